@@ -1,0 +1,58 @@
+"""jaxprtool: show, rewrite and run jaxprs, the intermediate language of JAX.
+
+Public names are imported when they are first used, so that `import jaxprtool` does not import JAX.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from jaxprtool.api import (
+        Pass,
+        Pipeline,
+        Program,
+        Programs,
+        dce_jaxpr,
+        load,
+        register,
+        trace,
+    )
+    from jaxprtool.loading.example import example, static
+
+_HOME = {
+    "Pass": "jaxprtool.api",
+    "Pipeline": "jaxprtool.api",
+    "Program": "jaxprtool.api",
+    "Programs": "jaxprtool.api",
+    "dce_jaxpr": "jaxprtool.api",
+    "example": "jaxprtool.loading.example",
+    "load": "jaxprtool.api",
+    "register": "jaxprtool.api",
+    "static": "jaxprtool.loading.example",
+    "trace": "jaxprtool.api",
+}
+
+__all__ = [
+    "Pass",
+    "Pipeline",
+    "Program",
+    "Programs",
+    "dce_jaxpr",
+    "example",
+    "load",
+    "register",
+    "static",
+    "trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxprtool' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,67 @@
+"""What a user can have done wrong, each with its exit code and, where we know one, a hint.
+
+Every error a user can cause is a `JaxprToolError`; the command line prints its message as one
+`error:` line and its hint as one `hint:` line, and exits with its code:
+
+    0 done   1 a check failed   2 bad usage or input   3 the user's own function raised
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class JaxprToolError(Exception):
+    """Bad usage or bad input. `hint` says how to mend it."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str | None = None):
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class TargetError(JaxprToolError):
+    """A TARGET that names nothing we can load."""
+
+
+class ArgumentsError(JaxprToolError):
+    """Arguments that cannot be read, or do not fit the function."""
+
+
+class PipelineError(JaxprToolError):
+    """A pipeline that names an unknown pass or option, or is not well formed."""
+
+
+class PluginError(JaxprToolError):
+    """A plug-in that cannot be imported, or that provides no pass."""
+
+
+class UnsupportedError(JaxprToolError):
+    """A program that a pass cannot handle; names the equation and its source line."""
+
+
+class BackendError(JaxprToolError):
+    """A backend or device that this machine does not have."""
+
+
+class OutputError(JaxprToolError):
+    """A file that cannot be written."""
+
+
+class CheckError(JaxprToolError):
+    """A check that failed: an ill-typed program, a difference found."""
+
+    exit_code = 1
+
+
+class UserFunctionError(JaxprToolError):
+    """The user's function raised while it was traced or run; the cause is `__cause__`."""
+
+    exit_code = 3
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
+    """The hint that names the candidate nearest to `name`, or None if nothing is near."""
+    near = get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'?" if near else None

@@ -1,0 +1,110 @@
+"""The value that travels through jaxprtool: a closed jaxpr with the names and trees around it.
+
+JAX's own jaxpr objects are the intermediate language; a `Program` adds what a jaxpr alone does
+not know: its name, the pytrees its flat arguments and results belong to, and a readable path for
+each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import CheckError
+
+if TYPE_CHECKING:
+    from jaxprtool.passes.base import Pass
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Program:
+    """A traced function, callable like the function itself.
+
+    `jaxpr` is closed: its constants travel with it. `in_tree` is the tree structure of
+    `(args, kwargs)`, static arguments left out, and `out_tree` that of the result. `arg_names`
+    and `out_names` give one path per flat value: `params['w']`, `result[0]`.
+    """
+
+    name: str
+    jaxpr: Any
+    in_tree: Any
+    out_tree: Any
+    arg_names: tuple[str, ...]
+    out_names: tuple[str, ...]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate the program on arguments of the structure of the traced ones.
+
+        Static arguments are left out, as when a `jax.jit(...).lower(...).compile()` is called.
+        Raises TypeError if the structure differs.
+        """
+        flat, tree = jax.tree.flatten((args, kwargs))
+        if tree != self.in_tree:
+            raise TypeError(
+                f"{self.name} takes arguments of structure {self.in_tree}, not {tree}"
+            )
+        return jax.tree.unflatten(self.out_tree, jaxcompat.jaxpr_as_fun(self.jaxpr)(*flat))
+
+    @property
+    def in_avals(self) -> list[Any]:
+        """The abstract value (shape, dtype, weak type) of each flat argument."""
+        return [v.aval for v in self.jaxpr.invars]
+
+    @property
+    def out_avals(self) -> list[Any]:
+        """The abstract value of each flat result."""
+        return [v.aval for v in self.jaxpr.outvars]
+
+    def replace(self, **changes: Any) -> Program:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    if TYPE_CHECKING:
+        # Attached by jaxprtool.api: they need passes and render, which stand above this module.
+        def apply(self, passes: str | Pass) -> Program | Programs: ...
+        def _repr_html_(self) -> str: ...
+
+
+class Programs(Mapping[str, Program]):
+    """Named programs in order, for a pass that makes several of one (`unzip`: init and apply)."""
+
+    def __init__(self, programs: Mapping[str, Program]):
+        self._programs = dict(programs)
+
+    def __getitem__(self, name: str) -> Program:
+        return self._programs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._programs)
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def __repr__(self) -> str:
+        return f"Programs({', '.join(self._programs)})"
+
+
+def type_check(program: Program) -> None:
+    """Check every equation of a program, at every depth, with JAX's own type checker.
+
+    Also checks that trees and names fit the jaxpr. Raises `CheckError` with the first fault.
+    """
+    jaxpr = program.jaxpr
+    sizes = {
+        "arguments": (len(jaxpr.invars), program.in_tree.num_leaves, len(program.arg_names)),
+        "results": (len(jaxpr.outvars), program.out_tree.num_leaves, len(program.out_names)),
+        "constants": (len(jaxpr.constvars), len(jaxpr.consts)),
+    }
+    for what, counts in sizes.items():
+        if len(set(counts)) != 1:
+            raise CheckError(f"{program.name}: the counts of {what} disagree: {counts}")
+    try:
+        jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr))
+    except Exception as error:  # the checker reports faults with several exception types
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        detail = "; ".join(lines[:3]) or type(error).__name__
+        raise CheckError(f"{program.name} is not well typed: {detail}") from error

@@ -1,0 +1,222 @@
+"""The one module that imports `jax._src` or asks which JAX this is.
+
+JAX spells its intermediate language differently from release to release: a closed jaxpr is a
+`ClosedJaxpr` in 0.10 and a plain `Jaxpr` in 0.12; `scan` counts its operands with `num_consts` and
+`num_carry` in 0.10 and with the flat trees `ft_in` and `ft_out` in 0.12. Everything that differs is
+made the same here, so that the rest of the package reads one spelling.
+
+A *closed* jaxpr below is what `jax.make_jaxpr` returns: a jaxpr with the values of its constants.
+On both versions it has `.constvars`, `.consts`, `.invars`, `.outvars`, `.eqns`, `.effects` and
+`.debug_info`.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax._src import core, effects, source_info_util
+from jax._src.interpreters import partial_eval as pe
+from jax.extend.core import (  # noqa: F401  (the IR's classes, for the rest of the package)
+    ClosedJaxpr,
+    DebugInfo,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    JaxprTypeError,
+    Literal,
+    Primitive,
+    Var,
+    check_jaxpr,
+    jaxpr_as_fun,
+    new_jaxpr_eqn,
+)
+
+Atom = Var | Literal
+
+#: JAX releases that the test suite runs on, newest last; another one earns a warning.
+TESTED_VERSIONS = ((0, 10), (0, 11), (0, 12))
+
+#: Since 0.11 a `Jaxpr` carries its own constants and `ClosedJaxpr` is another name for it.
+ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr
+
+
+def untested_version() -> str | None:
+    """The running JAX's version if the test suite has never seen its release, else None."""
+    return None if jax.__version_info__[:2] in TESTED_VERSIONS else jax.__version__
+
+
+# --- jaxprs -----------------------------------------------------------------------------------
+
+
+def open_jaxpr(closed: Any) -> Jaxpr:
+    """The `Jaxpr` inside a closed jaxpr; on 0.12, and for an open one, the argument itself."""
+    return closed.jaxpr if isinstance(closed, ClosedJaxpr) else closed
+
+
+_closed_bodies: weakref.WeakKeyDictionary[Jaxpr, Any] = weakref.WeakKeyDictionary()
+
+
+def close_jaxpr(jaxpr: Any) -> Any:
+    """A closed jaxpr for the body of an equation that holds an open one (remat, shard_map).
+
+    The same body gives the same object for as long as both live, so that sharing can be seen.
+    """
+    if isinstance(jaxpr, ClosedJaxpr):
+        return jaxpr
+    reference = _closed_bodies.get(jaxpr)
+    closed = reference() if reference is not None else None
+    if closed is None:
+        closed = ClosedJaxpr(jaxpr, ())
+        _closed_bodies[jaxpr] = weakref.ref(closed)
+    return closed
+
+
+def make_closed_jaxpr(
+    constvars: Sequence[Var],
+    invars: Sequence[Var],
+    outvars: Sequence[Atom],
+    eqns: Sequence[JaxprEqn],
+    consts: Sequence[Any],
+    debug_info: DebugInfo,
+) -> Any:
+    """A closed jaxpr from its parts; its effects are those of its equations.
+
+    `debug_info` must name as many arguments and results as there are invars and outvars; see
+    `filter_debug_info`.
+    """
+    effs = pe.make_jaxpr_effects(constvars, invars, outvars, eqns)
+    if not ONE_JAXPR_CLASS:
+        return ClosedJaxpr(Jaxpr(constvars, invars, outvars, eqns, effs, debug_info), consts)
+    return Jaxpr(constvars, invars, outvars, eqns, effs, debug_info, consts=consts)
+
+
+def filter_debug_info(
+    debug_info: DebugInfo, kept_invars: Sequence[bool], kept_outvars: Sequence[bool]
+) -> DebugInfo:
+    """`debug_info` without the names of the invars and outvars that a pass has dropped."""
+    return debug_info._replace(
+        arg_names=debug_info.filter_arg_names(kept_invars),
+        result_paths=debug_info.filter_result_paths(kept_outvars),
+    )
+
+
+def unknown_names(debug_info: DebugInfo) -> DebugInfo:
+    """`debug_info` for a jaxpr whose invars and outvars no longer bear the function's names."""
+    return debug_info.with_unknown_names()
+
+
+def rename_inputs(debug_info: DebugInfo, names: Sequence[str]) -> DebugInfo:
+    """`debug_info` with other argument names."""
+    return debug_info._replace(arg_names=tuple(names))
+
+
+# --- effects ----------------------------------------------------------------------------------
+
+
+def is_removable_effect(effect: Any) -> bool:
+    """Whether an equation with this effect may go when its results are unused.
+
+    Reading a ref, allocating one, and mentioning a named axis leave no trace; every other effect
+    (writes, prints, callbacks, a primitive's own) does.
+    """
+    return pe.dceable_effects.contains(effect)
+
+
+def operand_effects(body: Any, operands: Sequence[Atom]) -> set[Any]:
+    """The effects of running `body` on `operands`: those on its invars become theirs."""
+    return set(core.eqn_effects(open_jaxpr(body), operands))
+
+
+def without_named_axes(effs: Iterable[Any], axis_names: Iterable[Any]) -> set[Any]:
+    """`effs` less the named-axis effects of axes that an equation binds itself."""
+    return set(core.filter_named_axis_effects(set(effs), set(axis_names)))
+
+
+# --- scan's operand counts --------------------------------------------------------------------
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of a scan's operands are constants, and how many are carries."""
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def scan_count_params(
+    params: dict[str, Any], num_consts: int, num_carry: int, num_xs: int, num_ys: int
+) -> dict[str, Any]:
+    """The parameters in which a scan of this JAX keeps its operand counts."""
+    if "ft_in" not in params:
+        return {"num_consts": num_consts, "num_carry": num_carry}
+    if _scan_sizes(params) == ((num_consts, num_carry, num_xs), (num_carry, num_ys)):
+        return {"ft_in": params["ft_in"], "ft_out": params["ft_out"]}
+    from jax._src import flattree as ft
+
+    nones = ft.nones
+    return {
+        "ft_in": ft.pack((nones(num_consts), nones(num_carry), nones(num_xs))),
+        "ft_out": ft.pack((nones(num_carry), nones(num_ys))),
+    }
+
+
+def _scan_sizes(params: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(map(len, params[k].unpack())) for k in ("ft_in", "ft_out"))
+
+
+# --- dead-code elimination --------------------------------------------------------------------
+
+
+def jax_dce_rule(primitive: Primitive) -> Callable | None:
+    """JAX's own rule for `primitive`, as `(used_outputs, eqn) -> (used_inputs, eqn | None)`."""
+    rule = pe.dce_rules.get(primitive)
+    if rule is None:
+        return None
+    if not _DCE_RULES_TAKE_LIVE_INPUTS:
+        return rule
+    return lambda used_outputs, eqn: rule(used_outputs, [True] * len(eqn.invars), eqn)
+
+
+#: In 0.12 a rule is also told which refs are read after the equation.
+_DCE_RULES_TAKE_LIVE_INPUTS = "live_inputs" in pe.dce_jaxpr.__annotations__
+
+
+def jax_dce_jaxpr(jaxpr: Jaxpr, used_outputs: Any, instantiate: Any = False) -> Any:
+    """JAX's own `dce_jaxpr`: what ours is measured against."""
+    return pe.dce_jaxpr(jaxpr, used_outputs, instantiate)
+
+
+# --- where an equation comes from -------------------------------------------------------------
+
+
+def user_frame(eqn: JaxprEqn) -> tuple[str, int, str] | None:
+    """File, line and function of the user's code that made `eqn`, or None if unknown."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
+
+
+def name_stack(eqn: JaxprEqn) -> str:
+    """The name scopes around `eqn`, as `outer/inner`, relative to the jaxpr it stands in."""
+    return str(eqn.source_info.name_stack)
+
+
+def describe_equation(eqn: JaxprEqn) -> str:
+    """One line for an error: the equation's text, and its source line where it is known."""
+    text = " ".join(str(eqn).split())
+    text = text if len(text) <= 120 else text[:117] + "..."
+    frame = user_frame(eqn)
+    return f"{text} ({os.path.relpath(frame[0])}:{frame[1]})" if frame else text
+
+
+# --- JAX's own test programs ------------------------------------------------------------------
+
+
+def primitive_test_programs() -> Iterator[Any]:
+    """JAX's own primitive test harnesses, thousands of them; needs absl-py."""
+    from jax._src.internal_test_util import test_harnesses
+
+    yield from test_harnesses.all_harnesses

@@ -1,0 +1,148 @@
+"""What a pass is: a frozen dataclass whose fields are its options, called with a Program.
+
+    @dataclass(frozen=True)
+    class Batch(Pass):
+        \"\"\"Add a batch axis: the jaxpr of vmap(f) from the jaxpr of f.\"\"\"
+
+        name: ClassVar[str] = "batch"
+        axis_size: int | None = None
+
+        def __call__(self, program: Program) -> Program: ...
+
+The class's one-line docstring is its help, its fields with their types and defaults are its
+options in a pipeline: `-p "batch(axis_size=8)"`. A pass is pure: it gives a new Program (or
+several named ones, a `Programs`) and leaves the one it was given as it was. What it cannot do it
+says by raising `UnsupportedError`; it never gives a program that computes something else.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jaxprtool.errors import PipelineError, did_you_mean
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.program import Program, Programs
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The base class of all passes; subclasses set `name` and define `__call__`."""
+
+    name: ClassVar[str] = ""
+
+    def __call__(self, program: Program) -> Program | Programs:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """The pass as a pipeline spells it, options that differ from their defaults included."""
+        given = [
+            f"{o.name}={v!r}"
+            for o in options(type(self))
+            if (v := getattr(self, o.name)) != o.default
+        ]
+        return f"{self.name}({', '.join(given)})" if given else self.name
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a pass: a field of its dataclass. `default` is MISSING if it must be given."""
+
+    name: str
+    type: Any
+    default: Any
+
+    @property
+    def type_name(self) -> str:
+        """The type as the pass's source spells it."""
+        return (
+            self.type.__name__
+            if isinstance(self.type, type)
+            else str(self.type).replace("typing.", "")
+        )
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+
+def options(cls: type[Pass]) -> list[Option]:
+    """The options of a pass class, in the order in which they may be given by position."""
+    hints = typing.get_type_hints(cls)
+    result = []
+    for field in fields(cls):
+        default = field.default
+        if default is MISSING and field.default_factory is not MISSING:
+            default = field.default_factory()
+        result.append(Option(field.name, hints[field.name], default))
+    return result
+
+
+def summary(cls: type[Pass]) -> str:
+    """The one-line help of a pass class: the first line of its docstring."""
+    lines = (cls.__doc__ or "").strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
+    """An instance of a pass class from the options a pipeline gives it.
+
+    Raises PipelineError for an unknown option, one given twice or missing, or a value of another
+    type than the field's.
+    """
+    known = options(cls)
+    names = [o.name for o in known]
+    if len(args) > len(known):
+        raise PipelineError(
+            f"pass '{cls.name}' takes at most {len(known)} options, not {len(args)}",
+            hint=f"its options are: {', '.join(names)}" if names else None,
+        )
+    given = dict(zip(names, args, strict=False))
+    for name, value in kwargs.items():
+        if name not in names:
+            has = f"it has: {', '.join(names)}" if names else "it has none"
+            raise PipelineError(
+                f"pass '{cls.name}' has no option '{name}'; {has}", did_you_mean(name, names)
+            )
+        if name in given:
+            raise PipelineError(f"pass '{cls.name}' is given option '{name}' twice")
+        given[name] = value
+    for option in known:
+        if option.name not in given and option.required:
+            raise PipelineError(
+                f"pass '{cls.name}' needs option '{option.name}' ({option.type_name})"
+            )
+        if option.name in given and not _fits(given[option.name], option.type):
+            value = given[option.name]
+            raise PipelineError(
+                f"option '{option.name}' of pass '{cls.name}' is {option.type_name}, not {value!r}"
+            )
+    return cls(**given)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a literal is of an annotated type; an annotation we cannot read accepts all."""
+    if hint is Any:
+        return True
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, a) for a in arguments)
+    if origin is typing.Literal:
+        return value in arguments
+    if origin is tuple and isinstance(value, tuple):
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(_fits(item, arguments[0]) for item in value)
+        return len(arguments) == len(value) and all(map(_fits, value, arguments))
+    if origin is list and isinstance(value, list):
+        return all(_fits(item, arguments[0]) for item in value)
+    if hint is None:
+        return value is None
+    expected = origin or hint
+    if not isinstance(expected, type):
+        return True
+    if isinstance(value, bool) and expected in (int, float):
+        return False
+    return isinstance(value, (int, float) if expected is float else expected)

@@ -211,9 +211,8 @@ def _check_brackets(source: Source) -> None:
         symbol = mark.group()
         if symbol in ("'", '"'):
             raise source._fail_at_index(mark.start(), f"a string in {source.what} is never closed")
-        if symbol[0] in "'\"" and _FORMAT_PREFIX.search(
-            text, max(0, mark.start() - 3), mark.start()
-        ):
+        before = max(0, mark.start() - 3), mark.start()
+        if symbol[0] in "'\"" and _FORMAT_PREFIX.search(text, *before):
             message = f"an f-string is not allowed in {source.what}"
             raise source._fail_at_index(mark.start(), message)
         if symbol in _CLOSING:

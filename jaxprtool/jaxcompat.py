@@ -12,13 +12,14 @@ On both versions it has `.constvars`, `.consts`, `.invars`, `.outvars`, `.eqns`,
 
 from __future__ import annotations
 
+import logging
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import core, effects, source_info_util
+from jax._src import core, source_info_util
 from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import (  # noqa: F401  (the IR's classes, for the rest of the package)
     ClosedJaxpr,
@@ -57,41 +58,47 @@ def open_jaxpr(closed: Any) -> Jaxpr:
     return closed.jaxpr if isinstance(closed, ClosedJaxpr) else closed
 
 
-_closed_bodies: weakref.WeakKeyDictionary[Jaxpr, Any] = weakref.WeakKeyDictionary()
-
-
 def close_jaxpr(jaxpr: Any) -> Any:
-    """A closed jaxpr for the body of an equation that holds an open one (remat, shard_map).
-
-    The same body gives the same object for as long as both live, so that sharing can be seen.
-    """
-    if isinstance(jaxpr, ClosedJaxpr):
-        return jaxpr
-    reference = _closed_bodies.get(jaxpr)
-    closed = reference() if reference is not None else None
-    if closed is None:
-        closed = ClosedJaxpr(jaxpr, ())
-        _closed_bodies[jaxpr] = weakref.ref(closed)
-    return closed
+    """A closed jaxpr for the body of an equation that holds an open one (remat, shard_map)."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
-def make_closed_jaxpr(
+def replace_jaxpr(
+    jaxpr: Any,
+    *,
     constvars: Sequence[Var],
+    consts: Sequence[Any],
     invars: Sequence[Var],
     outvars: Sequence[Atom],
     eqns: Sequence[JaxprEqn],
-    consts: Sequence[Any],
     debug_info: DebugInfo,
 ) -> Any:
-    """A closed jaxpr from its parts; its effects are those of its equations.
+    """A jaxpr like the given one, closed or open, from new parts; its effects are its equations'.
 
     `debug_info` must name as many arguments and results as there are invars and outvars; see
     `filter_debug_info`.
     """
-    effs = pe.make_jaxpr_effects(constvars, invars, outvars, eqns)
-    if not ONE_JAXPR_CLASS:
-        return ClosedJaxpr(Jaxpr(constvars, invars, outvars, eqns, effs, debug_info), consts)
-    return Jaxpr(constvars, invars, outvars, eqns, effs, debug_info, consts=consts)
+    parts = {
+        "constvars": constvars,
+        "invars": invars,
+        "outvars": outvars,
+        "eqns": eqns,
+        "effects": pe.make_jaxpr_effects(constvars, invars, outvars, eqns),
+        "debug_info": debug_info,
+    }
+    if ONE_JAXPR_CLASS:
+        return jaxpr.replace(**parts, consts=consts)
+    new = open_jaxpr(jaxpr).replace(**parts)
+    return ClosedJaxpr(new, consts) if isinstance(jaxpr, ClosedJaxpr) else new
+
+
+def with_equations(jaxpr: Any, eqns: Sequence[JaxprEqn]) -> Any:
+    """`jaxpr`, open or closed, with other equations, and with the effects that they have."""
+    body = open_jaxpr(jaxpr)
+    effs = pe.make_jaxpr_effects(body.constvars, body.invars, body.outvars, eqns)
+    body = body.replace(eqns=list(eqns), effects=effs)
+    closed = isinstance(jaxpr, ClosedJaxpr) and not ONE_JAXPR_CLASS
+    return ClosedJaxpr(body, jaxpr.consts) if closed else body
 
 
 def filter_debug_info(
@@ -171,14 +178,19 @@ def _scan_sizes(params: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
 # --- dead-code elimination --------------------------------------------------------------------
 
 
-def jax_dce_rule(primitive: Primitive) -> Callable | None:
-    """JAX's own rule for `primitive`, as `(used_outputs, eqn) -> (used_inputs, eqn | None)`."""
-    rule = pe.dce_rules.get(primitive)
-    if rule is None:
-        return None
-    if not _DCE_RULES_TAKE_LIVE_INPUTS:
-        return rule
-    return lambda used_outputs, eqn: rule(used_outputs, [True] * len(eqn.invars), eqn)
+def jax_dce_rules() -> dict[Primitive, Callable]:
+    """The primitives that have a rule in JAX's own table, other packages' included."""
+    return pe.dce_rules
+
+
+def apply_jax_dce_rule(
+    used_outputs: Sequence[bool], eqn: JaxprEqn
+) -> tuple[list[bool], JaxprEqn | None]:
+    """JAX's own rule for an equation's primitive; KeyError if it has none."""
+    rule = pe.dce_rules[eqn.primitive]
+    if _DCE_RULES_TAKE_LIVE_INPUTS:
+        return rule(list(used_outputs), [True] * len(eqn.invars), eqn)
+    return rule(list(used_outputs), eqn)
 
 
 #: In 0.12 a rule is also told which refs are read after the equation.
@@ -220,3 +232,54 @@ def primitive_test_programs() -> Iterator[Any]:
     from jax._src.internal_test_util import test_harnesses
 
     yield from test_harnesses.all_harnesses
+
+
+# --- running ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def quiet_backend_probing() -> Iterator[None]:
+    """Keep JAX from logging which accelerators it looked for and did not find."""
+    logger = logging.getLogger("jax._src.xla_bridge")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+class _Failures(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.errors.append(record.exc_info[1])
+
+
+@contextmanager
+def callback_failures() -> Iterator[list[BaseException]]:
+    """Collect the exceptions that a program's Python callbacks raise while it runs.
+
+    XLA hands on no more than their text; JAX logs each with its traceback before that, and here
+    the log is read instead of printed.
+    """
+    handler = _Failures()
+    loggers = [logging.getLogger(f"jax._src.{name}") for name in ("callback", "debugging")]
+    before = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield handler.errors
+    finally:
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.propagate = propagate
+
+
+def has_checks(jaxpr: Any) -> bool:
+    """Whether a jaxpr holds `checkify.check`s that nothing has functionalized yet."""
+    return any(type(effect).__name__ == "ErrorEffect" for effect in jaxpr.effects)

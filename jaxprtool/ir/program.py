@@ -44,9 +44,7 @@ class Program:
         """
         flat, tree = jax.tree.flatten((args, kwargs))
         if tree != self.in_tree:
-            raise TypeError(
-                f"{self.name} takes arguments of structure {self.in_tree}, not {tree}"
-            )
+            raise TypeError(f"{self.name} takes arguments of structure {self.in_tree}, not {tree}")
         return jax.tree.unflatten(self.out_tree, jaxcompat.jaxpr_as_fun(self.jaxpr)(*flat))
 
     @property

@@ -11,7 +11,7 @@ closures, a plug-in's own) have no view; `sub_jaxprs` and `map_sub_jaxprs` reach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -155,9 +155,7 @@ class Cond(View):
 
     def _equation(self) -> JaxprEqn:
         params = {**self.eqn.params, "branches": tuple(self.branches)}
-        effs = set().union(
-            *(jaxcompat.operand_effects(b, self.operands) for b in self.branches)
-        )
+        effs = set().union(*(jaxcompat.operand_effects(b, self.operands) for b in self.branches))
         return self._new((self.index, *self.operands), self.outs, params, effs)
 
 
@@ -235,9 +233,7 @@ class CustomJVP(View):
         """
         if all(used_outs):
             return self
-        rule = jaxcompat.jax_dce_rule(self.eqn.primitive)
-        assert rule is not None, self.eqn.primitive
-        _, eqn = rule(list(used_outs), self.eqn)
+        _, eqn = jaxcompat.apply_jax_dce_rule(used_outs, self.eqn)
         return self.of(eqn)
 
     def _equation(self) -> JaxprEqn:
@@ -286,10 +282,10 @@ class ShardMap(View):
         return self._new(self.operands, self.outs, params, effs)
 
 
-_VIEWS: dict[str, type] = {
+_VIEWS: dict[str, Any] = {
     name: cls
     for cls in (Scan, While, Cond, Call, CustomJVP, CustomVJP, ShardMap)
-    for name in cls.primitives  # type: ignore[attr-defined]
+    for name in cls.primitives
 }
 
 
@@ -307,6 +303,11 @@ def keep(values: Sequence[Any], used: Sequence[bool]) -> tuple[Any, ...]:
 # --- every jaxpr an equation holds, known primitive or not -------------------------------------
 
 
+_JAXPRS = (Jaxpr, ClosedJaxpr)
+_SEQUENCES = (tuple, list)
+_LEAVES = frozenset({type(None), bool, int, float, str})
+
+
 def sub_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, Any]]:
     """Each jaxpr in the equation's parameters, as held, with a path such as `branches[1]`."""
     for name in sorted(eqn.params):
@@ -314,12 +315,27 @@ def sub_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, Any]]:
 
 
 def _jaxprs_in(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Jaxpr | ClosedJaxpr):
+    if isinstance(value, _JAXPRS):
         yield path, value
-    elif isinstance(value, tuple | list):
+    elif isinstance(value, _SEQUENCES):
         names = getattr(value, "_fields", None)
         for i, item in enumerate(value):
             yield from _jaxprs_in(f"{path}.{names[i]}" if names else f"{path}[{i}]", item)
+
+
+def holds_jaxpr(values: Iterable[Any]) -> bool:
+    """Whether there is a jaxpr among parameter values, or in a tuple or list among them.
+
+    Passes ask this of every equation, so it is quicker than a look at `sub_jaxprs`.
+    """
+    for value in values:
+        if type(value) in _LEAVES:
+            continue
+        if isinstance(value, _JAXPRS):
+            return True
+        if isinstance(value, _SEQUENCES) and value and holds_jaxpr(value):
+            return True
+    return False
 
 
 def map_sub_jaxprs(function: Callable[[Any], Any], eqn: JaxprEqn) -> dict[str, Any]:
@@ -331,9 +347,9 @@ def map_sub_jaxprs(function: Callable[[Any], Any], eqn: JaxprEqn) -> dict[str, A
 
 
 def _map_jaxprs(function: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, Jaxpr | ClosedJaxpr):
+    if isinstance(value, _JAXPRS):
         return function(value)
-    if not isinstance(value, tuple | list):
+    if not isinstance(value, _SEQUENCES):
         return value
     items = [_map_jaxprs(function, item) for item in value]
     if all(new is old for new, old in zip(items, value, strict=True)):

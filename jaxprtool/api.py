@@ -1,0 +1,63 @@
+"""The Python face of jaxprtool: what `import jaxprtool` offers, by its public names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.loading.load import find
+from jaxprtool.loading.trace import trace
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.dce import dce_jaxpr
+from jaxprtool.passes.pipeline import Pipeline
+from jaxprtool.passes.registry import register
+from jaxprtool.render.html import html
+from jaxprtool.render.listing import listing
+
+__all__ = [
+    "Pass",
+    "Pipeline",
+    "Program",
+    "Programs",
+    "dce_jaxpr",
+    "load",
+    "register",
+    "trace",
+]
+
+
+def load(
+    target: str,
+    args: str | None = None,
+    *,
+    factory: bool = False,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Program:
+    """The Program that the command line would make of TARGET and --args.
+
+    `target` is `package.module:attr.path` or `path/file.py:attr.path`; `args` an argument list as
+    text, such as `"f32[8,3], training=static(False)"`, and without it the target's own example
+    arguments are used. Raises a `JaxprToolError` that says what is wrong with either.
+    """
+    entry = find(
+        target,
+        args,
+        factory=factory,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+    )
+    return entry.trace()
+
+
+def _apply(program: Program, passes: str | Pass) -> Program | Programs:
+    """The program rewritten by a pass, or by a pipeline as text: `program.apply("dce")`."""
+    transform = Pipeline.parse(passes) if isinstance(passes, str) else passes
+    return transform(program)
+
+
+# A Program stands at the bottom of the house and cannot import what is built on it. Its three
+# conveniences are attached here, the one place from which everything is in sight.
+Program.apply = _apply  # type: ignore[method-assign]
+Program.__str__ = lambda self: listing(self).plain()  # type: ignore[method-assign, assignment]
+Program._repr_html_ = lambda self: html(self)  # type: ignore[method-assign]

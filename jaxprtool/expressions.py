@@ -60,6 +60,7 @@ _MARKS = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
+_EMPTY_SUBSCRIPT = re.compile(r"\w\[[ \t]*\]")
 _FORMAT_PREFIX = re.compile(r"(?<!\w)(?:f|rf|fr)$", re.IGNORECASE)
 
 
@@ -98,6 +99,10 @@ class Source:
         elif isinstance(node, ast.Constant):
             construct = "'...'" if node.value is ... else f"a {type(node.value).__name__} literal"
         return self.fail(node, f"{construct} is not allowed in {self.what}", hint)
+
+    def is_empty_subscript(self, node: ast.expr) -> bool:
+        """Whether a call is what `name[]` was parsed as."""
+        return isinstance(node, ast.Call) and self.segment(node).endswith("]")
 
     def literal(self, node: ast.expr) -> Any:
         """The value of a literal: number, string, True, False, None, tuple, list or dict of them.
@@ -171,18 +176,22 @@ class Source:
         return f"line {line}, column {column}" if "\n" in self.text else f"column {column}"
 
 
-def read(text: str, what: str, error: type[JaxprToolError]) -> Source:
+def read(
+    text: str, what: str, error: type[JaxprToolError], *, empty_subscripts: bool = False
+) -> Source:
     """Parse `text` as what stands between the parentheses of a call.
 
-    Raises `error` if it is too long, too deeply nested, or not well formed.
+    With `empty_subscripts`, `name[]` (a scalar's type as JAX prints it, but no Python) is parsed
+    as the call `name()`; `Source.is_empty_subscript` tells the two apart.
+    Raises `error` if the text is too long, too deeply nested, or not well formed.
     """
     if len(text) > MAX_LENGTH:
         raise error(
             f"{what} is {len(text):,} characters long; at most {MAX_LENGTH:,} are read",
         )
     source = Source(text.replace("\r\n", "\n").replace("\r", "\n"), what, error)
-    _check_brackets(source)
-    call = _parse(source)
+    empty = _check_brackets(source)
+    call = _parse(source, empty if empty_subscripts else [])
     _check_depth(call, source)
     return Source(source.text, what, error, tuple(call.args), _keywords(call, source))
 
@@ -201,11 +210,15 @@ def _wrapped(text: str) -> str:
     return f"_(\n{text}\n)"
 
 
-def _check_brackets(source: Source) -> None:
-    """Refuse what the parser would choke on, or word in terms of the wrapped text."""
+def _check_brackets(source: Source) -> list[tuple[int, int]]:
+    """Refuse what the parser would choke on, or word in terms of the wrapped text.
+
+    Gives the places of the brackets of empty subscripts.
+    """
     text = source.text
     if "\0" in text:
         raise source._fail_at_index(text.index("\0"), f"{source.what} has a NUL character")
+    empty: list[tuple[int, int]] = []
     opened: list[re.Match[str]] = []
     for mark in _MARKS.finditer(text):
         symbol = mark.group()
@@ -219,21 +232,27 @@ def _check_brackets(source: Source) -> None:
             opened.append(mark)
             if len(opened) > MAX_DEPTH:
                 raise source._fail_at_index(mark.start(), _too_deep(source))
-        elif symbol in _CLOSING.values() and (
-            not opened or _CLOSING[opened.pop().group()] != symbol
-        ):
-            message = f"'{symbol}' in {source.what} does not match an opening bracket"
-            raise source._fail_at_index(mark.start(), message)
+        elif symbol in _CLOSING.values():
+            if not opened or _CLOSING[opened[-1].group()] != symbol:
+                message = f"'{symbol}' in {source.what} does not match an opening bracket"
+                raise source._fail_at_index(mark.start(), message)
+            opening = opened.pop()
+            if symbol == "]" and _EMPTY_SUBSCRIPT.match(text, max(0, opening.start() - 1)):
+                empty.append((opening.start(), mark.start()))
     if opened:
         message = f"'{opened[-1].group()}' in {source.what} is never closed"
         raise source._fail_at_index(opened[-1].start(), message)
+    return empty
 
 
-def _parse(source: Source) -> ast.Call:
+def _parse(source: Source, empty_subscripts: list[tuple[int, int]]) -> ast.Call:
+    text = list(source.text)
+    for opening, closing in empty_subscripts:
+        text[opening], text[closing] = "()"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd escapes in strings
-            call = ast.parse(_wrapped(source.text), mode="eval").body
+            call = ast.parse(_wrapped("".join(text)), mode="eval").body
     except SyntaxError as error:
         raise _syntax_error(source, error) from None
     except (MemoryError, RecursionError):  # how the parser reports `-----1` and `1+1+1+1`

@@ -30,8 +30,26 @@ def message(text):
 
 @pytest.mark.parametrize(
     "text",
-    """1 -3 +2.5 1j 1+2j -1-2j 1e999 True None 'a' '' 'a''b' () (1,) [1,[2]] 0xff 1_000
-    {'a':1,2:(3,4),(1,'b'):[]}""".split(),
+    [
+        "1",
+        "-3",
+        "+2.5",
+        "1j",
+        "1+2j",
+        "-1-2j",
+        "1e999",
+        "True",
+        "None",
+        "'a'",
+        "''",
+        "'a''b'",
+        "()",
+        "(1,)",
+        "[1,[2]]",
+        "0xff",
+        "1_000",
+        "{'a': 1, 2: (3, 4), (1, 'b'): []}",
+    ],
 )
 def test_literals_have_the_value_python_gives_them(text):
     value = literal(text)
@@ -143,6 +161,19 @@ def test_brackets_inside_strings_do_not_count():
     assert literal("'[[['") == "[[["
     assert literal("'''(\n'''") == "(\n"
     assert literal(r"'\'('") == "'("
+
+
+def test_empty_subscripts_are_read_where_they_are_asked_for():
+    text = "f32[], {'x': i8[ ]}, 'a[]', [], g(), a.b"
+    parsed = read(text, "--args", ArgumentsError, empty_subscripts=True)
+    scalar, nested, string, empty, call, attribute = parsed.args
+    assert isinstance(scalar, ast.Call) and parsed.is_empty_subscript(scalar)
+    assert parsed.segment(scalar) == "f32[]"
+    assert parsed.is_empty_subscript(nested.values[0])
+    assert (parsed.literal(string), parsed.literal(empty)) == ("a[]", [])
+    assert not parsed.is_empty_subscript(call)
+    assert parsed.place(attribute) == f"column {text.index('a.b') + 1}"
+    assert "invalid syntax" in message("f32[]")
 
 
 def test_long_text_is_refused_before_it_is_parsed():

@@ -1,0 +1,42 @@
+"""A jaxprtool plug-in: matrix products and convolutions in a narrower dtype.
+
+This module holds the pass as a user meets it: its name, its help, its options and their checks.
+It imports no JAX, so that `jaxprtool passes` lists it at once; the rewriting is in `casting`.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from jaxprtool.errors import PipelineError, did_you_mean
+from jaxprtool.passes.base import Pass
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.program import Program
+
+__all__ = ["MixedPrecision"]
+
+COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class MixedPrecision(Pass):
+    """Multiply matrices and convolve in a narrower dtype, accumulating in the original one."""
+
+    name: ClassVar[str] = "mixed_precision"
+    compute_dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.compute_dtype not in COMPUTE_DTYPES:
+            name = str(self.compute_dtype)
+            raise PipelineError(
+                f"{self.name}: '{name}' is not a compute_dtype",
+                hint=did_you_mean(name, COMPUTE_DTYPES) or f"one of {', '.join(COMPUTE_DTYPES)}",
+            )
+
+    def __call__(self, program: "Program") -> "Program":
+        from jaxprtool.ir.rewrite import map_equations
+        from jaxprtool_mixed_precision.casting import cast_operands
+
+        rule = partial(cast_operands, compute_dtype=self.compute_dtype)
+        return program.replace(jaxpr=map_equations(program.jaxpr, rule))

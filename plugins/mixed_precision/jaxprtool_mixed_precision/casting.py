@@ -1,0 +1,54 @@
+"""The rule behind `mixed_precision`: one equation in, the equations in its place out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Var, new_jaxpr_eqn
+
+#: The primitives whose cost is multiplying, and whose `preferred_element_type` sets the dtype that
+#: they accumulate and return.
+PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+def cast_operands(eqn: JaxprEqn, compute_dtype: str) -> list[JaxprEqn] | None:
+    """A product on narrower operands that returns what `eqn` does, or None to leave it alone.
+
+    A rule for `jaxprtool.ir.rewrite.map_equations`. The casts bear the product's source line.
+    """
+    if eqn.primitive.name not in PRODUCTS or _is_exact_algorithm(eqn.params["precision"]):
+        return None
+    dtype = jnp.dtype(compute_dtype)
+    casts = {id(x): _cast(eqn, x, dtype) for x in eqn.invars if _is_wider(x, dtype)}
+    if not casts:
+        return None
+    operands = [casts[id(x)].outvars[0] if id(x) in casts else x for x in eqn.invars]
+    params = {**eqn.params, "preferred_element_type": eqn.outvars[0].aval.dtype}
+    return [*casts.values(), eqn.replace(invars=operands, params=params)]
+
+
+def _is_exact_algorithm(precision: object) -> bool:
+    """Whether the program asks for an algorithm, which fixes the dtype of the operands."""
+    return isinstance(precision, jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset)
+
+
+def _is_wider(x: Atom, dtype: jnp.dtype) -> bool:
+    given = x.aval.dtype
+    return jnp.issubdtype(given, jnp.floating) and given.itemsize > dtype.itemsize
+
+
+def _cast(eqn: JaxprEqn, x: Atom, dtype: jnp.dtype) -> JaxprEqn:
+    # The new type is the old one but for its dtype: it keeps its sharding, and inside shard_map
+    # the mesh axes that it varies over.
+    narrow = Var(x.aval.update(dtype=dtype))
+    params = {"new_dtype": dtype, "weak_type": x.aval.weak_type, "sharding": None}
+    return new_jaxpr_eqn(
+        [x],
+        [narrow],
+        jax.lax.convert_element_type_p,
+        params,
+        set(),
+        eqn.source_info,
+        eqn.ctx,
+    )

@@ -1,14 +1,16 @@
 """One program on several devices: `shard_map` over a mesh, with collectives between its shards.
 
-Importing this file asks JAX for four devices on the CPU, so that it runs on any machine; where JAX
-has started already, it makes do with the devices that there are. Look at the types inside the
-`shard_map`, which are those of one shard, and at `psum`, `ppermute` and `all_gather`.
+Importing this file asks JAX for four devices on the CPU, so that it runs on any machine. Where JAX
+has started already, or has been told a number, it makes do with the devices that there are: any
+number that divides sixteen. Look at the types inside the `shard_map`, which are those of one
+shard, and at `psum`, `ppermute` and `all_gather`.
 
     jaxprtool show samples/sharded.py:loss
     jaxprtool show samples/sharded.py:neighbours
     jaxprtool run  samples/sharded.py:grad_loss
 """
 
+import os
 from contextlib import suppress
 from functools import partial
 
@@ -19,32 +21,24 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 
-with suppress(RuntimeError):  # raised if JAX has started: then the devices are what they are
-    jax.config.update("jax_num_cpu_devices", 4)
+told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+if not told and jax.config.jax_num_cpu_devices < 0:
+    with suppress(RuntimeError):  # JAX has started: its devices are what they are
+        jax.config.update("jax_num_cpu_devices", 4)
 
 
-def over_devices(in_specs, out_specs):
-    """A decorator: the function on each CPU device's shard of its arguments, axis "data"."""
-
-    def decorate(function):
-        def sharded(*args):
-            devices = jax.devices("cpu")
-            mesh = jax.make_mesh(
-                (len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices
-            )
-            mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
-            return mapped(*args)
-
-        return sharded
-
-    return decorate
+def over_devices(function, in_specs, out_specs):
+    """The function on each CPU device's shard of its arguments, the devices being axis "data"."""
+    devices = jax.devices("cpu")
+    mesh = jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
 
 
 @jaxprtool.example("f32[6]", "f32[16,6]", "f32[16]")
 def loss(weights, inputs, targets):
     """A mean squared error: every device has all weights and its part of the data."""
 
-    @over_devices((P(), P("data"), P("data")), P())
+    @partial(over_devices, in_specs=(P(), P("data"), P("data")), out_specs=P())
     def mean_error(weights, inputs, targets):
         return jax.lax.pmean(jnp.square(inputs @ weights - targets).mean(), "data")
 
@@ -61,7 +55,7 @@ def grad_loss(weights, inputs, targets):
 def neighbours(x):
     """The mean of each value and its two neighbours on a ring; only edges cross between devices."""
 
-    @over_devices(P("data"), P("data"))
+    @partial(over_devices, in_specs=P("data"), out_specs=P("data"))
     def smooth(x):
         size = jax.lax.axis_size("data")
         send = partial(jax.lax.ppermute, axis_name="data")
@@ -73,11 +67,11 @@ def neighbours(x):
     return smooth(x)
 
 
-@jaxprtool.example("f32[16,8]", "f32[8,4]")
+@jaxprtool.example("f32[16,8]", "f32[8,16]")
 def gathered_product(x, weights):
     """A product with weights kept in parts, and gathered whole just before they are used."""
 
-    @over_devices((P("data"), P(None, "data")), P("data"))
+    @partial(over_devices, in_specs=(P("data"), P(None, "data")), out_specs=P("data"))
     def product(x, weights):
         return x @ jax.lax.all_gather(weights, "data", axis=1, tiled=True)
 

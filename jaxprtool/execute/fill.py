@@ -1,0 +1,101 @@
+"""Values for a program's arguments: what the user gave, and random arrays for the rest.
+
+An argument given by type alone (`f32[8,3]`) gets the same values in every run with the same seed
+and position: floats and complex numbers are normal, integers lie in [0, 8), so that they serve as
+indices and tokens, booleans come both ways, and PRNG keys are split from one key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.program import Program
+
+#: Random integers lie below this, or below the largest of their dtype.
+INTEGER_LIMIT = 8
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Flat arguments that a program can run on, and the names of those that are random."""
+
+    arguments: tuple[Any, ...]
+    random: tuple[str, ...]
+
+
+def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
+    """The program's flat arguments, from values given by argument name.
+
+    A `jax.ShapeDtypeStruct` stands for random values of the type that the program takes, which a
+    pass may have changed. Raises ArgumentsError for an argument that is not given, a value whose
+    type a pass has changed, or a shape with a dimension that is not a number.
+    """
+    arguments, random = [], []
+    names = zip(program.arg_names, program.in_avals, strict=True)
+    for position, (name, aval) in enumerate(names):
+        if name not in given:
+            raise ArgumentsError(
+                f"the passes have given {program.name} an argument '{name}' that has no value"
+            )
+        value = given[name]
+        if isinstance(value, jax.ShapeDtypeStruct):
+            value = random_array(aval, (seed, position), name)
+            random.append(name)
+        elif jnp.shape(value) != aval.shape:
+            raise ArgumentsError(
+                f"argument '{name}' has shape {jnp.shape(value)}, and after the passes "
+                f"{program.name} takes {aval.str_short(short_dtypes=True)}",
+                hint="give it by type alone, and it is filled with random values that fit",
+            )
+        arguments.append(value)
+    return Filled(tuple(arguments), tuple(random))
+
+
+def random_array(aval: Any, seed: tuple[int, int], name: str = "argument") -> Any:
+    """An array of an abstract value's shape and dtype, the same for the same seed.
+
+    Raises ArgumentsError, which names the argument, if a dimension is symbolic.
+    """
+    symbolic = [str(n) for n in aval.shape if not isinstance(n, int)]
+    if symbolic:
+        raise ArgumentsError(
+            f"argument '{name}' is {aval.str_short(short_dtypes=True)}: "
+            f"{', '.join(symbolic)} needs a number before the program can run",
+            hint="write the sizes in --args",
+        )
+    rng = np.random.default_rng(seed)
+    dtype, shape = aval.dtype, aval.shape
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        key = jax.random.key(int(rng.integers(2**31)), impl=dtype)
+        return jax.random.split(key, shape) if shape else key
+    return _random_numbers(rng, dtype, shape)
+
+
+def _random_numbers(rng: np.random.Generator, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    if dtype == jax.dtypes.float0:
+        return np.zeros(shape, dtype)
+    if dtype == np.bool_:
+        return _booleans(rng, shape)
+    if jnp.issubdtype(dtype, np.integer):
+        top = min(INTEGER_LIMIT, int(jnp.iinfo(dtype).max) + 1)
+        return rng.integers(0, top, shape).astype(dtype)
+    values = rng.standard_normal(shape)
+    if jnp.issubdtype(dtype, np.complexfloating):
+        return (values + 1j * rng.standard_normal(shape)).astype(dtype)
+    if float(jnp.finfo(dtype).min) > 0:  # f8_e8m0fnu has powers of two and nothing else
+        values = abs(values)
+    return np.asarray(values).astype(dtype)
+
+
+def _booleans(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    values = np.asarray(rng.integers(0, 2, shape)).astype(bool)
+    if values.size > 1 and values.all() == values.any():
+        values.flat[0] = not values.flat[0]
+    return values

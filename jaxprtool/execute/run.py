@@ -1,0 +1,189 @@
+"""Compile a program for a device, run it, and report what came out and how long each step took."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.experimental import checkify
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
+from jaxprtool.execute import backends
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import sub_jaxprs
+
+#: How often a program without effects is called again, to time it.
+REPEATS = 10
+
+
+@dataclass(frozen=True)
+class Output:
+    """One flat result: its readable path, its type in JAX's notation, its array."""
+
+    name: str
+    type: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds each step took; `repeat` is the median of `repeats` calls after the first."""
+
+    lower: float
+    compile: float
+    first_call: float
+    repeat: float | None
+    repeats: int
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What a run gave: the devices it ran on, the times, the results."""
+
+    name: str
+    devices: tuple[Any, ...]
+    times: Times
+    outputs: tuple[Output, ...]
+
+
+def choose_device(program: Program, platform: str | None, index: int | None) -> Any:
+    """The device to put a program on, or None to leave it where JAX and the program put it.
+
+    A program that names its own devices (a mesh in shard_map or in a sharding) stays on them.
+    Raises BackendError if the machine has no such device, or the program's own are others.
+    """
+    if platform is None and index is None:
+        return None
+    chosen = backends.device(platform, index or 0)
+    own = own_devices(program)
+    if not own:
+        return chosen
+    if chosen not in own or (index is not None and len(own) > 1):
+        names = ", ".join(map(str, own[:4])) + (", …" if len(own) > 4 else "")
+        raise BackendError(
+            f"{program.name} runs on devices of its own ({names}), so it cannot run on {chosen}",
+            hint="the mesh that the function builds decides; leave --backend and --device out",
+        )
+    return None
+
+
+def own_devices(program: Program) -> tuple[Any, ...]:
+    """The devices that a program names itself, in meshes and shardings, at any depth."""
+    found: dict[Any, None] = {}
+    seen: set[int] = set()
+    todo = [jaxcompat.open_jaxpr(program.jaxpr)]
+    while todo:
+        jaxpr = todo.pop()
+        if id(jaxpr) in seen:
+            continue
+        seen.add(id(jaxpr))
+        for eqn in jaxpr.eqns:
+            for value in eqn.params.values():
+                found.update(dict.fromkeys(_devices_in(value)))
+            todo += [jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(eqn)]
+    return tuple(sorted(found, key=lambda d: d.id))
+
+
+def _devices_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _devices_in(item)
+    elif isinstance(value, jax.sharding.NamedSharding):
+        yield from _devices_in(value.mesh)
+    elif isinstance(value, jax.sharding.Mesh) and not value.empty:
+        yield from value.devices.flat
+
+
+def run(
+    program: Program, arguments: Sequence[Any], device: Any = None, repeat: int | None = None
+) -> RunReport:
+    """Compile a program, call it once, and then `repeat` times more to time it.
+
+    `arguments` are flat, one per invar. Without a number, a program with effects (prints,
+    callbacks) runs once, so that they happen once, and any other is timed over REPEATS calls.
+    Raises UnsupportedError if it cannot be compiled, BackendError if the device cannot run it,
+    and UserFunctionError if a callback or a check of the user's fails.
+    """
+    if repeat is None:
+        repeat = 0 if program.jaxpr.effects else REPEATS
+    with jax.default_device(device) if device is not None else nullcontext():
+        if device is not None:
+            arguments = [jax.device_put(a, device) for a in arguments]
+        lower_time, compile_time, call = _compile(program, arguments)
+        with _failures_reported(program):
+            first_time, outs = _timed(call, *arguments)
+            times = [_timed(call, *arguments)[0] for _ in range(repeat)]
+    median = statistics.median(times) if times else None
+    return RunReport(
+        program.name,
+        _devices_of(outs, device),
+        Times(lower_time, compile_time, first_time, median, repeat),
+        tuple(
+            Output(name, aval.str_short(short_dtypes=True), value)
+            for name, aval, value in zip(program.out_names, program.out_avals, outs, strict=True)
+        ),
+    )
+
+
+def _compile(program: Program, arguments: Sequence[Any]) -> tuple[float, float, Callable]:
+    """Seconds to lower and to compile, and a function from flat arguments to flat results."""
+    checked = jaxcompat.has_checks(program.jaxpr)
+    fun = jaxcompat.jaxpr_as_fun(program.jaxpr)
+    if checked:
+        fun = checkify.checkify(fun)
+    try:
+        traced = jax.jit(fun).trace(*arguments)
+        lower_time, lowered = _timed(traced.lower)
+        compile_time, compiled = _timed(lowered.compile)
+    except Exception as error:  # lowering rules raise what they like
+        raise UnsupportedError(f"{program.name} cannot be compiled: {_one_line(error)}") from error
+    if not checked:
+        return lower_time, compile_time, compiled
+
+    def call(*flat: Any) -> Any:
+        failure, outs = compiled(*flat)
+        failure.throw()
+        return outs
+
+    return lower_time, compile_time, call
+
+
+def _timed(fun: Callable, *args: Any) -> tuple[float, Any]:
+    """Seconds that a call took until its results and its ordered effects were there; its value."""
+    start = time.perf_counter()
+    value = jax.block_until_ready(fun(*args))
+    jax.effects_barrier()
+    return time.perf_counter() - start, value
+
+
+@contextmanager
+def _failures_reported(program: Program) -> Iterator[None]:
+    """Turn what a running program raises into errors that say whose they are."""
+    with jaxcompat.callback_failures() as failures:
+        try:
+            yield
+        except checkify.JaxRuntimeError as error:
+            raise UserFunctionError(f"a check failed: {_one_line(error)}") from error
+        except jax.errors.JaxRuntimeError as error:
+            if failures:
+                first = failures[0]
+                raise UserFunctionError(f"{type(first).__name__}: {_one_line(first)}") from first
+            raise BackendError(f"{program.name} failed while it ran: {_one_line(error)}") from error
+
+
+def _devices_of(outs: Sequence[Any], device: Any) -> tuple[Any, ...]:
+    if device is not None:
+        return (device,)
+    found = {d for out in outs for d in out.devices()}
+    return tuple(sorted(found, key=lambda d: d.id)) or (backends.device(),)
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

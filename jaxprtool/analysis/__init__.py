@@ -1,0 +1,1 @@
+"""Facts about a Program, as data; nothing here prints."""

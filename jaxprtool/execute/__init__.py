@@ -1,0 +1,1 @@
+"""A Program on a backend."""

@@ -1,0 +1,1 @@
+"""What every pass stands on: the Program, its structured views, and rewriting."""

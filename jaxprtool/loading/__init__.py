@@ -1,0 +1,1 @@
+"""From a TARGET and its arguments to a Program."""

@@ -1,0 +1,1 @@
+"""A Program, or an analysis, as something to look at; nothing here computes."""

@@ -1,0 +1,73 @@
+"""Programs that the benchmarks measure on: a deep transformer's gradient, and synthetic ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import Var
+
+
+def transformer_gradient(layers: int = 48) -> Any:
+    """The closed jaxpr of value_and_grad of an unrolled pre-norm transformer's loss."""
+
+    def spec(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    def norm(x, scale):
+        mean = x.mean(-1, keepdims=True)
+        variance = jnp.square(x - mean).mean(-1, keepdims=True)
+        return scale * (x - mean) / jnp.sqrt(variance + 1e-5)
+
+    def layer(x, p):
+        h = norm(x, p["norm1"])
+        q, k, v = h @ p["q"], h @ p["k"], h @ p["v"]
+        x = x + jax.nn.softmax(q @ k.T / 8.0) @ v @ p["o"]
+        return x + jax.nn.gelu(norm(x, p["norm2"]) @ p["up"]) @ p["down"]
+
+    def loss(params, x):
+        for p in params:
+            x = layer(x, p)
+        return jnp.square(x).mean()
+
+    shapes = {name: spec(64, 64) for name in ("q", "k", "v", "o")}
+    shapes |= {"norm1": spec(64), "norm2": spec(64), "up": spec(64, 256), "down": spec(256, 64)}
+    return jax.make_jaxpr(jax.value_and_grad(loss))([shapes] * layers, spec(32, 64))
+
+
+def synthetic(size: int, live_every: int = 2) -> Any:
+    """A closed jaxpr of `size` equations, one in `live_every` of them in the chain to the result.
+
+    Its equations repeat the mixture of a small traced function, with fresh variables.
+    """
+
+    def step(x):
+        y = jnp.sin(x) * 2.0
+        return (x @ y + y.sum(0)).reshape(8, 8)
+
+    sample = jax.make_jaxpr(step)(jax.ShapeDtypeStruct((8, 8), jnp.float32))
+    first = x = Var(sample.invars[0].aval)
+    eqns: list[Any] = []
+    block = 0
+    while len(eqns) < size:
+        names = {sample.invars[0]: x}
+        for eqn in sample.eqns[: size - len(eqns)]:
+            outs = [Var(v.aval) for v in eqn.outvars]
+            ins = [names[v] if isinstance(v, Var) else v for v in eqn.invars]
+            names.update(zip(eqn.outvars, outs, strict=True))
+            eqns.append(eqn.replace(invars=ins, outvars=outs))
+        block += 1
+        if block % live_every == 0 and sample.outvars[0] in names:
+            x = names[sample.outvars[0]]
+    return jaxcompat.replace_jaxpr(
+        sample,
+        constvars=(),
+        consts=(),
+        invars=[first],
+        outvars=[x],
+        eqns=eqns,
+        debug_info=sample.debug_info,
+    )

@@ -1,0 +1,162 @@
+"""Pipelines are read from text, run in order, and checked after every pass."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxprtool
+from jaxprtool.errors import CheckError, PipelineError
+from jaxprtool.passes import registry
+from jaxprtool.passes.base import Pass, options, summary
+from jaxprtool.passes.pipeline import Observer, Pipeline
+
+
+@dataclass(frozen=True)
+class Split(Pass):
+    """Give the program twice, under two names."""
+
+    name: ClassVar[str] = "split"
+    names: tuple[str, ...] = ("left", "right")
+
+    def __call__(self, program):
+        return jaxprtool.Programs({name: program.replace(name=name) for name in self.names})
+
+
+@dataclass(frozen=True)
+class Scale(Pass):
+    """Rename the program; the options are there to be checked."""
+
+    name: ClassVar[str] = "scale"
+    factor: float
+    mode: Literal["up", "down"] = "up"
+    axes: tuple[int, ...] | int | None = None
+    extra: Any = None
+
+    def __call__(self, program):
+        return program.replace(name=f"{program.name}*{self.factor}")
+
+
+@dataclass(frozen=True)
+class Broken(Pass):
+    """Forget an argument's name."""
+
+    name: ClassVar[str] = "broken"
+
+    def __call__(self, program):
+        return program.replace(arg_names=())
+
+
+@pytest.fixture(autouse=True)
+def passes(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    for cls in (Split, Scale, Broken):
+        jaxprtool.register(cls)
+
+
+@pytest.fixture
+def program():
+    return jaxprtool.trace(lambda a: (jnp.cos(a), jnp.sin(a))[1], np.ones(3, np.float32))
+
+
+def test_passes_run_in_order(program):
+    result = Pipeline.parse("scale(2), dce, scale(factor=3)")(program)
+    assert result.name == f"{program.name}*2*3"
+    assert len(result.jaxpr.eqns) == 1
+
+
+def test_an_empty_pipeline_changes_nothing(program):
+    assert Pipeline.parse("")(program) is program
+
+
+def test_later_passes_run_on_each_program_or_on_one(program):
+    result = Pipeline.parse("split, dce, right.scale(2)")(program)
+    assert list(result) == ["left", "right"]
+    assert [len(p.jaxpr.eqns) for p in result.values()] == [1, 1]
+    assert [p.name for p in result.values()] == ["left", "right*2"]
+
+
+def test_programs_made_of_a_named_program_have_dotted_names(program):
+    result = Pipeline.parse("split, left.split, left.right.dce")(program)
+    assert list(result) == ["left.left", "left.right", "right"]
+    assert [len(p.jaxpr.eqns) for p in result.values()] == [2, 1, 2]
+
+
+def test_apply_takes_text_or_a_pass(program):
+    assert len(program.apply("dce").jaxpr.eqns) == 1
+    assert program.apply(Scale(2.0)).name.endswith("*2.0")
+
+
+def test_the_text_of_a_pipeline_reads_as_the_pipeline(program):
+    text = "split, left.scale(factor=2, axes=(0, 1)), dce(drop_inputs=True)"
+    assert str(Pipeline.parse(text)) == text
+
+
+def test_a_pass_that_breaks_the_program_is_named(program):
+    with pytest.raises(CheckError, match=r"pass 'broken' broke the program: .*arguments disagree"):
+        Pipeline.parse("dce, broken")(program)
+    assert Pipeline.parse("dce, broken").run(program, check=False).arg_names == ()
+
+
+def test_an_observer_sees_every_pass_on_every_program(program):
+    seen = []
+
+    class Watch(Observer):
+        def before(self, step, program):
+            seen.append(("before", str(step), program.name))
+
+        def after(self, step, program, result, seconds):
+            seen.append(("after", str(step), seconds >= 0))
+
+    Pipeline.parse("split, right.dce").run(program, Watch())
+    assert seen == [
+        ("before", "split", program.name),
+        ("after", "split", True),
+        ("before", "right.dce", "right"),
+        ("after", "right.dce", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("dec", "unknown pass 'dec'", "did you mean 'dce'?"),
+        ("zzzz", "unknown pass 'zzzz'", "`jaxprtool passes` lists those there are"),
+        ("dce(dropinputs=True)", "pass 'dce' has no option 'dropinputs'", "'drop_inputs'"),
+        ("dce(drop_inputs=1)", "option 'drop_inputs' of pass 'dce' is bool, not 1", None),
+        ("dce(True, drop_inputs=True)", "is given option 'drop_inputs' twice", None),
+        ("dce(1, 2)", "takes at most 1 options, not 2", "drop_inputs"),
+        ("scale", "pass 'scale' needs option 'factor' (float)", None),
+        ("scale(True)", "option 'factor' of pass 'scale' is float, not True", None),
+        ("scale(1, mode='side')", "option 'mode' of pass 'scale'", None),
+        ("scale(1, axes=(1, 'a'))", "option 'axes' of pass 'scale'", None),
+        ("left.dce", "there is no program 'left' for 'left.dce': there is only one", None),
+        ("split, rihgt.dce", "there are: left, right", "did you mean 'right'?"),
+        ("dce(", "never closed", None),
+        ("'dce'", "is no pass", "NAME or NAME(option=value)"),
+        ("-O1", "is no pass", None),
+        ("dce()()", "is no pass", None),
+        ("drop_inputs=True", "option 'drop_inputs' belongs to no pass", None),
+        ("dce(**{})", "unpacking", None),
+        ("dce(drop_inputs=__import__('os'))", "a call is not allowed in the pipeline", None),
+    ],
+)
+def test_mistakes_are_named(program, text, message, hint):
+    with pytest.raises(PipelineError) as caught:
+        Pipeline.parse(text)(program)
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+    if hint is not None:
+        assert hint in (caught.value.hint or "")
+
+
+def test_options_come_from_the_fields_and_help_from_the_docstring():
+    assert [(o.name, o.type_name, o.required) for o in options(Scale)] == [
+        ("factor", "float", True),
+        ("mode", "Literal['up', 'down']", False),
+        ("axes", "tuple[int, ...] | int | None", False),
+        ("extra", "Any", False),
+    ]
+    assert summary(Scale) == "Rename the program; the options are there to be checked."

@@ -1,0 +1,82 @@
+"""The house keeps its order: imports run downwards, and jax._src is behind one door."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import jaxprtool
+
+PACKAGE = Path(jaxprtool.__file__).parent
+
+#: A room may import from its own floor only within itself, and from every floor below.
+FLOORS = [
+    {"cli", "__main__"},
+    {"api"},
+    {"loading", "passes", "analysis", "render", "execute"},
+    {"ir"},
+    {"jaxcompat"},
+    {"errors", "expressions", "__init__"},
+]
+LEVEL = {room: i for i, floor in enumerate(FLOORS) for room in floor}
+
+
+def imports(path):
+    """The modules that a file imports, those under TYPE_CHECKING left out."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_every_file_stands_on_a_floor():
+    assert {room(p) for p in PACKAGE.rglob("*.py")} <= set(LEVEL)
+
+
+def test_imports_run_downwards():
+    upward = []
+    for path in PACKAGE.rglob("*.py"):
+        here = room(path)
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] != "jaxprtool":
+                continue
+            there = parts[1] if len(parts) > 1 and parts[1] in LEVEL else "__init__"
+            if there != here and LEVEL[there] <= LEVEL[here]:
+                upward.append(f"{path.relative_to(PACKAGE)} imports {name}")
+    assert upward == []
+
+
+def test_only_jaxcompat_imports_jax_src():
+    root = PACKAGE.parent
+    files = [
+        path
+        for folder in ("jaxprtool", "tests", "samples", "plugins")
+        for path in (root / folder).rglob("*.py")
+    ]
+    guilty = [str(p) for p in files if any(n.startswith("jax._src") for n in imports(p))]
+    assert guilty == [str(PACKAGE / "jaxcompat.py")]
+
+
+def test_importing_jaxprtool_does_not_import_jax():
+    code = "import sys, jaxprtool; jaxprtool.example; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_public_name_is_there():
+    for name in jaxprtool.__all__:
+        assert getattr(jaxprtool, name) is not None

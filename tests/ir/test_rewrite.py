@@ -1,146 +1,59 @@
-"""Rewriting equation by equation: what a rule sees, and what stays the same object."""
+"""map_equations reaches every depth, once for each body, and leaves the rest alone."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
+from jaxprtool import jaxcompat
 from jaxprtool.ir.rewrite import map_equations
-from jaxprtool.ir.structured import sub_jaxprs
-from jaxprtool.jaxcompat import check_jaxpr, jaxpr_as_fun, open_jaxpr
+from jaxprtool.ir.structured import view
 
-X = np.linspace(-1.0, 1.0, 6, dtype=np.float32)
+x = jnp.arange(12.0).reshape(3, 4)
 
 
-def sine_to_cosine(eqn):
-    """A rule with one equation for another."""
+def sin_to_cos(eqn):
     if eqn.primitive.name != "sin":
         return None
-    return [eqn.replace(primitive=lax.cos_p)]
+    (body_eqn,) = jax.make_jaxpr(jnp.cos)(jnp.zeros(eqn.outvars[0].aval.shape)).eqns
+    return [body_eqn.replace(invars=eqn.invars, outvars=eqn.outvars)]
 
 
-def keep(eqn):
-    return None
+def test_every_depth_is_rewritten():
+    def f(fun, a):
+        loop = lax.scan(lambda c, r: (jax.jit(fun)(c), fun(r)), 0.5, a)[1]
+        return lax.cond(True, lambda b: jax.checkpoint(fun)(b), lambda b: b, loop)
+
+    new = map_equations(jax.make_jaxpr(lambda a: f(jnp.sin, a))(x), sin_to_cos)
+    jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(new))
+    (result,) = jaxcompat.jaxpr_as_fun(new)(x)
+    np.testing.assert_allclose(result, f(jnp.cos, x), rtol=1e-6)
 
 
-def names(jaxpr):
-    for eqn in open_jaxpr(jaxpr).eqns:
-        yield eqn.primitive.name
-        for _, body in sub_jaxprs(eqn):
-            yield from names(body)
-
-
-@jax.custom_jvp
-def custom_jvp_sine(x):
-    return jnp.sin(x)
-
-
-custom_jvp_sine.defjvps(lambda t, _, x: t * jnp.cos(x))
-
-
-@jax.custom_vjp
-def custom_vjp_sine(x):
-    return jnp.sin(x)
-
-
-custom_vjp_sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
-
-
-def sine_of_shard(x):
-    mesh = jax.make_mesh((1,), ("i",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
-    spec = jax.sharding.PartitionSpec("i")
-    return jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)(x)
-
-
-PROGRAMS = {
-    "flat": jnp.sin,
-    "jit": lambda x: jax.jit(jnp.sin)(x),
-    "scan": lambda x: lax.scan(lambda c, y: (jnp.sin(c), c * jnp.sin(y)), x[0], x),
-    "while": lambda x: lax.while_loop(lambda c: jnp.sin(c).sum() > 9, jnp.sin, x),
-    "cond": lambda x: lax.cond(x[0] > 0, jnp.sin, lambda x: 2 * jnp.sin(x), x),
-    "switch": lambda x: lax.switch(2, [jnp.sin, jnp.tanh, lambda x: jnp.sin(x) + 1], x),
-    "remat": lambda x: jax.checkpoint(jnp.sin)(x),
-    "custom_jvp": custom_jvp_sine,
-    "custom_vjp": custom_vjp_sine,
-    "shard_map": sine_of_shard,
-    "linear_solve": lambda x: lax.custom_linear_solve(
-        lambda v: (3 + jnp.sin(x)) * v, x, lambda f, b: b / f(jnp.ones_like(b)), symmetric=True
-    ),
-}
-
-
-@pytest.mark.parametrize("fun", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_rule_reaches_every_depth(fun):
-    before = jax.make_jaxpr(fun)(X)
-    after = map_equations(before, sine_to_cosine)
-    check_jaxpr(open_jaxpr(after))
-    expected = ["cos" if name == "sin" else name for name in names(before)]
-    assert "cos" in expected
-    assert list(names(after)) == expected
-
-
-@pytest.mark.parametrize("fun", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_jaxpr_in_which_nothing_changes_is_the_same_object(fun):
-    before = jax.make_jaxpr(fun)(X)
-    assert map_equations(before, keep) is before
-
-
-def test_the_result_computes_what_the_rule_made_of_it():
-    after = map_equations(jax.make_jaxpr(PROGRAMS["jit"])(X), sine_to_cosine)
-    np.testing.assert_allclose(jaxpr_as_fun(after)(X)[0], np.cos(X), rtol=1e-6)
+def test_a_jaxpr_without_a_match_stays_the_same_object():
+    jaxpr = jax.make_jaxpr(jax.jit(jnp.tan))(x)
+    assert map_equations(jaxpr, sin_to_cos) is jaxpr
 
 
 def test_a_shared_body_is_rewritten_once_and_stays_shared():
-    inner = jax.jit(lambda x: jnp.sin(x))
-    seen = []
+    asked = []
 
     def rule(eqn):
-        seen.append(eqn.primitive.name)
-        return sine_to_cosine(eqn)
+        asked.append(eqn.primitive.name)
+        return sin_to_cos(eqn)
 
-    after = map_equations(jax.make_jaxpr(lambda x: inner(inner(x)))(X), rule)
-    first, second = after.eqns
-    assert first.params["jaxpr"] is second.params["jaxpr"]
-    assert seen == ["sin", "jit", "jit"]
-
-
-def test_an_untouched_body_beside_a_rewritten_one_is_the_same_object():
-    before = jax.make_jaxpr(lambda x: jax.jit(jnp.tanh)(jax.jit(jnp.sin)(x)))(X)
-    after = map_equations(before, sine_to_cosine)
-    assert after.eqns[0].params["jaxpr"] is not before.eqns[0].params["jaxpr"]
-    assert after.eqns[1] is before.eqns[1]
+    inner = jax.jit(jnp.sin)
+    new = map_equations(jax.make_jaxpr(lambda a: inner(inner(a)))(x), rule)
+    first, second = (jaxcompat.open_jaxpr(view(e).body) for e in new.eqns)
+    assert first is second
+    assert asked.count("sin") == 1
 
 
-def test_the_rule_sees_an_equation_after_its_bodies():
-    bodies = []
+def test_effects_are_computed_anew():
+    def f(a):
+        jax.debug.print("{}", a)
+        return jnp.sin(a)
 
-    def rule(eqn):
-        bodies.extend(list(names(body)) for _, body in sub_jaxprs(eqn))
-        return sine_to_cosine(eqn)
-
-    map_equations(jax.make_jaxpr(PROGRAMS["jit"])(X), rule)
-    assert bodies == [["cos"]]
-
-
-def test_effects_are_computed_anew_up_to_the_top():
-    def noisy(x):
-        jax.debug.print("{}", x)
-        return x
-
-    before = jax.make_jaxpr(lambda x: lax.map(noisy, x))(X)
-    assert before.effects
-    after = map_equations(before, lambda eqn: [] if "debug" in eqn.primitive.name else None)
-    check_jaxpr(open_jaxpr(after))
-    assert not after.effects
-    assert not after.eqns[-1].effects
-
-
-def test_constants_and_the_jaxpr_given_stay_as_they_are():
-    table = jnp.arange(6.0)
-    before = jax.make_jaxpr(lambda x: jnp.sin(x) + table)(X)
-    text = str(before)
-    after = map_equations(before, sine_to_cosine)
-    assert str(before) == text
-    assert after.consts is before.consts or list(after.consts) == list(before.consts)
-    assert after.invars == before.invars and after.outvars == before.outvars
+    drop = lambda eqn: [] if eqn.primitive.name.startswith("debug") else None  # noqa: E731
+    new = map_equations(jax.make_jaxpr(jax.jit(f))(x), drop)
+    assert not new.effects and not new.eqns[0].effects

@@ -6,8 +6,11 @@ Every error a user can cause is a `JaxprToolError`; the command line prints its 
     0 done   1 a check failed   2 bad usage or input   3 the user's own function raised
 """
 
+import os
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from traceback import FrameSummary, extract_tb
 
 
 class JaxprToolError(Exception):
@@ -65,3 +68,25 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
     """The hint that names the candidate nearest to `name`, or None if nothing is near."""
     near = get_close_matches(name, list(candidates), n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else None
+
+
+#: Packages whose frames tell a user nothing about their own function.
+_MACHINERY = ("jax", "jaxlib", "jaxprtool")
+
+
+def user_frames(error: BaseException) -> list[FrameSummary]:
+    """The frames of an exception's traceback that are neither JAX's, nor ours, nor importlib's.
+
+    Of a `UserFunctionError`, the frames of its cause: outermost first, as a traceback has them.
+    """
+    if isinstance(error, UserFunctionError) and error.__cause__ is not None:
+        error = error.__cause__
+    loaded = [getattr(sys.modules.get(name), "__file__", None) for name in _MACHINERY]
+    inner = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in loaded if file)
+    return [
+        frame
+        for frame in extract_tb(error.__traceback__)
+        if not os.path.abspath(frame.filename).startswith(inner)
+        and not frame.filename.startswith("<frozen ")
+        and f"{os.sep}importlib{os.sep}" not in frame.filename
+    ]

@@ -14,6 +14,7 @@ import math
 import re
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jaxprtool.errors import JaxprToolError
@@ -79,8 +80,8 @@ class Source:
 
     def place(self, node: ast.expr) -> str:
         """Where a node begins: `column 5`, or `line 2, column 5` if the text has several lines."""
-        line = self.text.split("\n")[node.lineno - 2]
-        return self._place(node.lineno - 1, len(line.encode()[: node.col_offset].decode()) + 1)
+        before = self._lines[node.lineno - 2][: node.col_offset]
+        return self._place(node.lineno - 1, len(before.decode()) + 1)
 
     def segment(self, node: ast.expr) -> str:
         """The text of a node on one line, for a message."""
@@ -102,7 +103,10 @@ class Source:
 
     def is_empty_subscript(self, node: ast.expr) -> bool:
         """Whether a call is what `name[]` was parsed as."""
-        return isinstance(node, ast.Call) and self.segment(node).endswith("]")
+        if not isinstance(node, ast.Call):
+            return False
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return self._lines[node.end_lineno - 2][: node.end_col_offset].endswith(b"]")
 
     def literal(self, node: ast.expr) -> Any:
         """The value of a literal: number, string, True, False, None, tuple, list or dict of them.
@@ -164,6 +168,10 @@ class Source:
         bare = node.operand if isinstance(node, ast.UnaryOp) else node
         known = isinstance(bare, ast.Constant) and _is_number(bare.value)
         return self.literal(node) if known else None
+
+    @cached_property
+    def _lines(self) -> list[bytes]:
+        return [line.encode() for line in self.text.split("\n")]
 
     def _fail_at(self, line: int, column: int, message: str) -> JaxprToolError:
         return self.error(f"{message} ({self._place(line, column)})")

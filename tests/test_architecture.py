@@ -16,7 +16,8 @@ FLOORS = [
     {"loading", "passes", "analysis", "render", "execute"},
     {"ir"},
     {"jaxcompat"},
-    {"errors", "expressions", "__init__"},
+    {"expressions"},
+    {"errors", "__init__"},
 ]
 LEVEL = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 

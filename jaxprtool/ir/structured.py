@@ -26,11 +26,10 @@ CALLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("in_shardings", "in_layouts", "donated_invars"),
         ("out_shardings", "out_layouts"),
     ),
+    "call": ("call_jaxpr", (), ()),
     "closed_call": ("call_jaxpr", (), ()),
-    "core_call": ("call_jaxpr", (), ()),
     "eval_jaxpr": ("call_jaxpr", (), ()),
     "remat2": ("jaxpr", ("prevent_cse",), ()),
-    "checkpoint": ("jaxpr", ("prevent_cse",), ()),
 }
 
 

@@ -1,0 +1,269 @@
+"""Every sample that a new user is told to try: it traces, it runs, and it computes what it says."""
+
+import ast
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from jaxprtool.execute.fill import fill
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.jaxcompat import jaxpr_as_fun, open_jaxpr
+from jaxprtool.loading.argspec import read_strings
+from jaxprtool.loading.load import find
+from jaxprtool.loading.target import import_place
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+NAMES = sorted(path.stem for path in SAMPLES.glob("*.py"))
+
+
+def decorated(name):
+    """The functions of a sample that bring example arguments, in order."""
+    for node in ast.parse((SAMPLES / f"{name}.py").read_text()).body:
+        if isinstance(node, ast.FunctionDef) and any(
+            "jaxprtool.example" in ast.unparse(d) for d in node.decorator_list
+        ):
+            yield node.name
+
+
+TARGETS = [f"{name}:{function}" for name in NAMES for function in decorated(name)]
+
+
+def entry(target):
+    name, function = target.split(":")
+    return find(f"{SAMPLES / name}.py:{function}")
+
+
+def sample(name):
+    return import_place(f"{SAMPLES / name}.py")
+
+
+def primitives(jaxpr):
+    """The names of the primitives at every depth, in order."""
+    for eqn in open_jaxpr(jaxpr).eqns:
+        yield eqn.primitive.name
+        for _, body in sub_jaxprs(eqn):
+            yield from primitives(body)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_says_what_to_look_at_and_which_commands_to_try(name):
+    text = ast.get_docstring(ast.parse((SAMPLES / f"{name}.py").read_text()))
+    functions = set(decorated(name))
+    commands = [line.split() for line in text.splitlines() if line.startswith("    jaxprtool ")]
+    assert len(commands) >= 2
+    for command in commands:
+        file, function = command[2].split(":")
+        assert file == f"samples/{name}.py"
+        assert function in functions
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_sample_runs_on_its_example_arguments_and_is_finite(target):
+    loaded = entry(target)
+    program = loaded.trace()
+    type_check(program)
+    given = dict(zip(program.arg_names, loaded.arguments(), strict=True))
+    results = jax.jit(jaxpr_as_fun(program.jaxpr))(*fill(program, given).arguments)
+    assert results
+    for result in results:
+        if not jnp.issubdtype(result.dtype, jax.dtypes.prng_key):
+            assert np.isfinite(result).all()
+
+
+# --- networks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["transformer", "convnet", "rnn"])
+def test_init_gives_the_weights_that_the_examples_promise(name):
+    module = sample(name)
+    promised = read_strings(module.PARAMS)
+    made = jax.eval_shape(module.init, jax.random.key(0))
+    assert jax.tree.structure(made) == jax.tree.structure(promised)
+    for m, p in zip(jax.tree.leaves(made), jax.tree.leaves(promised), strict=True):
+        assert (m.shape, m.dtype) == (p.shape, p.dtype)
+
+
+DATA = {
+    "transformer": lambda key: (jax.random.randint(key, (2, 33), 0, 256),),
+    "convnet": lambda key: (jax.random.normal(key, (2, 16, 16, 3)), jnp.array([3, 9])),
+    "rnn": lambda key: (jax.random.normal(key, (20, 4, 8)),),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_the_gradient_of_a_loss_agrees_with_differences(name):
+    module = sample(name)
+    with jax.enable_x64(True):
+        params = jax.tree.map(
+            lambda w: w.astype(jnp.float64), jax.jit(module.init)(jax.random.key(0))
+        )
+        data = DATA[name](jax.random.key(1))
+        gradient = jax.jit(module.grad_loss)(params, *data)
+        key = jax.random.key(2)
+        direction = jax.tree.map(lambda w: 0.1 * jax.random.normal(key, w.shape), params)
+        slope = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient, direction)))
+
+        @jax.jit
+        def along(step):
+            return module.loss(jax.tree.map(lambda w, d: w + step * d, params, direction), *data)
+
+        differences = (along(1e-5) - along(-1e-5)) / 2e-5
+        np.testing.assert_allclose(slope, differences, rtol=1e-4)
+
+
+def test_a_transformer_cannot_see_the_future_and_learns():
+    transformer = sample("transformer")
+    params = transformer.init(jax.random.key(0))
+    tokens = jax.random.randint(jax.random.key(1), (2, 33), 0, 256)
+    forward = jax.jit(transformer.forward)
+    before = forward(params, tokens[:, :-1])
+    after = forward(params, tokens[:, :-1].at[:, 20].set(0))
+    np.testing.assert_array_equal(before[:, :20], after[:, :20])
+    assert not np.allclose(before[:, 20:], after[:, 20:])
+
+    momentum = jax.tree.map(jnp.zeros_like, params)
+    losses = []
+    for _ in range(5):
+        params, momentum, loss = transformer.train_step(params, momentum, tokens, learning_rate=0.1)
+        losses.append(float(loss))
+    assert abs(losses[0] - np.log(256)) < 0.1
+    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.1
+
+
+# --- solvers --------------------------------------------------------------------------------------
+
+
+def test_solvers_solve_and_their_gradients_agree_with_differences():
+    solver = sample("solver")
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        anomaly, eccentricity = jnp.asarray(1.2), jnp.asarray(0.5)
+        angle = solver.kepler(anomaly, eccentricity)
+        np.testing.assert_allclose(angle - 0.5 * np.sin(angle), 1.2, rtol=1e-10)
+        check_grads(solver.kepler, (anomaly, eccentricity), order=1, modes=["rev"])
+
+        inputs, targets = rng.standard_normal((12, 6)), rng.standard_normal(12)
+        expected = np.linalg.solve(inputs.T @ inputs + np.eye(6), inputs.T @ targets)
+        np.testing.assert_allclose(solver.ridge(inputs, targets), expected, rtol=1e-4)
+
+        matrix = rng.standard_normal((6, 6))
+        found = solver.largest_singular_value(matrix)
+        np.testing.assert_allclose(found, np.linalg.svd(matrix)[1][0], rtol=1e-3)
+
+
+def test_the_gradient_through_the_linear_solver_agrees_with_differences():
+    solver = sample("solver")
+    rng = np.random.default_rng(1)
+    with jax.enable_x64(True):
+        inputs, targets = rng.standard_normal((12, 6)), rng.standard_normal(12)
+        direction = rng.standard_normal((12, 6))
+
+        def error(step):
+            moved = inputs + step * direction
+            return np.square(moved @ solver.ridge(moved, targets) - targets).mean()
+
+        slope = np.vdot(solver.grad_ridge(inputs, targets), direction)
+        np.testing.assert_allclose(slope, (error(1e-4) - error(-1e-4)) / 2e-4, rtol=1e-2)
+
+
+def test_an_orbit_is_an_ellipse():
+    points = sample("solver").orbit(jnp.linspace(0, 2 * np.pi, 8, dtype=jnp.float32))
+    x, y = np.asarray(points).T
+    np.testing.assert_allclose((x + 0.5) ** 2 + y**2 / 0.75, 1.0, rtol=1e-4)
+
+
+# --- branches, rules, keys, shards ----------------------------------------------------------------
+
+
+def test_branches_take_the_side_they_should():
+    branches = sample("branches")
+    np.testing.assert_allclose(branches.huber(0.5), 0.125)
+    np.testing.assert_allclose(branches.huber(-3.0), 2.5)
+    errors = jnp.array([0.5, -3.0] * 8)
+    np.testing.assert_allclose(branches.grad_huber(errors), np.clip(errors, -1, 1))
+    assert "cond" in primitives(entry("branches:huber").trace().jaxpr)
+    assert "cond" not in primitives(entry("branches:huber_batch").trace().jaxpr)
+
+
+def test_custom_rules_are_right_where_the_plain_derivative_is_not():
+    custom = sample("custom_gradients")
+    assert float(jax.grad(custom.log1pexp)(1e4)) == 1.0
+    check_grads(custom.log1pexp, (jnp.linspace(-3.0, 3.0, 8),), order=2, rtol=1e-2, atol=1e-2)
+    x = np.eye(4, 8, dtype=np.float32) * 100
+    gradient = custom.grad_loss(-jnp.ones(8), x, jnp.ones(4, bool))
+    np.testing.assert_allclose(gradient[:4], -10.0)  # 100 times the limit of 0.1
+
+
+def test_the_same_key_gives_the_same_numbers():
+    random = sample("random_numbers")
+    key, other = jax.random.split(jax.random.key(0))
+    x = jnp.ones((400, 8))
+    kept = random.dropout(key, x)
+    np.testing.assert_array_equal(kept, random.dropout(key, x))
+    assert (kept != random.dropout(other, x)).any()
+    assert 0.85 < (kept > 0).mean() < 0.95
+    noise = random.noisy(key, jnp.zeros((6, 3)))
+    assert len(np.unique(noise)) == 18
+    assert abs(random.monte_carlo_pi(key) - np.pi) < 0.1
+
+
+def test_sharded_functions_compute_what_one_device_would():
+    sharded = sample("sharded")
+    assert len(jax.devices("cpu")) > 1
+    rng = np.random.default_rng(0)
+    weights, inputs, targets = rng.standard_normal(6), rng.standard_normal((16, 6)), np.ones(16)
+    expected = np.square(inputs @ weights - targets).mean()
+    np.testing.assert_allclose(sharded.loss(weights, inputs, targets), expected, rtol=1e-5)
+    expected = 2 * inputs.T @ (inputs @ weights - targets) / 16
+    gradient = sharded.grad_loss(jnp.float32(weights), inputs, targets)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
+    x = np.arange(16.0)
+    expected = (np.roll(x, 1) + x + np.roll(x, -1)) / 3
+    np.testing.assert_allclose(sharded.neighbours(x), expected, rtol=1e-5)
+    left, right = rng.standard_normal((16, 8)), rng.standard_normal((8, 16))
+    product = sharded.gathered_product(left, right)
+    np.testing.assert_allclose(product, left @ right, rtol=1e-4, atol=1e-5)
+
+
+# --- understanding jaxprs -------------------------------------------------------------------------
+
+#: The whole top level of each jaxpr.
+IDEAS = {
+    "elementwise": ["cos", "mul", "sub", "reduce_sum"],
+    "python_control_flow": ["div", "mul", "div", "mul", "div", "mul"],
+    "layers": ["dot_general", "tanh"] * 6,
+    "captured_constant": ["dot_general"],
+    "fori_loop": ["while"],
+    "nested_jit": ["jit", "jit", "sub"],
+}
+
+
+@pytest.mark.parametrize("name", IDEAS)
+def test_the_jaxpr_is_the_one_its_idea_leads_to(name):
+    jaxpr = entry(f"understanding_jaxprs:{name}").trace().jaxpr
+    assert [eqn.primitive.name for eqn in jaxpr.eqns] == IDEAS[name]
+
+
+@pytest.mark.parametrize(
+    "name, primitive",
+    [
+        ("cond", "cond"),
+        ("switch", "cond"),
+        ("cond_of_tuple", "cond"),
+        ("scan", "scan"),
+        ("pmap", "psum"),
+    ],
+)
+def test_the_jaxpr_holds_the_primitive_of_its_idea(name, primitive):
+    assert primitive in primitives(entry(f"understanding_jaxprs:{name}").trace().jaxpr)
+
+
+def test_a_captured_array_is_a_constant_and_a_function_called_twice_is_one_jaxpr():
+    assert len(entry("understanding_jaxprs:captured_constant").trace().jaxpr.consts) == 1
+    first, second, _ = entry("understanding_jaxprs:nested_jit").trace().jaxpr.eqns
+    assert first.params["jaxpr"] is second.params["jaxpr"]

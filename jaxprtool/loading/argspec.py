@@ -1,0 +1,419 @@
+"""The arguments of a function, read from text such as `{'w': f32[3,4]}, bf16[8], n=static(3)`.
+
+The text is parsed as the argument list of a call and walked node by node; nothing is evaluated,
+and what is not in the grammar is refused by name and column:
+
+    f32[8,128]  bf16[]  key<fry>[2]     an abstract array, by the type that a jaxpr prints
+    f32[n,2*n]                          with symbolic dimensions, the same in all arguments
+    5  2.5  True  1j                    a scalar, weakly typed as in Python
+    {'w': ...}  [...]  (...)  None      pytrees
+    zeros(f32[3])  ones(f32[3])  normal(f32[3,4], seed=1)  arange(10)  key(0)
+    load('x.npz')['w']                  from a .npy, .npz or .safetensors file
+    ref('params')                       an attribute of the target's module
+    static(...)                         a whole argument that is a Python value
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from jaxprtool import expressions
+from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
+from jaxprtool.loading import dtypes
+from jaxprtool.loading.example import Static
+from jaxprtool.loading.files import load_arrays
+
+#: Bytes of an array made by zeros, ones, normal or arange; beyond it, the type alone will do.
+MAX_BYTES = 2**34
+
+_TYPES_HINT = "types are written as a jaxpr prints them: f32[8,128], bf16[], i32[3], key<fry>[]"
+_STATIC_HINT = "a Python value that is not traced is a whole argument static(...)"
+_DIMENSION_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+class Symbols:
+    """Symbolic dimensions by name, all of one scope so that they can meet in one function."""
+
+    def __init__(self) -> None:
+        self._scope: Any = None
+        self._found: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._found:
+            from jax import export  # seldom needed, and slow to import
+
+            self._scope = self._scope or export.SymbolicScope()
+            try:
+                (self._found[name],) = export.symbolic_shape(name, scope=self._scope)
+            except ValueError:  # min, max and the like, which have a meaning there
+                raise ValueError(f"'{name}' cannot name one") from None
+        return self._found[name]
+
+
+def read_args(text: str, module: ModuleType | None = None) -> tuple[tuple, dict[str, Any]]:
+    """The positional and keyword arguments that `--args` spells out.
+
+    Leaves are `jax.ShapeDtypeStruct`, arrays, and Python scalars; whole arguments may be `Static`.
+    `module` is where `ref('name')` looks. Raises ArgumentsError that says what cannot be read, and
+    where.
+    """
+    reader = _Reader(text, "--args", module, Symbols())
+    source = reader.source
+    args = tuple(map(reader.argument, source.args))
+    return args, {name: reader.argument(node) for name, node in source.keywords}
+
+
+def read_strings(tree: Any, module: ModuleType | None = None) -> Any:
+    """A pytree of arguments with every string in it read as one value in the notation of --args."""
+    symbols = Symbols()
+    try:
+        leaves, structure = jax.tree.flatten(tree)
+    except ValueError as error:  # dict keys that cannot be sorted, a node used wrongly
+        raise ArgumentsError(f"the example arguments are no pytree: {error}") from error
+    return jax.tree.unflatten(
+        structure,
+        [_read_one(leaf, module, symbols) if _is_string(leaf) else leaf for leaf in leaves],
+    )
+
+
+def _read_one(text: str, module: ModuleType | None, symbols: Symbols) -> Any:
+    what = f"the example argument {text[:40]!r}"
+    reader = _Reader(text, what, module, symbols)
+    if len(reader.source.args) != 1 or reader.source.keywords:
+        raise ArgumentsError(f"{what} does not hold one value", "give one string per argument")
+    return reader.argument(reader.source.args[0])
+
+
+class _Reader:
+    """Walks one parsed argument list; each method reads one kind of node."""
+
+    def __init__(self, text: str, what: str, module: ModuleType | None, symbols: Symbols):
+        self.source = expressions.read(text, what, ArgumentsError, empty_subscripts=True)
+        self.module = module
+        self.symbols = symbols
+
+    def argument(self, node: ast.expr) -> Any:
+        """A whole argument, which alone may be static."""
+        if _called(node) == "static":
+            assert isinstance(node, ast.Call)
+            return Static(self._static(node))
+        return self._value(node)
+
+    def _value(self, node: ast.expr) -> Any:
+        read = self._VALUES.get(type(node))
+        return read(self, node) if read else self._not_allowed(node)
+
+    # --- scalars and containers
+
+    def _constant(self, node: ast.Constant) -> Any:
+        if isinstance(node.value, str):
+            raise self.source.fail(node, "a string is no array", _STATIC_HINT)
+        return self._number(node)
+
+    def _number(self, node: ast.expr) -> Any:
+        value = self.source.literal(node)
+        bits = 64 if dtypes.x64_enabled() else 32
+        if isinstance(value, int) and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            hint = "--x64 allows integers of 64 bits" if bits == 32 else None
+            raise self.source.fail(node, f"{value} does not fit an i{bits}", hint)
+        return value
+
+    def _dict(self, node: ast.Dict) -> dict[Any, Any]:
+        pairs = expressions.dict_items(node)
+        result = {self.source.key(key, node): self._value(value) for key, value in pairs}
+        try:
+            sorted(result)
+        except TypeError:
+            raise self.source.fail(node, "the keys of a dict must be of one type") from None
+        return result
+
+    def _name(self, node: ast.Name) -> Any:
+        if node.id in ("inf", "nan"):
+            return self.source.literal(node)
+        raise self._unknown(node)
+
+    # --- types
+
+    def _subscript(self, node: ast.Subscript) -> Any:
+        if isinstance(node.value, ast.Name):
+            elements = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            return self._typed(node.value, elements)
+        root: ast.expr = node.value
+        while isinstance(root, ast.Subscript):
+            root = root.value
+        if _called(root) not in ("load", "ref"):
+            raise self.source.not_allowed(node, "load(...) and ref(...) can be subscripted")
+        return self._item(node)
+
+    def _typed(self, name: ast.Name, dimensions: list[ast.expr]) -> jax.ShapeDtypeStruct:
+        shape = tuple(map(self._dimension, dimensions))
+        return jax.ShapeDtypeStruct(shape, self._dtype(name))
+
+    def _dtype(self, node: ast.expr) -> Any:
+        if not isinstance(node, ast.Name):
+            raise self.source.not_allowed(node, _TYPES_HINT)
+        dtype = dtypes.array_dtypes().get(node.id)
+        if dtype is None:
+            raise self._unknown(node)
+        if dtypes.needs_x64(dtype):
+            message = f"{node.id} needs JAX's 64-bit types, which are not enabled"
+            raise self.source.fail(node, message, "add --x64, or set jax_enable_x64")
+        return dtype
+
+    def _key_type(self, node: ast.Compare) -> jax.ShapeDtypeStruct:
+        """`key<fry>[2]`, which Python parses as the chained comparison `key < fry > [2]`."""
+        match node:
+            case ast.Compare(
+                left=ast.Name(id="key"),
+                ops=[ast.Lt(), ast.Gt()],
+                comparators=[ast.Name() as implementation, ast.List() as shape],
+            ):
+                known = dtypes.key_dtypes()
+                if implementation.id not in known:
+                    message = f"no kind of key is called '{implementation.id}'"
+                    raise self.source.fail(implementation, message, f"there are {_list(known)}")
+                dimensions = tuple(map(self._dimension, shape.elts))
+                return jax.ShapeDtypeStruct(dimensions, known[implementation.id])
+        raise self.source.not_allowed(node)
+
+    def _dimension(self, node: ast.expr) -> Any:
+        try:
+            size = self._size(node)
+        except (ValueError, ArithmeticError, TypeError) as error:  # of symbolic dimensions
+            detail = " ".join(str(error).split())
+            raise self.source.fail(node, f"not a dimension: {detail}") from None
+        if isinstance(size, int) and not 0 <= size < 2**63:
+            message = f"a dimension cannot be {self.source.segment(node)}"
+            raise self.source.fail(node, message)
+        return size
+
+    def _size(self, node: ast.expr) -> Any:
+        """An integer, or an expression of symbolic dimensions and integers."""
+        if isinstance(node, ast.Name):
+            return self.symbols[node.id]
+        if isinstance(node, ast.BinOp) and type(node.op) in _DIMENSION_OPERATORS:
+            combine = _DIMENSION_OPERATORS[type(node.op)]
+            return combine(self._size(node.left), self._size(node.right))
+        if isinstance(node, ast.Constant | ast.UnaryOp):
+            return self.source.integer(node)
+        raise self.source.not_allowed(node, "dimensions are integers, or names such as n and 2*n")
+
+    # --- functions
+
+    def _call(self, node: ast.Call) -> Any:
+        if self.source.is_empty_subscript(node):
+            assert isinstance(node.func, ast.Name)
+            return self._typed(node.func, [])
+        if not isinstance(node.func, ast.Name):
+            raise self.source.not_allowed(node.func)
+        name = node.func.id
+        if name == "static":
+            raise self.source.fail(node, "static(...) must be a whole argument")
+        if name not in self._FUNCTIONS:
+            raise self._unknown(node.func)
+        try:
+            return self._FUNCTIONS[name](self, node)
+        except JaxprToolError:
+            raise
+        except (ValueError, TypeError, OverflowError, MemoryError, NotImplementedError) as error:
+            detail = " ".join(str(error).split())[:200]
+            message = f"{self.source.segment(node)} cannot be made: {detail}"
+            raise self.source.fail(node, message) from error
+
+    def _options(
+        self, node: ast.Call, required: tuple[str, ...], optional: tuple[str, ...] = ()
+    ) -> dict[str, ast.expr]:
+        """The argument nodes of a call of ours, by parameter name."""
+        name, names = _called(node), (*required, *optional)
+        if len(node.args) > len(names):
+            raise self.source.fail(node, f"{name}(...) takes at most {len(names)} arguments")
+        options = dict(zip(names, node.args, strict=False))
+        for keyword in node.keywords:
+            if keyword.arg not in names or keyword.arg in options:
+                given = "**" if keyword.arg is None else f"'{keyword.arg}'"
+                message = f"{name}(...) takes no argument {given} here"
+                raise self.source.fail(keyword.value, message, f"it takes {_list(names)}")
+            options[keyword.arg] = keyword.value
+        for missing in (n for n in required if n not in options):
+            raise self.source.fail(node, f"{name}(...) needs an argument '{missing}'")
+        return options
+
+    def _static(self, node: ast.Call) -> Any:
+        value = self._options(node, ("value",))["value"]
+        root = value
+        while isinstance(root, ast.Subscript):
+            root = root.value
+        return self._item(value) if _called(root) == "ref" else self.source.literal(value)
+
+    def _array_type(self, node: ast.expr) -> jax.ShapeDtypeStruct:
+        """The type that zeros, ones or normal fills: a shape in numbers, of a size to hold."""
+        struct = self._value(node)
+        if not isinstance(struct, jax.ShapeDtypeStruct):
+            raise self.source.fail(node, "a type such as f32[3] is needed here")
+        if jax.dtypes.issubdtype(struct.dtype, jax.dtypes.extended) or (
+            struct.dtype == jax.dtypes.float0
+        ):
+            raise self.source.fail(node, "an array of this type cannot be filled with numbers")
+        if not all(isinstance(size, int) for size in struct.shape):
+            raise self.source.fail(node, "an array with values needs its dimensions in numbers")
+        self._check_bytes(node, math.prod(struct.shape) * 8)
+        return struct
+
+    def _check_bytes(self, node: ast.expr, size: int) -> None:
+        if size > MAX_BYTES:
+            hint = "give its type alone, such as f32[1000,1000]"
+            raise self.source.fail(node, f"an array of {size / 2**30:.3g} GiB is too much", hint)
+
+    def _zeros(self, node: ast.Call) -> np.ndarray:
+        struct = self._array_type(self._options(node, ("type",))["type"])
+        return np.zeros(struct.shape, struct.dtype)
+
+    def _ones(self, node: ast.Call) -> np.ndarray:
+        struct = self._array_type(self._options(node, ("type",))["type"])
+        return np.ones(struct.shape, struct.dtype)
+
+    def _normal(self, node: ast.Call) -> np.ndarray:
+        options = self._options(node, ("type",), ("seed",))
+        struct = self._array_type(options["type"])
+        if not jax.dtypes.issubdtype(struct.dtype, np.inexact):
+            raise self.source.fail(node, "normal(...) needs a floating or complex type")
+        seed = self.source.integer(options["seed"]) if "seed" in options else 0
+        if seed < 0:
+            raise self.source.fail(options["seed"], "a seed cannot be negative")
+        draw = np.random.default_rng(seed).standard_normal
+        if jax.dtypes.issubdtype(struct.dtype, np.complexfloating):
+            values: Any = (draw(struct.shape) + 1j * draw(struct.shape)) / math.sqrt(2)
+        else:
+            values = draw(struct.shape)
+        return np.asarray(values).astype(struct.dtype)
+
+    def _arange(self, node: ast.Call) -> np.ndarray:
+        options = self._options(node, ("start",), ("stop", "step", "dtype"))
+        dtype = self._dtype(options.pop("dtype")) if "dtype" in options else None
+        numbers = [self._real(options[n]) for n in ("start", "stop", "step") if n in options]
+        start, stop = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
+        step = numbers[2] if len(numbers) == 3 else 1
+        if "step" in options and "stop" not in options:
+            raise self.source.fail(node, "arange(...) with a step needs a stop")
+        if step == 0:
+            raise self.source.fail(options["step"], "the step cannot be 0")
+        self._check_bytes(node, 8 * math.ceil(max(0, (stop - start) / step)))
+        if dtype is None:
+            kind = "f" if any(isinstance(number, float) for number in numbers) else "i"
+            dtype = dtypes.array_dtypes()[f"{kind}{64 if dtypes.x64_enabled() else 32}"]
+        return np.arange(start, stop, step).astype(dtype)
+
+    def _real(self, node: ast.expr) -> int | float:
+        value = self._number(node)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise self.source.fail(node, "a finite number is needed here")
+        return value
+
+    def _key(self, node: ast.Call) -> Any:
+        options = self._options(node, ("seed",), ("impl",))
+        implementation = self.source.literal(options["impl"]) if "impl" in options else None
+        return jax.random.key(self.source.integer(options["seed"]), impl=implementation)
+
+    def _load(self, node: ast.Call) -> Any:
+        return load_arrays(self._string(self._options(node, ("path",))["path"]))
+
+    def _ref(self, node: ast.Call) -> Any:
+        path = self._options(node, ("name",))["name"]
+        if self.module is None:
+            raise self.source.fail(node, "ref(...) needs a module to look in")
+        value: Any = self.module
+        for part in self._string(path).split("."):
+            try:
+                value = getattr(value, part)
+            except Exception as error:  # a property of the user's may raise anything
+                segment = self.source.segment(node)
+                message = f"{self.module.__name__} has no attribute '{part}' for {segment}"
+                hint = did_you_mean(part, getattr(value, "__dict__", ()))
+                raise self.source.fail(path, message, hint) from error
+        return value
+
+    def _string(self, node: ast.expr) -> str:
+        value = self.source.literal(node)
+        if not isinstance(value, str):
+            raise self.source.fail(node, "a string is needed here")
+        return value
+
+    def _item(self, node: ast.expr) -> Any:
+        """`load(...)` or `ref(...)`, subscripted any number of times."""
+        if not isinstance(node, ast.Subscript):
+            assert isinstance(node, ast.Call)
+            return self._call(node)
+        container, key = self._item(node.value), self.source.literal(node.slice)
+        try:
+            return container[key]
+        except Exception as error:  # whatever the user's container raises
+            message = f"{self.source.segment(node.value)} has no item {key!r}"
+            names = list(filter(_is_string, container)) if isinstance(container, dict) else []
+            hint = did_you_mean(str(key), names) or (f"it has {_list(names)}" if names else None)
+            raise self.source.fail(node, message, hint) from error
+
+    # --- refusals
+
+    def _unknown(self, node: ast.Name) -> JaxprToolError:
+        if node.id in dtypes.array_dtypes():
+            hint = f"write {node.id}[] for a scalar, {node.id}[8,128] for an array"
+            return self.source.fail(node, f"the type {node.id} needs a shape", hint)
+        if node.id in self._FUNCTIONS or node.id == "static":
+            return self.source.fail(node, f"{node.id} is a function: write {node.id}(...)")
+        known = [*dtypes.array_dtypes(), *self._FUNCTIONS, "static"]
+        hint = did_you_mean(node.id, known) or _TYPES_HINT
+        return self.source.fail(node, f"unknown name '{node.id}' in {self.source.what}", hint)
+
+    def _not_allowed(self, node: ast.expr) -> Any:
+        hint = _TYPES_HINT if isinstance(node, ast.Attribute) else None
+        raise self.source.not_allowed(node, hint)
+
+    _FUNCTIONS: ClassVar[dict[str, Callable[[_Reader, ast.Call], Any]]] = {
+        "arange": _arange,
+        "key": _key,
+        "load": _load,
+        "normal": _normal,
+        "ones": _ones,
+        "ref": _ref,
+        "zeros": _zeros,
+    }
+    _VALUES: ClassVar[dict[type, Callable[[_Reader, Any], Any]]] = {
+        ast.BinOp: _number,
+        ast.Call: _call,
+        ast.Compare: _key_type,
+        ast.Constant: _constant,
+        ast.Dict: _dict,
+        ast.List: lambda self, node: list(map(self._value, node.elts)),
+        ast.Name: _name,
+        ast.Subscript: _subscript,
+        ast.Tuple: lambda self, node: tuple(map(self._value, node.elts)),
+        ast.UnaryOp: _number,
+    }
+
+
+def _called(node: ast.expr) -> str | None:
+    """The name of the function that a call calls, or None."""
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+
+
+def _is_string(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _list(names: Any) -> str:
+    shown = [str(name) for name in names]
+    return ", ".join(shown[:10]) + (", ..." if len(shown) > 10 else "")

@@ -1,0 +1,50 @@
+"""The names of dtypes as a jaxpr prints them, and the long ones that people write."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool import jaxcompat
+
+_KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+#: What JAX cuts to 32 bits unless `jax_enable_x64` is set.
+_WIDE = {"float64", "int64", "uint64", "complex128"}
+
+
+@cache
+def array_dtypes() -> dict[str, Any]:
+    """Each dtype of a JAX array by its short name (`f32`, `f8_e4m3fn`) and its long one."""
+    found: dict[str, Any] = {"float0": jax.dtypes.float0}
+    for value in vars(jnp).values():
+        if isinstance(value, type(jnp.float32)):
+            dtype = np.dtype(value)
+            found[jaxcompat.short_dtype_name(dtype)] = found[dtype.name] = dtype
+    return found
+
+
+@cache
+def key_dtypes() -> dict[str, Any]:
+    """Each dtype of PRNG keys by the name between the brackets of `key<fry>`, and its long one."""
+    found: dict[str, Any] = {}
+    for implementation in _KEY_IMPLEMENTATIONS:
+        key = jax.eval_shape(lambda impl=implementation: jax.random.key(0, impl=impl))
+        short = jaxcompat.short_dtype_name(key.dtype)
+        found[short.removeprefix("key<").removesuffix(">")] = key.dtype
+        found[implementation] = key.dtype
+    return found
+
+
+def x64_enabled() -> bool:
+    """Whether 64-bit types are what they say."""
+    return bool(getattr(jax.config, "jax_enable_x64"))  # noqa: B009  (made at run time)
+
+
+def needs_x64(dtype: Any) -> bool:
+    """Whether JAX, as it is configured now, would cut this dtype to 32 bits."""
+    return not x64_enabled() and getattr(dtype, "name", "") in _WIDE

@@ -1,0 +1,104 @@
+"""Arrays from files: `.npy`, `.npz` and `.safetensors`, read without ever unpickling anything."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+
+from jaxprtool.errors import ArgumentsError
+
+#: Bytes; headers of models with a hundred thousand tensors are a tenth of it.
+_MAX_HEADER = 100_000_000
+
+_SAFETENSORS_DTYPES: dict[str, Any] = {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "U16": np.uint16,
+    "I16": np.int16,
+    "U32": np.uint32,
+    "I32": np.int32,
+    "U64": np.uint64,
+    "I64": np.int64,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F32": np.float32,
+    "F64": np.float64,
+    "C64": np.complex64,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}
+
+
+def load_arrays(path: str) -> Any:
+    """The array in a `.npy` file, or the arrays by name in a `.npz` or `.safetensors` file.
+
+    Names stay flat, whatever dots and slashes they have. Raises ArgumentsError if the file cannot
+    be read, is damaged, or holds Python objects.
+    """
+    suffix = os.path.splitext(path)[1].lower()
+    reader = {".npy": _numpy, ".npz": _numpy, ".safetensors": _safetensors}.get(suffix)
+    if reader is None:
+        raise ArgumentsError(
+            f"cannot load {path!r}: the kinds of file read are .npy, .npz and .safetensors"
+        )
+    try:
+        with open(path, "rb") as file:
+            return reader(file)
+    except OSError as error:
+        raise ArgumentsError(f"cannot load {path!r}: {error.strerror or error}") from None
+    except ArgumentsError as error:
+        raise ArgumentsError(f"cannot load {path!r}: {error.message}", error.hint) from None
+    except Exception as error:  # numpy and zipfile report damage with many exception types
+        detail = " ".join(str(error).split()) or type(error).__name__
+        raise ArgumentsError(f"cannot load {path!r}: {detail}") from error
+
+
+def _numpy(file: BinaryIO) -> Any:
+    # By its first bytes, so that numpy does not take a file of another kind for a pickle.
+    start = file.read(6)
+    file.seek(0)
+    if not start.startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")):
+        raise ArgumentsError("this is no file that numpy.save or numpy.savez wrote")
+    loaded = np.load(file, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    return {name: loaded[name] for name in loaded.files}
+
+
+def _safetensors(file: BinaryIO) -> dict[str, np.ndarray]:
+    data = file.read()
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > min(_MAX_HEADER, len(data) - 8):
+        raise ArgumentsError("its header is cut short, or this is no safetensors file")
+    try:
+        header = json.loads(data[8 : 8 + size])
+    except (ValueError, RecursionError):
+        raise ArgumentsError("its header is damaged, or this is no safetensors file") from None
+    if not isinstance(header, dict):
+        raise ArgumentsError("its header is damaged")
+    header.pop("__metadata__", None)
+    buffer = memoryview(data)[8 + size :]
+    return {name: _tensor(name, entry, buffer) for name, entry in header.items()}
+
+
+def _tensor(name: str, entry: Any, buffer: memoryview) -> np.ndarray:
+    try:
+        kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise ArgumentsError(f"its entry for '{name}' is damaged") from None
+    if kind not in _SAFETENSORS_DTYPES:
+        raise ArgumentsError(f"'{name}' has dtype {kind}, which is not supported")
+    dtype = np.dtype(_SAFETENSORS_DTYPES[kind])
+    numbers = [*shape, begin, end] if isinstance(shape, list) else [-1]
+    if not all(type(n) is int and n >= 0 for n in numbers):
+        raise ArgumentsError(f"its entry for '{name}' is damaged")
+    if end > len(buffer) or end - begin != math.prod(shape) * dtype.itemsize:
+        raise ArgumentsError(f"its data for '{name}' is cut short, or has another size than stated")
+    return np.frombuffer(buffer[begin:end], dtype).reshape(shape)

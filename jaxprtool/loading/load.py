@@ -1,0 +1,217 @@
+"""From a TARGET and `--args` to a function with its arguments, ready to be traced.
+
+Arguments come from `--args`, or from the factory that a TARGET is, or from the example arguments
+that the function itself carries, in that order.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError
+from jaxprtool.ir.program import Program
+from jaxprtool.loading import argspec
+from jaxprtool.loading.example import Example
+from jaxprtool.loading.target import Target, resolve
+from jaxprtool.loading.trace import (
+    Call,
+    function_name,
+    shown_signature,
+    signature,
+    sort_out,
+    trace_call,
+)
+
+_FACTORY_GIVES = "a factory returns (function, args) or (function, args, kwargs), args a tuple"
+
+#: What a parameter's name makes of the suggestion for --args; anything else gets an array.
+_SUGGESTIONS = {
+    "key": "key(0)",
+    "rng": "key(0)",
+    "params": "{'w': f32[3,4]}",
+    "training": "static(False)",
+    "train": "static(False)",
+    "deterministic": "static(True)",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A function with the arguments to trace it on."""
+
+    name: str
+    fun: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    static_argnums: int | Sequence[int] = ()
+    static_argnames: str | Sequence[str] = ()
+
+    def trace(self) -> Program:
+        """The Program. Raises ArgumentsError or UserFunctionError, as `trace` does."""
+        return trace_call(self.name, self.fun, self._call())
+
+    def arguments(self) -> list[Any]:
+        """The flat arguments in the Program's order: arrays, scalars or `ShapeDtypeStruct`s."""
+        return self._call().leaves
+
+    def _call(self) -> Call:
+        static = self.static_argnums, self.static_argnames
+        return sort_out(self.fun, self.args, self.kwargs, *static)
+
+
+def find(
+    target: str,
+    args: str | None = None,
+    *,
+    factory: bool = False,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Entry:
+    """The function that TARGET names, with the arguments that `--args` or its own example give.
+
+    With `factory`, the target is called for the function and its arguments; `args` still comes
+    first. Raises TargetError, ArgumentsError, or UserFunctionError if the user's code raises.
+    """
+    found = resolve(target)
+    fun, own = _call_factory(found) if factory else (found.value, None)
+    if args is not None:
+        positional, named = argspec.read_args(args, found.module)
+    elif own is not None:
+        positional, named = own
+    else:
+        positional, named = _example(fun, found) or _no_arguments(fun)
+    name = function_name(fun)
+    if name == "lambda" and not factory:
+        name = found.name.rpartition(".")[2]
+    return Entry(name, fun, positional, named, static_argnums, static_argnames)
+
+
+def _call_factory(found: Target) -> tuple[Callable[..., Any], tuple[tuple, dict[str, Any]]]:
+    known = signature(found.value)
+    if known is not None and _required(known):
+        raise TargetError(
+            f"the factory {shown_signature(found.value)} cannot be called without arguments",
+            "without --factory, it is the function itself that is traced",
+        )
+    try:
+        result = found.value()
+    except (Exception, SystemExit) as error:
+        raise _user_error(f"the factory {found.name}", error) from error
+    if not isinstance(result, tuple | list) or len(result) not in (2, 3):
+        given = f"{len(result)} values" if isinstance(result, tuple | list) else _kind(result)
+        raise TargetError(f"the factory {found.name} returned {given}", _FACTORY_GIVES)
+    fun, args, kwargs = (*result, {})[:3]
+    for good, what, value in (
+        (callable(fun), "function", fun),
+        (isinstance(args, tuple | list), "args", args),
+        (isinstance(kwargs, Mapping), "kwargs", kwargs),
+    ):
+        if not good:
+            message = f"the factory {found.name} returned {_kind(value)} for its {what}"
+            raise TargetError(message, _FACTORY_GIVES)
+    return fun, (tuple(args), dict(kwargs))
+
+
+# --- example arguments ------------------------------------------------------------------------
+
+
+def _example(fun: Any, found: Target) -> tuple[tuple, dict[str, Any]] | None:
+    """The example arguments that a callable carries, or what it wraps does."""
+    for owner, bound in _wrapped(fun):
+        held = getattr(owner, "example_args", None)
+        if held is None:
+            continue
+        example = _as_example(held, found)
+        args, kwargs = argspec.read_strings(
+            (example.args, dict(example.kwargs)), _module_of(owner, found)
+        )
+        for partial in bound:
+            args = args[len(partial.args) :]
+            kwargs = {k: v for k, v in kwargs.items() if k not in partial.keywords}
+        return args, kwargs
+    return None
+
+
+def _wrapped(fun: Any) -> Iterator[tuple[Any, list[functools.partial]]]:
+    """A callable, and one by one what it wraps, each with the partials that stand before it."""
+    bound: list[functools.partial] = []
+    seen: set[int] = set()
+    while fun is not None and id(fun) not in seen:
+        seen.add(id(fun))
+        yield fun, list(bound)
+        if isinstance(fun, functools.partial):
+            bound.insert(0, fun)
+            fun = fun.func
+        elif inspect.isroutine(fun) or hasattr(fun, "__wrapped__"):
+            fun = getattr(fun, "__func__", None) or getattr(fun, "__wrapped__", None)
+        else:
+            fun = type(fun).__call__ if callable(fun) else None
+
+
+def _module_of(owner: Any, found: Target) -> ModuleType:
+    """Where a `ref` in an example looks: where the function was written, if that is known."""
+    name = None if isinstance(owner, functools.partial) else getattr(owner, "__module__", None)
+    return sys.modules.get(name or "", found.module)
+
+
+def _as_example(held: Any, found: Target) -> Example:
+    if callable(held):
+        try:
+            held = held()
+        except (Exception, SystemExit) as error:
+            raise _user_error(f"example_args of {found.name}", error) from error
+    if isinstance(held, Example):
+        return held
+    if not isinstance(held, tuple | list):
+        raise ArgumentsError(
+            f"example_args of {found.name} is {_kind(held)}",
+            "it is a tuple of the arguments, or a function that returns one",
+        )
+    return Example(tuple(held), {})
+
+
+def _no_arguments(fun: Callable[..., Any]) -> tuple[tuple, dict[str, Any]]:
+    """No arguments, if the function can do without; else the error that asks for them."""
+    known = signature(fun)
+    if known is not None and not _required(known):
+        return (), {}
+    suggestion = _suggestion(_required(known)) if known else "f32[8,128]"
+    raise ArgumentsError(
+        f"{shown_signature(fun)} needs arguments",
+        f'give them, e.g. --args "{suggestion}", or attach @jaxprtool.example(...) to it',
+    )
+
+
+def _required(known: inspect.Signature) -> list[inspect.Parameter]:
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        p
+        for p in known.parameters.values()
+        if p.default is inspect.Parameter.empty and p.kind not in optional
+    ]
+
+
+def _suggestion(parameters: Sequence[inspect.Parameter]) -> str:
+    """Text for --args that fits these parameters in number and in name."""
+    parts: list[str] = []
+    by_name = False
+    for parameter in parameters:
+        value = _SUGGESTIONS.get(parameter.name, "f32[8,128]")
+        by_name = by_name or parameter.kind is parameter.KEYWORD_ONLY
+        parts.append(f"{parameter.name}={value}" if by_name else value)
+    return ", ".join(parts)
+
+
+def _user_error(what: str, error: BaseException) -> UserFunctionError:
+    detail = " ".join(str(error).split())[:300]
+    return UserFunctionError(f"{what} raised {type(error).__name__}: {detail}")
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -1,0 +1,303 @@
+"""Tracing a function to a Program: its jaxpr as `jax.make_jaxpr` gives it, with names and trees.
+
+Mistakes in the arguments are found before JAX sees them; whatever is raised after that comes from
+the user's function, and is reported as such.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
+from jaxprtool.ir.program import Program
+from jaxprtool.loading.example import Static
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call sorted out: which arguments are traced, and which the function gets as they are.
+
+    `static_args` maps positions, `static_kwargs` names, to Python values; `args` and `kwargs` are
+    the others, in order.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    static_args: dict[int, Any]
+    static_kwargs: dict[str, Any]
+
+    @property
+    def leaves(self) -> list[Any]:
+        """The flat arguments, in the order of the Program's."""
+        return jax.tree.leaves((self.args, self.kwargs))
+
+
+def trace(
+    fun: Callable[..., Any],
+    /,
+    *args: Any,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    axis_env: Sequence[tuple[Any, int]] | None = None,
+    **kwargs: Any,
+) -> Program:
+    """The Program of `fun` on these arguments, without running it.
+
+    Arguments are arrays, `jax.ShapeDtypeStruct`s, scalars, and pytrees of them; those marked
+    `static(...)`, or named by `static_argnums` or `static_argnames` as for `jax.jit`, reach the
+    function as Python values. `axis_env` gives named axes and their sizes, as for
+    `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not fit the function, and
+    UserFunctionError if it raises.
+    """
+    call = sort_out(fun, args, kwargs, static_argnums, static_argnames)
+    return trace_call(function_name(fun), fun, call, axis_env)
+
+
+def trace_call(
+    name: str,
+    fun: Callable[..., Any],
+    call: Call,
+    axis_env: Sequence[tuple[Any, int]] | None = None,
+) -> Program:
+    """The Program, of this name, of a call that is sorted out. Raises UserFunctionError."""
+    positions = tuple(call.static_args)
+    traced = functools.partial(fun, **call.static_kwargs) if call.static_kwargs else fun
+    if positions:
+        traced = _unboxed(traced)
+    make = jax.make_jaxpr(traced, positions, axis_env=axis_env, return_shape=True)
+    try:
+        jaxpr, out = make(*_with_boxes(call), **call.kwargs)
+    except JaxprToolError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _raised(name, error) from error
+    paths, _ = jax.tree_util.tree_flatten_with_path(out)
+    return Program(
+        name=name,
+        jaxpr=jaxpr,
+        in_tree=jax.tree.structure((call.args, call.kwargs)),
+        out_tree=jax.tree.structure(out),
+        arg_names=unique([path for path, _ in named_leaves(fun, call)]),
+        out_names=unique(["result" + jax.tree_util.keystr(path) for path, _ in paths]),
+    )
+
+
+def function_name(fun: Any) -> str:
+    """The name of a function, of what a partial wraps, or of a callable object's class."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    name = getattr(fun, "__name__", None) or type(fun).__name__
+    return str(name).strip("<>")
+
+
+def signature(fun: Callable[..., Any]) -> inspect.Signature | None:
+    """A function's signature, or None if it does not tell."""
+    try:
+        return inspect.signature(fun)
+    except (ValueError, TypeError):
+        return None
+
+
+def shown_signature(fun: Callable[..., Any]) -> str:
+    """`loss(params, x, *, training)`, on one line, for a message."""
+    text = " ".join(f"{function_name(fun)}{signature(fun) or '(...)'}".split())
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def sort_out(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Call:
+    """The traced and the static arguments of a call of `fun`.
+
+    Raises ArgumentsError if the call does not fit the signature, or a traced leaf is no array.
+    """
+    _check_fit(fun, args, kwargs)
+    positions, names = _static_places(fun, len(args), static_argnums, static_argnames)
+    static_args = {
+        i: arg for i, arg in enumerate(args) if i in positions or isinstance(arg, Static)
+    }
+    static_kwargs = {
+        name: arg for name, arg in kwargs.items() if name in names or isinstance(arg, Static)
+    }
+    call = Call(
+        tuple(arg for i, arg in enumerate(args) if i not in static_args),
+        {name: arg for name, arg in kwargs.items() if name not in static_kwargs},
+        {i: _bare(arg) for i, arg in static_args.items()},
+        {name: _bare(arg) for name, arg in static_kwargs.items()},
+    )
+    for path, leaf in named_leaves(fun, call):
+        _check_leaf(path, leaf)
+    return call
+
+
+def named_leaves(fun: Callable[..., Any], call: Call) -> list[tuple[str, Any]]:
+    """Each traced flat argument with its path: `x`, `params['w']`, and `args[0]` for a `*args`."""
+    count = len(call.args) + len(call.static_args)
+    names = _positional_names(fun, count)
+    dynamic = [names[i] for i in range(count) if i not in call.static_args]
+    known = signature(fun)
+    parameters = known.parameters if known else {}
+    spare = _parameter(known, inspect.Parameter.VAR_KEYWORD) or "kwargs"
+    values = [
+        *zip(dynamic, call.args, strict=True),
+        *(
+            (name if name in parameters and name != spare else f"{spare}[{name!r}]", arg)
+            for name, arg in sorted(call.kwargs.items())
+        ),
+    ]
+    return [
+        (name + jax.tree_util.keystr(path), leaf)
+        for name, value in values
+        for path, leaf in _flatten(name, value)
+    ]
+
+
+def unique(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, with a number added to those that have come before."""
+    seen: set[str] = set()
+    result = []
+    for name in names:
+        chosen, number = name, 1
+        while chosen in seen:
+            number += 1
+            chosen = f"{name}_{number}"
+        seen.add(chosen)
+        result.append(chosen)
+    return tuple(result)
+
+
+# --- static arguments ---------------------------------------------------------------------------
+
+
+class _Box:
+    """A static value on its way through JAX, which wants it hashable; the box is, by identity."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def _unboxed(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun` for boxed static arguments; it keeps the name and signature that JAX reports."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fun(*(a.value if isinstance(a, _Box) else a for a in args), **kwargs)
+
+    return functools.update_wrapper(call, fun, updated=())
+
+
+def _with_boxes(call: Call) -> list[Any]:
+    args = list(call.args)
+    for position, value in sorted(call.static_args.items()):
+        args.insert(position, _Box(value))
+    return args
+
+
+def _bare(arg: Any) -> Any:
+    return arg.value if isinstance(arg, Static) else arg
+
+
+def _static_places(
+    fun: Callable[..., Any],
+    count: int,
+    static_argnums: int | Sequence[int],
+    static_argnames: str | Sequence[str],
+) -> tuple[set[int], set[str]]:
+    """Positions and names that are static; each of the two also says what the other would."""
+    numbers = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
+    names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
+    order = _positional_names(fun, count)
+    known = signature(fun)
+    for number in numbers:
+        if not -len(order) <= number < len(order):
+            raise ArgumentsError(
+                f"static_argnums has {number}, but the function is given {count} positions",
+                shown_signature(fun),
+            )
+    if known and not _parameter(known, inspect.Parameter.VAR_KEYWORD):
+        for name in sorted(names - set(known.parameters)):
+            hint = did_you_mean(name, known.parameters) or shown_signature(fun)
+            raise ArgumentsError(f"static_argnames has '{name}', which is no parameter", hint)
+    positions = {number % len(order) for number in numbers}
+    named = {order[i] for i in positions}
+    return positions | {i for i, name in enumerate(order) if name in names}, names | named
+
+
+def _positional_names(fun: Callable[..., Any], count: int) -> list[str]:
+    """A name for each position: all that the signature has, or more if `count` are given."""
+    known = signature(fun)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in known.parameters.values() if p.kind in kinds] if known else []
+    rest = _parameter(known, inspect.Parameter.VAR_POSITIONAL) or "args"
+    return names + [f"{rest}[{i}]" for i in range(count - len(names))]
+
+
+def _parameter(known: inspect.Signature | None, kind: Any) -> str | None:
+    parameters = known.parameters.values() if known else ()
+    return next((p.name for p in parameters if p.kind is kind), None)
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def _check_fit(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    known = signature(fun)
+    if known is None:
+        return
+    try:
+        known.bind(*args, **kwargs)
+    except TypeError as error:
+        message = f"the arguments do not fit {shown_signature(fun)}: {error}"
+        given = f"{len(args)} positional" + (f", and {', '.join(kwargs)}" if kwargs else "")
+        raise ArgumentsError(message, f"given were {given}") from None
+
+
+def _flatten(name: str, value: Any) -> list[tuple[Any, Any]]:
+    try:
+        return jax.tree_util.tree_flatten_with_path(value)[0]
+    except ValueError as error:  # dict keys that cannot be sorted, a node used wrongly
+        detail = " ".join(str(error).split())[:200]
+        raise ArgumentsError(f"argument {name} is not a pytree: {detail}") from error
+
+
+def _check_leaf(path: str, leaf: Any) -> None:
+    if isinstance(leaf, Static):
+        raise ArgumentsError(f"static(...) must be a whole argument, but stands at {path}")
+    try:
+        jax.api_util.shaped_abstractify(leaf)
+    except OverflowError:
+        hint = "--x64 allows integers of 64 bits" if -(2**63) <= leaf < 2**63 else None
+        raise ArgumentsError(f"argument {path} is {leaf}, too large for its type", hint) from None
+    except TypeError:
+        kind = type(leaf).__name__
+        dtype = getattr(leaf, "dtype", None)
+        what = f"an array of dtype {dtype}" if dtype is not None else f"of type {kind}"
+        raise ArgumentsError(
+            f"argument {path} is {what}, which JAX does not trace",
+            "to pass a whole argument as a Python value, write static(...)",
+        ) from None
+
+
+def _raised(name: str, error: BaseException) -> UserFunctionError:
+    """The error that says what the user's function raised, in one line."""
+    if isinstance(error, SystemExit):
+        return UserFunctionError(f"{name} called sys.exit({error.code!r}) while it was traced")
+    lines = [line.strip() for line in str(error).splitlines()]
+    text = " ".join(line for line in lines if line and not line.startswith("See http"))
+    text = text if len(text) <= 400 else text[:397] + "..."
+    kind, hint = type(error).__name__, None
+    if "Non-hashable static arguments" in text and "Tracer" in text:
+        text = "an inner function takes an argument as static, and was given a traced one"
+        hint = "write static(...) around it, or name it with --static-argnames"
+    return UserFunctionError(
+        f"{name} raised {kind}: {text}" if text else f"{name} raised {kind}", hint
+    )

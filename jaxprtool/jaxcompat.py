@@ -292,16 +292,9 @@ def primitive_test_programs() -> Iterator[Any]:
 # --- running ----------------------------------------------------------------------------------
 
 
-@contextmanager
-def quiet_backend_probing() -> Iterator[None]:
-    """Keep JAX from logging which accelerators it looked for and did not find."""
-    logger = logging.getLogger("jax._src.xla_bridge")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+def keep_backend_probing_quiet() -> None:
+    """Keep JAX from logging which accelerators it looks for and does not find."""
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.CRITICAL)
 
 
 class _Failures(logging.Handler):

@@ -1,0 +1,523 @@
+"""Where the lines of a listing break: a jaxpr as a flat list of tokens.
+
+The layout is the one JAX's own formatter arrives at. A group (a jaxpr, the parameters of an
+equation, a row of variables) goes on the current line if all of it fits there; what comes after
+it is not looked at. Else it is broken: a jaxpr and parameters at all their breaks, a row of
+variables only where a line is full. Most equations fit on a line as a whole, and `_equations`
+tries that first; all else is the slower path.
+
+Whether a nested group fits is found out by writing it flat, at most as far as the line goes, so
+that the whole takes time in proportion to the text.
+
+A variable's name brings the space before it along, so that it is one string wherever it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.render.names import VariableNames, shared_jaxprs
+from jaxprtool.render.notation import Notation, Signature, Value
+from jaxprtool.render.selection import Selection, equations
+from jaxprtool.render.tokens import BINDER, Comment, Keyword, SharedName, Token, Type
+
+#: Where comments begin, unless the line is longer than that.
+COMMENT_COLUMN = 50
+
+
+_LAMBDA, _LET, _IN = Keyword("lambda "), Keyword("let"), Keyword("in ")
+
+
+class Middle:
+    """What stands between the one variable that an equation binds and the equation's operands.
+
+    `flat` is that on one line, `width` columns wide. With its parameters on lines of their own it
+    is `first_line` and `more_lines`; of it, the type takes `left` columns. For signatures with no
+    jaxpr among their parameters.
+    """
+
+    __slots__ = (
+        "first_line",
+        "first_width",
+        "flat",
+        "indent",
+        "left",
+        "may_break",
+        "more_lines",
+        "width",
+    )
+
+    def __init__(
+        self,
+        signature: Signature,
+        types: list[Type],
+        indent: int,
+        width_of: Callable[[Iterable[str]], int],
+    ):
+        head = signature.head or []
+        self.indent = indent
+        self.flat = [*types, " = ", *head]
+        self.width = width_of(self.flat)
+        self.left = width_of(types)
+        self.first_line = [*types, " = ", signature.name, "["]
+        self.first_width = width_of(self.first_line)
+        self.more_lines: list[str] = []
+        for name, value in signature.pairs:
+            self.more_lines += _newline(indent + 2), name, str(value)
+        self.more_lines += _newline(indent), "]"
+        self.may_break = bool(signature.pairs) and all(value for _, value in signature.pairs)
+
+    def breaks(self, column: int, last: int, width: int) -> bool:
+        """Whether the parameters are to be on lines of their own, and nothing else is to break.
+
+        The variable ends at `column`, and the operands take `last` columns.
+        """
+        return (
+            self.may_break
+            and column + self.left <= width
+            and column + self.width > width
+            and self.indent + 1 + last <= width
+        )
+
+
+class Layout:
+    """One listing in the making; `tokens()` makes it."""
+
+    def __init__(
+        self,
+        root: Jaxpr,
+        width: int,
+        types: bool,
+        selection: Selection,
+        comment: Callable[[JaxprEqn], str | None] | None,
+    ):
+        self.root = root
+        self.width = width
+        self.types = types
+        self.selection = selection
+        self.comment = comment
+        self.notation = Notation()
+        self.shared = shared_jaxprs(root, self.notation.called)
+        self.names = VariableNames(root, set(self.shared.values()))
+        self._literals: dict[int, str] = {}
+        self._middles: dict[tuple[int, int, int], Middle] = {}
+        self._by_rule: dict[int, Callable[[int, int | None], str]] = {}
+        self._begin()
+
+    def tokens(self) -> list[str]:
+        """The tokens of the whole listing, without a newline at its end."""
+        if not self.selection.everything:
+            self._name_all()
+        depths = self._shared_depths()
+        for jaxpr, name in self.shared.items():
+            if jaxpr in depths:
+                self._put(Keyword("let "), SharedName(name), " = ")
+                self._jaxpr(jaxpr, 0, depths[jaxpr])
+                self._put(Keyword(" in"))
+                self._newline(0)
+        self._jaxpr(self.root, 0, 0)
+        self._end_line()
+        return self._out
+
+    def _begin(self) -> None:
+        self._out: list[str] = []
+        self._line_start = 0
+        self._pending: str | None = None
+
+    def _name_all(self) -> None:
+        """Write everything once, so that each variable has the name it has in the full listing."""
+        selection, comment = self.selection, self.comment
+        self.selection, self.comment = Selection(), None
+        self.tokens()
+        self.selection, self.comment = selection, comment
+        self._begin()
+
+    def _shared_depths(self) -> dict[Jaxpr, int]:
+        """The shared jaxprs that what is shown mentions, each with its least depth."""
+        if self.selection.everything:
+            return dict.fromkeys(self.shared, 1)
+        depths: dict[Jaxpr, int] = {}
+        level, depth = [self.root], 0
+        while level:
+            inside: dict[Jaxpr, None] = {}
+            for jaxpr in level:
+                if not self.selection.folds(depth):
+                    for row in self.selection.rows(jaxpr):
+                        if not isinstance(row, int):
+                            called = self.notation.signature(row[1]).called
+                            inside.update(dict.fromkeys(body for _, body in called))
+            depth += 1
+            level = [jaxpr for jaxpr in inside if jaxpr not in depths]
+            depths.update(dict.fromkeys(level, depth))
+        return depths
+
+    # --- lines --------------------------------------------------------------------------------
+
+    def _put(self, *tokens: str) -> None:
+        self._out += tokens
+
+    def _newline(self, indent: int) -> None:
+        self._end_line()
+        self._line_start = len(self._out)
+        self._out.append(_newline(indent))
+
+    def _end_line(self) -> None:
+        if self._pending is not None:
+            self._put(self._gap(self._column()), Comment(self._pending))
+            self._pending = None
+
+    def _gap(self, column: int) -> str:
+        """The space before a comment on a line of which `column` columns are written."""
+        return " " * max(min(COMMENT_COLUMN, self.width - 30) - column, 2)
+
+    def _column(self) -> int:
+        """How much of the line is written."""
+        line = self._out[self._line_start :]
+        return self._width(line) - (1 if self._line_start else 0)
+
+    def _width(self, tokens: Iterable[str]) -> int:
+        return sum(map(self.notation.width_of, tokens))
+
+    # --- variables ----------------------------------------------------------------------------
+
+    def _binders(self, variables: Sequence[Var]) -> list[tuple[str, ...]]:
+        """The tokens of each variable where it is bound, from the space before it on."""
+        mention = self.names.mention
+        if not self.types:
+            return [(BINDER, mention(var)) for var in variables]
+        type_of = self.notation.type_of
+        return [(BINDER, mention(var), type_of(var.aval)) for var in variables]
+
+    def _operands(self, atoms: Sequence[Atom]) -> list[str]:
+        """What stands after a primitive: each operand, from the space before it on."""
+        if not atoms:
+            return [" "]
+        found: list[Any] = [*map(self.names.spaced.get, map(id, atoms))]
+        if None in found:
+            for i, atom in enumerate(atoms):
+                if found[i] is None:
+                    literal = isinstance(atom, Literal)
+                    found[i] = self._literal(atom) if literal else self.names.mention(atom)
+        return found
+
+    def _literal(self, literal: Any) -> str:
+        text = self._literals.get(id(literal))
+        if text is None:
+            text = self._literals[id(literal)] = self.notation.literal(literal)
+        return text
+
+    def _row(self, cells: Sequence[tuple[str, ...]], comma: str, indent: int, column: int) -> int:
+        """Write variables, breaking only where the line is full; gives the column after them.
+
+        The space before the first is taken to be written already, and `column` to be after it.
+        """
+        widths = list(map(self._width, cells))
+        fits = sum(widths) - 1 + len(comma) * (len(cells) - 1) <= self.width - column
+        for i, cell in enumerate(cells):
+            if i == 0:
+                cell = _after_space(cell)
+            else:
+                self._put(comma)
+                column += len(comma)
+                if fits or column < self.width:
+                    column += 1
+                else:
+                    self._newline(indent)
+                    column = indent
+                    cell = _after_space(cell)
+            self._put(*cell)
+            column += widths[i] - 1
+        return column
+
+    # --- a jaxpr ------------------------------------------------------------------------------
+
+    def _jaxpr(self, jaxpr: Jaxpr, indent: int, depth: int) -> None:
+        """Write a jaxpr from the current column on; its further lines are below `indent`."""
+        column = self._column()
+        flat = self._flat_jaxpr(jaxpr, self.width - column, depth)
+        if flat is not None:
+            self._put(*flat)
+            self._pending = self._only_comment(jaxpr, depth) or self._pending
+            return
+        self._put("{ ", _LAMBDA)
+        column = self._row(self._binders(jaxpr.constvars), "", indent + 4, column + 9)
+        self._put("; ")
+        self._row(self._binders(jaxpr.invars), "", indent + 4, column + 2)
+        self._put(". ")
+        if self.selection.folds(depth):
+            self._put(Comment(equations(self.selection.count(jaxpr))), " }")
+            return
+        self._put(_LET)
+        self._equations(jaxpr, indent + 4, depth)
+        self._newline(indent + 2)
+        self._put(_IN, "(")
+        self._row(self._results(jaxpr), ",", indent + 4, indent + 6)
+        self._put(_end_of_tuple(jaxpr.outvars), " }")
+
+    def _results(self, jaxpr: Jaxpr) -> list[tuple[str]]:
+        return [(out,) for out in self._operands(jaxpr.outvars)] if jaxpr.outvars else []
+
+    def _flat_jaxpr(self, jaxpr: Jaxpr, room: int, depth: int) -> list[str] | None:
+        """A jaxpr on one line, if it takes no more than `room` columns."""
+        rows = len(jaxpr.eqns)
+        folded = self.selection.folds(depth)
+        if not folded and (2 * rows > room or (self.comment and rows > 1)):
+            return None
+        if len(jaxpr.constvars) + len(jaxpr.invars) > room:
+            return None
+        constants, inputs = self._binders(jaxpr.constvars), self._binders(jaxpr.invars)
+        tokens = ["{ ", _LAMBDA, *_flat_row(constants), "; ", *_flat_row(inputs), ". "]
+        if folded:
+            tokens += [Comment(equations(self.selection.count(jaxpr))), " }"]
+            return tokens if self._width(tokens) <= room else None
+        tokens += [_LET, " "]
+        for i, (eqn, signature) in enumerate(self._rows(jaxpr)):
+            tokens += ["; "] if i else []
+            left = room - self._width(tokens)
+            line = self._flat_equation(eqn, signature, left, depth) if left >= 0 else None
+            if line is None:
+                return None
+            tokens += line
+        results = _flat_row(self._results(jaxpr), ",")
+        tokens += [" ", _IN, "(", *results, _end_of_tuple(jaxpr.outvars), " }"]
+        return tokens if self._width(tokens) <= room else None
+
+    def _rows(self, jaxpr: Jaxpr) -> Iterable[tuple[Any, Any]]:
+        """The equations to show with their signatures; `(None, n)` for n that are left out."""
+        if self.selection.only is None:
+            return zip(jaxpr.eqns, self.notation.signatures(jaxpr), strict=True)
+        rows = self.selection.rows(jaxpr)
+        signature = self.notation.signature
+        return ((None, r) if isinstance(r, int) else (r[1], signature(r[1])) for r in rows)
+
+    def _only_comment(self, jaxpr: Jaxpr, depth: int) -> str | None:
+        """The comment of the one equation of a jaxpr that has been written on one line."""
+        shown = self.comment and jaxpr.eqns and not self.selection.folds(depth)
+        return self.comment(jaxpr.eqns[0]) if shown and self.comment else None
+
+    # --- equations ----------------------------------------------------------------------------
+
+    def _equations(self, jaxpr: Jaxpr, indent: int, depth: int) -> None:
+        """Write the equations of a jaxpr, each from a new line on."""
+        # Nearly all of the time of a large listing goes here, and most equations bind one
+        # variable and fit on a line: for them, everything is at hand and looked up in place.
+        out, names, notation = self._out, self.names.spaced, self.notation
+        newline, fresh = _newline(indent - 1), self.names.fresh
+        comment, width = self.comment, self.width
+        if not jaxpr.eqns:
+            self._newline(indent)
+        for eqn, signature in self._rows(jaxpr):
+            if eqn is None:
+                self._newline(indent)
+                self._put(Comment(equations(signature)))
+                continue
+            if signature.head is None or len(eqn.outvars) != 1:
+                self._long_equation(eqn, signature, indent, depth)
+                continue
+            var = eqn.outvars[0]
+            middle = self._middles.get((id(signature), id(var.aval), indent))
+            if middle is None:
+                middle = self._middle(signature, var.aval, indent)
+            name = names.get(id(var))
+            if name is None:
+                name = names[id(var)] = " _" if isinstance(var, DropVar) else next(fresh)
+            operands: list[Any] = [*map(names.get, map(id, eqn.invars))]
+            if None in operands or not operands:
+                operands = self._operands(eqn.invars)
+            column, last = indent - 1 + len(name), sum(map(notation.width_of, operands))
+            flat = column + middle.width + last <= width
+            if not (flat or middle.breaks(column, last, width)):
+                self._long_equation(eqn, signature, indent, depth)
+                continue
+            if self._pending is not None:
+                self._end_line()
+            out += newline, BINDER, name
+            if flat:
+                out += middle.flat
+                out += operands
+                column += middle.width + last
+            else:
+                out += middle.first_line
+                column += middle.first_width
+            if comment is not None and (text := comment(eqn)):
+                self._put(self._gap(column), Comment(text))
+            if not flat:
+                out += middle.more_lines
+                out += operands
+
+    def _middle(self, signature: Signature, aval: Any, indent: int) -> Middle:
+        types = [self.notation.type_of(aval)] if self.types else []
+        middle = Middle(signature, types, indent, self._width)
+        self._middles[id(signature), id(aval), indent] = middle
+        return middle
+
+    def _left_side(self, variables: Sequence[Var]) -> list[str]:
+        return [*_flat_row(self._binders(variables)), " = "] if variables else []
+
+    def _flat_equation(
+        self, eqn: JaxprEqn | None, signature: Any, room: int, depth: int
+    ) -> list[str] | None:
+        """An equation on one line, or None if it is seen to need more than `room` columns."""
+        if eqn is None:
+            return [Comment(equations(signature))]
+        if signature.by_rule:
+            return [self._rule(eqn)(0, None)]
+        if signature.named_by_call:
+            self._name_body(eqn, signature)
+        tokens = self._left_side(eqn.outvars)
+        if signature.head is not None:
+            tokens += signature.head
+        else:
+            params = self._flat_params(signature, room - self._width(tokens), depth)
+            if params is None:
+                return None
+            tokens += [signature.name, *params]
+        return tokens + self._operands(eqn.invars)
+
+    def _long_equation(self, eqn: JaxprEqn, signature: Signature, indent: int, depth: int) -> None:
+        """Write an equation that does not fit on a line, or is not yet known to."""
+        self._newline(indent)
+        if self.comment is not None:
+            self._pending = self.comment(eqn)
+        if signature.by_rule:
+            self._put(self._rule(eqn)(indent, self.width))
+            return
+        if signature.named_by_call:
+            self._name_body(eqn, signature)
+        column = indent
+        if eqn.outvars:
+            column = self._row(self._binders(eqn.outvars), "", indent + 2, column) + 3
+            self._put(" = ")
+        self._put(signature.name)
+        column += self._width([signature.name])
+        if signature.pairs:
+            column = self._params(signature, indent, column, depth)
+        self._put(" ")
+        operands = [(operand,) for operand in self._operands(eqn.invars)] if eqn.invars else []
+        self._row(operands, "", indent + 2, column + 1)
+
+    def _name_body(self, eqn: JaxprEqn, signature: Signature) -> None:
+        for _, body in signature.called:
+            if body not in self.shared:
+                self.names.follow_call(eqn, body)
+
+    def _rule(self, eqn: JaxprEqn) -> Callable[[int, int | None], str]:
+        text = self._by_rule.get(id(eqn))
+        if text is None:
+            text = jaxcompat.print_with_rule(eqn, self.names, self.shared, self.types)
+            self._by_rule[id(eqn)] = text
+        return text
+
+    # --- parameters ---------------------------------------------------------------------------
+
+    def _params(self, signature: Signature, indent: int, column: int, depth: int) -> int:
+        """Write an equation's parameters; gives the column after them."""
+        flat = self._flat_params(signature, self.width - column, depth)
+        if flat is not None:
+            self._put(*flat)
+            return column + self._width(flat)
+        self._put("[")
+        for name, value in signature.pairs:
+            self._newline(indent + 2)
+            self._put(name)
+            self._value(value, indent + 2, depth)
+        self._newline(indent)
+        self._put("]")
+        return indent + 1
+
+    def _flat_params(self, signature: Signature, room: int, depth: int) -> list[str] | None:
+        if signature.head is not None:
+            tokens = signature.head[1:]
+            return tokens if self._width(tokens) <= room else None
+        tokens = ["["]
+        for i, (name, value) in enumerate(signature.pairs):
+            tokens += [" ", name] if i else [name]
+            text = self._flat_value(value, room - self._width(tokens), depth)
+            if text is None or (self.comment and self._has_comments(value, depth)):
+                return None
+            tokens += text
+        tokens.append("]")
+        return tokens if self._width(tokens) <= room else None
+
+    def _has_comments(self, value: Value, depth: int) -> bool:
+        """Whether equations stand in a parameter; each of them has a comment, hence a line."""
+        jaxprs = (value,) if isinstance(value, Jaxpr) else value
+        return not self.selection.folds(depth + 1) and any(
+            isinstance(jaxpr, Jaxpr) and jaxpr not in self.shared and jaxpr.eqns for jaxpr in jaxprs
+        )
+
+    def _value(self, value: Value, indent: int, depth: int) -> None:
+        """Write a parameter's value from the current column on."""
+        if isinstance(value, str):
+            self._put(value)
+        elif isinstance(value, Jaxpr):
+            self._body(value, indent, depth)
+        else:
+            room = self.width - self._column()
+            flat = self._flat_value(value, room, depth)
+            if flat is not None and not (self.comment and self._has_comments(value, depth)):
+                self._put(*flat)
+                return
+            self._put("(")
+            for jaxpr in value:
+                self._newline(indent + 2)
+                self._body(jaxpr, indent + 2, depth)
+            if not value:
+                self._newline(indent + 2)
+            self._newline(indent)
+            self._put(")")
+
+    def _body(self, jaxpr: Jaxpr, indent: int, depth: int) -> None:
+        if jaxpr in self.shared:
+            self._put(SharedName(self.shared[jaxpr]))
+        else:
+            self._jaxpr(jaxpr, indent, depth + 1)
+
+    def _flat_value(self, value: Value, room: int, depth: int) -> list[str] | None:
+        """A parameter's value on one line, or None if it takes more than `room` columns."""
+        if isinstance(value, str):
+            return [value]
+        if isinstance(value, Jaxpr):
+            if value in self.shared:
+                return [SharedName(self.shared[value])]
+            return self._flat_jaxpr(value, room, depth + 1)
+        tokens = ["("]
+        for i, jaxpr in enumerate(value):
+            tokens += [" "] if i else []
+            body = self._flat_value(jaxpr, room - self._width(tokens), depth)
+            if body is None:
+                return None
+            tokens += body
+        tokens.append(")")
+        return tokens if self._width(tokens) <= room else None
+
+
+def _newline(indent: int) -> str:
+    return "\n" + " " * indent
+
+
+def _flat_row(cells: Sequence[tuple[str, ...]], comma: str = "") -> list[str]:
+    """Variables on one line, without the space before the first."""
+    tokens: list[str] = []
+    for cell in cells:
+        if tokens:
+            tokens.append(comma)
+            tokens += cell
+        else:
+            tokens += _after_space(cell)
+    return tokens
+
+
+def _after_space(cell: tuple[str, ...]) -> tuple[str, ...]:
+    """The tokens of a variable or literal, without the space before it."""
+    marks = 1 if cell[0] is BINDER else 0
+    name = cell[marks]
+    bare = type(name)(name[1:]) if isinstance(name, Token) else name[1:]
+    return (*cell[:marks], bare, *cell[marks + 1 :])
+
+
+def _end_of_tuple(values: Sequence[Any]) -> str:
+    return ",)" if len(values) == 1 else ")"

@@ -1,0 +1,134 @@
+"""Which name each variable gets, and which jaxprs are printed once and then named.
+
+JAX names variables in the order in which they are written (a, b, …, z, ba, bb, …), with three
+exceptions: a result of the outermost jaxpr that nothing uses is `_`; a name that a shared jaxpr
+bears is skipped; and the arguments and results of a jit's body take the names of the variables
+that the call passes and binds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, product
+from string import ascii_lowercase
+
+from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
+
+#: A body longer than this is printed apart even when it is used once.
+LONGEST_INLINE_BODY = 10
+
+
+def shared_jaxprs(
+    root: Jaxpr, calls: Callable[[Jaxpr], Sequence[tuple[str | None, Jaxpr]]]
+) -> dict[Jaxpr, str]:
+    """The jaxprs below `root` that are printed once, at the top, each with its name, in order.
+
+    They are those that occur more than once, and long ones. `calls` gives the open jaxprs that
+    the equations of one hold, each with the name that its equation gives it.
+    """
+    uses: Counter[Jaxpr] = Counter()
+    names: dict[Jaxpr, str] = {}
+    queue = deque([root])
+    while queue:
+        jaxpr = queue.popleft()
+        uses[jaxpr] += 1
+        if uses[jaxpr] > 2:
+            continue  # its bodies have been seen twice already, which is all that matters
+        for name, body in calls(jaxpr):
+            queue.append(body)
+            if name is not None:
+                names.setdefault(body, name.strip("<>"))
+    long = {j for j in uses if j is not root and len(j.eqns) > LONGEST_INLINE_BODY}
+    return _distinct({j: names.get(j, "jaxpr") for j, n in uses.items() if n > 1 or j in long})
+
+
+def _distinct(names: dict[Jaxpr, str]) -> dict[Jaxpr, str]:
+    """`names` with a number after each that was taken before."""
+    taken: Counter[str] = Counter()
+    result = {}
+    for jaxpr, name in names.items():
+        number = taken[name]
+        taken[name] += 1
+        if number:
+            name += str(number)
+            taken[name] += 1
+        result[jaxpr] = name
+    return result
+
+
+def fresh_names(taken: set[str]) -> Iterator[str]:
+    """a, b, …, z, ba, bb, …: numbers in base 26 whose digits are letters, less those `taken`.
+
+    Each has a space before it, which it has wherever it is written but after a parenthesis.
+    """
+    names = map("".join, _digits())
+    return (name for name in names if name[1:] not in taken) if taken else names
+
+
+def _digits() -> Iterator[tuple[str, ...]]:
+    yield from product(" ", ascii_lowercase)
+    for more in count(1):
+        yield from product(" ", ascii_lowercase[1:], *[ascii_lowercase] * more)
+
+
+class VariableNames:
+    """The name of each variable, given at its first mention.
+
+    `spaced` holds the names, each after a space, by the identity of the variable; so a jaxpr must
+    outlive its names. To JAX's printing rules it looks like the mapping from variables to names
+    that they expect.
+    """
+
+    def __init__(self, root: Jaxpr, taken: set[str]):
+        self.fresh = fresh_names(taken)
+        self._followed: set[int] = set()
+        used = set(map(id, root.outvars))
+        bound: set[int] = set()
+        for eqn in root.eqns:
+            used.update(map(id, eqn.invars))
+            bound.update(map(id, eqn.outvars))
+        self.spaced = dict.fromkeys(bound - used, " _")
+
+    def mention(self, var: Var) -> str:
+        """The name of a variable, after a space."""
+        name = self.spaced.get(id(var))
+        if name is None:
+            name = " _" if isinstance(var, DropVar) else next(self.fresh)
+            self.spaced[id(var)] = name
+        return name
+
+    def __getitem__(self, var: Var) -> str:
+        return self.mention(var)[1:]
+
+    def __setitem__(self, var: Var, name: str) -> None:
+        self.spaced[id(var)] = " " + name
+
+    def __contains__(self, var: object) -> bool:
+        return id(var) in self.spaced
+
+    def get(self, var: Var, default: str | None = None) -> str | None:
+        """The name of `var` if it has been mentioned."""
+        name = self.spaced.get(id(var))
+        return default if name is None else name[1:]
+
+    def follow_call(self, eqn: JaxprEqn, body: Jaxpr) -> None:
+        """Name the arguments and results of `body` like those of `eqn`, the call of it.
+
+        Only the first call for an equation counts, as an equation may be laid out twice.
+        """
+        if id(eqn) not in self._followed:
+            self._followed.add(id(eqn))
+            self._name_alike(body.invars, eqn.invars)
+            self._name_alike(body.outvars, eqn.outvars)
+
+    def _name_alike(self, variables: Sequence[Atom], models: Sequence[Atom]) -> None:
+        if len(variables) != len(models):
+            return
+        used = set()
+        for var, model in zip(variables, models, strict=True):
+            if isinstance(model, Literal) or isinstance(var, Literal):
+                continue
+            if id(model) not in used and var not in self:
+                used.add(id(model))
+                self[var] = self[model]

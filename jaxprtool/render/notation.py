@@ -1,0 +1,295 @@
+"""How JAX writes a type, a literal, and the parameters of an equation.
+
+Few programs have more than a hundred different kinds of equation, so that the text of an
+equation's primitive and parameters, its `Signature`, is made once for all those that look alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
+from jaxprtool.render.tokens import LiteralText, Parameter, PrimitiveName, Type, width_of
+
+#: What a parameter's value is written as: a text, a jaxpr, or several in parentheses.
+Value: TypeAlias = str | Jaxpr | tuple[Jaxpr, ...]
+
+
+# --- which parameters are shown ---------------------------------------------------------------
+
+
+def _without(*names: str) -> Callable[[dict[str, Any]], list[tuple[str, Any]]]:
+    """All parameters in alphabetical order, less some that the types tell already."""
+    return lambda params: sorted((k, v) for k, v in params.items() if k not in names)
+
+
+def _unless_none(name: str) -> Callable[[dict[str, Any]], list[tuple[str, Any]]]:
+    hidden = _without(name)
+    return lambda p: sorted(p.items()) if p.get(name) is not None else hidden(p)
+
+
+def _dot_general(params: dict[str, Any]) -> list[tuple[str, Any]]:
+    contract, batch = params["dimension_numbers"]
+    lists = tuple(tuple(map(list, pair)) for pair in (contract, batch))
+    shown = {k: v for k, v in params.items() if v is not None and k != "out_sharding"}
+    return sorted({**shown, "dimension_numbers": lists}.items())
+
+
+def _broadcast_in_dim(params: dict[str, Any]) -> list[tuple[str, Any]]:
+    hidden = {"shape", "sharding"}
+    if not params["broadcast_dimensions"]:
+        hidden.add("broadcast_dimensions")
+    return sorted((k, v) for k, v in params.items() if k not in hidden)
+
+
+def _nothing_asked(values: Iterable[Any]) -> bool:
+    return all(map(jaxcompat.is_unspecified, values))
+
+
+def _all_none(values: Iterable[Any]) -> bool:
+    return all(value is None for value in values)
+
+
+#: For each of jit's parameters, when it says nothing; `inline` never does.
+_JIT_TRIVIAL: dict[str, Callable[[Any], bool]] = {
+    "inline": lambda inline: True,
+    "donated_invars": lambda donated: not any(donated),
+    "in_shardings": _nothing_asked,
+    "out_shardings": _nothing_asked,
+    "in_layouts": _all_none,
+    "out_layouts": _all_none,
+    "keep_unused": lambda keep: not keep,
+    "ctx_mesh": lambda mesh: mesh.empty,
+    "compiler_options_kvs": lambda options: not options,
+}
+
+
+def _jit(params: dict[str, Any]) -> list[tuple[str, Any]]:
+    shown = {
+        k: v
+        for k, v in params.items()
+        if k != "name" and not (k in _JIT_TRIVIAL and _JIT_TRIVIAL[k](v))
+    }
+    return [("name", params["name"]), *sorted(shown.items())]
+
+
+def _custom_derivative(functions: dict[str, str]) -> Callable:
+    """The body's name first, then the rest; each of `functions` by its own name, renamed."""
+
+    def shown(params: dict[str, Any]) -> list[tuple[str, Any]]:
+        rest = {k: v for k, v in params.items() if k not in functions and k != "out_trees"}
+        if not rest["num_consts"]:
+            del rest["num_consts"]
+        for held, name in functions.items():
+            rest[name] = params[held].debug_info.func_name
+        name = jaxcompat.open_jaxpr(params["call_jaxpr"]).debug_info.func_name
+        return [("name", name), *sorted(rest.items())]
+
+    return shown
+
+
+def _custom_lin(params: dict[str, Any]) -> list[tuple[str, Any]]:
+    shown = {k: v for k, v in params.items() if k != "out_avals"}
+    return sorted({**shown, "bwd": params["bwd"].debug_info.func_name}.items())
+
+
+#: JAX's printing rules that only choose and order the parameters, and what each of them shows.
+#: Equations of primitives that have another rule are written by that rule itself.
+SHOWN_PARAMS: dict[str, Callable[[dict[str, Any]], list[tuple[str, Any]]]] = {
+    "_unary_with_accuracy_pp_rule": _unless_none("accuracy"),
+    "_binary_with_out_dtype_pp_rule": _unless_none("out_dtype"),
+    "_convert_elt_type_pp_rule": _without("sharding"),
+    "_dot_general_pp_rule": _dot_general,
+    "_broadcast_in_dim_pp_rule": _broadcast_in_dim,
+    "_pp_reshard": lambda params: [],
+    "_pp_check": _without("err_tree"),
+    "_pjit_pp_rule": _jit,
+    "_custom_jvp_call_pp_rule": _custom_derivative({"jvp_jaxpr_fun": "jvp"}),
+    "_custom_vjp_call_pp_rule": _custom_derivative({"fwd_jaxpr_thunk": "fwd", "bwd": "bwd"}),
+    "_custom_lin_pp_rule": _custom_lin,
+}
+
+
+# --- signatures -------------------------------------------------------------------------------
+
+
+class Signature:
+    """What equations of one primitive and the same parameters have in common.
+
+    `pairs` are the parameters to show, with their values. `head` is the primitive and its
+    parameters on one line, or None if a jaxpr is among them. `called` are all jaxprs of the
+    equation, with the name it gives them. `by_rule` says that JAX's own rule writes the equation,
+    `named_by_call` that the variables of a jit's body are named after the call's.
+    """
+
+    __slots__ = ("by_rule", "called", "head", "name", "named_by_call", "pairs")
+
+    def __init__(
+        self,
+        name: PrimitiveName,
+        pairs: list[tuple[Parameter, Value]],
+        called: tuple[tuple[str | None, Jaxpr], ...] = (),
+        by_rule: bool = False,
+        named_by_call: bool = False,
+    ):
+        self.name = name
+        self.pairs = pairs
+        self.called = called
+        self.by_rule = by_rule
+        self.named_by_call = named_by_call
+        has_bodies = any(value and not isinstance(value, str) for _, value in pairs)
+        self.head = None if has_bodies or by_rule else [name, *_flat(pairs)]
+
+
+def _flat(pairs: list[tuple[Parameter, Value]]) -> list[str]:
+    """`[axes=(0,) keepdims=True]`, or nothing."""
+    tokens: list[str] = []
+    for name, value in pairs:
+        tokens += (" " if tokens else "[", name, str(value))
+    if tokens:
+        tokens.append("]")
+    return tokens
+
+
+class Notation:
+    """The text of types, literals and signatures, each made once.
+
+    What has been seen is known by identity, so the jaxpr must outlive its notation.
+    """
+
+    def __init__(self) -> None:
+        #: The width of a token: its length, until one is seen that is not ASCII.
+        self.width_of: Callable[[str], int] = len
+        self._types: dict[int, Type] = {}
+        self._values: dict[int, str] = {}
+        self._signatures: dict[Any, Signature] = {}
+        self._alike: dict[tuple[Any, ...], Signature] = {}
+        self._of_jaxpr: dict[Jaxpr, list[Signature]] = {}
+
+    def type_of(self, aval: Any) -> Type:
+        """A type as a binder bears it: `:f32[3]`."""
+        token = self._types.get(id(aval))
+        if token is None:
+            token = self._types[id(aval)] = Type(self._noted(":" + short_type(aval)))
+        return token
+
+    def literal(self, literal: Any) -> LiteralText:
+        """A literal with its type, after a space: ` 2.0:f32[]`."""
+        aval = literal.aval
+        typed = bool(getattr(aval, "dtype", None))
+        return LiteralText(" " + value_text(literal) + (self.type_of(aval) if typed else ""))
+
+    def signatures(self, jaxpr: Jaxpr) -> list[Signature]:
+        """The signature of each equation of `jaxpr`."""
+        found = self._of_jaxpr.get(jaxpr)
+        if found is None:
+            found = self._of_jaxpr[jaxpr] = list(map(self.signature, jaxpr.eqns))
+        return found
+
+    def signature(self, eqn: JaxprEqn) -> Signature:
+        """The signature of one equation."""
+        params = eqn.params
+        key: Any = id(eqn.primitive)
+        if params:
+            key = (key, *params, *map(id, params.values()))
+        found = self._signatures.get(key)
+        if found is None:
+            # Often the parameters differ only in that each has its own tuple of the same numbers.
+            alike = (id(eqn.primitive), *params, *map(_identity, params.values()))
+            found = self._alike.get(alike)
+            if found is None:
+                found = self._alike[alike] = self._make(eqn)
+            self._signatures[key] = found
+        return found
+
+    def called(self, jaxpr: Jaxpr) -> list[tuple[str | None, Jaxpr]]:
+        """The jaxprs that the equations of `jaxpr` hold, each with the name it is given."""
+        return [call for signature in self.signatures(jaxpr) for call in signature.called]
+
+    def _make(self, eqn: JaxprEqn) -> Signature:
+        primitive, params = eqn.primitive, eqn.params
+        rule = jaxcompat.printing_rule(primitive)
+        by_rule = rule is not None and rule not in SHOWN_PARAMS
+        if by_rule or any(map(_may_hold_jaxprs, params.values())):
+            given = params.get("name")
+            called = tuple((given, body) for body in jaxcompat.printed_jaxprs(eqn))
+        else:
+            called = ()
+        if by_rule:
+            return Signature(self._primitive(eqn), [], called, by_rule=True)
+        chosen = SHOWN_PARAMS[rule](params) if rule else sorted(params.items())
+        pairs = [(name, self._value(value)) for name, value in chosen]
+        tokens = [(Parameter(self._noted(f"{name}=")), value) for name, value in pairs]
+        named = rule == "_pjit_pp_rule"
+        return Signature(self._primitive(eqn), tokens, called, named_by_call=named)
+
+    def _primitive(self, eqn: JaxprEqn) -> PrimitiveName:
+        return PrimitiveName(self._noted(eqn.primitive.name))
+
+    def _value(self, value: Any) -> Value:
+        """The text of a parameter's value, or the jaxprs it is."""
+        kind = type(value)
+        if kind in _IMMUTABLE_BUILTINS:
+            return self._noted(str(value))
+        if kind is tuple:
+            if all(isinstance(item, Jaxpr | ClosedJaxpr) for item in value):
+                return tuple(map(jaxcompat.open_jaxpr, value))
+            return self._noted(_without_addresses(str(value)))
+        if isinstance(value, Jaxpr | ClosedJaxpr):
+            return jaxcompat.open_jaxpr(value)
+        text = self._values.get(id(value))
+        if text is None:
+            text = self._values[id(value)] = self._noted(_object_text(value))
+        return text
+
+    def _noted(self, text: str) -> str:
+        if not text.isascii():
+            self.width_of = width_of
+        return text
+
+
+def _identity(value: Any) -> Any:
+    """What tells a parameter's value from those that are written otherwise."""
+    if type(value) is tuple and value and type(value[0]) in (int, tuple):
+        return str(value)
+    return id(value)
+
+
+_IMMUTABLE_BUILTINS = {bool, float, int, type(None)}
+
+
+def _may_hold_jaxprs(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(isinstance(item, Jaxpr | ClosedJaxpr) for item in value)
+    return isinstance(value, Jaxpr | ClosedJaxpr)
+
+
+def short_type(aval: Any) -> str:
+    """A type in JAX's short form: `f32[3]`."""
+    return aval.str_short(short_dtypes=True)
+
+
+def value_text(literal: Any) -> str:
+    """The value of a literal, without its type; `[...]` if it is an array."""
+    return "[...]" if np.shape(literal.val) else str(np.asarray(literal.val).item())
+
+
+def _object_text(value: Any) -> str:
+    if isinstance(value, frozenset):
+        return f"frozenset({{{', '.join(map(repr, sorted(value)))}}})"
+    return _without_addresses(str(value))
+
+
+_ADDRESS = re.compile(r" at 0x([0-9a-fA-F]+)")
+
+
+def _without_addresses(text: str) -> str:
+    """`text` with the digits of memory addresses made X, so that two runs print alike."""
+    if " at 0x" not in text:
+        return text
+    return _ADDRESS.sub(lambda match: " at 0x" + "X" * len(match[1]), text)

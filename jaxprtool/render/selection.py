@@ -1,0 +1,99 @@
+"""What of a program is shown: how deep, and which equations.
+
+`depth` folds the bodies that are nested deeper; `only` keeps the equations whose primitive fits a
+pattern, and those that enclose one. Whatever is left out is counted, equations inside it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+
+
+def top_jaxpr(program: Any) -> Jaxpr:
+    """The open jaxpr of a `Program`, or of a jaxpr, closed or open."""
+    return jaxcompat.open_jaxpr(program.jaxpr if isinstance(program, Program) else program)
+
+
+def bodies(eqn: JaxprEqn) -> list[tuple[str, Jaxpr]]:
+    """The open jaxprs of an equation, each with the path of the parameter that holds it."""
+    return [(path, jaxcompat.open_jaxpr(body)) for path, body in sub_jaxprs(eqn)]
+
+
+class Selection:
+    """Which equations of a program to show, at which depth.
+
+    A program's own equations are at depth 0. `depth=None` means all of them, `only=None` any
+    primitive; a pattern is one of `fnmatch`.
+    """
+
+    def __init__(self, depth: int | None = None, only: Sequence[str] | None = None):
+        self.depth = depth
+        self.only = None if only is None else tuple(only)
+        self._counts: dict[Jaxpr, int] = {}
+        self._holds: dict[Jaxpr, bool] = {}
+        self._fits: dict[str, bool] = {}
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing is left out."""
+        return self.depth is None and self.only is None
+
+    def folds(self, depth: int) -> bool:
+        """Whether a body whose equations are at `depth` is shown as a count only."""
+        return self.depth is not None and depth > self.depth
+
+    def count(self, jaxpr: Jaxpr) -> int:
+        """The equations of `jaxpr`, those of its bodies included, once for each call of one."""
+        found = self._counts.get(jaxpr)
+        if found is None:
+            found = self._counts[jaxpr] = sum(map(self.count_equation, jaxpr.eqns))
+        return found
+
+    def count_equation(self, eqn: JaxprEqn) -> int:
+        """One, and the equations of its bodies."""
+        return 1 + sum(self.count(body) for _, body in bodies(eqn))
+
+    def shows(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation is asked for, or has one inside that is."""
+        return self.fits(eqn) or any(self._holds_one(body) for _, body in bodies(eqn))
+
+    def fits(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation is itself asked for."""
+        if self.only is None:
+            return True
+        name = eqn.primitive.name
+        if name not in self._fits:
+            self._fits[name] = any(fnmatchcase(name, pattern) for pattern in self.only)
+        return self._fits[name]
+
+    def rows(self, jaxpr: Jaxpr) -> Iterator[tuple[int, JaxprEqn] | int]:
+        """The equations to show, each with its index, and between them how many are left out."""
+        skipped = 0
+        for index, eqn in enumerate(jaxpr.eqns):
+            if not self.shows(eqn):
+                skipped += self.count_equation(eqn)
+                continue
+            if skipped:
+                yield skipped
+                skipped = 0
+            yield index, eqn
+        if skipped:
+            yield skipped
+
+    def _holds_one(self, jaxpr: Jaxpr) -> bool:
+        found = self._holds.get(jaxpr)
+        if found is None:
+            found = self._holds[jaxpr] = any(map(self.shows, jaxpr.eqns))
+        return found
+
+
+def equations(count: int) -> str:
+    """`… 12 equations`, for what is left out."""
+    return f"… {count:,} equation{'' if count == 1 else 's'}"

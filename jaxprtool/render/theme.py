@@ -1,0 +1,42 @@
+"""The style of each role of a listing, and of the tables and trees beside it.
+
+Only the terminal's own named colours, which its user has chosen to be legible on its background,
+dark or light, and none that is near either: no white, no black, no bright yellow.
+"""
+
+from __future__ import annotations
+
+from rich.style import Style
+
+from jaxprtool.render.tokens import (
+    Binder,
+    Comment,
+    Keyword,
+    LiteralText,
+    Parameter,
+    PrimitiveName,
+    SharedName,
+    Type,
+)
+
+BINDER = Style(color="blue")
+TYPE = Style(color="magenta")
+PRIMITIVE = Style(bold=True)
+PARAMETER = Style(color="cyan")
+LITERAL = Style(color="green")
+KEYWORD = Style(color="blue", bold=True)
+COMMENT = Style(dim=True)
+SHARED_NAME = Style(color="red")
+HEADING = Style(bold=True)
+
+#: The style of each class of token; plain strings have none.
+STYLES: dict[type[str], Style] = {
+    Binder: BINDER,
+    Type: TYPE,
+    PrimitiveName: PRIMITIVE,
+    Parameter: PARAMETER,
+    LiteralText: LITERAL,
+    Keyword: KEYWORD,
+    Comment: COMMENT,
+    SharedName: SHARED_NAME,
+}

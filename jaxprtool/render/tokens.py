@@ -1,0 +1,94 @@
+"""The pieces that a listing is made of: strings that know what they stand for.
+
+A listing is a flat list of strings. A piece that has a role (a binder, a type, a literal) is an
+instance of that role's class, which is a `str` and nothing more: `"".join(pieces)` is the plain
+text, and the classes say which style each piece gets where there are colours. So one layout
+serves both, and plain text pays nothing for the colours it does not have.
+
+An empty token lends its role to the piece after it. That is how binders are marked: there is one
+for each equation, and a name that is a plain `str` serves where it is bound and where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+
+class Token(str):
+    """A piece of text with a role; plain `str` pieces (names in use, punctuation) have none."""
+
+    __slots__ = ()
+
+
+class Binder(Token):
+    """A variable where it is bound."""
+
+    __slots__ = ()
+
+
+class Type(Token):
+    """The type of a variable, with its colon: `:f32[3]`."""
+
+    __slots__ = ()
+
+
+class PrimitiveName(Token):
+    """The primitive of an equation."""
+
+    __slots__ = ()
+
+
+class Parameter(Token):
+    """The name of a parameter, with its equals sign: `axes=`."""
+
+    __slots__ = ()
+
+
+class LiteralText(Token):
+    """A constant written in place: `2.0:f32[]`."""
+
+    __slots__ = ()
+
+
+class Keyword(Token):
+    """`lambda`, `let` and `in`."""
+
+    __slots__ = ()
+
+
+class Comment(Token):
+    """What JAX's notation does not have: where an equation comes from, what is left out."""
+
+    __slots__ = ()
+
+
+class SharedName(Token):
+    """The name of a jaxpr that is printed once, above, and used more than once."""
+
+    __slots__ = ()
+
+
+#: Stands before the name of a variable where it is bound.
+BINDER = Binder()
+
+
+def with_roles(tokens: Iterable[str]) -> Iterator[tuple[str, type[str]]]:
+    """Each piece of text with its role; those without one (`str`) in one piece if adjacent."""
+    run: list[str] = []
+    pieces = iter(tokens)
+    for piece in pieces:
+        role = type(piece)
+        if role is str:
+            run.append(piece)
+            continue
+        if run:
+            yield "".join(run), str
+            run.clear()
+        yield piece or next(pieces), role
+    if run:
+        yield "".join(run), str
+
+
+def width_of(token: str) -> int:
+    """The columns JAX's formatter counts for `token`: one for each byte of UTF-8."""
+    return len(token) if token.isascii() else len(token.encode())

@@ -1,0 +1,281 @@
+"""--args means what the jaxpr's notation says, and everything else is refused by name and place."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError, JaxprToolError
+from jaxprtool.loading import argspec, dtypes
+from jaxprtool.loading.argspec import read_args, read_strings
+from jaxprtool.loading.example import Static
+
+
+def one(text, module=None):
+    (value,), kwargs = read_args(text, module)
+    assert kwargs == {}
+    return value
+
+
+def fault(text, module=None):
+    with pytest.raises(ArgumentsError) as caught:
+        read_args(text, module)
+    assert "\n" not in caught.value.message
+    return f"{caught.value.message} | {caught.value.hint}"
+
+
+@pytest.fixture
+def module():
+    found = types.ModuleType("model")
+    found.params = {"w": np.ones((3, 4), np.float32), "layers": [np.zeros(2), np.ones(2)]}
+    found.config = types.SimpleNamespace(params=found.params, width=8)
+    return found
+
+
+# --- types
+
+
+NARROW = [name for name, dtype in dtypes.array_dtypes().items() if not dtypes.needs_x64(dtype)]
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_every_dtype_is_read_as_jax_prints_it(name):
+    struct = one(f"{name}[3,2]")
+    printed = str(jax.make_jaxpr(lambda x: x)(struct).invars[0].aval.str_short(True))
+    assert printed == jaxcompat.short_dtype_name(dtypes.array_dtypes()[name]) + "[3,2]" or (
+        name == "float0"
+    )
+    assert one(f"{name}[]").shape == ()
+
+
+def test_the_dtypes_that_people_write_are_known():
+    names = """f32 bf16 f16 f8_e4m3fn f8_e5m2 f8_e4m3b11fnuz f8_e8m0fnu f4_e2m1fn f6_e2m3fn i2 i4 i8
+    i16 i32 u2 u4 u8 u16 u32 c64 bool float32 bfloat16 int8 complex64"""
+    assert set(names.split()) <= set(NARROW)
+
+
+def test_wide_types_need_x64():
+    for name in ["f64", "i64", "u64", "c128", "float64"]:
+        assert "--x64" in fault(f"{name}[2]")
+    with jax.enable_x64(True):
+        assert one("f64[2]").dtype == np.float64
+        assert one("arange(3)").dtype == np.int64
+        assert one("3000000000") == 3_000_000_000
+    assert "--x64" in fault("3000000000")
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_key_types_are_read_as_jax_prints_them(impl):
+    keys = jax.random.split(jax.random.key(0, impl=impl), 2)
+    printed = jax.typeof(keys).str_short(True)
+    struct = one(printed)
+    assert (struct.shape, struct.dtype) == ((2,), keys.dtype)
+    assert one(printed.replace("[2]", "[]")).shape == ()
+
+
+def test_symbolic_dimensions_are_shared_by_all_arguments():
+    (x, y), _ = read_args("f32[n,128], f32[128,2*n-1]")
+    jaxpr = jax.make_jaxpr(jnp.matmul)(x, y)
+    assert jaxpr.outvars[0].aval.str_short(True) == "f32[n,2*n - 1]"
+    same = read_strings(("f32[n]", "f32[n]"))
+    assert jax.eval_shape(jnp.add, *same).shape == same[0].shape
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("f32[-1]", "a dimension cannot be -1 (column 5)"),
+        ("f32[1.5]", "an integer is needed here, not 1.5 (column 5)"),
+        ("f32[:]", "a slice is not allowed in --args (column 5)"),
+        ("f32[n//0]", "not a dimension"),
+        ("f32[max]", "'max' cannot name one (column 5)"),
+        ("f32[f(3)]", "a call is not allowed"),
+        ("f32[99999999999999999999]", "more than 64 bits"),
+        ("f32", "the type f32 needs a shape (column 1) | write f32[] for a scalar"),
+        ("f33[2]", "unknown name 'f33' in --args (column 1) | did you mean 'f32'?"),
+        ("key<foo>[]", "no kind of key is called 'foo' (column 5) | there are fry"),
+        ("key<fry>", "cannot be read"),
+    ],
+)
+def test_types_that_are_none(text, expected):
+    assert expected in fault(text)
+
+
+# --- scalars and containers
+
+
+@pytest.mark.parametrize(
+    "text", ["5", "-3", "2.5", "True", "1j", "inf", "[1, (2, None)]", "{'a': 1}"]
+)
+def test_scalars_and_containers_are_pythons(text):
+    value = one(text)
+    assert value == eval(text, {"inf": float("inf")})
+    assert jax.tree.map(type, value) == jax.tree.map(type, eval(text, {"inf": float("inf")}))
+
+
+def test_scalars_are_weakly_typed():
+    assert all(
+        aval.weak_type for aval in jax.make_jaxpr(lambda x, y: x)(one("5"), one("2.5")).in_avals
+    )
+
+
+def test_a_pytree_of_types_with_keywords_and_statics():
+    args, kwargs = read_args(
+        "{'w': f32[3,4], 'b': [f32[4], None]}, bf16[8,3], train=static(False), n=static([1, 'x'])"
+    )
+    assert args[0]["w"] == jax.ShapeDtypeStruct((3, 4), jnp.float32)
+    assert args[0]["b"] == [jax.ShapeDtypeStruct((4,), jnp.float32), None]
+    assert args[1].dtype == jnp.bfloat16
+    assert kwargs == {"train": Static(False), "n": Static([1, "x"])}
+    assert read_args("") == ((), {})
+
+
+# --- functions
+
+
+def test_arrays_are_made_by_name():
+    (zeros, ones, numbers, floats, stepped), _ = read_args(
+        "zeros(f32[3]), ones(i4[2]), arange(10), arange(0, 1, 0.25), arange(1, 9, 2, dtype=bf16)"
+    )
+    for made, expected in [
+        (zeros, np.zeros(3, np.float32)),
+        (ones, np.ones(2, jnp.int4)),
+        (numbers, np.arange(10, dtype=np.int32)),
+        (floats, np.arange(0, 1, 0.25, dtype=np.float32)),
+        (stepped, np.arange(1, 9, 2).astype(jnp.bfloat16)),
+    ]:
+        assert made.dtype == expected.dtype
+        np.testing.assert_array_equal(made, expected)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f8_e4m3fn", "c64"])
+def test_normal_is_reproducible_and_of_its_type(dtype):
+    first, again, other = (one(f"normal({dtype}[3,4], seed={seed})") for seed in (1, 1, 2))
+    assert first.shape == (3, 4)
+    assert first.dtype == dtypes.array_dtypes()[dtype]
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_key_is_a_typed_key():
+    assert (jax.random.key_data(one("key(7)")) == jax.random.key_data(jax.random.key(7))).all()
+    assert one("key(7, impl='rbg')").dtype == jax.random.key(7, impl="rbg").dtype
+
+
+def test_ref_is_an_attribute_of_the_targets_module(module):
+    assert one("ref('params')", module) is module.params
+    assert one("ref('config.params')", module) is module.params
+    assert one("ref('params')['layers'][1]", module) is module.params["layers"][1]
+    assert one("static(ref('config'))", module) == Static(module.config)
+
+
+def test_load_and_its_items(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", **{"a/b.w": np.arange(3), "c": np.ones(2)})
+    assert sorted(one("load('x.npz')")) == ["a/b.w", "c"]
+    np.testing.assert_array_equal(one("load('x.npz')['a/b.w']"), np.arange(3))
+    assert "load('x.npz') has no item 'a/b.v' (column 1) | did you mean 'a/b.w'?" in fault(
+        "load('x.npz')['a/b.v']"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("zeros(f32[n])", "an array with values needs its dimensions in numbers (column 7)"),
+        ("zeros(f32[10000000000000])", "GiB is too much (column 7)"),
+        ("zeros(3)", "a type such as f32[3] is needed here (column 7)"),
+        ("zeros()", "zeros(...) needs an argument 'type'"),
+        ("zeros(f32[3], 2)", "zeros(...) takes at most 1 arguments"),
+        ("zeros(shape=f32[3])", "zeros(...) takes no argument 'shape' here"),
+        ("zeros(key<fry>[2])", "cannot be filled with numbers"),
+        ("normal(i32[2])", "normal(...) needs a floating or complex type"),
+        ("normal(f32[2], seed=-1)", "a seed cannot be negative"),
+        ("arange(1, 10, 0)", "the step cannot be 0"),
+        ("arange(0, 2, 1e-300)", "GiB is too much"),
+        ("arange(inf)", "a finite number is needed here"),
+        ("key('x')", "an integer is needed here"),
+        ("key(18446744073709551615)", "cannot be made"),
+        ("key(0, impl='foo')", "cannot be made: unrecognized PRNG implementation"),
+        ("load(1)", "a string is needed here"),
+        ("load", "load is a function: write load(...)"),
+        ("ref('params')", "ref(...) needs a module to look in"),
+        ("static()", "static(...) needs an argument 'value'"),
+        ("static(f32[3])", "a subscript is not allowed"),
+        ("[static(1)]", "static(...) must be a whole argument (column 2)"),
+    ],
+)
+def test_functions_used_wrongly(text, expected):
+    assert expected in fault(text)
+
+
+def test_ref_to_what_is_not_there(module):
+    assert "model has no attribute 'parms'" in fault("ref('parms')", module)
+    assert "did you mean 'params'?" in fault("ref('parms')", module)
+    assert "has no item 'v'" in fault("ref('params')['v']", module)
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("jnp.float32", "attribute access is not allowed in --args (column 1) | types are written"),
+        ("__import__('os').system('x')", "attribute access is not allowed in --args (column 1)"),
+        ("open('/etc/passwd')", "unknown name 'open' in --args (column 1)"),
+        ("[x for x in (1, 2)]", "a comprehension is not allowed in --args (column 1)"),
+        ("lambda: 0", "a lambda is not allowed in --args (column 1)"),
+        ("f'{1}'", "an f-string is not allowed in --args"),
+        ("[*a]", "unpacking with '*' is not allowed in --args (column 2)"),
+        ("{**a}", "unpacking with '**' is not allowed in --args (column 1)"),
+        ("(a := 1)", "an assignment ':=' is not allowed in --args (column 2)"),
+        ("2 ** 10", "arithmetic is not allowed in --args (column 1)"),
+        ("1 < 2", "a comparison is not allowed in --args (column 1)"),
+        ("foo", "unknown name 'foo' in --args (column 1)"),
+        ("foo[3]", "unknown name 'foo' in --args (column 1)"),
+        ("zeros(f32[2])[0]", "a subscript is not allowed in --args (column 1)"),
+        ("'relu'", "a string is no array (column 1) | a Python value that is not traced"),
+        ("{1: 2, 'a': 3}", "the keys of a dict must be of one type (column 1)"),
+        ("f32[8,128", "'[' in --args is never closed (column 4)"),
+        ("f32[8] f32[8]", "Perhaps you forgot a comma? (column 1)"),
+        (") + evil(", "')' in --args does not match an opening bracket (column 1)"),
+        ("[" * 1000 + "]" * 1000, "nested too deeply"),
+        ("f32[8], " * 2_000_000, "characters long"),
+    ],
+)
+def test_what_is_not_in_the_grammar_is_named(text, expected):
+    assert expected in fault(text)
+
+
+def test_example_strings_are_read_wherever_they_stand():
+    tree = read_strings(({"w": "f32[3]", "n": [2, "zeros(f32[2])"]}, "static('x')"))
+    assert tree[0]["w"] == jax.ShapeDtypeStruct((3,), jnp.float32)
+    assert tree[0]["n"][0] == 2
+    assert tree[1] == Static("x")
+    for bad, expected in [("f32[3], f32[4]", "does not hold one value"), ("f32[3", "never closed")]:
+        with pytest.raises(ArgumentsError, match=expected):
+            read_strings((bad,))
+
+
+PIECES = """f32[ f32[8] key<fry>[] key( n zeros( ones( i4 arange( load('x ref('params') static(
+['w'] normal( seed= 2*n None"""
+pieces = st.sampled_from([*"()[]{}'\",.:=*-+<>1 ", *PIECES.split()])
+
+
+@settings(max_examples=300)
+@given(st.lists(pieces, max_size=14).map("".join) | st.text(max_size=30))
+def test_whatever_the_text_only_our_errors_come_out(text):
+    module = types.ModuleType("model")
+    module.params = {"w": 1}
+    try:
+        args, kwargs = argspec.read_args(text, module)
+    except JaxprToolError as error:
+        assert "\n" not in error.message
+    else:
+        assert isinstance(args, tuple) and isinstance(kwargs, dict)

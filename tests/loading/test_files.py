@@ -1,0 +1,127 @@
+"""Arrays come out of files as they went in; damaged and hostile files end in one line."""
+
+import json
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.loading.files import load_arrays
+
+
+def safetensors(header, data=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(name, data):
+        path = tmp_path / name
+        path.write_bytes(data)
+        return str(path)
+
+    return write
+
+
+def fault(path):
+    with pytest.raises(ArgumentsError) as caught:
+        load_arrays(path)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_npy_and_npz(tmp_path):
+    array = np.arange(6, dtype=np.int16).reshape(2, 3)
+    np.save(tmp_path / "x.npy", array)
+    np.savez_compressed(tmp_path / "x.npz", **{"a.b/c": array, "d": np.float32(2)})
+    np.testing.assert_array_equal(load_arrays(str(tmp_path / "x.npy")), array)
+    loaded = load_arrays(str(tmp_path / "x.npz"))
+    assert list(loaded) == ["a.b/c", "d"]
+    np.testing.assert_array_equal(loaded["a.b/c"], array)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("F32", np.float32),
+        ("BF16", ml_dtypes.bfloat16),
+        ("F8_E4M3", ml_dtypes.float8_e4m3fn),
+        ("I64", np.int64),
+        ("BOOL", np.bool_),
+    ],
+)
+def test_safetensors(file, kind, dtype):
+    array = np.array([[0, 1], [1, 1], [0, 0]]).astype(dtype)
+    size = array.nbytes
+    header = {
+        "__metadata__": {"format": "pt"},
+        "w": entry(kind, (3, 2), (0, size)),
+        "empty": entry(kind, (0, 4), (size, size)),
+    }
+    loaded = load_arrays(file("x.safetensors", safetensors(header, array.tobytes())))
+    assert list(loaded) == ["w", "empty"]
+    assert loaded["w"].dtype == dtype
+    np.testing.assert_array_equal(loaded["w"], array)
+    assert loaded["empty"].shape == (0, 4)
+
+
+class Evil:
+    def __reduce__(self):
+        return (pytest.fail, ("unpickled",))
+
+
+def test_nothing_is_ever_unpickled(file, tmp_path):
+    assert "numpy.save" in fault(file("x.npy", pickle.dumps(Evil())))
+    np.save(tmp_path / "o.npy", np.array([Evil()], dtype=object), allow_pickle=True)
+    assert "Object arrays cannot be loaded" in fault(str(tmp_path / "o.npy"))
+    np.savez(tmp_path / "o.npz", a=np.array([Evil()], dtype=object))
+    assert "Object arrays cannot be loaded" in fault(str(tmp_path / "o.npz"))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("x.pkl", b"", "the kinds of file read are .npy, .npz and .safetensors"),
+        ("x.npy", b"", "no file that numpy.save"),
+        ("x.npy", b"\x93NUMPY\x01\x00", "cannot load"),
+        ("x.npz", b"PK\x03\x04 and no more", "cannot load"),
+        ("x.safetensors", b"", "its header is cut short"),
+        ("x.safetensors", b"\xff" * 8, "its header is cut short"),
+        ("x.safetensors", (2**62).to_bytes(8, "little") + b"{}", "its header is cut short"),
+        ("x.safetensors", safetensors(b"{"), "its header is damaged"),
+        ("x.safetensors", safetensors(b"[" * 100_000), "its header is damaged"),
+        ("x.safetensors", safetensors([]), "its header is damaged"),
+        ("x.safetensors", safetensors({"w": 1}), "its entry for 'w' is damaged"),
+        ("x.safetensors", safetensors({"w": entry(shape=[-2])}), "its entry for 'w' is damaged"),
+        ("x.safetensors", safetensors({"w": entry(shape=[1.0])}), "its entry for 'w' is damaged"),
+        ("x.safetensors", safetensors({"w": entry("F3")}), "'w' has dtype F3"),
+        ("x.safetensors", safetensors({"w": entry()}, b"123"), "its data for 'w' is cut short"),
+        ("x.safetensors", safetensors({"w": entry(shape=[3])}, b"1" * 8), "cut short"),
+        ("x.safetensors", safetensors({"w": entry(offsets=[8, 0])}, b"1" * 8), "cut short"),
+    ],
+)
+def test_damaged_files(file, name, data, expected):
+    assert expected in fault(file(name, data))
+
+
+def test_a_file_that_is_not_there_or_a_folder(tmp_path):
+    assert fault(str(tmp_path / "x.npz")).endswith("No such file or directory")
+    (tmp_path / "y.npz").mkdir()
+    assert fault(str(tmp_path / "y.npz")).endswith("Is a directory")
+    assert "null byte" in fault("a\0.npy")
+
+
+@given(st.binary(max_size=60), st.sampled_from([".npy", ".npz", ".safetensors"]))
+def test_random_bytes_end_in_our_error(tmp_path_factory, data, suffix):
+    path = tmp_path_factory.getbasetemp() / f"random{suffix}"
+    path.write_bytes(data)
+    fault(str(path))

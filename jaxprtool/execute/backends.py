@@ -44,12 +44,12 @@ def backends() -> list[Backend]:
 
     Raises BackendError if JAX can start none, as when JAX_PLATFORMS names one that is missing.
     """
-    with jaxcompat.quiet_backend_probing():
-        try:
-            clients = jax_backend.backends()
-            default = jax_backend.get_backend()
-        except RuntimeError as error:
-            raise BackendError(_first_line(error), _platforms_hint()) from error
+    jaxcompat.keep_backend_probing_quiet()
+    try:
+        clients = jax_backend.backends()
+        default = jax_backend.get_backend()
+    except RuntimeError as error:
+        raise BackendError(_first_line(error), _platforms_hint()) from error
     found = []
     for platform, client in clients.items():
         version = _first_line(client.platform_version)
@@ -100,12 +100,11 @@ def _why_missing(platform: str) -> str | None:
     """What JAX says about a backend that it knows and could not start."""
     if (allowed := os.environ.get("JAX_PLATFORMS")) and platform not in allowed.split(","):
         return _platforms_hint()
-    with jaxcompat.quiet_backend_probing():
-        try:
-            jax.devices(platform)
-        except RuntimeError as error:
-            text = _first_line(error).split(" Available backends")[0].rstrip(".")
-            return f"JAX says: {text}" if "failed to initialize" in text else None
+    try:
+        jax.devices(platform)
+    except RuntimeError as error:
+        text = _first_line(error).split(" Available backends")[0].rstrip(".")
+        return f"JAX says: {text}" if "failed to initialize" in text else None
     return None
 
 

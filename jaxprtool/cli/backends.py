@@ -1,0 +1,38 @@
+"""`jaxprtool backends`: what a program can run on here."""
+
+from __future__ import annotations
+
+from jaxprtool.cli import options, output
+
+
+def backends(json: options.Json = False, traceback: options.Traceback = False) -> None:
+    """List the backends and devices of this machine.
+
+    [bold]Example[/]
+
+      jaxprtool backends
+    """
+    options.start_jax()
+    from jaxprtool.execute.backends import backends as find_backends
+
+    found = find_backends()
+    if json:
+        output.write_json(
+            {
+                "backends": [
+                    {
+                        "platform": b.platform,
+                        "version": b.version,
+                        "default": b.default,
+                        "devices": [{"id": d.id, "kind": d.device_kind} for d in b.devices],
+                    }
+                    for b in found
+                ]
+            }
+        )
+        return
+    rows = [
+        (b.platform + (" (default)" if b.default else ""), str(len(b.devices)), b.kinds, b.version)
+        for b in found
+    ]
+    output.write_table(("backend", "devices", "kind", "version"), rows, right=("devices",))

@@ -1,0 +1,123 @@
+"""What the shell offers after <Tab>: targets, pass names. Never imports JAX or a user's module.
+
+A target is completed from the file tree and from the text of its file, whose functions are read
+with `ast`. Where only one file fits, its functions are offered at once, so that the shell stops
+after the colon instead of adding a space after the file's name.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+#: Larger files are not read while the user waits for the <Tab>.
+MAX_FILE = 1_000_000
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """Targets that begin with what is typed: folders, `file.py:`, `file.py:function`."""
+    if ":" not in incomplete:
+        return _paths(incomplete)
+    place, _, typed = incomplete.partition(":")
+    path = place if place.endswith(".py") else place.replace(".", "/") + ".py"
+    if not os.path.exists(path):
+        path = place.replace(".", "/") + "/__init__.py"
+    return [f"{place}:{name}" for name in _functions(path) if name.startswith(typed)]
+
+
+def _paths(typed: str) -> list[str]:
+    folder, start = os.path.split(typed)
+    found = []
+    try:
+        entries = sorted(os.scandir(folder or "."), key=lambda entry: entry.name)
+    except OSError:
+        return []
+    for entry in entries:
+        if not entry.name.startswith(start) or entry.name.startswith((".", "__")):
+            continue
+        if entry.is_dir():
+            found.append(os.path.join(folder, entry.name, ""))
+        elif entry.name.endswith(".py"):
+            found.append(os.path.join(folder, entry.name) + ":")
+    if len(found) == 1:
+        only = found[0]
+        if only.endswith(":"):
+            return [only + name for name in _functions(only[:-1])] or found
+        return _paths(only) or found
+    return found
+
+
+def _functions(path: str) -> list[str]:
+    """The public names that a module binds to functions, and to what calls return."""
+    try:
+        if os.path.getsize(path) > MAX_FILE:
+            return []
+        with open(path, encoding="utf-8") as file, warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [name for name in dict.fromkeys(_names(tree)) if not name.startswith("_")]
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef):
+            yield statement.name
+        elif isinstance(statement, ast.Assign) and isinstance(
+            statement.value, ast.Call | ast.Lambda
+        ):
+            yield from (t.id for t in statement.targets if isinstance(t, ast.Name))
+
+
+def complete_passes(incomplete: str) -> list[str]:
+    """Pipelines that begin with what is typed, the last of its passes completed."""
+    from jaxprtool.passes import registry
+
+    before, comma, typed = incomplete.rpartition(",")
+    space = typed[: len(typed) - len(typed.lstrip())]
+    with warnings.catch_warnings(action="ignore"):
+        names = registry.available()
+    return [before + comma + space + name for name in names if name.startswith(typed.strip())]
+
+
+def complete_backend(incomplete: str) -> list[str]:
+    """Platforms that JAX knows by name, whether or not this machine has them."""
+    known = ("cpu", "cuda", "gpu", "rocm", "tpu")
+    return [name for name in known if name.startswith(incomplete)]
+
+
+def answer(command: Any, arguments: Sequence[str], program: str) -> None:
+    """Print what the shell asks for, which it does through the environment.
+
+    Bash counts `:` among the characters that end a word: of `file.py:lo` it hands over `file.py`,
+    `:` and `lo`, and puts what it gets back in place of `lo` alone. So the word is made whole for
+    the answer to be found, and the answer cut again.
+    """
+    cut = _mend_bash_words()
+    answered = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(answered if cut else sys.stdout):
+            command.main(list(arguments), program)
+    finally:
+        for line in answered.getvalue().splitlines():
+            print(line.rpartition(":")[2])
+
+
+def _mend_bash_words() -> bool:
+    """Join the word being completed, if bash has cut it at a colon, and say whether it had."""
+    words = os.environ.get("COMP_WORDS", "").replace("\n", " ")
+    cut = re.fullmatch(r"(.*[^\s:]) :(?: (\S+))?", words)
+    if cut is None:
+        return False
+    before, typed = cut[1], cut[2] or ""
+    os.environ["COMP_WORDS"] = f"{before}:{typed}"
+    position = int(os.environ.get("COMP_CWORD", "0"))
+    os.environ["COMP_CWORD"] = str(position - (2 if typed else 1))
+    return True

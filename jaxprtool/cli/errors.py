@@ -1,0 +1,116 @@
+"""How a command ends: what went wrong as one line on stderr, and an exit code for scripts.
+
+0    done
+1    a check failed
+2    bad usage or bad input
+3    the user's own function raised; its frames are shown, JAX's and ours are not
+70   a fault of jaxprtool's own
+130  interrupted with Ctrl-C
+141  whoever read the output stopped reading (`| head`); nothing is said
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from jaxprtool.cli import output
+from jaxprtool.errors import JaxprToolError, UserFunctionError, user_frames
+
+INTERNAL, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
+
+#: Of a deep recursion, so many frames at either end are shown.
+FRAMES = 8
+
+#: Click's ClickException and UsageError, by way of Typer, which may carry its own copy of click.
+_USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
+_CLICK_EXCEPTION: Any = _USAGE_ERROR.__bases__[0]
+
+
+class Ending:
+    """How the command inside `guarded` ended."""
+
+    code = 0
+
+
+@contextmanager
+def guarded(show_traceback: bool) -> Iterator[Ending]:
+    """Catch whatever a command raises, say it on stderr, and note the exit code."""
+    ending = Ending()
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            yield ending
+            sys.stdout.flush()
+    except (typer.Exit, SystemExit) as stop:
+        code = stop.code if isinstance(stop, SystemExit) else stop.exit_code
+        ending.code = code if isinstance(code, int) else int(code is not None)
+    except BrokenPipeError:
+        _discard_output()
+        ending.code = BROKEN_PIPE
+    except (KeyboardInterrupt, typer.Abort):
+        output.say("interrupted")
+        ending.code = INTERRUPTED
+    except Exception as error:
+        if show_traceback:
+            traceback.print_exception(error)
+        ending.code = _report(error, show_traceback)
+
+
+def _report(error: Exception, show_traceback: bool) -> int:
+    if isinstance(error, JaxprToolError):
+        if isinstance(error, UserFunctionError) and not show_traceback:
+            _show_frames(error)
+        output.error(error.message, error.hint)
+        return error.exit_code
+    if isinstance(error, _CLICK_EXCEPTION):
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "jaxprtool"
+        output.error(_one_line(error.format_message()), f"`{path} --help` lists what it takes")
+        return 2
+    output.error(
+        f"internal error: {type(error).__name__}: {_one_line(str(error))}",
+        None if show_traceback else "please report it with what --traceback shows",
+    )
+    return INTERNAL
+
+
+def _show_frames(error: UserFunctionError) -> None:
+    """The user's frames, outermost first, each with its source line."""
+    frames = user_frames(error)
+    shown = [(f"{_short_path(f.filename)}:{f.lineno}, in {f.name}", f.line) for f in frames]
+    if len(frames) > 2 * FRAMES:
+        left_out = f"… {len(frames) - 2 * FRAMES} more frames …"
+        shown[FRAMES:-FRAMES] = [(left_out, "")]
+    for place, line in shown:
+        output.say(f"  {place}")
+        if line:
+            output.say(f"    {line}")
+
+
+def _short_path(path: str) -> str:
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _show_warning(message: Any, category: Any, filename: Any, lineno: Any, *_: Any) -> None:
+    output.warning(_one_line(str(message)))
+
+
+def _discard_output() -> None:
+    """Point stdout where nobody listens, so that flushing it at exit does not fail again."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # not a real file, as under a test runner
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115

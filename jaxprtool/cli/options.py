@@ -1,0 +1,179 @@
+"""The options that several commands share, and what they stand for."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jaxprtool.cli import completion, output
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.program import Program, Programs
+    from jaxprtool.loading.load import Entry
+    from jaxprtool.passes.pipeline import Pipeline
+
+_FUNCTION, _PASSES, _OUTPUT = "Function and arguments", "Passes", "Output"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' is not a list of numbers such as 1,2") from None
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The parts of a list such as `dot_general,conv*`."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="The function: package.module:function or path/file.py:function.",
+        show_default=False,
+        autocompletion=completion.complete_target,
+    ),
+]
+Args = Annotated[
+    str | None,
+    typer.Option(
+        "--args",
+        metavar="EXPR",
+        help="Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". "
+        "Without them, its own example arguments.",
+        rich_help_panel=_FUNCTION,
+    ),
+]
+Factory = Annotated[
+    bool,
+    typer.Option(
+        "--factory",
+        help="TARGET() gives (function, args) or (function, args, kwargs).",
+        rich_help_panel=_FUNCTION,
+    ),
+]
+StaticArgnums = Annotated[
+    Any,
+    typer.Option(
+        "--static-argnums",
+        metavar="N,…",
+        parser=_numbers,
+        help="Positions of arguments that are not traced.",
+        rich_help_panel=_FUNCTION,
+    ),
+]
+StaticArgnames = Annotated[
+    Any,
+    typer.Option(
+        "--static-argnames",
+        metavar="NAME,…",
+        parser=names,
+        help="Names of arguments that are not traced.",
+        rich_help_panel=_FUNCTION,
+    ),
+]
+X64 = Annotated[
+    bool,
+    typer.Option("--x64", help="Keep 64-bit types as they are.", rich_help_panel=_FUNCTION),
+]
+Passes = Annotated[
+    str | None,
+    typer.Option(
+        "-p",
+        "--passes",
+        metavar="PIPELINE",
+        help='Passes to run first, in order: "dce" or "dce(drop_inputs=True)".',
+        rich_help_panel=_PASSES,
+        autocompletion=completion.complete_passes,
+    ),
+]
+Plugin = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE|MODULE",
+        help="Import passes from plugin.py or from a module. May be repeated.",
+        rich_help_panel=_PASSES,
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=_OUTPUT),
+]
+Traceback = Annotated[
+    bool,
+    typer.Option(
+        "--traceback",
+        help="Show an error's whole traceback.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+
+
+def load_plugins(plugins: list[str] | None) -> None:
+    """Import plug-ins; one that fails is a warning."""
+    from jaxprtool.passes import registry
+
+    for plugin in plugins or []:
+        registry.load_plugin(plugin)
+
+
+def pipeline(text: str | None, plugins: list[str] | None) -> Pipeline:
+    """The pipeline of -p, with the plug-ins of --plugin at hand; empty if there is none."""
+    from jaxprtool.passes.pipeline import Pipeline
+
+    load_plugins(plugins)
+    return Pipeline.parse(text) if text else Pipeline()
+
+
+def start_jax(x64: bool = False) -> None:
+    """Import JAX, configured as asked for, and say so if it is one that we do not know."""
+    # All of this stays; it need not be gone through by the garbage collector again and again.
+    gc.disable()
+    import jax
+
+    import jaxprtool.loading.load  # noqa: F401
+    from jaxprtool import jaxcompat
+
+    gc.freeze()
+    gc.enable()
+    jaxcompat.keep_backend_probing_quiet()
+    if x64:
+        jax.config.update("jax_enable_x64", True)
+    if version := jaxcompat.untested_version():
+        output.warning(f"jaxprtool has not been tested with JAX {version}")
+
+
+def find(
+    target: str, args: str | None, factory: bool, argnums: Any = None, argnames: Any = None
+) -> Entry:
+    """The function that a TARGET names, with its arguments. What its module prints is no result."""
+    from jaxprtool.loading.load import find
+
+    with contextlib.redirect_stdout(sys.stderr):
+        return find(
+            target,
+            args,
+            factory=factory,
+            static_argnums=argnums or (),
+            static_argnames=argnames or (),
+        )
+
+
+def trace(entry: Entry) -> Program:
+    """The program of an entry. What the function prints while it is traced is no result."""
+    with contextlib.redirect_stdout(sys.stderr):
+        return entry.trace()
+
+
+def each(result: Program | Programs) -> list[tuple[str, Program]]:
+    """The programs that a pipeline gave, by name."""
+    from jaxprtool.ir.program import Programs
+
+    return list(result.items()) if isinstance(result, Programs) else [(result.name, result)]

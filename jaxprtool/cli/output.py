@@ -1,0 +1,268 @@
+"""Where results and messages go: results to stdout, everything else to stderr; files whole.
+
+What `--json` prints is one JSON document, the only thing on stdout. Numbers that JSON does not have
+are the strings "NaN", "Infinity" and "-Infinity", a complex number is `[real, imaginary]`.
+Documents may gain keys; the keys they have stay as they are:
+
+    show      {"programs": [PROGRAM…]}, see `jaxprtool.render.as_json`
+    show --stats  {"stats": [STATS…]}, see `jaxprtool.render.stats`
+    opt       {"programs": [PROGRAM…], "passes": [{"pass", "program", "seconds",
+              "equations_before", "equations_after"}…]}
+    run       {"name", "devices": ["cpu:0"…], "random": [argument names],
+              "times": {"trace", "lower", "compile", "first_call", "repeat", "repeats"} (seconds),
+              "outputs": [{"name", "type", "value"} or {"name", "type", "statistics"}…]}
+    passes    {"passes": [{"name", "help", "origin"}…]}; with a NAME the same and
+              "options": [{"name", "type", "default" (as text; null if it must be given)}…]
+    backends  {"backends": [{"platform", "version", "default", "devices": [{"id", "kind"}…]}…]}
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+
+from jaxprtool.errors import OutputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from jaxprtool.ir.program import Program
+
+#: Columns of a listing that goes to a file or a pipe, as `str(jaxpr)` has them.
+PIPED_WIDTH = 80
+
+
+# --- messages ---------------------------------------------------------------------------------
+
+
+def colours(stream: TextIO) -> bool:
+    """Whether to write colours: to terminals, unless NO_COLOR or FORCE_COLOR say otherwise."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    print(text, file=sys.stderr)
+
+
+def error(message: str, hint: str | None = None) -> None:
+    """`error: message`, and `hint: hint` below it."""
+    _labelled("error", "1;31", message)
+    if hint:
+        _labelled("hint", "1;36", hint)
+
+
+def warning(message: str) -> None:
+    """`warning: message`."""
+    _labelled("warning", "1;33", message)
+
+
+def note(message: str) -> None:
+    """`note: message`: what a user should know about a result."""
+    _labelled("note", "1;36", message)
+
+
+def _labelled(label: str, style: str, message: str) -> None:
+    shown = f"\x1b[{style}m{label}\x1b[0m" if colours(sys.stderr) else label
+    say(f"{shown}: {message}")
+
+
+# --- results ----------------------------------------------------------------------------------
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """A Rich console on stdout (or another stream) that follows `colours`."""
+    from rich.console import Console
+
+    stream = stream or sys.stdout
+    coloured = colours(stream)
+    return Console(
+        file=stream,
+        force_terminal=coloured,
+        color_system="auto" if coloured else None,
+        no_color=not coloured,
+        highlight=False,
+        width=None if stream.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH,
+        soft_wrap=False,
+    )
+
+
+def width(stream: TextIO | None = None) -> int:
+    """The columns of the terminal, or PIPED_WIDTH where there is none."""
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        return PIPED_WIDTH
+    return os.get_terminal_size(stream.fileno()).columns
+
+
+def write(text: str) -> None:
+    """A result that is text already, on stdout."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def write_programs(
+    programs: Sequence[tuple[str, Program]],
+    form: Callable[..., Any],
+    stream: TextIO | None = None,
+    **chosen: Any,
+) -> None:
+    """Programs on stdout (or another stream) as a renderer of `jaxprtool.render` gives them.
+
+    Where there are several, each has its name above it, as a comment.
+    """
+    stream = stream or sys.stdout
+    for i, (name, program) in enumerate(programs):
+        if len(programs) > 1:
+            stream.write(f"{chr(10) * (i > 0)}# {name}\n")
+        _write_rendered(form(program, **chosen), stream)
+
+
+def _write_rendered(rendered: Any, stream: TextIO) -> None:
+    """Something that has a plain text and is a Rich renderable, for colours."""
+    if colours(stream):
+        console(stream).print(rendered, soft_wrap=True)
+    else:
+        stream.write(rendered.plain() + "\n")
+
+
+def write_json(document: Any) -> None:
+    """A result as JSON, on stdout."""
+    import json
+
+    write(json.dumps(jsonable(document), indent=2, allow_nan=False))
+
+
+def jsonable(value: Any) -> Any:
+    """A value with what JSON lacks (NaN, infinities, complex numbers) written as JSON can."""
+    if isinstance(value, dict):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    if isinstance(value, complex):
+        return [jsonable(value.real), jsonable(value.imag)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def write_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    right: Sequence[str] = (),
+    stream: TextIO | None = None,
+) -> None:
+    """A table of texts, on stdout (or another stream); the columns in `right` are numbers."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console(stream).print(table)
+
+
+@contextmanager
+def paged(wanted: bool) -> Iterator[None]:
+    """Send what is written to stdout through $PAGER (less), if that is wanted on a terminal.
+
+    Raises OutputError if the pager cannot be started.
+    """
+    if not (wanted and sys.stdout.isatty()):
+        yield
+        return
+    import shlex
+    import signal
+    import subprocess
+
+    command = shlex.split(os.environ.get("PAGER") or "less")
+    environment = {"LESS": "FRX", **os.environ}
+    try:
+        pager = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment)
+    except OSError as fault:
+        raise OutputError(
+            f"cannot start the pager '{command[0]}': {fault.strerror}",
+            hint="set PAGER to one that is there, or leave --pager out",
+        ) from fault
+    assert pager.stdin is not None
+    terminal, terminal_interrupt = sys.stdout, signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdout = _PagerInput(pager.stdin, terminal)
+    try:
+        yield
+    except BrokenPipeError:  # the reader has left the pager, and has seen enough
+        pass
+    finally:
+        sys.stdout = terminal
+        with suppress(BrokenPipeError):
+            pager.stdin.close()
+        pager.wait()
+        signal.signal(signal.SIGINT, terminal_interrupt)
+
+
+class _PagerInput:
+    """The pager's stdin, which has colours and columns like the terminal that it writes to."""
+
+    def __init__(self, pipe: Any, terminal: TextIO):
+        self._pipe = pipe
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipe, name)
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def file_written_whole(path: str) -> Iterator[BinaryIO]:
+    """A file to write that takes its name when all is written, and leaves no trace if it is not.
+
+    It is opened at once, so that a path that cannot be written is known before the work is done.
+    Raises OutputError.
+    """
+    import tempfile
+
+    folder, name = os.path.split(path)
+    if os.path.isdir(path) or not name:
+        raise OutputError(f"cannot write '{path}': it is a folder")
+    try:
+        if os.path.exists(path) and not os.access(path, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        file = tempfile.NamedTemporaryFile(  # noqa: SIM115
+            dir=folder or ".", prefix=f".{name}.", delete=False
+        )
+    except OSError as fault:
+        raise OutputError(f"cannot write '{path}': {fault.strerror}") from fault
+    try:
+        with file:
+            yield file  # type: ignore[misc]
+        os.chmod(file.name, 0o666 & ~_umask())
+        os.replace(file.name, path)
+    except OSError as fault:
+        os.unlink(file.name)
+        raise OutputError(f"cannot write '{path}': {fault.strerror}") from fault
+    except BaseException:
+        os.unlink(file.name)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -11,7 +11,6 @@ from jaxprtool.passes.base import Pass
 from jaxprtool.passes.dce import dce_jaxpr
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.registry import register
-from jaxprtool.render.html import html
 from jaxprtool.render.listing import listing
 
 __all__ = [
@@ -56,8 +55,18 @@ def _apply(program: Program, passes: str | Pass) -> Program | Programs:
     return transform(program)
 
 
+def _plain(program: Program) -> str:
+    return listing(program).plain()
+
+
+def _html(program: Program) -> str:
+    from jaxprtool.render.html import html  # of use in notebooks alone
+
+    return html(program)
+
+
 # A Program stands at the bottom of the house and cannot import what is built on it. Its three
 # conveniences are attached here, the one place from which everything is in sight.
 Program.apply = _apply  # type: ignore[method-assign]
-Program.__str__ = lambda self: listing(self).plain()  # type: ignore[method-assign, assignment]
-Program._repr_html_ = lambda self: html(self)  # type: ignore[method-assign]
+Program.__str__ = _plain  # type: ignore[method-assign]
+Program._repr_html_ = _html  # type: ignore[method-assign]

@@ -11,7 +11,8 @@ PACKAGE = Path(jaxprtool.__file__).parent
 
 #: A room may import from its own floor only within itself, and from every floor below.
 FLOORS = [
-    {"cli", "__main__"},
+    {"__main__"},
+    {"cli"},
     {"api"},
     {"loading", "passes", "analysis", "render", "execute"},
     {"ir"},

@@ -14,13 +14,14 @@ from traceback import FrameSummary, extract_tb
 
 
 class JaxprToolError(Exception):
-    """Bad usage or bad input. `hint` says how to mend it."""
+    """Bad usage or bad input, said in one line. `hint` says how to mend it."""
 
     exit_code = 2
 
     def __init__(self, message: str, hint: str | None = None):
-        super().__init__(message)
-        self.message = message
+        # A name that the user gave, and that the message repeats, may hold line breaks.
+        self.message = " ".join(message.splitlines())
+        super().__init__(self.message)
         self.hint = hint
 
 

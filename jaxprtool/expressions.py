@@ -98,7 +98,7 @@ class Source:
         if isinstance(node, ast.Name):
             construct = f"the name '{node.id}'"
         elif isinstance(node, ast.Constant):
-            construct = "'...'" if node.value is ... else f"a {type(node.value).__name__} literal"
+            construct = f"the literal {self.segment(node)}"
         return self.fail(node, f"{construct} is not allowed in {self.what}", hint)
 
     def is_empty_subscript(self, node: ast.expr) -> bool:

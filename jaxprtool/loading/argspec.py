@@ -159,7 +159,7 @@ class _Reader:
             raise self.source.not_allowed(node, "load(...) and ref(...) can be subscripted")
         return self._item(node)
 
-    def _typed(self, name: ast.Name, dimensions: list[ast.expr]) -> jax.ShapeDtypeStruct:
+    def _typed(self, name: ast.expr, dimensions: list[ast.expr]) -> jax.ShapeDtypeStruct:
         shape = tuple(map(self._dimension, dimensions))
         return jax.ShapeDtypeStruct(shape, self._dtype(name))
 
@@ -216,7 +216,6 @@ class _Reader:
 
     def _call(self, node: ast.Call) -> Any:
         if self.source.is_empty_subscript(node):
-            assert isinstance(node.func, ast.Name)
             return self._typed(node.func, [])
         if not isinstance(node.func, ast.Name):
             raise self.source.not_allowed(node.func)

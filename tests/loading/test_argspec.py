@@ -218,6 +218,7 @@ def test_ref_to_what_is_not_there(module):
     assert "model has no attribute 'parms'" in fault("ref('parms')", module)
     assert "did you mean 'params'?" in fault("ref('parms')", module)
     assert "has no item 'v'" in fault("ref('params')['v']", module)
+    assert "has no attribute 'par ams'" in fault("ref('par\\nams')", module)
 
 
 # --- refusals
@@ -238,6 +239,7 @@ def test_ref_to_what_is_not_there(module):
         ("2 ** 10", "arithmetic is not allowed in --args (column 1)"),
         ("1 < 2", "a comparison is not allowed in --args (column 1)"),
         ("foo", "unknown name 'foo' in --args (column 1)"),
+        ("1[]", "the literal 1 is not allowed in --args (column 1)"),
         ("foo[3]", "unknown name 'foo' in --args (column 1)"),
         ("zeros(f32[2])[0]", "a subscript is not allowed in --args (column 1)"),
         ("'relu'", "a string is no array (column 1) | a Python value that is not traced"),

@@ -92,6 +92,8 @@ def function_name(fun: Any) -> str:
     """The name of a function, of what a partial wraps, or of a callable object's class."""
     while isinstance(fun, functools.partial):
         fun = fun.func
+    if not hasattr(fun, "__name__") and callable(getattr(fun, "__wrapped__", None)):
+        return function_name(fun.__wrapped__)
     name = getattr(fun, "__name__", None) or type(fun).__name__
     return str(name).strip("<>")
 
@@ -105,8 +107,13 @@ def signature(fun: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def shown_signature(fun: Callable[..., Any]) -> str:
-    """`loss(params, x, *, training)`, on one line, for a message."""
-    text = " ".join(f"{function_name(fun)}{signature(fun) or '(...)'}".split())
+    """`loss(params, x, *, training)`, without annotations and on one line, for a message."""
+    known, empty = signature(fun), inspect.Signature.empty
+    if known is None:
+        return f"{function_name(fun)}(...)"
+    parameters = [p.replace(annotation=empty) for p in known.parameters.values()]
+    bare = known.replace(parameters=parameters, return_annotation=empty)
+    text = " ".join(f"{function_name(fun)}{bare}".split())
     return text if len(text) <= 200 else text[:197] + "..."
 
 

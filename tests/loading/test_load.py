@@ -45,7 +45,7 @@ wrong.example_args = 3
 def raising(x): return x
 raising.example_args = lambda: 1 / 0
 
-def bare(params, x, *, key, training=False): return x
+def bare(params: dict, x: jax.Array, *, key, training=False) -> jax.Array: return x
 def nothing(): return 1
 def defaults(x=1.0): return x
 square = lambda x: x

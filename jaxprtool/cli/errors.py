@@ -26,7 +26,7 @@ from jaxprtool.errors import JaxprToolError, UserFunctionError, user_frames
 
 INTERNAL, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
 
-#: Of a deep recursion, so many frames at either end are shown.
+#: Of a deep call, so many frames at either end are shown.
 FRAMES = 8
 
 #: Click's ClickException and UsageError, by way of Typer, which may carry its own copy of click.
@@ -46,7 +46,7 @@ def guarded(show_traceback: bool) -> Iterator[Ending]:
     ending = Ending()
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
             yield ending
             sys.stdout.flush()
     except (typer.Exit, SystemExit) as stop:
@@ -73,7 +73,8 @@ def _report(error: Exception, show_traceback: bool) -> int:
     if isinstance(error, _CLICK_EXCEPTION):
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "jaxprtool"
-        output.error(_one_line(error.format_message()), f"`{path} --help` lists what it takes")
+        message = _one_line(error.format_message()).rstrip(".").replace("Value error, ", "")
+        output.error(message[:1].lower() + message[1:], f"`{path} --help` lists what it takes")
         return 2
     output.error(
         f"internal error: {type(error).__name__}: {_one_line(str(error))}",
@@ -84,15 +85,23 @@ def _report(error: Exception, show_traceback: bool) -> int:
 
 def _show_frames(error: UserFunctionError) -> None:
     """The user's frames, outermost first, each with its source line."""
-    frames = user_frames(error)
-    shown = [(f"{_short_path(f.filename)}:{f.lineno}, in {f.name}", f.line) for f in frames]
-    if len(frames) > 2 * FRAMES:
-        left_out = f"… {len(frames) - 2 * FRAMES} more frames …"
-        shown[FRAMES:-FRAMES] = [(left_out, "")]
-    for place, line in shown:
-        output.say(f"  {place}")
-        if line:
-            output.say(f"    {line}")
+    shown: list[list[str]] = []
+    repeats: list[int] = []
+    for frame in user_frames(error):
+        lines = [f"{_short_path(frame.filename)}:{frame.lineno}, in {frame.name}"]
+        lines += [f"  {frame.line}"] if frame.line else []
+        if shown and shown[-1] == lines:
+            repeats[-1] += 1
+        else:
+            shown.append(lines)
+            repeats.append(1)
+    for lines, count in zip(shown, repeats, strict=True):
+        if count > 1:
+            lines.append(f"  [{count} times]")
+    if len(shown) > 2 * FRAMES:
+        shown[FRAMES:-FRAMES] = [[f"[{len(shown) - 2 * FRAMES} more frames]"]]
+    for line in (line for lines in shown for line in lines):
+        output.say(f"  {line}")
 
 
 def _short_path(path: str) -> str:
@@ -104,7 +113,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _show_warning(message: Any, category: Any, filename: Any, lineno: Any, *_: Any) -> None:
+def _show_warning(message: Any, *_: Any, **__: Any) -> None:
     output.warning(_one_line(str(message)))
 
 

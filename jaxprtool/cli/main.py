@@ -23,6 +23,7 @@ from jaxprtool.cli.show import show
 PROGRAM = "jaxprtool"
 _COMPLETE = "_JAXPRTOOL_COMPLETE"
 
+_HELP = {"help_option_names": ["-h", "--help"]}
 _EPILOG = (
     "[dim]Exit codes: 0 done; 1 a check failed; 2 bad usage or input; 3 your function raised; "
     "70 a fault of jaxprtool's own; 130 interrupted.[/]"
@@ -31,11 +32,11 @@ _EPILOG = (
 app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_HELP,
     epilog=_EPILOG,
 )
 for command in (show, opt, run, passes, backends):
-    app.command(no_args_is_help=False)(command)
+    app.command(context_settings=_HELP)(command)
 
 
 def _version(wanted: bool | None) -> None:
@@ -51,7 +52,9 @@ def _top(
     context: typer.Context,
     version: Annotated[
         bool | None,
-        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+        typer.Option(
+            "--version", metavar="", help="Print the version.", callback=_version, is_eager=True
+        ),
     ] = None,  # not False, which Typer would import pydantic to convert
 ) -> None:
     """Show, rewrite and run jaxprs, the intermediate language of JAX.
@@ -59,7 +62,7 @@ def _top(
     [bold]Examples[/]
 
       jaxprtool show samples/transformer.py:loss
-      jaxprtool show mypkg.model:forward --args "f32[8,3], n=static(2)"
+      jaxprtool show jax.numpy:linalg.det --args "f32[4,4]"
       jaxprtool opt  samples/transformer.py:loss -p dce --stats
       jaxprtool run  samples/transformer.py:loss --backend cpu
     """

@@ -54,6 +54,7 @@ Factory = Annotated[
     bool,
     typer.Option(
         "--factory",
+        metavar="",
         help="TARGET() gives (function, args) or (function, args, kwargs).",
         rich_help_panel=_FUNCTION,
     ),
@@ -80,7 +81,9 @@ StaticArgnames = Annotated[
 ]
 X64 = Annotated[
     bool,
-    typer.Option("--x64", help="Keep 64-bit types as they are.", rich_help_panel=_FUNCTION),
+    typer.Option(
+        "--x64", metavar="", help="Keep 64-bit types as they are.", rich_help_panel=_FUNCTION
+    ),
 ]
 Passes = Annotated[
     str | None,
@@ -104,12 +107,15 @@ Plugin = Annotated[
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=_OUTPUT),
+    typer.Option(
+        "--json", metavar="", help="One JSON document on stdout.", rich_help_panel=_OUTPUT
+    ),
 ]
 Traceback = Annotated[
     bool,
     typer.Option(
         "--traceback",
+        metavar="",
         help="Show an error's whole traceback.",
         rich_help_panel=_OUTPUT,
     ),

@@ -5,7 +5,7 @@ are the strings "NaN", "Infinity" and "-Infinity", a complex number is `[real, i
 Documents may gain keys; the keys they have stay as they are:
 
     show      {"programs": [PROGRAM…]}, see `jaxprtool.render.as_json`
-    show --stats  {"stats": [STATS…]}, see `jaxprtool.render.stats`
+    show --stats  {"stats": [STATS…]}, see the same
     opt       {"programs": [PROGRAM…], "passes": [{"pass", "program", "seconds",
               "equations_before", "equations_after"}…]}
     run       {"name", "devices": ["cpu:0"…], "random": [argument names],
@@ -110,19 +110,26 @@ def write(text: str) -> None:
 
 def write_programs(
     programs: Sequence[tuple[str, Program]],
-    form: Callable[..., Any],
+    render: Callable[[Program], Any],
     stream: TextIO | None = None,
-    **chosen: Any,
 ) -> None:
-    """Programs on stdout (or another stream) as a renderer of `jaxprtool.render` gives them.
+    """Programs on stdout (or another stream), as `render` gives them.
 
     Where there are several, each has its name above it, as a comment.
     """
     stream = stream or sys.stdout
     for i, (name, program) in enumerate(programs):
         if len(programs) > 1:
-            stream.write(f"{chr(10) * (i > 0)}# {name}\n")
-        _write_rendered(form(program, **chosen), stream)
+            stream.write(f"{chr(10) if i else ''}# {name}\n")
+        _write_rendered(render(program), stream)
+
+
+def write_listings(programs: Sequence[tuple[str, Program]], stream: TextIO | None = None) -> None:
+    """Whole programs in JAX's notation, as wide as the stream."""
+    from jaxprtool.render.listing import listing
+
+    columns = width(stream)
+    write_programs(programs, lambda program: listing(program, width=columns), stream)
 
 
 def _write_rendered(rendered: Any, stream: TextIO) -> None:
@@ -169,7 +176,11 @@ def write_table(
         table.add_column(column, justify="right" if column in right else "left")
     for row in rows:
         table.add_row(*map(Text, row))
-    console(stream).print(table)
+    printer = console(stream)
+    with printer.capture() as captured:
+        printer.print(table)
+    lines = (line.rstrip() for line in captured.get().splitlines())
+    print(*lines, sep="\n", file=stream or sys.stdout)
 
 
 @contextmanager

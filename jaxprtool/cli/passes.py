@@ -14,7 +14,7 @@ def passes(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
+            metavar="NAME",
             help="A pass, to show its options.",
             show_default=False,
             autocompletion=completion.complete_passes,
@@ -65,7 +65,7 @@ def _show_one(name: str, json: bool) -> None:
 
     cls = registry.find(name)
     origin = registry.available()[name].origin
-    known = [
+    known: list[dict[str, Any]] = [
         {"name": o.name, "type": o.type_name, "default": None if o.required else repr(o.default)}
         for o in options_of(cls)
     ]

@@ -149,7 +149,8 @@ def _save(report: RunReport, file: Any) -> None:
 
     from jaxprtool.execute.summary import plain
 
-    np.savez(file, **{out.name: plain(out.value) for out in report.outputs})
+    arrays: dict[str, Any] = {out.name: plain(out.value) for out in report.outputs}
+    np.savez(file, **arrays)
 
 
 def _some(names: tuple[str, ...]) -> str:
@@ -165,13 +166,18 @@ def _write(report: RunReport, trace_time: float) -> None:
     if not report.outputs:
         output.write("no results")
     output.write("")
-    output.write(f"on {', '.join(map(str, report.devices))}")
     times = report.times
-    steps = {"trace": trace_time, "lower": times.lower, "compile": times.compile}
-    steps["first call"] = times.first_call
+    rows = {
+        "device": ", ".join(map(str, report.devices)),
+        "trace": _duration(trace_time),
+        "lower": _duration(times.lower),
+        "compile": _duration(times.compile),
+        "first call": _duration(times.first_call),
+    }
     if times.repeat is not None:
-        steps[f"median of {times.repeats} calls"] = times.repeat
-    output.write("; ".join(f"{step} {_duration(seconds)}" for step, seconds in steps.items()))
+        rows["later calls"] = f"{_duration(times.repeat)} (median of {times.repeats})"
+    for name, text in rows.items():
+        output.write(f"{name:<12} {text}")
 
 
 def _described(out: Output) -> str:
@@ -214,7 +220,7 @@ def _as_json(report: RunReport, trace_time: float, random: tuple[str, ...]) -> d
     times = report.times
     return {
         "name": report.name,
-        "devices": [f"{d.platform}:{d.id}" for d in report.devices],
+        "devices": [str(d) for d in report.devices],
         "random": list(random),
         "times": {
             "trace": trace_time,

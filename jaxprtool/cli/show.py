@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxprtool.cli import options, output
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.program import Program
+
+    Programs = list[tuple[str, Program]]
 
 _SHOWN = "What is shown"
 
@@ -56,19 +63,25 @@ def show(
     ] = None,
     source: Annotated[
         bool,
-        typer.Option("--source", help="Each equation's file and line.", rich_help_panel=_SHOWN),
+        typer.Option(
+            "--source", metavar="", help="Each equation's file and line.", rich_help_panel=_SHOWN
+        ),
     ] = False,
     scopes: Annotated[
         bool,
-        typer.Option("--scopes", help="Each equation's name stack.", rich_help_panel=_SHOWN),
+        typer.Option(
+            "--scopes", metavar="", help="Each equation's name stack.", rich_help_panel=_SHOWN
+        ),
     ] = False,
     no_types: Annotated[
-        bool, typer.Option("--no-types", help="Leave types out.", rich_help_panel=_SHOWN)
+        bool,
+        typer.Option("--no-types", metavar="", help="Leave types out.", rich_help_panel=_SHOWN),
     ] = False,
     stats: Annotated[
         bool,
         typer.Option(
             "--stats",
+            metavar="",
             help="Instead: equations by primitive and depth, constants, arguments.",
             rich_help_panel=_SHOWN,
         ),
@@ -76,7 +89,9 @@ def show(
     json: options.Json = False,
     pager: Annotated[
         bool,
-        typer.Option("--pager", help="Show it in $PAGER (less).", rich_help_panel="Output"),
+        typer.Option(
+            "--pager", metavar="", help="Show it in $PAGER (less).", rich_help_panel="Output"
+        ),
     ] = False,
     traceback: options.Traceback = False,
 ) -> None:
@@ -85,41 +100,62 @@ def show(
     [bold]Examples[/]
 
       jaxprtool show samples/transformer.py:loss --depth 1
-      jaxprtool show samples/rnn.py:run --source --only scan,dot_general
+      jaxprtool show samples/rnn.py:loss --source --only scan,dot_general
       jaxprtool show jax.numpy:sinc --args "f32[8]" --stats
-      jaxprtool show samples/solver.py:newton --format tree --pager
+      jaxprtool show samples/solver.py:kepler --format tree --pager
     """
     options.start_jax(x64)
     pipeline = options.pipeline(passes, plugin)
     entry = options.find(target, args, factory, static_argnums, static_argnames)
     programs = options.each(pipeline(options.trace(entry)))
+    selected = {"depth": depth, "only": only, "types": not no_types}
     if json or format is Format.json:
-        _write_json([program for _, program in programs], stats)
+        output.write_json(_document(programs, stats, selected))
         return
     with output.paged(pager):
         if stats:
-            _write_stats(programs)
+            render = _stats
         else:
-            from jaxprtool.render.listing import listing
-
-            selected = {"depth": depth, "only": only}
-            marked = {"source": source, "scopes": scopes, "types": not no_types}
-            output.write_programs(programs, listing, width=output.width(), **selected, **marked)
+            render = partial(_FORMS[format], **selected, source=source, scopes=scopes)
+        output.write_programs(programs, partial(render, width=output.width()))
 
 
-def _write_json(programs: list[Any], stats: bool) -> None:
-    if stats:
-        from jaxprtool.analysis.stats import stats as count
-
-        output.write_json({"stats": [count(program) for program in programs]})
-    else:
-        from jaxprtool.render.as_json import as_json
-
-        output.write_json({"programs": [as_json(program) for program in programs]})
-
-
-def _write_stats(programs: list[tuple[str, Any]]) -> None:
+def _document(programs: Programs, want_stats: bool, selected: dict[str, Any]) -> dict[str, Any]:
     from jaxprtool.analysis.stats import stats
-    from jaxprtool.render.stats import stats as table
+    from jaxprtool.render.as_json import program_document, stats_document
 
-    output.write_programs(programs, lambda program: table(stats(program)))
+    if want_stats:
+        return {"stats": [stats_document(stats(program)) for _, program in programs]}
+    return {"programs": [program_document(program, **selected) for _, program in programs]}
+
+
+def _stats(program: Program, width: int) -> Any:
+    from jaxprtool.analysis.stats import stats
+    from jaxprtool.render.stats import stats as tables
+
+    return tables(stats(program), width=width)
+
+
+def _text(program: Program, **chosen: Any) -> Any:
+    from jaxprtool.render.listing import listing
+
+    return listing(program, **chosen)
+
+
+def _tree(program: Program, **chosen: Any) -> Any:
+    from jaxprtool.render.tree import tree
+
+    return tree(program, **chosen)
+
+
+def _table(program: Program, **chosen: Any) -> Any:
+    from jaxprtool.render.table import table
+
+    return table(program, **chosen)
+
+
+_FORMS: dict[Format, Callable[..., Any]] = {
+    Format.text: _text,
+    Format.tree: _tree,
+    Format.table: _table,
+}

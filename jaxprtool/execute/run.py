@@ -169,11 +169,15 @@ def _failures_reported(program: Program) -> Iterator[None]:
         try:
             yield
         except checkify.JaxRuntimeError as error:
-            raise UserFunctionError(f"a check failed: {_one_line(error)}") from error
+            raise UserFunctionError(
+                f"a check in {program.name} failed: {_one_line(error)}"
+            ) from error
         except jax.errors.JaxRuntimeError as error:
             if failures:
                 first = failures[0]
-                raise UserFunctionError(f"{type(first).__name__}: {_one_line(first)}") from first
+                raise UserFunctionError(
+                    f"{program.name} raised {type(first).__name__}: {_one_line(first)}"
+                ) from first
             raise BackendError(f"{program.name} failed while it ran: {_one_line(error)}") from error
 
 

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jaxprtool import expressions
-from jaxprtool.errors import CheckError, PipelineError, did_you_mean
+from jaxprtool.errors import (
+    CheckError,
+    JaxprToolError,
+    PipelineError,
+    PluginError,
+    did_you_mean,
+)
 from jaxprtool.passes import registry
 from jaxprtool.passes.base import Pass, build
 
@@ -124,7 +130,7 @@ def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> 
 
     observer.before(step, program)
     start = time.perf_counter()
-    result = step.transform(program)
+    result = _apply(step, program)
     seconds = time.perf_counter() - start
     for each in result.values() if isinstance(result, Mapping) else [result]:
         try:
@@ -133,6 +139,24 @@ def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> 
         except CheckError as error:
             raise CheckError(f"pass '{step}' broke the program: {error.message}") from error
     observer.after(step, program, result, seconds)
+    return result
+
+
+def _apply(step: Step, program: Program) -> Program | Programs:
+    """What a pass makes of a program. What a plug-in raises is its own fault, and says whose."""
+    from jaxprtool.ir.program import Program, Programs
+
+    try:
+        result = step.transform(program)
+    except JaxprToolError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise PluginError(
+            f"pass '{step}' failed on {program.name}: {reason}", "--traceback shows where"
+        ) from error
+    if not isinstance(result, Program | Programs):
+        raise PluginError(f"pass '{step}' gave no Program, but {type(result).__name__}")
     return result
 
 

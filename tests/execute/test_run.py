@@ -67,7 +67,7 @@ def test_a_callback_that_raises_is_the_users_own_error(kind, capfd, caplog):
 
     with pytest.raises(UserFunctionError) as error:
         run(program(f, X), [X])
-    assert error.value.message == "ValueError: bad value 0.0"
+    assert error.value.message == "f raised ValueError: bad value 0.0"
     assert isinstance(error.value.__cause__, ValueError)
     frames = []
     trace = error.value.__cause__.__traceback__

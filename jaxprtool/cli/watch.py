@@ -1,0 +1,84 @@
+"""Watching a pipeline: programs between passes, and what each pass did, on stderr."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from jaxprtool.cli import options, output
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.passes.pipeline import Observer, Step
+from jaxprtool.render.selection import Selection
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one pass did to one program."""
+
+    step: str
+    program: str
+    seconds: float
+    before: int
+    after: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The row as a part of `opt --json`."""
+        return {
+            "pass": self.step,
+            "program": self.program,
+            "seconds": self.seconds,
+            "equations_before": self.before,
+            "equations_after": self.after,
+        }
+
+
+class Watcher(Observer):
+    """Prints programs between passes, as asked for, and keeps a Row of each."""
+
+    def __init__(self, before_all: bool, after_all: bool, after: frozenset[str]):
+        self.rows: list[Row] = []
+        self._before_all = before_all
+        self._after_all = after_all
+        self._after = after
+
+    def before(self, step: Step, program: Program) -> None:
+        if self._before_all:
+            _dump(f"before {step}", program)
+
+    def after(
+        self, step: Step, program: Program, result: Program | Programs, seconds: float
+    ) -> None:
+        programs = [each for _, each in options.each(result)]
+        count = sum(_equations(each) for each in programs)
+        self.rows.append(Row(str(step), program.name, seconds, _equations(program), count))
+        if self._after_all or step.transform.name in self._after:
+            for each in programs:
+                _dump(f"after {step}", each)
+
+
+def _equations(program: Program) -> int:
+    selection = Selection()
+    return sum(map(selection.count_equation, program.jaxpr.eqns))
+
+
+def _dump(when: str, program: Program) -> None:
+    output.say(f"# {when}: {program.name}")
+    output.write_listings([(program.name, program)], sys.stderr)
+    output.say("")
+
+
+def write_rows(rows: list[Row], stats: bool, timing: bool) -> None:
+    """A table of the rows: equations with `stats`, seconds with `timing`."""
+    columns = ["pass", "program"]
+    columns += ["equations before", "after", "removed"] if stats else []
+    columns += ["seconds"] if timing else []
+    table = []
+    for row in rows:
+        counts = (str(row.before), str(row.after), str(row.before - row.after))
+        cells = [row.step, row.program, *(counts if stats else ())]
+        table.append([*cells, f"{row.seconds:.4f}"] if timing else cells)
+    if timing:
+        total = sum(row.seconds for row in rows)
+        table.append(["total", *[""] * (len(columns) - 2), f"{total:.4f}"])
+    output.write_table(columns, table, right=columns[2:], stream=sys.stderr)

@@ -14,9 +14,10 @@ from typing import Any
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
+from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.render.comments import Places
 from jaxprtool.render.layout import Layout
-from jaxprtool.render.selection import Selection, top_jaxpr
+from jaxprtool.render.selection import Selection
 from jaxprtool.render.theme import STYLES
 from jaxprtool.render.tokens import with_roles
 

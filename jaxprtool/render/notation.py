@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.outline import type_of
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.render.tokens import LiteralText, Parameter, PrimitiveName, Type, width_of
 
@@ -175,7 +176,7 @@ class Notation:
         """A type as a binder bears it: `:f32[3]`."""
         token = self._types.get(id(aval))
         if token is None:
-            token = self._types[id(aval)] = Type(self._noted(":" + short_type(aval)))
+            token = self._types[id(aval)] = Type(self._noted(":" + type_of(aval)))
         return token
 
     def literal(self, literal: Any) -> LiteralText:
@@ -233,15 +234,16 @@ class Notation:
 
     def _value(self, value: Any) -> Value:
         """The text of a parameter's value, or the jaxprs it is."""
-        kind = type(value)
-        if kind in _IMMUTABLE_BUILTINS:
-            return self._noted(str(value))
-        if kind is tuple:
-            if all(isinstance(item, Jaxpr | ClosedJaxpr) for item in value):
-                return tuple(map(jaxcompat.open_jaxpr, value))
-            return self._noted(_without_addresses(str(value)))
         if isinstance(value, Jaxpr | ClosedJaxpr):
             return jaxcompat.open_jaxpr(value)
+        if type(value) is tuple and all(isinstance(v, Jaxpr | ClosedJaxpr) for v in value):
+            return tuple(map(jaxcompat.open_jaxpr, value))
+        return self.text(value)
+
+    def text(self, value: Any) -> str:
+        """The text of a parameter's value that is not a jaxpr."""
+        if type(value) in _BUILTINS:
+            return self._noted(_object_text(value))
         text = self._values.get(id(value))
         if text is None:
             text = self._values[id(value)] = self._noted(_object_text(value))
@@ -260,18 +262,14 @@ def _identity(value: Any) -> Any:
     return id(value)
 
 
-_IMMUTABLE_BUILTINS = {bool, float, int, type(None)}
+#: Their texts are made as fast as they are looked up.
+_BUILTINS = {bool, float, int, tuple, type(None)}
 
 
 def _may_hold_jaxprs(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(isinstance(item, Jaxpr | ClosedJaxpr) for item in value)
     return isinstance(value, Jaxpr | ClosedJaxpr)
-
-
-def short_type(aval: Any) -> str:
-    """A type in JAX's short form: `f32[3]`."""
-    return aval.str_short(short_dtypes=True)
 
 
 def value_text(literal: Any) -> str:

@@ -8,22 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
-from jaxprtool import jaxcompat
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.ir.outline import bodies
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
-
-
-def top_jaxpr(program: Any) -> Jaxpr:
-    """The open jaxpr of a `Program`, or of a jaxpr, closed or open."""
-    return jaxcompat.open_jaxpr(program.jaxpr if isinstance(program, Program) else program)
-
-
-def bodies(eqn: JaxprEqn) -> list[tuple[str, Jaxpr]]:
-    """The open jaxprs of an equation, each with the path of the parameter that holds it."""
-    return [(path, jaxcompat.open_jaxpr(body)) for path, body in sub_jaxprs(eqn)]
 
 
 class Selection:

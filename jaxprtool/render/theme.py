@@ -27,6 +27,7 @@ LITERAL = Style(color="green")
 KEYWORD = Style(color="blue", bold=True)
 COMMENT = Style(dim=True)
 SHARED_NAME = Style(color="red")
+OPERAND = Style()
 HEADING = Style(bold=True)
 
 #: The style of each class of token; plain strings have none.

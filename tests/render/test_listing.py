@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import re
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import jaxpr_as_fun
 from jaxprtool.render.listing import listing
 from tests.programs.harnesses import harness_programs
-from tests.render.programs import PROGRAMS, jaxpr_of
+from tests.render.programs import PROGRAMS, X, jaxpr_of
 
 WIDTHS = (40, 80, 120, 160)
 
@@ -69,3 +74,119 @@ def test_text_of_jaxs_own_test_programs_is_jaxs_own():
 @pytest.mark.sweep
 def test_text_of_all_of_jaxs_own_test_programs_is_jaxs_own():
     assert check_against_jax(harness_programs(every=1)) > 5000
+
+
+# --- what JAX's notation does not have ----------------------------------------------------------
+
+
+def nested():
+    def layer(x):
+        with jax.named_scope("layer"):
+            return jnp.tanh(x @ jnp.ones((3, 3)))
+
+    def loss(x):
+        carry, _ = jax.lax.scan(lambda c, _: (layer(c), None), x, None, length=2)
+        return jnp.sin(carry).sum()
+
+    return jaxpr_of(lambda x: jax.jit(loss)(x), X)
+
+
+def lines(closed, **options):
+    return listing(closed, **options).plain().splitlines()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_comments_change_nothing_but_the_ends_of_lines(name):
+    closed = PROGRAMS[name]()
+    bare = listing(closed, width=60).plain()
+    marked = listing(closed, width=60, source=True, scopes=True).plain()
+    uncommented = re.sub(r" +# [^\n]*$", "", marked, flags=re.M)
+    assert "".join(uncommented.split()) == "".join(bare.split())
+
+
+def test_each_equation_has_its_source_line_at_the_end_of_its_first_line():
+    shown = lines(nested(), source=True)
+    for line in shown:
+        starts_equation = re.match(r" +\S+:\S+ = ", line)
+        assert bool(starts_equation) == bool(
+            re.search(r"# tests/render/test_listing\.py:\d+$", line)
+        )
+    assert sum("# " in line for line in shown) == str(nested()).count(" = ")
+
+
+def test_comments_stand_in_one_column_where_the_lines_allow():
+    shown = [line for line in lines(nested(), source=True) if "  # " in line]
+    columns = {line.index("#") for line in shown if len(line.split("  #")[0]) <= 48}
+    assert columns == {50} and len(shown) == 7
+
+
+def test_scopes_are_shown_with_and_without_source():
+    assert any(line.endswith("# scope: layer") for line in lines(nested(), scopes=True))
+    both = lines(nested(), scopes=True, source=True)
+    assert any(re.search(r"# tests/render/test_listing\.py:\d+, scope: layer$", b) for b in both)
+
+
+def test_types_can_be_left_out():
+    assert lines(jaxpr_of(lambda x: jnp.sin(x) * 2.0, X), types=False) == [
+        "{ lambda ; a. let b = sin a; c = mul b 2.0:f32[] in (c,) }"
+    ]
+
+
+def test_depth_folds_bodies_to_a_line_with_all_their_equations():
+    assert lines(nested(), depth=0) == [
+        "{ lambda ; a:f32[3]. let",
+        "    b:f32[] = jit[name=loss jaxpr={ lambda ; a:f32[3]. … 6 equations }] a",
+        "  in (b,) }",
+    ]
+    assert "jaxpr={ lambda ; d:f32[3]. … 3 equations }" in map(str.strip, lines(nested(), depth=1))
+    assert lines(nested(), depth=9) == lines(nested())
+
+
+def test_depth_folds_the_definition_of_a_shared_body():
+    closed = PROGRAMS["shared_within_shared"]()
+    shown = lines(closed, depth=0)
+    assert shown[0] == "let a = { lambda ; b:f32[3]. … 16 equations } in"
+    assert not any("let g" in line for line in shown), "nothing that is shown mentions g"
+
+
+def test_only_keeps_equations_in_their_place_and_with_their_names():
+    everything, shown = lines(nested()), lines(nested(), only=["dot*", "sin"])
+    assert [line for line in shown if "…" not in line] == [
+        line for line in everything if line in shown
+    ]
+    assert sum("dot_general" in line or " sin " in line for line in shown) == 2
+    assert any("scan[" in line for line in shown) and not any("tanh" in line for line in shown)
+    assert [line.strip() for line in shown if "…" in line] == ["… 1 equation"] * 3
+
+
+def test_only_that_fits_nothing_counts_everything():
+    assert lines(nested(), only=["cos"]) == ["{ lambda ; a:f32[3]. let … 7 equations in (b,) }"]
+
+
+def test_segments_bear_the_styles_of_their_roles_and_the_same_text():
+    shown = listing(nested(), source=True)
+    segments = shown.segments()
+    assert "".join(segment.text for segment in segments) == shown.plain()
+    styles = {str(segment.style) for segment in segments if segment.style}
+    assert styles == {"blue", "magenta", "bold", "cyan", "green", "bold blue", "dim"}
+
+
+def test_a_rich_console_prints_the_whole_text_in_colour():
+    shown = listing(nested(), width=40)
+    console = Console(file=io.StringIO(), width=20, force_terminal=True, color_system="standard")
+    console.print(shown, soft_wrap=True)
+    printed = console.file.getvalue()
+    assert re.sub(r"\x1b\[[0-9;]*m", "", printed) == shown.plain() + "\n"
+    assert "\x1b[1mtanh\x1b[0m" in printed
+
+
+def test_a_chain_of_shared_bodies_that_unfolds_to_billions_of_equations_is_listed_once_each():
+    def double(f):
+        return jax.jit(lambda x: f(x) + f(x * 2))
+
+    f, count = jax.jit(jnp.sin), 1
+    for _ in range(40):
+        f, count = double(f), 2 * (count + 1) + 2
+    closed = jax.make_jaxpr(f)(X)
+    assert listing(closed).plain().count("let lambda") == 39
+    assert f"… {count:,} equations" in listing(closed, depth=0).plain()

@@ -1,0 +1,89 @@
+"""How large a program is: its equations by primitive and depth, its constants, its border.
+
+Equations are counted as written, where they run: the body of a jit counts at each call, also
+when several calls share it, and the body of a loop counts once. The counts of each jaxpr are
+made once, so that a program whose shared bodies unfold to billions of equations is counted as
+fast as it is read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from jaxprtool.ir.outline import NamedValue, bodies, outline, size_of, type_of
+from jaxprtool.jaxcompat import Jaxpr
+
+
+@dataclass(frozen=True)
+class PrimitiveCount:
+    """How often a primitive occurs: in all, and at each depth, the program's own being 0."""
+
+    name: str
+    total: int
+    by_depth: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The size of a program. `primitives` come the most frequent first.
+
+    `constants` are those of the program and of its bodies, each body's once.
+    """
+
+    name: str
+    equations: int
+    by_depth: tuple[int, ...]
+    primitives: tuple[PrimitiveCount, ...]
+    constants: tuple[NamedValue, ...]
+    arguments: tuple[NamedValue, ...]
+    outputs: tuple[NamedValue, ...]
+
+    @property
+    def constant_bytes(self) -> int:
+        """The bytes of all constants whose size is known."""
+        return sum(value.bytes or 0 for value in self.constants)
+
+
+def stats(program: Any) -> Stats:
+    """The stats of a `Program` or a closed jaxpr."""
+    shape = outline(program)
+    counts: dict[Jaxpr, Counter[tuple[int, str]]] = {}
+    _count(shape.jaxpr, counts)
+    depths = 1 + max((depth for depth, _ in counts[shape.jaxpr]), default=-1)
+    by_name: dict[str, list[int]] = defaultdict(lambda: [0] * depths)
+    for (depth, name), number in counts[shape.jaxpr].items():
+        by_name[name][depth] += number
+    primitives = [PrimitiveCount(name, sum(n), tuple(n)) for name, n in by_name.items()]
+    primitives.sort(key=lambda primitive: (-primitive.total, primitive.name))
+    by_depth = tuple(map(sum, zip(*by_name.values(), strict=True)))
+    return Stats(
+        shape.name,
+        sum(by_depth),
+        by_depth,
+        tuple(primitives),
+        _constants(counts),
+        shape.arguments,
+        shape.outputs,
+    )
+
+
+def _count(jaxpr: Jaxpr, counts: dict[Jaxpr, Counter[tuple[int, str]]]) -> None:
+    """Fill in the counts, by depth and primitive, of `jaxpr` and all that it holds."""
+    total: Counter[tuple[int, str]] = Counter()
+    counts[jaxpr] = total
+    for eqn in jaxpr.eqns:
+        total[0, eqn.primitive.name] += 1
+        for _, body in bodies(eqn):
+            if body not in counts:
+                _count(body, counts)
+            for (depth, name), number in counts[body].items():
+                total[depth + 1, name] += number
+
+
+def _constants(jaxprs: dict[Jaxpr, Any]) -> tuple[NamedValue, ...]:
+    avals = [var.aval for jaxpr in jaxprs for var in jaxpr.constvars]
+    return tuple(
+        NamedValue(f"constant[{i}]", type_of(aval), size_of(aval)) for i, aval in enumerate(avals)
+    )

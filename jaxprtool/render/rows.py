@@ -1,0 +1,67 @@
+"""The parts of an equation as the tree, the table and the JSON document need them.
+
+A `Reader` names variables as the listing does, so that what one of them shows can be found in
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from jaxprtool.ir.outline import type_of
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.render import theme
+from jaxprtool.render.layout import Layout
+from jaxprtool.render.notation import value_text
+from jaxprtool.render.selection import Selection
+
+
+class Reader:
+    """Names and texts of one program's variables, literals and parameters."""
+
+    def __init__(self, root: Jaxpr):
+        layout = Layout(root, 80, True, Selection(), None)
+        layout.tokens()  # which names all that the listing shows, in its order
+        self.shared = layout.shared
+        self._names = layout.names
+        self._notation = layout.notation
+
+    def name(self, var: Var) -> str:
+        """The name of a variable, as in the listing."""
+        return self._names[var]
+
+    def operand(self, atom: Atom) -> str:
+        """A variable's name, or a literal with its type."""
+        if not isinstance(atom, Literal):
+            return self.name(atom)
+        return f"{value_text(atom)}:{type_of(atom.aval)}"
+
+    def parameters(self, eqn: JaxprEqn) -> dict[str, str]:
+        """The parameters that the listing shows, but for jaxprs; all, where JAX has a rule."""
+        signature = self._notation.signature(eqn)
+        if signature.by_rule:
+            return {k: self._notation.text(v) for k, v in sorted(eqn.params.items())}
+        pairs = [(name.removesuffix("="), value) for name, value in signature.pairs]
+        return {name: str(value) for name, value in pairs if isinstance(value, str) or not value}
+
+
+def binder(name: str, aval: Any, types: bool) -> Text:
+    """`a:f32[3]`, in colour."""
+    text = Text(name, style=theme.BINDER)
+    return text.append(f":{type_of(aval)}", theme.TYPE) if types else text
+
+
+def operands(reader: Reader, atoms: Sequence[Atom]) -> Text:
+    """The operands of an equation with spaces between them, in colour."""
+    style = {True: theme.LITERAL, False: theme.OPERAND}
+    parts = [Text(reader.operand(a), style=style[isinstance(a, Literal)]) for a in atoms]
+    return Text(" ").join(parts)
+
+
+def parameters(reader: Reader, eqn: JaxprEqn) -> Text:
+    """The parameters of an equation with spaces between them, in colour."""
+    pairs = reader.parameters(eqn).items()
+    return Text(" ").join(Text(f"{k}=", style=theme.PARAMETER).append(v, "") for k, v in pairs)

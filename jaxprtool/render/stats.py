@@ -1,0 +1,101 @@
+"""The stats of a program as tables: equations by primitive and depth, and its values by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from jaxprtool.ir.outline import NamedValue
+from jaxprtool.render import theme
+from jaxprtool.render.view import View
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.stats import Stats
+
+#: Depths beyond this share one column, so that a deep program still fits a narrow terminal.
+MOST_DEPTHS = 6
+
+#: More values than this are counted and not named.
+MOST_VALUES = 40
+
+
+def stats(counted: Stats, *, width: int = 80) -> View:
+    """The tables of a program's `Stats`."""
+    parts: list[RenderableType] = [_equations(counted)]
+    values = {
+        "argument": counted.arguments,
+        "output": counted.outputs,
+        "constant": counted.constants,
+    }
+    for what, named in values.items():
+        if named:
+            parts += [Text(), _values(what, named)]
+    return View(Group(*parts), width)
+
+
+def _equations(counted: Stats) -> Table:
+    depths = len(counted.by_depth)
+    columns = min(depths, MOST_DEPTHS)
+    heading = f"{counted.name}: {_plural(counted.equations, 'equation')}"
+    grid = _grid(heading)
+    grid.add_column("primitive", style=theme.PRIMITIVE, overflow="fold")
+    grid.add_column("in all", justify="right")
+    if depths > 1:
+        for depth in range(columns):
+            more = depth == columns - 1 and depths > columns
+            label = (
+                f"depth {depth}{'+' if more else ''}" if depth in (0, columns - 1) else str(depth)
+            )
+            grid.add_column(label, justify="right", style=theme.COMMENT)
+    for primitive in counted.primitives:
+        grid.add_row(primitive.name, *_counts(primitive.total, primitive.by_depth))
+    grid.add_section()
+    grid.add_row("in all", *_counts(counted.equations, counted.by_depth))
+    return grid
+
+
+def _counts(total: int, by_depth: Sequence[int]) -> list[str]:
+    shown = [*by_depth[: MOST_DEPTHS - 1], sum(by_depth[MOST_DEPTHS - 1 :])]
+    depths = shown[: len(by_depth)] if len(by_depth) > 1 else []
+    return [f"{total:,}", *(f"{count:,}" if count else "·" for count in depths)]
+
+
+def _values(what: str, values: Sequence[NamedValue]) -> Table:
+    known = sum(value.bytes or 0 for value in values)
+    grid = _grid(f"{_plural(len(values), what)}, {_size(known)}")
+    grid.add_column(what, style=theme.BINDER, overflow="fold")
+    grid.add_column("type", style=theme.TYPE, overflow="fold")
+    grid.add_column("bytes", justify="right")
+    for value in values[:MOST_VALUES]:
+        size = "?" if value.bytes is None else f"{value.bytes:,}"
+        grid.add_row(Text(value.name), Text(value.type), size)
+    if len(values) > MOST_VALUES:
+        grid.add_row(Text(f"… {len(values) - MOST_VALUES:,} more", style=theme.COMMENT))
+    return grid
+
+
+def _grid(heading: str) -> Table:
+    return Table(
+        title=Text(heading, style=theme.HEADING),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:,} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

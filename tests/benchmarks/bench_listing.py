@@ -1,0 +1,83 @@
+"""The listing beside JAX's own, in one run: `python tests/benchmarks/bench_listing.py`.
+
+Plain text beside `str(jaxpr)`, and coloured text with source lines, through a Rich console, beside
+`jaxpr.pretty_print(use_color=True, source_info=True)`. The two of each pair alternate, and medians
+are compared; the plain texts must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from jaxprtool import jaxcompat
+from jaxprtool.render.listing import listing
+from tests.benchmarks.models import synthetic, transformer_gradient
+
+
+def plain(jaxpr: Any) -> str:
+    return listing(jaxpr).plain()
+
+
+def coloured(jaxpr: Any) -> str:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=80)
+    console.print(listing(jaxpr, source=True), soft_wrap=True)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def jax_coloured(jaxpr: Any) -> str:
+    return jaxpr.pretty_print(use_color=True, source_info=True)
+
+
+def seconds(function: Callable[[Any], str], jaxpr: Any) -> float:
+    gc.collect()
+    start = time.perf_counter()
+    function(jaxpr)
+    return time.perf_counter() - start
+
+
+def compare(functions: tuple[Callable[[Any], str], ...], jaxpr: Any, repeat: int) -> list[float]:
+    """The median time of each function, in seconds."""
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(repeat):
+        for function, taken in zip(functions, times, strict=True):
+            taken.append(seconds(function, jaxpr))
+    return list(map(statistics.median, times))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--max", type=int, default=100_000, help="equations of the largest program")
+    options = parser.parse_args()
+    table = Table(title="the listing beside jax's (medians, milliseconds), jax / ours")
+    for name in ("program", "equations", "text", "jax", "ours", "ratio"):
+        table.add_column(name, justify="left" if name in ("program", "text") else "right")
+    sizes = [n for n in (10**3, 10**4, 10**5) if n <= options.max]
+    programs = [("transformer gradient", transformer_gradient())]
+    programs += [("synthetic", synthetic(n)) for n in sizes]
+    pairs = {"plain": (str, plain), "coloured": (jax_coloured, coloured)}
+    for name, closed in programs:
+        jaxpr = jaxcompat.open_jaxpr(closed)
+        assert str(jaxpr) == plain(jaxpr)
+        size = len(jaxpr.eqns)
+        for text, functions in pairs.items():
+            theirs, ours = compare(functions, jaxpr, max(5, min(25, 10**5 // size)))
+            figures = f"{theirs * 1e3:.1f}", f"{ours * 1e3:.1f}", f"{theirs / ours:.1f}"
+            table.add_row(name, f"{size:,}", text, *figures)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,7 @@
 
 Look at how the weights enter the scan as constants, the state as its carry, and the sequence as
 its xs; and how the gradient is a second scan, reversed, whose carry collects the weights'
-gradients. `dce` takes the unused outputs of a scan, too: try it on `last_state`.
+gradients. In `last_state`, `dce` takes out of the scan what only its unused output needs.
 
     jaxprtool show samples/rnn.py:encode
     jaxprtool show samples/rnn.py:grad_loss --format tree
@@ -57,27 +57,27 @@ def gru(params, state, x):
 
 @jaxprtool.example(PARAMS, SEQUENCE)
 def encode(params, xs):
-    """The last state, and the state after each step, from f32[time, batch, 8]."""
+    """The last state, and a prediction after each step, from f32[time, batch, 8]."""
 
     def step(state, x):
         state = gru(params, state, x)
-        return state, state
+        return state, state @ params["readout"]
 
     return jax.lax.scan(step, jnp.zeros((xs.shape[1], STATE)), xs)
 
 
 @jaxprtool.example(PARAMS, SEQUENCE)
 def last_state(params, xs):
-    """What the sequence leaves behind; the states on the way are computed for nobody."""
-    last, _ = encode(params, xs)
-    return last
+    """What the sequence leaves behind; the predictions on the way are computed for nobody."""
+    state, _ = encode(params, xs)
+    return state
 
 
 @jaxprtool.example(PARAMS, SEQUENCE)
 def loss(params, xs):
     """The mean squared error of predicting each input from those before it."""
-    _, states = encode(params, xs[:-1])
-    return jnp.square(states @ params["readout"] - xs[1:]).mean()
+    _, predictions = encode(params, xs[:-1])
+    return jnp.square(predictions - xs[1:]).mean()
 
 
 @jaxprtool.example(PARAMS, SEQUENCE)

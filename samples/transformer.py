@@ -6,7 +6,7 @@ in reverse, over the residuals that the first one saved.
 
     jaxprtool show samples/transformer.py:loss
     jaxprtool show samples/transformer.py:grad_loss --only scan,dot_general
-    jaxprtool run  samples/transformer.py:train_step -p mixed_precision
+    jaxprtool run  samples/transformer.py:loss -p mixed_precision
 """
 
 import jax

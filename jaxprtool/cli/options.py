@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -140,13 +142,13 @@ def pipeline(text: str | None, plugins: list[str] | None) -> Pipeline:
 
 def start_jax(x64: bool = False) -> None:
     """Import JAX, configured as asked for, and say so if it is one that we do not know."""
-    # All of this stays; it need not be gone through by the garbage collector again and again.
+    # What is imported stays, and need not be gone through by the garbage collector meanwhile.
     gc.disable()
-    import jax
+    with _interrupts_held_back():
+        import jax
 
-    import jaxprtool.loading.load  # noqa: F401
-    from jaxprtool import jaxcompat
-
+        import jaxprtool.loading.load  # noqa: F401
+        from jaxprtool import jaxcompat
     gc.freeze()
     gc.enable()
     jaxcompat.keep_backend_probing_quiet()
@@ -154,6 +156,23 @@ def start_jax(x64: bool = False) -> None:
         jax.config.update("jax_enable_x64", True)
     if version := jaxcompat.untested_version():
         output.warning(f"jaxprtool has not been tested with JAX {version}")
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Hold Ctrl-C back: JAX's extension modules crash if it cuts their import short."""
+    held: list[int] = []
+    try:
+        before = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    except ValueError:  # only the main thread may; another one is not interrupted
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        raise KeyboardInterrupt
 
 
 def find(

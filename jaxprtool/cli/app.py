@@ -1,0 +1,90 @@
+"""The Typer application: `jaxprtool show|opt|run|passes|backends`.
+
+Nothing here, nor what it imports, imports JAX: help and completion answer without it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from jaxprtool.cli import completion, errors
+from jaxprtool.cli.backends import backends
+from jaxprtool.cli.opt import opt
+from jaxprtool.cli.passes import passes
+from jaxprtool.cli.run import run
+from jaxprtool.cli.show import show
+
+PROGRAM = "jaxprtool"
+_COMPLETE = "_JAXPRTOOL_COMPLETE"
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+_EPILOG = (
+    "[dim]Exit codes: 0 done; 1 a check failed; 2 bad usage or input; 3 your function raised; "
+    "70 a fault of jaxprtool's own; 130 interrupted.[/]"
+)
+
+app = typer.Typer(
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings=_HELP,
+    epilog=_EPILOG,
+)
+for command in (show, opt, run, passes, backends):
+    app.command(context_settings=_HELP)(command)
+
+
+def _version(wanted: bool | None) -> None:
+    if wanted:
+        from jaxprtool import __version__
+
+        print(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context,
+    version: Annotated[
+        bool | None,
+        typer.Option(
+            "--version", metavar="", help="Print the version.", callback=_version, is_eager=True
+        ),
+    ] = None,  # not False, which Typer would import pydantic to convert
+) -> None:
+    """Show, rewrite and run jaxprs, the intermediate language of JAX.
+
+    [bold]Examples[/]
+
+      jaxprtool show samples/transformer.py:loss
+      jaxprtool show jax.numpy:linalg.det --args "f32[4,4]"
+      jaxprtool opt  samples/transformer.py:loss -p dce --stats
+      jaxprtool run  samples/transformer.py:loss --backend cpu
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def answer(arguments: list[str]) -> int:
+    """Run a command line, and give its exit code."""
+    show_traceback = "--traceback" in arguments
+    # JAX reads these when it is imported.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if show_traceback:
+        os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
+    with errors.guarded(show_traceback) as ending:
+        command: Any = get_command(app)
+        if _COMPLETE in os.environ:
+            completion.answer(command, arguments, PROGRAM)
+        name = PROGRAM
+        if arguments and arguments[0] in command.commands:
+            # Straight to the command: on the way through the group Typer imports pydantic, which
+            # takes longer than all the rest of a --help.
+            name, command = f"{PROGRAM} {arguments[0]}", command.commands[arguments[0]]
+            arguments = arguments[1:]
+        with command.make_context(name, arguments) as context:
+            command.invoke(context)
+    return ending.code

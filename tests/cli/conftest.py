@@ -1,0 +1,99 @@
+"""The command line in this process: `cli("show", "bad.py:f")` gives what it printed, and its code.
+
+The tests stand in a folder of their own, which holds the module `functions.py`.
+"""
+
+import gc
+import os
+import textwrap
+from dataclasses import dataclass
+
+import pytest
+
+from jaxprtool.cli.main import main
+
+FUNCTIONS = """
+    import jax, jax.numpy as jnp, jaxprtool
+
+    print("imported")
+    not_callable = 3
+
+    @jaxprtool.example("f32[3]")
+    def double(x):
+        print("traced")
+        return x * 2
+
+    @jaxprtool.example("f32[3]", "f32[4]")
+    def misfit(x, y):
+        return inner(x, y)
+
+    def inner(x, y):
+        return x + y
+
+    @jaxprtool.example("f32[3]")
+    def endless(x):
+        return endless(x)
+
+    @jaxprtool.example("f32[2]")
+    def wasteful(x):
+        unused = jnp.sin(x)
+        return jnp.cos(x)
+
+    @jaxprtool.example("f32[2]")
+    def prints(x):
+        jax.debug.print("the sum is {}", x.sum())
+        return x
+
+    @jaxprtool.example("f32[2]")
+    def callback(x):
+        def fail(value):
+            raise ValueError("not today")
+        return jax.pure_callback(fail, x, x)
+
+    @jaxprtool.example("i32[4]", "bool[20]", "key<fry>[]")
+    def kinds(i, b, k):
+        return {"i": i, "b": b, "normal": jax.random.normal(k, (3,), "bfloat16"),
+                "bad": jnp.array([jnp.nan, jnp.inf, 1.0]), "none": jnp.zeros((0, 2)), "key": k}
+
+    def doubled():
+        return double, (jnp.arange(3.0),)
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command line printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines on stderr."""
+        return self.err.splitlines()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "PAGER"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "functions.py").write_text(textwrap.dedent(FUNCTIONS))
+    return tmp_path
+
+
+@pytest.fixture
+def cli(folder, capfd):
+    environment = dict(os.environ)
+
+    def run(*arguments: str) -> Result:
+        capfd.readouterr()
+        code = main(arguments)
+        out, err = capfd.readouterr()
+        return Result(code, out, err)
+
+    yield run
+    gc.unfreeze()
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]

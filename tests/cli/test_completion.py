@@ -1,0 +1,76 @@
+import pytest
+
+from jaxprtool.cli.completion import complete_backend, complete_passes, complete_target
+from jaxprtool.cli.main import main
+
+
+@pytest.fixture
+def tree(folder):
+    (folder / "functions.py").unlink()
+    package = folder / "models"
+    package.mkdir()
+    (package / "__init__.py").write_text("entry = make()\n")
+    (package / "mlp.py").write_text(
+        "import nothing_that_can_be_imported\n"
+        "def loss(x): ...\n"
+        "def _private(): ...\n"
+        "step = jit(loss)\n"
+        "SIZE = 3\n"
+    )
+    (package / "rnn.py").write_text("def forward(): ...\n")
+    (folder / "notes.txt").write_text("")
+    (folder / "bad.py").write_text("def f(:\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("", ["bad.py:", "models/"]),
+        ("mo", ["models/mlp.py:", "models/rnn.py:"]),
+        ("models/m", ["models/mlp.py:loss", "models/mlp.py:step"]),
+        ("models/mlp.py:l", ["models/mlp.py:loss"]),
+        ("models/mlp.py:x", []),
+        ("models.mlp:s", ["models.mlp:step"]),
+        ("models:", ["models:entry"]),
+        ("bad.py:", []),
+        ("nowhere/x", []),
+        ("nowhere.py:f", []),
+    ],
+)
+def test_targets_are_read_from_files_without_importing_them(tree, typed, offered):
+    assert complete_target(typed) == offered
+
+
+def test_the_last_pass_of_a_pipeline_is_completed():
+    assert complete_passes("dc") == ["dce"]
+    assert complete_passes("dce, dc") == ["dce, dce"]
+    assert complete_passes("nothing") == []
+
+
+def test_backends_by_name():
+    assert complete_backend("c") == ["cpu", "cuda"]
+
+
+def answers(monkeypatch, capsys, *words):
+    monkeypatch.setenv("_JAXPRTOOL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "\n".join(["jaxprtool", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    assert main([]) == 0
+    return capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["s"], ["show"]),
+        (["show", "models/m"], ["models/mlp.py:loss", "models/mlp.py:step"]),
+        (["show", "models/mlp.py", ":"], ["loss", "step"]),
+        (["show", "models/mlp.py", ":", "lo"], ["loss"]),
+        (["opt", "models/mlp.py:loss", "-p", "dc"], ["dce"]),
+        (["passes", "dc"], ["dce"]),
+        (["run", "models/mlp.py:loss", "--back"], ["--backend"]),
+    ],
+)
+def test_bash_gets_what_it_asks_for(tree, monkeypatch, capsys, words, offered):
+    assert answers(monkeypatch, capsys, *words) == offered

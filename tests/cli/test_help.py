@@ -1,0 +1,57 @@
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import jaxprtool
+from jaxprtool.cli.main import main
+
+COMMANDS = ("show", "opt", "run", "passes", "backends")
+ROOT = Path(__file__).parents[2]
+
+
+def help_of(capsys, *arguments):
+    assert main([*arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_no_arguments_show_the_help(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert help_of(capsys) == help_of(capsys, "--help")
+
+
+def test_the_help_names_every_command_and_exit_code(capsys):
+    text = help_of(capsys, "--help")
+    assert all(re.search(rf"^│ {command} ", text, re.MULTILINE) for command in COMMANDS)
+    assert "Exit codes: 0 done" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_fits_80_columns_and_has_examples(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = help_of(capsys, command, "--help")
+    assert max(map(len, text.splitlines())) <= 80
+    assert f" jaxprtool {command} " in text
+    assert help_of(capsys, command, "-h") == text
+
+
+def test_the_version(capsys):
+    assert help_of(capsys, "--version") == f"jaxprtool {jaxprtool.__version__}\n"
+
+
+def examples():
+    for path in sorted((ROOT / "jaxprtool" / "cli").glob("*.py")):
+        for line in path.read_text().splitlines():
+            if line.startswith("      jaxprtool "):
+                yield line.strip()
+
+
+@pytest.mark.parametrize("example", sorted(set(examples())))
+def test_every_example_of_the_help_works(capfd, monkeypatch, tmp_path, example):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "samples").symlink_to(ROOT / "samples")
+    (tmp_path / "my_passes.py").write_text("")
+    arguments = shlex.split(example.partition(">")[0])[1:]
+    assert main(arguments) == 0, capfd.readouterr().err
+    assert capfd.readouterr().out

@@ -1,0 +1,104 @@
+import json
+
+import pytest
+
+
+def test_the_result_alone_goes_to_stdout(cli):
+    result = cli("opt", "functions.py:wasteful", "-p", "dce", "--print-after-all")
+    assert result.code == 0
+    assert "cos" in result.out and "sin" not in result.out and "#" not in result.out
+    assert "# after dce: wasteful\n" + result.out in result.err
+
+
+def test_before_and_after_passes_by_name(cli):
+    result = cli("opt", "functions.py:wasteful", "-p", "dce", "--print-before-all")
+    assert "# before dce: wasteful" in result.err and "sin" in result.err
+    result = cli("opt", "functions.py:wasteful", "-p", "dce, dce", "--print-after", "dce")
+    assert result.err.count("# after dce: wasteful") == 2
+
+
+def test_stats_and_timing_are_a_table_of_passes(cli):
+    result = cli("opt", "functions.py:wasteful", "-p", "dce", "--stats", "--timing")
+    (row,) = [line.split() for line in result.lines if line.startswith("dce")]
+    assert row[:5] == ["dce", "wasteful", "2", "1", "1"] and float(row[5]) >= 0
+    assert result.lines[-1].startswith("total")
+
+
+def test_json_holds_the_program_and_the_passes(cli):
+    result = cli("opt", "functions.py:wasteful", "-p", "dce(drop_inputs=True)", "--json")
+    document = json.loads(result.out)
+    assert [eqn["primitive"] for eqn in document["programs"][0]["equations"]] == ["cos"]
+    (row,) = document["passes"]
+    assert row["pass"] == "dce(drop_inputs=True)" and row["program"] == "wasteful"
+    assert (row["equations_before"], row["equations_after"]) == (2, 1)
+
+
+def test_without_passes_the_program_stays_as_it_is(cli):
+    assert cli("opt", "functions.py:double").out == cli("show", "functions.py:double").out
+
+
+PLUGIN = """
+    from dataclasses import dataclass
+    from typing import ClassVar
+    from jaxprtool import Pass, Programs
+
+    @dataclass(frozen=True)
+    class Halves(Pass):
+        '''Give the program twice.'''
+        name: ClassVar[str] = "cli_halves"
+        def __call__(self, program):
+            return Programs({"left": program, "right": program})
+
+    @dataclass(frozen=True)
+    class Raises(Pass):
+        '''Raise.'''
+        name: ClassVar[str] = "cli_raises"
+        def __call__(self, program):
+            return {}["nothing"]
+
+    @dataclass(frozen=True)
+    class GivesNone(Pass):
+        '''Give None.'''
+        name: ClassVar[str] = "cli_gives_none"
+        def __call__(self, program):
+            return None
+
+    @dataclass(frozen=True)
+    class Breaks(Pass):
+        '''Make an ill-typed program.'''
+        name: ClassVar[str] = "cli_breaks"
+        def __call__(self, program):
+            return program.replace(arg_names=())
+"""
+
+
+@pytest.fixture
+def plugin(folder):
+    lines = [line[4:] for line in PLUGIN.splitlines()]
+    (folder / "cli_plugin.py").write_text("\n".join(lines))
+    return ["--plugin", "cli_plugin.py"]
+
+
+def test_several_programs_bear_their_names(cli, plugin):
+    result = cli("opt", "functions.py:double", "-p", "cli_halves", *plugin)
+    assert result.out.startswith("# left\n{ lambda") and "\n\n# right\n{ lambda" in result.out
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("cli_raises", 2, "error: pass 'cli_raises' failed on double: KeyError: 'nothing'"),
+        ("cli_gives_none", 2, "error: pass 'cli_gives_none' gave no Program, but NoneType"),
+        ("cli_breaks", 1, "error: pass 'cli_breaks' broke the program"),
+    ],
+)
+def test_a_pass_that_fails_is_named(cli, plugin, name, code, message):
+    result = cli("opt", "functions.py:double", "-p", f"dce, {name}", *plugin)
+    assert result.code == code and result.out == ""
+    assert any(line.startswith(message) for line in result.lines), result.err
+    assert "Traceback" not in result.err
+
+
+def test_the_type_check_can_be_left_out(cli, plugin):
+    command = ["opt", "functions.py:double", "-p", "cli_breaks", "--no-check", "--json", *plugin]
+    assert cli(*command).code != 1

@@ -1,0 +1,87 @@
+import io
+import os
+import stat
+
+import pytest
+
+from jaxprtool.cli import output
+from jaxprtool.errors import OutputError
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environment", "expected"),
+    [
+        (Terminal(), {}, True),
+        (io.StringIO(), {}, False),
+        (Terminal(), {"NO_COLOR": "1"}, False),
+        (Terminal(), {"NO_COLOR": ""}, True),
+        (Terminal(), {"TERM": "dumb"}, False),
+        (io.StringIO(), {"FORCE_COLOR": "1"}, True),
+        (io.StringIO(), {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_colours_are_for_terminals_unless_told_otherwise(
+    monkeypatch, stream, environment, expected
+):
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert output.colours(stream) is expected
+
+
+def test_what_json_lacks_is_written_as_json_can():
+    value = {"a": (float("nan"), -float("inf"), 1.5), "b": 1 + 2j, 3: [True, None]}
+    assert output.jsonable(value) == {
+        "a": ["NaN", "-Infinity", 1.5],
+        "b": [1.0, 2.0],
+        "3": [True, None],
+    }
+
+
+def test_a_file_takes_its_name_when_all_is_written(tmp_path):
+    path = tmp_path / "out.bin"
+    with output.file_written_whole(str(path)) as file:
+        file.write(b"whole")
+        assert not path.exists()
+    assert path.read_bytes() == b"whole"
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+    assert os.listdir(tmp_path) == ["out.bin"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_file_that_is_not_finished_leaves_the_old_one(tmp_path, error):
+    path = tmp_path / "out.bin"
+    path.write_bytes(b"old")
+    with pytest.raises(error), output.file_written_whole(str(path)) as file:
+        file.write(b"half")
+        raise error
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["out.bin"]
+
+
+@pytest.mark.parametrize("path", ["missing/out.bin", ".", "folder/"])
+def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutputError, match="cannot write"), output.file_written_whole(path):
+        raise AssertionError("the work was begun")
+    assert os.listdir(tmp_path) == []
+
+
+def test_tables_have_no_trailing_blanks(capsys):
+    output.write_table(("name", "count"), [("a", "1"), ("long name", "20")], right=("count",))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "name        count",
+        "─────────────────",
+        "a               1",
+        "long name      20",
+    ]

@@ -1,0 +1,156 @@
+"""The command line as a process of its own: imports, pipes, signals, terminals."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "jaxprtool"]
+
+SLOW = """
+    import sys, time
+    def f(x):
+        print("now", flush=True)
+        time.sleep(60)
+        return x
+    if "imported" in sys.argv[2]:
+        f(0)
+"""
+
+
+def run(*arguments, **options):
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=120, **options
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["['--help']", "['show', '--help']", "['--version']", "[]", "['show']", "['show', '--frob']"],
+)
+def test_help_and_usage_errors_import_neither_jax_nor_numpy(command):
+    script = (
+        "import sys; from jaxprtool.cli.main import main; main({}); "
+        "assert not {{'jax', 'jaxlib', 'numpy'}} & sys.modules.keys()"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script.format(command)], check=True, capture_output=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("words", ["s", "show exam", "show example.py:f", "opt x.py:f -p d"])
+def test_completion_imports_neither_jax_nor_numpy(folder, words):
+    (folder / "example.py").write_text("import jax\ndef first(x): ...\ndef fast(x): ...\n")
+    words = ["jaxprtool", *words.split()]
+    environment = {
+        **os.environ,
+        "_JAXPRTOOL_COMPLETE": "complete_bash",
+        "COMP_WORDS": "\n".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    script = (
+        "import sys; from jaxprtool.cli.main import main; main([]); "
+        "assert not {'jax', 'jaxlib', 'numpy'} & sys.modules.keys()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+
+
+def test_exit_codes_and_streams_of_a_process(folder):
+    done = run("show", "functions.py:double")
+    assert (done.returncode, done.stdout[:8]) == (0, "{ lambda")
+    missing = run("show", "functions.py:none")
+    assert missing.returncode == 2 and missing.stdout == ""
+    assert missing.stderr.splitlines()[1].startswith("error: ")
+    assert run("show", "functions.py:misfit").returncode == 3
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--format", "table"]])
+def test_a_closed_pipe_is_quiet(folder, options):
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [*COMMAND, "show", "functions.py:double", *options],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    os.close(writer)
+    assert result.returncode == 141
+    assert result.stderr.splitlines() == ["imported", "traced"]
+
+
+@pytest.mark.parametrize("name", ["traced.py", "imported.py"])
+def test_an_interrupt_ends_quietly_with_130(folder, name):
+    (folder / name).write_text(textwrap.dedent(SLOW))
+    process = subprocess.Popen(
+        [*COMMAND, "show", f"{name}:f", "--args", "1.0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr.readline() == "now\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    # Python may kill itself with the signal in the end, which shells report as 130 too.
+    assert process.returncode in (130, -signal.SIGINT)
+    assert (out, err) == ("", "interrupted\n")
+
+
+def in_terminal(*arguments, **environment):
+    """What a command writes to a terminal."""
+    master, slave = pty.openpty()
+    clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=slave,
+        stderr=subprocess.DEVNULL,
+        env={**clean, "TERM": "xterm-256color", **environment},
+    )
+    os.close(slave)
+    written = b""
+    while True:
+        try:
+            piece = os.read(master, 4096)
+        except OSError:  # the terminal's other end is closed
+            break
+        if not piece:
+            break
+        written += piece
+    os.close(master)
+    assert process.wait(timeout=60) == 0
+    return written.decode()
+
+
+def test_a_terminal_gets_colours_unless_no_color(folder):
+    assert "\x1b[" in in_terminal("show", "functions.py:double")
+    assert "\x1b[" not in in_terminal("show", "functions.py:double", NO_COLOR="1")
+
+
+def test_the_pager_gets_the_listing(folder):
+    shown = in_terminal("show", "functions.py:double", "--pager", PAGER="sed s/lambda/PAGED/")
+    assert "PAGED" in shown
+
+
+def test_a_pager_that_is_missing_is_one_line(folder):
+    master, slave = pty.openpty()
+    result = subprocess.run(
+        [*COMMAND, "show", "functions.py:double", "--pager"],
+        stdout=slave,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PAGER": "no-such-pager"},
+        timeout=60,
+    )
+    os.close(slave)
+    os.close(master)
+    assert result.returncode == 2
+    assert "error: cannot start the pager 'no-such-pager'" in result.stderr

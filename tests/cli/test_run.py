@@ -1,0 +1,104 @@
+import json
+import os
+
+import numpy as np
+import pytest
+
+
+def test_results_and_times_are_reported(cli):
+    result = cli("run", "functions.py:double", "--args", "arange(3)")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[0] == "result: i32[3] [0, 2, 4]"
+    steps = [line.split("  ")[0] for line in lines[2:]]
+    assert steps == ["device", "trace", "lower", "compile", "first call", "later calls"]
+    assert "random" not in result.err
+
+
+def test_what_is_filled_is_said_and_depends_on_the_seed(cli):
+    first = cli("run", "functions.py:double", "--json")
+    assert "note: x filled with random values (--seed 0)" in result_lines(first)
+    again = cli("run", "functions.py:double", "--json")
+    other = cli("run", "functions.py:double", "--json", "--seed", "1")
+    values = [json.loads(r.out)["outputs"][0]["value"] for r in (first, again, other)]
+    assert values[0] == values[1] != values[2]
+
+
+def result_lines(result):
+    assert result.code == 0, result.err
+    return result.lines
+
+
+def test_the_json_document(cli):
+    document = json.loads(cli("run", "functions.py:kinds", "--json", "--repeat", "2").out)
+    assert list(document) == ["name", "devices", "random", "times", "outputs"]
+    assert document["random"] == ["i", "b", "k"]
+    assert document["times"]["repeats"] == 2
+    outputs = {o["name"]: o for o in document["outputs"]}
+    assert outputs["result['bad']"]["value"] == ["NaN", "Infinity", 1.0]
+    assert outputs["result['none']"] == {"name": "result['none']", "type": "f32[0,2]", "value": []}
+    assert sum(outputs["result['b']"]["statistics"].values()) == 20
+    assert outputs["result['key']"]["type"] == "key<fry>[]"
+    assert all(0 <= i < 8 for i in outputs["result['i']"]["value"])
+
+
+def test_every_kind_of_result_has_a_text(cli):
+    out = cli("run", "functions.py:kinds").out
+    assert "result['bad']: f32[3] [nan, inf,  1.]" in out
+    assert "result['b']: bool[20] true " in out
+
+
+def test_prints_of_the_program_go_to_stdout_but_never_into_json(cli):
+    text = cli("run", "functions.py:prints", "--args", "ones(f32[2])")
+    assert "the sum is 2.0\n" in text.out and "later calls" not in text.out
+    document = cli("run", "functions.py:prints", "--args", "ones(f32[2])", "--json")
+    assert json.loads(document.out)["times"]["repeats"] == 0
+    assert "the sum is 2.0" in document.err
+
+
+def test_results_are_saved_whole_by_name(cli, folder):
+    assert cli("run", "functions.py:kinds", "--save", "out.npz").code == 0
+    saved = np.load(folder / "out.npz")
+    assert saved["result['normal']"].dtype == np.float32
+    assert saved["result['none']"].shape == (0, 2)
+    assert saved["result['key']"].dtype == np.uint32
+    assert set(os.listdir(folder)) - {"__pycache__"} == {"functions.py", "out.npz"}
+
+
+def test_nothing_is_written_if_the_run_fails(cli, folder):
+    (folder / "out.npz").write_text("old")
+    assert cli("run", "functions.py:callback", "--save", "out.npz").code == 3
+    assert (folder / "out.npz").read_text() == "old"
+    assert set(os.listdir(folder)) - {"__pycache__"} == {"functions.py", "out.npz"}
+
+
+def test_passes_run_first_and_may_drop_inputs(cli, folder):
+    (folder / "unused.py").write_text("def f(x, y): return x + 1\n")
+    command = ["run", "unused.py:f", "--args", "ones(f32[2]), f32[9]"]
+    result = cli(*command, "-p", "dce(drop_inputs=True)")
+    assert "result: f32[2] [2., 2.]" in result.out and "random" not in result.err
+
+
+def test_a_program_on_another_device(cli):
+    result = cli("run", "functions.py:double", "--backend", "cpu", "--device", "3", "--json")
+    (device,) = json.loads(result.out)["devices"]
+    assert device.endswith("3")
+
+
+def test_x64_keeps_wide_types(cli):
+    import jax
+
+    try:
+        result = cli("run", "functions.py:double", "--args", "ones(f64[2])", "--x64")
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert "result: f64[2] [2., 2.]" in result.out, result.err
+
+
+@pytest.mark.parametrize("save", [None, "out.npz"])
+def test_a_callback_that_raises_shows_the_users_frames(cli, save):
+    result = cli("run", "functions.py:callback", *(["--save", save] if save else []))
+    assert result.code == 3 and result.out == ""
+    assert result.lines[-1] == "error: callback raised ValueError: not today"
+    assert result.lines[-2].strip() == 'raise ValueError("not today")'
+    assert not any("jax/" in line or "Traceback" in line for line in result.lines)

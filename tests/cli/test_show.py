@@ -1,0 +1,73 @@
+import json
+
+import pytest
+
+
+def test_the_listing_is_all_that_goes_to_stdout(cli):
+    result = cli("show", "functions.py:double")
+    assert result.code == 0
+    assert result.out == ("{ lambda ; a:f32[3]. let b:f32[3] = mul a 2.0:f32[] in (b,) }\n")
+    assert result.lines == ["imported", "traced"]
+
+
+def test_arguments_come_from_the_option_before_the_example(cli):
+    result = cli("show", "functions.py:double", "--args", "bf16[2,2]")
+    assert "a:bf16[2,2]" in result.out
+
+
+def test_a_factory_gives_function_and_arguments(cli):
+    assert "a:f32[3]" in cli("show", "functions.py:doubled", "--factory").out
+
+
+def test_static_arguments_by_position_and_by_name(cli, folder):
+    (folder / "static.py").write_text("def f(x, n, flag): return x * n if flag else x\n")
+    options = ["--static-argnums", "1", "--static-argnames", "flag"]
+    result = cli("show", "static.py:f", "--args", "f32[], 3, flag=True", *options)
+    assert "mul a 3.0:f32[]" in result.out, result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--format", "tree"], "double (f32[3]) → f32[3]"),
+        (["--format", "table"], "mul"),
+        (["--source"], "functions.py:10"),
+        (["--no-types"], "{ lambda ; a. let"),
+        (["--only", "sin,co*"], "1 equation"),
+        (["--stats"], "double: 1 equation"),
+        (["-p", "dce"], "mul a 2.0"),
+    ],
+)
+def test_each_way_to_show_it(cli, options, expected):
+    result = cli("show", "functions.py:double", *options)
+    assert result.code == 0 and expected in result.out, result
+
+
+@pytest.mark.parametrize("spelling", [["--json"], ["--format", "json"]])
+def test_json_is_one_document(cli, spelling):
+    (program,) = json.loads(cli("show", "functions.py:double", *spelling).out)["programs"]
+    assert program["name"] == "double"
+    assert [eqn["primitive"] for eqn in program["equations"]] == ["mul"]
+
+
+def test_stats_as_json(cli):
+    (stats,) = json.loads(cli("show", "functions.py:wasteful", "--stats", "--json").out)["stats"]
+    assert stats["equations"] == 2
+    assert {p["name"] for p in stats["primitives"]} == {"sin", "cos"}
+
+
+def test_colours_when_forced_and_never_with_no_color(cli, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" in cli("show", "functions.py:double").out
+    assert "\x1b[" in cli("show", "functions.py:none").err
+    monkeypatch.setenv("NO_COLOR", "1")
+    for options in ([], ["--format", "tree"], ["--format", "table"], ["--stats"]):
+        assert "\x1b[" not in cli("show", "functions.py:double", *options).out
+    assert "\x1b[" not in cli("show", "functions.py:none").err
+
+
+def test_an_untested_jax_is_one_warning(cli, monkeypatch):
+    monkeypatch.setattr("jaxprtool.jaxcompat.untested_version", lambda: "9.9.9")
+    result = cli("show", "functions.py:double")
+    assert result.code == 0
+    assert result.lines[0] == "warning: jaxprtool has not been tested with JAX 9.9.9"

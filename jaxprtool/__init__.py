@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from jaxprtool.loading.example import example, static
 
 _HOME = {
-    "Pass": "jaxprtool.api",
-    "Pipeline": "jaxprtool.api",
+    "Pass": "jaxprtool.passes.base",
+    "Pipeline": "jaxprtool.passes.pipeline",
     "Program": "jaxprtool.api",
     "Programs": "jaxprtool.api",
     "dce_jaxpr": "jaxprtool.api",
     "example": "jaxprtool.loading.example",
     "load": "jaxprtool.api",
-    "register": "jaxprtool.api",
+    "register": "jaxprtool.passes.registry",
     "static": "jaxprtool.loading.example",
     "trace": "jaxprtool.api",
 }

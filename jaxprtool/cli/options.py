@@ -147,7 +147,7 @@ def start_jax(x64: bool = False) -> None:
     with _interrupts_held_back():
         import jax
 
-        import jaxprtool.loading.load  # noqa: F401
+        import jaxprtool.api  # noqa: F401  (a user's pass may say program.apply)
         from jaxprtool import jaxcompat
     gc.freeze()
     gc.enable()

@@ -55,7 +55,7 @@ def _paths(typed: str) -> list[str]:
 
 
 def _functions(path: str) -> list[str]:
-    """The public names that a module binds to functions, and to what calls return."""
+    """The public names that a module binds to functions and to what calls return; no CONSTANTS."""
     try:
         if os.path.getsize(path) > MAX_FILE:
             return []
@@ -63,7 +63,8 @@ def _functions(path: str) -> list[str]:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return [name for name in dict.fromkeys(_names(tree)) if not name.startswith("_")]
+    names = dict.fromkeys(_names(tree))
+    return [name for name in names if not name.startswith("_") and not name.isupper()]
 
 
 def _names(tree: ast.Module) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -162,13 +163,15 @@ def _some(names: tuple[str, ...]) -> str:
 
 def _write(report: RunReport, trace_time: float) -> None:
     for out in report.outputs:
-        output.write(f"{out.name}: {out.type} {_described(out)}")
+        head, text = f"{out.name}: {out.type}", _described(out)
+        fits = "\n" not in text and len(head) + 1 + len(text) <= output.width()
+        output.write(f"{head} {text}" if fits else f"{head}\n{indent(text, '  ')}")
     if not report.outputs:
         output.write("no results")
     output.write("")
     times = report.times
     rows = {
-        "device": ", ".join(map(str, report.devices)),
+        "device": _few(report.devices),
         "trace": _duration(trace_time),
         "lower": _duration(times.lower),
         "compile": _duration(times.compile),
@@ -180,6 +183,12 @@ def _write(report: RunReport, trace_time: float) -> None:
         output.write(f"{name:<12} {text}")
 
 
+def _few(devices: tuple[Any, ...]) -> str:
+    if len(devices) <= 4:
+        return ", ".join(map(str, devices))
+    return f"{len(devices)} devices, {devices[0]} to {devices[-1]}"
+
+
 def _described(out: Output) -> str:
     """A result's value when it is small, else its statistics."""
     import numpy as np
@@ -188,8 +197,8 @@ def _described(out: Output) -> str:
 
     summary = summarize(out.value)
     if summary.value is not None:
-        text = np.array2string(summary.value, separator=", ", threshold=100, precision=8)
-        return text if "\n" not in text else "\n" + text
+        columns = output.width() - 2
+        return np.array2string(summary.value, separator=", ", max_line_width=columns)
     shown = {k: v for k, v in summary.statistics.items() if not (k in ("nan", "inf") and v == 0)}
     return ", ".join(f"{k} {_number(v)}" for k, v in shown.items())
 

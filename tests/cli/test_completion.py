@@ -15,7 +15,7 @@ def tree(folder):
         "def loss(x): ...\n"
         "def _private(): ...\n"
         "step = jit(loss)\n"
-        "SIZE = 3\n"
+        "SIZE = 3\nTABLE = make()\n"
     )
     (package / "rnn.py").write_text("def forward(): ...\n")
     (folder / "notes.txt").write_text("")

@@ -16,6 +16,57 @@ if TYPE_CHECKING:
 _WATCHED = "What is watched (on stderr)"
 
 
+_NoCheck = Annotated[
+    bool,
+    typer.Option(
+        "--no-check",
+        metavar="",
+        help="Do not type-check the program after each pass.",
+        rich_help_panel="Passes",
+    ),
+]
+_PrintBeforeAll = Annotated[
+    bool,
+    typer.Option(
+        "--print-before-all",
+        metavar="",
+        help="The program before each pass.",
+        rich_help_panel=_WATCHED,
+    ),
+]
+_PrintAfterAll = Annotated[
+    bool,
+    typer.Option(
+        "--print-after-all",
+        metavar="",
+        help="The program after each pass.",
+        rich_help_panel=_WATCHED,
+    ),
+]
+_PrintAfter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--print-after",
+        metavar="NAME",
+        help="The program after this pass. May be repeated.",
+        rich_help_panel=_WATCHED,
+    ),
+]
+_Stats = Annotated[
+    bool,
+    typer.Option(
+        "--stats",
+        metavar="",
+        help="How many equations each pass was given, and left.",
+        rich_help_panel=_WATCHED,
+    ),
+]
+_Timing = Annotated[
+    bool,
+    typer.Option("--timing", metavar="", help="How long each pass took.", rich_help_panel=_WATCHED),
+]
+
+
 def opt(
     target: options.Target,
     args: options.Args = None,
@@ -25,57 +76,12 @@ def opt(
     x64: options.X64 = False,
     passes: options.Passes = None,
     plugin: options.Plugin = None,
-    no_check: Annotated[
-        bool,
-        typer.Option(
-            "--no-check",
-            metavar="",
-            help="Do not type-check the program after each pass.",
-            rich_help_panel="Passes",
-        ),
-    ] = False,
-    print_before_all: Annotated[
-        bool,
-        typer.Option(
-            "--print-before-all",
-            metavar="",
-            help="The program before each pass.",
-            rich_help_panel=_WATCHED,
-        ),
-    ] = False,
-    print_after_all: Annotated[
-        bool,
-        typer.Option(
-            "--print-after-all",
-            metavar="",
-            help="The program after each pass.",
-            rich_help_panel=_WATCHED,
-        ),
-    ] = False,
-    print_after: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--print-after",
-            metavar="NAME",
-            help="The program after this pass. May be repeated.",
-            rich_help_panel=_WATCHED,
-        ),
-    ] = None,
-    stats: Annotated[
-        bool,
-        typer.Option(
-            "--stats",
-            metavar="",
-            help="How many equations each pass was given, and left.",
-            rich_help_panel=_WATCHED,
-        ),
-    ] = False,
-    timing: Annotated[
-        bool,
-        typer.Option(
-            "--timing", metavar="", help="How long each pass took.", rich_help_panel=_WATCHED
-        ),
-    ] = False,
+    no_check: _NoCheck = False,
+    print_before_all: _PrintBeforeAll = False,
+    print_after_all: _PrintAfterAll = False,
+    print_after: _PrintAfter = None,
+    stats: _Stats = False,
+    timing: _Timing = False,
     json: options.Json = False,
     traceback: options.Traceback = False,
 ) -> None:

@@ -9,17 +9,19 @@ import typer
 from jaxprtool.cli import completion, options, output
 from jaxprtool.errors import PluginError
 
+_Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME",
+        help="A pass, to show its options.",
+        show_default=False,
+        autocompletion=completion.complete_passes,
+    ),
+]
+
 
 def passes(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="A pass, to show its options.",
-            show_default=False,
-            autocompletion=completion.complete_passes,
-        ),
-    ] = None,
+    name: _Name = None,
     plugin: options.Plugin = None,
     json: options.Json = False,
     traceback: options.Traceback = False,

@@ -21,6 +21,57 @@ if TYPE_CHECKING:
 _RUN = "How it runs"
 
 
+_Backend = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="cpu, gpu, tpu, cuda, rocm, or a PJRT plug-in's; else JAX's default.",
+        rich_help_panel=_RUN,
+        autocompletion=completion.complete_backend,
+    ),
+]
+_Device = Annotated[
+    int | None,
+    typer.Option(
+        "--device",
+        metavar="N",
+        help="Number of the backend's device. A program with a mesh runs on all of it.",
+        rich_help_panel=_RUN,
+    ),
+]
+_Repeat = Annotated[
+    int | None,
+    typer.Option(
+        "--repeat",
+        metavar="N",
+        min=0,
+        help="Calls to time after the first: 10, or none if the function has effects.",
+        rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
+_Seed = Annotated[
+    int,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        min=0,
+        help="Of the random values for arguments given by type alone.",
+        rich_help_panel=_RUN,
+    ),
+]
+_Save = Annotated[
+    str | None,
+    typer.Option(
+        "--save",
+        metavar="FILE.npz",
+        help="Write the results, by name; bfloat16 and such as float32, exactly.",
+        rich_help_panel="Output",
+    ),
+]
+
+
 def run(
     target: options.Target,
     args: options.Args = None,
@@ -30,55 +81,11 @@ def run(
     x64: options.X64 = False,
     passes: options.Passes = None,
     plugin: options.Plugin = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            "--backend",
-            metavar="NAME",
-            help="cpu, gpu, tpu, cuda, rocm, or a PJRT plug-in's; else JAX's default.",
-            rich_help_panel=_RUN,
-            autocompletion=completion.complete_backend,
-        ),
-    ] = None,
-    device: Annotated[
-        int | None,
-        typer.Option(
-            "--device",
-            metavar="N",
-            help="Number of the backend's device. A program with a mesh runs on all of it.",
-            rich_help_panel=_RUN,
-        ),
-    ] = None,
-    repeat: Annotated[
-        int | None,
-        typer.Option(
-            "--repeat",
-            metavar="N",
-            min=0,
-            help="Calls to time after the first: 10, or none if the function has effects.",
-            rich_help_panel=_RUN,
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed",
-            metavar="N",
-            min=0,
-            help="Of the random values for arguments given by type alone.",
-            rich_help_panel=_RUN,
-        ),
-    ] = 0,
-    save: Annotated[
-        str | None,
-        typer.Option(
-            "--save",
-            metavar="FILE.npz",
-            help="Write the results, by name; bfloat16 and such as float32, exactly.",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    backend: _Backend = None,
+    device: _Device = None,
+    repeat: _Repeat = None,
+    seed: _Seed = 0,
+    save: _Save = None,
     json: options.Json = False,
     traceback: options.Traceback = False,
 ) -> None:

@@ -28,6 +28,61 @@ class Format(StrEnum):
     json = "json"
 
 
+_Format = Annotated[
+    Format,
+    typer.Option("--format", "-f", help="How to show it.", rich_help_panel=_SHOWN),
+]
+_Depth = Annotated[
+    int | None,
+    typer.Option(
+        "--depth",
+        metavar="N",
+        min=0,
+        help="Fold jaxprs nested deeper than N to one line.",
+        rich_help_panel=_SHOWN,
+    ),
+]
+_Only = Annotated[
+    Any,
+    typer.Option(
+        "--only",
+        metavar="NAME,…",
+        parser=options.names,
+        help="Only these primitives, where they stand: dot_general,conv*",
+        rich_help_panel=_SHOWN,
+    ),
+]
+_Source = Annotated[
+    bool,
+    typer.Option(
+        "--source", metavar="", help="Each equation's file and line.", rich_help_panel=_SHOWN
+    ),
+]
+_Scopes = Annotated[
+    bool,
+    typer.Option(
+        "--scopes", metavar="", help="Each equation's name stack.", rich_help_panel=_SHOWN
+    ),
+]
+_NoTypes = Annotated[
+    bool,
+    typer.Option("--no-types", metavar="", help="Leave types out.", rich_help_panel=_SHOWN),
+]
+_Stats = Annotated[
+    bool,
+    typer.Option(
+        "--stats",
+        metavar="",
+        help="Instead: equations by primitive and depth, constants, arguments.",
+        rich_help_panel=_SHOWN,
+    ),
+]
+_Pager = Annotated[
+    bool,
+    typer.Option("--pager", metavar="", help="Show it in $PAGER (less).", rich_help_panel="Output"),
+]
+
+
 def show(
     target: options.Target,
     args: options.Args = None,
@@ -37,62 +92,15 @@ def show(
     x64: options.X64 = False,
     passes: options.Passes = None,
     plugin: options.Plugin = None,
-    format: Annotated[
-        Format,
-        typer.Option("--format", "-f", help="How to show it.", rich_help_panel=_SHOWN),
-    ] = Format.text,
-    depth: Annotated[
-        int | None,
-        typer.Option(
-            "--depth",
-            metavar="N",
-            min=0,
-            help="Fold jaxprs nested deeper than N to one line.",
-            rich_help_panel=_SHOWN,
-        ),
-    ] = None,
-    only: Annotated[
-        Any,
-        typer.Option(
-            "--only",
-            metavar="NAME,…",
-            parser=options.names,
-            help="Only these primitives, where they stand: dot_general,conv*",
-            rich_help_panel=_SHOWN,
-        ),
-    ] = None,
-    source: Annotated[
-        bool,
-        typer.Option(
-            "--source", metavar="", help="Each equation's file and line.", rich_help_panel=_SHOWN
-        ),
-    ] = False,
-    scopes: Annotated[
-        bool,
-        typer.Option(
-            "--scopes", metavar="", help="Each equation's name stack.", rich_help_panel=_SHOWN
-        ),
-    ] = False,
-    no_types: Annotated[
-        bool,
-        typer.Option("--no-types", metavar="", help="Leave types out.", rich_help_panel=_SHOWN),
-    ] = False,
-    stats: Annotated[
-        bool,
-        typer.Option(
-            "--stats",
-            metavar="",
-            help="Instead: equations by primitive and depth, constants, arguments.",
-            rich_help_panel=_SHOWN,
-        ),
-    ] = False,
+    format: _Format = Format.text,
+    depth: _Depth = None,
+    only: _Only = None,
+    source: _Source = False,
+    scopes: _Scopes = False,
+    no_types: _NoTypes = False,
+    stats: _Stats = False,
     json: options.Json = False,
-    pager: Annotated[
-        bool,
-        typer.Option(
-            "--pager", metavar="", help="Show it in $PAGER (less).", rich_help_panel="Output"
-        ),
-    ] = False,
+    pager: _Pager = False,
     traceback: options.Traceback = False,
 ) -> None:
     """Show a function's jaxpr in JAX's own notation.

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, product
+from itertools import chain, count, product
+from operator import attrgetter
 from string import ascii_lowercase
 
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
@@ -84,10 +85,8 @@ class VariableNames:
         self.fresh = fresh_names(taken)
         self._followed: set[int] = set()
         used = set(map(id, root.outvars))
-        bound: set[int] = set()
-        for eqn in root.eqns:
-            used.update(map(id, eqn.invars))
-            bound.update(map(id, eqn.outvars))
+        used.update(map(id, chain.from_iterable(map(attrgetter("invars"), root.eqns))))
+        bound = set(map(id, chain.from_iterable(map(attrgetter("outvars"), root.eqns))))
         self.spaced = dict.fromkeys(bound - used, " _")
 
     def mention(self, var: Var) -> str:

@@ -187,25 +187,32 @@ class Notation:
 
     def signatures(self, jaxpr: Jaxpr) -> list[Signature]:
         """The signature of each equation of `jaxpr`."""
-        found = self._of_jaxpr.get(jaxpr)
-        if found is None:
-            found = self._of_jaxpr[jaxpr] = list(map(self.signature, jaxpr.eqns))
-        return found
+        made = self._of_jaxpr.get(jaxpr)
+        if made is None:
+            made = self._of_jaxpr[jaxpr] = []
+            known = self._signatures
+            for eqn in jaxpr.eqns:
+                params = eqn.params
+                key: Any = id(eqn.primitive)
+                if params:
+                    key = (key, *params, *map(id, params.values()))
+                found = known.get(key)
+                if found is None:
+                    found = known[key] = self.signature(eqn)
+                made.append(found)
+        return made
 
     def signature(self, eqn: JaxprEqn) -> Signature:
         """The signature of one equation."""
-        params = eqn.params
-        key: Any = id(eqn.primitive)
-        if params:
-            key = (key, *params, *map(id, params.values()))
-        found = self._signatures.get(key)
+        # Often the parameters differ only in that each has its own tuple of the same numbers.
+        values = [
+            str(value) if type(value) is tuple and value and type(value[0]) in _PLAIN else id(value)
+            for value in eqn.params.values()
+        ]
+        alike = (id(eqn.primitive), *eqn.params, *values)
+        found = self._alike.get(alike)
         if found is None:
-            # Often the parameters differ only in that each has its own tuple of the same numbers.
-            alike = (id(eqn.primitive), *params, *map(_identity, params.values()))
-            found = self._alike.get(alike)
-            if found is None:
-                found = self._alike[alike] = self._make(eqn)
-            self._signatures[key] = found
+            found = self._alike[alike] = self._make(eqn)
         return found
 
     def called(self, jaxpr: Jaxpr) -> list[tuple[str | None, Jaxpr]]:
@@ -255,12 +262,8 @@ class Notation:
         return text
 
 
-def _identity(value: Any) -> Any:
-    """What tells a parameter's value from those that are written otherwise."""
-    if type(value) is tuple and value and type(value[0]) in (int, tuple):
-        return str(value)
-    return id(value)
-
+#: A tuple that begins with one of these is told from others by its text.
+_PLAIN = {int, tuple}
 
 #: Their texts are made as fast as they are looked up.
 _BUILTINS = {bool, float, int, tuple, type(None)}
@@ -274,7 +277,12 @@ def _may_hold_jaxprs(value: Any) -> bool:
 
 def value_text(literal: Any) -> str:
     """The value of a literal, without its type; `[...]` if it is an array."""
-    return "[...]" if np.shape(literal.val) else str(np.asarray(literal.val).item())
+    value = literal.val
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        value = np.asarray(value)
+        shape = value.shape
+    return "[...]" if shape else str(value.item())
 
 
 def _object_text(value: Any) -> str:

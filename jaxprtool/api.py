@@ -67,6 +67,6 @@ def _html(program: Program) -> str:
 
 # A Program stands at the bottom of the house and cannot import what is built on it. Its three
 # conveniences are attached here, the one place from which everything is in sight.
-Program.apply = _apply  # type: ignore[method-assign]
-Program.__str__ = _plain  # type: ignore[method-assign]
-Program._repr_html_ = _html  # type: ignore[method-assign]
+Program.apply = _apply  # type: ignore[method-assign, assignment]
+Program.__str__ = _plain  # type: ignore[method-assign, assignment]
+Program._repr_html_ = _html  # type: ignore[method-assign, assignment]

@@ -16,7 +16,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax._src import core, dtypes, sharding_impls, source_info_util
@@ -36,7 +36,7 @@ from jax.extend.core import (  # noqa: F401  (the IR's classes, for the rest of 
     new_jaxpr_eqn,
 )
 
-Atom = Var | Literal
+Atom: TypeAlias = Var | Literal
 
 #: JAX releases that the test suite runs on, newest last; another one earns a warning.
 TESTED_VERSIONS = ((0, 10), (0, 11), (0, 12))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.loading.load import find
@@ -49,7 +49,9 @@ def load(
     return entry.trace()
 
 
-def _apply(program: Program, passes: str | Pass) -> Program | Programs:
+def _apply(
+    program: Program, passes: str | Callable[[Program], Program | Programs]
+) -> Program | Programs:
     """The program rewritten by a pass, or by a pipeline as text: `program.apply("dce")`."""
     transform = Pipeline.parse(passes) if isinstance(passes, str) else passes
     return transform(program)

@@ -13,7 +13,6 @@ On both versions it has `.constvars`, `.consts`, `.invars`, `.outvars`, `.eqns`,
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -109,16 +108,6 @@ def filter_debug_info(
         arg_names=debug_info.filter_arg_names(kept_invars),
         result_paths=debug_info.filter_result_paths(kept_outvars),
     )
-
-
-def unknown_names(debug_info: DebugInfo) -> DebugInfo:
-    """`debug_info` for a jaxpr whose invars and outvars no longer bear the function's names."""
-    return debug_info.with_unknown_names()
-
-
-def rename_inputs(debug_info: DebugInfo, names: Sequence[str]) -> DebugInfo:
-    """`debug_info` with other argument names."""
-    return debug_info._replace(arg_names=tuple(names))
 
 
 # --- types ------------------------------------------------------------------------------------
@@ -222,14 +211,6 @@ def user_frame(eqn: JaxprEqn) -> tuple[str, int, str] | None:
 def name_stack(eqn: JaxprEqn) -> str:
     """The name scopes around `eqn`, as `outer/inner`, relative to the jaxpr it stands in."""
     return str(eqn.source_info.name_stack)
-
-
-def describe_equation(eqn: JaxprEqn) -> str:
-    """One line for an error: the equation's text, and its source line where it is known."""
-    text = " ".join(str(eqn).split())
-    text = text if len(text) <= 120 else text[:117] + "..."
-    frame = user_frame(eqn)
-    return f"{text} ({os.path.relpath(frame[0])}:{frame[1]})" if frame else text
 
 
 # --- JAX's own printing -----------------------------------------------------------------------

@@ -7,7 +7,7 @@ each of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,6 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError
-
-if TYPE_CHECKING:
-    from jaxprtool.passes.base import Pass
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,7 +60,9 @@ class Program:
 
     if TYPE_CHECKING:
         # Attached by jaxprtool.api: they need passes and render, which stand above this module.
-        def apply(self, passes: str | Pass) -> Program | Programs: ...
+        def apply(
+            self, passes: str | Callable[[Program], Program | Programs]
+        ) -> Program | Programs: ...
         def _repr_html_(self) -> str: ...
 
 
@@ -103,6 +102,12 @@ def type_check(program: Program) -> None:
     try:
         jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr))
     except Exception as error:  # the checker reports faults with several exception types
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        detail = "; ".join(lines[:3]) or type(error).__name__
-        raise CheckError(f"{program.name} is not well typed: {detail}") from error
+        raise CheckError(f"{program.name} is not well typed: {_fault(error)}") from error
+
+
+def _fault(error: Exception) -> str:
+    """What JAX's checker found, the equation and its source line, without the whole jaxpr."""
+    text = str(error).partition("\n\nwhile checking jaxpr:")[0]
+    parts = [" ".join(part.split()) for part in text.split("\n\n")]
+    shown = [part if len(part) <= 200 else part[:197] + "..." for part in parts if part]
+    return " ".join(shown) or type(error).__name__

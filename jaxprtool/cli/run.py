@@ -206,8 +206,7 @@ def _described(out: Output) -> str:
     if summary.value is not None:
         columns = output.width() - 2
         return np.array2string(summary.value, separator=", ", max_line_width=columns)
-    shown = {k: v for k, v in summary.statistics.items() if not (k in ("nan", "inf") and v == 0)}
-    return ", ".join(f"{k} {_number(v)}" for k, v in shown.items())
+    return ", ".join(f"{k} {_number(v)}" for k, v in summary.statistics.items())
 
 
 def _number(value: Any) -> str:

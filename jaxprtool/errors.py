@@ -65,9 +65,12 @@ class UserFunctionError(JaxprToolError):
     exit_code = 3
 
 
-def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
-    """The hint that names the candidate nearest to `name`, or None if nothing is near."""
-    near = get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+def did_you_mean(name: str, candidates: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The hint that names the candidate nearest to `name`, or None if nothing is near.
+
+    Among thousands of candidates something is always near: there, ask for more `likeness`.
+    """
+    near = get_close_matches(name, list(candidates), n=1, cutoff=likeness)
     return f"did you mean '{near[0]}'?" if near else None
 
 

@@ -253,7 +253,7 @@ def _module_hint(name: str, missing: str) -> str | None:
     parent, _, last = missing.rpartition(".")
     paths = getattr(sys.modules.get(parent), "__path__", None) if parent else None
     names = [module.name for module in pkgutil.iter_modules(paths)]
-    near = did_you_mean(last, names)
+    near = did_you_mean(last, names, likeness=0.8)
     if near and parent:
         near = near.replace("'", f"'{parent}.", 1)
     as_path = name.replace(".", os.sep) + ".py"

@@ -1,0 +1,33 @@
+"""How JAX and hypothesis run under the tests: quiet, deterministic, on eight CPU devices.
+
+JAX is configured without being imported where that can be had, so that tests of what must not
+import it can run in the same process; hence environment variables and not `jax.config`.
+"""
+
+import os
+
+# Tests run on the CPU whatever the machine has; those of other backends ask for them by name.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# A callback that reads its arguments while its own program holds the device would wait for ever.
+os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
+# Thousands of tiny programs are compiled and each runs once: compile time is all that counts.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+from hypothesis import HealthCheck, settings
+
+_COMMON = {
+    "deadline": None,
+    "derandomize": True,
+    "print_blob": False,
+    "database": None,
+    "suppress_health_check": [
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.large_base_example,
+    ],
+}
+settings.register_profile("default", max_examples=40, **_COMMON)
+settings.register_profile("sweep", parent=settings.get_profile("default"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

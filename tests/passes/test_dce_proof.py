@@ -1,0 +1,177 @@
+"""dce on JAX's own test programs, on random programs, and on the samples and their gradients.
+
+Each result is type-checked and compared with the original by `tests.programs.same`; it keeps
+every lasting effect and has no more equations than JAX's own dead-code elimination leaves.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import hypothesis
+import jax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.loading.trace import trace
+from jaxprtool.passes.dce import Dce, dce_jaxpr
+from tests.programs import harness_programs, prove, random_programs, same, sample_programs
+from tests.programs.dead_code import DEAD_CODE, with_dead_code
+from tests.programs.random_programs import RandomProgram
+from tests.programs.same import Verdict, count_equations, lasting_effects
+from tests.programs.samples import sample_files
+
+CHUNKS = 8
+
+
+def prove_dce(case, *, gradients: bool = True) -> tuple[Program, Program, Verdict | None]:
+    before, after, verdict = prove(case, Dce(), gradients=gradients)
+    assert_as_small_as_jax(before, after)
+    return before, after, verdict
+
+
+def assert_as_small_as_jax(before: Program, after: Program) -> None:
+    """No effect is lost, and no more equations are left than JAX leaves."""
+    assert lasting_effects(after.jaxpr) == lasting_effects(before.jaxpr)
+    opened = jaxcompat.open_jaxpr(before.jaxpr)
+    theirs, _ = jaxcompat.jax_dce_jaxpr(opened, [True] * len(opened.outvars), True)
+    # JAX 0.12 drops writes to a ref that nobody reads; we keep every write, and what it needs.
+    if ref_writes(theirs) >= ref_writes(after.jaxpr):
+        assert count_equations(after.jaxpr) <= count_equations(theirs)
+
+
+def ref_writes(jaxpr) -> int:
+    inside = (ref_writes(body) for eqn in jaxpr.eqns for _, body in sub_jaxprs(eqn))
+    return sum(eqn.primitive.name in ("swap", "addupdate") for eqn in jaxpr.eqns) + sum(inside)
+
+
+def prove_subset(program: Program, args: list, rng: random.Random) -> bool:
+    """`dce_jaxpr` for some of the results; False if the program has none to choose from."""
+    count = len(program.jaxpr.outvars)
+    if count == 0:
+        return False
+    used = [rng.random() < 0.5 for _ in range(count)]
+
+    def restricted(*flat):
+        outs = jaxcompat.jaxpr_as_fun(program.jaxpr)(*flat)
+        return [out for out, flag in zip(outs, used, strict=True) if flag]
+
+    before = trace(restricted, *args)
+    jaxpr, kept = dce_jaxpr(program.jaxpr, used, instantiate=True)
+    assert kept == [True] * len(args)
+    after = before.replace(jaxpr=jaxpr)
+    type_check(after)
+    same(before, after, args, gradients=False)
+    fewer, kept = dce_jaxpr(program.jaxpr, used)
+    assert len(fewer.invars) == sum(kept)
+    assert count_equations(fewer) == count_equations(jaxpr)
+    return True
+
+
+def assert_none(failures: dict[str, BaseException]) -> None:
+    lines = [f"{name}: {type(e).__name__}: {str(e)[:400]}" for name, e in failures.items()]
+    assert not failures, f"{len(failures)} programs failed\n" + "\n".join(lines)
+
+
+# --- JAX's own test programs ------------------------------------------------------------------
+
+
+def prove_harnesses(every: int, chunk: int, *, wrapped: int, gradients: int) -> Counter[str]:
+    """Each program as it is; each `wrapped`-th also with dead code around it, of kinds by turns.
+
+    Every `gradients`-th is differentiated too.
+    """
+    outcomes: Counter[str] = Counter()
+    failures: dict[str, BaseException] = {}
+    kinds = list(DEAD_CODE)
+    for number, case in enumerate(harness_programs(every)[chunk::CHUNKS]):
+        variants = [case]
+        if number % wrapped == 0:
+            variants.append(with_dead_code(case, kinds[number // wrapped % len(kinds)]))
+        for variant in variants:
+            try:
+                before, after, verdict = prove_dce(variant, gradients=number % gradients == 0)
+                if variant is not case and count_equations(case.program().jaxpr):
+                    assert count_equations(after.jaxpr) < count_equations(before.jaxpr)
+            except Exception as error:
+                failures[variant.name] = error
+            else:
+                outcomes[outcome(verdict)] += 1
+        if number % 200 == 199:
+            jax.clear_caches()
+    assert_none(failures)
+    return outcomes
+
+
+def outcome(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "nothing to remove"
+    return f"{'step by step' if verdict.stepwise else 'equal'}, gradients: {verdict.gradients[:60]}"
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_a_tenth_of_the_harnesses_compute_the_same(chunk):
+    outcomes = prove_harnesses(10, chunk, wrapped=2, gradients=8)
+    assert outcomes.total() > 90
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_all_harnesses_compute_the_same(chunk, record_property):
+    outcomes = prove_harnesses(1, chunk, wrapped=1, gradients=1)
+    record_property("outcomes", dict(outcomes))
+    assert outcomes.total() > 1200
+
+
+# --- random programs --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_random_programs_compute_the_same(chunk):
+    prove_random_programs(examples=15, seed=chunk)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chunk", range(10))
+def test_many_random_programs_compute_the_same(chunk, record_property):
+    outcomes = prove_random_programs(examples=250, seed=100 + chunk)
+    record_property("outcomes", dict(outcomes))
+
+
+def prove_random_programs(examples: int, seed: int) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+
+    @hypothesis.seed(seed)
+    @settings(max_examples=examples)
+    @given(random_programs(), st.randoms(use_true_random=False))
+    def check(drawn: RandomProgram, rng: random.Random) -> None:
+        case = drawn.case()
+        before, _, verdict = prove_dce(case)
+        with case.setting():
+            prove_subset(before, case.arguments(), rng)
+        outcomes[outcome(verdict)] += 1
+
+    check()
+    jax.clear_caches()
+    return outcomes
+
+
+# --- samples ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", sample_files())
+def test_samples_and_their_gradients_compute_the_same(file):
+    for case in sample_programs(file):
+        prove_dce(case, gradients=False)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("file", sample_files())
+def test_the_gradients_of_samples_stay_the_same(file):
+    for case in sample_programs(file):
+        prove_dce(case)

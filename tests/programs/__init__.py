@@ -1,0 +1,23 @@
+"""The programs that every pass is tried on, and the referee that compares before and after.
+
+    from tests.programs import harness_programs, random_programs, sample_programs, same
+
+Each source of programs gives `Case`s: a name, a function and concrete arguments. `prove(case,
+rewrite)` does the whole round: trace, rewrite, type-check, compare.
+"""
+
+from tests.programs.case import Case
+from tests.programs.harnesses import harness_programs, skipped_harnesses
+from tests.programs.random_programs import random_programs
+from tests.programs.same import prove, same
+from tests.programs.samples import sample_programs
+
+__all__ = [
+    "Case",
+    "harness_programs",
+    "prove",
+    "random_programs",
+    "same",
+    "sample_programs",
+    "skipped_harnesses",
+]

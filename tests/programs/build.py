@@ -1,0 +1,289 @@
+"""From a plan to the Python function that it describes, for JAX to trace, and its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import io_callback
+
+from tests.programs.ops import OPS, Type, coerce, is_key
+from tests.programs.plans import (
+    Block,
+    Call,
+    Cond,
+    Const,
+    Effect,
+    Mutate,
+    Op,
+    Plan,
+    Scan,
+    Shared,
+    While,
+)
+from tests.programs.recorder import record
+
+#: Rules that are wrong by this factor on purpose: a pass that loses a rule gives other gradients.
+RULE_FACTOR = 3.0
+
+Values = list[Any]
+
+
+def function_of(plan: Plan) -> Callable[..., tuple[Any, ...]]:
+    """The function that the plan describes; it takes the plan's arguments one by one."""
+
+    def random_program(*args: Any) -> tuple[Any, ...]:
+        return tuple(_Builder(plan).run(plan.body, [], args))
+
+    return random_program
+
+
+def arguments_of(plan: Plan) -> tuple[Any, ...]:
+    """Concrete values for the plan's inputs, the same each time."""
+    rng = np.random.RandomState(plan.seed)
+    return tuple(_argument(t, rng, plan) for t in plan.body.inputs)
+
+
+def _argument(t: Type, rng: np.random.RandomState, plan: Plan) -> Any:
+    if t.kind == "k":
+        return jnp.broadcast_to(jax.random.key(rng.randint(100)), t.shape)
+    values = _values(t, rng)
+    if plan.specials and t.kind in "fc" and values.size:
+        values.flat[rng.randint(values.size)] = rng.choice([np.nan, np.inf, -np.inf, -0.0])
+    if plan.weak and t.shape == () and str(t) in ("f32[]", "i32[]"):
+        return values.item()
+    return jnp.asarray(values)
+
+
+def _values(t: Type, rng: np.random.RandomState) -> np.ndarray:
+    if t.kind in "fec":
+        values = rng.normal(size=t.shape)
+        if t.kind == "c":
+            values = values + 1j * rng.normal(size=t.shape)
+    else:
+        low, high = {"b": (0, 2), "u": (0, 7), "n": (0, 7)}.get(t.kind, (-4, 5))
+        values = rng.randint(low, high, size=t.shape)
+    return np.asarray(values).astype(t.jax_dtype)
+
+
+class _Builder:
+    """Runs a plan's blocks on (usually traced) values."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.shared = [self._shared(block) for block in plan.functions]
+        self.tags = 0
+
+    def _shared(self, block: Block) -> Callable[..., Any]:
+        def shared(*args: Any) -> Values:
+            return self.run(block, [], args)
+
+        return jax.jit(shared)
+
+    def run(self, block: Block, around: Values, args: Sequence[Any]) -> Values:
+        """The outputs of a block, whose steps see `around` and then `args`."""
+        env = [*around, *(coerce(x, t) for x, t in zip(args, block.inputs, strict=True))]
+        if not env:
+            env = [jnp.float32(0.75)]
+        for step in block.steps:
+            env += self.step(step, env)
+        return [pick(env, ref) for ref in block.outputs]
+
+    def step(self, step: Any, env: Values) -> Values:
+        """The values that one step adds."""
+        match step:
+            case Op():
+                operation = OPS[step.name]
+                out = operation.apply(*(coerce(pick(env, r), step.type) for r in step.args))
+                return list(out) if isinstance(out, tuple | list) else [out]
+            case Const():
+                return [_captured(step)]
+            case Call():
+                return self.call(step, env)
+            case Shared():
+                if not self.shared:
+                    return []
+                number = step.function % len(self.shared)
+                inputs = self.plan.functions[number].inputs
+                operands = _operands(env, step.args[: len(inputs)], inputs)
+                return list(self.shared[number](*operands))
+            case Scan():
+                return self.scan(step, env)
+            case While():
+                return self.while_loop(step, env)
+            case Cond():
+                return self.cond(step, env)
+            case Effect():
+                return self.effect(step, env)
+            case Mutate():
+                return self.mutate(step, env)
+        raise TypeError(step)
+
+    def call(self, step: Call, env: Values) -> Values:
+        operands = _operands(env, step.args, step.body.inputs)
+        if step.how in ("jit", "remat"):
+            wrap = jax.jit if step.how == "jit" else jax.checkpoint
+            return list(wrap(lambda *xs: self.run(step.body, env, xs))(*operands))
+
+        def body(*xs: Any) -> tuple[Any, ...]:
+            return tuple(self.run(step.body, [], xs))
+
+        if step.how == "custom_jvp":
+            return list(_with_jvp_rule(body)(*operands))
+        return list(_with_vjp_rule(body, saving=step.how == "custom_vjp_saving")(*operands))
+
+    def scan(self, step: Scan, env: Values) -> Values:
+        k = len(step.init)
+        types = step.body.inputs
+
+        def body(carry: Values, xs: Values) -> tuple[Values, Values]:
+            outs = self.run(step.body, env, [*carry, *xs])
+            new = [coerce(out, t) for out, t in zip(outs[:k], types[:k], strict=True)]
+            return new, outs[k:]
+
+        init = _operands(env, step.init, types[:k])
+        xs = _operands(env, step.xs, [t.stacked(step.length) for t in types[k:]])
+        carry, ys = lax.scan(
+            body, init, xs, length=step.length, reverse=step.reverse, unroll=step.unroll
+        )
+        return [*carry, *ys]
+
+    def while_loop(self, step: While, env: Values) -> Values:
+        types = step.body.inputs
+        limit: Any = step.limit
+        if step.traced_limit:
+            limit = coerce(pick(env, 1), Type("i32")) % (step.limit + 1)
+
+        def more(state: tuple[Any, Values]) -> Any:
+            count, carry = state
+            if not step.early:
+                return count < limit
+            return (count < limit) & ~coerce([*env, *carry][-1], Type("bool"))
+
+        def body(state: tuple[Any, Values]) -> tuple[Any, Values]:
+            count, carry = state
+            outs = self.run(step.body, env, carry)
+            return count + 1, [coerce(out, t) for out, t in zip(outs, types, strict=False)]
+
+        _, carry = lax.while_loop(more, body, (0, _operands(env, step.init, types)))
+        return list(carry)
+
+    def cond(self, step: Cond, env: Values) -> Values:
+        def branch(block: Block) -> Callable[..., Values]:
+            def call(*xs: Any) -> Values:
+                outs = self.run(block, env, xs)
+                return [coerce(pick(outs, i), t) for i, t in enumerate(step.outs)]
+
+            return call
+
+        branches = [branch(block) for block in step.branches]
+        args = _operands(env, step.args, step.branches[0].inputs)
+        index = pick(env, step.index)
+        if len(branches) == 2:
+            return list(lax.cond(coerce(index, Type("bool")), *branches, *args))
+        return list(lax.switch(coerce(index, Type("i32")), branches, *args))
+
+    def effect(self, step: Effect, env: Values) -> Values:
+        x = pick(env, step.arg)
+        x = jax.random.key_data(x) if is_key(x) else x
+        tag = self.tags = self.tags + 1
+        ordered = step.how.startswith("ordered")
+        if step.how.endswith("debug"):
+            jax.debug.callback(_debug, tag, ordered, x, ordered=ordered)
+            return []
+        result = jax.ShapeDtypeStruct((3,), jnp.float32)
+        if step.how == "pure":
+            return [jax.pure_callback(_thirds, result, x)]
+        return [io_callback(_input, result, tag, ordered, x, ordered=ordered)]
+
+    def mutate(self, step: Mutate, env: Values) -> Values:
+        ref = jax.new_ref(coerce(pick(env, step.init), step.type))
+        x = coerce(pick(env, step.arg), step.type)
+
+        def write(*_: Any) -> Any:
+            ref[...] = jnp.where(ref[...] == x, x, ref[...] + x)
+            return x
+
+        match step.within:
+            case "jit":
+                jax.jit(write)()
+            case "scan":
+                lax.scan(lambda c, _: (c + 1, write()), 0, None, length=2)
+            case "cond":
+                lax.cond(coerce(x, Type("bool")), write, lambda: x)
+            case "while":
+                lax.while_loop(lambda i: i < 2, lambda i: (write(), i + 1)[1], 0)
+            case _:
+                write()
+        return [ref[...]] if step.read else []
+
+
+def pick(env: Values, ref: int) -> Any:
+    """The value that a backward reference means."""
+    return env[-1 - ref % len(env)]
+
+
+def _operands(env: Values, refs: Sequence[int], types: Sequence[Type]) -> Values:
+    return [coerce(pick(env, ref), t) for ref, t in zip(refs, types, strict=True)]
+
+
+def _captured(step: Const) -> Any:
+    values = _values(step.type, np.random.RandomState(step.seed))
+    if values.ndim == 0:
+        return values[()]
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(values)
+
+
+def _debug(tag: Any, ordered: Any, x: Any) -> None:
+    record(int(tag), bool(ordered), x)
+
+
+def _input(tag: Any, ordered: Any, x: Any) -> np.ndarray:
+    record(int(tag), bool(ordered), x)
+    return _thirds(x)
+
+
+def _thirds(x: Any) -> np.ndarray:
+    return np.full(3, np.asarray(x).size / 3, np.float32)
+
+
+# --- custom rules -----------------------------------------------------------------------------
+
+
+def _inexact(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _scaled(tangents: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(t * jnp.asarray(RULE_FACTOR, t.dtype) if _inexact(t) else t for t in tangents)
+
+
+def _with_jvp_rule(body: Callable[..., Any]) -> Callable[..., Any]:
+    function = jax.custom_jvp(body)
+
+    @function.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        outs, out_tangents = jax.jvp(body, primals, tangents)
+        return outs, _scaled(out_tangents)
+
+    return function
+
+
+def _with_vjp_rule(body: Callable[..., Any], *, saving: bool) -> Callable[..., Any]:
+    """`body` with a reverse rule that saves its pullback, or that computes all of it anew."""
+    function = jax.custom_vjp(body)
+
+    def forward(*xs: Any) -> Any:
+        return jax.vjp(body, *xs) if saving else (body(*xs), xs)
+
+    def backward(saved: Any, cotangents: Any) -> Any:
+        pullback = saved if saving else jax.vjp(body, *saved)[1]
+        return _scaled(pullback(cotangents))
+
+    function.defvjp(forward, backward)
+    return function

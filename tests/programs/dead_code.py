@@ -1,0 +1,105 @@
+"""Cases made of other cases by adding code that nobody uses, so that dce has something to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tests.programs.case import Case
+
+Function = Callable[..., Any]
+
+
+def with_dead_code(case: Case, kind: str) -> Case:
+    """The case wrapped in a `kind` of `DEAD_CODE`, one of whose results is dead; same results."""
+    function = DEAD_CODE[kind](case.fun)
+    return Case(f"{case.name} in {kind}", function, case.args, case.kwargs, case.x64)
+
+
+def _twice(f: Function) -> Function:
+    """`f` beside another result, which is dead where it is dropped."""
+
+    def twice(*args: Any) -> Any:
+        return f(*args), jax.tree.map(_other, f(*args))
+
+    return twice
+
+
+def _other(x: Any) -> Any:
+    is_key = jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key)
+    return x if is_key else jnp.where(x == x, x, x)
+
+
+def _in_jit(f: Function) -> Function:
+    return lambda *args: jax.jit(_twice(f))(*args)[0]
+
+
+def _in_remat(f: Function) -> Function:
+    return lambda *args: jax.checkpoint(_twice(f))(*args)[0]
+
+
+def _in_cond(f: Function) -> Function:
+    def switched(*args: Any) -> Any:
+        which = jnp.argmax(jnp.zeros(2))
+        branches = [_twice(f), lambda *xs: (f(*xs), f(*xs))]
+        return lax.switch(which, branches, *args)[0]
+
+    return switched
+
+
+def _in_scan(f: Function) -> Function:
+    """A scan whose carry feeds nothing but itself and an unused result."""
+
+    def scanned(*args: Any) -> Any:
+        def body(carry: Any, x: Any) -> Any:
+            out, other = _twice(f)(*args)
+            return (carry[0] + 1, carry[1] * 2.0 + x), (out, other, carry)
+
+        _, (outs, _, _) = lax.scan(body, (0, 1.0), jnp.arange(2.0))
+        return jax.tree.map(lambda x: x[1], outs)
+
+    return scanned
+
+
+def _in_while(f: Function) -> Function:
+    """A loop with a carry that feeds nothing but itself."""
+
+    def looped(*args: Any) -> Any:
+        def body(state: Any) -> Any:
+            count, _, (dead, steps) = state
+            out, other = _twice(f)(*args)
+            return count + 1, out, (jax.tree.map(lambda a, b: a, other, dead), steps + 1)
+
+        start = f(*args)
+        first = jax.tree.map(_other, start)
+        return lax.while_loop(lambda s: s[0] < 2, body, (0, start, (first, 0)))[1]
+
+    return looped
+
+
+def _in_custom_jvp(f: Function) -> Function:
+    def called(*args: Any) -> Any:
+        twice = jax.custom_jvp(_twice(f))
+
+        @twice.defjvp
+        def rule(primals: Any, tangents: Any) -> Any:
+            return jax.jvp(_twice(f), primals, tangents)
+
+        return twice(*args)[0]
+
+    return called
+
+
+#: The wrappers by name.
+DEAD_CODE: dict[str, Callable[[Function], Function]] = {
+    "jit": _in_jit,
+    "remat": _in_remat,
+    "cond": _in_cond,
+    "scan": _in_scan,
+    "while": _in_while,
+    "custom_jvp": _in_custom_jvp,
+}

@@ -1,0 +1,109 @@
+"""The derivative of a jaxpr along one fixed direction, in the mode that it supports."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.structured import sub_jaxprs
+from tests.programs.recorder import recording
+
+#: What JAX raises when a program has no derivative in the mode asked for: a while loop or a
+#: forward-only rule in reverse, a reverse-only rule forwards, an effect in either.
+NO_DERIVATIVE = (ValueError, TypeError, NotImplementedError)
+
+#: What it raises besides for some programs with refs in loops and branches, which it does not
+#: differentiate yet.
+NO_DERIVATIVE_OF_REFS = (AttributeError, KeyError, AssertionError)
+
+#: In what XLA says of a conditional without results that some branch needs a key array for: it
+#: drops the operand but not its sharding. JAX's own dead-code elimination runs into it too.
+XLA_FAULT = "Invalid sharding for instruction"
+
+
+def is_xla_fault(error: Exception) -> bool:
+    """Whether the program is fine and XLA fails to compile it, for the reason known."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and XLA_FAULT in str(error)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The values of the derivative; `mode` is "reverse" or "forward"."""
+
+    mode: str
+    values: list[Any]
+
+
+def gradients_of(closed: Any, args: Sequence[Any], mode: str | None = None) -> Gradients | str:
+    """The derivative of all inexact results by all inexact arguments, or why there is none.
+
+    Reverse mode is tried first, then forward mode, unless `mode` names one. The (co)tangents are
+    random, fixed by the types.
+    """
+    at = [i for i, x in enumerate(args) if _inexact(x)]
+    outs = [i for i, v in enumerate(closed.outvars) if _inexact(v.aval)]
+    if not at or not outs:
+        return "no inexact argument" if not at else "no inexact result"
+
+    def function(*xs: Any) -> list[Any]:
+        full = list(args)
+        for i, x in zip(at, xs, strict=True):
+            full[i] = x
+        results = jaxcompat.jaxpr_as_fun(closed)(*full)
+        return [results[i] for i in outs]
+
+    primals = [jnp.asarray(args[i]) for i in at]
+    failure: Exception | None = None
+    expected = NO_DERIVATIVE + (NO_DERIVATIVE_OF_REFS if has_refs(closed) else ())
+    for name, derivative in (("reverse", _reverse), ("forward", _forward)):
+        if mode not in (None, name):
+            continue
+        try:
+            with recording():
+                return Gradients(name, jax.block_until_ready(derivative(function, primals)))
+        except expected as error:
+            failure = failure or error
+        except jax.errors.JaxRuntimeError as error:
+            if not is_xla_fault(error):
+                raise
+            return XLA_FAULT
+    reason = str(failure).splitlines() or [""]
+    return f"not differentiable: {type(failure).__name__}: {reason[0][:100]}"
+
+
+def has_refs(jaxpr: Any) -> bool:
+    """Whether a program makes a ref at any depth."""
+    return any(
+        eqn.primitive.name == "new_ref" or any(has_refs(body) for _, body in sub_jaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _reverse(function: Any, primals: list[Any]) -> list[Any]:
+    results, pullback = jax.vjp(function, *primals)
+    return list(pullback([_direction(r) for r in results]))
+
+
+def _forward(function: Any, primals: list[Any]) -> list[Any]:
+    return list(jax.jvp(function, primals, [_direction(x) for x in primals])[1])
+
+
+def _direction(x: Any) -> Any:
+    """A fixed random value of the type of `x`."""
+    rng = np.random.RandomState(zlib.crc32(f"{x.dtype}{x.shape}".encode()))
+    value = rng.uniform(0.5, 1.5, x.shape)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        value = value + 1j * rng.uniform(0.5, 1.5, x.shape)
+    return jnp.asarray(value, x.dtype)
+
+
+def _inexact(x: Any) -> bool:
+    dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+    return jnp.issubdtype(dtype, jnp.inexact)

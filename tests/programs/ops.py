@@ -1,0 +1,204 @@
+"""The first-order operations that random programs are made of, and the types they work on.
+
+A type is spelled as JAX prints it: `f32[2,3]`, `key<fry>[]`. Any value can be made into one of
+any type (`coerce`), so that a plan may apply any operation to any operands and still be well
+typed: that is what lets plans be drawn, and shrunk, without regard to types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+DTYPES: dict[str, Any] = {
+    "f32": jnp.float32,
+    "i32": jnp.int32,
+    "bool": jnp.bool_,
+    "f16": jnp.float16,
+    "bf16": jnp.bfloat16,
+    "c64": jnp.complex64,
+    "u32": jnp.uint32,
+    "i8": jnp.int8,
+    "u8": jnp.uint8,
+    "i16": jnp.int16,
+    "u16": jnp.uint16,
+    "f8_e4m3fn": jnp.float8_e4m3fn,
+    "f8_e5m2": jnp.float8_e5m2,
+    "i4": jnp.int4,
+    "u4": jnp.uint4,
+    "key<fry>": None,
+}
+DTYPES_X64: dict[str, Any] = {
+    "f64": np.float64,
+    "i64": np.int64,
+    "u64": np.uint64,
+    "c128": np.complex128,
+}
+SHAPES: tuple[tuple[int, ...], ...] = ((), (3,), (2, 3), (1,), (0,), (3, 0))
+
+
+@dataclass(frozen=True)
+class Type:
+    """A dtype's short name and a shape; prints as `T('f32[2,3]')`."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"T('{self}')"
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def kind(self) -> str:
+        """One letter: f, c, i, u, b; e and n for 8-bit floats and 4-bit integers; k for keys."""
+        special = {"bf16": "f", "key<fry>": "k", "i4": "n", "u4": "n"}
+        if self.dtype in special:
+            return special[self.dtype]
+        return "e" if self.dtype.startswith("f8") else self.dtype[0]
+
+    @property
+    def jax_dtype(self) -> Any:
+        return DTYPES.get(self.dtype) or DTYPES_X64[self.dtype]
+
+    def stacked(self, length: int) -> Type:
+        """This type with a leading axis."""
+        return Type(self.dtype, (length, *self.shape))
+
+
+def T(text: str) -> Type:
+    """The type that prints as `text`."""
+    dtype, _, shape = text.rstrip("]").partition("[")
+    return Type(dtype, tuple(map(int, shape.split(","))) if shape else ())
+
+
+def is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def coerce(x: Any, to: Type) -> Any:
+    """`x` as a value of type `to`: itself if it has the type, else made of some of its elements."""
+    x = jnp.asarray(x)
+    if to.kind == "k":
+        if not is_key(x):
+            x = jax.random.fold_in(jax.random.key(7), coerce(x, Type("u32")))
+        return x if x.shape == to.shape else jnp.broadcast_to(_first_key(x), to.shape)
+    if is_key(x):
+        x = jax.random.bits(_first_key(x), to.shape, "uint8")
+    if x.dtype != to.jax_dtype:
+        x = _convert(x, to)
+    if x.shape == to.shape:
+        return x
+    if x.size == 0:
+        return lax.full(to.shape, 0, to.jax_dtype)
+    return jnp.resize(x, to.shape) if x.ndim else lax.broadcast(x, to.shape)
+
+
+def _first_key(keys: Any) -> Any:
+    if keys.size == 0:
+        return jax.random.key(3)
+    return keys if keys.ndim == 0 else keys.reshape(-1)[0]
+
+
+def _convert(x: Any, to: Type) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.complexfloating) and to.kind != "c":
+        x = lax.real(x)
+    if to.kind == "b":
+        return x > lax.full((), 0, x.dtype)
+    return lax.convert_element_type(x, to.jax_dtype)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`apply(*operands)`, all operands of one type whose kind is in `kinds`; may give a tuple."""
+
+    arity: int
+    kinds: str
+    apply: Callable[..., Any]
+
+
+def _index(x: Any) -> Any:
+    """A traced index made of a value's first element."""
+    return coerce(x, Type("i32")) % 3
+
+
+def _first_axis(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` on operands that have at least one axis."""
+    return lambda *xs: function(*(x if x.ndim else x[None] for x in xs))
+
+
+def _gather(x: Any, y: Any) -> Any:
+    return x.at[_index(y)].get(mode="clip") if x.shape[0] else x
+
+
+OPS: dict[str, Operation] = {
+    # elementwise
+    "sin": Operation(1, "fc", lax.sin),
+    "tanh": Operation(1, "f", lax.tanh),
+    "exp": Operation(1, "f", lambda x: lax.exp(-lax.abs(x))),
+    "log1p": Operation(1, "f", lambda x: lax.log1p(lax.abs(x))),
+    "neg": Operation(1, "fciuen", lax.neg),
+    "abs": Operation(1, "fci", lambda x: lax.abs(x)),
+    "floor": Operation(1, "f", lax.floor),
+    "square": Operation(1, "fciu", lax.square),
+    "conj": Operation(1, "c", lax.conj),
+    "real_imag": Operation(1, "c", lambda x: (lax.real(x), lax.imag(x))),
+    "add": Operation(2, "fciuen", lax.add),
+    "sub": Operation(2, "fciu", lax.sub),
+    "mul": Operation(2, "fciuen", lax.mul),
+    "div": Operation(2, "f", lax.div),
+    "max": Operation(2, "fiub", lax.max),
+    "less": Operation(2, "fiub", lax.lt),
+    "equal": Operation(2, "fciub", lax.eq),
+    "and": Operation(2, "iub", lax.bitwise_and),
+    "xor": Operation(2, "iub", lax.bitwise_xor),
+    "not": Operation(1, "iub", lax.bitwise_not),
+    "select": Operation(3, "fciub", lambda x, y, z: jnp.where(x > 0 * x, y, z)),
+    "clip": Operation(3, "fiu", lax.clamp),
+    # with literals, weakly typed scalars, and constants made on the spot
+    "add_one": Operation(1, "fciu", lambda x: x + 1),
+    "half": Operation(1, "fc", lambda x: x * 0.5),
+    "weak": Operation(1, "fi", lambda x: jnp.sum(x > 0) * 1.5 + jnp.where(x.sum() > 1, 2, 3)),
+    "iota": Operation(1, "fciu", lambda x: x + lax.iota(jnp.int32, 3)[1].astype(x.dtype)),
+    # shapes, slices, scatters
+    "reshape": Operation(1, "fciubenk", lambda x: x.reshape(-1)),
+    "transpose": Operation(1, "fciubenk", lambda x: x.T),
+    "broadcast": Operation(1, "fciubenk", lambda x: jnp.broadcast_to(x, (2, *x.shape))),
+    "concatenate": Operation(2, "fciubenk", _first_axis(lambda x, y: jnp.concatenate([x, y]))),
+    "slice": Operation(1, "fciubenk", _first_axis(lambda x: x[1:])),
+    "reverse": Operation(1, "fciub", _first_axis(lambda x: x[::-1])),
+    "pad": Operation(1, "fciu", _first_axis(lambda x: jnp.pad(x, 1))),
+    "gather": Operation(2, "fciubnk", _first_axis(_gather)),
+    "scatter_add": Operation(2, "fciu", _first_axis(lambda x, y: x.at[0:1].add(y[0:1]))),
+    "split": Operation(1, "fciub", _first_axis(lambda x: tuple(jnp.array_split(x, 2)))),
+    # reductions, sorts, products
+    "sum": Operation(1, "fciu", lambda x: x.sum()),
+    "prod": Operation(1, "fi", lambda x: x.prod()),
+    "any": Operation(1, "b", lambda x: x.any()),
+    "maximum": Operation(1, "fi", lambda x: jnp.max(x, initial=0)),
+    "argmax": Operation(1, "fi", _first_axis(lambda x: jnp.argmax(x, 0) if len(x) else x)),
+    "cumsum": Operation(1, "fciu", _first_axis(lambda x: lax.cumsum(x))),
+    "sort": Operation(1, "fiu", _first_axis(lambda x: lax.sort(x))),
+    "sort_pair": Operation(2, "fiu", _first_axis(lambda x, y: lax.sort((x, y), num_keys=1))),
+    "dot": Operation(2, "fci", _first_axis(lambda x, y: jnp.dot(x, y.T))),
+    # conversions
+    "to_bf16": Operation(1, "fe", lambda x: lax.convert_element_type(x, jnp.bfloat16)),
+    "to_f32": Operation(1, "fiubenk", lambda x: coerce(x, Type("f32", x.shape))),
+    "to_int": Operation(1, "fiub", lambda x: coerce(x, Type("i32", x.shape))),
+    "stop_gradient": Operation(1, "fc", lax.stop_gradient),
+    # random numbers
+    "split_key": Operation(1, "k", lambda k: tuple(jax.random.split(_first_key(k)))),
+    "split_keys": Operation(1, "k", lambda k: jax.random.split(_first_key(k), 3)),
+    "fold_in": Operation(1, "k", lambda k: jax.random.fold_in(_first_key(k), 5)),
+    "bits": Operation(1, "k", lambda k: jax.random.bits(_first_key(k), (3,))),
+    "uniform": Operation(1, "k", lambda k: jax.random.uniform(_first_key(k), (2, 3))),
+    "key_data": Operation(1, "k", lambda k: jax.random.key_data(k)),
+    "wrap_key": Operation(1, "u", lambda x: jax.random.wrap_key_data(coerce(x, Type("u32", (2,))))),
+}

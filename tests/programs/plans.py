@@ -1,0 +1,132 @@
+"""What a random program is, as plain data that prints as the Python that makes it.
+
+A plan is drawn by hypothesis (`random_programs.py`) and run under JAX's tracer (`build.py`).
+Operands are *backward references*: 0 is the newest value in sight, 1 the one before, and so on,
+wrapping around; so every plan is well formed, whatever shrinking takes out of it. Operands are
+made into the types asked for, so every plan is well typed too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.programs.ops import Type
+
+Ref = int
+
+
+@dataclass(frozen=True)
+class Block:
+    """A body: inputs of the given types, steps that each add values, and what it gives."""
+
+    inputs: tuple[Type, ...] = ()
+    steps: tuple[Step, ...] = ()
+    outputs: tuple[Ref, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation of `ops.OPS` on operands of one type."""
+
+    name: str
+    type: Type
+    args: tuple[Ref, ...]
+
+
+@dataclass(frozen=True)
+class Const:
+    """An array that the traced function captures; a scalar becomes a literal."""
+
+    type: Type
+    seed: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A body called through `how`: jit, remat, custom_jvp, custom_vjp or custom_vjp_saving.
+
+    The bodies of jit and remat see the values around them too; those of the custom rules do not.
+    """
+
+    how: str
+    body: Block
+    args: tuple[Ref, ...]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A call of the plan's jitted function number `function`, shared by all its calls."""
+
+    function: int
+    args: tuple[Ref, ...]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The body's first inputs are the carry, started with `init`; the others are sliced."""
+
+    body: Block
+    init: tuple[Ref, ...]
+    xs: tuple[Ref, ...]
+    length: int
+    reverse: bool = False
+    unroll: int = 1
+
+
+@dataclass(frozen=True)
+class While:
+    """At most `limit` rounds; `early` also stops on a value of the carry, or of around."""
+
+    body: Block
+    init: tuple[Ref, ...]
+    limit: int
+    traced_limit: bool = False
+    early: bool = False
+
+
+@dataclass(frozen=True)
+class Cond:
+    """`cond` for two branches, `switch` for more; each gives values of types `outs`."""
+
+    branches: tuple[Block, ...]
+    index: Ref
+    args: tuple[Ref, ...]
+    outs: tuple[Type, ...]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A callback that records what it sees: debug, ordered_debug, io, ordered_io or pure."""
+
+    how: str
+    arg: Ref
+
+
+@dataclass(frozen=True)
+class Mutate:
+    """A new ref, written at top level or inside a `within`: jit, scan, cond or while."""
+
+    type: Type
+    init: Ref
+    arg: Ref
+    within: str = "here"
+    read: bool = True
+
+
+Step = Op | Const | Call | Shared | Scan | While | Cond | Effect | Mutate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole program: argument types, functions shared by several calls, the body.
+
+    `seed` makes the argument values, `specials` puts NaN, infinities and signed zeros among them.
+    A scalar argument in `weak` is a Python number, which JAX types weakly.
+    """
+
+    body: Block
+    functions: tuple[Block, ...] = ()
+    seed: int = 0
+    specials: bool = False
+    weak: bool = False
+    x64: bool = False

@@ -1,0 +1,220 @@
+"""A hypothesis strategy for random well-typed programs: `random_programs()` draws `RandomProgram`s.
+
+What is drawn is a plan (`plans.py`), plain data that prints as the code that makes it and that
+shrinks towards few, plain steps on few, small arguments; `build.py` makes the function of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.programs.build import arguments_of, function_of
+from tests.programs.case import Case
+from tests.programs.ops import DTYPES, DTYPES_X64, OPS, SHAPES, Type
+from tests.programs.plans import (
+    Block,
+    Call,
+    Cond,
+    Const,
+    Effect,
+    Mutate,
+    Op,
+    Plan,
+    Scan,
+    Shared,
+    Step,
+    While,
+)
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+#: How deep bodies nest, the program's own being level 0.
+MAX_DEPTH = 3
+
+#: Which dtypes are drawn how often; more floats than all else, so that gradients have a meaning.
+_WEIGHTS = {"f32": 12, "i32": 3, "bool": 3, "key<fry>": 3}
+_FLOAT_ARRAYS = st.builds(Type, st.just("f32"), st.sampled_from([(3,), (), (2, 3)]))
+_REFS = st.integers(0, 9)
+
+
+def random_programs() -> st.SearchStrategy[RandomProgram]:
+    """Random programs, with arguments."""
+    return _plans().map(RandomProgram)
+
+
+@dataclass(frozen=True)
+class RandomProgram:
+    """A drawn plan; `case()` is the program and its arguments."""
+
+    plan: Plan
+
+    def case(self) -> Case:
+        """The plan's function with its arguments."""
+        setting = Case("", print, (), x64=self.plan.x64).setting()
+        with setting:
+            args = arguments_of(self.plan)
+        return Case("random", function_of(self.plan), args, x64=self.plan.x64)
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What may be drawn at a place: how deep it lies, which types, whether effects may stand."""
+
+    depth: int
+    types: st.SearchStrategy[Type]
+    effects: frozenset[str] = frozenset(("debug", "ordered", "io", "ref"))
+    loops: bool = True
+
+    def inner(self, **changes: Any) -> _Scope:
+        settings = {"types": self.types, "effects": self.effects, "loops": self.loops}
+        return _Scope(self.depth + 1, **{**settings, **changes})
+
+
+def _types(dtypes: st.SearchStrategy[str]) -> st.SearchStrategy[Type]:
+    return st.builds(Type, dtypes, st.sampled_from(SHAPES))
+
+
+@st.composite
+def _plans(draw: Draw) -> Plan:
+    x64 = draw(st.sampled_from([False] * 5 + [True]))
+    weights = {name: _WEIGHTS.get(name, 1) for name in DTYPES}
+    if x64:
+        weights |= dict.fromkeys(DTYPES_X64, 3)
+    dtypes = st.sampled_from([name for name, weight in weights.items() for _ in range(weight)])
+    # Few types to a program, so that values meet operations of their own type.
+    palette = draw(st.lists(_types(dtypes), min_size=1, max_size=4))
+    types = st.one_of(st.sampled_from(palette), _types(dtypes), st.sampled_from(palette))
+    scope = _Scope(0, types)
+    functions = draw(st.lists(_blocks(scope.inner()), max_size=2))
+    return Plan(
+        body=draw(_blocks(scope)),
+        functions=tuple(functions),
+        seed=draw(st.integers(0, 99)),
+        specials=draw(st.sampled_from([False, False, False, True])),
+        weak=draw(st.sampled_from([False, False, True])),
+        x64=x64,
+    )
+
+
+def _refs(count: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.tuples(*[_REFS] * count)
+
+
+@st.composite
+def _blocks(
+    draw: Draw,
+    scope: _Scope,
+    inputs: tuple[Type, ...] | None = None,
+    outputs: int | None = None,
+) -> Block:
+    """A body; its inputs and the number of its outputs are drawn unless given."""
+    if inputs is None:
+        inputs = tuple(draw(st.lists(scope.types, max_size=3)))
+        if scope.depth == 0:
+            inputs = (draw(st.one_of(_FLOAT_ARRAYS, _FLOAT_ARRAYS, scope.types)), *inputs)
+    least, most = ((2, 9), (0, 4), (0, 3), (0, 2))[scope.depth]
+    steps = draw(st.lists(_steps(scope), min_size=least, max_size=most))
+    if outputs is None:
+        outputs = draw(st.integers(1, 4 if scope.depth == 0 else 3))
+    return Block(inputs, tuple(steps), draw(_refs(outputs)))
+
+
+def _steps(scope: _Scope) -> st.SearchStrategy[Step]:
+    plain = [_ops(scope), _ops(scope), _ops(scope), _constants(scope)]
+    if scope.effects:
+        plain.append(_effects(scope))
+    if "ref" in scope.effects:
+        plain.append(_mutations(scope))
+    if scope.depth == 0:
+        plain.append(_shared_calls(scope))
+    if scope.depth >= MAX_DEPTH:
+        return st.one_of(plain)
+    nested = [_calls(scope), _conds(scope), _scans(scope)]
+    if scope.loops:
+        nested.append(_whiles(scope))
+    return st.one_of([*plain, *nested])
+
+
+@st.composite
+def _ops(draw: Draw, scope: _Scope) -> Op:
+    t = draw(scope.types)
+    name = draw(st.sampled_from([name for name, op in OPS.items() if t.kind in op.kinds]))
+    return Op(name, t, draw(_refs(OPS[name].arity)))
+
+
+def _constants(scope: _Scope) -> st.SearchStrategy[Const]:
+    arrays = scope.types.filter(lambda t: t.kind != "k")
+    return st.builds(Const, arrays, st.integers(0, 9))
+
+
+@st.composite
+def _shared_calls(draw: Draw, scope: _Scope) -> Shared:
+    return Shared(draw(st.integers(0, 1)), draw(_refs(3)))
+
+
+@st.composite
+def _calls(draw: Draw, scope: _Scope) -> Call:
+    how = draw(
+        st.sampled_from(["jit", "jit", "remat", "custom_jvp", "custom_vjp", "custom_vjp_saving"])
+    )
+    if how == "jit":
+        inner = scope.inner()
+    elif how == "remat":
+        inner = scope.inner(effects=scope.effects & {"debug"})
+    else:
+        inner = scope.inner(effects=frozenset(), loops=how == "custom_jvp" and scope.loops)
+    body = draw(_blocks(inner))
+    return Call(how, body, draw(_refs(len(body.inputs))))
+
+
+@st.composite
+def _scans(draw: Draw, scope: _Scope) -> Scan:
+    carry = tuple(draw(st.lists(scope.types, max_size=3)))
+    xs = tuple(draw(st.lists(scope.types, max_size=2)))
+    body = draw(_blocks(scope.inner(), (*carry, *xs), len(carry) + draw(st.integers(0, 2))))
+    length = draw(st.sampled_from([2, 1, 3, 0]))
+    return Scan(
+        body,
+        draw(_refs(len(carry))),
+        draw(_refs(len(xs))),
+        length,
+        draw(st.booleans()),
+        draw(st.sampled_from([1, 1, 2])),
+    )
+
+
+@st.composite
+def _whiles(draw: Draw, scope: _Scope) -> While:
+    carry = tuple(draw(st.lists(scope.types, min_size=1, max_size=3)))
+    body = draw(_blocks(scope.inner(), carry, len(carry)))
+    limit = draw(st.sampled_from([2, 0, 3]))
+    return While(body, draw(_refs(len(carry))), limit, draw(st.booleans()), draw(st.booleans()))
+
+
+@st.composite
+def _conds(draw: Draw, scope: _Scope) -> Cond:
+    inputs = tuple(draw(st.lists(scope.types, max_size=3)))
+    outs = tuple(draw(st.lists(scope.types, max_size=3)))
+    branches = draw(st.lists(_blocks(scope.inner(), inputs), min_size=2, max_size=3))
+    return Cond(tuple(branches), draw(_REFS), draw(_refs(len(inputs))), outs)
+
+
+def _effects(scope: _Scope) -> st.SearchStrategy[Effect]:
+    hows = ["pure"]
+    if "debug" in scope.effects:
+        hows.append("debug")
+    if "ordered" in scope.effects:
+        hows.append("ordered_debug")
+    if "io" in scope.effects:
+        hows += ["io", "ordered_io"]
+    return st.builds(Effect, st.sampled_from(hows), _REFS)
+
+
+def _mutations(scope: _Scope) -> st.SearchStrategy[Mutate]:
+    within = st.sampled_from(["here", "jit", "scan", "cond", "while"])
+    arrays = scope.types.filter(lambda t: t.kind not in "k")
+    return st.builds(Mutate, arrays, _REFS, _REFS, within, st.booleans())

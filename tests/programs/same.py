@@ -1,0 +1,245 @@
+"""The referee: do two programs compute the same?
+
+`same(before, after, args)` compares what the programs declare (types, trees, names, effects), and
+what they do: the values and the order of effects of a run, and their gradients. Its rule for
+values:
+
+*   Both are run by JAX's own evaluator of jaxprs. If all bits agree, fine. NaNs are equal to
+    NaNs; zeros of different sign are not equal.
+*   Bits may differ where XLA compiles the body of a loop or a branch as a whole: it rounds a
+    body differently when dead code beside the live has gone. So if they differ, and
+    `exact=True`, both are also evaluated one equation at a time at every depth
+    (`stepwise.evaluate`), and those results must agree to the last bit. What JAX's evaluator
+    gives may then differ by the tolerance of the dtype only, unless JAX's evaluator and the
+    stepwise one differ by more on the *original* too, which is then ill-conditioned.
+*   If XLA cannot compile one of them for a fault of its own (`gradients.XLA_FAULT`), the stepwise
+    results decide alone.
+*   With `exact=False` the tolerance of the dtype decides alone.
+
+Callbacks must see the same: the ordered ones in order, the others in any, and all of them in the
+program's order when evaluated one equation at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.structured import sub_jaxprs
+from tests.programs import stepwise
+from tests.programs.case import Case
+from tests.programs.gradients import XLA_FAULT, Gradients, gradients_of, is_xla_fault
+from tests.programs.recorder import Event, Recording, recording
+from tests.programs.values import bits_agree, difference, values_agree
+
+__all__ = ["Verdict", "count_equations", "lasting_effects", "prove", "same"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How it was found that two programs compute the same.
+
+    `stepwise` says that bits differed under JAX's evaluator and agreed step by step. `gradients`
+    is "reverse", "forward", or why there were none to compare.
+    """
+
+    stepwise: bool
+    gradients: str
+
+
+def prove(
+    case: Case,
+    rewrite: Callable[[Program], Program],
+    *,
+    exact: bool = True,
+    gradients: bool = True,
+) -> tuple[Program, Program, Verdict | None]:
+    """Trace the case, rewrite it, type-check the result and compare it with the original.
+
+    Gives both programs and the verdict: None if the rewrite gave the very same jaxpr back.
+    Raises AssertionError if they differ, CheckError if the result is not well typed.
+    """
+    with case.setting():
+        before = case.program()
+        after = rewrite(before)
+        if after.jaxpr is before.jaxpr:
+            return before, after, None
+        type_check(after)
+        verdict = same(before, after, case.arguments(), exact=exact, gradients=gradients)
+    return before, after, verdict
+
+
+def same(
+    before: Program,
+    after: Program,
+    args: Sequence[Any],
+    *,
+    exact: bool = True,
+    gradients: bool = True,
+) -> Verdict:
+    """Raise AssertionError, saying what differs, unless both compute the same on flat `args`.
+
+    The module's docstring has the rule. Gradients are compared with respect to all inexact
+    arguments, of all inexact results, by tolerance: in reverse mode, or forward if the original
+    has no reverse, or not at all if the original is not differentiable (the verdict tells).
+    """
+    _same_declarations(before, after)
+    used_stepwise = _same_values(before.jaxpr, after.jaxpr, args, exact=exact)
+    kind = _same_gradients(before.jaxpr, after.jaxpr, args) if gradients else "not asked for"
+    return Verdict(used_stepwise, kind)
+
+
+# --- what the programs declare ----------------------------------------------------------------
+
+
+def _same_declarations(before: Program, after: Program) -> None:
+    for what, name in (
+        ("structure of the arguments", "in_tree"),
+        ("structure of the results", "out_tree"),
+        ("argument names", "arg_names"),
+        ("result names", "out_names"),
+    ):
+        _same_declaration(what, getattr(before, name), getattr(after, name))
+    for what, name in (("argument", "in_avals"), ("result", "out_avals")):
+        old, new = getattr(before, name), getattr(after, name)
+        _same_declaration(f"number of {what}s", len(old), len(new))
+        for i, (a, b) in enumerate(zip(old, new, strict=True)):
+            _same_declaration(f"type of {what} {i}", _type(a), _type(b))
+    _same_declaration("effects", _effect_kinds(before.jaxpr), _effect_kinds(after.jaxpr))
+
+
+def _same_declaration(what: str, before: Any, after: Any) -> None:
+    if before != after:
+        raise AssertionError(f"{what}: {before} before, {after} after")
+
+
+def _type(aval: Any) -> str:
+    weak = ", weakly typed" if getattr(aval, "weak_type", False) else ""
+    return f"{aval.str_short(short_dtypes=True)}{weak}"
+
+
+def _effect_kinds(closed: Any) -> list[str]:
+    lasting = (e for e in closed.effects if not jaxcompat.is_removable_effect(e))
+    return sorted({str(effect) for effect in lasting})
+
+
+def lasting_effects(jaxpr: Any) -> Counter[tuple[str, ...]]:
+    """How many equations have an effect that must stay, by their path of primitives.
+
+    What happens inside an equation that has no such effect itself does not count: a loop that
+    writes to a ref of its own may go as a whole.
+    """
+    found: Counter[tuple[str, ...]] = Counter()
+    for eqn in jaxpr.eqns:
+        if all(map(jaxcompat.is_removable_effect, eqn.effects)):
+            continue
+        name = eqn.primitive.name
+        bodies = [body for _, body in sub_jaxprs(eqn)]
+        if not bodies:
+            found[(name,)] += 1
+        for body in bodies:
+            for path, count in lasting_effects(body).items():
+                found[(name, *path)] += count
+    return found
+
+
+def count_equations(jaxpr: Any) -> int:
+    """The equations of a jaxpr and of the jaxprs in it; a shared one counts at each mention."""
+    inside = (count_equations(body) for eqn in jaxpr.eqns for _, body in sub_jaxprs(eqn))
+    return len(jaxpr.eqns) + sum(inside)
+
+
+# --- what they do -----------------------------------------------------------------------------
+
+Run = tuple[list[Any], Recording]
+
+
+def _run(evaluate: Callable[[Any, Sequence[Any]], Any], closed: Any, args: Sequence[Any]) -> Run:
+    with recording() as record:
+        outs = jax.block_until_ready(list(evaluate(closed, args)))
+    return outs, record
+
+
+def _compiled(closed: Any, args: Sequence[Any]) -> Run | None:
+    """A run by JAX's evaluator; None if XLA cannot compile a body for a fault of its own."""
+    try:
+        return _run(lambda closed, args: jaxcompat.jaxpr_as_fun(closed)(*args), closed, args)
+    except jax.errors.JaxRuntimeError as error:
+        if not is_xla_fault(error):
+            raise
+        return None
+
+
+def _same_values(before: Any, after: Any, args: Sequence[Any], *, exact: bool) -> bool:
+    """Compare a run of each; says whether that had to be done step by step."""
+    old, new = _compiled(before, args), _compiled(after, args)
+    if old is None or new is None:
+        _same_steps(before, after, args)
+        return True
+    _same_events(old[1], new[1])
+    fault = difference(old[0], new[0], bits_agree if exact else values_agree)
+    if not exact:
+        _fail("results", fault)
+    if fault is None and not (exact and old[1].events):
+        return False
+    steps = _same_steps(before, after, args)
+    fault = difference(old[0], new[0], values_agree)
+    if fault is not None and difference(old[0], steps, values_agree) is None:
+        _fail("results, compiled", fault)
+    return True
+
+
+def _same_steps(before: Any, after: Any, args: Sequence[Any]) -> list[Any]:
+    """Compare the programs run one equation at a time; gives the results."""
+    old, new = (_run(stepwise.evaluate, closed, args) for closed in (before, after))
+    _fail("results, step by step", difference(old[0], new[0], bits_agree))
+    _same_order(old[1].events, new[1].events)
+    _same_declaration("text printed", old[1].printed.getvalue(), new[1].printed.getvalue())
+    return old[0]
+
+
+def _fail(what: str, fault: str | None) -> None:
+    if fault is not None:
+        raise AssertionError(f"{what}: {fault}")
+
+
+def _same_events(old: Recording, new: Recording) -> None:
+    """The ordered callbacks in order, and the others in any; their values are compared later."""
+    ordered, others = (
+        tuple([e.tag for e in r.events if e.ordered is flag] for r in (old, new))
+        for flag in (True, False)
+    )
+    _same_declaration("ordered callbacks", *ordered)
+    _same_declaration("unordered callbacks", *(sorted(tags) for tags in others))
+    lines = [sorted(r.printed.getvalue().splitlines()) for r in (old, new)]
+    _same_declaration("number of lines printed", *map(len, lines))
+
+
+def _same_order(old: Sequence[Event], new: Sequence[Event]) -> None:
+    _same_declaration("callbacks in order", [e.tag for e in old], [e.tag for e in new])
+    for a, b in zip(old, new, strict=True):
+        fault = difference([a.value], [b.value], bits_agree)
+        _fail(f"what callback {a.tag} saw", fault)
+
+
+# --- their gradients --------------------------------------------------------------------------
+
+
+def _same_gradients(before: Any, after: Any, args: Sequence[Any]) -> str:
+    old = gradients_of(before, args)
+    if not isinstance(old, Gradients):
+        return old
+    new = gradients_of(after, args, old.mode)
+    if new == XLA_FAULT:
+        return XLA_FAULT
+    if not isinstance(new, Gradients):
+        raise AssertionError(f"{old.mode} gradients: lost: {new}")
+    fault = difference(old.values, new.values, values_agree)
+    _fail(f"{old.mode} gradients", fault)
+    return old.mode

@@ -1,0 +1,61 @@
+"""JAX's own test programs as cases: how many there are, how the tenth is spread."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+
+from tests.programs import harness_programs, skipped_harnesses
+from tests.programs.harnesses import _harnesses
+
+
+def test_every_program_is_a_case_or_skipped_for_a_reason_of_jaxs():
+    cases = harness_programs(every=1)
+    assert len(cases) + skipped_harnesses().total() == len(_harnesses())
+    assert len(cases) > 5300
+    assert len({case.name for case in cases}) == len(cases)
+
+
+def test_what_is_skipped_is_what_jax_has_not_implemented_on_the_cpu():
+    skipped = skipped_harnesses()
+    assert 1 < skipped.total() < 200
+    assert all(reason.startswith("unimplemented: ") for reason in skipped), skipped
+
+
+def test_a_tenth_has_programs_of_every_group():
+    def groups(names):
+        return {h.group_name for h in _harnesses() if h.fullname in names}
+
+    tenth = {case.name for case in harness_programs()}
+    assert groups(tenth) == groups({case.name for case in harness_programs(every=1)})
+    assert 548 <= len(tenth) <= 700
+
+
+def test_the_tenth_is_the_same_in_every_process():
+    code = "from tests.programs import harness_programs as h; print([c.name for c in h()])"
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert runs[0].stdout == runs[1].stdout == f"{[c.name for c in harness_programs()]}\n"
+
+
+def test_a_case_traces_and_brings_the_same_arguments_each_time():
+    first, again = harness_programs()[7], harness_programs()[7]
+    program = first.program()
+    assert len(program.jaxpr.invars) == len(first.arguments())
+    for a, b in zip(first.arguments(), again.arguments(), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_importing_the_programs_does_not_import_the_harnesses():
+    code = "import sys, tests.programs; print('jax._src.internal_test_util' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
+
+
+def test_the_harnesses_leave_jaxs_configuration_as_it_is():
+    harness_programs()
+    assert not jax.config.jax_enable_x64
+    assert len(jax.devices("cpu")) == 8

@@ -24,7 +24,9 @@ def difference(
     """
     if len(before) != len(after):
         return f"{len(before)} values before, {len(after)} after"
-    for i, (a, b) in enumerate(zip(before, after, strict=True)):
+    for i, pair in enumerate(zip(before, after, strict=True)):
+        # A literal among the results is a Python number that bears a dtype.
+        a, b = (x if hasattr(x, "shape") else jnp.asarray(x) for x in pair)
         if (types := (_type(a), _type(b)))[0] != types[1]:
             return f"value {i} is {types[0]} before, {types[1]} after"
         a, b = _as_numpy(a), _as_numpy(b)
@@ -60,11 +62,10 @@ def values_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _type(x: Any) -> str:
-    x = x if hasattr(x, "dtype") else np.asarray(x)
     return f"{x.dtype}{list(x.shape)}"
 
 
 def _as_numpy(x: Any) -> np.ndarray:
-    if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     return np.asarray(x)

@@ -6,10 +6,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from jaxprtool.analysis.stats import stats
 from jaxprtool.cli import options, output
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.pipeline import Observer, Step
-from jaxprtool.render.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,11 @@ class Watcher(Observer):
         self, step: Step, program: Program, result: Program | Programs, seconds: float
     ) -> None:
         programs = [each for _, each in options.each(result)]
-        count = sum(_equations(each) for each in programs)
-        self.rows.append(Row(str(step), program.name, seconds, _equations(program), count))
+        left = sum(stats(each).equations for each in programs)
+        self.rows.append(Row(str(step), program.name, seconds, stats(program).equations, left))
         if self._after_all or step.transform.name in self._after:
             for each in programs:
                 _dump(f"after {step}", each)
-
-
-def _equations(program: Program) -> int:
-    selection = Selection()
-    return sum(map(selection.count_equation, program.jaxpr.eqns))
 
 
 def _dump(when: str, program: Program) -> None:
@@ -68,15 +63,15 @@ def _dump(when: str, program: Program) -> None:
     output.say("")
 
 
-def write_rows(rows: list[Row], stats: bool, timing: bool) -> None:
-    """A table of the rows: equations with `stats`, seconds with `timing`."""
+def write_rows(rows: list[Row], equations: bool, timing: bool) -> None:
+    """A table of the rows: equations if `equations`, seconds if `timing`."""
     columns = ["pass", "program"]
-    columns += ["equations before", "after", "removed"] if stats else []
+    columns += ["equations before", "after", "removed"] if equations else []
     columns += ["seconds"] if timing else []
     table = []
     for row in rows:
         counts = (str(row.before), str(row.after), str(row.before - row.after))
-        cells = [row.step, row.program, *(counts if stats else ())]
+        cells = [row.step, row.program, *(counts if equations else ())]
         table.append([*cells, f"{row.seconds:.4f}"] if timing else cells)
     if timing:
         total = sum(row.seconds for row in rows)

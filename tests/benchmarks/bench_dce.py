@@ -1,7 +1,8 @@
 """Dead-code elimination beside JAX's own, in one run: `python tests/benchmarks/bench_dce.py`.
 
-Each measurement is of a fresh copy of the program, so that neither side answers from its cache;
-the two alternate, and medians are compared. Equations are counted at the top level.
+Each measurement is of a fresh copy of the program, so that neither side answers from its cache
+(the few nested bodies are cached by both); the two alternate, and medians are compared. Equations
+are counted at the top level.
 """
 
 from __future__ import annotations

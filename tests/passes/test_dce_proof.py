@@ -11,6 +11,7 @@ from collections import Counter
 
 import hypothesis
 import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,14 @@ from jaxprtool.ir.program import Program, type_check
 from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.dce import Dce, dce_jaxpr
-from tests.programs import harness_programs, prove, random_programs, same, sample_programs
+from tests.programs import (
+    Case,
+    harness_programs,
+    prove,
+    random_programs,
+    same,
+    sample_programs,
+)
 from tests.programs.dead_code import DEAD_CODE, with_dead_code
 from tests.programs.random_programs import RandomProgram
 from tests.programs.same import Verdict, count_equations, lasting_effects
@@ -76,6 +84,20 @@ def prove_subset(program: Program, args: list, rng: random.Random) -> bool:
 def assert_none(failures: dict[str, BaseException]) -> None:
     lines = [f"{name}: {type(e).__name__}: {str(e)[:400]}" for name, e in failures.items()]
     assert not failures, f"{len(failures)} programs failed\n" + "\n".join(lines)
+
+
+# --- dead code of each kind ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outer", DEAD_CODE)
+@pytest.mark.parametrize("inner", DEAD_CODE)
+def test_dead_code_goes_and_values_and_rules_stay(inner, outer):
+    case = Case("tanh", lambda x, y: jnp.tanh(x * y) + x, (jnp.float32(0.3), jnp.arange(3.0)))
+    case = with_dead_code(with_dead_code(case, inner), outer)
+    before, after, verdict = prove_dce(case)
+    assert count_equations(after.jaxpr) < count_equations(before.jaxpr)
+    if "while" not in (inner, outer):
+        assert verdict.gradients == "reverse"
 
 
 # --- JAX's own test programs ------------------------------------------------------------------

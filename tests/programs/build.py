@@ -26,9 +26,7 @@ from tests.programs.plans import (
     While,
 )
 from tests.programs.recorder import record
-
-#: Rules that are wrong by this factor on purpose: a pass that loses a rule gives other gradients.
-RULE_FACTOR = 3.0
+from tests.programs.rules import with_jvp_rule, with_vjp_rule
 
 Values = list[Any]
 
@@ -133,8 +131,8 @@ class _Builder:
             return tuple(self.run(step.body, [], xs))
 
         if step.how == "custom_jvp":
-            return list(_with_jvp_rule(body)(*operands))
-        return list(_with_vjp_rule(body, saving=step.how == "custom_vjp_saving")(*operands))
+            return list(with_jvp_rule(body)(*operands))
+        return list(with_vjp_rule(body, saving=step.how == "custom_vjp_saving")(*operands))
 
     def scan(self, step: Scan, env: Values) -> Values:
         k = len(step.init)
@@ -250,40 +248,3 @@ def _input(tag: Any, ordered: Any, x: Any) -> np.ndarray:
 
 def _thirds(x: Any) -> np.ndarray:
     return np.full(3, np.asarray(x).size / 3, np.float32)
-
-
-# --- custom rules -----------------------------------------------------------------------------
-
-
-def _inexact(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-def _scaled(tangents: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(t * jnp.asarray(RULE_FACTOR, t.dtype) if _inexact(t) else t for t in tangents)
-
-
-def _with_jvp_rule(body: Callable[..., Any]) -> Callable[..., Any]:
-    function = jax.custom_jvp(body)
-
-    @function.defjvp
-    def rule(primals: Any, tangents: Any) -> Any:
-        outs, out_tangents = jax.jvp(body, primals, tangents)
-        return outs, _scaled(out_tangents)
-
-    return function
-
-
-def _with_vjp_rule(body: Callable[..., Any], *, saving: bool) -> Callable[..., Any]:
-    """`body` with a reverse rule that saves its pullback, or that computes all of it anew."""
-    function = jax.custom_vjp(body)
-
-    def forward(*xs: Any) -> Any:
-        return jax.vjp(body, *xs) if saving else (body(*xs), xs)
-
-    def backward(saved: Any, cotangents: Any) -> Any:
-        pullback = saved if saving else jax.vjp(body, *saved)[1]
-        return _scaled(pullback(cotangents))
-
-    function.defvjp(forward, backward)
-    return function

@@ -10,12 +10,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from tests.programs.case import Case
+from tests.programs.rules import with_jvp_rule, with_vjp_rule
 
 Function = Callable[..., Any]
 
 
 def with_dead_code(case: Case, kind: str) -> Case:
-    """The case wrapped in a `kind` of `DEAD_CODE`, one of whose results is dead; same results."""
+    """The case wrapped in a `kind` of `DEAD_CODE`, one of whose results is dead.
+
+    It gives the same results; custom rules give it other gradients (see `rules.py`).
+    """
     function = DEAD_CODE[kind](case.fun)
     return Case(f"{case.name} in {kind}", function, case.args, case.kwargs, case.x64)
 
@@ -82,16 +86,11 @@ def _in_while(f: Function) -> Function:
 
 
 def _in_custom_jvp(f: Function) -> Function:
-    def called(*args: Any) -> Any:
-        twice = jax.custom_jvp(_twice(f))
+    return lambda *args: with_jvp_rule(_twice(f))(*args)[0]
 
-        @twice.defjvp
-        def rule(primals: Any, tangents: Any) -> Any:
-            return jax.jvp(_twice(f), primals, tangents)
 
-        return twice(*args)[0]
-
-    return called
+def _in_custom_vjp(f: Function) -> Function:
+    return lambda *args: with_vjp_rule(_twice(f), saving=False)(*args)[0]
 
 
 #: The wrappers by name.
@@ -102,4 +101,5 @@ DEAD_CODE: dict[str, Callable[[Function], Function]] = {
     "scan": _in_scan,
     "while": _in_while,
     "custom_jvp": _in_custom_jvp,
+    "custom_vjp": _in_custom_vjp,
 }

@@ -9,24 +9,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from jaxprtool.api import (
-        Pass,
-        Pipeline,
-        Program,
-        Programs,
-        dce_jaxpr,
-        load,
-        register,
-        trace,
-    )
+    from jaxprtool.api import Program, Programs, load, trace
     from jaxprtool.loading.example import example, static
+    from jaxprtool.passes.base import Pass
+    from jaxprtool.passes.dce import dce_jaxpr
+    from jaxprtool.passes.pipeline import Pipeline
+    from jaxprtool.passes.registry import register
 
 _HOME = {
     "Pass": "jaxprtool.passes.base",
     "Pipeline": "jaxprtool.passes.pipeline",
     "Program": "jaxprtool.api",
     "Programs": "jaxprtool.api",
-    "dce_jaxpr": "jaxprtool.api",
+    "dce_jaxpr": "jaxprtool.passes.dce",
     "example": "jaxprtool.loading.example",
     "load": "jaxprtool.api",
     "register": "jaxprtool.passes.registry",

@@ -1,4 +1,4 @@
-"""The Python face of jaxprtool: what `import jaxprtool` offers, by its public names."""
+"""The Python face of jaxprtool: loading, tracing, and a Program with all that it can do."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ from collections.abc import Callable, Sequence
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.loading.load import find
 from jaxprtool.loading.trace import trace
-from jaxprtool.passes.base import Pass
-from jaxprtool.passes.dce import dce_jaxpr
 from jaxprtool.passes.pipeline import Pipeline
-from jaxprtool.passes.registry import register
 from jaxprtool.render.listing import listing
 
 __all__ = [
-    "Pass",
-    "Pipeline",
     "Program",
     "Programs",
-    "dce_jaxpr",
     "load",
-    "register",
     "trace",
 ]
 

@@ -74,6 +74,13 @@ def did_you_mean(name: str, candidates: Iterable[str], likeness: float = 0.6) ->
     return f"did you mean '{near[0]}'?" if near else None
 
 
+def described(error: BaseException) -> str:
+    """An exception on one line, as Python ends a traceback: `ValueError: too many values`."""
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 300 else text[:297] + "..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 #: Packages whose frames tell a user nothing about their own function.
 _MACHINERY = ("jax", "jaxlib", "jaxprtool")
 

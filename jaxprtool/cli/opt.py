@@ -91,7 +91,7 @@ def opt(
 
       jaxprtool opt samples/transformer.py:loss -p dce
       jaxprtool opt samples/rnn.py:loss -p "dce(drop_inputs=True)" --stats --timing
-      jaxprtool opt samples/transformer.py:loss -p dce --print-after-all > after.txt
+      jaxprtool opt samples/transformer.py:loss -p dce --print-after-all
     """
     options.start_jax(x64)
     from jaxprtool.cli import watch

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError
+from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError, described
 from jaxprtool.ir.program import Program
 from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
@@ -209,8 +209,7 @@ def _suggestion(parameters: Sequence[inspect.Parameter]) -> str:
 
 
 def _user_error(what: str, error: BaseException) -> UserFunctionError:
-    detail = " ".join(str(error).split())[:300]
-    return UserFunctionError(f"{what} raised {type(error).__name__}: {detail}")
+    return UserFunctionError(f"{what} raised {described(error)}")
 
 
 def _kind(value: Any) -> str:

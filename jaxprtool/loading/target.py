@@ -19,7 +19,13 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
-from jaxprtool.errors import TargetError, UserFunctionError, did_you_mean, user_frames
+from jaxprtool.errors import (
+    TargetError,
+    UserFunctionError,
+    described,
+    did_you_mean,
+    user_frames,
+)
 
 _FORM = "write package.module:function or path/file.py:function"
 
@@ -165,9 +171,7 @@ def _guarded(load: Callable[[], Any], name: str, shown: str) -> Any:
 
 
 def _raised(doing: str, error: Exception) -> UserFunctionError:
-    detail = " ".join(str(error).split())[:300]
-    what = f"{type(error).__name__}: {detail}" if detail else type(error).__name__
-    return UserFunctionError(f"{doing} raised {what}")
+    return UserFunctionError(f"{doing} raised {described(error)}")
 
 
 def _make_importable(folder: str, *, last: bool = False) -> None:

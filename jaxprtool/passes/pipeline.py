@@ -22,6 +22,7 @@ from jaxprtool.errors import (
     JaxprToolError,
     PipelineError,
     PluginError,
+    described,
     did_you_mean,
 )
 from jaxprtool.passes import registry
@@ -151,9 +152,8 @@ def _apply(step: Step, program: Program) -> Program | Programs:
     except JaxprToolError:
         raise
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise PluginError(
-            f"pass '{step}' failed on {program.name}: {reason}", "--traceback shows where"
+            f"pass '{step}' failed on {program.name}: {described(error)}", "--traceback shows where"
         ) from error
     if not isinstance(result, Program | Programs):
         raise PluginError(f"pass '{step}' gave no Program, but {type(result).__name__}")

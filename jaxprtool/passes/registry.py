@@ -19,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TypeVar
 
-from jaxprtool.errors import PipelineError, PluginError, did_you_mean
+from jaxprtool.errors import PipelineError, PluginError, described, did_you_mean
 from jaxprtool.passes.base import Pass
 
 GROUP = "jaxprtool.passes"
@@ -58,14 +58,14 @@ def register(cls: P) -> P:
 def _add(cls: type[Pass], origin: str) -> None:
     taken = available().get(cls.name)
     if taken is not None and taken.origin != origin:
-        warnings.warn(
-            PluginWarning(
-                f"pass '{cls.name}' of {origin} is left out: {taken.origin} has one of that name"
-            ),
-            stacklevel=3,
-        )
+        _warn_of_clash(cls.name, origin, taken)
         return
     _registered[cls.name] = Source(cls.name, origin, lambda: cls)
+
+
+def _warn_of_clash(name: str, origin: str, taken: Source) -> None:
+    message = f"pass '{name}' of {origin} is left out: {taken.origin} has one of that name"
+    warnings.warn(PluginWarning(message), stacklevel=3)
 
 
 def available() -> dict[str, Source]:
@@ -75,13 +75,7 @@ def available() -> dict[str, Source]:
         origin = point.dist.name if point.dist else point.module
         if point.name in found:
             if found[point.name].origin != origin:
-                warnings.warn(
-                    PluginWarning(
-                        f"pass '{point.name}' of {origin} is left out: "
-                        f"{found[point.name].origin} has one of that name"
-                    ),
-                    stacklevel=2,
-                )
+                _warn_of_clash(point.name, origin, found[point.name])
             continue
         found[point.name] = Source(point.name, origin, _loader(point, origin))
     return dict(sorted({**_registered, **found}.items()))
@@ -97,7 +91,7 @@ def _loader(point: EntryPoint, origin: str) -> Callable[[], type[Pass]]:
             cls = point.load()
         except Exception as error:
             raise PluginError(
-                f"pass '{point.name}' of {origin} cannot be imported: {_reason(error)}"
+                f"pass '{point.name}' of {origin} cannot be imported: {described(error)}"
             ) from error
         if not (isinstance(cls, type) and issubclass(cls, Pass)):
             raise PluginError(f"pass '{point.name}' of {origin} is no subclass of jaxprtool.Pass")
@@ -130,7 +124,9 @@ def load_plugin(where: str) -> None:
     try:
         module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     except (Exception, SystemExit) as error:
-        warnings.warn(PluginWarning(f"plug-in {where} is left out: {_reason(error)}"), stacklevel=2)
+        warnings.warn(
+            PluginWarning(f"plug-in {where} is left out: {described(error)}"), stacklevel=2
+        )
         return
     for value in list(vars(module).values()):
         ours = isinstance(value, type) and issubclass(value, Pass) and value is not Pass
@@ -158,7 +154,3 @@ def _import_module(name: str):
     if "" not in sys.path:
         sys.path.insert(0, "")
     return importlib.import_module(name)
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

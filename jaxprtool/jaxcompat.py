@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import jax
-from jax._src import core, dtypes, sharding_impls, source_info_util
+from jax._src import ad_util, core, dtypes, sharding_impls, source_info_util
+from jax._src import linear_util as lu
 from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import (  # noqa: F401  (the IR's classes, for the rest of the package)
     ClosedJaxpr,
@@ -197,6 +198,167 @@ _DCE_RULES_TAKE_LIVE_INPUTS = "live_inputs" in pe.dce_jaxpr.__annotations__
 def jax_dce_jaxpr(jaxpr: Jaxpr, used_outputs: Any, instantiate: Any = False) -> Any:
     """JAX's own `dce_jaxpr`: what ours is measured against."""
     return pe.dce_jaxpr(jaxpr, used_outputs, instantiate)
+
+
+# --- the rules of custom_jvp and custom_vjp ---------------------------------------------------
+
+
+def custom_jvp_rule(eqn: JaxprEqn) -> tuple[str, Any, tuple[bool, ...]]:
+    """A custom_jvp call's rule: its name, its closed jaxpr, and which tangents out are zero.
+
+    The jaxpr takes the primals and all of their tangents, and gives the results and those of
+    their tangents that are not symbolic zeros. Raises what the user's rule raises.
+    """
+    params = eqn.params
+    rule = params["jvp_jaxpr_fun"]
+    count = len(eqn.invars) - params["num_consts"]
+    with _setting(eqn):
+        jaxpr, consts, out_zeros = rule.call_wrapped(*[False] * count)
+    return rule.debug_info.func_name, _attach(jaxpr, consts), tuple(out_zeros)
+
+
+def custom_jvp_rule_param(name: str, rule: Any, out_zeros: Sequence[bool]) -> dict[str, Any]:
+    """The parameter that makes a custom_jvp call follow the closed jaxpr `rule`."""
+    avals = [v.aval for v in rule.invars]
+    num_primals = len(avals) // 2
+
+    def jvp(*in_zeros: bool) -> tuple[Any, Sequence[Any], list[bool]]:
+        if not any(in_zeros):
+            return *_detach(rule), list(out_zeros)
+        tangents = avals[num_primals:]
+
+        def with_zeros(*args: Any) -> Any:
+            given = iter(args[num_primals:])
+            pairs = zip(in_zeros, tangents, strict=True)
+            full = [ad_util.zeros_like_aval(a) if zero else next(given) for zero, a in pairs]
+            return jaxpr_as_fun(rule)(*args[:num_primals], *full)
+
+        given = [a for zero, a in zip(in_zeros, tangents, strict=True) if not zero]
+        made = _trace(with_zeros, name, [*avals[:num_primals], *given])
+        return *_detach(made), list(out_zeros)
+
+    debug = DebugInfo("custom_jvp jvp", name, None, None)
+    return {"jvp_jaxpr_fun": lu.wrap_init(jvp, debug_info=debug)}
+
+
+def custom_vjp_rule(
+    eqn: JaxprEqn,
+) -> tuple[tuple[str, str], Any, Any, tuple[int | None, ...], tuple[bool, ...]]:
+    """A custom_vjp call's rules: their names, fwd and bwd as closed jaxprs, and two masks.
+
+    fwd takes the primals and gives the residuals, then the results. Residuals that are primals
+    are left out of what it gives: the first mask has a primal's index for each of these, None
+    for the others. bwd takes all residuals and the results' cotangents and gives the primals'
+    cotangents, without the symbolic zeros that the second mask marks. Raises what the rules raise,
+    and TypeError for a kind of rule that is more than a function of residuals and cotangents.
+    """
+    params = eqn.params
+    fwd, bwd = params["fwd_jaxpr_thunk"], params["bwd"]
+    primals = [v.aval for v in eqn.invars[params["num_consts"] :]]
+    if getattr(bwd.f, "call_with_accums", None) is not None:
+        raise TypeError("its backward rule accumulates into gradient buffers")
+    with _setting(eqn):
+        forward = _attach(*fwd.call_wrapped(*[True] * len(primals)))
+        _, res_tree, forwarded = params["out_trees"]()
+        new = iter(v.aval for v in forward.outvars)
+        residuals = [next(new) if i is None else primals[i] for i in forwarded]
+        assert len(residuals) == res_tree.num_leaves
+        cotangents = [v.aval.to_ct_aval() for v in eqn.outvars]
+        zeros: list[bool] = []
+
+        def backward(*args: Any) -> list[Any]:
+            cts = bwd.call_wrapped(*args)
+            if BWD_GIVES_LOGS:
+                cts, logs = cts
+                if logs is not None:
+                    raise TypeError("its backward rule writes a log")
+            zeros[:] = [isinstance(ct, ad_util.Zero | ad_util.SymbolicZero) for ct in cts]
+            return [ct for ct, zero in zip(cts, zeros, strict=True) if not zero]
+
+        made = _trace(backward, bwd.debug_info.func_name, [*residuals, *cotangents])
+    names = fwd.debug_info.func_name, bwd.debug_info.func_name
+    return names, forward, made, tuple(forwarded), tuple(zeros)
+
+
+def custom_vjp_rule_params(
+    names: tuple[str, str],
+    forward: Any,
+    backward: Any,
+    forwarded: Sequence[int | None],
+    in_zeros: Sequence[bool],
+    primals: Sequence[Any],
+) -> dict[str, Any]:
+    """The parameters that make a custom_vjp call follow two closed jaxprs; see `custom_vjp_rule`.
+
+    `primals` are the types of the call's operands that are no constants.
+    """
+    cotangents = [v.aval for v in backward.invars[len(forwarded) :]]
+
+    def fwd(*perturbed: bool) -> tuple[Any, Sequence[Any]]:
+        return _detach(forward)
+
+    def bwd(*args: Any) -> Any:
+        residuals, cts = args[: len(forwarded)], args[len(forwarded) :]
+        full = [
+            ad_util.zeros_like_aval(aval) if isinstance(ct, ad_util.SymbolicZero) else ct
+            for ct, aval in zip(cts, cotangents, strict=True)
+        ]
+        given = iter(jaxpr_as_fun(backward)(*residuals, *full))
+        result = [
+            ad_util.Zero(aval.to_ct_aval()) if zero else next(given)
+            for zero, aval in zip(in_zeros, primals, strict=True)
+        ]
+        return (result, None) if BWD_GIVES_LOGS else result
+
+    def flat(count: int) -> Any:
+        return jax.tree.structure([0] * count)
+
+    trees = flat(len(cotangents)), flat(len(forwarded)), list(forwarded)
+    fwd_name, bwd_name = names
+    return {
+        "fwd_jaxpr_thunk": lu.wrap_init(
+            fwd, debug_info=DebugInfo("custom_vjp fwd", fwd_name, None, None)
+        ),
+        "bwd": lu.wrap_init(bwd, debug_info=DebugInfo("custom_vjp bwd", bwd_name, None, None)),
+        "out_trees": lambda: trees,
+    }
+
+
+#: Since 0.12 a backward rule gives its cotangents and a log, which is None for most.
+BWD_GIVES_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
+
+
+@contextmanager
+def _setting(eqn: JaxprEqn) -> Iterator[None]:
+    """The context an equation was traced in, with the axes that are manual there bound."""
+    mesh = eqn.ctx.cur_abstract_mesh
+    sizes = [] if mesh.empty else [(name, mesh.shape[name]) for name in mesh.manual_axes]
+    with eqn.ctx.manager, core.extend_axis_env_nd(sizes):
+        yield
+
+
+def _trace(fun: Callable[..., Any], name: str, avals: Sequence[Any]) -> Any:
+    """The closed jaxpr of a function that takes and gives flat values, all of the types given."""
+    wrapped = lu.wrap_init(fun, debug_info=DebugInfo("custom rule", name, None, None))
+    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
+    return _attach(jaxpr, consts)
+
+
+def _attach(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    """A closed jaxpr from what JAX's tracing gives: an open one and its constants apart."""
+    if not ONE_JAXPR_CLASS:
+        return ClosedJaxpr(jaxpr, consts)
+    names = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    count = len(consts)
+    constvars, invars = jaxpr.invars[:count], jaxpr.invars[count:]
+    return jaxpr.replace(constvars=constvars, consts=consts, invars=invars, debug_info=names)
+
+
+def _detach(closed: Any) -> tuple[Any, Sequence[Any]]:
+    """The reverse of `_attach`."""
+    if not ONE_JAXPR_CLASS:
+        return closed.jaxpr, closed.consts
+    return pe.convert_constvars_jaxpr(closed), closed.consts
 
 
 # --- where an equation comes from -------------------------------------------------------------

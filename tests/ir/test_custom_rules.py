@@ -1,0 +1,156 @@
+"""The rules of custom derivatives as jaxprs, and back: derivatives stay what they were."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, vjp_params, vjp_rule
+
+SCALE = jnp.array([1.0, 2.0, 3.0])
+
+
+@jax.custom_jvp
+def scaled_sine(x, count):
+    return jnp.sin(x) * count, count + 1
+
+
+@scaled_sine.defjvp
+def scaled_sine_jvp(primals, tangents):
+    outs = scaled_sine(*primals)
+    return outs, (tangents[0] * 7.0 * SCALE.sum(), np.zeros((), jax.dtypes.float0))
+
+
+@jax.custom_vjp
+def weighted(x, w, count):
+    return jnp.sin(x) * w, count + 1
+
+
+def weighted_fwd(x, w, count):
+    return weighted(x, w, count), (x, jnp.cos(x) * w, {"count": count})
+
+
+def weighted_bwd(residuals, cotangents):
+    _, slope, _ = residuals
+    return slope * cotangents[0] * SCALE.sum(), None, None
+
+
+weighted.defvjp(weighted_fwd, weighted_bwd)
+
+
+@jax.custom_jvp
+def lazily_squared(x, y):
+    return x * x + y
+
+
+@jax.tree_util.Partial(lazily_squared.defjvp, symbolic_zeros=True)
+def lazily_squared_jvp(primals, tangents):
+    (x, y), (dx, dy) = primals, tangents
+    total = 2.0 * x
+    lazy = [type(t) is jax.custom_derivatives.SymbolicZero for t in (dx, dy)]
+    terms = [0.0 if lazy[0] else total * dx, 0.0 if lazy[1] else dy]
+    return lazily_squared(x, y), terms[0] + terms[1] + 0.0 * x
+
+
+def call_of(fun, *args):
+    """The one equation of a traced function, and its jaxpr."""
+    jaxpr = jax.make_jaxpr(fun)(*args)
+    (eqn,) = jaxpr.eqns
+    return jaxpr, eqn
+
+
+def rewritten(fun, *args):
+    """`fun` through its rule as a jaxpr and back."""
+    jaxpr, eqn = call_of(fun, *args)
+    rest = {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
+    rule, params = (
+        (jvp_rule, jvp_params) if "jvp_jaxpr_fun" in eqn.params else (vjp_rule, vjp_params)
+    )
+    new = params(rest["call_jaxpr"], rule(eqn), rest["num_consts"], rest["symbolic_zeros"])
+    assert set(new) == set(eqn.params)
+    return jaxcompat.jaxpr_as_fun(jaxcompat.with_equations(jaxpr, [eqn.replace(params=new)]))
+
+
+def test_a_jvp_rule_as_a_jaxpr_differentiates_as_before_in_both_modes():
+    fun = rewritten(scaled_sine, 2.0, 3)
+    jvp = jax.jvp(lambda x: fun(x, 3)[0], (2.0,), (1.0,))
+    assert jvp == jax.jvp(lambda x: scaled_sine(x, 3)[0], (2.0,), (1.0,)) and jvp[1] == 42.0
+    assert jax.grad(lambda x: fun(x, 3)[0])(2.0) == 42.0
+
+
+def test_a_jvp_rule_knows_which_tangents_are_zero():
+    rule = jvp_rule(call_of(scaled_sine, 2.0, 3)[1])
+    assert rule.name == "scaled_sine_jvp"
+    assert len(rule.jaxpr.outvars) == 2 + rule.out_zeros.count(False)
+
+
+def test_vjp_rules_as_jaxprs_differentiate_as_before():
+    x, w = jnp.array([0.5, 1.5]), jnp.array([2.0, 3.0])
+    fun = rewritten(weighted, x, w, 4)
+    for argnum in (0, 1):
+        ours, theirs = (
+            jax.grad(lambda *a, f=f: f(*a, 4)[0].sum(), argnum)(x, w) for f in (fun, weighted)
+        )
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_vjp_rules_tell_forwarded_residuals_and_zero_cotangents():
+    rule = vjp_rule(call_of(weighted, jnp.ones(2), jnp.ones(2), 4)[1])
+    assert (rule.fwd_name, rule.bwd_name) == ("weighted_fwd", "weighted_bwd")
+    # The residuals in the order of their tree: x, slope, count.
+    assert rule.forwarded == (0, None, 2)
+    assert rule.in_zeros == (False, True, True)
+
+
+def test_second_derivatives_go_through_the_rules_jaxprs():
+    fun = rewritten(weighted, 0.5, 2.0, 4)
+    ours, theirs = (
+        jax.grad(jax.grad(lambda x, f=f: f(x, 2.0, 4)[0]))(0.5) for f in (fun, weighted)
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
+def test_a_rule_for_symbolic_zeros_takes_any_of_them(argnums):
+    fun = rewritten(lazily_squared, 3.0, 4.0)
+    gradient = jax.grad(lambda x, y: fun(x, y)[0], argnums)(3.0, 4.0)
+    assert gradient == jax.grad(lazily_squared, argnums)(3.0, 4.0)
+
+
+def test_a_rewritten_rule_is_written_again_as_the_same_jaxpr():
+    _, eqn = call_of(rewritten(weighted, 0.5, 2.0, 4), 0.5, 2.0, 4)
+    _, first = call_of(weighted, 0.5, 2.0, 4)
+    assert str(vjp_rule(eqn).bwd) == str(vjp_rule(first).bwd)
+
+
+def test_rules_inside_shard_map_see_the_axes_of_the_mesh():
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+
+    @jax.custom_vjp
+    def total(x):
+        return jax.lax.psum(x, "i")
+
+    total.defvjp(lambda x: (total(x), None), lambda _, ct: (jax.lax.psum(ct, "i"),))
+    mapped = jax.shard_map(
+        total, mesh=mesh, in_specs=spec, out_specs=jax.sharding.PartitionSpec(), check_vma=False
+    )
+    jaxpr = jax.make_jaxpr(mapped)(jnp.ones(4))
+    (inner,) = jaxcompat.open_jaxpr(jaxpr.eqns[0].params["jaxpr"]).eqns
+    assert [e.primitive.name for e in vjp_rule(inner).bwd.eqns] == ["psum"]
+
+
+def test_a_rule_that_raises_is_named_with_its_line():
+    @jax.custom_jvp
+    def fun(x):
+        return x
+
+    @fun.defjvp
+    def _(primals, tangents):
+        raise ValueError("no derivative here")
+
+    where = r"custom_jvp_call at .*test_custom_rules.py:\d+ .*no derivative here"
+    with pytest.raises(UnsupportedError, match=where):
+        jvp_rule(call_of(lambda x: fun(x), 1.0)[1])

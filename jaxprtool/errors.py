@@ -45,6 +45,10 @@ class UnsupportedError(JaxprToolError):
     """A program that a pass cannot handle; names the equation and its source line."""
 
 
+class ProgramFileError(JaxprToolError):
+    """A program's file that cannot be read; says where in it: `file.jaxpr:LINE:COLUMN: fault`."""
+
+
 class BackendError(JaxprToolError):
     """A backend or device that this machine does not have."""
 

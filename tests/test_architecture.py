@@ -14,7 +14,7 @@ FLOORS = [
     {"__main__"},
     {"cli"},
     {"api"},
-    {"loading", "passes", "analysis", "render", "execute"},
+    {"loading", "passes", "analysis", "render", "formats", "execute"},
     {"ir"},
     {"jaxcompat"},
     {"expressions"},

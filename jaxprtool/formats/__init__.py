@@ -1,0 +1,1 @@
+"""Programs as files: the `.jaxpr` text, Python source, StableHLO and HLO."""

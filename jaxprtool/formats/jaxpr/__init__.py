@@ -1,0 +1,1 @@
+"""The `.jaxpr` file: JAX's own listing made exact, under a short header; see `write` and `read`."""

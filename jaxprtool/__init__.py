@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jaxprtool.api import Program, Programs, load, trace
+    from jaxprtool.ir.equivalence import equivalent
     from jaxprtool.loading.example import example, static
     from jaxprtool.passes.base import Pass
     from jaxprtool.passes.dce import dce_jaxpr
@@ -22,6 +23,7 @@ _HOME = {
     "Program": "jaxprtool.api",
     "Programs": "jaxprtool.api",
     "dce_jaxpr": "jaxprtool.passes.dce",
+    "equivalent": "jaxprtool.ir.equivalence",
     "example": "jaxprtool.loading.example",
     "load": "jaxprtool.api",
     "register": "jaxprtool.passes.registry",
@@ -35,6 +37,7 @@ __all__ = [
     "Program",
     "Programs",
     "dce_jaxpr",
+    "equivalent",
     "example",
     "load",
     "register",

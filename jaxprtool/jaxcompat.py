@@ -13,14 +13,33 @@ On both versions it has `.constvars`, `.consts`, `.invars`, `.outvars`, `.eqns`,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import jax
-from jax._src import ad_util, core, dtypes, sharding_impls, source_info_util
+from jax._src import (
+    ad_util,
+    api,
+    config,
+    core,
+    dtypes,
+    effects,
+    indexing,
+    sharding_impls,
+    source_info_util,
+)
 from jax._src import linear_util as lu
+from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval as pe
+from jax._src.lax.control_flow import solves
+from jax._src.lib import _jax, xla_client
+from jax._src.lib.mlir import ir
+from jax._src.random import prng
+from jax._src.state import indexing as state_indexing
+from jax._src.state import types as state_types
 from jax.extend.core import (  # noqa: F401  (the IR's classes, for the rest of the package)
     ClosedJaxpr,
     DebugInfo,
@@ -141,6 +160,13 @@ def without_named_axes(effs: Iterable[Any], axis_names: Iterable[Any]) -> set[An
     return set(core.filter_named_axis_effects(set(effs), set(axis_names)))
 
 
+@contextmanager
+def axes_bound(sizes: Iterable[tuple[Any, int]]) -> Iterator[None]:
+    """Named axes of these sizes, for tracing and type checking."""
+    with core.extend_axis_env_nd(list(sizes)):
+        yield
+
+
 # --- scan's operand counts --------------------------------------------------------------------
 
 
@@ -217,21 +243,28 @@ def custom_jvp_rule(eqn: JaxprEqn) -> tuple[str, Any, tuple[bool, ...]]:
     return rule.debug_info.func_name, _attach(jaxpr, consts), tuple(out_zeros)
 
 
-def custom_jvp_rule_param(name: str, rule: Any, out_zeros: Sequence[bool]) -> dict[str, Any]:
-    """The parameter that makes a custom_jvp call follow the closed jaxpr `rule`."""
-    avals = [v.aval for v in rule.invars]
-    num_primals = len(avals) // 2
+def custom_jvp_rule_param(
+    name: str, rule: Callable[[], tuple[Any, Sequence[bool]]]
+) -> dict[str, Any]:
+    """The parameter that makes a custom_jvp call follow a closed jaxpr.
+
+    `rule()`, which is called when the call is differentiated, gives the jaxpr and the mask of
+    `custom_jvp_rule`.
+    """
 
     def jvp(*in_zeros: bool) -> tuple[Any, Sequence[Any], list[bool]]:
+        jaxpr, out_zeros = rule()
         if not any(in_zeros):
-            return *_detach(rule), list(out_zeros)
+            return *_detach(jaxpr), list(out_zeros)
+        avals = [v.aval for v in jaxpr.invars]
+        num_primals = len(avals) // 2
         tangents = avals[num_primals:]
 
         def with_zeros(*args: Any) -> Any:
             given = iter(args[num_primals:])
             pairs = zip(in_zeros, tangents, strict=True)
             full = [ad_util.zeros_like_aval(a) if zero else next(given) for zero, a in pairs]
-            return jaxpr_as_fun(rule)(*args[:num_primals], *full)
+            return jaxpr_as_fun(jaxpr)(*args[:num_primals], *full)
 
         given = [a for zero, a in zip(in_zeros, tangents, strict=True) if not zero]
         made = _trace(with_zeros, name, [*avals[:num_primals], *given])
@@ -281,24 +314,21 @@ def custom_vjp_rule(
 
 
 def custom_vjp_rule_params(
-    names: tuple[str, str],
-    forward: Any,
-    backward: Any,
-    forwarded: Sequence[int | None],
-    in_zeros: Sequence[bool],
-    primals: Sequence[Any],
+    names: tuple[str, str], rules: Callable[[], tuple[Any, ...]], primals: Sequence[Any]
 ) -> dict[str, Any]:
-    """The parameters that make a custom_vjp call follow two closed jaxprs; see `custom_vjp_rule`.
+    """The parameters that make a custom_vjp call follow two closed jaxprs.
 
-    `primals` are the types of the call's operands that are no constants.
+    `rules()`, which is called when the call is differentiated, gives the two jaxprs and the two
+    masks of `custom_vjp_rule`. `primals` are the types of the operands that are no constants.
     """
-    cotangents = [v.aval for v in backward.invars[len(forwarded) :]]
 
     def fwd(*perturbed: bool) -> tuple[Any, Sequence[Any]]:
-        return _detach(forward)
+        return _detach(rules()[0])
 
     def bwd(*args: Any) -> Any:
+        _, backward, forwarded, in_zeros = rules()
         residuals, cts = args[: len(forwarded)], args[len(forwarded) :]
+        cotangents = [v.aval for v in backward.invars[len(forwarded) :]]
         full = [
             ad_util.zeros_like_aval(aval) if isinstance(ct, ad_util.SymbolicZero) else ct
             for ct, aval in zip(cts, cotangents, strict=True)
@@ -310,18 +340,67 @@ def custom_vjp_rule_params(
         ]
         return (result, None) if BWD_GIVES_LOGS else result
 
-    def flat(count: int) -> Any:
-        return jax.tree.structure([0] * count)
+    def out_trees() -> tuple[Any, Any, list[int | None]]:
+        _, backward, forwarded, _ = rules()
+        num_residuals = len(forwarded)
+        results, residuals = len(backward.invars) - num_residuals, num_residuals
+        return _flat_tree(results), _flat_tree(residuals), list(forwarded)
 
-    trees = flat(len(cotangents)), flat(len(forwarded)), list(forwarded)
     fwd_name, bwd_name = names
+    fwd_debug = DebugInfo("custom_vjp fwd", fwd_name, None, None)
+    bwd_debug = DebugInfo("custom_vjp bwd", bwd_name, None, None)
     return {
-        "fwd_jaxpr_thunk": lu.wrap_init(
-            fwd, debug_info=DebugInfo("custom_vjp fwd", fwd_name, None, None)
-        ),
-        "bwd": lu.wrap_init(bwd, debug_info=DebugInfo("custom_vjp bwd", bwd_name, None, None)),
-        "out_trees": lambda: trees,
+        "fwd_jaxpr_thunk": lu.wrap_init(fwd, debug_info=fwd_debug),
+        "bwd": lu.wrap_init(bwd, debug_info=bwd_debug),
+        "out_trees": out_trees,
     }
+
+
+def _flat_tree(count: int) -> Any:
+    return jax.tree.structure([0] * count)
+
+
+class _Identity:
+    """An object that equals nothing but itself, to be part of a key."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Identity) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+#: What JAX makes anew for each call of a custom rule, and what the rule does not depend on.
+_OF_ONE_CALL = (core.Trace, lu.Store, lu.EqualStore, lu.InitialResultPaths)
+
+
+def live_key(value: Any) -> Hashable:
+    """A key for a live rule: equal for two closures that JAX made around the same functions.
+
+    JAX wraps a user's rule anew for each call of the custom function. The key is made of what the
+    wrappers close over: the user's functions and static arguments, trees and types.
+    """
+    match value:
+        case lu.WrappedFun():
+            return live_key(value.f), live_key(tuple(value.transforms))
+        case FunctionType() if value.__module__.startswith(("jax.", "jaxprtool.")):
+            free = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            # `_memoize` keeps its table, and a mark, beside the function.
+            cells = [cell for name, cell in free if name not in ("cells", "sentinel")]
+            return value.__code__, tuple(live_key(cell.cell_contents) for cell in cells)
+        case tuple() | list():
+            return tuple(map(live_key, value))
+        case _ if isinstance(value, _OF_ONE_CALL):
+            return None
+    value = getattr(value, "val", value)  # Hashable and Unhashable hold static arguments
+    try:
+        hash(value)
+    except TypeError:
+        return _Identity(value)
+    return value
 
 
 #: Since 0.12 a backward rule gives its cotangents and a log, which is None for most.
@@ -333,7 +412,7 @@ def _setting(eqn: JaxprEqn) -> Iterator[None]:
     """The context an equation was traced in, with the axes that are manual there bound."""
     mesh = eqn.ctx.cur_abstract_mesh
     sizes = [] if mesh.empty else [(name, mesh.shape[name]) for name in mesh.manual_axes]
-    with eqn.ctx.manager, core.extend_axis_env_nd(sizes):
+    with eqn.ctx.manager, axes_bound(sizes):
         yield
 
 
@@ -422,6 +501,69 @@ def is_unspecified(sharding: Any) -> bool:
     return isinstance(sharding, sharding_impls.UnspecifiedValue)
 
 
+# --- what parameters and types hold -----------------------------------------------------------
+
+
+AbstractRef = state_types.AbstractRef
+AbstractToken = core.AbstractToken
+ArrayCopySemantics = xla_client.ArrayCopySemantics
+IndexSlice = indexing.Slice
+KeyType = prng.KeyTy
+LinearSolveTuple = solves._LinearSolveTuple
+NDIndexer = state_indexing.NDIndexer
+
+#: What a jit's sharding is if nothing was asked for.
+UNSPECIFIED = sharding_impls.UNSPECIFIED
+
+#: Since 0.11 a jit says how it is to be inlined with an enumeration; before, with a bool.
+Inline = getattr(api, "Inline", None)
+
+
+def key_implementations() -> dict[str, Any]:
+    """The implementations of random number generators by the short names that types bear."""
+    return {implementation.tag: implementation for implementation in prng.prngs.values()}
+
+
+def key_type(implementation: Any) -> Any:
+    """The dtype of keys of an implementation."""
+    return prng.KeyTy(implementation)
+
+
+def key_implementation(dtype: Any) -> Any:
+    """The implementation that a dtype of keys belongs to."""
+    return dtype._impl
+
+
+def is_symbolic_dimension(size: Any) -> bool:
+    """Whether a size is an expression such as `2*n`."""
+    return core.is_symbolic_dim(size)
+
+
+def has_plain_layout(aval: Any) -> bool:
+    """Whether nothing is said about how an array of this type lies in memory."""
+    return str(getattr(aval, "layout", "AutoLayout")) == "AutoLayout"
+
+
+def array_type(
+    shape: Sequence[Any],
+    dtype: Any,
+    weak_type: bool,
+    sharding: Any = None,
+    varying: dict[str, Iterable[str]] | None = None,
+    memory_space: Any = jax.memory.Space.Device,
+) -> Any:
+    """The type of an array, with the axes of manual meshes that it is `varying`, ... over."""
+    manual = jax.sharding.ManualAxisType(**{k: frozenset(v) for k, v in (varying or {}).items()})
+    return core.ShapedArray(
+        tuple(shape),
+        dtype,
+        weak_type,
+        sharding=sharding,
+        manual_axis_type=manual,
+        memory_space=memory_space,
+    )
+
+
 # --- JAX's own test programs ------------------------------------------------------------------
 
 
@@ -430,6 +572,125 @@ def primitive_test_programs() -> Iterator[Any]:
     from jax._src.internal_test_util import test_harnesses
 
     yield from test_harnesses.all_harnesses
+
+
+# --- lowering ---------------------------------------------------------------------------------
+
+
+def with_border_names(jaxpr: Any, arg_names: Sequence[str], out_names: Sequence[str]) -> Any:
+    """A closed jaxpr whose lowering names its arguments and results like this."""
+    body = open_jaxpr(jaxpr)
+    debug = body.debug_info._replace(arg_names=tuple(arg_names), result_paths=tuple(out_names))
+    body = body.replace(debug_info=debug)
+    return body if ONE_JAXPR_CLASS else ClosedJaxpr(body, jaxpr.consts)
+
+
+def traced_jaxpr(
+    jaxpr: Any,
+    name: str,
+    in_tree: Any,
+    out_tree: Any,
+    donated: Sequence[int] = (),
+    keep_unused: bool = False,
+) -> jax.stages.Traced:
+    """A closed jaxpr as `jax.jit(fun).trace(...)` gives that of `fun`, ready for `.lower()`.
+
+    `name` is the function's, `in_tree` the structure of its `(args, kwargs)`; `donated` are
+    positions among the flat arguments.
+    """
+    empty = jax.jit(lambda *flat: (), donate_argnums=tuple(donated), keep_unused=keep_unused)
+    traced = empty.trace(*map(_as_argument, (v.aval for v in jaxpr.invars)))
+    count = len(jaxpr.outvars)
+    traced._params = {
+        **traced._params,
+        "jaxpr": jaxpr,
+        "name": name,
+        "out_shardings": (sharding_impls.UNSPECIFIED,) * count,
+        "out_layouts": (None,) * count,
+    }
+    traced._in_tree, traced.out_tree = in_tree, out_tree
+    return traced
+
+
+def _as_argument(aval: Any) -> jax.ShapeDtypeStruct:
+    """What stands for an argument of this type when a function is traced."""
+    sharding = None if aval.sharding.mesh.empty else aval.sharding
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type
+    )
+
+
+def module_under_axes(
+    jaxpr: Any,
+    name: str,
+    axis_env: Sequence[tuple[Any, int]],
+    platform: str,
+    donated: Sequence[int],
+) -> Any:
+    """The StableHLO module of a closed jaxpr with free named axes, one replica per index of them.
+
+    JAX itself gives its collectives to the partitions of one program; here they go to replicas,
+    as those of `pmap` did: without channels, and with `replica_id` for `partition_id`.
+    """
+    names, sizes = zip(*axis_env, strict=True)
+    manual = (jax.sharding.AxisType.Manual,) * len(names)
+    mesh = jax.sharding.AbstractMesh(sizes, names, axis_types=manual)
+    avals = {"in_avals": jaxpr.in_avals, "out_avals": jaxpr.out_avals}
+    known = mlir.lower_jaxpr_to_module.__annotations__
+    with axes_bound(axis_env), _DENSE_REPLICA_GROUPS():
+        module = mlir.lower_jaxpr_to_module(
+            name,
+            jaxpr,
+            num_const_args=0,
+            ordered_effects=list(effects.ordered_effects.filter_in(jaxpr.effects)),
+            platforms=(platform,),
+            backend=None,
+            axis_context=sharding_impls.SPMDAxisContext(mesh, frozenset(names)),
+            donated_args=[i in donated for i in range(len(jaxpr.in_avals))],
+            arg_names=open_jaxpr(jaxpr).debug_info.arg_names,
+            result_names=open_jaxpr(jaxpr).debug_info.result_paths,
+            lowering_parameters=mlir.LoweringParameters(hoist_constants_as_args=False),
+            **{key: avals[key] for key in avals if key in known},
+        ).module
+    _give_to_replicas(module, mesh.size)
+    return module
+
+
+#: Since 0.12 replica groups are written as axes of a mesh, unless that is turned off.
+_DENSE_REPLICA_GROUPS = (
+    partial(config.use_rgv3, False) if hasattr(config, "use_rgv3") else nullcontext
+)
+
+
+def _give_to_replicas(module: Any, count: int) -> None:
+    """Turn the collectives of a module from those of partitions to those of replicas."""
+
+    def visit(op: Any) -> Any:
+        for name in ("channel_handle", "use_global_device_ids"):
+            if name in op.attributes:
+                del op.attributes[name]
+        if op.name == "stablehlo.partition_id":
+            with ir.InsertionPoint(op), op.location:
+                new = ir.Operation.create("stablehlo.replica_id", [op.result.type])
+            op.result.replace_all_uses_with(new.result)
+            op.erase()
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    with module.context:
+        i32 = ir.IntegerType.get_signless(32)
+        module.operation.attributes["mhlo.num_replicas"] = ir.IntegerAttr.get(i32, count)
+
+
+def hlo_text(computation: Any) -> str:
+    """The text of an `XlaComputation`, with the names and source lines of its operations."""
+    return computation.as_hlo_module().to_string(hlo.HloPrintOptions.short_parsable())
+
+
+def xla_computation(module: Any, tuple_args: bool, return_tuple: bool) -> Any:
+    """A StableHLO module as the `XlaComputation` of jaxlib."""
+    code = mlir.module_to_bytecode(module)
+    return _jax.mlir.mlir_module_to_xla_computation(code, tuple_args, return_tuple)
 
 
 # --- running ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ same, and symbolic zeros that it is given later are made into arrays of zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -71,30 +71,64 @@ def vjp_rule(eqn: JaxprEqn) -> VJPRule:
     return VJPRule(*names, *rest)
 
 
+def rule_key(eqn: JaxprEqn) -> Hashable:
+    """A key that two custom calls have in common if they follow the same rules at the same types.
+
+    A rule's own jaxpr often holds the call that the rule belongs to, since rules like to call
+    their function; that inner call has the key of the outer one. Whoever follows rules into their
+    jaxprs stops at a key that it has seen.
+    """
+    params = eqn.params
+    live = [params[k] for k in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd") if k in params]
+    primals = tuple(v.aval for v in eqn.invars[params["num_consts"] :])
+    results = tuple(v.aval for v in eqn.outvars)
+    return primals, results, params["symbolic_zeros"], *map(jaxcompat.live_key, live)
+
+
 def jvp_params(
-    call_jaxpr: Any, rule: JVPRule, num_consts: int = 0, symbolic_zeros: bool = False
+    call_jaxpr: Any,
+    name: str,
+    rule: Callable[[], JVPRule],
+    num_consts: int = 0,
+    symbolic_zeros: bool = False,
 ) -> dict[str, Any]:
-    """The parameters of a custom_jvp call of the closed jaxpr `call_jaxpr` with this rule."""
+    """The parameters of a custom_jvp call of the closed jaxpr `call_jaxpr`.
+
+    `rule()` is called when the call is differentiated, so that a rule may hold calls that follow
+    it. Calls that are given the same `rule` have one `rule_key`, at the same types.
+    """
+
+    def parts() -> tuple[Any, ...]:
+        made = rule()
+        return made.jaxpr, made.out_zeros
+
     return {
         "call_jaxpr": call_jaxpr,
         "num_consts": num_consts,
         "symbolic_zeros": symbolic_zeros,
-        **jaxcompat.custom_jvp_rule_param(rule.name, rule.jaxpr, rule.out_zeros),
+        **jaxcompat.custom_jvp_rule_param(name, parts),
     }
 
 
 def vjp_params(
-    call_jaxpr: Any, rule: VJPRule, num_consts: int = 0, symbolic_zeros: bool = False
+    call_jaxpr: Any,
+    names: tuple[str, str],
+    rule: Callable[[], VJPRule],
+    num_consts: int = 0,
+    symbolic_zeros: bool = False,
 ) -> dict[str, Any]:
-    """The parameters of a custom_vjp call of the closed jaxpr `call_jaxpr` with these rules."""
-    primals = [v.aval for v in call_jaxpr.invars[num_consts:]]
-    names = rule.fwd_name, rule.bwd_name
+    """The parameters of a custom_vjp call, whose rules have these names; see `jvp_params`."""
+
+    def parts() -> tuple[Any, ...]:
+        made = rule()
+        return made.fwd, made.bwd, made.forwarded, made.in_zeros
+
     return {
         "call_jaxpr": call_jaxpr,
         "num_consts": num_consts,
         "symbolic_zeros": symbolic_zeros,
         **jaxcompat.custom_vjp_rule_params(
-            names, rule.fwd, rule.bwd, rule.forwarded, rule.in_zeros, primals
+            names, parts, [v.aval for v in call_jaxpr.invars[num_consts:]]
         ),
     }
 

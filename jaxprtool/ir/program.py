@@ -23,7 +23,8 @@ class Program:
 
     `jaxpr` is closed: its constants travel with it. `in_tree` is the tree structure of
     `(args, kwargs)`, static arguments left out, and `out_tree` that of the result. `arg_names`
-    and `out_names` give one path per flat value: `params['w']`, `result[0]`.
+    and `out_names` give one path per flat value: `params['w']`, `result[0]`. `axis_env` are the
+    named axes, with their sizes, that the function was traced under and does not bind itself.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Program:
     out_tree: Any
     arg_names: tuple[str, ...]
     out_names: tuple[str, ...]
+    axis_env: tuple[tuple[Any, int], ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the program on arguments of the structure of the traced ones.
@@ -100,7 +102,8 @@ def type_check(program: Program) -> None:
         if len(set(counts)) != 1:
             raise CheckError(f"{program.name}: the counts of {what} disagree: {counts}")
     try:
-        jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr))
+        with jaxcompat.axes_bound(program.axis_env):
+            jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr))
     except Exception as error:  # the checker reports faults with several exception types
         raise CheckError(f"{program.name} is not well typed: {_fault(error)}") from error
 

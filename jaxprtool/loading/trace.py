@@ -85,6 +85,7 @@ def trace_call(
         out_tree=jax.tree.structure(out),
         arg_names=unique([path for path, _ in named_leaves(fun, call)]),
         out_names=unique(["result" + jax.tree_util.keystr(path) for path, _ in paths]),
+        axis_env=tuple((name, size) for name, size in axis_env or ()),
     )
 
 

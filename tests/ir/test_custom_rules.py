@@ -1,5 +1,7 @@
 """The rules of custom derivatives as jaxprs, and back: derivatives stay what they were."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, vjp_params, vjp_rule
+from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, rule_key, vjp_params, vjp_rule
 
 SCALE = jnp.array([1.0, 2.0, 3.0])
 
@@ -64,11 +66,13 @@ def call_of(fun, *args):
 def rewritten(fun, *args):
     """`fun` through its rule as a jaxpr and back."""
     jaxpr, eqn = call_of(fun, *args)
-    rest = {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
-    rule, params = (
-        (jvp_rule, jvp_params) if "jvp_jaxpr_fun" in eqn.params else (vjp_rule, vjp_params)
-    )
-    new = params(rest["call_jaxpr"], rule(eqn), rest["num_consts"], rest["symbolic_zeros"])
+    body, *rest = (eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros"))
+    if "jvp_jaxpr_fun" in eqn.params:
+        rule = jvp_rule(eqn)
+        new = jvp_params(body, rule.name, lambda: rule, *rest)
+    else:
+        rule = vjp_rule(eqn)
+        new = vjp_params(body, (rule.fwd_name, rule.bwd_name), lambda: rule, *rest)
     assert set(new) == set(eqn.params)
     return jaxcompat.jaxpr_as_fun(jaxcompat.with_equations(jaxpr, [eqn.replace(params=new)]))
 
@@ -123,6 +127,51 @@ def test_a_rewritten_rule_is_written_again_as_the_same_jaxpr():
     _, eqn = call_of(rewritten(weighted, 0.5, 2.0, 4), 0.5, 2.0, 4)
     _, first = call_of(weighted, 0.5, 2.0, 4)
     assert str(vjp_rule(eqn).bwd) == str(vjp_rule(first).bwd)
+
+
+def inner_call(rule):
+    """The custom call that a rule's jaxpr begins with."""
+    return rule.jaxpr.eqns[0] if hasattr(rule, "jaxpr") else rule.fwd.eqns[0]
+
+
+@pytest.mark.parametrize(
+    ("fun", "args", "rule_of"),
+    [(scaled_sine, (2.0, 3), jvp_rule), (weighted, (0.5, 2.0, 4), vjp_rule)],
+)
+def test_a_rule_that_calls_its_function_holds_a_call_of_the_same_key(fun, args, rule_of):
+    for call in (fun, rewritten(fun, *args)):
+        _, eqn = call_of(call, *args)
+        inner = inner_call(rule_of(eqn))
+        assert inner.primitive is eqn.primitive
+        assert rule_key(inner) == rule_key(inner_call(rule_of(inner)))
+        if call is fun:
+            assert rule_key(inner) == rule_key(eqn)
+
+
+def test_calls_of_other_rules_types_or_static_arguments_have_other_keys():
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+    def power(x, n):
+        return x**n
+
+    @power.defjvp
+    def _(n, primals, tangents):
+        return power(*primals, n), n * power(*primals, n - 1) * tangents[0]
+
+    functions = [
+        *(lambda x, n=n: power(x, n) for n in (2, 3)),
+        lambda x: power(x[None], 2),
+        jax.nn.relu,
+        jax.nn.silu,
+        jax.nn.relu6,
+    ]
+    keys = []
+    for fun in functions:
+        eqns = jax.make_jaxpr(fun)(jnp.ones(3)).eqns
+        again = jax.make_jaxpr(fun)(jnp.ones(3)).eqns
+        calls = [[e for e in es if e.primitive.name == "custom_jvp_call"] for es in (eqns, again)]
+        assert [rule_key(e) for e in calls[0]] == [rule_key(e) for e in calls[1]]
+        keys += [rule_key(e) for e in calls[0]]
+    assert len(keys) >= 4 and len(set(keys)) == len(keys)
 
 
 def test_rules_inside_shard_map_see_the_axes_of_the_mesh():

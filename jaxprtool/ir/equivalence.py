@@ -1,0 +1,236 @@
+"""Whether two programs are the same up to the names of their variables.
+
+Two jaxprs are the same if they have the same equations in the same order, between variables that
+correspond: the same primitives, types, literals to the bit, parameters, effects, and the same
+context (where it computes, which mesh is set). Bodies of loops, branches and calls are compared
+likewise, and so are the rules of custom derivatives, as the jaxprs that they trace to. Names,
+source lines and scopes do not matter.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
+from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import same_tree
+from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+
+def equivalent(p: Any, q: Any) -> bool:
+    """Whether two Programs, or two jaxprs, are the same up to the names of variables.
+
+    Of Programs, the structures of arguments and results and the axis environment count too; names
+    do not. Raises UnsupportedError if a custom rule in them cannot be traced.
+    """
+    return difference(p, q) is None
+
+
+def difference(p: Any, q: Any) -> str | None:
+    """The first thing in which two Programs, or two jaxprs, differ; None if nothing is."""
+    try:
+        if isinstance(p, Program) and isinstance(q, Program):
+            _same_border(p, q)
+            p, q = p.jaxpr, q.jaxpr
+        _Comparison().jaxprs(p, q)
+    except _Different as found:
+        return ", ".join(reversed(found.where)) + f": {found}"
+    return None
+
+
+class _Different(Exception):
+    """The difference found, and where: innermost place first."""
+
+    def __init__(self, p: Any, q: Any):
+        super().__init__(f"{_shown(p)} against {_shown(q)}")
+        self.where: list[str] = []
+
+
+def _same_border(p: Program, q: Program) -> None:
+    for what in ("in_tree", "out_tree"):
+        trees = getattr(p, what), getattr(q, what)
+        _at(what, _check, same_tree(*trees), *trees)
+    _at("axis_env", _check, p.axis_env == q.axis_env, p.axis_env, q.axis_env)
+
+
+def _at(where: str, compare: Callable[..., None], *args: Any) -> None:
+    """Compare; a difference is found at this place."""
+    try:
+        compare(*args)
+    except _Different as found:
+        found.where.append(where)
+        raise
+
+
+def _check(same: bool, p: Any, q: Any) -> None:
+    if not same:
+        raise _Different(p, q)
+
+
+class _Comparison:
+    """One comparison; it knows which variables correspond, and which bodies are the same."""
+
+    def __init__(self) -> None:
+        self._partner: dict[Var, Var] = {}
+        # The bodies themselves, so that their identities stay theirs.
+        self._same: dict[tuple[int, int], tuple[Any, Any]] = {}
+        # The rules of custom derivatives that are being compared, or have been. A rule may hold
+        # calls that follow it: these are the same if nothing else is found to differ.
+        self._rules: set[tuple[Hashable, Hashable]] = set()
+
+    def jaxprs(self, p: Any, q: Any) -> None:
+        if p is q or (id(p), id(q)) in self._same:
+            return
+        a, b = jaxcompat.open_jaxpr(p), jaxcompat.open_jaxpr(q)
+        _at("constants", self._bound, a.constvars, b.constvars)
+        _at("constants", self._values, getattr(p, "consts", ()), getattr(q, "consts", ()))
+        _at("arguments", self._bound, a.invars, b.invars)
+        _at("the number of equations", _check, len(a.eqns) == len(b.eqns), len(a.eqns), len(b.eqns))
+        for i, (e, f) in enumerate(zip(a.eqns, b.eqns, strict=True)):
+            try:
+                self._equations(e, f)
+            except _Different as found:
+                found.where.append(f"equation {i} ({e.primitive.name})")
+                raise
+        _at("results", self._atoms, a.outvars, b.outvars)
+        self._same[id(p), id(q)] = p, q
+
+    def _bound(self, p: Sequence[Var], q: Sequence[Var]) -> None:
+        _check(len(p) == len(q), len(p), len(q))
+        for a, b in zip(p, q, strict=True):
+            _check(a.aval == b.aval, repr(a.aval), repr(b.aval))
+            self._partner[a] = b
+
+    def _atoms(self, p: Sequence[Any], q: Sequence[Any]) -> None:
+        _check(len(p) == len(q), len(p), len(q))
+        for i, (a, b) in enumerate(zip(p, q, strict=True)):
+            if isinstance(a, Literal):
+                same = isinstance(b, Literal) and _same_literal(a, b)
+            else:
+                # A variable that is not bound stands for itself.
+                same = not isinstance(b, Literal) and self._partner.get(a, a) is b
+            _check(same, f"{_atom(a)} at {i}", _atom(b))
+
+    def _equations(self, p: JaxprEqn, q: JaxprEqn) -> None:
+        _check(p.primitive is q.primitive, p.primitive.name, q.primitive.name)
+        _at("operands", self._atoms, p.invars, q.invars)
+        if p.params is not q.params:
+            self._params(p, q)
+        kinds = [sorted(type(e).__name__ for e in eqn.effects) for eqn in (p, q)]
+        _at("effects", _check, kinds[0] == kinds[1], *kinds)
+        _at("context", _check, p.ctx is q.ctx, p.ctx, q.ctx)
+        _at("results", self._bound, p.outvars, q.outvars)
+
+    def _params(self, p: JaxprEqn, q: JaxprEqn) -> None:
+        readable = _READABLE.get(p.primitive.name, lambda eqn: eqn.params)
+        self._named(readable(p), readable(q))
+        if p.primitive.name in _RULES:
+            keys = rule_key(p), rule_key(q)
+            if keys not in self._rules:
+                self._rules.add(keys)
+                rule = _RULES[p.primitive.name]
+                self._named(rule(p), rule(q))
+
+    def _named(self, p: dict[str, Any], q: dict[str, Any]) -> None:
+        _at("the names of parameters", _check, p.keys() == q.keys(), sorted(p), sorted(q))
+        for name in p:
+            if p[name] is not q[name]:
+                _at(f"parameter {name}", self._value, p[name], q[name])
+
+    def _values(self, p: Sequence[Any], q: Sequence[Any]) -> None:
+        _check(len(p) == len(q), p, q)
+        for a, b in zip(p, q, strict=True):
+            self._value(a, b)
+
+    def _value(self, p: Any, q: Any) -> None:
+        if p is q:
+            return
+        if isinstance(p, Jaxpr | ClosedJaxpr) and isinstance(q, Jaxpr | ClosedJaxpr):
+            self.jaxprs(p, q)
+        elif isinstance(p, tuple | list) and isinstance(q, tuple | list):
+            self._values(p, q)
+        elif isinstance(p, dict) and isinstance(q, dict):
+            self._values(sorted(p), sorted(q))
+            self._values([p[k] for k in sorted(p)], [q[k] for k in sorted(q)])
+        elif hasattr(p, "dtype") and hasattr(p, "shape"):
+            _check(_same_array(p, q), p, q)
+        else:
+            _check(_same_plain(p, q), p, q)
+
+
+def _scan(eqn: JaxprEqn) -> dict[str, Any]:
+    """A scan's parameters, its counts of operands as numbers on every JAX."""
+    counts = jaxcompat.scan_counts(eqn.params)
+    rest = {k: v for k, v in eqn.params.items() if k not in ("ft_in", "ft_out")}
+    return {**rest, "num_consts": counts[0], "num_carry": counts[1]}
+
+
+def _custom(eqn: JaxprEqn) -> dict[str, Any]:
+    """A custom call's parameters, without the live rules."""
+    return {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
+
+
+#: For primitives that hold live Python objects, or differ by JAX: their parameters as plain data.
+_READABLE: dict[str, Callable[[JaxprEqn], dict[str, Any]]] = {
+    "scan": _scan,
+    "custom_jvp_call": _custom,
+    "custom_vjp_call": _custom,
+}
+
+#: The rules of custom calls, as jaxprs and masks by name.
+_RULES: dict[str, Callable[[JaxprEqn], dict[str, Any]]] = {
+    "custom_jvp_call": lambda eqn: vars(jvp_rule(eqn)) | {"name": None},
+    "custom_vjp_call": lambda eqn: vars(vjp_rule(eqn)) | {"fwd_name": None, "bwd_name": None},
+}
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def _same_array(p: Any, q: Any) -> bool:
+    """Whether two arrays, numpy scalars or numbers are the same, bit by bit."""
+    kinds = [getattr(value, "dtype", None) for value in (p, q)]
+    if any(kind and jax.dtypes.issubdtype(kind, jax.dtypes.prng_key) for kind in kinds):
+        return kinds[0] == kinds[1] and _same_array(*map(jax.random.key_data, (p, q)))
+    a, b = np.asarray(p), np.asarray(q)
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def _same_literal(p: Any, q: Any) -> bool:
+    return p.aval == q.aval and _same_array(p.val, q.val)
+
+
+def _same_plain(p: Any, q: Any) -> bool:
+    if isinstance(p, float) and isinstance(q, float):
+        return _same_array(np.float64(p), np.float64(q))
+    if type(p) is not type(q) and not (_is_integer(p) and _is_integer(q)):
+        return False
+    try:
+        return bool(p == q)
+    except Exception:  # objects of others, which may compare as they like
+        return False
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+# --- what a difference is shown as ------------------------------------------------------------
+
+
+def _atom(atom: Any) -> str:
+    if isinstance(atom, Literal):
+        return f"the literal {atom.val}:{type_of(atom.aval)}"
+    return f"a variable of type {type_of(atom.aval)}"
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 120 else text[:117] + "..."

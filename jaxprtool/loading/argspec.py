@@ -27,7 +27,7 @@ import numpy as np
 
 from jaxprtool import expressions
 from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
-from jaxprtool.loading import dtypes
+from jaxprtool.ir import dtypes
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.files import load_arrays
 

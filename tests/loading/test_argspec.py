@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError
-from jaxprtool.loading import argspec, dtypes
+from jaxprtool.ir import dtypes
+from jaxprtool.loading import argspec
 from jaxprtool.loading.argspec import read_args, read_strings
 from jaxprtool.loading.example import Static
 

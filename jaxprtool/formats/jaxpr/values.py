@@ -12,7 +12,7 @@ if no name of the table looks like it; `decode` takes a bare word that it does n
 
 The table is open: a plug-in whose primitives hold values of its own classes adds them with
 `add_name`, `add_enum`, `add_record`, or `add_kind`, which the others are made of. JAX's classes
-are added by `kinds`.
+are added by `kinds` and `policies`.
 """
 
 from __future__ import annotations
@@ -66,6 +66,11 @@ def add_kind(cls: type, spell: Callable[[Any, Encode], str], **makers: Callable[
 def add_name(name: str, value: Any) -> None:
     """Have `name` stand for `value`, which is written so if it has no class of its own here."""
     NAMES[name] = value
+
+
+def add_maker(name: str, make: Callable[..., Any]) -> None:
+    """Have `name(...)` read as what `make` makes of the arguments."""
+    MAKERS[name] = make
 
 
 def add_enum(cls: Any) -> None:
@@ -128,11 +133,6 @@ def _encoder(special: Mapping[type, Callable[[Any], str]]) -> Encode:
 def _inherited(cls: type) -> Callable[[Any, Encode], str] | None:
     bases = (base for base in cls.__mro__[1:] if base in SPELLINGS and base not in _BUILTINS)
     return next((SPELLINGS[base] for base in bases), None)
-
-
-def float_text(value: float) -> str:
-    """A float in the fewest digits that tell it from others. Infinities and NaN are names."""
-    return repr(value)
 
 
 def _sequence(opening: str, closing: str, items: Iterable[str], comma: str = "") -> str:

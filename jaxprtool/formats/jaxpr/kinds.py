@@ -1,0 +1,263 @@
+"""The classes of JAX and NumPy whose values parameters hold, each with its spelling.
+
+They are spelled as JAX prints them where that says all: enumerations and records of dimension
+numbers by their fields, dtypes and random number generators by name. Devices are spelled by
+platform and number; a mesh of devices that this machine does not have is read as an abstract one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.layout import Format, Layout
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
+
+from jaxprtool import jaxcompat
+from jaxprtool.formats.jaxpr.values import (
+    Encode,
+    Unwritable,
+    add_enum,
+    add_kind,
+    add_maker,
+    add_name,
+    add_record,
+)
+from jaxprtool.ir.dtypes import array_dtypes
+
+# --- numbers and dtypes -------------------------------------------------------------------------
+
+
+def number(value: Any) -> str:
+    """A NumPy scalar's value, so that its class and this text tell it to the bit."""
+    if isinstance(value, np.complexfloating):
+        return f"complex({number(value.real)}, {number(value.imag)})"
+    text = repr(value.item())
+    if text == "nan" and value.tobytes() != type(value)(float("nan")).tobytes():
+        return f"bits({hex(int.from_bytes(value.tobytes(), 'little'))})"
+    return text
+
+
+class Bits(int):
+    """The bits of a number whose value does not tell them: a NaN."""
+
+
+def _scalar(value: Any, encode: Encode) -> str:
+    return f"np.{value.dtype.name}({number(value)})"
+
+
+def as_scalar(dtype: Any, value: Any) -> Any:
+    """A NumPy scalar of `dtype` from what `number` has spelled. Raises ValueError."""
+    if isinstance(value, Bits):
+        return np.frombuffer(value.to_bytes(dtype.itemsize, "little"), dtype)[0]
+    if type(value) not in (bool, int, float, complex):
+        raise ValueError("a number is wanted")
+    return dtype.type(value)
+
+
+def _dtype(dtype: Any, encode: Encode) -> str:
+    name = "float0" if dtype == jax.dtypes.float0 else dtype.name
+    if array_dtypes().get(name) != dtype:
+        raise Unwritable(f"the dtype {dtype}")
+    return name
+
+
+def _scalar_class(cls: Any, encode: Encode) -> str:
+    name = getattr(cls, "__name__", "")
+    if getattr(np, name, None) is cls and issubclass(cls, np.generic):
+        return f"np.{name}"
+    if array_dtypes().get(name) == getattr(cls, "dtype", None):
+        return f"jnp.{name}"
+    raise Unwritable(f"the class {name}")
+
+
+add_kind(np.dtype, _dtype)
+add_kind(np.generic, _scalar, bits=Bits)
+add_kind(type, _scalar_class)
+for _name, _value in array_dtypes().items():
+    if _value.name == _name:  # not its short name
+        add_name(_name, _value)
+        add_name(f"np.{_name}", _value.type)
+        add_name(f"jnp.{_name}", getattr(jnp, f"{_name}_" if _name == "bool" else _name))
+        add_maker(f"np.{_name}", partial(as_scalar, _value))
+add_name("float0", jax.dtypes.float0)
+
+
+def _key_dtype(dtype: Any, encode: Encode) -> str:
+    return f"key({jaxcompat.key_implementation(dtype).tag!r})"
+
+
+def _read_key_dtype(name: str) -> Any:
+    return jaxcompat.key_type(jaxcompat.key_implementations()[name])
+
+
+add_kind(jaxcompat.KeyType, _key_dtype, key=_read_key_dtype)
+for _name, _value in jaxcompat.key_implementations().items():
+    add_name(_name, _value)
+    add_kind(type(_value), lambda implementation, encode: implementation.tag)
+
+
+# --- enumerations, records and names --------------------------------------------------------------
+
+for _enum in (
+    AxisType,
+    jax.memory.Space,
+    jaxcompat.ArrayCopySemantics,
+    lax.AccuracyMode,
+    lax.DotAlgorithmPreset,
+    lax.FftType,
+    lax.GatherScatterMode,
+    lax.Precision,
+    lax.RandomAlgorithm,
+    lax.RoundingMethod,
+):
+    add_enum(_enum)
+
+add_record(lax.ConvDimensionNumbers)
+add_record(lax.GatherDimensionNumbers)
+add_record(lax.ScatterDimensionNumbers)
+add_record(
+    lax.RaggedDotDimensionNumbers,
+    ["dot_dimension_numbers", "lhs_ragged_dimensions", "rhs_group_dimensions"],
+)
+add_record(lax.DotAlgorithm)
+add_record(lax.Tolerance, ["atol", "rtol", "ulps"])
+add_record(AbstractDevice)
+add_record(Layout, ["major_to_minor", "tiling", "sub_byte_element_size_in_bits"])
+add_record(Format, ["layout", "sharding"])
+add_record(jaxcompat.LinearSolveTuple)
+add_record(jaxcompat.IndexSlice)
+add_record(jaxcompat.NDIndexer, ["indices", "shape", "int_indexer_shape"])
+
+add_name("UnspecifiedValue", jaxcompat.UNSPECIFIED)
+add_kind(type(jaxcompat.UNSPECIFIED), lambda value, encode: "UnspecifiedValue")
+add_name("Layout.AUTO", Layout.AUTO)
+add_kind(type(Layout.AUTO), lambda value, encode: "Layout.AUTO")
+add_name("P.UNCONSTRAINED", PartitionSpec.UNCONSTRAINED)
+add_kind(type(PartitionSpec.UNCONSTRAINED), lambda value, encode: "P.UNCONSTRAINED")
+
+
+# --- devices and shardings ------------------------------------------------------------------------
+
+
+def _device(device: jax.Device, encode: Encode) -> str:
+    return f"device({device.platform!r}, {device.id})"
+
+
+def _read_device(platform: str, number: int) -> jax.Device:
+    found = _devices(platform, [number])
+    if found is None:
+        raise ValueError("this machine has no such device")
+    return found[0]
+
+
+def _devices(platform: str, numbers: Sequence[int]) -> list[jax.Device] | None:
+    """The devices of these numbers, or None if one is not there."""
+    try:
+        known = {device.id: device for device in jax.devices(platform)}
+    except RuntimeError:  # no such platform
+        return None
+    return [known[n] for n in numbers] if all(n in known for n in numbers) else None
+
+
+def _spec(spec: PartitionSpec, encode: Encode) -> str:
+    items = list(map(encode, spec.partitions))
+    for word in ("unreduced", "reduced"):
+        axes = getattr(spec, word)
+        items += [f"{word}={encode(frozenset(axes))}"] if axes else []
+    kind = getattr(spec, "unreduced_kind", None)
+    if kind is not None and kind.name != "sum":
+        raise Unwritable(f"a partition of kind {kind}")
+    return f"P({', '.join(items)})"
+
+
+def _axes(mesh: Mesh | AbstractMesh, device: Any, encode: Encode) -> str:
+    items = [encode(mesh.axis_sizes), encode(mesh.axis_names)]
+    items += [f"axis_types={encode(mesh.axis_types)}"] if mesh.axis_names else []
+    items += [] if device is None else [f"abstract_device={encode(device)}"]
+    return ", ".join(items)
+
+
+def _abstract_mesh(mesh: AbstractMesh, encode: Encode) -> str:
+    return f"AbstractMesh({_axes(mesh, mesh.abstract_device, encode)})"
+
+
+def _mesh(mesh: Mesh, encode: Encode) -> str:
+    if mesh.empty:
+        return "Mesh((), ())"
+    devices = list(mesh.devices.flatten())
+    if len({device.platform for device in devices}) > 1:
+        raise Unwritable("a mesh of devices of several platforms")
+    axes = _axes(mesh, mesh.abstract_mesh.abstract_device, encode)
+    return f"Mesh({axes}, devices={encode(tuple(device.id for device in devices))})"
+
+
+def _read_mesh(
+    axis_sizes: Sequence[int],
+    axis_names: Sequence[str],
+    *,
+    axis_types: Any = None,
+    abstract_device: AbstractDevice | None = None,
+    devices: Sequence[int] = (),
+) -> Mesh | AbstractMesh:
+    if not axis_names:
+        return Mesh(np.empty((), dtype=object), ())
+    if abstract_device is None:
+        raise ValueError("abstract_device is missing, which says what the devices are")
+    found = _devices(abstract_device.platform, devices)
+    if found is None:
+        return AbstractMesh(axis_sizes, axis_names, axis_types, abstract_device=abstract_device)
+    return Mesh(np.array(found).reshape(axis_sizes), axis_names, axis_types)
+
+
+def _named_sharding(sharding: NamedSharding, encode: Encode) -> str:
+    kind = sharding.memory_kind
+    known = "" if kind is None else f", memory_kind={encode(kind)}"
+    return f"NamedSharding(mesh={encode(sharding.mesh)}, spec={encode(sharding.spec)}{known})"
+
+
+def _single_device(sharding: SingleDeviceSharding, encode: Encode) -> str:
+    (device,) = sharding.device_set
+    kind = sharding.memory_kind
+    known = "" if kind is None else f", memory_kind={encode(kind)}"
+    return f"SingleDeviceSharding({encode(device)}{known})"
+
+
+add_kind(jax.Device, _device, device=_read_device)
+add_kind(PartitionSpec, _spec, P=PartitionSpec)
+add_kind(AbstractMesh, _abstract_mesh, AbstractMesh=AbstractMesh)
+add_kind(Mesh, _mesh, Mesh=_read_mesh)
+add_kind(NamedSharding, _named_sharding, NamedSharding=NamedSharding)
+add_kind(SingleDeviceSharding, _single_device, SingleDeviceSharding=SingleDeviceSharding)
+
+
+# --- tree structures ------------------------------------------------------------------------------
+
+
+class Leaf:
+    """Stands for a leaf in the structure of a tree."""
+
+
+_LEAF = Leaf()
+
+
+def _tree(tree: Any, encode: Encode) -> str:
+    return f"tree({encode(jax.tree.unflatten(tree, [_LEAF] * tree.num_leaves))})"
+
+
+add_name("leaf", _LEAF)
+add_kind(Leaf, lambda leaf, encode: "leaf")
+add_kind(jax.tree_util.PyTreeDef, _tree, tree=jax.tree.structure)

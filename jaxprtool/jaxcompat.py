@@ -13,6 +13,7 @@ On both versions it has `.constvars`, `.consts`, `.invars`, `.outvars`, `.eqns`,
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -35,7 +36,7 @@ from jax._src import linear_util as lu
 from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax.control_flow import solves
-from jax._src.lib import _jax, xla_client
+from jax._src.lib import _jax, hlo, xla_client
 from jax._src.lib.mlir import ir
 from jax._src.random import prng
 from jax._src.state import indexing as state_indexing
@@ -443,6 +444,10 @@ def _detach(closed: Any) -> tuple[Any, Sequence[Any]]:
 # --- where an equation comes from -------------------------------------------------------------
 
 
+#: Our own frames, as JAX's, are no place where a user would look for an equation.
+source_info_util.register_exclusion(os.path.join(os.path.dirname(os.path.abspath(__file__)), ""))
+
+
 def user_frame(eqn: JaxprEqn) -> tuple[str, int, str] | None:
     """File, line and function of the user's code that made `eqn`, or None if unknown."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)
@@ -682,9 +687,36 @@ def _give_to_replicas(module: Any, count: int) -> None:
         module.operation.attributes["mhlo.num_replicas"] = ir.IntegerAttr.get(i32, count)
 
 
+def exported_names(artifact: jax.export.Exported) -> tuple[dict[int, str], dict[int, str]]:
+    """The names that an exported function's module has for its flat arguments and results."""
+    kept, count = artifact.module_kept_var_idx, len(artifact.out_avals)
+    with mlir.make_ir_context():
+        module = _jax.mlir.deserialize_portable_artifact(artifact.mlir_module_serialized)
+        functions = {
+            op.attributes["sym_name"].value: op
+            for op in module.body.operations
+            if op.operation.name == "func.func"
+        }
+        # Where sizes are symbolic, `main` computes them and calls the function proper.
+        main = functions.get("_wrapped_jax_export_main", functions["main"])
+        places = [a.location for a in main.arguments][-len(kept) :] if kept else []
+        results = list(main.result_attrs)[-count:] if count else []
+        named = zip(kept, places, strict=True)
+        return (
+            {i: place.name_str for i, place in named if isinstance(place, ir.NameLoc)},
+            {
+                i: attributes["jax.result_info"].value
+                for i, attributes in enumerate(results)
+                if "jax.result_info" in attributes
+            },
+        )
+
+
 def hlo_text(computation: Any) -> str:
     """The text of an `XlaComputation`, with the names and source lines of its operations."""
-    return computation.as_hlo_module().to_string(hlo.HloPrintOptions.short_parsable())
+    options = hlo.HloPrintOptions.short_parsable()
+    options.print_metadata = True
+    return computation.as_hlo_module().to_string(options)
 
 
 def xla_computation(module: Any, tuple_args: bool, return_tuple: bool) -> Any:
@@ -735,3 +767,20 @@ def callback_failures() -> Iterator[list[BaseException]]:
 def has_checks(jaxpr: Any) -> bool:
     """Whether a jaxpr holds `checkify.check`s that nothing has functionalized yet."""
     return any(type(effect).__name__ == "ErrorEffect" for effect in jaxpr.effects)
+
+
+# --- trying what a function traces to ---------------------------------------------------------
+
+
+def traced_like(eqn: JaxprEqn, fun: Callable[..., Any], operands: Sequence[Var]) -> Any:
+    """The closed jaxpr of `fun` on flat values of the types of `operands`, in `eqn`'s context."""
+    with _setting(eqn):
+        return _trace(fun, "trial", [v.aval for v in operands])
+
+
+def alone(eqn: JaxprEqn, operands: Sequence[Var], like: Any) -> Any:
+    """The closed jaxpr of one equation of `operands`; `like` is one with as many arguments."""
+    debug = like.debug_info._replace(arg_names=None, result_paths=None)
+    outs = list(eqn.outvars)
+    parts = {"invars": list(operands), "outvars": outs, "eqns": [eqn]}
+    return replace_jaxpr(like, constvars=[], consts=[], debug_info=debug, **parts)

@@ -6,7 +6,7 @@ JAX kept for debugging.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,3 +87,21 @@ def top_jaxpr(program: Any) -> Jaxpr:
 def bodies(eqn: JaxprEqn) -> list[tuple[str, Jaxpr]]:
     """The open jaxprs of an equation, each with the path of the parameter that holds it."""
     return [(path, jaxcompat.open_jaxpr(body)) for path, body in sub_jaxprs(eqn)]
+
+
+def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """Every equation of an open jaxpr, at any depth; those of a shared body once."""
+    seen = {jaxpr}
+    todo = [jaxpr]
+    while todo:
+        for eqn in todo.pop().eqns:
+            yield eqn
+            new = [body for _, body in bodies(eqn) if body not in seen]
+            seen.update(new)
+            todo += new
+
+
+def named(eqn: JaxprEqn) -> str:
+    """An equation for a message: its primitive and its source line, `psum at model.py:12`."""
+    frame = jaxcompat.user_frame(eqn)
+    return eqn.primitive.name + (f" at {frame[0]}:{frame[1]}" if frame else "")

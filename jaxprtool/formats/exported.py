@@ -1,0 +1,130 @@
+"""A program as an artifact of `jax.export`: StableHLO, with the trees around it.
+
+Plain `jax.export.deserialize(data).call(*args)` takes the arguments as the function did; `read`
+gives a program of one `call_exported` equation, under the same names, which can be shown and run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import export
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import OutputError, ProgramFileError, UnsupportedError, described
+from jaxprtool.formats.lowering import calls_host, platform_names, reported, traced
+from jaxprtool.ir.outline import equations, named, top_jaxpr
+from jaxprtool.ir.program import Program
+
+_NO_FLATBUFFERS = "reading and writing it needs the package flatbuffers: pip install flatbuffers"
+
+
+def exported(program: Program, platforms: Sequence[str] = ()) -> bytes:
+    """The artifact for these platforms, or for JAX's default one.
+
+    Arguments that nothing uses stay, so that it takes what the function takes. Raises
+    UnsupportedError for what cannot be exported, BackendError for a platform that JAX does not
+    know, and OutputError where the package flatbuffers is missing.
+    """
+    names = platform_names(platforms)
+    _require_portable(program)
+    with reported(program, "exported"):
+        artifact = export.export(_Wrapped(program), platforms=names or None)()
+    try:
+        return bytes(artifact.serialize())
+    except ModuleNotFoundError as error:
+        raise OutputError(f"cannot export {program.name}: {error}", _NO_FLATBUFFERS) from error
+    except Exception as error:  # a tree whose nodes JAX does not know how to write
+        raise UnsupportedError(f"{program.name} cannot be exported: {described(error)}") from error
+
+
+def _require_portable(program: Program) -> None:
+    """Refuse what an artifact cannot hold: Python functions, and axes that nothing binds."""
+    for eqn in equations(top_jaxpr(program)):
+        if calls_host(eqn):
+            raise UnsupportedError(
+                f"{program.name} cannot be exported: {named(eqn)} calls Python",
+                "stablehlo and hlo show such a call as a custom_call",
+            )
+    if program.axis_env:
+        axes = ", ".join(str(name) for name, _ in program.axis_env)
+        raise UnsupportedError(f"{program.name} cannot be exported: nothing binds its axes {axes}")
+
+
+class _Wrapped:
+    """A program in the guise of a jitted function (`jax.stages.Wrapped`), as `export` asks for."""
+
+    def __init__(self, program: Program):
+        self._program = program
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        return traced(self._program, keep_unused=True)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        return self.trace().lower()
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        return self.trace().out_info
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._program(*args, **kwargs)
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def is_exported(data: bytes) -> bool:
+    """Whether these bytes look like an artifact: a flatbuffer with a StableHLO module inside."""
+    return b"ML\xefR" in data[4:] and b"StableHLO" in data and not data.startswith(b"ML\xefR")
+
+
+def read_exported(data: bytes, path: str = "the artifact") -> Program:
+    """The program that an artifact holds; `path` is what errors call it.
+
+    Raises ProgramFileError for bytes that are none, OutputError where flatbuffers is missing.
+    """
+    try:
+        artifact = export.deserialize(bytearray(data))
+        arg_names, out_names = _names(artifact)
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in artifact.in_avals]
+        args, kwargs = jax.tree.unflatten(artifact.in_tree, shapes)
+        jaxpr = jax.make_jaxpr(artifact.call)(*args, **kwargs)
+    except ModuleNotFoundError as error:
+        raise OutputError(f"cannot read {path}: {error}", _NO_FLATBUFFERS) from error
+    except Exception as error:  # whatever a decoder raises on bytes that are not its own
+        raise ProgramFileError(
+            f"{path} is no artifact of jax.export: {described(error)}"
+        ) from error
+    return Program(
+        name=artifact.fun_name,
+        jaxpr=jaxpr,
+        in_tree=artifact.in_tree,
+        out_tree=artifact.out_tree,
+        arg_names=arg_names,
+        out_names=out_names,
+    )
+
+
+def _names(artifact: export.Exported) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """One name per flat argument and result: those in the module, or else the path in the tree."""
+    arg_names, out_names = jaxcompat.exported_names(artifact)
+    args, kwargs = jax.tree.unflatten(artifact.in_tree, list(range(artifact.in_tree.num_leaves)))
+    results = jax.tree.unflatten(artifact.out_tree, list(range(artifact.out_tree.num_leaves)))
+    positional = _paths("args", args)
+    keywords = [pair for name, value in kwargs.items() for pair in _paths(name, value)]
+    return (
+        _one_each(arg_names, dict(positional + keywords)),
+        _one_each(out_names, dict(_paths("result", results))),
+    )
+
+
+def _paths(name: str, tree: Any) -> list[tuple[int, str]]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [(number, name + jax.tree_util.keystr(path)) for path, number in leaves]
+
+
+def _one_each(names: dict[int, str], paths: dict[int, str]) -> tuple[str, ...]:
+    chosen = tuple(names.get(i, paths[i]) for i in range(len(paths)))
+    return chosen if len(set(chosen)) == len(chosen) else tuple(paths[i] for i in range(len(paths)))

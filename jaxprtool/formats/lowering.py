@@ -1,0 +1,207 @@
+"""A program as JAX lowers it, to StableHLO, and as XLA takes and compiles it, to HLO.
+
+What `jax.jit` of the function would be lowered to, under the program's name and with the names of
+its arguments and results; arguments that nothing uses are left out, as there. A program with free
+named axes (`axis_env`) runs on one replica for each combination of their indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import jax
+from jax.extend import mlir
+from jax.extend.mlir.dialects import stablehlo as dialect
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import (
+    BackendError,
+    JaxprToolError,
+    UnsupportedError,
+    described,
+    did_you_mean,
+)
+from jaxprtool.ir.outline import equations, named, size_of, top_jaxpr, type_of
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import JaxprEqn
+
+#: Platforms that JAX lowers for, whether or not the machine has them.
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def stablehlo(program: Program, platform: str | None = None, locations: bool = False) -> str:
+    """StableHLO as text, for a platform or JAX's default one; with source locations if asked for.
+
+    Raises UnsupportedError for a program that JAX cannot lower, BackendError for no platform.
+    """
+    return module(program, platform).operation.get_asm(enable_debug_info=locations)
+
+
+def stablehlo_bytecode(program: Program, platform: str | None = None) -> bytes:
+    """StableHLO as a portable artifact: bytecode that later releases of StableHLO read too.
+
+    Raises what `stablehlo` does.
+    """
+    version = dialect.get_version_from_compatibility_requirement(
+        dialect.StablehloCompatibilityRequirement.WEEK_4
+    )
+    with reported(program, "written as bytecode"):
+        return mlir.serialize_portable_artifact(module(program, platform), version, True)
+
+
+def hlo(program: Program, platform: str | None = None) -> str:
+    """The HLO text that XLA is handed, with the names and source lines of operations.
+
+    Raises what `stablehlo` does, and UnsupportedError for a program whose sizes are symbolic.
+    """
+    return jaxcompat.hlo_text(computation(program, platform))
+
+
+def hlo_proto(program: Program, platform: str | None = None) -> bytes:
+    """The same as a serialized HloModuleProto."""
+    return computation(program, platform).as_serialized_hlo_module_proto()
+
+
+def hlo_dot(program: Program, platform: str | None = None) -> str:
+    """The same as XLA draws it, in Graphviz's language."""
+    return computation(program, platform).as_hlo_dot_graph()
+
+
+def hlo_optimized(program: Program, device: Any = None) -> str:
+    """The HLO text after XLA's passes, for a device that is there.
+
+    Raises what `hlo` does.
+    """
+    _require_sizes(program)
+    if program.axis_env:
+        axes = ", ".join(str(name) for name, _ in program.axis_env)
+        raise UnsupportedError(
+            f"{program.name} has free named axes ({axes}), and jax.jit compiles none",
+            "bind them with vmap or shard_map; hlo and stablehlo are given for any",
+        )
+    place = nullcontext() if device is None else jax.default_device(device)
+    with place, reported(program, "compiled"):
+        return traced(program).lower().compile().as_text()
+
+
+def module(
+    program: Program,
+    platform: str | None = None,
+    *,
+    donated: Sequence[int] = (),
+    keep_unused: bool = False,
+) -> Any:
+    """The StableHLO module of a program, as JAX's MLIR bindings hold it.
+
+    `donated` are positions among the flat arguments. Raises what `stablehlo` does.
+    """
+    platforms = platform_names([platform] if platform else [])
+    if not program.axis_env:
+        return _lowered(program, platforms, donated, keep_unused).compiler_ir("stablehlo")
+    with reported(program, _lowered_for(platforms)):
+        return jaxcompat.module_under_axes(
+            _bordered(program),
+            f"jit({program.name})",
+            program.axis_env,
+            *(platforms or (jax.default_backend(),)),
+            donated,
+        )
+
+
+def computation(program: Program, platform: str | None = None) -> Any:
+    """The `XlaComputation` that XLA is handed. Raises what `hlo` does."""
+    _require_sizes(program)
+    if program.axis_env:
+        return jaxcompat.xla_computation(module(program, platform), False, False)
+    lowered = _lowered(program, platform_names([platform] if platform else []))
+    with reported(program, "written as HLO"):
+        return lowered.compiler_ir("hlo")
+
+
+def platform_names(wanted: Sequence[str]) -> tuple[str, ...]:
+    """Platforms as JAX calls them, which a user names; `gpu` is the one that is there, or CUDA's.
+
+    Raises BackendError for one that JAX does not lower for.
+    """
+    return tuple(dict.fromkeys(map(_platform, wanted)))
+
+
+def _platform(wanted: str) -> str:
+    name = wanted.lower()
+    if name == "gpu":
+        default = jax.default_backend()
+        return "rocm" if default == "rocm" else "cuda"
+    if name not in PLATFORMS and name != jax.default_backend():
+        raise BackendError(
+            f"JAX does not lower for '{wanted}'; it does for {', '.join(PLATFORMS)}",
+            did_you_mean(name, PLATFORMS),
+        )
+    return name
+
+
+# --- what JAX is given, and what it says ------------------------------------------------------
+
+
+def traced(
+    program: Program, donated: Sequence[int] = (), keep_unused: bool = False
+) -> jax.stages.Traced:
+    """A program as `jax.jit(...).trace(...)` gives it, ready to be lowered."""
+    trees = program.in_tree, program.out_tree
+    return jaxcompat.traced_jaxpr(_bordered(program), program.name, *trees, donated, keep_unused)
+
+
+@contextmanager
+def reported(program: Program, done: str) -> Iterator[None]:
+    """Say what JAX or XLA raises as one line: what cannot be done, to which equation, and why."""
+    try:
+        yield
+    except JaxprToolError:
+        raise
+    except Exception as error:  # lowering rules, those of plug-ins too, raise what they like
+        text = described(error)
+        found = (eqn for eqn in equations(top_jaxpr(program)) if _is_meant(eqn, text))
+        where = next((f" because of {named(eqn)}" for eqn in found), "")
+        raise UnsupportedError(f"{program.name} cannot be {done}{where}: {text}") from error
+
+
+def _is_meant(eqn: JaxprEqn, text: str) -> bool:
+    """Whether the text of an error is about this equation."""
+    name = eqn.primitive.name
+    if "host_callbacks" in text or "specified backend" in text:
+        return calls_host(eqn)
+    return f"'{name}'" in text or f"checkify.{name}" in text
+
+
+def calls_host(eqn: JaxprEqn) -> bool:
+    """Whether an equation calls Python while the program runs."""
+    return eqn.primitive.name in ("debug_print", "debug_callback", "io_callback", "pure_callback")
+
+
+def _lowered(
+    program: Program,
+    platforms: tuple[str, ...],
+    donated: Sequence[int] = (),
+    keep_unused: bool = False,
+) -> jax.stages.Lowered:
+    with reported(program, _lowered_for(platforms)):
+        return traced(program, donated, keep_unused).lower(lowering_platforms=platforms or None)
+
+
+def _lowered_for(platforms: tuple[str, ...]) -> str:
+    return f"lowered for {' and '.join(platforms)}" if platforms else "lowered"
+
+
+def _bordered(program: Program) -> Any:
+    return jaxcompat.with_border_names(program.jaxpr, program.arg_names, program.out_names)
+
+
+def _require_sizes(program: Program) -> None:
+    """Refuse symbolic dimensions, which HLO does not have."""
+    for name, aval in zip(program.arg_names, program.in_avals, strict=True):
+        if size_of(aval) is None:
+            raise UnsupportedError(
+                f"{program.name} takes {name}:{type_of(aval)}, and HLO has no symbolic sizes",
+                "give numbers in --args, or take --to stablehlo or exported",
+            )

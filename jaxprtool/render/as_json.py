@@ -31,11 +31,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.notation.signatures import value_text
 from jaxprtool.ir.outline import NamedValue, bodies, outline, type_of
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
-from jaxprtool.render.notation import value_text
 from jaxprtool.render.rows import Reader
-from jaxprtool.render.selection import Selection
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats

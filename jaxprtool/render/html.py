@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from jaxprtool.render.listing import listing
-from jaxprtool.render.tokens import (
+from jaxprtool.ir.notation.tokens import (
     Binder,
     Comment,
     Keyword,
@@ -18,6 +17,7 @@ from jaxprtool.render.tokens import (
     Type,
     with_roles,
 )
+from jaxprtool.render.listing import listing
 
 #: Colours of middle lightness, legible on white and on black; what has no role inherits.
 _STYLES: dict[type[str], str] = {

@@ -14,12 +14,12 @@ from typing import Any
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
+from jaxprtool.ir.notation.layout import Layout
+from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.notation.tokens import with_roles
 from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.render.comments import Places
-from jaxprtool.render.layout import Layout
-from jaxprtool.render.selection import Selection
 from jaxprtool.render.theme import STYLES
-from jaxprtool.render.tokens import with_roles
 
 
 @dataclass(frozen=True)

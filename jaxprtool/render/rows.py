@@ -11,12 +11,12 @@ from typing import Any
 
 from rich.text import Text
 
+from jaxprtool.ir.notation.layout import Layout
+from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.notation.signatures import value_text
 from jaxprtool.ir.outline import type_of
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render import theme
-from jaxprtool.render.layout import Layout
-from jaxprtool.render.notation import value_text
-from jaxprtool.render.selection import Selection
 
 
 class Reader:

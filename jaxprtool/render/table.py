@@ -10,12 +10,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from jaxprtool.ir.notation.selection import Selection, equations
 from jaxprtool.ir.outline import bodies, outline
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.render import theme
 from jaxprtool.render.comments import Places
 from jaxprtool.render.rows import Reader, binder, operands, parameters
-from jaxprtool.render.selection import Selection, equations
 from jaxprtool.render.view import View
 
 

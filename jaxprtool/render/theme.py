@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rich.style import Style
 
-from jaxprtool.render.tokens import (
+from jaxprtool.ir.notation.tokens import (
     Binder,
     Comment,
     Keyword,

@@ -12,12 +12,12 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
+from jaxprtool.ir.notation.selection import Selection, equations
 from jaxprtool.ir.outline import bodies, outline, type_of
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.render import theme
 from jaxprtool.render.comments import Places
 from jaxprtool.render.rows import Reader, binder, operands, parameters
-from jaxprtool.render.selection import Selection, equations
 from jaxprtool.render.view import View
 
 

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.notation.names import VariableNames, shared_jaxprs
+from jaxprtool.ir.notation.selection import Selection, equations
+from jaxprtool.ir.notation.signatures import Notation, Signature, Value
+from jaxprtool.ir.notation.tokens import BINDER, Comment, Keyword, SharedName, Token, Type
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
-from jaxprtool.render.names import VariableNames, shared_jaxprs
-from jaxprtool.render.notation import Notation, Signature, Value
-from jaxprtool.render.selection import Selection, equations
-from jaxprtool.render.tokens import BINDER, Comment, Keyword, SharedName, Token, Type
 
 #: Where comments begin, unless the line is longer than that.
 COMMENT_COLUMN = 50

@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from jaxprtool.render.names import fresh_names
+from jaxprtool.ir.notation.names import fresh_names
 
 
 def test_names_are_numbers_in_base_26():

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type, width_of
 from jaxprtool.ir.outline import type_of
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
-from jaxprtool.render.tokens import LiteralText, Parameter, PrimitiveName, Type, width_of
 
 #: What a parameter's value is written as: a text, a jaxpr, or several in parentheses.
 Value: TypeAlias = str | Jaxpr | tuple[Jaxpr, ...]

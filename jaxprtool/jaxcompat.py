@@ -12,11 +12,15 @@ On both versions it has `.constvars`, `.consts`, `.invars`, `.outvars`, `.eqns`,
 
 from __future__ import annotations
 
+import ast
 import logging
+import operator
 import os
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import repeat
 from types import FunctionType
 from typing import Any, TypeAlias
 
@@ -29,11 +33,12 @@ from jax._src import (
     dtypes,
     effects,
     indexing,
+    pjit,
     sharding_impls,
     source_info_util,
 )
 from jax._src import linear_util as lu
-from jax._src.interpreters import mlir
+from jax._src.interpreters import ad, mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax.control_flow import solves
 from jax._src.lib import _jax, hlo, xla_client
@@ -784,3 +789,118 @@ def alone(eqn: JaxprEqn, operands: Sequence[Var], like: Any) -> Any:
     outs = list(eqn.outvars)
     parts = {"invars": list(operands), "outvars": outs, "eqns": [eqn]}
     return replace_jaxpr(like, constvars=[], consts=[], debug_info=debug, **parts)
+
+
+# --- making programs anew ---------------------------------------------------------------------
+
+
+def new_jaxpr(
+    constvars: Sequence[Var],
+    consts: Sequence[Any],
+    invars: Sequence[Var],
+    outvars: Sequence[Atom],
+    eqns: Sequence[JaxprEqn],
+    debug_info: DebugInfo,
+) -> Any:
+    """A closed jaxpr; its effects are its equations'."""
+    effs = pe.make_jaxpr_effects(constvars, invars, outvars, eqns)
+    parts = list(constvars), list(invars), list(outvars), list(eqns), effs, debug_info
+    if ONE_JAXPR_CLASS:
+        return Jaxpr(*parts, consts=list(consts))
+    return ClosedJaxpr(Jaxpr(*parts), list(consts))
+
+
+def registered_primitives() -> dict[str, Primitive]:
+    """The primitives that JAX can run, differentiate or check, by name; plug-ins' own included."""
+    tables: list[Iterable[Any]] = [
+        mlir._lowerings,
+        *mlir._platform_specific_lowerings.values(),
+        ad.primitive_jvps,
+        core.custom_typechecks,
+        pe.dce_rules,
+    ]
+    return {primitive.name: primitive for table in tables for primitive in table}
+
+
+def inferred_types(
+    primitive: Primitive, params: dict[str, Any], operands: Sequence[Atom]
+) -> tuple[list[Any], set[Any]]:
+    """The types of an equation's results, and its effects, as JAX's type checker finds them.
+
+    The effects are those of an equation on these operands. The equation's bodies are not checked,
+    nor how they fit the operands of a jit. Raises what the primitive's rule raises.
+    """
+    rule = core.custom_typechecks.get(primitive)
+    if rule is None and primitive.call_primitive:
+        results, effs = core._check_call(_names_for_printing, primitive, operands, params)
+    elif rule is None or primitive is pjit.jit_p:
+        results, effs = primitive.abstract_eval(*(x.aval for x in operands), **params)
+        results = results if primitive.multiple_results else [results]
+    else:
+        results, effs = rule(_names_for_printing, *operands, **params)
+    return list(results), core.resolve_input_effects(effs, operands)
+
+
+def _names_for_printing() -> tuple[Any, Any]:
+    return core.JaxprPpContext(), core.JaxprPpSettings()
+
+
+def fits(declared: Any, actual: Any) -> bool:
+    """Whether a variable of one type may stand for a value of another; weak types aside."""
+    return core.typecompat(declared, actual)
+
+
+@contextmanager
+def inside_shard_map(
+    mesh: Any, newly_manual_axes: frozenset[Any], check_vma: bool, **_: Any
+) -> Iterator[None]:
+    """The setting in which the body of a `shard_map` with these parameters is traced."""
+    axes = newly_manual_axes | set(mesh.manual_axes)
+    types = dict.fromkeys(newly_manual_axes, jax.sharding.AxisType.Manual)
+    inner = mesh.abstract_mesh.update_axis_types(types)
+    sizes = [(name, size) for name, size in mesh.shape.items() if name in axes]
+    with axes_bound(sizes), jax.sharding.use_abstract_mesh(inner), config._check_vma(check_vma):
+        yield
+
+
+def source_infos(places: Sequence[tuple[tuple[str, int, int, str] | None, str]]) -> list[Any]:
+    """What equations bear as their `source_info`, made from where they come from.
+
+    A place is a frame of the user's code, if known (file, line, column, function), and the name
+    scopes around the equation, as `name_stack` gives them.
+    """
+    frames = [frame for frame, _ in places if frame is not None]
+    tracebacks = iter(_tracebacks(frames))
+    return [
+        source_info_util.SourceInfo(
+            None if frame is None else next(tracebacks), source_info_util.new_name_stack(scope)
+        )
+        for frame, scope in places
+    ]
+
+
+def _tracebacks(frames: Sequence[tuple[str, int, int, str]]) -> list[Any]:
+    """A traceback for each frame, with no other of a user's frames in it.
+
+    A traceback can only be taken of a running stack. So for each frame there is a function whose
+    code says that it comes from there, called at the bottom of a thread's empty stack.
+    """
+    results: list[Any] = []
+    functions = [_function_at(frame) for frame in frames]
+    calls = map(operator.call, functions, repeat(xla_client.Traceback.get_traceback))
+    thread = threading.Thread(target=results.extend, args=(calls,))
+    thread.start()
+    thread.join()
+    return results
+
+
+def _function_at(frame: tuple[str, int, int, str]) -> Callable[..., Any]:
+    """A function that calls its argument, and seems to do so in another place."""
+    file, line, column, name = frame
+    tree = ast.parse("lambda f: f()", mode="eval")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr | ast.arg):
+            node.lineno = node.end_lineno = line
+            node.col_offset = node.end_col_offset = column
+    code = compile(tree, file, "eval").co_consts[0]
+    return FunctionType(code.replace(co_name=name, co_qualname=name), {})

@@ -1,0 +1,93 @@
+"""The text of a `.jaxpr` file, and how to complain about a place in it.
+
+Positions are indices into the text; a message gives them as a line and a column, from 1. The
+Python expressions that stand in a file are read with `ast` and never evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from jaxprtool.errors import ProgramFileError
+
+#: Brackets within brackets, and jaxprs within jaxprs.
+MAX_DEPTH = 60
+#: Commas in one expression: more values than that are no job for a listing.
+MAX_VALUES = 1_000_000
+
+_STRINGS_AND_COMMENTS = re.compile(
+    r"""'(?:[^'\\\n]|\\.)*+' | "(?:[^"\\\n]|\\.)*+" | \#[^\n]*+""", re.VERBOSE
+)
+
+
+class Source:
+    """A file's text with its comments set apart.
+
+    In `text`, comments are blanked, so that positions stay what they are; `comments` has each
+    comment's text, without its `#`, with the position where it began.
+    """
+
+    def __init__(self, name: str, text: str):
+        self.name = name
+        self.comments: list[tuple[int, str]] = []
+        self.text = _STRINGS_AND_COMMENTS.sub(self._blank, text)
+
+    def _blank(self, match: re.Match[str]) -> str:
+        found = match.group()
+        if found[0] != "#":
+            return found
+        self.comments.append((match.start(), found[1:].strip()))
+        return " " * len(found)
+
+    def fail(self, position: int, message: str, hint: str | None = None) -> ProgramFileError:
+        """The error that says what is wrong at a place; to be raised by the caller."""
+        line = self.text.count("\n", 0, position) + 1
+        column = position - self.text.rfind("\n", 0, position)
+        return ProgramFileError(f"{self.name}:{line}:{column}: {message}", hint)
+
+    def shown(self, position: int) -> str:
+        """What stands at a place, in a few words, for a message."""
+        rest = self.text[position : position + 200].split(maxsplit=1)
+        if not rest:
+            return "the end of the file"
+        return f"'{rest[0]}'" if len(rest[0]) <= 30 else f"'{rest[0][:27]}...'"
+
+
+@dataclass(slots=True)
+class Expression:
+    """A Python expression in a file. `bodies` are the jaxprs in it, by the names in their place."""
+
+    text: str
+    position: int
+    bodies: dict[str, Any]
+
+    def parse(self, source: Source) -> ast.expr:
+        """The expression's syntax tree. Raises ProgramFileError if it is not well formed."""
+        if not self.text.strip():
+            raise source.fail(self.position, "a value is missing here")
+        if self.text.count(",") > MAX_VALUES:
+            raise source.fail(self.position, f"more than {MAX_VALUES:,} values in one place")
+        try:
+            return ast.parse(f"({self.text})", mode="eval").body
+        except SyntaxError as error:
+            position = self._index(error.lineno or 1, (error.offset or 1) - 1)
+            raise source.fail(position, f"bad value: {error.msg}") from None
+        except (ValueError, MemoryError, RecursionError):
+            # NUL characters, lone surrogates, integers of thousands of digits, endless operators
+            raise source.fail(self.position, "a value that cannot be read") from None
+
+    def position_of(self, node: ast.expr) -> int:
+        """Where a part of the expression's tree stands in the file."""
+        lines = f"({self.text}".split("\n")
+        before = lines[node.lineno - 1].encode()[: node.col_offset]
+        return self._index(node.lineno, len(before.decode(errors="replace")))
+
+    def _index(self, line: int, column: int) -> int:
+        """The position in the file of a place in `(text)`, given by line and characters."""
+        lines = self.text.split("\n")
+        before = sum(len(text) + 1 for text in lines[: line - 1])
+        last = min(max(before + column - (line == 1), 0), len(self.text))
+        return self.position + last

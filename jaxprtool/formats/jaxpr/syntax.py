@@ -1,0 +1,453 @@
+"""The text of a `.jaxpr` file as a plain tree: what stands where, not yet what it means.
+
+    FILE      = "jaxprtool" version  { key "=" EXPRESSION }  { "let" name "=" JAXPR "in" }  JAXPR
+    JAXPR     = "{" "lambda" { BINDER } ";" { BINDER } "." "let" { EQUATION [";"] }
+                "in" "(" [ ATOM { "," ATOM } [","] ] ")" "}"
+    BINDER    = name ":" TYPE [ "=" EXPRESSION ]        constants have a value; "_" binds nothing
+    EQUATION  = [ { BINDER } "=" ] primitive [ "[" { name "=" VALUE } "]" ] { ATOM }
+    ATOM      = name | EXPRESSION ":" TYPE
+    VALUE     = EXPRESSION | name JAXPR | "(" { JAXPR | name } ")"
+
+An EXPRESSION is one of Python's, without spaces outside of its brackets; JAXPRs may stand in it. A
+primitive's "[" follows it at once, and an equation that binds nothing has brackets even if they
+are empty: else its primitive would be one more operand of the equation before. The last of an
+equation's results may be without its type. The names `nan`, `inf`, `True`, `False` and `None` are
+values, and `in` before a parenthesis is the end of the equations.
+
+Everything is found with regular expressions from one position on, so the time is linear. An
+equation's comment is the one at the end of the line on which it begins, if no other equation
+begins after it on that line.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from jaxprtool.errors import ProgramFileError
+from jaxprtool.formats.jaxpr.source import MAX_DEPTH, Expression, Source
+
+VERSION = 1
+
+_NAME = r"[^\W\d]\w*+"
+_PRIMITIVE = r"[^\W\d][\w.-]*+"
+_NUMBER = r"(?:-?(?:\d[\w.]*+(?:(?<=[eE])[-+]\d++)?|inf|nan)|True|False)"
+
+
+def _nested(levels: int) -> str:
+    """A pattern of one bracketed text, with brackets in brackets up to so many levels."""
+    inside = r"[^][{}\n]*+"
+    if levels:
+        inside += rf"(?:{_nested(levels - 1)}[^][{{}}\n]*+)*+"
+    return rf"(?:\[{inside}\]|\{{{inside}\}})"
+
+
+_TYPE = rf"~?[A-Za-z]\w*+(?:<\w*+>)?{_nested(3)}*+(?:@\w++)?"
+#: A type without spaces; most are.
+_DENSE_TYPE = r"~?[A-Za-z]\w*+(?:<\w*+>)?(?:\[[\w,@]*+\])?(?:\{[\w:,()]*+\})?(?:@\w++)?"
+#: A primitive with its parameters, if these have neither strings nor braces; most have not.
+_HEAD_TEXT = (
+    rf"{_PRIMITIVE}(?:\[[^][{{}}'\"]*+(?:\[[^][{{}}'\"]*+\][^][{{}}'\"]*+)*+\])?+(?![\w\[])"
+)
+
+_EQUATION = re.compile(rf"[\s;]*+({_NAME}):({_DENSE_TYPE}) = ({_HEAD_TEXT})")
+_OPERANDS = re.compile(
+    rf"(?:\s++(?:{_NUMBER}:{_DENSE_TYPE}(?![\w\[{{@<])"
+    rf"|(?!in\s*+\(){_NAME}(?![-.\[(]|\s*+[:=])))*+"
+)
+_HEAD = re.compile(rf"\s*+({_HEAD_TEXT})")
+_BARE_HEAD = re.compile(rf"\s*+({_PRIMITIVE})(\[?)")
+_BINDER = re.compile(rf"\s*+({_NAME})\s*+:\s*+({_TYPE})")
+_UNTYPED = re.compile(rf"\s*+({_NAME})(?=\s*+=)")
+_ATOM_NAME = re.compile(rf"\s*+({_NAME})(?!\(|\s*+:)")
+_LITERAL = re.compile(r"\s*+(?=[-+.\d'\"(\[]|(?:nan|inf|True|False|None)\b|[\w.]++\()")
+_LITERAL_TYPE = re.compile(rf"\s*+:\s*+({_TYPE})")
+_PARAMETER = re.compile(r"\s*+(@?[^\W\d]\w*+)\s*+=(?!=)\s*+")
+_BEFORE_JAXPR = re.compile(rf"\s*+(?=\{{\s*+lambda\b)|\s++(?={_NAME}(?!\s*+=))")
+_ROW_OF_NAMES = re.compile(rf"\(\s*+{_NAME}(?:\s++{_NAME})*+\s*+\)")
+_ONE_OF_ROW = re.compile(rf"({_NAME})(?:\s|(?=\)))")
+_PIECE = re.compile(
+    r"""(?P<string>'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+")
+      | (?P<jaxpr>\{\s*+lambda\b) | (?P<open>[(\[{]) | (?P<close>[)\]}])
+      | (?P<space>\s) | (?P<stop>[,:;=]) | (?P<quote>['"]) | [^][(){}'"\s,:;=]++""",
+    re.VERBOSE,
+)
+_PAIRS = {"(": ")", "[": "]", "{": "}"}
+
+_FIRST_LINE = re.compile(r"\s*+jaxprtool[ \t]++(\S++)[ \t]*+(?=\n|\Z)")
+_ENTRY = re.compile(rf"\s*+({_NAME})[ \t]*+=(?!=)\s*+")
+_END_OF_LINE = re.compile(r"[ \t]*+(?=\n|\Z)")
+_SHARED = re.compile(rf"\s*+let\s++({_NAME})\s*+=\s*+(?=\{{)")
+_OPENING = re.compile(r"\s*+\{\s*+lambda\b")
+_LET = re.compile(r"\s*+\.\s*+let\b")
+_IN = re.compile(r"\s*+in\b")
+_END_OF_EQUATIONS = re.compile(r"[\s;]*+in\s*+\(")
+_SPACE = re.compile(r"\s*+")
+_SEPARATOR = re.compile(r"[\s;]*+")
+
+
+def _mark(character: str) -> re.Pattern[str]:
+    return re.compile(rf"\s*+{re.escape(character)}")
+
+
+_EQUALS, _SEMICOLON, _COMMA = _mark("="), _mark(";"), _mark(",")
+_PARENTHESIS, _BRACKET, _BRACE = _mark(")"), _mark("]"), _mark("}")
+
+
+@dataclass(slots=True)
+class Parameter:
+    """A parameter as written. `named` is the name before the jaxpr in `fwd=name { ... }`."""
+
+    name: str
+    position: int
+    value: Expression
+    named: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Kind:
+    """A primitive with its parameters; equations that have the same text share it."""
+
+    primitive: str
+    position: int
+    parameters: list[Parameter]
+    has_bodies: bool = False
+
+
+@dataclass(slots=True)
+class Binder:
+    """A constant or argument of a jaxpr, with the value of a constant."""
+
+    name: str
+    type: str
+    position: int
+    value: Expression | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Equation:
+    """An equation. `results` and `types` are of what it binds; a type left out is None.
+
+    `operands` are names and literals as written, literals with their types; `place` is where the
+    first of them stands.
+    """
+
+    position: int
+    kind: Kind
+    results: list[str]
+    types: list[str | None]
+    operands: list[str]
+    place: int
+    comment: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Body:
+    """A jaxpr; `place` is where its results stand."""
+
+    position: int
+    constants: list[Binder]
+    arguments: list[Binder]
+    equations: list[Equation]
+    results: list[str]
+    place: int
+
+
+@dataclass(slots=True)
+class File:
+    """A whole file: its header, its shared jaxprs by name, and its program.
+
+    `literals` has the value and the type of each literal whose text is not just `value:type`.
+    """
+
+    source: Source
+    header: dict[str, Expression]
+    shared: dict[str, Body]
+    body: Body
+    literals: dict[str, tuple[Expression, str]]
+
+
+def parse(source: Source) -> File:
+    """The tree of a file. Raises ProgramFileError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of odd escapes in strings
+        return _Parser(source).file()
+
+
+class _Parser:
+    """Reads from the position `at` on. What it has read of equations is in `equations`."""
+
+    def __init__(self, source: Source):
+        self.source = source
+        self.text = source.text
+        self.at = 0
+        self.equations: list[Equation] = []
+        self.literals: dict[str, tuple[Expression, str]] = {}
+        self._kinds: dict[str, Kind] = {}
+        self._open: list[int] = []
+
+    def file(self) -> File:
+        self._version()
+        header = self._header()
+        shared: dict[str, Body] = {}
+        while found := _SHARED.match(self.text, self.at):
+            self.at = found.end()
+            if found[1] in shared:
+                raise self.source.fail(found.start(1), f"'{found[1]}' is defined twice")
+            shared[found[1]] = self._jaxpr()
+            self._expect(_IN, "'in'")
+        body = self._jaxpr()
+        if (end := self._next()) < len(self.text):
+            raise self.source.fail(end, f"{self.source.shown(end)} after the end of the program")
+        self._place_comments()
+        return File(self.source, header, shared, body, self.literals)
+
+    # --- small steps --------------------------------------------------------------------------
+
+    def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Go past what matches here, if it does."""
+        found = pattern.match(self.text, self.at)
+        if found:
+            self.at = found.end()
+        return found
+
+    def _expect(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+        found = self._take(pattern)
+        if found is None:
+            raise self._expected(what)
+        return found
+
+    def _expected(self, what: str) -> ProgramFileError:
+        position = self._next()
+        hint = None
+        if position == len(self.text) and self._open:
+            line = self.text.count("\n", 0, self._open[-1]) + 1
+            hint = f"the jaxpr that begins on line {line} is not closed"
+        return self.source.fail(
+            position, f"expected {what}, not {self.source.shown(position)}", hint
+        )
+
+    def _next(self) -> int:
+        """Where the next text stands, after spaces."""
+        found = _SPACE.match(self.text, self.at)
+        assert found
+        return found.end()
+
+    # --- the header ---------------------------------------------------------------------------
+
+    def _version(self) -> None:
+        first = self._take(_FIRST_LINE)
+        if first is None:
+            message = (
+                f"this is no program of jaxprtool: it does not begin with 'jaxprtool {VERSION}'"
+            )
+            raise self.source.fail(self._next(), message)
+        if first[1] != str(VERSION):
+            message = f"written in format {first[1]}; this jaxprtool reads format {VERSION}"
+            raise self.source.fail(first.start(1), message)
+
+    def _header(self) -> dict[str, Expression]:
+        header: dict[str, Expression] = {}
+        while found := self._take(_ENTRY):
+            if found[1] in header:
+                raise self.source.fail(found.start(1), f"'{found[1]}' is given twice")
+            header[found[1]] = self._expression()
+            if not self._take(_END_OF_LINE):
+                raise self._expected(f"a new line after the value of '{found[1]}'")
+        return header
+
+    # --- jaxprs -------------------------------------------------------------------------------
+
+    def _jaxpr(self) -> Body:
+        self._expect(_OPENING, "'{ lambda'")
+        start = self.text.rfind("{", 0, self.at)
+        if len(self._open) == MAX_DEPTH:
+            raise self.source.fail(start, f"more than {MAX_DEPTH} jaxprs within each other")
+        self._open.append(start)
+        constants = self._binders()
+        self._expect(_SEMICOLON, "a variable with its type, or ';'")
+        arguments = self._binders()
+        self._expect(_LET, "a variable with its type, or '. let'")
+        equations: list[Equation] = []
+        while not self._take(_END_OF_EQUATIONS):
+            equations.append(self._equation())
+        place = self.at
+        results = self._results()
+        self._expect(_BRACE, "'}'")
+        self._open.pop()
+        return Body(start, constants, arguments, equations, results, place)
+
+    def _binders(self) -> list[Binder]:
+        binders: list[Binder] = []
+        while found := self._take(_BINDER):
+            binder = Binder(found[1], found[2], found.start(1))
+            binders.append(binder)
+            if self._take(_EQUALS):
+                self.at = self._next()
+                binder.value = self._expression()
+        return binders
+
+    def _results(self) -> list[str]:
+        results: list[str] = []
+        while not self._take(_PARENTHESIS):
+            results.append(self._atom())
+            if not self._take(_COMMA) and not _PARENTHESIS.match(self.text, self.at):
+                raise self._expected("',' or ')'")
+        return results
+
+    def _atom(self) -> str:
+        if name := self._take(_ATOM_NAME):
+            return name[1]
+        if _LITERAL.match(self.text, self.at):
+            return self._literal()
+        raise self._expected("a variable or a literal with its type")
+
+    def _literal(self) -> str:
+        self.at = start = self._next()
+        value = self._expression()
+        type_ = self._expect(_LITERAL_TYPE, "the literal's type, as in 2.0:f32[]")
+        text = self.text[start : self.at]
+        self.literals[text] = value, type_[1]
+        return text
+
+    # --- equations ----------------------------------------------------------------------------
+
+    def _equation(self) -> Equation:
+        found = _EQUATION.match(self.text, self.at)
+        if found is None:
+            return self._unusual_equation()
+        name, type_, head = found.groups()
+        equation = Equation(found.start(1), _NO_KIND, [name], [type_], [], 0)
+        self.equations.append(equation)
+        equation.kind = self._kinds.get(head) or self._plain_kind(head, found.start(3))
+        self._operands(equation, found.end())
+        return equation
+
+    def _unusual_equation(self) -> Equation:
+        """An equation that binds no variable or several, or has jaxprs or strings in it."""
+        self._take(_SEPARATOR)
+        equation = Equation(self.at, _NO_KIND, [], [], [], 0)
+        self.equations.append(equation)
+        while found := self._take(_BINDER):
+            equation.results.append(found[1])
+            equation.types.append(found[2])
+        if found := self._take(_UNTYPED):
+            equation.results.append(found[1])
+            equation.types.append(None)
+        if equation.results:
+            self._expect(_EQUALS, "a variable with its type, or '='")
+        if found := self._take(_HEAD):
+            head = found[1]
+            equation.kind = self._kinds.get(head) or self._plain_kind(head, found.start(1))
+        else:
+            equation.kind = self._long_kind()
+        self._operands(equation, self.at)
+        return equation
+
+    def _operands(self, equation: Equation, at: int) -> None:
+        """Read an equation's operands, from `at` on."""
+        found = _OPERANDS.match(self.text, at)
+        assert found
+        equation.place = at
+        equation.operands = found.group().split()
+        self.at = found.end()
+        while _LITERAL.match(self.text, self.at) and not _IN.match(self.text, self.at):
+            equation.operands.append(self._literal())
+            more = _OPERANDS.match(self.text, self.at)
+            assert more
+            equation.operands += more.group().split()
+            self.at = more.end()
+
+    def _plain_kind(self, head: str, position: int) -> Kind:
+        """The kind of a primitive and parameters that have no strings and jaxprs in them."""
+        dense = " ".join(head.split())
+        kind = self._kinds.get(dense)
+        if kind is None:
+            name, bracket, _ = head.partition("[")
+            kind = Kind(name, position, [])
+            if bracket:
+                before, self.at = self.at, position + len(name) + 1
+                kind.parameters = self._parameters()
+                self.at = before
+            self._kinds[dense] = kind
+        self._kinds[head] = kind
+        return kind
+
+    def _long_kind(self) -> Kind:
+        head = self._expect(_BARE_HEAD, "a variable with its type, a primitive, or 'in'")
+        parameters = self._parameters() if head[2] else []
+        kind = Kind(head[1], head.start(1), parameters)
+        kind.has_bodies = any(parameter.value.bodies for parameter in parameters)
+        if kind.has_bodies:
+            return kind
+        return self._kinds.setdefault(self.text[head.start(1) : self.at], kind)
+
+    def _parameters(self) -> list[Parameter]:
+        """The parameters that stand after a '['."""
+        found: dict[str, Parameter] = {}
+        while not self._take(_BRACKET):
+            name = self._expect(_PARAMETER, "a parameter, as in axis=0, or ']'")
+            if name[1] in found:
+                raise self.source.fail(name.start(1), f"'{name[1]}' is given twice")
+            parameter = Parameter(name[1], name.start(1), self._expression())
+            found[name[1]] = parameter
+            if parameter.value.text.isidentifier() and self._take(_BEFORE_JAXPR):
+                parameter.named = parameter.value.text
+                parameter.value = self._expression()
+        return list(found.values())
+
+    # --- values -------------------------------------------------------------------------------
+
+    def _expression(self) -> Expression:
+        """An expression that begins here, with names in place of the jaxprs in it."""
+        text, start = self.text, self.at
+        brackets: list[tuple[str, int]] = []
+        bodies: dict[str, Body] = {}
+        pieces: list[str] = []
+        at = done = start
+        while at < len(text):
+            found = _PIECE.match(text, at)
+            assert found
+            what, piece = found.lastgroup, found.group()
+            if what == "jaxpr":
+                pieces.append(text[done:at])
+                self.at = at
+                name = f"jaxpr{at}"
+                bodies[name] = self._jaxpr()
+                pieces.append(name.ljust(self.at - at))
+                at = done = self.at
+                continue
+            if what == "quote":
+                raise self.source.fail(at, "a string that is never closed")
+            if what == "open":
+                brackets.append((piece, at))
+                if len(brackets) > MAX_DEPTH:
+                    raise self.source.fail(at, f"more than {MAX_DEPTH} brackets within each other")
+            elif not brackets and what in ("close", "space", "stop"):
+                break
+            elif what == "close" and piece != _PAIRS[brackets.pop()[0]]:
+                raise self.source.fail(at, f"'{piece}' does not match the bracket that is open")
+            at = found.end()
+        if brackets:
+            bracket, position = brackets[-1]
+            raise self.source.fail(position, f"'{bracket}' is never closed")
+        self.at = at
+        whole = "".join((*pieces, text[done:at]))
+        if _ROW_OF_NAMES.fullmatch(whole):
+            whole = _ONE_OF_ROW.sub(r"\1,", whole)
+        return Expression(whole, start, bodies)
+
+    # --- comments -----------------------------------------------------------------------------
+
+    def _place_comments(self) -> None:
+        """Give each comment to the last equation that begins before it on its line."""
+        positions = [equation.position for equation in self.equations]
+        for position, comment in self.source.comments:
+            before = bisect_left(positions, position) - 1
+            if before >= 0 and "\n" not in self.text[positions[before] : position]:
+                self.equations[before].comment = comment
+
+
+_NO_KIND = Kind("", 0, [])

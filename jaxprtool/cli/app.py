@@ -1,4 +1,4 @@
-"""The Typer application: `jaxprtool show|opt|run|passes|backends`.
+"""The Typer application: `jaxprtool show|opt|run|emit|passes|backends`.
 
 Nothing here, nor what it imports, imports JAX: help and completion answer without it.
 """
@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from jaxprtool.cli import completion, errors
 from jaxprtool.cli.backends import backends
+from jaxprtool.cli.emit import emit
 from jaxprtool.cli.opt import opt
 from jaxprtool.cli.passes import passes
 from jaxprtool.cli.run import run
@@ -33,7 +34,7 @@ app = typer.Typer(
     context_settings=_HELP,
     epilog=_EPILOG,
 )
-for command in (show, opt, run, passes, backends):
+for command in (show, opt, run, emit, passes, backends):
     app.command(context_settings=_HELP)(command)
 
 
@@ -63,6 +64,7 @@ def _top(
       jaxprtool show jax.numpy:linalg.det --args "f32[4,4]"
       jaxprtool opt  samples/transformer.py:loss -p dce --stats
       jaxprtool run  samples/transformer.py:loss --backend cpu
+      jaxprtool emit samples/transformer.py:loss --to stablehlo
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

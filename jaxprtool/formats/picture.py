@@ -1,0 +1,35 @@
+"""A graph in the language of Graphviz as a picture, drawn by Graphviz's own `dot` program."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+from jaxprtool.errors import OutputError
+
+
+def require_graphviz(path: str) -> str:
+    """Where Graphviz's `dot` is. Raises OutputError, which names `path`, if it is nowhere."""
+    program = shutil.which("dot")
+    if program is None:
+        raise OutputError(
+            f"cannot draw '{path}': Graphviz's program 'dot' is not on the PATH",
+            "apt-get install graphviz, or brew install graphviz; -o graph.dot writes the text",
+        )
+    return program
+
+
+def picture(graph: str, kind: str, path: str) -> bytes:
+    """The picture of a graph, svg, png or pdf; `path` is where it goes, for messages.
+
+    Raises OutputError if Graphviz is missing or fails.
+    """
+    command = [require_graphviz(path), f"-T{kind}"]
+    try:
+        done = subprocess.run(command, input=graph.encode(), capture_output=True, check=False)
+    except OSError as error:
+        raise OutputError(f"cannot draw '{path}': {command[0]}: {error.strerror}") from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise OutputError(f"cannot draw '{path}': dot ended with {done.returncode}: {said[:200]}")
+    return done.stdout

@@ -33,11 +33,13 @@ from jax._src import (
     dtypes,
     effects,
     indexing,
+    layout,
     pjit,
     sharding_impls,
     source_info_util,
 )
 from jax._src import linear_util as lu
+from jax._src.export import shape_poly
 from jax._src.interpreters import ad, mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax.control_flow import solves
@@ -124,6 +126,13 @@ def with_equations(jaxpr: Any, eqns: Sequence[JaxprEqn]) -> Any:
     body = body.replace(eqns=list(eqns), effects=effs)
     closed = isinstance(jaxpr, ClosedJaxpr) and not ONE_JAXPR_CLASS
     return ClosedJaxpr(body, jaxpr.consts) if closed else body
+
+
+def with_function_name(jaxpr: Any, name: str) -> Any:
+    """A jaxpr, open or closed, that is said to be of a function of this name."""
+    body = open_jaxpr(jaxpr)
+    body = body.replace(debug_info=body.debug_info._replace(func_name=name))
+    return body if body is jaxpr or ONE_JAXPR_CLASS else ClosedJaxpr(body, jaxpr.consts)
 
 
 def filter_debug_info(
@@ -459,6 +468,14 @@ def user_frame(eqn: JaxprEqn) -> tuple[str, int, str] | None:
     return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
 
 
+def user_place(eqn: JaxprEqn) -> tuple[str, int, int, str] | None:
+    """File, line, column (from 1) and function of the user's code that made `eqn`, or None."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    if frame is None:
+        return None
+    return frame.file_name, frame.start_line, frame.start_column + 1, frame.function_name
+
+
 def name_stack(eqn: JaxprEqn) -> str:
     """The name scopes around `eqn`, as `outer/inner`, relative to the jaxpr it stands in."""
     return str(eqn.source_info.name_stack)
@@ -549,6 +566,14 @@ def is_symbolic_dimension(size: Any) -> bool:
     return core.is_symbolic_dim(size)
 
 
+SymbolicDimension = shape_poly._DimExpr
+
+
+def symbolic_constraints(scope: jax.export.SymbolicScope) -> tuple[str, ...]:
+    """What is known of the dimensions of a scope, as `jax.export.symbolic_shape` takes it."""
+    return tuple(constraint.debug_str for constraint in scope._explicit_constraints)
+
+
 def has_plain_layout(aval: Any) -> bool:
     """Whether nothing is said about how an array of this type lies in memory."""
     return str(getattr(aval, "layout", "AutoLayout")) == "AutoLayout"
@@ -572,6 +597,41 @@ def array_type(
         manual_axis_type=manual,
         memory_space=memory_space,
     )
+
+
+#: The settings that an equation was traced in, each with the value that says nothing.
+CONTEXT_DEFAULTS: dict[str, Any] = {
+    "compute_type": None,
+    "threefry_partitionable": True,
+    "cur_abstract_mesh": jax.sharding.AbstractMesh((), ()),
+    "cur_layout_mode": getattr(getattr(layout, "LayoutMode", None), "AUTO", None),
+    "remove_size_one_mesh_axis": False,
+    "no_collectives": frozenset(),
+    "xla_metadata": None,
+}
+
+#: Those that this JAX has, in its order.
+_CONTEXT_SETTINGS = [name for name in core.JaxprEqnContext.__slots__ if name in CONTEXT_DEFAULTS]
+
+
+def context_settings(context: Any) -> dict[str, Any]:
+    """The settings of an equation's context (`eqn.ctx`) by name."""
+    return {name: getattr(context, name) for name in _CONTEXT_SETTINGS}
+
+
+def equation_context(settings: dict[str, Any]) -> Any:
+    """The context with these settings; those that are left out say nothing.
+
+    Raises ValueError for one that this JAX does not have, unless it says nothing.
+    """
+    for name, value in settings.items():
+        if name not in _CONTEXT_SETTINGS and value != CONTEXT_DEFAULTS.get(name, settings):
+            raise ValueError(f"JAX {jax.__version__} has no setting '{name}' of equations")
+    known = {**CONTEXT_DEFAULTS, **settings}
+    metadata = known["xla_metadata"]
+    known["xla_metadata"] = None if metadata is None else tuple(sorted(metadata.items()))
+    # By position: JAX keeps one context for the same arguments, and takes names to be others.
+    return core.JaxprEqnContext._create(*[known[name] for name in _CONTEXT_SETTINGS])
 
 
 # --- JAX's own test programs ------------------------------------------------------------------

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
 from jaxprtool.ir.program import Program
@@ -49,10 +51,10 @@ def trace(
 ) -> Program:
     """The Program of `fun` on these arguments, without running it.
 
-    Arguments are arrays, `jax.ShapeDtypeStruct`s, scalars, and pytrees of them; those marked
-    `static(...)`, or named by `static_argnums` or `static_argnames` as for `jax.jit`, reach the
-    function as Python values. `axis_env` gives named axes and their sizes, as for
-    `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not fit the function, and
+    Arguments are arrays, `jax.ShapeDtypeStruct`s or other objects with a `.shape` and a `.dtype`,
+    scalars, and pytrees of them; those marked `static(...)`, or named by `static_argnums` or
+    `static_argnames` as for `jax.jit`, reach the function as Python values. `axis_env` gives named
+    axes and their sizes, as for `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not fit the function, and
     UserFunctionError if it raises.
     """
     call = sort_out(fun, args, kwargs, static_argnums, static_argnames)
@@ -145,7 +147,8 @@ def sort_out(
     )
     for path, leaf in named_leaves(fun, call):
         _check_leaf(path, leaf)
-    return call
+    traced = jax.tree.map(_as_array_type, (call.args, call.kwargs))
+    return replace(call, args=traced[0], kwargs=traced[1])
 
 
 def named_leaves(fun: Callable[..., Any], call: Call) -> list[tuple[str, Any]]:
@@ -281,7 +284,7 @@ def _check_leaf(path: str, leaf: Any) -> None:
     if isinstance(leaf, Static):
         raise ArgumentsError(f"static(...) must be a whole argument, but stands at {path}")
     try:
-        jax.api_util.shaped_abstractify(leaf)
+        jax.api_util.shaped_abstractify(_as_array_type(leaf))
     except OverflowError:
         hint = "--x64 allows integers of 64 bits" if -(2**63) <= leaf < 2**63 else None
         raise ArgumentsError(f"argument {path} is {leaf}, too large for its type", hint) from None
@@ -293,6 +296,39 @@ def _check_leaf(path: str, leaf: Any) -> None:
             f"argument {path} is {what}, which JAX does not trace",
             "to pass a whole argument as a Python value, write static(...)",
         ) from None
+
+
+#: Leaves that are arrays, or types of arrays, of JAX's own; a ref has a type of another kind.
+_ARRAYS = (jax.Array, jax.ShapeDtypeStruct, jax.core.ShapedArray, np.ndarray, np.generic)
+
+
+def _as_array_type(leaf: Any) -> Any:
+    """The type that an object with a shape and a dtype stands for, whoever's they are.
+
+    A `tf.TensorSpec` has a dtype of TensorFlow's, a tensor one of PyTorch's; both bear the names
+    that NumPy knows. What cannot be understood is given back as it is.
+    """
+    if isinstance(leaf, _ARRAYS) or hasattr(leaf, "__jax_array__"):
+        return leaf
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        return leaf
+    try:
+        if type(jax.api_util.shaped_abstractify(leaf)) is not jax.core.ShapedArray:
+            return leaf
+    except TypeError:  # whose dtype JAX does not know
+        pass
+    try:
+        shape = tuple(map(operator.index, leaf.shape))
+        return jax.ShapeDtypeStruct(shape, _dtype(leaf.dtype))
+    except (TypeError, ValueError):
+        return leaf
+
+
+def _dtype(dtype: Any) -> Any:
+    try:
+        return jax.ShapeDtypeStruct((), dtype).dtype
+    except TypeError:
+        return getattr(dtype, "as_numpy_dtype", None) or np.dtype(str(dtype).rpartition(".")[2])
 
 
 def _raised(name: str, error: BaseException) -> UserFunctionError:

@@ -54,8 +54,8 @@ def trace(
     Arguments are arrays, `jax.ShapeDtypeStruct`s or other objects with a `.shape` and a `.dtype`,
     scalars, and pytrees of them; those marked `static(...)`, or named by `static_argnums` or
     `static_argnames` as for `jax.jit`, reach the function as Python values. `axis_env` gives named
-    axes and their sizes, as for `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not fit the function, and
-    UserFunctionError if it raises.
+    axes and their sizes, as for `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not
+    fit the function, and UserFunctionError if it raises.
     """
     call = sort_out(fun, args, kwargs, static_argnums, static_argnames)
     return trace_call(function_name(fun), fun, call, axis_env)
@@ -308,14 +308,12 @@ def _as_array_type(leaf: Any) -> Any:
     A `tf.TensorSpec` has a dtype of TensorFlow's, a tensor one of PyTorch's; both bear the names
     that NumPy knows. What cannot be understood is given back as it is.
     """
-    if isinstance(leaf, _ARRAYS) or hasattr(leaf, "__jax_array__"):
-        return leaf
-    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+    if isinstance(leaf, _ARRAYS) or not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         return leaf
     try:
         if type(jax.api_util.shaped_abstractify(leaf)) is not jax.core.ShapedArray:
             return leaf
-    except TypeError:  # whose dtype JAX does not know
+    except (TypeError, ValueError):  # whose dtype, or way to become an array, JAX does not know
         pass
     try:
         shape = tuple(map(operator.index, leaf.shape))

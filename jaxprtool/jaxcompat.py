@@ -131,7 +131,7 @@ def with_equations(jaxpr: Any, eqns: Sequence[JaxprEqn]) -> Any:
 def with_function_name(jaxpr: Any, name: str) -> Any:
     """A jaxpr, open or closed, that is said to be of a function of this name."""
     body = open_jaxpr(jaxpr)
-    body = body.replace(debug_info=body.debug_info._replace(func_name=name))
+    body = body.replace(debug_info=body.debug_info._replace(func_src_info=name))
     return body if body is jaxpr or ONE_JAXPR_CLASS else ClosedJaxpr(body, jaxpr.consts)
 
 
@@ -910,16 +910,20 @@ def fits(declared: Any, actual: Any) -> bool:
     return core.typecompat(declared, actual)
 
 
+def mesh_inside(mesh: Any, newly_manual_axes: frozenset[Any], **_: Any) -> Any:
+    """The mesh that the equations in the body of a `shard_map` with these parameters see."""
+    types = dict.fromkeys(newly_manual_axes, jax.sharding.AxisType.Manual)
+    return mesh.abstract_mesh.update_axis_types(types)
+
+
 @contextmanager
 def inside_shard_map(
     mesh: Any, newly_manual_axes: frozenset[Any], check_vma: bool, **_: Any
 ) -> Iterator[None]:
     """The setting in which the body of a `shard_map` with these parameters is traced."""
     axes = newly_manual_axes | set(mesh.manual_axes)
-    types = dict.fromkeys(newly_manual_axes, jax.sharding.AxisType.Manual)
-    inner = mesh.abstract_mesh.update_axis_types(types)
     sizes = [(name, size) for name, size in mesh.shape.items() if name in axes]
-    with axes_bound(sizes), jax.sharding.use_abstract_mesh(inner), config._check_vma(check_vma):
+    with axes_bound(sizes), config._check_vma(check_vma):
         yield
 
 

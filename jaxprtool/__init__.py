@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxprtool.passes.dce import dce_jaxpr
     from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.passes.registry import register
+    from jaxprtool.staging import make_jaxpr, xla_computation
 
 _HOME = {
     "Pass": "jaxprtool.passes.base",
@@ -26,9 +27,11 @@ _HOME = {
     "equivalent": "jaxprtool.ir.equivalence",
     "example": "jaxprtool.loading.example",
     "load": "jaxprtool.api",
+    "make_jaxpr": "jaxprtool.staging",
     "register": "jaxprtool.passes.registry",
     "static": "jaxprtool.loading.example",
     "trace": "jaxprtool.api",
+    "xla_computation": "jaxprtool.staging",
 }
 
 __all__ = [
@@ -40,9 +43,11 @@ __all__ = [
     "equivalent",
     "example",
     "load",
+    "make_jaxpr",
     "register",
     "static",
     "trace",
+    "xla_computation",
 ]
 
 

@@ -13,7 +13,8 @@ PACKAGE = Path(jaxprtool.__file__).parent
 FLOORS = [
     {"__main__"},
     {"cli"},
-    {"api"},
+    {"api", "staging"},
+    {"targets"},
     {"loading", "passes", "analysis", "render", "formats", "execute"},
     {"ir"},
     {"jaxcompat"},

@@ -20,11 +20,13 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from itertools import repeat
 from types import FunctionType
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 from jax._src import (
     ad_util,
     api,
@@ -197,9 +199,10 @@ def scan_count_params(
     params: dict[str, Any], num_consts: int, num_carry: int, num_xs: int, num_ys: int
 ) -> dict[str, Any]:
     """The parameters in which a scan of this JAX keeps its operand counts."""
-    if "ft_in" not in params:
+    if not SCAN_KEEPS_TREES:
         return {"num_consts": num_consts, "num_carry": num_carry}
-    if _scan_sizes(params) == ((num_consts, num_carry, num_xs), (num_carry, num_ys)):
+    sizes = (num_consts, num_carry, num_xs), (num_carry, num_ys)
+    if "ft_in" in params and _scan_sizes(params) == sizes:
         return {"ft_in": params["ft_in"], "ft_out": params["ft_out"]}
     from jax._src import flattree as ft
 
@@ -208,6 +211,10 @@ def scan_count_params(
         "ft_in": ft.pack((nones(num_consts), nones(num_carry), nones(num_xs))),
         "ft_out": ft.pack((nones(num_carry), nones(num_ys))),
     }
+
+
+#: Since 0.12 a scan has flat trees of its operands, and no counts.
+SCAN_KEEPS_TREES = find_spec("jax._src.flattree") is not None
 
 
 def _scan_sizes(params: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
@@ -542,8 +549,47 @@ NDIndexer = state_indexing.NDIndexer
 #: What a jit's sharding is if nothing was asked for.
 UNSPECIFIED = sharding_impls.UNSPECIFIED
 
-#: Since 0.11 a jit says how it is to be inlined with an enumeration; before, with a bool.
-Inline = getattr(api, "Inline", None)
+#: The mesh of devices of which nothing is said.
+EMPTY_MESH = jax.sharding.Mesh(np.empty((), dtype=object), ())
+
+#: Since 0.12 a jit says how it is to be inlined with an enumeration; before, with a bool.
+_Inline = getattr(api, "Inline", None)
+
+
+def inline_as_word(inline: Any) -> bool | str:
+    """How a jit is to be inlined: False (as JAX likes), True (at once), or one of other ways."""
+    if _Inline is None or isinstance(inline, bool):
+        return bool(inline)
+    return {_Inline.AUTO: False, _Inline.JAX_EARLY: True}.get(inline, inline.value)
+
+
+def inline_of_word(word: bool | str) -> Any:
+    """The reverse of `inline_as_word`. Raises ValueError for a way that this JAX does not have."""
+    if _Inline is None:
+        if not isinstance(word, bool):
+            raise ValueError(f"JAX {jax.__version__} cannot inline like '{word}'")
+        return word
+    return {False: _Inline.AUTO, True: _Inline.JAX_EARLY}.get(word) or _Inline(word)
+
+
+def linear_call_transpose(eqn: JaxprEqn) -> Any:
+    """The transpose of a `linear_call` as a closed jaxpr. Raises what the user's function does."""
+    closed, consts = eqn.params["transpose_thunk"]()
+    body, count = open_jaxpr(closed), len(consts)
+    return new_jaxpr(
+        body.invars[:count],
+        consts,
+        body.invars[count:],
+        body.outvars,
+        body.eqns,
+        body.debug_info._replace(arg_names=None, result_paths=None),
+    )
+
+
+def linear_call_transpose_param(closed: Any) -> dict[str, Any]:
+    """The parameter that makes a `linear_call` have this transpose."""
+    transpose = close_jaxpr(pe.convert_constvars_jaxpr(open_jaxpr(closed)))
+    return {"transpose_thunk": lambda: (transpose, closed.consts)}
 
 
 def key_implementations() -> dict[str, Any]:
@@ -908,12 +954,6 @@ def _names_for_printing() -> tuple[Any, Any]:
 def fits(declared: Any, actual: Any) -> bool:
     """Whether a variable of one type may stand for a value of another; weak types aside."""
     return core.typecompat(declared, actual)
-
-
-def mesh_inside(mesh: Any, newly_manual_axes: frozenset[Any], **_: Any) -> Any:
-    """The mesh that the equations in the body of a `shard_map` with these parameters see."""
-    types = dict.fromkeys(newly_manual_axes, jax.sharding.AxisType.Manual)
-    return mesh.abstract_mesh.update_axis_types(types)
 
 
 @contextmanager

@@ -41,13 +41,6 @@ class Setting:
 
     shard_maps: tuple[Mapping[str, Any], ...] = ()
 
-    @property
-    def context(self) -> dict[str, Any]:
-        """What an equation's context is here, where it does not say other."""
-        if not self.shard_maps:
-            return {}
-        return {"cur_abstract_mesh": jaxcompat.mesh_inside(**self.shard_maps[-1])}
-
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Have JAX's settings be those of this place."""
@@ -93,6 +86,7 @@ class Builder:
         self.type_names = {"aval": types, "dim": types.dimension}
         self._literals: dict[str, Literal] = {}
         self._meanings: dict[tuple[Kind, Setting], Meaning] = {}
+        self._holding: set[Kind] = set()
         self._settings: dict[Any, Setting] = {}
         self._shared: dict[tuple[str, Setting], Any] = {}
         self._rules: dict[tuple[Body, Setting], Callable[[], Any]] = {}
@@ -159,10 +153,10 @@ class Builder:
         """Refuse a program that has grown out of bounds by bodies that hold one another twice."""
         opened = jaxcompat.open_jaxpr(jaxpr)
         size = len(opened.eqns)
-        for eqn in opened.eqns:
-            if len(eqn.params) > 0:
-                for _, body in sub_jaxprs(eqn):
-                    size += self._sizes.get(id(jaxcompat.open_jaxpr(body)), (0, None))[0]
+        for equation, eqn in zip(tree.equations, opened.eqns, strict=True):
+            if equation.kind in self._holding:
+                bodies = [jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(eqn)]
+                size += sum(self._sizes.get(id(body), (0, None))[0] for body in bodies)
         if size > MAX_EQUATIONS:
             message = f"more than {MAX_EQUATIONS:,} equations, with those of bodies at each mention"
             raise self.source.fail(tree.position, message)
@@ -239,15 +233,9 @@ class Builder:
                 raise self._bound_twice(name, position)
             variable = env[name] = Var(aval)
             results.append(variable)
-        return jaxcompat.new_jaxpr_eqn(
-            operands,
-            results,
-            inferred.primitive,
-            inferred.params,
-            inferred.effects,
-            self.places[tree.comment],
-            inferred.context,
-        )
+        place = self.places[tree.comment]
+        primitive, parameters, effects = inferred.primitive, inferred.params, inferred.effects
+        return JaxprEqn(operands, results, primitive, parameters, effects, place, inferred.context)
 
     def _inferred(self, tree: Equation, operands: list[Atom], meaning: Meaning) -> Inferred:
         """What JAX says of an equation, if that is what the file says."""
@@ -256,13 +244,11 @@ class Builder:
             for i, text in enumerate(tree.types)
         ]
         kind = tree.kind
+        types = [atom.aval for atom in operands]
         try:
-            primitive, parameters = params.restored(
-                kind.primitive, meaning.given, [atom.aval for atom in operands], declared
-            )
-            context = jaxcompat.equation_context(meaning.contexts)
-        except values.Unreadable:
-            raise
+            primitive, parameters = params.restored(kind.primitive, meaning.given, types, declared)
+            known = [aval for aval in declared if aval is not None]
+            context = params.context(meaning.contexts, types, known)
         except Exception as error:  # what the file says may be anything
             raise self._bad_equation(tree, declared, error) from error
         try:
@@ -280,11 +266,12 @@ class Builder:
     def _bad_equation(
         self, tree: Equation, declared: Sequence[Any], error: Exception
     ) -> ProgramFileError:
-        position = tree.kind.position if isinstance(error, params.BadParameter) else tree.position
-        hint = getattr(error, "hint", None)
-        if None in declared:
-            hint = f"perhaps the type of '{tree.results[-1]}' is needed"
-        return self.source.fail(position, f"{tree.kind.primitive}: {_said(error)}", hint)
+        name, primitives = tree.kind.primitive, jaxcompat.registered_primitives()
+        if isinstance(error, params.UnknownPrimitive):
+            hint = did_you_mean(name, primitives)
+            return self.source.fail(tree.kind.position, f"there is no primitive '{name}'", hint)
+        hint = f"perhaps the type of '{tree.results[-1]}' is needed" if None in declared else None
+        return self.source.fail(tree.position, f"{name}: {_said(error)}", hint)
 
     def _agreed(self, tree: Equation, declared: Sequence[Any], actual: Sequence[Any]) -> list[Any]:
         """The types of an equation's results: as declared, if they fit what it gives."""
@@ -333,7 +320,7 @@ class Builder:
     def _meaning(self, kind: Kind, setting: Setting) -> Meaning:
         """The values of the parameters of a kind of equation."""
         holding = [p for p in kind.parameters if self._mentions_jaxpr(p)]
-        meaning = Meaning({}, setting.context, lasting=not holding)
+        meaning = Meaning({}, {}, lasting=not holding)
         for parameter in kind.parameters:
             if parameter not in holding:
                 value = self._value(parameter, self.type_names)
@@ -342,6 +329,7 @@ class Builder:
         if not holding:
             self._meanings[kind, setting] = meaning
             return meaning
+        self._holding.add(kind)
         with self._inside(kind, setting, meaning.given) as inner:
             for parameter in holding:
                 meaning.given[parameter.name] = self._holder(parameter, inner, meaning.given)
@@ -368,7 +356,7 @@ class Builder:
         if tree is None:
             message = f"a jaxpr is needed after {parameter.name}={parameter.named}"
             raise self.source.fail(parameter.value.position, message)
-        return params.Named(parameter.named, self._rule(tree, setting, parameter.named))
+        return params.Rule(parameter.named, self._rule(tree, setting, parameter.named))
 
     def _rule(self, tree: Body, setting: Setting, name: str) -> Callable[[], Any]:
         """What gives the jaxpr of a custom rule, once it is built; the same for the same rule."""

@@ -22,9 +22,7 @@ _PLACE = re.compile(
 )
 
 
-def read_places(
-    comments: Iterable[str], files: Mapping[str, str]
-) -> dict[str | None, Any]:
+def read_places(comments: Iterable[str], files: Mapping[str, str]) -> dict[str | None, Any]:
     """What an equation with each of the comments, or with none, bears as its `source_info`."""
     texts = list(dict.fromkeys(comments))
     places = [(None, ""), *(_place(text, files) for text in texts)]
@@ -33,7 +31,7 @@ def read_places(
 
 def _place(comment: str, files: Mapping[str, str]) -> Place:
     found = _PLACE.fullmatch(comment)
-    if found is None or (found["file"] and found["file"] not in files):
+    if not comment.isprintable() or not found or found["file"] not in (None, *files):
         return None, ""
     scope = found["scope"] or ""
     if not found["file"]:

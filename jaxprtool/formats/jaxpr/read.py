@@ -1,0 +1,93 @@
+"""From a `.jaxpr` file to the Program that it holds.
+
+Nothing in a file is run or imported: names are looked up in tables, values are read with `ast`,
+and JAX's own type checker sees every equation before the program is given.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ProgramFileError
+from jaxprtool.formats.jaxpr import syntax
+from jaxprtool.formats.jaxpr.build import Builder
+from jaxprtool.formats.jaxpr.constants import Constants
+from jaxprtool.formats.jaxpr.header import Header, read_header
+from jaxprtool.formats.jaxpr.places import read_places
+from jaxprtool.formats.jaxpr.source import Source
+from jaxprtool.formats.jaxpr.types import TypeReader
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import DebugInfo
+
+_WIDE_TYPES = ("f64", "i64", "u64", "c128")
+
+
+def read(path: str | os.PathLike[str]) -> Program:
+    """The Program in a `.jaxpr` file; large constants are in the `.npz` beside it.
+
+    Raises ProgramFileError if there is no such file, or it is not well formed, or its equations
+    are not well typed; the message says where.
+    """
+    name = os.fspath(path)
+    try:
+        data = Path(name).read_bytes()
+    except OSError as error:
+        raise ProgramFileError(f"{name}: {error.strerror}") from error
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        message = f"{name}:{line}:{column}: this is not a text in UTF-8"
+        raise ProgramFileError(message) from None
+    return parse(text, name, Path(f"{name}.npz"))
+
+
+def parse(text: str, name: str, constants: Path | None = None) -> Program:
+    """The Program that `text` holds; `name` is what error messages call the file.
+
+    `constants` is the `.npz` file of the large constants. Raises ProgramFileError.
+    """
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    source = Source(name, text)
+    file = syntax.parse(source)
+    header = read_header(source, file.header)
+    places = read_places((comment for _, comment in source.comments), header.files)
+    types = TypeReader(header.meshes, header.scope)
+    debug_info = DebugInfo("jit", header.name, header.arguments[1], header.results[1])
+    _check_counts(source, file, header)
+    with _precision(source), jaxcompat.axes_bound(header.axis_env):
+        builder = Builder(file, types, Constants(constants), places)
+        jaxpr = builder.program(debug_info)
+    return Program(
+        name=header.name,
+        jaxpr=jaxpr,
+        in_tree=header.arguments[0],
+        out_tree=header.results[0],
+        arg_names=header.arguments[1],
+        out_names=header.results[1],
+        axis_env=header.axis_env,
+    )
+
+
+def _check_counts(source: Source, file: syntax.File, header: Header) -> None:
+    counts = (
+        ("arguments", header.arguments[1], file.body.arguments),
+        ("results", header.results[1], file.body.results),
+    )
+    for entry, names, held in counts:
+        if len(names) != len(held):
+            message = f"{len(names)} {entry} are named here, but the program has {len(held)}"
+            raise source.fail(file.header[entry].position, message)
+
+
+def _precision(source: Source) -> AbstractContextManager[Any]:
+    """The setting in which JAX knows 64-bit types, if the file has any."""
+    wide = any(f"{name}{mark}" in source.text for name in _WIDE_TYPES for mark in "[<")
+    return jax.enable_x64(True) if wide else nullcontext()

@@ -324,6 +324,10 @@ class Builder:
         for parameter in kind.parameters:
             if parameter not in holding:
                 value = self._value(parameter, self.type_names)
+                if isinstance(value, str) and "jaxpr" in parameter.name:
+                    hint = did_you_mean(value, self.file.shared)
+                    message = f"there is no jaxpr '{value}' in this file"
+                    raise self.source.fail(parameter.value.position, message, hint)
                 at = meaning.contexts if parameter.name[0] == "@" else meaning.given
                 at[parameter.name.removeprefix("@")] = value
         if not holding:
@@ -443,8 +447,17 @@ def _debug_info(what: str, name: str) -> DebugInfo:
 
 
 def _said(error: Exception) -> str:
-    """What an exception says, on one line and not too long."""
-    return str(error) if isinstance(error, ValueError) and str(error) else described(error)
+    """What an exception of JAX's says is wrong with an equation, on one line and not too long."""
+    text = " ".join(str(error).split())
+    if missing := re.search(r"missing \d+ required .*arguments?: (.*)", text):
+        return f"missing: {missing[1]}"
+    if unknown := re.search(r"unexpected keyword argument ('\w+')", text):
+        return f"there is no parameter {unknown[1]}"
+    if isinstance(error, KeyError):
+        return f"missing: {text}"
+    if not text or not isinstance(error, ValueError | TypeError | NotImplementedError):
+        return f"it does not take these operands and parameters ({described(error)})"
+    return text if len(text) <= 300 else text[:297] + "..."
 
 
 def _is_ref(atom: Atom) -> bool:

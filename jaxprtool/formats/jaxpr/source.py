@@ -44,9 +44,13 @@ class Source:
 
     def fail(self, position: int, message: str, hint: str | None = None) -> ProgramFileError:
         """The error that says what is wrong at a place; to be raised by the caller."""
-        line = self.text.count("\n", 0, position) + 1
-        column = position - self.text.rfind("\n", 0, position)
+        line, column = self.line_and_column(position)
         return ProgramFileError(f"{self.name}:{line}:{column}: {message}", hint)
+
+    def line_and_column(self, position: int) -> tuple[int, int]:
+        """The line and the column of a place, from 1."""
+        line = self.text.count("\n", 0, position) + 1
+        return line, position - self.text.rfind("\n", 0, position)
 
     def shown(self, position: int) -> str:
         """What stands at a place, in a few words, for a message."""

@@ -77,7 +77,7 @@ _PIECE = re.compile(
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 _FIRST_LINE = re.compile(r"\s*+jaxprtool[ \t]++(\S++)[ \t]*+(?=\n|\Z)")
-_ENTRY = re.compile(rf"\s*+({_NAME})[ \t]*+=(?!=)\s*+")
+_ENTRY = re.compile(rf"\s*+({_NAME})[ \t]*+=(?!=)[ \t]*+")
 _END_OF_LINE = re.compile(r"[ \t]*+(?=\n|\Z)")
 _SHARED = re.compile(rf"\s*+let\s++({_NAME})\s*+=\s*+(?=\{{)")
 _OPENING = re.compile(r"\s*+\{\s*+lambda\b")
@@ -338,6 +338,9 @@ class _Parser:
             equation.types.append(None)
         if equation.results:
             self._expect(_EQUALS, "a variable with its type, or '='")
+        elif _EQUALS.match(self.text, self.at):
+            message = "no variable before the '='; nan, inf, True, False and None are values"
+            raise self.source.fail(self._next(), message)
         if found := self._take(_HEAD):
             head = found[1]
             equation.kind = self._kinds.get(head) or self._plain_kind(head, found.start(1))
@@ -427,8 +430,13 @@ class _Parser:
                     raise self.source.fail(at, f"more than {MAX_DEPTH} brackets within each other")
             elif not brackets and what in ("close", "space", "stop"):
                 break
-            elif what == "close" and piece != _PAIRS[brackets.pop()[0]]:
-                raise self.source.fail(at, f"'{piece}' does not match the bracket that is open")
+            elif what == "close":
+                bracket, opened = brackets.pop()
+                if piece != _PAIRS[bracket]:
+                    place = "{}:{}".format(*self.source.line_and_column(opened))
+                    raise self.source.fail(
+                        at, f"'{piece}' does not close the '{bracket}' at {place}"
+                    )
             at = found.end()
         if brackets:
             bracket, position = brackets[-1]

@@ -1,0 +1,145 @@
+"""Every fault of a file is one line that says where it is and what is wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from jaxprtool.errors import ProgramFileError
+from jaxprtool.formats.jaxpr.read import parse
+
+GOOD = """\
+jaxprtool 1
+jax = '0.10.2'
+name = 'f'
+arguments = (('x', 'y'), {})
+results = ('result[0]', 'result[1]')
+
+let twice = { lambda ; a:f32[3]. let b:f32[3] = add a a in (b,) } in
+{ lambda ; x:f32[3] y:f32[]. let
+    z:f32[3] = sin[accuracy=None] x
+    u:f32[3] = jit[name=twice jaxpr=twice] z
+    w:f32[3] = mul u 2.0:f32[]
+    s:f32[] = reduce_sum[axes=(0,) out_sharding=None] u
+    t:f32[] = while[
+      body_jaxpr={ lambda ; a:f32[]. let b:f32[] = add a 1.0:f32[] in (b,) }
+      body_nconsts=0
+      cond_jaxpr={ lambda ; a:f32[]. let b:bool[] = lt a 9.0:f32[] in (b,) }
+      cond_nconsts=0
+    ] y
+  in (w, t) }
+"""
+GOOD = GOOD.replace("mul u 2.0:f32[]", "mul u u")
+
+
+def test_the_good_file_is_good():
+    parse(GOOD, "f.jaxpr")
+
+
+#: What to replace in the good file, by what, and where and how the fault is reported.
+FAULTS = [
+    # the first line and the header
+    ("jaxprtool 1", "jaxprtool 2", "1:11", "written in format 2; this jaxprtool reads format 1"),
+    ("jaxprtool 1", "{ lambda }", "1:1", "does not begin with 'jaxprtool 1'"),
+    ("jax = '0.10.2'\n", "", "4:37", "the header has no entry 'jax'"),
+    ("name =", "nam =", "3:7", "there is no header entry 'nam'; did you mean 'name'?"),
+    ("name = 'f'", "name = 'f'\nname = 'g'", "4:1", "'name' is given twice"),
+    ("name = 'f'", "name = 7", "3:8", "a text in quotes is needed here"),
+    ("name = 'f'", "name = 'f", "3:8", "a string that is never closed"),
+    ("name = 'f'", "name =", "3:7", "a value is missing here"),
+    ("name = 'f'", "name = 'f' 'g'", "3:12", "expected a new line after the value of 'name'"),
+    ("(('x', 'y'), {})", "('x', 'y')", "4:13", "arguments are written ((positional, ...), "),
+    ("('x', 'y')", "('x',)", "4:13", "1 arguments are named here, but the program has 2"),
+    ("('x', 'y')", "('x', 2)", "4:13", "stands its name, in quotes"),
+    (
+        "('result[0]', 'result[1]')",
+        "'r'",
+        "5:11",
+        "1 results are named here, but the program has 2",
+    ),
+    ("(('x', 'y'), {})", "(('x', 'y'), {}", "4:13", "'(' is never closed"),
+    ("(('x', 'y'), {})", "(('x', 'y'], {})", "4:23", "']' does not close the '(' at 4:14"),
+    ("results =", "files = {'a': 1}\nresults =", "5:9", "files are written {'name in comments': "),
+    ("results =", "axis_env = (('i', 0),)\nresults =", "5:12", "an axis environment is written"),
+    # jaxprs
+    ("{ lambda ; x", "{ lambd ; x", "8:1", "expected '{ lambda', not '{'"),
+    ("lambda ; x", "lambda x", "8:26", "expected a variable with its type, or ';'"),
+    (
+        "y:f32[]. let",
+        "y:f32[] let",
+        "8:29",
+        "expected a variable with its type, or '. let', not 'let'",
+    ),
+    ("x:f32[3] y", "x y", "8:12", "expected a variable with its type, or '. let', not 'x'"),
+    ("y:f32[]. let", "x:f32[]. let", "8:21", "'x' is bound already"),
+    ("y:f32[]. let", "y:f32[]=1.0 . let", "8:21", "only a constant has a value"),
+    ("in (w, t) }", "in (w, t)", "20:1", "expected '}', not the end of the file"),
+    ("in (w, t) }", "in (w, t", "20:1", "the jaxpr that begins on line 8 is not closed"),
+    ("in (w, t) }", "in (w t) }", "19:9", "expected ',' or ')', not 't)'"),
+    ("in (w, t) }", "", "20:1", "not the end of the file"),
+    ("in (w, t) }", "in (w, t) } }", "19:15", "'}' after the end of the program"),
+    ("in (w, t) }", "in (w, q) }", "19:10", "there is no variable 'q' here"),
+    ("(b,) } in\n", "(b,) }\n", "8:1", "expected 'in', not '{'"),
+    (
+        "let twice",
+        "let thrice",
+        "10:37",
+        "there is no jaxpr 'twice' in this file; did you mean 'thrice'?",
+    ),
+    ("= add a a in", "= jit[name=twice jaxpr=twice] a in", "7:13", "'twice' holds itself"),
+    ("{ lambda ; x", GOOD.splitlines()[6] + "\n{ lambda ; x", "8:5", "'twice' is defined twice"),
+    # equations
+    ("= mul u u", "= mull u u", "11:16", "there is no primitive 'mull'; did you mean 'mul'?"),
+    ("= mul u u", "= mul u v", "11:22", "there is no variable 'v' here"),
+    ("= mul u u", "= mul u", "11:5", "mul: "),
+    ("= mul u u", "= mul u u u", "11:5", "mul: "),
+    ("w:f32[3] = mul", "z:f32[3] = mul", "11:5", "'z' is bound already"),
+    ("w:f32[3] = mul", "w:f32[4] = mul", "11:5", "declared f32[4], but mul gives f32[3]"),
+    ("w:f32[3] = mul", "w:f33[3] = mul", "11:5", "there is no dtype 'f33'"),
+    ("w:f32[3] = mul", "w:f32[3] k:f32[3] = mul", "11:5", "mul gives 1 results, not 2"),
+    ("w:f32[3] = mul", "w:f32[3] mul", "11:14", "expected a variable with its type, or '='"),
+    (
+        "w:f32[3] = mul u u",
+        "w:f32[3] =",
+        "12:6",
+        "expected a variable with its type, a primitive, or 'in'",
+    ),
+    (
+        "w:f32[3] = mul u u",
+        "nan:f32[3] = mul u u",
+        "11:16",
+        "nan, inf, True, False and None are values",
+    ),
+    ("jaxpr=twice] z", "jaxpr=twice] y", "10:5", "jit: the body takes f32[3], not f32[]"),
+    ("jaxpr=twice] z", "jaxpr=twice] z z", "10:5", "jit: the body takes 1 operands, not 2"),
+    ("body_nconsts=0", "body_nconsts=1", "13:5", "while: "),
+    ("lt a 9.0:f32[]", "lt a 9:i32[]", "16:42", "lt: "),
+    # parameters
+    ("axes=(0,) out", "axes=(1,) out", "12:5", "reduce_sum: "),
+    ("axes=(0,) out", "axis=(0,) out", "12:5", "reduce_sum: missing: 'axes'"),
+    ("axes=(0,) out", "axes=(0,), out", "12:35", "expected a parameter, as in axis=0, or ']'"),
+    ("axes=(0,) out", "axes=(0,) axes=(0,) out", "12:36", "'axes' is given twice"),
+    ("axes=(0,) out", "axes=(0, out", "12:52", "']' does not close the '(' at 12:31"),
+    ("axes=(0,) out", "axes= out", "12:44", "expected a parameter"),
+    ("axes=(0,) out", "axes=open('f') out", "12:31", "there is no 'open(...)'"),
+    ("axes=(0,) out", "axes=(1 + 1,) out", "12:32", "BinOp is no part of a value"),
+    ("axes=(0,) out", "axes=(0,,) out", "12:34", "bad value: "),
+    ("cond_nconsts=0\n", "", "13:5", "while: missing: 'cond_nconsts'"),
+]
+
+
+def located(error: ProgramFileError) -> tuple[str, str]:
+    match = re.fullmatch(r"f\.jaxpr:(\d+:\d+): (.*)", error.message)
+    assert match, error.message
+    return match[1], match[2] + (f"; {error.hint}" if error.hint else "")
+
+
+@pytest.mark.parametrize(("old", "new", "where", "what"), FAULTS)
+def test_a_fault_is_located_and_described(old, new, where, what):
+    assert old in GOOD
+    with pytest.raises(ProgramFileError) as caught:
+        parse(GOOD.replace(old, new, 1), "f.jaxpr")
+    place, message = located(caught.value)
+    assert what in message and "\n" not in message
+    assert place == where, message

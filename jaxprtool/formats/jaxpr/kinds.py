@@ -7,6 +7,7 @@ platform and number; a mesh of devices that this machine does not have is read a
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -43,11 +44,13 @@ from jaxprtool.ir.dtypes import array_dtypes
 
 def number(value: Any) -> str:
     """A NumPy scalar's value, so that its class and this text tell it to the bit."""
-    if isinstance(value, np.complexfloating):
-        return f"complex({number(value.real)}, {number(value.imag)})"
-    text = repr(value.item())
-    if text == "nan" and value.tobytes() != type(value)(float("nan")).tobytes():
-        return f"bits({hex(int.from_bytes(value.tobytes(), 'little'))})"
+    item = value.item()
+    text = f"complex({item.real!r}, {item.imag!r})" if isinstance(item, complex) else repr(item)
+    if item != item:  # a NaN has a sign and a payload, and its text has neither
+        plain = complex(float(repr(item.real)), float(repr(item.imag)))
+        again = as_scalar(value.dtype, plain if isinstance(item, complex) else plain.real)
+        if again.tobytes() != value.tobytes():
+            return f"bits({hex(int.from_bytes(value.tobytes(), 'little'))})"
     return text
 
 
@@ -60,12 +63,23 @@ def _scalar(value: Any, encode: Encode) -> str:
 
 
 def as_scalar(dtype: Any, value: Any) -> Any:
-    """A NumPy scalar of `dtype` from what `number` has spelled. Raises ValueError."""
+    """A NumPy scalar of `dtype` from what `number` has spelled.
+
+    Raises ValueError or OverflowError.
+    """
     if isinstance(value, Bits):
         return np.frombuffer(value.to_bytes(dtype.itemsize, "little"), dtype)[0]
-    if type(value) not in (bool, int, float, complex):
-        raise ValueError("a number is wanted")
+    if type(value) not in _NUMBERS[_kind(dtype)]:
+        raise ValueError(f"this is no {dtype.name}")
     return dtype.type(value)
+
+
+_NUMBERS = {"bool": (bool,), "int": (int,), "float": (int, float), "complex": (int, float, complex)}
+
+
+def _kind(dtype: Any) -> str:
+    kinds = {"bool": np.bool_, "int": np.integer, "float": np.floating}
+    return next((k for k, cls in kinds.items() if jnp.issubdtype(dtype, cls)), "complex")
 
 
 def _dtype(dtype: Any, encode: Encode) -> str:
@@ -245,6 +259,13 @@ add_kind(SingleDeviceSharding, _single_device, SingleDeviceSharding=SingleDevice
 
 
 # --- tree structures ------------------------------------------------------------------------------
+
+
+def _ordered(value: OrderedDict, encode: Encode) -> str:
+    return f"OrderedDict({encode(dict(value))})"
+
+
+add_kind(OrderedDict, _ordered, OrderedDict=OrderedDict)
 
 
 class Leaf:

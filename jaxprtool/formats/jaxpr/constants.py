@@ -1,0 +1,248 @@
+"""The arrays of a `.jaxpr` file: small ones as nested lists, large ones in an `.npz` beside it.
+
+    a:f32[3]=[1.0, 2.0, 3.0]               a small constant, at its binder
+    b:f32[512,512]=npz('sha256:1f2e...')   a large one, under its digest in NAME.jaxpr.npz
+    c:f32[512,512]=base64('AACAPw...')     a large one in a text that has no file beside it
+
+The digest is of an array's dtype, shape and bits, so that an array which is stored for several
+programs, or in several places of one, is the same. Keys of random numbers are stored as their
+data. Dtypes that NumPy's own file format does not have are stored as integers of as many bits.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+import hashlib
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.formats.jaxpr import values
+from jaxprtool.formats.jaxpr.kinds import as_scalar, number
+from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable
+
+#: Arrays of more elements than this are no part of the text.
+MOST_INLINE = 64
+
+#: The digits of a digest that stand in the text, of SHA-256's 64.
+_DIGITS = 32
+
+
+# --- arrays and their bits ------------------------------------------------------------------------
+
+
+def _is_key(dtype: Any) -> bool:
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _data(value: Any, aval: Any) -> np.ndarray:
+    """What is written of an array of the type `aval`: NumPy's, of plain numbers."""
+    if _is_key(aval.dtype):
+        return np.asarray(jax.random.key_data(value))
+    if aval.dtype == jax.dtypes.float0:
+        return np.zeros(aval.shape, bool)
+    return np.asarray(value).astype(aval.dtype, copy=False)
+
+
+def _data_type(aval: Any) -> tuple[np.dtype, tuple[int, ...]]:
+    """The dtype and the shape of what is written of an array of this type."""
+    if _is_key(aval.dtype):
+        key_shape = jaxcompat.key_implementation(aval.dtype).key_shape
+        return np.dtype(np.uint32), (*aval.shape, *key_shape)
+    if aval.dtype == jax.dtypes.float0:
+        return np.dtype(bool), aval.shape
+    return aval.dtype, aval.shape
+
+
+def _array(data: np.ndarray, aval: Any) -> Any:
+    """The array of the type `aval` of which `data` has been written."""
+    if _is_key(aval.dtype):
+        return jax.random.wrap_key_data(data, impl=jaxcompat.key_implementation(aval.dtype))
+    return np.zeros(aval.shape, jax.dtypes.float0) if aval.dtype == jax.dtypes.float0 else data
+
+
+def _stored(data: np.ndarray) -> np.ndarray:
+    """An array as NumPy's file format can have it."""
+    # Of dtypes that are not its own, the format keeps no more than the size.
+    return data if data.dtype.isbuiltin == 1 else data.view(f"u{data.dtype.itemsize}")
+
+
+def digest(data: np.ndarray) -> str:
+    """The digest that names an array."""
+    data = np.ascontiguousarray(data).reshape(data.shape)
+    seen = hashlib.sha256(f"{data.dtype.name}{data.shape}".encode())
+    seen.update(_stored(data).data)
+    return f"sha256:{seen.hexdigest()[:_DIGITS]}"
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+class ConstantWriter:
+    """Spells arrays. Large ones are put into `stored`, by digest, or spelled out if `inline`."""
+
+    def __init__(self, inline: bool):
+        self.inline = inline
+        self.stored: dict[str, np.ndarray] = {}
+
+    def constant(self, value: Any, aval: Any) -> str:
+        """The spelling of a constant of the type `aval`. Raises Unwritable."""
+        data = _plain_data(value, aval)
+        if data.size <= MOST_INLINE:
+            return _nested(data)
+        if self.inline:
+            return _base64(data)
+        name = digest(data)
+        self.stored[name] = data
+        return f"npz({name!r})"
+
+
+def literal(value: Any, aval: Any) -> str:
+    """The spelling of a literal, without its type. Raises Unwritable."""
+    data = _plain_data(value, aval)
+    return _nested(data) if data.size <= MOST_INLINE else _base64(data)
+
+
+def _plain_data(value: Any, aval: Any) -> np.ndarray:
+    if not hasattr(aval, "dtype") or isinstance(aval, jaxcompat.AbstractRef):
+        raise Unwritable(f"a constant that is no array, but of the type {aval}")
+    try:
+        return _data(value, aval)
+    except Exception as error:  # of an array whose data are elsewhere, or deleted
+        raise Unwritable(f"a constant whose value is not at hand: {error}") from error
+
+
+def _nested(data: np.ndarray) -> str:
+    if not data.shape:
+        return number(data[()])
+    return f"[{', '.join(map(_nested, data))}]"
+
+
+def _base64(data: np.ndarray) -> str:
+    return f"base64('{base64.b64encode(np.ascontiguousarray(data).tobytes()).decode()}')"
+
+
+def write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays under their names, so that `numpy.load` reads them; equal ones, equal bytes."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in sorted(arrays):
+            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            with archive.open(entry, "w", force_zip64=True) as member:
+                data = np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape)
+                np.lib.format.write_array(member, _stored(data), allow_pickle=False)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class Constants:
+    """Reads the arrays of one file; `path` is that of its `.npz`, if it has one."""
+
+    def __init__(self, path: Path | None):
+        self._path = path
+        self._archive: Any = None
+
+    def array(self, node: ast.expr, aval: Any) -> Any:
+        """The constant of the type `aval` that an expression spells. Raises Unreadable."""
+        return _array(self._read(node, aval), aval)
+
+    def literal(self, node: ast.expr, aval: Any) -> Any:
+        """The value of a literal of the type `aval`. Raises Unreadable."""
+        data = _array(self._read(node, aval), aval)
+        return data[()] if isinstance(data, np.ndarray) else data
+
+    def _read(self, node: ast.expr, aval: Any) -> np.ndarray:
+        if not hasattr(aval, "dtype") or isinstance(aval, jaxcompat.AbstractRef):
+            raise Unreadable(node, f"a value of the type {aval} cannot be written")
+        dtype, shape = _data_type(aval)
+        if not all(type(size) is int for size in shape):
+            raise Unreadable(node, "a value has no symbolic dimensions")
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id == "npz":
+                return self._from_npz(node, dtype, shape)
+            if node.func.id == "base64":
+                return _from_base64(node, dtype, shape)
+        return _from_lists(node, dtype, shape)
+
+    def _from_npz(self, node: ast.Call, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+        name = _only_text(node)
+        if self._path is None:
+            raise Unreadable(node, f"the constant {name} is in a file, and none is given")
+        try:
+            if self._archive is None:
+                self._archive = zipfile.ZipFile(self._path)
+            data = _member(self._archive, name, dtype, shape)
+        except FileNotFoundError:
+            fault = f"the constant {name} is missing, and so is the file {self._path}"
+            raise Unreadable(node, fault) from None
+        except KeyError:
+            raise Unreadable(node, f"the constant {name} is missing in {self._path}") from None
+        except Exception as error:  # whatever zipfile and NumPy find wrong
+            fault = f"the constant {name} in {self._path} cannot be read: {error}"
+            raise Unreadable(node, fault) from error
+        if data is None or digest(data) != name:
+            raise Unreadable(node, f"the constant {name} in {self._path} has been altered")
+        return data
+
+
+def _member(
+    archive: zipfile.ZipFile, name: str, dtype: Any, shape: tuple[int, ...]
+) -> np.ndarray | None:
+    """An array of an `.npz` file, or None if it is not of this dtype and shape."""
+    as_stored = _stored(np.zeros((), dtype)).dtype
+    with archive.open(f"{name}.npy") as member:
+        np.lib.format.read_magic(member)
+        found = np.lib.format.read_array_header_1_0(member)
+        if found != (shape, False, as_stored):
+            return None
+        # Never more than the text says it should be, whatever the file holds.
+        size = math.prod(shape) * dtype.itemsize
+        data = member.read(size)
+    return np.frombuffer(data, dtype).reshape(shape) if len(data) == size else None
+
+
+def _from_base64(node: ast.Call, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        data = base64.b64decode(_only_text(node), validate=True)
+    except binascii.Error as error:
+        raise Unreadable(node, f"bad base64: {error}") from None
+    wanted = math.prod(shape) * dtype.itemsize
+    if len(data) != wanted:
+        raise Unreadable(node, f"these are {len(data):,} bytes, and the type has {wanted:,}")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _only_text(node: ast.Call) -> str:
+    match node:
+        case ast.Call(args=[ast.Constant(value=str(text))], keywords=[]):
+            return text
+    raise Unreadable(node, "a text in quotes is wanted here, and nothing else")
+
+
+def _from_lists(node: ast.expr, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    numbers: list[Any] = []
+    _collect(node, dtype, shape, numbers)
+    return np.array(numbers, dtype).reshape(shape)
+
+
+def _collect(node: ast.expr, dtype: Any, shape: tuple[int, ...], numbers: list[Any]) -> None:
+    """Put the numbers in nested lists of this shape into `numbers`."""
+    if shape:
+        if not isinstance(node, ast.List) or len(node.elts) != shape[0]:
+            raise Unreadable(node, f"a list of {shape[0]} is wanted here")
+        for item in node.elts:
+            _collect(item, dtype, shape[1:], numbers)
+        return
+    value = values.decode(node)
+    try:
+        numbers.append(as_scalar(dtype, value))
+    except (ValueError, OverflowError, TypeError) as error:
+        raise Unreadable(node, str(error)) from None

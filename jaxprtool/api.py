@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.loading.load import find
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.render.listing import listing
+from jaxprtool.targets import find
 
 __all__ = [
     "Program",
@@ -28,9 +28,10 @@ def load(
 ) -> Program:
     """The Program that the command line would make of TARGET and --args.
 
-    `target` is `package.module:attr.path` or `path/file.py:attr.path`; `args` an argument list as
-    text, such as `"f32[8,3], training=static(False)"`, and without it the target's own example
-    arguments are used. Raises a `JaxprToolError` that says what is wrong with either.
+    `target` is `package.module:attr.path` or `path/file.py:attr.path`, or a file with a program
+    in it. `args` is an argument list as text, such as `"f32[8,3], training=static(False)"`;
+    without it the target's own example arguments are used. Raises a `JaxprToolError` that says
+    what is wrong with either.
     """
     entry = find(
         target,

@@ -22,7 +22,7 @@ MAX_FILE = 1_000_000
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """Targets that begin with what is typed: folders, `file.py:`, `file.py:function`."""
+    """Targets that begin with what is typed: folders, files, `file.py:function`."""
     if ":" not in incomplete:
         return _paths(incomplete)
     place, _, typed = incomplete.partition(":")
@@ -46,11 +46,13 @@ def _paths(typed: str) -> list[str]:
             found.append(os.path.join(folder, entry.name, ""))
         elif entry.name.endswith(".py"):
             found.append(os.path.join(folder, entry.name) + ":")
+        elif entry.name.endswith(".jaxpr"):
+            found.append(os.path.join(folder, entry.name))
     if len(found) == 1:
         only = found[0]
         if only.endswith(":"):
             return [only + name for name in _functions(only[:-1])] or found
-        return _paths(only) or found
+        return (_paths(only) if only.endswith(os.sep) else []) or found
     return found
 
 

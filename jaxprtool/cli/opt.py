@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jaxprtool.cli import options, output
-from jaxprtool.errors import PipelineError, did_you_mean
+from jaxprtool.cli.places import STDOUT, places
+from jaxprtool.errors import OutputError, PipelineError, did_you_mean
 
 if TYPE_CHECKING:
+    from jaxprtool.ir.program import Program
     from jaxprtool.passes.pipeline import Pipeline
 
 _WATCHED = "What is watched (on stderr)"
@@ -65,6 +67,16 @@ _Timing = Annotated[
     bool,
     typer.Option("--timing", metavar="", help="How long each pass took.", rich_help_panel=_WATCHED),
 ]
+_Out = Annotated[
+    str | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE|DIR/|-",
+        help="Write the result as a .jaxpr file, several results into a folder; - is stdout.",
+        rich_help_panel="Output",
+    ),
+]
 
 
 def opt(
@@ -82,6 +94,7 @@ def opt(
     print_after: _PrintAfter = None,
     stats: _Stats = False,
     timing: _Timing = False,
+    out: _Out = None,
     json: options.Json = False,
     traceback: options.Traceback = False,
 ) -> None:
@@ -92,7 +105,11 @@ def opt(
       jaxprtool opt samples/transformer.py:loss -p dce
       jaxprtool opt samples/rnn.py:loss -p "dce(drop_inputs=True)" --stats --timing
       jaxprtool opt samples/transformer.py:loss -p dce --print-after-all
+      jaxprtool opt samples/transformer.py:loss -p dce -o loss.jaxpr
+      jaxprtool opt samples/rnn.py:loss -o - | jaxprtool opt - -p dce
     """
+    if json and out == STDOUT:
+        raise OutputError("--json and -o - both want stdout", "write the program to a file")
     options.start_jax(x64)
     from jaxprtool.cli import watch
 
@@ -101,16 +118,29 @@ def opt(
     entry = options.find(target, args, factory, static_argnums, static_argnames)
     result = pipeline.run(options.trace(entry), watcher, check=not no_check)
     programs = options.each(result)
+    if out is not None:
+        _write_files(programs, out)
     if json:
         from jaxprtool.render.as_json import program_document
 
         shown = [program_document(program) for _, program in programs]
         output.write_json({"programs": shown, "passes": [row.as_json() for row in watcher.rows]})
         return
-    output.write_listings(programs)
+    if out is None:
+        output.write_listings(programs)
     if stats or timing:
         sys.stdout.flush()
         watch.write_rows(watcher.rows, stats, timing)
+
+
+def _write_files(programs: list[tuple[str, Program]], out: str) -> None:
+    from jaxprtool.formats.jaxpr import write
+
+    for program, path in places(programs, out, ".jaxpr"):
+        if path == STDOUT:
+            output.write(write.text(program))
+        else:
+            write.write(program, path)
 
 
 def _checked(wanted: list[str] | None, pipeline: Pipeline) -> frozenset[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxprtool.ir.program import Program, Programs
     from jaxprtool.loading.load import Entry
     from jaxprtool.passes.pipeline import Pipeline
+    from jaxprtool.targets import ProgramEntry
 
 _FUNCTION, _PASSES, _OUTPUT = "Function and arguments", "Passes", "Output"
 
@@ -37,7 +38,8 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="The function: package.module:function or path/file.py:function.",
+        help="The function: package.module:function or path/file.py:function; or a program: "
+        "file.jaxpr, or - for stdin.",
         show_default=False,
         autocompletion=completion.complete_target,
     ),
@@ -177,9 +179,9 @@ def _interrupts_held_back() -> Iterator[None]:
 
 def find(
     target: str, args: str | None, factory: bool, argnums: Any = None, argnames: Any = None
-) -> Entry:
-    """The function that a TARGET names, with its arguments. What its module prints is no result."""
-    from jaxprtool.loading.load import find
+) -> Entry | ProgramEntry:
+    """What a TARGET names, with its arguments. What its module prints is no result."""
+    from jaxprtool.targets import find
 
     with contextlib.redirect_stdout(sys.stderr):
         return find(
@@ -191,7 +193,7 @@ def find(
         )
 
 
-def trace(entry: Entry) -> Program:
+def trace(entry: Entry | ProgramEntry) -> Program:
     """The program of an entry. What the function prints while it is traced is no result."""
     with contextlib.redirect_stdout(sys.stderr):
         return entry.trace()

@@ -39,21 +39,20 @@ def read(path: str | os.PathLike[str]) -> Program:
         data = Path(name).read_bytes()
     except OSError as error:
         raise ProgramFileError(f"{name}: {error.strerror}") from error
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        column = error.start - data.rfind(b"\n", 0, error.start)
-        message = f"{name}:{line}:{column}: this is not a text in UTF-8"
-        raise ProgramFileError(message) from None
-    return parse(text, name, Path(f"{name}.npz"))
+    return parse(data, name, Path(f"{name}.npz"))
 
 
-def parse(text: str, name: str, constants: Path | None = None) -> Program:
-    """The Program that `text` holds; `name` is what error messages call the file.
+def is_program(data: bytes) -> bool:
+    """Whether these are the bytes of a `.jaxpr` file, by how it begins."""
+    return data.removeprefix(b"\xef\xbb\xbf").startswith(b"jaxprtool ")
+
+
+def parse(data: str | bytes, name: str, constants: Path | None = None) -> Program:
+    """The Program that a file's text holds; `name` is what error messages call the file.
 
     `constants` is the `.npz` file of the large constants. Raises ProgramFileError.
     """
+    text = data if isinstance(data, str) else _decoded(data, name)
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     source = Source(name, text)
     file = syntax.parse(source)
@@ -74,6 +73,16 @@ def parse(text: str, name: str, constants: Path | None = None) -> Program:
         out_names=header.results[1],
         axis_env=header.axis_env,
     )
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        message = f"{name}:{line}:{column}: this is not a text in UTF-8"
+        raise ProgramFileError(message) from None
 
 
 def _check_counts(source: Source, file: syntax.File, header: Header) -> None:

@@ -1,0 +1,185 @@
+"""What a TARGET gives: a function to trace, or a program that was written down.
+
+    package.module:function, path/file.py:function    a function, with arguments for it
+    path/file.jaxpr, -                                a program from a file, or from stdin
+    path/file                                         an artifact of `jax.export`, which is called
+
+Finding functions and reading files are wings of their own; this is where they meet.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.errors import ArgumentsError, TargetError
+from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import Tree, describe
+from jaxprtool.loading import argspec
+from jaxprtool.loading import load as functions
+from jaxprtool.loading.example import Static
+from jaxprtool.loading.load import Entry
+
+STDIN = "-"
+
+_FUNCTION = "a function is written package.module:function or path/file.py:function"
+
+
+@dataclass(frozen=True)
+class ProgramEntry:
+    """A program that was read, with flat arguments to run it on; like a function's `Entry`."""
+
+    program: Program
+    values: tuple[Any, ...]
+
+    def trace(self) -> Program:
+        """The program as it was read."""
+        return self.program
+
+    def arguments(self) -> list[Any]:
+        """The flat arguments in the program's order: arrays, scalars or `ShapeDtypeStruct`s."""
+        return list(self.values)
+
+
+def find(
+    target: str,
+    args: str | None = None,
+    *,
+    factory: bool = False,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Entry | ProgramEntry:
+    """What TARGET names, with the arguments of `--args`.
+
+    Raises TargetError, ProgramFileError, ArgumentsError, or UserFunctionError if the user's code
+    raises.
+    """
+    if not is_file(target):
+        return functions.find(
+            target,
+            args,
+            factory=factory,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+        )
+    if factory or static_argnums != () or static_argnames != ():
+        raise TargetError(
+            f"{_shown(target)} is a program, which has neither a factory nor static arguments",
+            _FUNCTION,
+        )
+    program = _program(target, _data(target))
+    if args is None:
+        types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals]
+        return ProgramEntry(program, tuple(types))
+    return ProgramEntry(program, fitted(program, *argspec.read_args(args)))
+
+
+def is_file(target: str) -> bool:
+    """Whether a TARGET is a file or stdin, and not a function in a module."""
+    if target == STDIN or target.endswith(".jaxpr"):
+        return True
+    return not target.endswith(".py") and os.path.isfile(target)
+
+
+def _data(target: str) -> bytes:
+    if target == STDIN:
+        return sys.stdin.buffer.read()
+    try:
+        with open(target, "rb") as file:
+            return file.read()
+    except OSError as error:
+        hint = None
+        if isinstance(error, FileNotFoundError):
+            hint = "write one with `jaxprtool opt TARGET -o FILE`"
+        raise TargetError(f"cannot read '{target}': {error.strerror or error}", hint) from None
+
+
+def _program(target: str, data: bytes) -> Program:
+    # Functions are what most targets are; only a file needs what reads files.
+    from jaxprtool.formats.exported import is_exported, read_exported
+    from jaxprtool.formats.jaxpr.read import is_program, parse, read
+
+    if is_exported(data):
+        return read_exported(data, _shown(target))
+    if not is_program(data) and not target.endswith(".jaxpr"):
+        raise TargetError(
+            f"{_shown(target)} holds neither a program that jaxprtool wrote nor one of jax.export",
+            _FUNCTION,
+        )
+    return parse(data, "<stdin>") if target == STDIN else read(target)
+
+
+def _shown(target: str) -> str:
+    return "stdin" if target == STDIN else f"'{target}'"
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+
+def fitted(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The flat arguments of a call of `program`, each of the type that it takes.
+
+    A Python scalar stands for an array of that type. Raises ArgumentsError for a call of another
+    structure, and for a value of another type.
+    """
+    if any(isinstance(arg, Static) for arg in (*args, *kwargs.values())):
+        raise ArgumentsError(f"{program.name} is a program, which has no static arguments left")
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    if len(leaves) != len(program.in_avals) or not _fits(describe(tree), describe(program.in_tree)):
+        names = ", ".join(program.arg_names[:8]) + (", ..." if len(program.arg_names) > 8 else "")
+        raise ArgumentsError(
+            f"{program.name} takes arguments of structure {program.in_tree}, not {tree}",
+            f"it takes {names or 'nothing'}",
+        )
+    triples = zip(program.arg_names, leaves, program.in_avals, strict=True)
+    return tuple(_fitted_leaf(*triple) for triple in triples)
+
+
+def _fits(given: Tree, wanted: Tree) -> bool:
+    """Whether a structure is the one wanted; any container will do in place of a custom node."""
+    if wanted.kind == "custom":
+        return given == wanted or _num_leaves(given) == _num_leaves(wanted)
+    alike = given.kind == wanted.kind and given.keys == wanted.keys
+    return (
+        alike
+        and len(given.children) == len(wanted.children)
+        and all(map(_fits, given.children, wanted.children))
+    )
+
+
+def _num_leaves(tree: Tree) -> int:
+    return 1 if tree.kind == "leaf" else sum(map(_num_leaves, tree.children))
+
+
+#: Kinds of numbers; a Python scalar stands for a value of its own kind and of those after it.
+_KINDS = {bool: jnp.bool_, int: jnp.integer, float: jnp.floating, complex: jnp.complexfloating}
+
+
+def _fitted_leaf(name: str, value: Any, aval: Any) -> Any:
+    kinds = list(_KINDS)
+    if aval.shape == () and type(value) in _KINDS:
+        allowed = kinds[kinds.index(type(value)) :]
+        if any(jnp.issubdtype(aval.dtype, _KINDS[kind]) for kind in allowed):
+            return _scalar(name, value, aval.dtype)
+    given = value
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        given = jax.api_util.shaped_abstractify(value)
+    if (given.shape, given.dtype) != (aval.shape, aval.dtype):
+        shown = type_of(jax.core.ShapedArray(given.shape, given.dtype))
+        raise ArgumentsError(f"argument '{name}' is {shown}, and the program takes {type_of(aval)}")
+    return value
+
+
+def _scalar(name: str, value: Any, dtype: Any) -> Any:
+    try:
+        return np.asarray(value, dtype)
+    except OverflowError:
+        raise ArgumentsError(f"argument '{name}' is {value}, too large for {dtype}") from None

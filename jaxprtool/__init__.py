@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jaxprtool.api import Program, Programs, load, trace
+    from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.ir.equivalence import equivalent
     from jaxprtool.loading.example import example, static
     from jaxprtool.passes.base import Pass
@@ -28,6 +29,7 @@ _HOME = {
     "example": "jaxprtool.loading.example",
     "load": "jaxprtool.api",
     "make_jaxpr": "jaxprtool.staging",
+    "read": "jaxprtool.formats.jaxpr.read",
     "register": "jaxprtool.passes.registry",
     "static": "jaxprtool.loading.example",
     "trace": "jaxprtool.api",
@@ -44,6 +46,7 @@ __all__ = [
     "example",
     "load",
     "make_jaxpr",
+    "read",
     "register",
     "static",
     "trace",

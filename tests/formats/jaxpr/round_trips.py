@@ -1,0 +1,97 @@
+"""Writing a program, reading it back, and what must be the same then.
+
+python -m tests.formats.jaxpr.round_trips       counts all of JAX's own test programs
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.render.listing import listing
+from tests.programs import Case, harness_programs, same
+
+
+def round_trip(program: Program) -> Program:
+    """The program written and read back. Raises AssertionError if it is not the same.
+
+    It is equivalent, its listing is the same to the byte, its equations say the same of where
+    they come from, and writing it again gives the same text. Raises UnsupportedError if it
+    cannot be written.
+    """
+    written = text(program)
+    back = parse(written, f"{program.name}.jaxpr")
+    type_check(back)
+    assert difference(program, back) is None, difference(program, back)
+    assert (back.name, back.arg_names) == (program.name, program.arg_names)
+    assert (back.out_names, back.axis_env) == (program.out_names, program.axis_env)
+    assert listing(back).plain() == listing(program).plain()
+    assert places(back.jaxpr) == places(program.jaxpr)
+    assert text(back) == written
+    return back
+
+
+def places(jaxpr: Any) -> list[Any]:
+    """Where each equation at every depth comes from."""
+    found: list[Any] = []
+    for eqn in jaxpr.eqns:
+        found.append((jaxcompat.user_place(eqn), jaxcompat.name_stack(eqn)))
+        for _, body in sub_jaxprs(eqn):
+            found += places(body)
+    return found
+
+
+def prove_round_trip(case: Case, *, run: bool) -> str:
+    """Round-trip a case; with `run`, also compare results and gradients. Says what came out."""
+    with case.setting():
+        before = case.program()
+        try:
+            after = round_trip(before)
+        except UnsupportedError as error:
+            return f"refused: {reason(error)}"
+        if run:
+            after = after.replace(in_tree=before.in_tree, out_tree=before.out_tree)
+            verdict = same(before, after, case.arguments())
+            assert not verdict.stepwise
+    return "round trip"
+
+
+def reason(error: UnsupportedError) -> str:
+    """Why a program is refused, without the places that differ from program to program."""
+    return re.sub(r" at \S+:\d+", "", re.sub(r"\S+\.py:\d+(:\d+)?", "...", error.message))
+
+
+def count(cases: Iterable[Case], *, run_every: int) -> Counter[str]:
+    """How many cases have each outcome; each `run_every`-th is also run, 0 for none.
+
+    Raises AssertionError with all that fail.
+    """
+    outcomes: Counter[str] = Counter()
+    failures: list[str] = []
+    for number, case in enumerate(cases):
+        try:
+            run = run_every > 0 and number % run_every == 0
+            outcomes[prove_round_trip(case, run=run)] += 1
+        except Exception as error:
+            failures.append(f"{case.name}: {type(error).__name__}: {str(error)[:400]}")
+        if number % 200 == 199:
+            jax.clear_caches()
+    assert not failures, f"{len(failures)} programs failed\n" + "\n".join(failures)
+    return outcomes
+
+
+if __name__ == "__main__":
+    print(f"JAX {jax.__version__}")
+    for outcome, number in count(harness_programs(1), run_every=0).most_common():
+        print(f"{number:6}  {outcome}")

@@ -1,0 +1,194 @@
+"""A spoiled file is an error with a place, or a program that type-checks; never anything else.
+
+Not a crash, not a hang, and no more memory than a file of its size may take.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import resource
+import signal
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxprtool.errors import ProgramFileError
+from jaxprtool.formats.jaxpr.read import parse, read
+from jaxprtool.ir.program import Program, type_check
+from tests.formats.jaxpr.golden import FOLDER
+from tests.formats.jaxpr.mutations import MUTATIONS, Step, spoiled
+
+FILES = sorted(FOLDER.glob("*/*.jaxpr"))
+SECONDS = 10
+GIGABYTE = 1 << 20  # in the kilobytes that the system counts in
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(sorted(MUTATIONS)), st.integers(0, 99_999), st.integers(0, 99_999)),
+    min_size=1,
+    max_size=4,
+)
+
+
+class TooSlow(BaseException):
+    """What nobody catches."""
+
+
+@contextmanager
+def limits() -> Iterator[None]:
+    """Raise TooSlow after some seconds; fail if a gigabyte more than before is taken."""
+
+    def stop(*_: object) -> None:
+        raise TooSlow(f"not done after {SECONDS} seconds")
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    old = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, old)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < GIGABYTE
+
+
+def outcome(text: str, constants: Path | None = None) -> str:
+    """What comes of reading a text; AssertionError if that is anything that must not be."""
+    with limits():
+        try:
+            program = parse(text, "f.jaxpr", constants)
+        except ProgramFileError as error:
+            assert re.fullmatch(r"f\.jaxpr:\d+:\d+: \S.*", error.message), error.message
+            assert error.message.isprintable() or "\x00" in text, error.message
+            return "an error with its place"
+        check(program, text)
+        return "a program that type-checks"
+
+
+def check(program: Program, text: str) -> None:
+    with jax.enable_x64(any(f"{name}[" in text for name in ("f64", "i64", "u64", "c128"))):
+        type_check(program)
+
+
+def fuzz(examples: int, seed: int) -> Counter[str]:
+    texts = [path.read_text() for path in FILES]
+    outcomes: Counter[str] = Counter()
+
+    @hypothesis.seed(seed)
+    @settings(max_examples=examples)
+    @given(st.sampled_from(range(len(texts))), STEPS)
+    def spoil(number: int, steps: list[Step]) -> None:
+        constants = Path(f"{FILES[number]}.npz")
+        outcomes[outcome(spoiled(texts[number], steps), constants)] += 1
+
+    spoil()
+    return outcomes
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_a_spoiled_file_is_an_error_or_a_program(chunk):
+    outcomes = fuzz(100, chunk)
+    assert min(outcomes["an error with its place"], outcomes["a program that type-checks"]) > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chunk", range(10))
+def test_ten_thousand_spoiled_files_are_errors_or_programs(chunk, record_property):
+    record_property("outcomes", dict(fuzz(1000, 1000 + chunk)))
+
+
+# --- the constants beside a file --------------------------------------------------------------
+
+
+WITH_CONSTANTS = [path for path in FILES if Path(f"{path}.npz").exists()]
+
+
+@given(
+    st.sampled_from(WITH_CONSTANTS or [None]),
+    st.lists(st.tuples(st.integers(0, 99_999), st.integers(0, 255)), min_size=1, max_size=4),
+)
+def test_spoiled_constants_are_found_out(tmp_path_factory, path, changes):
+    data = bytearray(Path(f"{path}.npz").read_bytes())
+    for at, byte in changes:
+        data[at % len(data)] = byte
+    spoilt = tmp_path_factory.mktemp("npz") / "f.npz"
+    spoilt.write_bytes(data)
+    outcome(path.read_text(), spoilt)
+
+
+def stored(arrays: dict[str, np.ndarray]) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def big(name: str) -> bytes:
+    """An archive whose member of this name is a gigabyte of zeros, in a megabyte."""
+    file = io.BytesIO()
+    with (
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open(f"{name}.npy", "w", force_zip64=True) as member,
+    ):
+        header = "{'descr': '<f4', 'fortran_order': False, 'shape': (500000000,)}\n"
+        member.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
+        for _ in range(2000):
+            member.write(bytes(1_000_000))
+    return file.getvalue()
+
+
+#: What may be beside the file instead of its constants, from the name of one and its array.
+BESIDE = {
+    "nothing": lambda name, array: None,
+    "no archive": lambda name, array: b"",
+    "another": lambda name, array: stored({"other": array}),
+    "altered": lambda name, array: stored({name: array + np.ones((), array.dtype)}),
+    "another shape": lambda name, array: stored({name: array.reshape(-1)}),
+    "another dtype": lambda name, array: stored({name: array.astype(np.float64)}),
+    "objects": lambda name, array: stored({name: np.array([{}], dtype=object)}),
+    "a bomb": lambda name, array: big(name),
+}
+
+
+@pytest.mark.parametrize("what", BESIDE)
+def test_missing_and_altered_constants_are_named(what, tmp_path):
+    path = next(path for path in WITH_CONSTANTS if path.stem == "constants")
+    with np.load(f"{path}.npz") as arrays:
+        name = arrays.files[0]
+        beside = BESIDE[what](name, arrays[name])
+    copy = tmp_path / "f.jaxpr"
+    copy.write_text(path.read_text())
+    if beside is not None:
+        Path(f"{copy}.npz").write_bytes(beside)
+    with limits(), pytest.raises(ProgramFileError) as caught:
+        read(copy)
+    assert re.match(rf"{re.escape(str(copy))}:\d+:\d+: ", caught.value.message)
+    assert "f.jaxpr.npz" in caught.value.message
+    assert "sha256:" in caught.value.message
+
+
+# --- what was found so, kept ------------------------------------------------------------------
+
+
+def test_reading_takes_time_in_proportion():
+    line = "b{0}:f32[] = add a a\n"
+    head = "jaxprtool 1\njax = ''\nname = 'f'\narguments = (('x',), {{}})\nresults = 'r'\n"
+    head = head.format() + "{ lambda ; a:f32[]. let\n"
+
+    def seconds(size: int) -> float:
+        text = head + "".join(line.format(i) for i in range(size)) + "in (a,) }"
+        start = time.perf_counter()
+        parse(text, "f.jaxpr")
+        return time.perf_counter() - start
+
+    seconds(10)
+    assert seconds(40_000) < 20 * max(seconds(4_000), 0.02)

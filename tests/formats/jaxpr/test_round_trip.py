@@ -1,0 +1,68 @@
+"""What is written and read back is the same program: the proof of the format.
+
+On JAX's own test programs, on random programs, and on the samples and their gradients.
+"""
+
+from __future__ import annotations
+
+import hypothesis
+import jax
+import pytest
+from hypothesis import given, settings
+
+from tests.formats.jaxpr.round_trips import count, prove_round_trip
+from tests.programs import harness_programs, random_programs, sample_programs
+from tests.programs.random_programs import RandomProgram
+from tests.programs.samples import sample_files
+
+CHUNKS = 8
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_a_tenth_of_the_harnesses_come_back(chunk):
+    outcomes = count(harness_programs(10)[chunk::CHUNKS], run_every=10)
+    assert outcomes["round trip"] > 50
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_all_harnesses_come_back(chunk, record_property):
+    outcomes = count(harness_programs(1)[chunk::CHUNKS], run_every=1)
+    record_property("outcomes", dict(outcomes))
+    assert outcomes["round trip"] > 600
+
+
+@pytest.mark.parametrize("file", sample_files())
+def test_samples_and_their_gradients_come_back(file):
+    for case in sample_programs(file):
+        assert prove_round_trip(case, run=False) == "round trip"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("file", sample_files())
+def test_samples_that_come_back_compute_and_differentiate_the_same(file):
+    for case in sample_programs(file):
+        assert prove_round_trip(case, run=True) == "round trip"
+
+
+def prove_random_programs(examples: int, seed: int) -> None:
+    @hypothesis.seed(seed)
+    @settings(max_examples=examples)
+    @given(random_programs())
+    def check(drawn: RandomProgram) -> None:
+        outcome = prove_round_trip(drawn.case(), run=True)
+        assert outcome == "round trip" or "callback" in outcome
+
+    check()
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_random_programs_come_back(chunk):
+    prove_random_programs(examples=10, seed=chunk)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chunk", range(10))
+def test_many_random_programs_come_back(chunk):
+    prove_random_programs(examples=250, seed=100 + chunk)

@@ -18,7 +18,7 @@ FLOORS = [
     {"loading", "passes", "analysis", "render", "formats", "execute"},
     {"ir"},
     {"jaxcompat"},
-    {"expressions"},
+    {"expressions", "files"},
     {"errors", "__init__"},
 ]
 LEVEL = {room: i for i, floor in enumerate(FLOORS) for room in floor}
@@ -72,7 +72,7 @@ def test_only_jaxcompat_imports_jax_src():
         for path in (root / folder).rglob("*.py")
     ]
     guilty = [str(p) for p in files if any(n.startswith("jax._src") for n in imports(p))]
-    assert guilty == [str(PACKAGE / "jaxcompat.py")]
+    assert guilty and all(PACKAGE / "jaxcompat" in Path(path).parents for path in guilty)
 
 
 def test_importing_jaxprtool_does_not_import_jax():

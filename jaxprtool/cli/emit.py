@@ -14,6 +14,7 @@ import typer
 from jaxprtool.cli import completion, options, output
 from jaxprtool.cli.places import STDOUT, places
 from jaxprtool.errors import OutputError, did_you_mean
+from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
@@ -289,7 +290,7 @@ def _write(program: Program, path: str, wanted: _Wanted) -> None:
 
         write.write(program, path)
     else:
-        with output.file_written_whole(path) as file:
+        with file_written_whole(path) as file:
             content = _CONTENT[wanted.to](program, wanted)
             file.write(content if isinstance(content, bytes) else content.encode())
 

@@ -23,7 +23,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from jaxprtool.errors import OutputError
 
@@ -235,45 +235,3 @@ class _PagerInput:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pipe, name)
-
-
-# --- files ------------------------------------------------------------------------------------
-
-
-@contextmanager
-def file_written_whole(path: str) -> Iterator[BinaryIO]:
-    """A file to write that takes its name when all is written, and leaves no trace if it is not.
-
-    It is opened at once, so that a path that cannot be written is known before the work is done.
-    Raises OutputError.
-    """
-    import tempfile
-
-    folder, name = os.path.split(path)
-    if os.path.isdir(path) or not name:
-        raise OutputError(f"cannot write '{path}': it is a folder")
-    try:
-        if os.path.exists(path) and not os.access(path, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-        file = tempfile.NamedTemporaryFile(  # noqa: SIM115
-            dir=folder or ".", prefix=f".{name}.", delete=False
-        )
-    except OSError as fault:
-        raise OutputError(f"cannot write '{path}': {fault.strerror}") from fault
-    try:
-        with file:
-            yield file  # type: ignore[misc]
-        os.chmod(file.name, 0o666 & ~_umask())
-        os.replace(file.name, path)
-    except OSError as fault:
-        os.unlink(file.name)
-        raise OutputError(f"cannot write '{path}': {fault.strerror}") from fault
-    except BaseException:
-        os.unlink(file.name)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

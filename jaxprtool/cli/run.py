@@ -12,6 +12,7 @@ import typer
 
 from jaxprtool.cli import completion, options, output
 from jaxprtool.errors import PipelineError
+from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.execute.run import Output, RunReport
@@ -102,7 +103,7 @@ def run(
     if backend is not None or device is not None:
         _require_device(backend, device)
     entry = options.find(target, args, factory, static_argnums, static_argnames)
-    with output.file_written_whole(save) if save else contextlib.nullcontext() as file:
+    with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
         traced = options.trace(entry)
         trace_time = time.perf_counter() - start

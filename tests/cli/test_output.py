@@ -6,6 +6,7 @@ import pytest
 
 from jaxprtool.cli import output
 from jaxprtool.errors import OutputError
+from jaxprtool.files import file_written_whole
 
 
 class Terminal(io.StringIO):
@@ -47,7 +48,7 @@ def test_what_json_lacks_is_written_as_json_can():
 
 def test_a_file_takes_its_name_when_all_is_written(tmp_path):
     path = tmp_path / "out.bin"
-    with output.file_written_whole(str(path)) as file:
+    with file_written_whole(str(path)) as file:
         file.write(b"whole")
         assert not path.exists()
     assert path.read_bytes() == b"whole"
@@ -61,7 +62,7 @@ def test_a_file_takes_its_name_when_all_is_written(tmp_path):
 def test_a_file_that_is_not_finished_leaves_the_old_one(tmp_path, error):
     path = tmp_path / "out.bin"
     path.write_bytes(b"old")
-    with pytest.raises(error), output.file_written_whole(str(path)) as file:
+    with pytest.raises(error), file_written_whole(str(path)) as file:
         file.write(b"half")
         raise error
     assert path.read_bytes() == b"old"
@@ -71,7 +72,7 @@ def test_a_file_that_is_not_finished_leaves_the_old_one(tmp_path, error):
 @pytest.mark.parametrize("path", ["missing/out.bin", ".", "folder/"])
 def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OutputError, match="cannot write"), output.file_written_whole(path):
+    with pytest.raises(OutputError, match="cannot write"), file_written_whole(path):
         raise AssertionError("the work was begun")
     assert os.listdir(tmp_path) == []
 

@@ -17,13 +17,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, described, did_you_mean
 from jaxprtool.formats.jaxpr import params, values
 from jaxprtool.formats.jaxpr.constants import Constants
+from jaxprtool.formats.jaxpr.rules import CHECKS as RULE_CHECKS
 from jaxprtool.formats.jaxpr.source import MAX_DEPTH, Expression
 from jaxprtool.formats.jaxpr.syntax import Binder, Body, Equation, File, Kind, Parameter
 from jaxprtool.formats.jaxpr.types import TypeReader
@@ -235,7 +236,19 @@ class Builder:
             results.append(variable)
         place = self.places[tree.comment]
         primitive, parameters, effects = inferred.primitive, inferred.params, inferred.effects
-        return JaxprEqn(operands, results, primitive, parameters, effects, place, inferred.context)
+        eqn = JaxprEqn(operands, results, primitive, parameters, effects, place, inferred.context)
+        if primitive.name in RULE_CHECKS:
+            self._waiting.append(partial(self._check_rules, tree, eqn, meaning.given))
+        return eqn
+
+    def _check_rules(self, tree: Equation, eqn: JaxprEqn, given: dict[str, Any]) -> None:
+        try:
+            RULE_CHECKS[eqn.primitive.name](eqn, given)
+        except ProgramFileError:
+            raise
+        except Exception as error:  # what the file says may be anything
+            message = f"{tree.kind.primitive}: {_said(error)}"
+            raise self.source.fail(tree.position, message) from error
 
     def _inferred(self, tree: Equation, operands: list[Atom], meaning: Meaning) -> Inferred:
         """What JAX says of an equation, if that is what the file says."""

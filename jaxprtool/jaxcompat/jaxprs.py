@@ -1,0 +1,203 @@
+"""Jaxprs, their effects, scan's operand counts and JAX's own dce, in one spelling for all JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any, TypeAlias
+
+from jax._src import core, dtypes
+from jax._src.interpreters import partial_eval as pe
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Primitive, Var
+
+Atom: TypeAlias = Var | Literal
+
+
+#: Since 0.11 a `Jaxpr` carries its own constants and `ClosedJaxpr` is another name for it.
+ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr
+
+
+# --- jaxprs ------------------------------------------------------------------------------------
+
+
+def open_jaxpr(closed: Any) -> Jaxpr:
+    """The `Jaxpr` inside a closed jaxpr; on 0.12, and for an open one, the argument itself."""
+    return closed.jaxpr if isinstance(closed, ClosedJaxpr) else closed
+
+
+def close_jaxpr(jaxpr: Any) -> Any:
+    """A closed jaxpr for the body of an equation that holds an open one (remat, shard_map)."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+def replace_jaxpr(
+    jaxpr: Any,
+    *,
+    constvars: Sequence[Var],
+    consts: Sequence[Any],
+    invars: Sequence[Var],
+    outvars: Sequence[Atom],
+    eqns: Sequence[JaxprEqn],
+    debug_info: DebugInfo,
+) -> Any:
+    """A jaxpr like the given one, closed or open, from new parts; its effects are its equations'.
+
+    `debug_info` must name as many arguments and results as there are invars and outvars; see
+    `filter_debug_info`.
+    """
+    parts = {
+        "constvars": constvars,
+        "invars": invars,
+        "outvars": outvars,
+        "eqns": eqns,
+        "effects": pe.make_jaxpr_effects(constvars, invars, outvars, eqns),
+        "debug_info": debug_info,
+    }
+    if ONE_JAXPR_CLASS:
+        return jaxpr.replace(**parts, consts=consts)
+    new = open_jaxpr(jaxpr).replace(**parts)
+    return ClosedJaxpr(new, consts) if isinstance(jaxpr, ClosedJaxpr) else new
+
+
+def with_equations(jaxpr: Any, eqns: Sequence[JaxprEqn]) -> Any:
+    """`jaxpr`, open or closed, with other equations, and with the effects that they have."""
+    body = open_jaxpr(jaxpr)
+    effs = pe.make_jaxpr_effects(body.constvars, body.invars, body.outvars, eqns)
+    body = body.replace(eqns=list(eqns), effects=effs)
+    closed = isinstance(jaxpr, ClosedJaxpr) and not ONE_JAXPR_CLASS
+    return ClosedJaxpr(body, jaxpr.consts) if closed else body
+
+
+def with_function_name(jaxpr: Any, name: str) -> Any:
+    """A jaxpr, open or closed, that is said to be of a function of this name."""
+    body = open_jaxpr(jaxpr)
+    body = body.replace(debug_info=body.debug_info._replace(func_src_info=name))
+    return body if body is jaxpr or ONE_JAXPR_CLASS else ClosedJaxpr(body, jaxpr.consts)
+
+
+def filter_debug_info(
+    debug_info: DebugInfo, kept_invars: Sequence[bool], kept_outvars: Sequence[bool]
+) -> DebugInfo:
+    """`debug_info` without the names of the invars and outvars that a pass has dropped."""
+    return debug_info._replace(
+        arg_names=debug_info.filter_arg_names(kept_invars),
+        result_paths=debug_info.filter_result_paths(kept_outvars),
+    )
+
+
+# --- types -------------------------------------------------------------------------------------
+
+
+def short_dtype_name(dtype: Any) -> str:
+    """A dtype's name in a jaxpr: `f32`, `bf16`, `f8_e4m3fn`, `key<fry>`."""
+    return dtypes.short_dtype_name(dtype)
+
+
+# --- effects -----------------------------------------------------------------------------------
+
+
+def is_removable_effect(effect: Any) -> bool:
+    """Whether an equation with this effect may go when its results are unused.
+
+    Reading a ref, allocating one, and mentioning a named axis leave no trace; every other effect
+    (writes, prints, callbacks, a primitive's own) does.
+    """
+    return pe.dceable_effects.contains(effect)
+
+
+def operand_effects(body: Any, operands: Sequence[Atom]) -> set[Any]:
+    """The effects of running `body` on `operands`: those on its invars become theirs."""
+    return set(core.eqn_effects(open_jaxpr(body), operands))
+
+
+def without_named_axes(effs: Iterable[Any], axis_names: Iterable[Any]) -> set[Any]:
+    """`effs` less the named-axis effects of axes that an equation binds itself."""
+    return set(core.filter_named_axis_effects(set(effs), set(axis_names)))
+
+
+@contextmanager
+def axes_bound(sizes: Iterable[tuple[Any, int]]) -> Iterator[None]:
+    """Named axes of these sizes, for tracing and type checking."""
+    with core.extend_axis_env_nd(list(sizes)):
+        yield
+
+
+# --- scan's operand counts ---------------------------------------------------------------------
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of a scan's operands are constants, and how many are carries."""
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def scan_count_params(
+    params: dict[str, Any], num_consts: int, num_carry: int, num_xs: int, num_ys: int
+) -> dict[str, Any]:
+    """The parameters in which a scan of this JAX keeps its operand counts."""
+    if not SCAN_KEEPS_TREES:
+        return {"num_consts": num_consts, "num_carry": num_carry}
+    sizes = (num_consts, num_carry, num_xs), (num_carry, num_ys)
+    if "ft_in" in params and _scan_sizes(params) == sizes:
+        return {"ft_in": params["ft_in"], "ft_out": params["ft_out"]}
+    from jax._src import flattree as ft
+
+    nones = ft.nones
+    return {
+        "ft_in": ft.pack((nones(num_consts), nones(num_carry), nones(num_xs))),
+        "ft_out": ft.pack((nones(num_carry), nones(num_ys))),
+    }
+
+
+#: Since 0.12 a scan has flat trees of its operands, and no counts.
+SCAN_KEEPS_TREES = find_spec("jax._src.flattree") is not None
+
+
+def _scan_sizes(params: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(map(len, params[k].unpack())) for k in ("ft_in", "ft_out"))
+
+
+# --- dead-code elimination ---------------------------------------------------------------------
+
+
+def jax_dce_rules() -> dict[Primitive, Callable]:
+    """The primitives that have a rule in JAX's own table, other packages' included."""
+    return pe.dce_rules
+
+
+def apply_jax_dce_rule(
+    used_outputs: Sequence[bool], eqn: JaxprEqn
+) -> tuple[list[bool], JaxprEqn | None]:
+    """JAX's own rule for an equation's primitive; KeyError if it has none."""
+    rule = pe.dce_rules[eqn.primitive]
+    if _DCE_RULES_TAKE_LIVE_INPUTS:
+        return rule(list(used_outputs), [True] * len(eqn.invars), eqn)
+    return rule(list(used_outputs), eqn)
+
+
+#: In 0.12 a rule is also told which refs are read after the equation.
+_DCE_RULES_TAKE_LIVE_INPUTS = "live_inputs" in pe.dce_jaxpr.__annotations__
+
+
+def jax_dce_jaxpr(jaxpr: Jaxpr, used_outputs: Any, instantiate: Any = False) -> Any:
+    """JAX's own `dce_jaxpr`: what ours is measured against."""
+    return pe.dce_jaxpr(jaxpr, used_outputs, instantiate)
+
+
+def new_jaxpr(
+    constvars: Sequence[Var],
+    consts: Sequence[Any],
+    invars: Sequence[Var],
+    outvars: Sequence[Atom],
+    eqns: Sequence[JaxprEqn],
+    debug_info: DebugInfo,
+) -> Any:
+    """A closed jaxpr; its effects are its equations'."""
+    effs = pe.make_jaxpr_effects(constvars, invars, outvars, eqns)
+    parts = list(constvars), list(invars), list(outvars), list(eqns), effs, debug_info
+    if ONE_JAXPR_CLASS:
+        return Jaxpr(*parts, consts=list(consts))
+    return ClosedJaxpr(Jaxpr(*parts), list(consts))

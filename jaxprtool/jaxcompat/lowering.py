@@ -1,0 +1,158 @@
+"""Lowering closed jaxprs, under their own names and under axis environments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import jax
+from jax._src import config, effects, sharding_impls
+from jax._src.interpreters import mlir
+from jax._src.lib import _jax, hlo
+from jax._src.lib.mlir import ir
+from jax.extend.core import ClosedJaxpr
+
+from jaxprtool.jaxcompat.jaxprs import ONE_JAXPR_CLASS, axes_bound, open_jaxpr
+
+
+def with_border_names(jaxpr: Any, arg_names: Sequence[str], out_names: Sequence[str]) -> Any:
+    """A closed jaxpr whose lowering names its arguments and results like this."""
+    body = open_jaxpr(jaxpr)
+    debug = body.debug_info._replace(arg_names=tuple(arg_names), result_paths=tuple(out_names))
+    body = body.replace(debug_info=debug)
+    return body if ONE_JAXPR_CLASS else ClosedJaxpr(body, jaxpr.consts)
+
+
+def traced_jaxpr(
+    jaxpr: Any,
+    name: str,
+    in_tree: Any,
+    out_tree: Any,
+    donated: Sequence[int] = (),
+    keep_unused: bool = False,
+) -> jax.stages.Traced:
+    """A closed jaxpr as `jax.jit(fun).trace(...)` gives that of `fun`, ready for `.lower()`.
+
+    `name` is the function's, `in_tree` the structure of its `(args, kwargs)`; `donated` are
+    positions among the flat arguments.
+    """
+    empty = jax.jit(lambda *flat: (), donate_argnums=tuple(donated), keep_unused=keep_unused)
+    traced = empty.trace(*map(_as_argument, (v.aval for v in jaxpr.invars)))
+    count = len(jaxpr.outvars)
+    traced._params = {
+        **traced._params,
+        "jaxpr": jaxpr,
+        "name": name,
+        "out_shardings": (sharding_impls.UNSPECIFIED,) * count,
+        "out_layouts": (None,) * count,
+    }
+    traced._in_tree, traced.out_tree = in_tree, out_tree
+    return traced
+
+
+def _as_argument(aval: Any) -> jax.ShapeDtypeStruct:
+    """What stands for an argument of this type when a function is traced."""
+    sharding = None if aval.sharding.mesh.empty else aval.sharding
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+
+
+def module_under_axes(
+    jaxpr: Any,
+    name: str,
+    axis_env: Sequence[tuple[Any, int]],
+    platform: str,
+    donated: Sequence[int],
+) -> Any:
+    """The StableHLO module of a closed jaxpr with free named axes, one replica per index of them.
+
+    JAX itself gives its collectives to the partitions of one program; here they go to replicas,
+    as those of `pmap` did: without channels, and with `replica_id` for `partition_id`.
+    """
+    names, sizes = zip(*axis_env, strict=True)
+    manual = (jax.sharding.AxisType.Manual,) * len(names)
+    mesh = jax.sharding.AbstractMesh(sizes, names, axis_types=manual)
+    avals = {"in_avals": jaxpr.in_avals, "out_avals": jaxpr.out_avals}
+    known = mlir.lower_jaxpr_to_module.__annotations__
+    with axes_bound(axis_env), _DENSE_REPLICA_GROUPS():
+        module = mlir.lower_jaxpr_to_module(
+            name,
+            jaxpr,
+            num_const_args=0,
+            ordered_effects=list(effects.ordered_effects.filter_in(jaxpr.effects)),
+            platforms=(platform,),
+            backend=None,
+            axis_context=sharding_impls.SPMDAxisContext(mesh, frozenset(names)),
+            donated_args=[i in donated for i in range(len(jaxpr.in_avals))],
+            arg_names=open_jaxpr(jaxpr).debug_info.arg_names,
+            result_names=open_jaxpr(jaxpr).debug_info.result_paths,
+            lowering_parameters=mlir.LoweringParameters(hoist_constants_as_args=False),
+            **{key: avals[key] for key in avals if key in known},
+        ).module
+    _give_to_replicas(module, mesh.size)
+    return module
+
+
+#: Since 0.12 replica groups are written as axes of a mesh, unless that is turned off.
+_DENSE_REPLICA_GROUPS = (
+    partial(config.use_rgv3, False) if hasattr(config, "use_rgv3") else nullcontext
+)
+
+
+def _give_to_replicas(module: Any, count: int) -> None:
+    """Turn the collectives of a module from those of partitions to those of replicas."""
+
+    def visit(op: Any) -> Any:
+        for name in ("channel_handle", "use_global_device_ids"):
+            if name in op.attributes:
+                del op.attributes[name]
+        if op.name == "stablehlo.partition_id":
+            with ir.InsertionPoint(op), op.location:
+                new = ir.Operation.create("stablehlo.replica_id", [op.result.type])
+            op.result.replace_all_uses_with(new.result)
+            op.erase()
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    with module.context:
+        i32 = ir.IntegerType.get_signless(32)
+        module.operation.attributes["mhlo.num_replicas"] = ir.IntegerAttr.get(i32, count)
+
+
+def exported_names(artifact: jax.export.Exported) -> tuple[dict[int, str], dict[int, str]]:
+    """The names that an exported function's module has for its flat arguments and results."""
+    kept, count = artifact.module_kept_var_idx, len(artifact.out_avals)
+    with mlir.make_ir_context():
+        module = _jax.mlir.deserialize_portable_artifact(artifact.mlir_module_serialized)
+        functions = {
+            op.attributes["sym_name"].value: op
+            for op in module.body.operations
+            if op.operation.name == "func.func"
+        }
+        # Where sizes are symbolic, `main` computes them and calls the function proper.
+        main = functions.get("_wrapped_jax_export_main", functions["main"])
+        places = [a.location for a in main.arguments][-len(kept) :] if kept else []
+        results = list(main.result_attrs)[-count:] if count else []
+        named = zip(kept, places, strict=True)
+        return (
+            {i: place.name_str for i, place in named if isinstance(place, ir.NameLoc)},
+            {
+                i: attributes["jax.result_info"].value
+                for i, attributes in enumerate(results)
+                if "jax.result_info" in attributes
+            },
+        )
+
+
+def hlo_text(computation: Any) -> str:
+    """The text of an `XlaComputation`, with the names and source lines of its operations."""
+    options = hlo.HloPrintOptions.short_parsable()
+    options.print_metadata = True
+    return computation.as_hlo_module().to_string(options)
+
+
+def xla_computation(module: Any, tuple_args: bool, return_tuple: bool) -> Any:
+    """A StableHLO module as the `XlaComputation` of jaxlib."""
+    code = mlir.module_to_bytecode(module)
+    return _jax.mlir.mlir_module_to_xla_computation(code, tuple_args, return_tuple)

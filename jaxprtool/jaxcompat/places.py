@@ -1,0 +1,81 @@
+"""Where in the user's code an equation comes from, read and made."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import os
+import threading
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from types import FunctionType
+from typing import Any
+
+from jax._src import source_info_util
+from jax._src.lib import xla_client
+from jax.extend.core import JaxprEqn
+
+#: Our own frames, as JAX's, are no place where a user would look for an equation.
+source_info_util.register_exclusion(os.path.join(os.path.dirname(os.path.abspath(__file__)), ""))
+
+
+def user_frame(eqn: JaxprEqn) -> tuple[str, int, str] | None:
+    """File, line and function of the user's code that made `eqn`, or None if unknown."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
+
+
+def user_place(eqn: JaxprEqn) -> tuple[str, int, int, str] | None:
+    """File, line, column (from 1) and function of the user's code that made `eqn`, or None."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    if frame is None:
+        return None
+    return frame.file_name, frame.start_line, frame.start_column + 1, frame.function_name
+
+
+def name_stack(eqn: JaxprEqn) -> str:
+    """The name scopes around `eqn`, as `outer/inner`, relative to the jaxpr it stands in."""
+    return str(eqn.source_info.name_stack)
+
+
+def source_infos(places: Sequence[tuple[tuple[str, int, int, str] | None, str]]) -> list[Any]:
+    """What equations bear as their `source_info`, made from where they come from.
+
+    A place is a frame of the user's code, if known (file, line, column, function), and the name
+    scopes around the equation, as `name_stack` gives them.
+    """
+    frames = [frame for frame, _ in places if frame is not None]
+    tracebacks = iter(_tracebacks(frames))
+    return [
+        source_info_util.SourceInfo(
+            None if frame is None else next(tracebacks), source_info_util.new_name_stack(scope)
+        )
+        for frame, scope in places
+    ]
+
+
+def _tracebacks(frames: Sequence[tuple[str, int, int, str]]) -> list[Any]:
+    """A traceback for each frame, with no other of a user's frames in it.
+
+    A traceback can only be taken of a running stack. So for each frame there is a function whose
+    code says that it comes from there, called at the bottom of a thread's empty stack.
+    """
+    results: list[Any] = []
+    functions = [_function_at(frame) for frame in frames]
+    calls = map(operator.call, functions, repeat(xla_client.Traceback.get_traceback))
+    thread = threading.Thread(target=results.extend, args=(calls,))
+    thread.start()
+    thread.join()
+    return results
+
+
+def _function_at(frame: tuple[str, int, int, str]) -> Callable[..., Any]:
+    """A function that calls its argument, and seems to do so in another place."""
+    file, line, column, name = frame
+    tree = ast.parse("lambda f: f()", mode="eval")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr | ast.arg):
+            node.lineno = node.end_lineno = line
+            node.col_offset = node.end_col_offset = column
+    code = compile(tree, file, "eval").co_consts[0]
+    return FunctionType(code.replace(co_name=name, co_qualname=name), {})

@@ -1,0 +1,55 @@
+"""What JAX's own printer knows of an equation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jax._src import core, sharding_impls
+from jax.extend.core import JaxprEqn, Primitive
+
+from jaxprtool.jaxcompat.jaxprs import open_jaxpr
+
+
+def printing_rule(primitive: Primitive) -> str | None:
+    """The name of the function with which JAX prints equations of `primitive`, if it has one."""
+    rule = core.pp_eqn_rules.get(primitive)
+    return None if rule is None else getattr(rule, "__name__", repr(rule))
+
+
+def print_with_rule(
+    eqn: JaxprEqn, var_names: Any, shared: dict[Any, str], types: bool
+) -> Callable[[int, int | None], str]:
+    """`eqn` as JAX's own printing rule writes it, as a function of an indentation and a width.
+
+    With no width, all of it comes on one line. Further lines are indented by that many columns;
+    so is the first, but its indentation is left out. `var_names` maps variables to names, and
+    names those it has not seen; `shared` maps jaxprs that are printed elsewhere to their names.
+    """
+    context = core.JaxprPpContext()
+    context.var_names = var_names
+    context.shared_jaxprs = shared
+    settings = core.JaxprPpSettings(print_shapes=types)
+    doc = core.pp_eqn_rules[eqn.primitive](eqn, context, settings)
+
+    def text(indent: int, width: int | None) -> str:
+        if width is None:
+            return core.pp.group(doc).format(1 << 30, use_color=False)
+        margin = core.pp.text(" " * indent)
+        lines = core.pp.nest(indent, core.pp.concat([margin, doc]))
+        return lines.format(width, use_color=False)[indent:]
+
+    return text
+
+
+def printed_jaxprs(eqn: JaxprEqn) -> list[Any]:
+    """The jaxprs, open, that JAX prints apart if it meets them twice."""
+    rule = getattr(core, "pp_subjaxprs_rules", {}).get(eqn.primitive)
+    if rule is not None:
+        return [open_jaxpr(jaxpr) for _, jaxpr in rule(eqn)]
+    return list(core.jaxprs_in_params(eqn.params))
+
+
+def is_unspecified(sharding: Any) -> bool:
+    """Whether a jit's sharding says that nothing was asked for."""
+    return isinstance(sharding, sharding_impls.UnspecifiedValue)

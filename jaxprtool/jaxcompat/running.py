@@ -1,0 +1,66 @@
+"""Running programs, JAX's own test programs, and which JAX this is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+#: JAX releases that the test suite runs on, newest last; another one earns a warning.
+TESTED_VERSIONS = ((0, 10), (0, 11), (0, 12))
+
+
+def untested_version() -> str | None:
+    """The running JAX's version if the test suite has never seen its release, else None."""
+    return None if jax.__version_info__[:2] in TESTED_VERSIONS else jax.__version__
+
+
+def primitive_test_programs() -> Iterator[Any]:
+    """JAX's own primitive test harnesses, thousands of them; needs absl-py."""
+    from jax._src.internal_test_util import test_harnesses
+
+    yield from test_harnesses.all_harnesses
+
+
+def keep_backend_probing_quiet() -> None:
+    """Keep JAX from logging which accelerators it looks for and does not find."""
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.CRITICAL)
+
+
+class _Failures(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.errors.append(record.exc_info[1])
+
+
+@contextmanager
+def callback_failures() -> Iterator[list[BaseException]]:
+    """Collect the exceptions that a program's Python callbacks raise while it runs.
+
+    XLA hands on no more than their text; JAX logs each with its traceback before that, and here
+    the log is read instead of printed.
+    """
+    handler = _Failures()
+    loggers = [logging.getLogger(f"jax._src.{name}") for name in ("callback", "debugging")]
+    before = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield handler.errors
+    finally:
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.propagate = propagate
+
+
+def has_checks(jaxpr: Any) -> bool:
+    """Whether a jaxpr holds `checkify.check`s that nothing has functionalized yet."""
+    return any(type(effect).__name__ == "ErrorEffect" for effect in jaxpr.effects)

@@ -1,0 +1,60 @@
+"""Tracing flat functions to closed jaxprs, in the setting that an equation was traced in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jax._src import linear_util as lu
+from jax._src.interpreters import partial_eval as pe
+from jax.extend.core import ClosedJaxpr, DebugInfo, JaxprEqn, Var
+
+from jaxprtool.jaxcompat.jaxprs import ONE_JAXPR_CLASS, axes_bound, replace_jaxpr
+
+
+@contextmanager
+def setting_of(eqn: JaxprEqn) -> Iterator[None]:
+    """The context an equation was traced in, with the axes that are manual there bound."""
+    mesh = eqn.ctx.cur_abstract_mesh
+    sizes = [] if mesh.empty else [(name, mesh.shape[name]) for name in mesh.manual_axes]
+    with eqn.ctx.manager, axes_bound(sizes):
+        yield
+
+
+def trace_flat(fun: Callable[..., Any], name: str, avals: Sequence[Any]) -> Any:
+    """The closed jaxpr of a function that takes and gives flat values, all of the types given."""
+    wrapped = lu.wrap_init(fun, debug_info=DebugInfo("custom rule", name, None, None))
+    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
+    return attach_constants(jaxpr, consts)
+
+
+def attach_constants(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    """A closed jaxpr from what JAX's tracing gives: an open one and its constants apart."""
+    if not ONE_JAXPR_CLASS:
+        return ClosedJaxpr(jaxpr, consts)
+    names = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    count = len(consts)
+    constvars, invars = jaxpr.invars[:count], jaxpr.invars[count:]
+    return jaxpr.replace(constvars=constvars, consts=consts, invars=invars, debug_info=names)
+
+
+def detach_constants(closed: Any) -> tuple[Any, Sequence[Any]]:
+    """The reverse of `attach_constants`."""
+    if not ONE_JAXPR_CLASS:
+        return closed.jaxpr, closed.consts
+    return pe.convert_constvars_jaxpr(closed), closed.consts
+
+
+def traced_like(eqn: JaxprEqn, fun: Callable[..., Any], operands: Sequence[Var]) -> Any:
+    """The closed jaxpr of `fun` on flat values of the types of `operands`, in `eqn`'s context."""
+    with setting_of(eqn):
+        return trace_flat(fun, "trial", [v.aval for v in operands])
+
+
+def alone(eqn: JaxprEqn, operands: Sequence[Var], like: Any) -> Any:
+    """The closed jaxpr of one equation of `operands`; `like` is one with as many arguments."""
+    debug = like.debug_info._replace(arg_names=None, result_paths=None)
+    outs = list(eqn.outvars)
+    parts = {"invars": list(operands), "outvars": outs, "eqns": [eqn]}
+    return replace_jaxpr(like, constvars=[], consts=[], debug_info=debug, **parts)

@@ -1,0 +1,179 @@
+"""What parameters, types and equation contexts hold that has no public name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import api, core, indexing, layout, sharding_impls
+from jax._src.export import shape_poly
+from jax._src.interpreters import partial_eval as pe
+from jax._src.lax.control_flow import solves
+from jax._src.lib import xla_client
+from jax._src.random import prng
+from jax._src.state import indexing as state_indexing
+from jax._src.state import types as state_types
+from jax.extend.core import JaxprEqn
+
+from jaxprtool.jaxcompat.jaxprs import close_jaxpr, new_jaxpr, open_jaxpr
+
+AbstractRef = state_types.AbstractRef
+
+
+AbstractToken = core.AbstractToken
+
+
+ArrayCopySemantics = xla_client.ArrayCopySemantics
+
+
+IndexSlice = indexing.Slice
+
+
+KeyType = prng.KeyTy
+
+
+LinearSolveTuple = solves._LinearSolveTuple
+
+
+NDIndexer = state_indexing.NDIndexer
+
+
+#: What a jit's sharding is if nothing was asked for.
+UNSPECIFIED = sharding_impls.UNSPECIFIED
+
+
+#: The mesh of devices of which nothing is said.
+EMPTY_MESH = jax.sharding.Mesh(np.empty((), dtype=object), ())
+
+
+#: Since 0.12 a jit says how it is to be inlined with an enumeration; before, with a bool.
+_Inline = getattr(api, "Inline", None)
+
+
+def inline_as_word(inline: Any) -> bool | str:
+    """How a jit is to be inlined: False (as JAX likes), True (at once), or one of other ways."""
+    if _Inline is None or isinstance(inline, bool):
+        return bool(inline)
+    return {_Inline.AUTO: False, _Inline.JAX_EARLY: True}.get(inline, inline.value)
+
+
+def inline_of_word(word: bool | str) -> Any:
+    """The reverse of `inline_as_word`. Raises ValueError for a way that this JAX does not have."""
+    if _Inline is None:
+        if not isinstance(word, bool):
+            raise ValueError(f"JAX {jax.__version__} cannot inline like '{word}'")
+        return word
+    if isinstance(word, bool):
+        return _Inline.JAX_EARLY if word else _Inline.AUTO
+    return _Inline(word)
+
+
+def linear_call_transpose(eqn: JaxprEqn) -> Any:
+    """The transpose of a `linear_call` as a closed jaxpr. Raises what the user's function does."""
+    closed, consts = eqn.params["transpose_thunk"]()
+    body, count = open_jaxpr(closed), len(consts)
+    return new_jaxpr(
+        body.invars[:count],
+        consts,
+        body.invars[count:],
+        body.outvars,
+        body.eqns,
+        body.debug_info._replace(arg_names=None, result_paths=None),
+    )
+
+
+def linear_call_transpose_param(closed: Any) -> dict[str, Any]:
+    """The parameter that makes a `linear_call` have this transpose."""
+    transpose = close_jaxpr(pe.convert_constvars_jaxpr(open_jaxpr(closed)))
+    return {"transpose_thunk": lambda: (transpose, closed.consts)}
+
+
+def key_implementations() -> dict[str, Any]:
+    """The implementations of random number generators by the short names that types bear."""
+    return {implementation.tag: implementation for implementation in prng.prngs.values()}
+
+
+def key_type(implementation: Any) -> Any:
+    """The dtype of keys of an implementation."""
+    return prng.KeyTy(implementation)
+
+
+def key_implementation(dtype: Any) -> Any:
+    """The implementation that a dtype of keys belongs to."""
+    return dtype._impl
+
+
+def is_symbolic_dimension(size: Any) -> bool:
+    """Whether a size is an expression such as `2*n`."""
+    return core.is_symbolic_dim(size)
+
+
+SymbolicDimension = shape_poly._DimExpr
+
+
+def symbolic_constraints(scope: jax.export.SymbolicScope) -> tuple[str, ...]:
+    """What is known of the dimensions of a scope, as `jax.export.symbolic_shape` takes it."""
+    return tuple(constraint.debug_str for constraint in scope._explicit_constraints)
+
+
+def has_plain_layout(aval: Any) -> bool:
+    """Whether nothing is said about how an array of this type lies in memory."""
+    return str(getattr(aval, "layout", "AutoLayout")) == "AutoLayout"
+
+
+def array_type(
+    shape: Sequence[Any],
+    dtype: Any,
+    weak_type: bool,
+    sharding: Any = None,
+    varying: dict[str, Iterable[str]] | None = None,
+    memory_space: Any = jax.memory.Space.Device,
+) -> Any:
+    """The type of an array, with the axes of manual meshes that it is `varying`, ... over."""
+    manual = jax.sharding.ManualAxisType(**{k: frozenset(v) for k, v in (varying or {}).items()})
+    return core.ShapedArray(
+        tuple(shape),
+        dtype,
+        weak_type,
+        sharding=sharding,
+        manual_axis_type=manual,
+        memory_space=memory_space,
+    )
+
+
+#: The settings that an equation was traced in, each with the value that says nothing.
+CONTEXT_DEFAULTS: dict[str, Any] = {
+    "compute_type": None,
+    "threefry_partitionable": True,
+    "cur_abstract_mesh": jax.sharding.AbstractMesh((), ()),
+    "cur_layout_mode": getattr(getattr(layout, "LayoutMode", None), "AUTO", None),
+    "remove_size_one_mesh_axis": False,
+    "no_collectives": frozenset(),
+    "xla_metadata": None,
+}
+
+
+#: Those that this JAX has, in its order.
+_CONTEXT_SETTINGS = [name for name in core.JaxprEqnContext.__slots__ if name in CONTEXT_DEFAULTS]
+
+
+def context_settings(context: Any) -> dict[str, Any]:
+    """The settings of an equation's context (`eqn.ctx`) by name."""
+    return {name: getattr(context, name) for name in _CONTEXT_SETTINGS}
+
+
+def equation_context(settings: dict[str, Any]) -> Any:
+    """The context with these settings; those that are left out say nothing.
+
+    Raises ValueError for one that this JAX does not have, unless it says nothing.
+    """
+    for name, value in settings.items():
+        if name not in _CONTEXT_SETTINGS and value != CONTEXT_DEFAULTS.get(name, settings):
+            raise ValueError(f"JAX {jax.__version__} has no setting '{name}' of equations")
+    known = {**CONTEXT_DEFAULTS, **settings}
+    metadata = known["xla_metadata"]
+    known["xla_metadata"] = None if metadata is None else tuple(sorted(metadata.items()))
+    # By position: JAX keeps one context for the same arguments, and takes names to be others.
+    return core.JaxprEqnContext._create(*[known[name] for name in _CONTEXT_SETTINGS])

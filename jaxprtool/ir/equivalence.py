@@ -204,7 +204,11 @@ def _same_array(p: Any, q: Any) -> bool:
 
 
 def _same_literal(p: Any, q: Any) -> bool:
-    return p.aval == q.aval and _same_array(p.val, q.val)
+    """Whether two literals are the same, of Python numbers what their type can hold of them."""
+    if p.aval != q.aval:
+        return False
+    plain = (np.asarray(x.val).astype(x.aval.dtype, copy=False) for x in (p, q))
+    return _same_array(*plain)
 
 
 def _same_plain(p: Any, q: Any) -> bool:

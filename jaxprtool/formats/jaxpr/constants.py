@@ -107,6 +107,8 @@ class ConstantWriter:
 
 def literal(value: Any, aval: Any) -> str:
     """The spelling of a literal, without its type. Raises Unwritable."""
+    if isinstance(value, float) and not isinstance(value, np.generic) and value == value:
+        return repr(float(value))  # a Python number, of which the type takes what it can hold
     data = _plain_data(value, aval)
     return _nested(data) if data.size <= MOST_INLINE else _base64(data)
 

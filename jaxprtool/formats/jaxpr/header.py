@@ -6,7 +6,7 @@ Argument and result structures are written with each value's name at its place, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,81 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, did_you_mean
 from jaxprtool.formats.jaxpr import values
 from jaxprtool.formats.jaxpr.source import Expression, Source
-from jaxprtool.ir.trees import Opaque
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import Opaque, Tree, describe
 
 #: The entries that every file has, and the others.
 REQUIRED = ("jax", "name", "arguments", "results")
 OPTIONAL = ("files", "axis_env", "meshes", "symbols")
+
+
+#: Lines of a header are broken where they would be longer.
+_WIDTH = 100
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def header_text(
+    program: Program, files: Mapping[str, str], meshes: Mapping[str, Any], scope: Any
+) -> str:
+    """The header of a program's file, after its first line. Raises values.Unwritable."""
+    entries = {
+        "jax": repr(jax.__version__),
+        "name": repr(program.name),
+        "arguments": structure_text(program.in_tree, program.arg_names),
+        "results": structure_text(program.out_tree, program.out_names),
+    }
+    if program.axis_env:
+        entries["axis_env"] = values.encode(tuple(program.axis_env))
+    if meshes:
+        entries["meshes"] = _table({name: values.encode(mesh) for name, mesh in meshes.items()})
+    if scope is not None:
+        entries["symbols"] = values.encode(jaxcompat.symbolic_constraints(scope))
+    if files:
+        entries["files"] = _table({name: repr(path) for name, path in files.items()})
+    return "".join(f"{name} = {text}\n" for name, text in entries.items())
+
+
+def _table(entries: Mapping[str, str]) -> str:
+    items = [f"{name!r}: {text}" for name, text in entries.items()]
+    return _bracketed("{", items, "}", 0)
+
+
+def structure_text(tree: Any, names: tuple[str, ...]) -> str:
+    """A tree structure with a name at each leaf."""
+    leaves = iter(map(repr, names))
+    return _tree_text(describe(tree), leaves, 0)
+
+
+def _tree_text(tree: Tree, leaves: Iterator[str], indent: int) -> str:
+    if tree.kind == "leaf":
+        return next(leaves)
+    if tree.kind == "none":
+        return "None"
+    children = [_tree_text(child, leaves, indent + 4) for child in tree.children]
+    if tree.kind in ("tuple", "list"):
+        opening, closing = ("(", ")") if tree.kind == "tuple" else ("[", "]")
+        alone = tree.kind == "tuple" and len(children) == 1
+        return _bracketed(opening, children, f",{closing}" if alone else closing, indent)
+    if tree.kind == "custom":
+        inside = _bracketed("[", children, "]", indent)
+        return f"Node({tree.type_name!r}, {inside}" + (f", {tree.aux!r})" if tree.aux else ")")
+    items = [f"{key!r}: {child}" for key, child in zip(tree.keys, children, strict=True)]
+    inside = _bracketed("{", items, "}", indent)
+    return inside if tree.kind == "dict" else f"{tree.kind}({inside})"
+
+
+def _bracketed(opening: str, items: list[str], closing: str, indent: int) -> str:
+    """Items in brackets: on one line if there is room, else each on a line of its own."""
+    flat = f"{opening}{', '.join(items)}{closing}"
+    if indent + len(flat) <= _WIDTH and "\n" not in flat:
+        return flat
+    lines = "".join(f"\n{' ' * (indent + 4)}{item}," for item in items)
+    return f"{opening}{lines}\n{' ' * indent}{closing.removeprefix(',')}"
+
+
+# --- reading --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import count
+from pathlib import PurePath
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import JaxprEqn
 
 Place = tuple[tuple[str, int, int, str] | None, str]
 
@@ -20,6 +23,59 @@ _PLACE = re.compile(
     r"(?:(?P<file>\S.*?):(?P<line>\d{1,8})(?::(?P<column>\d{1,8}))?(?: \((?P<function>[^()]*)\))?)?"
     r"(?:(?:^| )in (?P<scope>\S+))?"
 )
+
+
+class Places:
+    """The places of equations as comments, and the table of files that the comments mention.
+
+    Each place is looked up once; the equations must outlive it.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        self._names: dict[str, str | None] = {}
+        self._comments: dict[tuple[int, int], str | None] = {}
+        self._frames: dict[Any, str] = {}
+
+    def comment(self, eqn: JaxprEqn) -> str | None:
+        """`# file.py:12:8 (function) in outer/inner`, as far as it is known."""
+        info = eqn.source_info
+        key = id(info.traceback), id(info.name_stack)
+        if key not in self._comments:
+            scope = re.sub(r"\s", "_", jaxcompat.name_stack(eqn))
+            parts = [self._frame(eqn), f"in {scope}" if scope.isprintable() and scope else ""]
+            text = " ".join(filter(None, parts))
+            self._comments[key] = f"# {text}" if text else None
+        return self._comments[key]
+
+    def _frame(self, eqn: JaxprEqn) -> str:
+        traceback = eqn.source_info.traceback
+        if traceback not in self._frames:
+            place = jaxcompat.user_place(eqn)
+            self._frames[traceback] = self._frame_text(*place) if place else ""
+        return self._frames[traceback]
+
+    def _frame_text(self, path: str, line: int, column: int, function: str) -> str:
+        name = self._file(path)
+        if name is None:
+            return ""
+        known = function.isprintable() and not set(function) & set("()")
+        return f"{name}:{line}:{column}" + (f" ({function})" if known else "")
+
+    def _file(self, path: str) -> str | None:
+        """The name of a file in comments: the end of its path, as much of it as tells it."""
+        if path not in self._names:
+            name = self._distinct(path) if path.isprintable() else None
+            self._names[path] = name
+            if name is not None:
+                self.files[name] = path
+        return self._names[path]
+
+    def _distinct(self, path: str) -> str:
+        parts = [re.sub(r"[^\w./+-]", "_", part) for part in PurePath(path).parts] or ["file"]
+        names = ("/".join(parts[-n:]) for n in range(1, len(parts) + 1))
+        numbered = (f"{parts[-1]}.{n}" for n in count(2))
+        return next(n for names in (names, numbered) for n in names if n not in self.files)
 
 
 def read_places(comments: Iterable[str], files: Mapping[str, str]) -> dict[str | None, Any]:

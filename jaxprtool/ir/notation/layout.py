@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.notation.names import VariableNames, shared_jaxprs
+from jaxprtool.ir.notation.names import shared_jaxprs
 from jaxprtool.ir.notation.selection import Selection, equations
-from jaxprtool.ir.notation.signatures import Notation, Signature, Value
+from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import BINDER, Comment, Keyword, SharedName, Token, Type
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 
@@ -93,15 +93,16 @@ class Layout:
         types: bool,
         selection: Selection,
         comment: Callable[[JaxprEqn], str | None] | None,
+        notation: Notation | None = None,
     ):
         self.root = root
         self.width = width
         self.types = types
         self.selection = selection
         self.comment = comment
-        self.notation = Notation()
+        self.notation = notation or Notation()
         self.shared = shared_jaxprs(root, self.notation.called)
-        self.names = VariableNames(root, set(self.shared.values()))
+        self.names = self.notation.variable_names(root, set(self.shared.values()))
         self._literals: dict[int, str] = {}
         self._middles: dict[tuple[int, int, int], Middle] = {}
         self._by_rule: dict[int, Callable[[int, int | None], str]] = {}
@@ -191,6 +192,14 @@ class Layout:
         type_of = self.notation.type_of
         return [(BINDER, mention(var), type_of(var.aval)) for var in variables]
 
+    def _constants(self, jaxpr: Jaxpr) -> list[tuple[str, ...]]:
+        """The tokens of each constant, with its value if the notation has it."""
+        cells = self._binders(jaxpr.constvars)
+        if not cells:
+            return cells
+        values = self.notation.constant_values(jaxpr)
+        return [(*c, v) for c, v in zip(cells, values, strict=True)] if values else cells
+
     def _operands(self, atoms: Sequence[Atom]) -> list[str]:
         """What stands after a primitive: each operand, from the space before it on."""
         if not atoms:
@@ -243,7 +252,7 @@ class Layout:
             self._pending = self._only_comment(jaxpr, depth) or self._pending
             return
         self._put("{ ", _LAMBDA)
-        column = self._row(self._binders(jaxpr.constvars), "", indent + 4, column + 9)
+        column = self._row(self._constants(jaxpr), "", indent + 4, column + 9)
         self._put("; ")
         self._row(self._binders(jaxpr.invars), "", indent + 4, column + 2)
         self._put(". ")
@@ -268,7 +277,7 @@ class Layout:
             return None
         if len(jaxpr.constvars) + len(jaxpr.invars) > room:
             return None
-        constants, inputs = self._binders(jaxpr.constvars), self._binders(jaxpr.invars)
+        constants, inputs = self._constants(jaxpr), self._binders(jaxpr.invars)
         tokens = ["{ ", _LAMBDA, *_flat_row(constants), "; ", *_flat_row(inputs), ". "]
         if folded:
             tokens += [Comment(equations(self.selection.count(jaxpr))), " }"]
@@ -455,6 +464,9 @@ class Layout:
             self._put(value)
         elif isinstance(value, Jaxpr):
             self._body(value, indent, depth)
+        elif isinstance(value, Pieces):
+            for piece in value:
+                self._value(piece, indent, depth)
         else:
             room = self.width - self._column()
             flat = self._flat_value(value, room, depth)
@@ -484,6 +496,8 @@ class Layout:
             if value in self.shared:
                 return [SharedName(self.shared[value])]
             return self._flat_jaxpr(value, room, depth + 1)
+        if isinstance(value, Pieces):
+            return self._flat_pieces(value, room, depth)
         tokens = ["("]
         for i, jaxpr in enumerate(value):
             tokens += [" "] if i else []
@@ -493,6 +507,15 @@ class Layout:
             tokens += body
         tokens.append(")")
         return tokens if self._width(tokens) <= room else None
+
+    def _flat_pieces(self, pieces: Pieces, room: int, depth: int) -> list[str] | None:
+        tokens: list[str] = []
+        for piece in pieces:
+            flat = self._flat_value(piece, room - self._width(tokens), depth)
+            if flat is None:
+                return None
+            tokens += flat
+        return tokens
 
 
 def _newline(indent: int) -> str:

@@ -7,18 +7,24 @@ equation's primitive and parameters, its `Signature`, is made once for all those
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type, width_of
 from jaxprtool.ir.outline import type_of
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
 
-#: What a parameter's value is written as: a text, a jaxpr, or several in parentheses.
-Value: TypeAlias = str | Jaxpr | tuple[Jaxpr, ...]
+
+class Pieces(tuple):
+    """A value that is written as one text with jaxprs in it: its pieces, strings and jaxprs."""
+
+
+#: What a parameter's value is written as: a text, a jaxpr, several in parentheses, or a mixture.
+Value: TypeAlias = str | Jaxpr | tuple[Jaxpr, ...] | Pieces
 
 
 # --- which parameters are shown ---------------------------------------------------------------
@@ -158,10 +164,14 @@ def _flat(pairs: list[tuple[Parameter, Value]]) -> list[str]:
 
 
 class Notation:
-    """The text of types, literals and signatures, each made once.
+    """The text of types, literals and signatures, each made once: as JAX writes them.
 
-    What has been seen is known by identity, so the jaxpr must outlive its notation.
+    What has been seen is known by identity, so the jaxpr must outlive its notation. Another
+    notation derives from this one and writes some of it otherwise.
     """
+
+    #: What names the variables.
+    variable_names: Callable[[Jaxpr, set[str]], VariableNames] = VariableNames
 
     def __init__(self) -> None:
         #: The width of a token: its length, until one is seen that is not ASCII.
@@ -185,6 +195,10 @@ class Notation:
         typed = bool(getattr(aval, "dtype", None))
         return LiteralText(" " + value_text(literal) + (self.type_of(aval) if typed else ""))
 
+    def constant_values(self, jaxpr: Jaxpr) -> Sequence[str]:
+        """`=value` for each constant of a jaxpr; none if values are not written."""
+        return ()
+
     def signatures(self, jaxpr: Jaxpr) -> list[Signature]:
         """The signature of each equation of `jaxpr`."""
         made = self._of_jaxpr.get(jaxpr)
@@ -204,16 +218,20 @@ class Notation:
 
     def signature(self, eqn: JaxprEqn) -> Signature:
         """The signature of one equation."""
+        alike = self.alike(eqn)
+        found = self._alike.get(alike)
+        if found is None:
+            found = self._alike[alike] = self._make(eqn)
+        return found
+
+    def alike(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
+        """A key that equations of one signature have in common."""
         # Often the parameters differ only in that each has its own tuple of the same numbers.
         values = [
             str(value) if type(value) is tuple and value and type(value[0]) in _PLAIN else id(value)
             for value in eqn.params.values()
         ]
-        alike = (id(eqn.primitive), *eqn.params, *values)
-        found = self._alike.get(alike)
-        if found is None:
-            found = self._alike[alike] = self._make(eqn)
-        return found
+        return (id(eqn.primitive), *eqn.params, *values)
 
     def called(self, jaxpr: Jaxpr) -> list[tuple[str | None, Jaxpr]]:
         """The jaxprs that the equations of `jaxpr` hold, each with the name it is given."""

@@ -1,0 +1,220 @@
+"""The notation of a `.jaxpr` file: JAX's own, with everything that JAX's leaves out.
+
+All parameters are written, but those that say nothing; values and types say all; constants and
+literals have their values to the bit; the rules of custom derivatives are jaxprs; and every
+equation is written in the same way, also those for which JAX has a way of its own.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.formats.jaxpr import constants, params, values
+from jaxprtool.formats.jaxpr.constants import ConstantWriter
+from jaxprtool.formats.jaxpr.types import TypeWriter
+from jaxprtool.formats.jaxpr.values import Unwritable
+from jaxprtool.ir.notation.names import VariableNames
+from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
+from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type
+from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+
+#: Stands for a jaxpr in the text of a value.
+_MARK = "\0"
+
+_PRIMITIVE = re.compile(r"[^\W\d][\w.-]*")
+
+
+class Names(VariableNames):
+    """Names that tell the variables of a jaxpr apart: JAX calls each unused result of a jit `_`."""
+
+    def __setitem__(self, var: Var, name: str) -> None:
+        if name != "_":
+            super().__setitem__(var, name)
+
+
+class ExactNotation(Notation):
+    """The notation of one file in the making, and what it collects for the header.
+
+    `quoted` are words that may not be written without quotes, since jaxprs bear them as names;
+    `words` are all those that were.
+    """
+
+    variable_names = Names
+
+    def __init__(self, inline: bool, quoted: Iterable[str] = ()):
+        super().__init__()
+        self.types = TypeWriter()
+        self.constants = ConstantWriter(inline)
+        self.quoted = frozenset(quoted)
+        self.words: set[str] = set()
+        self._rules: params.Rules = {}
+        self._consts: dict[Jaxpr, Sequence[Any]] = {}
+        self._meshes: dict[int, Any] = {}
+        self._special: dict[type, Callable[[Any], str]] = {
+            jax.core.ShapedArray: self._aval,
+            jaxcompat.AbstractRef: self._aval,
+            jaxcompat.AbstractToken: self._aval,
+            jaxcompat.SymbolicDimension: lambda size: f"dim({self.types.dimension(size)!r})",
+        }
+
+    def _aval(self, aval: Any) -> str:
+        return f"aval({self.types(aval)!r})"
+
+    # --- types, literals, constants ---------------------------------------------------------------
+
+    def type_of(self, aval: Any) -> Type:
+        token = self._types.get(id(aval))
+        if token is None:
+            token = self._types[id(aval)] = Type(self._noted(f":{self.types(aval)}"))
+        return token
+
+    def literal(self, literal: Any) -> LiteralText:
+        text = constants.literal(literal.val, literal.aval)
+        return LiteralText(f" {text}{self.type_of(literal.aval)}")
+
+    def constant_values(self, jaxpr: Jaxpr) -> Sequence[str]:
+        consts = jaxpr.consts if jaxcompat.ONE_JAXPR_CLASS else self._consts.get(jaxpr, ())
+        if len(consts) != len(jaxpr.constvars):
+            raise Unwritable("a jaxpr whose constants have no values")
+        pairs = zip(consts, jaxpr.constvars, strict=True)
+        return [f"={self.constants.constant(value, var.aval)}" for value, var in pairs]
+
+    # --- equations --------------------------------------------------------------------------------
+
+    def signatures(self, jaxpr: Jaxpr) -> list[Signature]:
+        made = self._of_jaxpr.get(jaxpr)
+        if made is None:
+            made = self._of_jaxpr[jaxpr] = []
+            known = self._signatures
+            for eqn in jaxpr.eqns:
+                held = eqn.params
+                setting = id(eqn.primitive), id(eqn.ctx), self._setting(eqn)
+                key = (*setting, *held, *map(id, held.values())) if held else setting
+                found = known.get(key)
+                if found is None:
+                    found = known[key] = self.signature(eqn)
+                made.append(found)
+        return made
+
+    def alike(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
+        return (id(eqn.ctx), self._setting(eqn), *super().alike(eqn))
+
+    def _setting(self, eqn: JaxprEqn) -> int:
+        """A key for what a signature depends on besides: the mesh of the types, any results."""
+        atoms = eqn.outvars or eqn.invars
+        if not atoms:
+            return -1
+        mesh = self._meshes.get(id(atoms[0].aval))
+        if mesh is None:
+            avals = [atom.aval for atom in atoms]
+            mesh = self._meshes[id(avals[0])] = params.implied_mesh(avals, ())
+        return id(mesh) if eqn.outvars else -2 - id(mesh)
+
+    def _make(self, eqn: JaxprEqn) -> Signature:
+        name, parameter = params.primitive_name(eqn), ""
+        operands, results = ([v.aval for v in atoms] for atoms in (eqn.invars, eqn.outvars))
+        try:
+            if not _PRIMITIVE.fullmatch(name):
+                raise Unwritable("a name that is no word")
+            settings = params.context_written(eqn.ctx, params.implied_mesh(operands, results))
+            pairs: list[tuple[Parameter, Value]] = []
+            for parameter, value in {f"@{k}": v for k, v in settings.items()}.items():
+                pairs.append(self._pair(parameter, self._text(value)))
+            parameter = ""
+            for parameter, value in params.written(eqn, self._rules).items():
+                pairs.append(self._pair(parameter, self._written(name, parameter, value)))
+        except Unwritable as error:
+            raise unsupported(eqn, error, parameter) from error
+        # Without results and brackets, this would be one more operand of the equation before.
+        shown = f"{name}[]" if not pairs and not results else name
+        called = [
+            (body_name, body)
+            for _, value in pairs
+            for body_name, body in _bodies(value, eqn.params.get("name"))
+        ]
+        token = PrimitiveName(self._noted(shown))
+        return Signature(token, pairs, called, named_by_call=name == "jit")
+
+    def _pair(self, name: str, value: Value) -> tuple[Parameter, Value]:
+        return Parameter(self._noted(f"{name}=")), value
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def _written(self, primitive: str, parameter: str, value: Any) -> Value:
+        """A parameter's value as text, or as jaxprs with text around them."""
+        if isinstance(value, params.Rule):
+            return _RulePieces((f"{self._text(value.name, True)} ", self.hold(value.jaxpr)))
+        if isinstance(value, Jaxpr | ClosedJaxpr):
+            if isinstance(value, ClosedJaxpr) or params.is_open_body(primitive, parameter):
+                return self.hold(value)
+        elif type(value) is tuple and value and all(isinstance(v, ClosedJaxpr) for v in value):
+            return tuple(map(self.hold, value))
+        return self._text(value, parameter == "name")
+
+    def _text(self, value: Any, is_name: bool = False) -> Value:
+        bodies: list[Jaxpr] = []
+
+        def mark(jaxpr: Any) -> str:
+            bodies.append(self.hold(jaxpr))
+            return _MARK if isinstance(jaxpr, ClosedJaxpr) else f"open({_MARK})"
+
+        text = values.encode(value, {**self._special, ClosedJaxpr: mark, Jaxpr: mark})
+        if type(value) is str and text == value and not is_name:
+            self.words.add(value)
+            text = repr(value) if value in self.quoted else text
+        if not bodies:
+            return self._noted(text)
+        first, *rest = map(self._noted, text.split(_MARK))
+        pieces: list[Any] = [first]
+        for body, after in zip(bodies, rest, strict=True):
+            pieces += body, after
+        return Pieces(piece for piece in pieces if piece)
+
+    def hold(self, jaxpr: Any) -> Jaxpr:
+        """The open jaxpr of one that is part of the program; its constants are remembered."""
+        body = jaxcompat.open_jaxpr(jaxpr)
+        consts = getattr(jaxpr, "consts", ())
+        known = self._consts.setdefault(body, consts)
+        if len(known) != len(consts) or any(a is not b for a, b in zip(known, consts, strict=True)):
+            raise Unwritable("a jaxpr that is used twice, with different constants")
+        return body
+
+
+class _RulePieces(Pieces):
+    """The name of a rule's function, and the rule."""
+
+
+def _bodies(value: Value, name: Any) -> list[tuple[str | None, Jaxpr]]:
+    """The jaxprs of a value, each with the name that it is given if it is written apart."""
+    if isinstance(value, str):
+        return []
+    if isinstance(value, _RulePieces):
+        return [(as_word(value[0].strip(" '\"")), value[1])]
+    bodies = (value,) if isinstance(value, Jaxpr) else value
+    word = as_word(name) if isinstance(name, str) else None
+    return [(word, body) for body in bodies if isinstance(body, Jaxpr)]
+
+
+def as_word(name: str) -> str:
+    """A name like this one for a jaxpr that is written apart."""
+    word = re.sub(r"\W", "_", name.strip("<>"), flags=re.ASCII) or "_"
+    word = f"_{word}" if word[0].isdecimal() else word
+    while keyword.iskeyword(word) or word in values.NAMES or word in values.MAKERS or word == "_":
+        word += "_"
+    return word
+
+
+def unsupported(eqn: JaxprEqn, fault: Exception, parameter: str = "") -> UnsupportedError:
+    """The error that an equation cannot be written; names it and its source line."""
+    frame = jaxcompat.user_frame(eqn)
+    where = f" at {frame[0]}:{frame[1]}" if frame else ""
+    holder = f"its parameter {parameter}" if parameter else "it"
+    message = f"{eqn.primitive.name}{where} cannot be written to a file: {holder} holds {fault}"
+    return UnsupportedError(message)

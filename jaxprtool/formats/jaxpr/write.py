@@ -1,0 +1,91 @@
+"""From a Program to a `.jaxpr` file: a header, and the listing in the exact notation.
+
+    jaxprtool 1
+    jax = '0.10.2'
+    name = 'loss'
+    arguments = (({'b': "params['b']", 'w': "params['w']"}, 'x'), {})
+    results = 'result'
+    files = {'model.py': '/home/me/model.py'}
+
+    { lambda a:f32[3]=[1.0, 2.0, 3.0]; b:f32[4] c:f32[3,4] d:f32[8,3]. let
+        e:f32[8,4] = dot_general[...] d c         # model.py:12:8 (loss) in layer/dense
+      in (e,) }
+
+The first line has the version of the format. Then come the JAX that wrote it, the program's name,
+and the structures of arguments and results with each value's name at its place. If there are any:
+`axis_env`, the free named axes with their sizes; `meshes`, by the names that types give them;
+`symbols`, what is known of symbolic dimensions; `files`, by the names in comments.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.files import file_written_whole
+from jaxprtool.formats.jaxpr.constants import write_npz
+from jaxprtool.formats.jaxpr.exact import ExactNotation
+from jaxprtool.formats.jaxpr.header import header_text
+from jaxprtool.formats.jaxpr.places import Places
+from jaxprtool.formats.jaxpr.syntax import VERSION
+from jaxprtool.formats.jaxpr.values import Unwritable
+from jaxprtool.ir.notation.layout import Layout
+from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.program import Program
+
+#: The columns of a listing in a pipe.
+WIDTH = 80
+
+
+def write(program: Program, path: str | os.PathLike[str]) -> None:
+    """Write a program to a file, and its large constants to the `.npz` beside it.
+
+    Each file is written whole or not at all. Raises UnsupportedError, with the equation and its
+    source line, if the program holds Python functions or other live objects; OutputError if a
+    file cannot be written.
+    """
+    name = os.fspath(path)
+    content, arrays = _rendered(program, inline=False)
+    with file_written_whole(name) as file:
+        if arrays:
+            with file_written_whole(f"{name}.npz") as archive:
+                write_npz(archive, arrays)
+        file.write(content.encode())
+    if not arrays:
+        with suppress(FileNotFoundError):
+            os.unlink(f"{name}.npz")
+
+
+def text(program: Program) -> str:
+    """A program as the text of a file that has nothing beside it. Raises UnsupportedError."""
+    return _rendered(program, inline=True)[0]
+
+
+def _rendered(program: Program, inline: bool) -> tuple[str, dict[str, np.ndarray]]:
+    """The text of a program's file, and the arrays that are to be beside it."""
+    places = Places()
+    notation, layout = _layout(program, places, ExactNotation(inline))
+    # A word without quotes is a text, unless a jaxpr bears it as its name.
+    clashes = notation.words & set(layout.shared.values())
+    if clashes:
+        notation, layout = _layout(program, places, ExactNotation(inline, quoted=clashes))
+    body = "".join(layout.tokens())
+    meshes = {name: mesh for mesh, name in notation.types.meshes.items()}
+    try:
+        header = header_text(program, places.files, meshes, notation.types.scope)
+    except Unwritable as error:
+        raise UnsupportedError(f"{program.name} cannot be written to a file: {error}") from error
+    return f"jaxprtool {VERSION}\n{header}\n{body}\n", notation.constants.stored
+
+
+def _layout(
+    program: Program, places: Places, notation: ExactNotation
+) -> tuple[ExactNotation, Layout]:
+    notation.hold(program.jaxpr)
+    root = jaxcompat.open_jaxpr(program.jaxpr)
+    layout = Layout(root, WIDTH, True, Selection(), places.comment, notation)
+    return notation, layout

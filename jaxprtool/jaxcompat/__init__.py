@@ -116,6 +116,7 @@ from jaxprtool.jaxcompat.values import (
     key_type,
     linear_call_transpose,
     linear_call_transpose_param,
+    literal_value,
     symbolic_constraints,
 )
 
@@ -182,6 +183,7 @@ __all__ = [
     "key_type",
     "linear_call_transpose",
     "linear_call_transpose_param",
+    "literal_value",
     "live_key",
     "module_under_axes",
     "name_stack",

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, core, indexing, layout, sharding_impls
+from jax._src import api, core, indexing, layout, literals, sharding_impls
 from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax.control_flow import solves
@@ -88,6 +88,15 @@ def linear_call_transpose_param(closed: Any) -> dict[str, Any]:
     """The parameter that makes a `linear_call` have this transpose."""
     transpose = close_jaxpr(pe.convert_constvars_jaxpr(open_jaxpr(closed)))
     return {"transpose_thunk": lambda: (transpose, closed.consts)}
+
+
+def literal_value(value: Any, aval: Any) -> Any:
+    """A number or an array as JAX keeps it in a literal of the type `aval`."""
+    typed = {float: literals.TypedFloat, int: literals.TypedInt, complex: literals.TypedComplex}
+    kind = type(np.zeros((), aval.dtype).item())
+    if aval.weak_type and kind in typed and isinstance(value, int | float | complex):
+        return typed[kind](kind(value), aval.dtype)
+    return literals.TypedNdArray(np.asarray(value, aval.dtype), aval)
 
 
 def key_implementations() -> dict[str, Any]:

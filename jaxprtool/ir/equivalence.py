@@ -139,6 +139,8 @@ class _Comparison:
                 self._named(rule(p), rule(q))
 
     def _named(self, p: dict[str, Any], q: dict[str, Any]) -> None:
+        # JAX's rules take a parameter that is None for one that is not there.
+        p, q = ({k: v for k, v in params.items() if v is not None} for params in (p, q))
         _at("the names of parameters", _check, p.keys() == q.keys(), sorted(p), sorted(q))
         for name in p:
             if p[name] is not q[name]:
@@ -177,11 +179,17 @@ def _custom(eqn: JaxprEqn) -> dict[str, Any]:
     return {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
 
 
+def _reduce(eqn: JaxprEqn) -> dict[str, Any]:
+    """A reduction's parameters, without the function that its jaxpr was traced from."""
+    return {k: v for k, v in eqn.params.items() if k != "computation"}
+
+
 #: For primitives that hold live Python objects, or differ by JAX: their parameters as plain data.
 _READABLE: dict[str, Callable[[JaxprEqn], dict[str, Any]]] = {
     "scan": _scan,
     "custom_jvp_call": _custom,
     "custom_vjp_call": _custom,
+    "reduce": _reduce,
 }
 
 #: The rules of custom calls, as jaxprs and masks by name.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Hashable, Sequence
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -140,11 +141,10 @@ class _Comparison:
 
     def _named(self, p: dict[str, Any], q: dict[str, Any]) -> None:
         # JAX's rules take a parameter that is None for one that is not there.
-        p, q = ({k: v for k, v in params.items() if v is not None} for params in (p, q))
-        _at("the names of parameters", _check, p.keys() == q.keys(), sorted(p), sorted(q))
-        for name in p:
-            if p[name] is not q[name]:
-                _at(f"parameter {name}", self._value, p[name], q[name])
+        for name in sorted(p.keys() | q.keys()):
+            a, b = p.get(name), q.get(name)
+            if a is not b:
+                _at(f"parameter {name}", self._value, a, b)
 
     def _values(self, p: Sequence[Any], q: Sequence[Any]) -> None:
         _check(len(p) == len(q), p, q)
@@ -184,11 +184,18 @@ def _reduce(eqn: JaxprEqn) -> dict[str, Any]:
     return {k: v for k, v in eqn.params.items() if k != "computation"}
 
 
+def _linear_call(eqn: JaxprEqn) -> dict[str, Any]:
+    """A linear call's parameters, its transpose as a jaxpr."""
+    rest = {k: v for k, v in eqn.params.items() if k != "transpose_thunk"}
+    return {**rest, "transpose": jaxcompat.linear_call_transpose(eqn)}
+
+
 #: For primitives that hold live Python objects, or differ by JAX: their parameters as plain data.
 _READABLE: dict[str, Callable[[JaxprEqn], dict[str, Any]]] = {
     "scan": _scan,
     "custom_jvp_call": _custom,
     "custom_vjp_call": _custom,
+    "linear_call": _linear_call,
     "reduce": _reduce,
 }
 
@@ -222,6 +229,8 @@ def _same_literal(p: Any, q: Any) -> bool:
 def _same_plain(p: Any, q: Any) -> bool:
     if isinstance(p, float) and isinstance(q, float):
         return _same_array(np.float64(p), np.float64(q))
+    if isinstance(p, FunctionType) and isinstance(q, FunctionType):
+        return bool(jaxcompat.live_key(p) == jaxcompat.live_key(q))
     if type(p) is not type(q) and not (_is_integer(p) and _is_integer(q)):
         return False
     try:

@@ -171,13 +171,15 @@ def live_key(value: Any) -> Hashable:
     match value:
         case lu.WrappedFun():
             return live_key(value.f), live_key(tuple(value.transforms))
-        case FunctionType() if value.__module__.startswith(("jax.", "jaxprtool.")):
+        case FunctionType() if (value.__module__ or "").startswith(("jax.", "jaxprtool.")):
             free = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
             # `_memoize` keeps its table, and a mark, beside the function.
             cells = [cell for name, cell in free if name not in ("cells", "sentinel")]
             return value.__code__, tuple(live_key(cell.cell_contents) for cell in cells)
         case tuple() | list():
             return tuple(map(live_key, value))
+        case set():
+            return frozenset(map(live_key, value))
         case _ if isinstance(value, _OF_ONE_CALL):
             return None
     value = getattr(value, "val", value)  # Hashable and Unhashable hold static arguments

@@ -321,6 +321,15 @@ def _read_scan(given: Params, operands: Sequence[Any], results: Sequence[Any]) -
     return {**given, **jaxcompat.scan_count_params({}, consts, carry, xs, ys)}
 
 
+def _write_while(eqn: JaxprEqn, rules: Rules) -> Params:
+    return _without(eqn)
+
+
+def _read_while(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
+    # In JAX's order, in which its listing meets the bodies and numbers those that have no names.
+    return {k: given[k] for k in ("cond_nconsts", "cond_jaxpr", "body_nconsts", "body_jaxpr")}
+
+
 def _write_reduce(eqn: JaxprEqn, rules: Rules) -> Params:
     return _without(eqn, "computation")  # which its jaxpr has been traced from
 
@@ -358,6 +367,7 @@ forms["broadcast_in_dim"] = Form(_write_broadcast, _read_broadcast)
 forms["dot_general"] = Form(_write_dot, _read_dot)
 forms["jit"] = Form(_write_jit, _read_jit)
 forms["scan"] = Form(_write_scan, _read_scan)
+forms["while"] = Form(_write_while, _read_while)
 forms["reduce"] = Form(_write_reduce, _read_reduce)
 forms["select_and_gather_add"] = Form(_write_select, _read_select)
 forms["select_and_scatter_add"] = Form(_write_select, _read_select)

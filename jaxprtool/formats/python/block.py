@@ -1,0 +1,373 @@
+"""One jaxpr as the body of a Python function: a line for each equation, or for several.
+
+A result that is used once may stand in the expression that uses it instead of on a line of its
+own: where that keeps the order in which everything is computed, and the line short. Such results
+wait until they are used; when something is written before that, they get their lines first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxprtool.formats.python.arguments import local_names
+from jaxprtool.formats.python.expressions import (
+    ATOM,
+    SIGN,
+    Argument,
+    Function,
+    Hoisted,
+    Structure,
+    call,
+    sequence,
+    written,
+)
+from jaxprtool.formats.python.fusion import Line, lines
+from jaxprtool.formats.python.layout import (
+    INDENT,
+    WIDTH,
+    Bracket,
+    Hole,
+    Piece,
+    Targets,
+    definition,
+    filled,
+    flat,
+    holes_of,
+    statement,
+    unpacking,
+)
+from jaxprtool.formats.python.naming import Names
+from jaxprtool.formats.python.spelling import Template
+from jaxprtool.formats.python.values import literal
+from jaxprtool.ir.outline import type_of
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var, open_jaxpr
+
+#: How much an expression may hold before its parts get lines of their own; how many may wait.
+_MOST_PARTS, _LONGEST, _MOST_WAITING = 4, 60, 8
+#: Room that is left on a line for its target and its comment.
+_MARGIN = 28
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A text without a line yet: how tightly it binds, of how many parts, and what it is of."""
+
+    var: Var | None
+    text: str
+    pieces: Sequence[Piece]
+    level: int
+    parts: int
+
+
+class Block:
+    """The lines of one function's body, `depth` levels in.
+
+    `texts` has the text of each variable that is known outside; `module` defines what is shared.
+    """
+
+    def __init__(self, module: Any, jaxpr: Any, texts: dict[Any, str], names: Names, depth: int):
+        self.lines: list[str] = []
+        self._module = module
+        self._jaxpr = open_jaxpr(jaxpr)
+        self._texts = {**module.constants_of(jaxpr), **texts}
+        self._names = names
+        self._depth = depth
+        self._waiting: list[Waiting] = []
+        self._lines = lines(self._jaxpr)
+        self._uses = _uses(self._jaxpr, self._lines)
+        self._operands: Sequence[Atom] = ()
+        # Names that say something, of the variables that have one.
+        self._wishes: dict[Any, str] = {}
+
+    def write(self, results: Structure) -> None:
+        """Write all equations, and the return of the jaxpr's results in that structure."""
+        for line in self._lines:
+            self._equation(line)
+        self._return(results)
+
+    def name(self, var: Var, wish: str | None = None) -> str:
+        """A new name for a variable, the wish if that is free."""
+        text = self._names.claim(wish) if wish else self._names.fresh()
+        self._texts[var] = text
+        if wish:
+            self._wishes[var] = wish
+        return text
+
+    def arguments(self, places: Sequence[str], wishes: Sequence[str], known: Sequence[str]) -> None:
+        """Name the arguments: those that are parameters as they are, others by lines of their own.
+
+        `places` are the expressions that reach them.
+        """
+        for var, place, wish in zip(self._jaxpr.invars, places, wishes, strict=True):
+            if place in known:
+                self._texts[var] = self._wishes[var] = place
+            elif self._uses[var]:
+                self.assign(var, [place], wish)
+
+    def assign(self, var: Var, pieces: Sequence[Piece], wish: str | None = None) -> None:
+        """Write `name = pieces  # type`; nothing is named that nothing uses."""
+        target = self.name(var, wish) if self._uses[var] else "_"
+        self.lines += statement(f"{target} = ", pieces, f"  # {type_of(var.aval)}", self._depth)
+
+    def unpack(
+        self,
+        structure: Structure,
+        variables: Sequence[Atom],
+        pieces: list[Piece],
+        wishes: dict[int, str] | None = None,
+    ) -> None:
+        """Write `a, b = pieces  # types` for the variables in that structure."""
+        targets = self._targets(structure, variables, wishes or {})
+        self.lines += unpacking(targets, pieces, self._depth)
+
+    # --- equations ----------------------------------------------------------------------------
+
+    def _equation(self, line: Line) -> None:
+        self._operands, outs = line.operands, line.eqn.outvars
+        if line.expression is None:
+            template = self._module.spellings.of(line.eqn, self)
+        else:
+            template = Template.of(line.expression, self)
+        whole = self._filled(template, line.operands)
+        if template.results == 0 and self._may_wait(outs[0], line.eqn, whole):
+            self._waiting.append(replace(whole, var=outs[0]))
+            return
+        self._flush()
+        if not outs or template.results is None:
+            self.lines += statement("", whole.pieces, "", self._depth)
+        elif template.results == 0:
+            self.assign(outs[0], whole.pieces)
+        else:
+            self.unpack(template.results, outs, list(whole.pieces))
+
+    def _may_wait(self, var: Var, eqn: JaxprEqn, whole: Waiting) -> bool:
+        return (
+            self._uses[var] == 1
+            and not eqn.effects
+            and whole.parts < _MOST_PARTS
+            and len(whole.text) <= _LONGEST
+            and len(self._waiting) < _MOST_WAITING
+        )
+
+    def _filled(self, template: Template, atoms: Sequence[Atom]) -> Waiting:
+        """The template with these operands; those that wait and may stand in it are taken.
+
+        They may if they are the last that wait, in the order in which the template has them.
+        """
+        while self._waiting:
+            waiting = {w.var: i for i, w in enumerate(self._waiting)}
+            operands = [atoms[hole.index] for hole in template.holes]
+            wanted = [waiting[v] for v in operands if not isinstance(v, Literal) and v in waiting]
+            if not wanted:
+                break
+            first = len(waiting) - len(wanted)
+            if wanted == list(range(first, len(waiting))):
+                taken = {w.var: w for w in self._waiting[first:]}
+                whole = self._written(template, atoms, taken)
+                room = min(_LONGEST, WIDTH - _MARGIN - len(INDENT) * self._depth)
+                if whole.parts <= _MOST_PARTS and len(whole.text) <= room:
+                    del self._waiting[first:]
+                    return whole
+            self._flush(min(wanted) + 1)
+        return self._written(template, atoms, {})
+
+    def _written(
+        self, template: Template, atoms: Sequence[Atom], taken: dict[Any, Waiting]
+    ) -> Waiting:
+        texts, parts = {}, 1
+        for hole in template.holes:
+            atom = atoms[hole.index]
+            if isinstance(atom, Literal):
+                text, level = self._module.literal(atom, template.typed)
+            elif atom in taken:
+                text, level = taken[atom].text, taken[atom].level
+                parts += taken[atom].parts
+            else:
+                text, level = self._texts[atom], ATOM
+            texts[hole.index] = f"({text})" if level < hole.level else text
+        pieces = filled(template.pieces, texts) if texts else template.pieces
+        return Waiting(None, flat(pieces), pieces, template.level, parts)
+
+    def _flush(self, count: int | None = None) -> None:
+        """Give the first `count` results that wait their lines, or all of them."""
+        count = len(self._waiting) if count is None else count
+        written, self._waiting = self._waiting[:count], self._waiting[count:]
+        for w in written:
+            assert w.var is not None
+            self.assign(w.var, w.pieces)
+
+    # --- results ------------------------------------------------------------------------------
+
+    def _targets(
+        self, structure: Structure, variables: Sequence[Atom], wishes: dict[int, str]
+    ) -> Targets:
+        """The structure with a name and a type for each of its variables."""
+        if isinstance(structure, tuple):
+            return [self._targets(part, variables, wishes) for part in structure]
+        if structure is None:
+            return "_", None
+        var = variables[structure]
+        used = self._uses[var] > 0
+        return self.name(var, wishes.get(structure)) if used else "_", type_of(var.aval)
+
+    def _return(self, results: Structure) -> None:
+        pieces = self._grouped(results)
+        if isinstance(results, tuple) and results:
+            pieces = [replace(pieces[0], bare=True)]  # type: ignore[type-var]
+        template = Template(tuple(holes_of(pieces)), tuple(pieces), ATOM, None, True)
+        whole = self._filled(template, self._jaxpr.outvars)
+        self._flush()
+        types = ", ".join(type_of(v.aval) for v in self._jaxpr.outvars)
+        suffix = f"  # {types}" if whole.parts > 1 else ""
+        self.lines += statement("return ", whole.pieces, suffix, self._depth)
+
+    def _grouped(self, structure: Structure) -> list[Piece]:
+        """A structure of results as pieces, with a hole for each."""
+        if isinstance(structure, int):
+            return [Hole(structure)]
+        if isinstance(structure, Argument):
+            return [self._texts[self._jaxpr.invars[structure.index]]]
+        if isinstance(structure, tuple | list):
+            return [sequence([self._grouped(part) for part in structure], structure)]
+        if isinstance(structure, dict):
+            pairs = [
+                [*written(k, self), ": ", *self._grouped(part)] for k, part in structure.items()
+            ]
+            return [Bracket("{", pairs, "}")]
+        return written(structure, self)
+
+    # --- what expressions need ----------------------------------------------------------------
+
+    def mention(self, path: str) -> None:
+        """Import what the first part of a dotted name means."""
+        self._module.mention(path)
+
+    def hoisted(self, value: Hoisted) -> str:
+        """The name of something that the module makes once."""
+        return self._module.hoisted(value)
+
+    def function(self, function: Function) -> str:
+        """The name of a function, which is defined here, or at the top of the module."""
+        if function.kept:
+            return self._module.function(function)
+        texts = {
+            function.jaxpr.invars[i]: self._captured(self._operands[slot])
+            for i, slot in function.captured.items()
+        }
+        name = self._names.claim(function.name)
+        wishes = {
+            i: text
+            for i, slot in function.passed.items()
+            if (text := self._wish(self._operands[slot]))
+        }
+        names = self._names.inside(texts.values())
+        lines = define(self._module, function, name, texts, names, self._depth, wishes)
+        if self.lines and self.lines[-1]:
+            self.lines.append("")
+        self.lines += [*lines, ""]
+        return name
+
+    def _wish(self, atom: Atom) -> str | None:
+        """The name of an operand, if it says something."""
+        return None if isinstance(atom, Literal) else self._wishes.get(atom)
+
+    def _captured(self, atom: Atom) -> str:
+        """The name by which a local function can mention an operand."""
+        if not isinstance(atom, Literal):
+            if any(w.var is atom for w in self._waiting):
+                self._flush()
+            return self._texts[atom]
+        # As an array it is a constant of the loop, and not a literal in its body.
+        pieces = written(call("jnp.asarray", literal(atom).typed), self)
+        name = self._names.fresh()
+        comment = f"  # {type_of(atom.aval)}"
+        self.lines += statement(f"{name} = ", pieces, comment, self._depth)
+        return name
+
+
+def _uses(jaxpr: Any, lines: Sequence[Line]) -> Counter[Any]:
+    """How often each variable is mentioned."""
+    uses: Counter[Any] = Counter()
+    for line in lines:
+        uses.update(v for v in line.operands if not isinstance(v, Literal))
+    uses.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
+    return uses
+
+
+# --- functions --------------------------------------------------------------------------------
+
+
+def gap(depth: int) -> list[str]:
+    """The blank lines between definitions."""
+    return [""] if depth else ["", ""]
+
+
+def define(
+    module: Any,
+    function: Function,
+    name: str,
+    texts: dict[Any, str],
+    names: Names,
+    depth: int,
+    wishes: dict[int, str] | None = None,
+) -> list[str]:
+    """The lines that define a function, with its decorators and its derivative rules.
+
+    `texts` has the names of what it captures, `names` are for its body; `wishes` are names for
+    its arguments, for want of those that it had.
+    """
+    lines = []
+    for decorator in function.decorators:
+        lines += statement("@", decorator.pieces(module), "", depth)
+    if function.kept and name != function.name:
+        lines.append(f"{INDENT * depth}{module.renaming(function.name)}")
+    lines += _undecorated(module, function, name, texts, names, depth, wishes or {})
+    for method, functions, kwargs in function.rules:
+        items: list[list[Piece]] = []
+        for rule in functions:
+            rule_name = module.claim(rule.name) if not depth else names.claim(rule.name)
+            inside = names.inside(())
+            lines += [*gap(depth), *define(module, rule, rule_name, {}, inside, depth)]
+            items.append([rule_name])
+        items += [[f"{k}=", *written(v, module)] for k, v in kwargs.items()]
+        lines += gap(depth)
+        defined = [f"{name}.{method}", Bracket("(", items, ")", call=True)]
+        lines += statement("", defined, "", depth)
+    return lines
+
+
+def _undecorated(
+    module: Any,
+    function: Function,
+    name: str,
+    texts: dict[Any, str],
+    names: Names,
+    depth: int,
+    wishes: dict[int, str],
+) -> list[str]:
+    jaxpr = open_jaxpr(function.jaxpr)
+    own = jaxpr.debug_info.arg_names or ()
+    if len(own) == len(jaxpr.invars) and all(own):
+        wishes = dict(enumerate(local_names(own)))
+    body = Block(module, function.jaxpr, texts, names, depth + 1)
+    parameters: list[str] = []
+    types: list[str | None] = []
+    grouped = []
+    titles = function.titles or ("values",) * len(function.parameters)
+    for structure, title in zip(function.parameters, titles, strict=True):
+        if isinstance(structure, int):
+            var = jaxpr.invars[structure]
+            parameters.append(body.name(var, wishes.get(structure)))
+            types.append(type_of(var.aval))
+        else:
+            parameters.append(names.claim(title))
+            types.append(None)
+            if structure:
+                grouped.append((structure, parameters[-1]))
+    for structure, parameter in grouped:
+        body.unpack(structure, jaxpr.invars, [parameter], wishes)
+    body.write(function.results)
+    return [*definition(name, parameters, types, depth), *body.lines]

@@ -1,0 +1,65 @@
+"""The constants of a program as Python: small ones as lists, others as their bytes or in an .npz."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.formats.python.layout import INDENT, WIDTH, statement
+from jaxprtool.formats.python.expressions import call, written
+from jaxprtool.formats.python.values import array, dtype_name
+
+#: Arrays of more elements are written as their bytes, and of more bytes into the file beside.
+_MOST_ELEMENTS, MOST_BYTES = 16, 2048
+
+#: What a module with constants written as bytes begins with.
+FROM_HEX = '''def from_hex(text, dtype, *shape):
+    """An array from its bytes."""
+    return np.frombuffer(bytes.fromhex(text), dtype).reshape(shape)'''
+
+
+def definition_of(name: str, value: Any, scope: Any, file: str | None) -> list[str]:
+    """The lines that define a constant; `scope` has the arrays that go into the file, if any."""
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return _keys(name, value, scope, file)
+    data = np.asarray(value)
+    if data.ndim == 0:
+        # A scalar of numpy's would be a literal of the equations that use it.
+        expression = call("jnp.asarray", array(data))
+    elif data.size <= _MOST_ELEMENTS:
+        expression = array(data)
+    elif file is not None and data.nbytes > MOST_BYTES:
+        expression = scope.stored(data)
+    else:
+        return _bytes(name, data, scope)
+    return statement(f"{name} = ", written(expression, scope), "", 0)
+
+
+def _keys(name: str, value: Any, scope: Any, file: str | None) -> list[str]:
+    words = f"{name}_DATA"
+    implementation = jaxcompat.key_implementation(value.dtype).name
+    scope.mention("jax.random")
+    return [
+        *definition_of(words, jax.random.key_data(value), scope, file),
+        f'{name} = jax.random.wrap_key_data({words}, impl="{implementation}")',
+    ]
+
+
+def _bytes(name: str, data: np.ndarray, scope: Any) -> list[str]:
+    scope.from_hex()
+    text = data.tobytes().hex()
+    width = WIDTH - 2 * len(INDENT)
+    rows = [f"{INDENT}{text[i : i + width]}" for i in range(0, len(text), width)]
+    kind = "".join(map(str, written(dtype_name(data.dtype), scope)))
+    shape = [f"{INDENT}{size}," for size in data.shape]
+    return [f"{name} = from_hex(", f'{INDENT}"""', *rows, f'{INDENT}""",', f"{INDENT}{kind},", *shape, ")"]
+
+
+def digest(data: np.ndarray) -> str:
+    """The name of an array in the file: it is that of its type, shape and bytes."""
+    content = f"{data.dtype} {data.shape} ".encode() + data.tobytes()
+    return hashlib.sha256(content).hexdigest()[:16]

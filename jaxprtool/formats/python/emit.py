@@ -1,0 +1,256 @@
+"""A Program as a Python module that needs nothing but JAX: `to_python` and `write_python`.
+
+    print(jaxprtool.to_python(program))
+
+The module's function bears the program's name and is called as the original is. Tracing it gives
+the program again: each line was tried before it was written (`trial`), so what looks simple is
+exact. Loops and branches are local functions, calls of `jax.jit` and custom derivatives are
+functions of the module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.formats.python import constants
+from jaxprtool.formats.python.arguments import Signature, local_names, result_structure, signature
+from jaxprtool.formats.python.block import Block, define
+from jaxprtool.formats.python.expressions import ROOTS, SIGN, ATOM, Function, Hoisted, call, written
+from jaxprtool.formats.python.layout import definition, flat, statement
+from jaxprtool.formats.python.naming import RESERVED, Names, identifier, numbered
+from jaxprtool.formats.python.rules import arrays, calls, elementwise, loops, numerics, randomness  # noqa: F401
+from jaxprtool.formats.python.spelling import Spellings
+from jaxprtool.formats.python.values import literal
+from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import CALLS, sub_jaxprs
+from jaxprtool.jaxcompat import Literal, open_jaxpr
+
+
+def to_python(program: Program, *, constants: str | None = None) -> str:
+    """The source of a Python module whose function computes what the program does.
+
+    All constants are in the text; with `constants`, the name of an .npz file, the module reads
+    large ones from that file beside it (see `write_python`). Raises UnsupportedError, naming the
+    equation and its source line, for what cannot be written: callbacks into live Python above all.
+    """
+    return _Module(program, constants).source()
+
+
+def write_python(program: Program, path: str | os.PathLike[str]) -> None:
+    """Write the module to a file, and its large constants, if any, to an .npz file beside it.
+
+    Raises as `to_python` does, and OSError.
+    """
+    path = Path(path)
+    beside = path.with_suffix(".npz")
+    module = _Module(program, beside.name)
+    text = module.source()
+    if module.arrays:
+        np.savez(beside, **module.arrays)
+    path.write_text(text, encoding="utf-8")
+
+
+class _Module:
+    """A module being written: what it imports and defines, and what its functions share."""
+
+    def __init__(self, program: Program, file: str | None):
+        self.program = program
+        self.arrays: dict[str, np.ndarray] = {}
+        self.spellings = Spellings(self)
+        self._file = file
+        self._roots: set[str] = set()
+        self._taken = set(ROOTS)
+        self._everywhere: set[str] = set()
+        self._functions: dict[Any, str] = {}
+        self._queue: deque[tuple[Function, str]] = deque()
+        self._definitions: list[str] = []
+        self._hoisted: dict[Any, str] = {}
+        self._constants: dict[int, str] = {}
+        self._literals: dict[tuple[int, bool], tuple[str, int, Any]] = {}
+        self._helpers: dict[str, list[str]] = {}
+        self._names = Names(self._taken, self._everywhere)
+        self._reserved = _function_names(program.jaxpr)
+        self._taken |= self._reserved
+
+    def source(self) -> str:
+        """The text of the module."""
+        with jaxcompat.axes_bound(self.program.axis_env):
+            name = self.claim(self.program.name)
+            main, note = self._main(name)
+            functions = []
+            while self._queue:
+                function, own = self._queue.popleft()
+                functions.append(define(self, function, own, {}, self._names.within(), 0))
+        header = self._header(name, note)
+        parts = [header, self._imports(), *self._helpers.values()]
+        if self._definitions:
+            parts.append(self._definitions)
+        return _joined([*parts, main, *functions], header_parts=2)
+
+    # --- the main function --------------------------------------------------------------------
+
+    def _main(self, name: str) -> tuple[list[str], list[str]]:
+        program = self.program
+        called = signature(program)
+        self._signature = called
+        names = self._names.within()
+        for parameter in called.parameters:
+            if parameter != "*":
+                names.claim(parameter.lstrip("*"))
+        block = Block(self, program.jaxpr, {}, names, 1)
+        types: list[str | None] = []
+        invars = dict(zip(called.places, program.jaxpr.invars, strict=True))
+        for parameter in called.parameters:
+            var = invars.get(parameter)
+            types.append(type_of(var.aval) if var is not None else None)
+        block.arguments(called.places, local_names(called.places), called.parameters)
+        results, note = result_structure(program)
+        block.write(results)
+        lines = [*definition(name, called.parameters, types, 0), *block.lines]
+        return lines, [n for n in (called.note, note) if n]
+
+    def _header(self, name: str, notes: list[str]) -> list[str]:
+        shown = f"{name}({', '.join(self._signature.call)})"
+        lines = [
+            f'"""`{name}`, written as Python from its jaxpr by jaxprtool, under JAX {jax.__version__}.',
+            "",
+            f"    {shown}",
+            "",
+            "The comment after each line is the type of what the line computes.",
+            *notes,
+        ]
+        if self.arrays:
+            lines.append(f"Large constants are read from {self._file}, which must lie beside.")
+        return [*lines, '"""']
+
+    def _imports(self) -> list[str]:
+        plain, named = [], []
+        for root in ROOTS:
+            if root in self._roots and ROOTS[root][1]:
+                text = ROOTS[root][1]
+                (plain if text.startswith("import") else named).append(text)
+        first = [t for t in named if t.startswith("from functools") or t.startswith("from pathlib")]
+        rest = sorted([*plain, *(t for t in named if t not in first)], key=_import_order)
+        return [*sorted(first), *([""] if first and rest else []), *rest]
+
+    # --- what blocks ask for ------------------------------------------------------------------
+
+    def mention(self, path: str) -> None:
+        """Import what the first part of a dotted name means."""
+        self._roots.add(path.partition(".")[0])
+
+    def hoisted(self, value: Hoisted) -> str:
+        """The name of something that is made once."""
+        name = self._hoisted.get(value.key)
+        if name is None:
+            pieces = written(value.of, self)
+            name = self._hoisted[value.key] = self.claim(value.name)
+            self._definitions += statement(f"{name} = ", pieces, "", 0)
+        return name
+
+    def function(self, function: Function) -> str:
+        """The name of a function of the module, which is written when its turn comes."""
+        name = self._functions.get(function.key)
+        if name is None:
+            name = self._functions[function.key] = self.claim(function.name)
+            self._queue.append((function, name))
+        return name
+
+    def constants_of(self, jaxpr: Any) -> dict[Any, str]:
+        """The names of a closed jaxpr's constants."""
+        pairs = zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=True)
+        return {var: self._constant(value) for var, value in pairs}
+
+    def _constant(self, value: Any) -> str:
+        name = self._constants.get(id(value))
+        if name is None:
+            name = self._constants[id(value)] = self.claim("CONSTANT")
+            self._definitions += constants.definition_of(name, value, self, self._file)
+        return name
+
+    def stored(self, data: np.ndarray) -> Any:
+        """The expression that reads an array from the file beside the module."""
+        key = constants.digest(data)
+        self.arrays[key] = data
+        return call("np.load", key)
+
+    def from_hex(self) -> None:
+        """Define the function that makes an array of its bytes."""
+        self.mention("np")
+        self._taken.add("from_hex")
+        self._helpers["from_hex"] = constants.FROM_HEX.splitlines()
+
+    def renaming(self, name: str) -> str:
+        """The decorator that gives a function a name that another has, or that is none."""
+        self._helpers.setdefault("named", _NAMED.splitlines())
+        return f"@named({flat(written(name, self))})"
+
+    def literal(self, atom: Literal, typed: bool) -> tuple[str, int]:
+        """The text of a literal and how tightly it binds."""
+        known = self._literals.get((id(atom), typed))
+        if known is None:
+            spelling = literal(atom)
+            text = flat(written(spelling.typed if typed else spelling.plain, self))
+            known = text, SIGN if text.startswith("-") else ATOM, atom
+            self._literals[id(atom), typed] = known
+        return known[:2]
+
+    def claim(self, wish: str) -> str:
+        """A name in the module, that no function has taken for something of its own."""
+        for name in numbered(wish):
+            own = name in self._reserved or name not in self._taken
+            if own and name not in self._everywhere and name not in RESERVED:
+                self._taken.add(name)
+                self._everywhere.add(name)
+                return name
+        raise AssertionError("there are endlessly many names")
+
+
+#: Primitives whose equations become calls of functions of the module.
+_SHARED = frozenset({*CALLS, "custom_jvp_call", "custom_vjp_call"})
+
+_NAMED = '''def named(name):
+    """Give a function a name that it cannot bear in this module."""
+
+    def rename(function):
+        function.__name__ = name
+        return function
+
+    return rename'''
+
+
+def _import_order(text: str) -> tuple[bool, str]:
+    return text.startswith("from"), text
+
+
+def _joined(parts: list[list[str]], header_parts: int) -> str:
+    lines: list[str] = []
+    for i, part in enumerate(parts):
+        if part:
+            lines += [""] * (2 if i >= header_parts else 1) if lines else []
+            lines += part
+    return "\n".join(lines) + "\n"
+
+
+def _function_names(jaxpr: Any) -> set[str]:
+    """The names that functions of the module will bear, at every depth."""
+    names, seen, todo = {"named", "from_hex", "mesh", "CONSTANT"}, set(), [jaxpr]
+    while todo:
+        body = todo.pop()
+        if id(open_jaxpr(body)) in seen:
+            continue
+        seen.add(id(open_jaxpr(body)))
+        for eqn in open_jaxpr(body).eqns:
+            inner = [found for _, found in sub_jaxprs(eqn)]
+            if eqn.primitive.name in _SHARED:
+                names.add(identifier(calls.called_name(eqn)))
+            todo += inner
+    return names

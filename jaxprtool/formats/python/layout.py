@@ -1,0 +1,177 @@
+"""Where lines of emitted Python break, so that `ruff format` would break them nowhere else.
+
+Text is made of pieces: strings, holes for operands, and brackets whose items may go on lines of
+their own. Nearly every statement fits on its line and is written flat; the rest is broken as ruff
+does it: what a call's parentheses hold on one further line if it fits there, else one item a line
+with a comma after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+#: How long a line may be, its comment included.
+WIDTH = 88
+INDENT = "    "
+
+
+@dataclass(frozen=True)
+class Hole:
+    """The place of an operand; one that binds less tightly than `level` gets parentheses."""
+
+    index: int
+    level: int = 0
+
+
+@dataclass
+class Bracket:
+    """Items between brackets. A `call` may keep all its items on one line of their own."""
+
+    open: str
+    items: list[list[Piece]]
+    close: str
+    call: bool = field(default=False, kw_only=True)
+    single_comma: bool = field(default=False, kw_only=True)
+    #: Flat, it is written without its brackets: what is returned or assigned to.
+    bare: bool = field(default=False, kw_only=True)
+
+
+Piece: TypeAlias = str | Hole | Bracket
+
+
+def flat(pieces: Sequence[Piece]) -> str:
+    """The text on one line; no holes must be left."""
+    return "".join(_flat(pieces))
+
+
+def _flat(pieces: Sequence[Piece]) -> Iterator[str]:
+    for piece in pieces:
+        if isinstance(piece, str):
+            yield piece
+            continue
+        assert isinstance(piece, Bracket)
+        inner = ", ".join(map(flat, piece.items)) + ("," if piece.single_comma else "")
+        yield inner if piece.bare else f"{piece.open}{inner}{piece.close}"
+
+
+def holes_of(pieces: Sequence[Piece]) -> Iterator[Hole]:
+    """The holes in the order in which they are written, and so evaluated."""
+    for piece in pieces:
+        if isinstance(piece, Hole):
+            yield piece
+        elif isinstance(piece, Bracket):
+            for item in piece.items:
+                yield from holes_of(item)
+
+
+def filled(pieces: Sequence[Piece], texts: dict[int, str]) -> list[Piece]:
+    """The pieces with the text of each operand in its hole."""
+    result: list[Piece] = []
+    for piece in pieces:
+        if isinstance(piece, Hole):
+            result.append(texts[piece.index])
+        elif isinstance(piece, Bracket):
+            result.append(replace(piece, items=[filled(item, texts) for item in piece.items]))
+        else:
+            result.append(piece)
+    return result
+
+
+# --- statements -------------------------------------------------------------------------------
+
+
+def statement(prefix: str, pieces: Sequence[Piece], suffix: str, depth: int) -> list[str]:
+    """The lines of `prefix pieces suffix`, `depth` levels in; no holes must be left."""
+    margin = INDENT * depth
+    line = f"{margin}{prefix}{flat(pieces)}{suffix}"
+    if len(line) <= WIDTH:
+        return [line]
+    return _broken(prefix, pieces, suffix, margin)
+
+
+def _broken(prefix: str, pieces: Sequence[Piece], suffix: str, margin: str) -> list[str]:
+    *head, last = pieces
+    if isinstance(last, Bracket) and last.items and all(isinstance(p, str) for p in head):
+        first = f"{margin}{prefix}{''.join(map(str, head))}{last.open}"
+        return [first, *_items(last, margin + INDENT), f"{margin}{last.close}{suffix}"]
+    inner = flat(pieces)
+    if len(pieces) == 1 or prefix.endswith("=") or len(margin) + 4 + len(inner) > WIDTH:
+        return [f"{margin}{prefix}{inner}{suffix}"]
+    return [f"{margin}{prefix}(", f"{margin}{INDENT}{inner}", f"{margin}){suffix}"]
+
+
+def _items(bracket: Bracket, margin: str) -> list[str]:
+    one = margin + ", ".join(map(flat, bracket.items))
+    if bracket.call and len(one) <= WIDTH:
+        return [one]
+    lines = []
+    for item in bracket.items:
+        line = f"{margin}{flat(item)},"
+        lines += [line] if len(line) <= WIDTH else _item(item, margin)
+    return lines
+
+
+def _item(item: Sequence[Piece], margin: str) -> list[str]:
+    return _broken("", item, ",", margin)
+
+
+#: What is assigned to: a name and its type, or a list of these in parentheses.
+Targets: TypeAlias = "tuple[str, str | None] | list[Targets]"
+
+
+def unpacking(targets: Targets, pieces: Sequence[Piece], depth: int) -> list[str]:
+    """The lines of `a, (b, c) = pieces  # types`, one target a line if that is too long."""
+    margin = INDENT * depth
+    types = list(_types(targets))
+    comment = "  # " + ", ".join(types) if types else ""
+    line = f"{margin}{_names(targets, bare=True)} = {flat(pieces)}{comment}"
+    if len(line) <= WIDTH:
+        return [line]
+    *first, last = _target_lines(targets, margin)
+    prefix = f"{last.strip()[:-1]} = "
+    return [*first, *statement(prefix, pieces, "", depth)]
+
+
+def _types(targets: Targets) -> Iterator[str]:
+    if isinstance(targets, list):
+        for target in targets:
+            yield from _types(target)
+    elif targets[1] is not None:
+        yield targets[1]
+
+
+def _names(targets: Targets, bare: bool = False) -> str:
+    if not isinstance(targets, list):
+        return targets[0]
+    names = ", ".join(map(_names, targets)) + ("," if len(targets) == 1 else "")
+    return names if bare else f"({names})"
+
+
+def _target_lines(targets: Targets, margin: str) -> list[str]:
+    if isinstance(targets, list):
+        inner = [line for t in targets for line in _target_lines(t, margin + INDENT)]
+        return [f"{margin}(", *inner, f"{margin}),"]
+    name, kind = targets
+    return [f"{margin}{name},  # {kind}" if kind else f"{margin}{name},"]
+
+
+def definition(
+    name: str, parameters: Sequence[str], types: Sequence[str | None], depth: int
+) -> list[str]:
+    """The lines of `def name(a, b):  # types`, one parameter a line if that is too long."""
+    margin = INDENT * depth
+    known = [t for t in types if t is not None]
+    comment = "  # " + ", ".join(known) if known else ""
+    line = f"{margin}def {name}({', '.join(parameters)}):{comment}"
+    if len(line) <= WIDTH:
+        return [line]
+    if not known:
+        items: list[list[Piece]] = [[p] for p in parameters]
+        return statement(f"def {name}", [Bracket("(", items, ")", call=True)], ":", depth)
+    each = [
+        f"{margin}{INDENT}{p}," + (f"  # {t}" if t else "")
+        for p, t in zip(parameters, types, strict=True)
+    ]
+    return [f"{margin}def {name}(", *each, f"{margin}):"]

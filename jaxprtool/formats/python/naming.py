@@ -1,0 +1,77 @@
+"""Names for what an emitted module defines: identifiers, none twice, none that means something."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Iterable, Iterator
+from itertools import count, product
+from string import ascii_lowercase
+
+#: What an emitted module's own names must not hide; linters ask for no `l`.
+RESERVED = frozenset({*keyword.kwlist, *dir(builtins), "l"})
+
+
+def identifier(text: str) -> str:
+    """An identifier that is as near to `text` as can be: `<lambda>` gives `lambda_`."""
+    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_" if text.startswith("<") else "")
+    if not name or name[0].isdigit():
+        name = f"_{name}"
+    return f"{name}_" if name in RESERVED else name
+
+
+class Names:
+    """The names taken in a function; `outer` are those of the module around it.
+
+    A function's names hide none of the module's, and the module's are none that a function has
+    taken: `everywhere` has both.
+    """
+
+    def __init__(self, outer: set[str], everywhere: set[str]):
+        self._taken: set[str] = set()
+        self._outer = outer
+        self._everywhere = everywhere
+        self._letters = _letters()
+
+    def fresh(self) -> str:
+        """The next free name of a, b, c, …, z, aa, ab, …"""
+        for name in self._letters:
+            if self._is_free(name):
+                return self._take(name)
+        raise AssertionError("there are endlessly many names")
+
+    def claim(self, wish: str) -> str:
+        """`wish` as an identifier, with a number after it if it is taken."""
+        return self._take(next(filter(self._is_free, numbered(wish))))
+
+    def within(self) -> Names:
+        """Names for a function of the module."""
+        return Names(self._outer, self._everywhere)
+
+    def inside(self, captured: Iterable[str]) -> Names:
+        """Names for a function inside this one, which may hide what it does not capture."""
+        names = self.within()
+        names._taken.update(captured)
+        names._letters = self._letters
+        return names
+
+    def _is_free(self, name: str) -> bool:
+        return name not in self._taken and name not in self._outer and name not in RESERVED
+
+    def _take(self, name: str) -> str:
+        self._taken.add(name)
+        self._everywhere.add(name)
+        return name
+
+
+def numbered(wish: str) -> Iterator[str]:
+    """`wish` as an identifier, then with 2, 3, … after it."""
+    name = identifier(wish)
+    yield name
+    yield from (f"{name}_{n}" for n in count(2))
+
+
+def _letters() -> Iterator[str]:
+    for length in count(1):
+        yield from map("".join, product(ascii_lowercase, repeat=length))

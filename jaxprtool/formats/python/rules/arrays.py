@@ -1,0 +1,228 @@
+"""Making, shaping, slicing and indexing arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxprtool.formats.python.expressions import (
+    Attribute,
+    Expression,
+    Slot,
+    Subscript,
+    call,
+    method,
+)
+from jaxprtool.formats.python.rules.table import rule
+from jaxprtool.formats.python.values import dtype_name
+from jaxprtool.jaxcompat import JaxprEqn
+
+_ALL = slice(None)
+
+
+def ints(values: Any) -> tuple[int, ...]:
+    """A parameter's numbers as Python's own; JAX keeps some as numpy's."""
+    return tuple(map(int, values))
+
+
+def one_or_all(axes: tuple[int, ...]) -> Any:
+    """An `axis` argument: a number for a single axis."""
+    return axes[0] if len(axes) == 1 else axes
+
+
+@rule("broadcast_in_dim")
+def _broadcast_in_dim(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Expression]:
+    shape, dims = eqn.params["shape"], ints(eqn.params["broadcast_dimensions"])
+    old = eqn.invars[0].aval.shape
+    if not old:
+        kind = dtype_name(eqn.outvars[0].aval.dtype)
+        for name in ("zeros", "ones"):
+            yield call(f"jnp.{name}", shape)
+            yield call(f"jnp.{name}", shape, kind)
+        yield call("jnp.full", shape, x)
+        yield call("jnp.full", shape, x, kind)
+    if len(dims) == len(old) and all(shape[d] == size for d, size in zip(dims, old, strict=True)):
+        new = [d for d in range(len(shape)) if d not in dims]
+        if dims and new and all(shape[d] == 1 for d in new):
+            key = tuple(None if d in new else _ALL for d in range(len(shape)))
+            if len(shape) <= 4:
+                yield Subscript(x, _with_dots(key))
+            yield call("jnp.expand_dims", x, one_or_all(tuple(new)))
+    yield call("jnp.broadcast_to", x, shape)
+    yield call("lax.broadcast", x, shape[: len(shape) - len(old)])
+    yield call("lax.broadcast_in_dim", x, shape, dims)
+    if eqn.params["sharding"] is not None:
+        yield call("lax.broadcast_in_dim", x, shape, dims, out_sharding=eqn.params["sharding"])
+
+
+def _with_dots(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`[:, :, None]` as it is, `[None, :, :]` without the slices that need not be said."""
+    while len(key) > 1 and key[-1] == _ALL:
+        key = key[:-1]
+    return key
+
+
+@rule("reshape")
+def _reshape(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Expression]:
+    shape = eqn.params["new_sizes"]
+    yield method(x, "reshape", *shape) if shape else method(x, "reshape", ())
+    yield call("jnp.reshape", x, shape)
+    yield call("lax.reshape", x, shape)
+    yield call("lax.reshape", x, shape, eqn.params["dimensions"])
+    yield call("lax.reshape", x, shape, out_sharding=eqn.params["sharding"])
+
+
+@rule("transpose")
+def _transpose(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    order = ints(eqn.params["permutation"])
+    rank = len(order)
+    if order == tuple(reversed(range(rank))):
+        yield Attribute(x, "T")
+    moved = [i for i, axis in enumerate(order) if axis != i]
+    if moved == [rank - 2, rank - 1]:
+        yield Attribute(x, "mT")
+    if len(moved) == 2:
+        yield method(x, "swapaxes", *moved)
+    yield method(x, "transpose", *order)
+    yield call("lax.transpose", x, order)
+
+
+@rule("squeeze")
+def _squeeze(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    axes = ints(eqn.params["dimensions"])
+    yield method(x, "squeeze", one_or_all(axes))
+    yield call("lax.squeeze", x, axes)
+
+
+@rule("slice")
+def _slice(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    starts, limits = ints(eqn.params["start_indices"]), ints(eqn.params["limit_indices"])
+    steps = eqn.params["strides"]
+    key = []
+    for i, size in enumerate(eqn.invars[0].aval.shape):
+        start = starts[i] or None
+        stop = None if limits[i] == size else limits[i]
+        key.append(slice(start, stop, None if steps is None or steps[i] == 1 else int(steps[i])))
+    if key:
+        yield Subscript(x, _with_dots(tuple(key)))
+    yield call("lax.slice", x, starts, limits, *([] if steps is None else [ints(steps)]))
+
+
+@rule("rev")
+def _rev(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    axes = ints(eqn.params["dimensions"])
+    key = tuple(
+        slice(None, None, -1) if i in axes else _ALL for i in range(len(eqn.invars[0].aval.shape))
+    )
+    if key:
+        yield Subscript(x, _with_dots(key))
+    yield call("lax.rev", x, axes)
+
+
+@rule("concatenate")
+def _concatenate(eqn: JaxprEqn, *parts: Slot) -> Iterator[Expression]:
+    axis = eqn.params["dimension"]
+    yield call("jnp.concatenate", list(parts), **({"axis": axis} if axis else {}))
+    yield call("lax.concatenate", list(parts), axis)
+
+
+@rule("stack")
+def _stack(eqn: JaxprEqn, *parts: Slot) -> Iterator[Expression]:
+    yield call("jnp.stack", list(parts), axis=eqn.params["axis"])
+    yield call("lax.stack", list(parts), eqn.params["axis"])
+
+
+@rule("unstack")
+def _unstack(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    yield call("jnp.unstack", x, axis=eqn.params["axis"])
+    yield call("lax.unstack", x, eqn.params["axis"])
+
+
+@rule("split")
+def _split(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    sizes, axis = ints(eqn.params["sizes"]), eqn.params["axis"]
+    if len(set(sizes)) == 1:
+        yield call("jnp.split", x, len(sizes), **({"axis": axis} if axis else {}))
+    yield call("lax.split", x, sizes, axis)
+
+
+@rule("tile")
+def _tile(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    yield call("jnp.tile", x, ints(eqn.params["reps"]))
+    yield call("lax.tile", x, ints(eqn.params["reps"]))
+
+
+@rule("pad")
+def _pad(eqn: JaxprEqn, x: Slot, value: Slot) -> Iterator[Expression]:
+    yield call("lax.pad", x, value, tuple(map(ints, eqn.params["padding_config"])))
+
+
+@rule("iota")
+def _iota(eqn: JaxprEqn, *sizes: Slot) -> Iterator[Expression]:
+    shape, dtype = eqn.params["shape"], dtype_name(eqn.params["dtype"])
+    dimension = eqn.params["dimension"]
+    if len(shape) == 1:
+        yield call("jnp.arange", shape[0])
+        yield call("jnp.arange", shape[0], dtype=dtype)
+        yield call("lax.iota", dtype, shape[0])
+    yield call("lax.broadcasted_iota", dtype, shape, dimension)
+    if eqn.params["sharding"] is not None:
+        sharding = eqn.params["sharding"]
+        yield call("lax.broadcasted_iota", dtype, shape, dimension, out_sharding=sharding)
+
+
+@rule("empty2")
+def _empty(eqn: JaxprEqn) -> Iterator[Expression]:
+    yield call("lax.empty", eqn.outvars[0].aval.shape, dtype_name(eqn.params["dtype"]))
+
+
+@rule("device_put")
+def _device_put(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
+    if len(xs) == 1:
+        yield call("jax.device_put", xs[0], *[d for d in eqn.params["devices"] if d is not None])
+        yield call("jnp.array", xs[0])
+    yield call("jax.device_put", list(xs), list(eqn.params["devices"]))
+
+
+# --- slices and indices that are computed -----------------------------------------------------
+
+
+@rule("dynamic_slice")
+def _dynamic_slice(eqn: JaxprEqn, x: Slot, *starts: Slot) -> Iterator[Expression]:
+    sizes = ints(eqn.params["slice_sizes"])
+    yield call("lax.dynamic_slice", x, starts, sizes)
+
+
+@rule("dynamic_update_slice")
+def _dynamic_update_slice(
+    eqn: JaxprEqn, x: Slot, update: Slot, *starts: Slot
+) -> Iterator[Expression]:
+    yield call("lax.dynamic_update_slice", x, update, starts)
+
+
+#: How lax names the modes in which indices may be out of bounds.
+_MODES = {"FILL_OR_DROP": "fill", "CLIP": "clip", "PROMISE_IN_BOUNDS": "promise_in_bounds"}
+
+
+def _options(eqn: JaxprEqn) -> dict[str, Any]:
+    """The keyword arguments that gather and scatter share."""
+    p = eqn.params
+    mode = p["mode"]
+    known = {"mode": _MODES.get(getattr(mode, "name", ""), mode)}
+    return known | {k: True for k in ("indices_are_sorted", "unique_indices") if p[k]}
+
+
+@rule("gather")
+def _gather(eqn: JaxprEqn, x: Slot, indices: Slot) -> Iterator[Expression]:
+    p, options = eqn.params, _options(eqn)
+    sizes = ints(p["slice_sizes"])
+    yield call("lax.gather", x, indices, p["dimension_numbers"], sizes, **options)
+    options["fill_value"] = p["fill_value"]
+    yield call("lax.gather", x, indices, p["dimension_numbers"], sizes, **options)
+
+
+@rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
+def _scatter(eqn: JaxprEqn, x: Slot, indices: Slot, updates: Slot) -> Iterator[Expression]:
+    name = eqn.primitive.name.replace("-", "_")
+    numbers = eqn.params["dimension_numbers"]
+    yield call(f"lax.{name}", x, indices, updates, numbers, **_options(eqn))

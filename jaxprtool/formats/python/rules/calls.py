@@ -1,0 +1,254 @@
+"""Calls: jit, checkpoint, custom derivatives, shard_map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.formats.python.expressions import (
+    Argument,
+    Call,
+    Expression,
+    Function,
+    Giving,
+    Name,
+    Slot,
+    call,
+)
+from jaxprtool.formats.python.rules.loops import group
+from jaxprtool.formats.python.rules.table import rule
+from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
+from jaxprtool.ir.structured import CALLS, ShardMap, sub_jaxprs
+from jaxprtool.jaxcompat import JaxprEqn
+
+#: Public functions that JAX defines with `jit`, by the name that the call then bears: the call of
+#: one is spelled as such if that is exactly what it is.
+LIBRARY: dict[str, tuple[str, ...]] = {
+    "_where": ("jnp.where",),
+    **{
+        name: (f"jnp.{name}",)
+        for name in """
+            clip floor_divide remainder true_divide tril triu outer cross append roll isclose
+            allclose sinc hypot cumsum cumprod median percentile quantile nanmean histogram
+            searchsorted convolve correlate polyval interp gcd lcm argsort sort fmod mod
+            float_power logaddexp heaviside signbit nan_to_num trunc fix rint atleast_1d
+            isposinf isneginf ravel
+        """.split()
+    },
+    **{
+        name: (f"jax.nn.{name}",)
+        for name in """
+            relu relu6 silu swish gelu elu selu celu softplus leaky_relu hard_tanh hard_sigmoid
+            hard_silu hard_swish log_sigmoid soft_sign squareplus mish glu softmax log_softmax
+        """.split()
+    },
+    **{name: (f"jnp.linalg.{name}",) for name in ("norm", "det", "inv", "slogdet", "solve")},
+    "_one_hot": ("jax.nn.one_hot",),
+}
+
+#: A longer body is not tried against the library.
+_LONGEST_LIBRARY_BODY = 60
+
+
+@rule("jit")
+def _jit(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    p = eqn.params
+    if len(p["jaxpr"].eqns) <= _LONGEST_LIBRARY_BODY:
+        for path in LIBRARY.get(p["name"], ()):
+            yield call(path, *operands)
+    yield _call(eqn, p["jaxpr"], operands, _jit_decorator(p))
+
+
+def called_name(eqn: JaxprEqn) -> str:
+    """The name of the function that an equation calls."""
+    name = eqn.params.get("name")
+    if isinstance(name, str):
+        return name
+    body = next(found for _, found in sub_jaxprs(eqn))
+    return jaxcompat.open_jaxpr(body).debug_info.func_name
+
+
+def _call(
+    eqn: JaxprEqn, body: Any, operands: tuple[Slot, ...], *decorators: Expression
+) -> Expression:
+    body = jaxcompat.close_jaxpr(body)
+    results = group(range(len(eqn.outvars)))
+    function = Function(
+        body,
+        called_name(eqn),
+        tuple(range(len(operands))),
+        results,
+        decorators=decorators,
+        kept=True,
+        key=(jaxcompat.open_jaxpr(body), tuple(map(repr, decorators))),
+    )
+    return Giving(Call(function, operands), results)
+
+
+def _jit_decorator(p: dict[str, Any]) -> Expression:
+    options: dict[str, Any] = {}
+    for place in ("in", "out"):
+        shardings = p[f"{place}_shardings"]
+        if not all(map(jaxcompat.is_unspecified, shardings)):
+            each = [None if jaxcompat.is_unspecified(s) else s for s in shardings]
+            options[f"{place}_shardings"] = each[0] if len(each) == 1 else tuple(each)
+    donated = tuple(i for i, flag in enumerate(p["donated_invars"]) if flag)
+    if donated:
+        options["donate_argnums"] = group(donated)
+    if p["keep_unused"]:
+        options["keep_unused"] = True
+    if p["inline"] is True:
+        options["inline"] = True
+    if p["compiler_options_kvs"]:
+        options["compiler_options"] = dict(p["compiler_options_kvs"])
+    return call("jax.jit", **options) if options else Name("jax.jit")
+
+
+@rule("remat2")
+def _checkpoint(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    p = eqn.params
+    options: dict[str, Any] = {}
+    prevent = p["prevent_cse"]
+    if not all(prevent) if isinstance(prevent, tuple) else not prevent:
+        options["prevent_cse"] = prevent
+    if p["policy"] is not None:
+        options["policy"] = _policy(eqn, p["policy"])
+    checkpoint = Name("jax.checkpoint")
+    decorator = Call(Name("partial"), (checkpoint,), options) if options else checkpoint
+    yield _call(eqn, p["jaxpr"], operands, decorator)
+
+
+def _policy(eqn: JaxprEqn, policy: Any) -> Expression:
+    for name, known in vars(jax.checkpoint_policies).items():
+        if known is policy:
+            return Name(f"jax.checkpoint_policies.{name}")
+    raise unsupported(eqn, "its checkpoint policy is a Python function of its own")
+
+
+@rule("closed_call", "call", "eval_jaxpr")
+def _plain_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    body = eqn.params[CALLS[eqn.primitive.name][0]]
+    yield _call(eqn, body, operands)
+
+
+# --- custom derivatives -----------------------------------------------------------------------
+
+
+@rule("custom_jvp_call")
+def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    for path in LIBRARY.get(called_name(eqn), ()):
+        yield call(path, *operands)
+    p, found = eqn.params, jvp_rule(eqn)
+    count, body = p["num_consts"], jaxcompat.close_jaxpr(p["call_jaxpr"])
+    primals = range(len(operands) - count)
+    outs = range(len(eqn.outvars))
+    results = group(outs)
+    tangents, next_tangent = [], len(outs)
+    for v, zero in zip(eqn.outvars, found.out_zeros, strict=True):
+        tangents.append(_zeros(v.aval) if zero else next_tangent)
+        next_tangent += not zero
+    rule_function = Function(
+        found.jaxpr,
+        found.name,
+        (tuple(primals), tuple(i + len(primals) for i in primals)),
+        (results, group(tangents)),
+        ("primals", "tangents"),
+    )
+    function = Function(
+        body,
+        called_name(eqn),
+        tuple(range(count, len(operands))),
+        results,
+        captured={i: i for i in range(count)},
+        decorators=(Name("jax.custom_jvp"),),
+        rules=(("defjvp", (rule_function,), {}),),
+        kept=not count,
+        key=(called_name(eqn), rule_key(eqn)),
+    )
+    yield Giving(Call(function, operands[count:]), results)
+
+
+def _zeros(aval: Any) -> Expression:
+    kind = aval.to_tangent_aval().dtype
+    module = "np" if kind == jax.dtypes.float0 else "jnp"
+    return call(f"{module}.zeros", aval.shape, kind)
+
+
+@rule("custom_vjp_call")
+def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    p, found = eqn.params, vjp_rule(eqn)
+    count, body = p["num_consts"], jaxcompat.close_jaxpr(p["call_jaxpr"])
+    outs = range(len(eqn.outvars))
+    results, primals = group(outs), len(operands) - count
+    residuals, given = [], 0
+    for index in found.forwarded:
+        residuals.append(given if index is None else Argument(index))
+        given += index is None
+    shifted = group([i + given for i in outs])
+    kept = len(found.forwarded)
+    forward = Function(
+        found.fwd, found.fwd_name, tuple(range(primals)), (shifted, tuple(residuals))
+    )
+    cotangents, next_one = [], 0
+    for zero in found.in_zeros:
+        cotangents.append(None if zero else next_one)
+        next_one += not zero
+    backward = Function(
+        found.bwd,
+        found.bwd_name,
+        (tuple(range(kept)), group([i + kept for i in outs])),
+        tuple(cotangents),
+        ("residuals", "cotangents"),
+    )
+    function = Function(
+        body,
+        called_name(eqn),
+        tuple(range(count, len(operands))),
+        results,
+        captured={i: i for i in range(count)},
+        decorators=(Name("jax.custom_vjp"),),
+        rules=(("defvjp", (forward, backward), {}),),
+        kept=not count,
+        key=(called_name(eqn), rule_key(eqn)),
+    )
+    yield Giving(Call(function, operands[count:]), results)
+
+
+# --- shard_map --------------------------------------------------------------------------------
+
+
+@rule("shard_map")
+def _shard_map(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    p, mapped = eqn.params, ShardMap.of(eqn)
+    out_specs = mapped.out_specs
+    options: dict[str, Any] = {
+        "mesh": mapped.mesh,
+        "in_specs": mapped.in_specs,
+        "out_specs": out_specs[0] if len(out_specs) == 1 else out_specs,
+    }
+    manual = frozenset(p.get("newly_manual_axes", p.get("manual_axes", ())))
+    if manual != frozenset(mapped.mesh.axis_names):
+        options["axis_names"] = manual
+    if not p["check_vma"]:
+        options["check_vma"] = False
+    results = group(range(len(eqn.outvars)))
+    function = Function(
+        mapped.body,
+        jaxcompat.open_jaxpr(mapped.body).debug_info.func_name,
+        tuple(range(len(operands))),
+        results,
+        passed={i: i for i in range(len(operands))},
+        decorators=(call("jax.shard_map", **options),),
+    )
+    yield Giving(Call(function, operands), results)
+
+
+def unsupported(eqn: JaxprEqn, why: str) -> UnsupportedError:
+    """The error that an equation cannot be written as Python."""
+    frame = jaxcompat.user_frame(eqn)
+    where = f" at {frame[0]}:{frame[1]}" if frame else ""
+    return UnsupportedError(f"{eqn.primitive.name}{where} cannot be written as Python: {why}")

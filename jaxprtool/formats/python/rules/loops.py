@@ -1,0 +1,156 @@
+"""Loops, branches and linear solves, with their bodies as local functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.formats.python.expressions import Expression, Function, Giving, Slot, call
+from jaxprtool.formats.python.rules.table import rule
+from jaxprtool.ir.structured import Cond, Scan, While
+from jaxprtool.jaxcompat import JaxprEqn
+
+
+def group(indexes: Sequence[Any]) -> Any:
+    """The structure of several values: a single one by itself, none as None."""
+    if len(indexes) == 1:
+        return indexes[0]
+    return tuple(indexes) or None
+
+
+def own_name(jaxpr: Any, otherwise: str) -> str:
+    """The name that a body had as a Python function, if it is one that says something."""
+    name = jaxcompat.open_jaxpr(jaxpr).debug_info.func_name
+    return name if name.isidentifier() and not name.startswith("_") else otherwise
+
+
+@rule("scan")
+def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    loop = Scan.of(eqn)
+    n, k, total = len(loop.consts), len(loop.carry), len(operands)
+    outs = range(len(eqn.outvars))
+    results = (group(outs[:k]), group(outs[k:]))
+    step = Function(
+        loop.body,
+        own_name(loop.body, "step"),
+        (group(range(n, n + k)), group(range(n + k, total))),
+        results,
+        ("carry", "x"),
+        captured={i: i for i in range(n)},
+        passed={i: i for i in range(n, total)},
+    )
+    arguments = [step, group(operands[n : n + k]), group(operands[n + k :])]
+    options: dict[str, Any] = {}
+    if not loop.xs:
+        options["length"] = loop.length
+    if loop.reverse:
+        options["reverse"] = True
+    if loop.unroll != 1:
+        options["unroll"] = loop.unroll
+    yield Giving(call("lax.scan", *arguments, **options), results)
+
+
+@rule("while")
+def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    loop = While.of(eqn)
+    c, b = len(loop.cond_consts), len(loop.body_consts)
+    k = len(loop.carry)
+    results = group(range(k))
+    condition = Function(
+        loop.cond,
+        own_name(loop.cond, "condition"),
+        (group(range(c, c + k)),),
+        0,
+        ("carry",),
+        captured={i: i for i in range(c)},
+        passed={c + i: c + b + i for i in range(k)},
+    )
+    body = Function(
+        loop.body,
+        own_name(loop.body, "body"),
+        (group(range(b, b + k)),),
+        results,
+        ("carry",),
+        captured={i: c + i for i in range(b)},
+        passed={b + i: c + b + i for i in range(k)},
+    )
+    start = group(operands[c + b :])
+    yield Giving(call("lax.while_loop", condition, body, start), results)
+
+
+@rule("cond")
+def _cond(eqn: JaxprEqn, index: Slot, *operands: Slot) -> Iterator[Expression]:
+    yield on_number(eqn)
+
+
+def on_number(eqn: JaxprEqn) -> Expression:
+    """The branch as `lax.switch`, which clamps its first operand."""
+    branches, results = _branches(eqn)
+    operands = [Slot(i) for i in range(len(eqn.invars))]
+    return Giving(call("lax.switch", operands[0], branches, *operands[1:]), results)
+
+
+def on_predicate(eqn: JaxprEqn) -> Expression:
+    """The branch as `lax.cond`, which converts its first operand to an index."""
+    (otherwise, then), results = _branches(eqn)
+    operands = [Slot(i) for i in range(len(eqn.invars))]
+    return Giving(call("lax.cond", operands[0], then, otherwise, *operands[1:]), results)
+
+
+def _branches(eqn: JaxprEqn) -> tuple[list[Function], Any]:
+    choice = Cond.of(eqn)
+    results = group(range(len(choice.outs)))
+    names = ["otherwise", "then"] if len(choice.branches) == 2 else []
+    functions = [
+        Function(
+            body,
+            names[i] if names else f"branch_{i}",
+            tuple(range(len(choice.operands))),
+            results,
+            passed={i: i + 1 for i in range(len(choice.operands))},
+        )
+        for i, body in enumerate(choice.branches)
+    ]
+    return functions, results
+
+
+@rule("custom_linear_solve")
+def _linear_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    starts, at = {}, 0
+    for name in ("matvec", "vecmat", "solve", "transpose_solve"):
+        starts[name] = at
+        at += getattr(lengths, name)
+    right = operands[at:]
+
+    def function(name: str, takes_operator: bool) -> Function:
+        body, first = getattr(jaxprs, name), starts[name]
+        count = getattr(lengths, name)
+        vector = group(range(count, len(body.invars)))
+        return Function(
+            body,
+            name,
+            (None, vector) if takes_operator else (vector,),
+            group(range(len(body.outvars))),
+            ("matvec", "b") if takes_operator else ("x",),
+            captured={i: first + i for i in range(count)},
+        )
+
+    solved = len(eqn.outvars) - len(right)
+    given = group(range(len(right)))
+    options: dict[str, Any] = {}
+    solve = function("solve", takes_operator=True)
+    if solved:
+        aux = tuple(range(len(right), len(eqn.outvars)))
+        given = (given, aux)
+        options["has_aux"] = True
+        solve = replace(solve, results=given)
+    if jaxprs.vecmat is not None and jaxprs.vecmat is jaxprs.matvec:
+        options["symmetric"] = True
+    elif jaxprs.transpose_solve is not None:
+        options["transpose_solve"] = function("transpose_solve", takes_operator=True)
+    matvec = function("matvec", takes_operator=False)
+    solution = call("lax.custom_linear_solve", matvec, group(right), solve, **options)
+    yield Giving(solution, given)

@@ -1,0 +1,266 @@
+"""Reductions, cumulative sums, sorting, products of matrices, convolutions, transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from string import ascii_lowercase
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxprtool.formats.python.expressions import Expression, Function, Infix, Name, Slot, call
+from jaxprtool.formats.python.rules.arrays import ints, one_or_all
+from jaxprtool.formats.python.rules.table import rule
+from jaxprtool.formats.python.values import dtype_name
+from jaxprtool.jaxcompat import JaxprEqn
+
+# --- reductions -------------------------------------------------------------------------------
+
+_REDUCTIONS = {
+    "reduce_sum": "sum",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_prod": "prod",
+    "reduce_and": "all",
+    "reduce_or": "any",
+    "reduce_xor": "bitwise_xor.reduce",
+}
+
+
+@rule(*_REDUCTIONS)
+def _reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    name, axes = eqn.primitive.name, ints(eqn.params["axes"])
+    whole = axes == tuple(range(len(eqn.invars[0].aval.shape)))
+    if axes and name != "reduce_xor":
+        yield call(f"jnp.{_REDUCTIONS[name]}", x, **({} if whole else {"axis": one_or_all(axes)}))
+    yield call(f"lax.{name}", x, axes)
+    if eqn.params.get("out_sharding") is not None:
+        yield call(f"lax.{name}", x, axes, out_sharding=eqn.params["out_sharding"])
+
+
+@rule("argmax", "argmin")
+def _arg_reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    (axis,) = eqn.params["axes"]
+    yield call(f"jnp.{eqn.primitive.name}", x, axis=axis)
+    yield call(f"lax.{eqn.primitive.name}", x, axis, dtype_name(eqn.params["index_dtype"]))
+
+
+@rule("reduce")
+def _reduce(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    count = len(operands) // 2
+    axes = ints(eqn.params["dimensions"])
+    body = eqn.params["jaxpr"]
+    if count == 1:
+        combine = Function(body, "combine", (0, 1), 0)
+        yield call("lax.reduce", operands[0], operands[1], combine, axes)
+        return
+    first, second = tuple(range(count)), tuple(range(count, 2 * count))
+    combine = Function(body, "combine", (first, second), first, ("left", "right"))
+    yield call("lax.reduce", operands[:count], operands[count:], combine, axes)
+
+
+@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+def _cumulative(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    reverse = {"reverse": True} if eqn.params["reverse"] else {}
+    yield call(f"lax.{eqn.primitive.name}", x, axis=eqn.params["axis"], **reverse)
+
+
+# --- windows ----------------------------------------------------------------------------------
+
+_WINDOWS: dict[str, tuple[float | None, str]] = {
+    "reduce_window_sum": (0, "lax.add"),
+    "reduce_window_max": (None, "lax.max"),
+    "reduce_window_min": (None, "lax.min"),
+}
+
+
+@rule(*_WINDOWS)
+def _window(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    start, combine = _WINDOWS[eqn.primitive.name]
+    starts: list[Any] = [start]
+    if start is None:
+        starts = list(_ends(eqn.invars[0].aval.dtype, eqn.primitive.name.endswith("max")))
+    for first in starts:
+        for more in _window_arguments(eqn):
+            yield call("lax.reduce_window", x, first, Name(combine), **more)
+
+
+def _ends(dtype: Any, lowest: bool) -> Iterator[Any]:
+    """The Python numbers from which a maximum or minimum may start."""
+    if dtype.kind == "b":
+        yield not lowest
+    elif dtype.kind in "iu":
+        info = jnp.iinfo(dtype)
+        yield int(info.min if lowest else info.max)
+        yield call(f"np.{dtype.name}", int(info.min if lowest else info.max))
+    else:
+        yield float("-inf") if lowest else float("inf")
+        yield call("np.array", float("-inf") if lowest else float("inf"), dtype_name(dtype))
+
+
+def _window_arguments(eqn: JaxprEqn) -> Iterator[dict[str, Any]]:
+    p = eqn.params
+    yield {
+        "window_dimensions": ints(p["window_dimensions"]),
+        "window_strides": ints(p["window_strides"]),
+        "padding": tuple(map(ints, p["padding"])),
+        **{
+            name: ints(p[name])
+            for name in ("base_dilation", "window_dilation")
+            if any(n != 1 for n in p[name])
+        },
+    }
+
+
+@rule("reduce_window")
+def _reduce_window(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    count = len(operands) // 2
+    body = eqn.params["jaxpr"]
+    (arguments,) = _window_arguments(eqn)
+    if count == 1:
+        combine = Function(body, "combine", (0, 1), 0)
+        yield call("lax.reduce_window", operands[0], operands[1], combine, **arguments)
+        return
+    first, second = tuple(range(count)), tuple(range(count, 2 * count))
+    combine = Function(body, "combine", (first, second), first, ("left", "right"))
+    yield call("lax.reduce_window", operands[:count], operands[count:], combine, **arguments)
+
+
+# --- sorting ----------------------------------------------------------------------------------
+
+
+@rule("sort")
+def _sort(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
+    p = eqn.params
+    stable = {} if p["is_stable"] else {"is_stable": False}
+    keys = {} if p["num_keys"] == 1 else {"num_keys": p["num_keys"]}
+    what: Any = xs[0] if len(xs) == 1 else xs
+    yield call("lax.sort", what, dimension=p["dimension"], **stable, **keys)
+
+
+@rule("top_k")
+def _top_k(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    yield call("lax.top_k", x, eqn.params["k"])
+    yield call("lax.top_k", x, eqn.params["k"], axis=eqn.params["axis"])
+
+
+@rule("approx_top_k")
+def _approx_top_k(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    p = eqn.params
+    rest = {k: v for k, v in p.items() if k not in ("k", "is_max_k")}
+    yield call(f"lax.approx_{'max' if p['is_max_k'] else 'min'}_k", x, p["k"], **rest)
+
+
+# --- products ---------------------------------------------------------------------------------
+
+
+@rule("dot_general")
+def _dot_general(eqn: JaxprEqn, x: Slot, y: Slot) -> Iterator[Expression]:
+    p = eqn.params
+    contract, batch = (tuple(map(ints, pair)) for pair in p["dimension_numbers"])
+    out = p["preferred_element_type"]
+    precision = {} if p["precision"] is None else {"precision": p["precision"]}
+    kind = {} if out is None else {"preferred_element_type": dtype_name(out)}
+    left, right = (v.aval.shape for v in eqn.invars)
+    yield Infix("@", x, y)
+    ranks = len(left), len(right)
+    if max(ranks) <= 8:
+        subscripts = _einsum(ranks, contract, batch)
+        yield call("jnp.einsum", subscripts, x, y)
+        yield call("jnp.einsum", subscripts, x, y, **precision, **kind)
+    sharding = {} if p["out_sharding"] is None else {"out_sharding": p["out_sharding"]}
+    numbers = (contract, batch)
+    yield call("lax.dot_general", x, y, numbers, **precision, **kind, **sharding)
+
+
+def _einsum(ranks: tuple[int, int], contract: Any, batch: Any) -> str:
+    """The subscripts of a dot_general, as in `"bij,bjk->bik"`."""
+    letters = iter(ascii_lowercase)
+    left = [next(letters) for _ in range(ranks[0])]
+    shared = {b: left[a] for pair in (contract, batch) for a, b in zip(*pair, strict=True)}
+    right = [shared.get(i) or next(letters) for i in range(ranks[1])]
+    free = [c for i, c in enumerate(left) if i not in contract[0] and i not in batch[0]]
+    free += [c for i, c in enumerate(right) if i not in contract[1] and i not in batch[1]]
+    return f"{''.join(left)},{''.join(right)}->{''.join(left[i] for i in batch[0])}{''.join(free)}"
+
+
+@rule("conv_general_dilated")
+def _convolution(eqn: JaxprEqn, x: Slot, kernel: Slot) -> Iterator[Expression]:
+    p = eqn.params
+    arguments: dict[str, Any] = {
+        "window_strides": ints(p["window_strides"]),
+        "padding": tuple(map(ints, p["padding"])),
+    }
+    for name in ("lhs_dilation", "rhs_dilation"):
+        if any(n != 1 for n in p[name]):
+            arguments[name] = ints(p[name])
+    arguments["dimension_numbers"] = p["dimension_numbers"]
+    for name in ("feature_group_count", "batch_group_count"):
+        if p[name] != 1:
+            arguments[name] = p[name]
+    if p["precision"] is not None:
+        arguments["precision"] = p["precision"]
+    if p["preferred_element_type"] is not None:
+        arguments["preferred_element_type"] = dtype_name(p["preferred_element_type"])
+    spelled = {**arguments, "dimension_numbers": _layouts(p["dimension_numbers"])}
+    yield call("lax.conv_general_dilated", x, kernel, **spelled)
+    yield call("lax.conv_general_dilated", x, kernel, **arguments)
+
+
+def _layouts(numbers: Any) -> tuple[str, str, str]:
+    """Convolution dimension numbers as three strings: `("NHWC", "HWIO", "NHWC")`."""
+
+    def text(spec: Any, ends: str) -> str:
+        space = "HW" if len(spec) == 4 else "0123456"[: len(spec) - 2]
+        letters = dict(zip(spec, ends + space, strict=True))
+        return "".join(letters[i] for i in range(len(spec)))
+
+    lhs, rhs, out = numbers
+    return text(lhs, "NC"), text(rhs, "OI"), text(out, "NC")
+
+
+@rule("fft")
+def _fft(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    yield call("lax.fft", x, eqn.params["fft_type"], ints(eqn.params["fft_lengths"]))
+
+
+@rule("ragged_dot_general")
+def _ragged_dot(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    p = eqn.params
+    rest = {k: v for k, v in p.items() if v is not None and k != "ragged_dot_dimension_numbers"}
+    yield call("lax.ragged_dot", *operands)
+    numbers = p["ragged_dot_dimension_numbers"]
+    yield call("lax.ragged_dot_general", *operands, ragged_dot_dimension_numbers=numbers, **rest)
+
+
+# --- linear algebra ---------------------------------------------------------------------------
+
+
+@rule("cholesky")
+def _cholesky(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    yield call("lax.linalg.cholesky", x, symmetrize_input=False)
+
+
+@rule("eigh", "eig", "svd", "qr", "lu", "schur", "hessenberg", "tridiagonal")
+def _decomposition(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    yield call(f"lax.linalg.{eqn.primitive.name}", x)
+    plain = {k: v for k, v in eqn.params.items() if v is not None}
+    symmetric = {"symmetrize_input": False} if eqn.primitive.name == "eigh" else {}
+    yield call(f"lax.linalg.{eqn.primitive.name}", x, **plain, **symmetric)
+
+
+@rule("triangular_solve")
+def _triangular_solve(eqn: JaxprEqn, a: Slot, b: Slot) -> Iterator[Expression]:
+    given = {k: v for k, v in eqn.params.items() if v}
+    yield call("lax.linalg.triangular_solve", a, b, **given)
+
+
+@rule("tridiagonal_solve")
+def _tridiagonal_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    yield call("lax.linalg.tridiagonal_solve", *operands)
+
+
+@rule("householder_product", "lu_pivots_to_permutation", "cholesky_update", "symmetric_product")
+def _linalg(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    yield call(f"lax.linalg.{eqn.primitive.name}", *operands)
+    yield call(f"lax.linalg.{eqn.primitive.name}", *operands, **eqn.params)

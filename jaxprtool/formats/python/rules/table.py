@@ -1,0 +1,45 @@
+"""The open table of rules: how the equations of each primitive may be spelled.
+
+    @rule("my_primitive")
+    def _(eqn, x, y):
+        yield call("jnp.hypot", x, y)
+
+A rule gets an equation and a `Slot` for each operand, and yields expressions, the most readable
+first. The first that traces to the very equation is taken, so a rule need not know whether a
+proposal fits. It may look at the parameters, at the types, and at literal operands that are 0 or
+1; equations that differ in none of these are spelled alike. Where none fits, the primitive's
+`bind` is spelled, if the primitive is public and its parameters are plain data.
+
+An expression with a `Function` in it, made from a jaxpr that the equation holds, is taken without
+a trial if it is the only one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jaxprtool.formats.python.expressions import Expression
+from jaxprtool.jaxcompat import JaxprEqn
+
+Rule = Callable[..., Iterable[Expression]]
+
+#: Rules by the primitive's name. A plug-in adds those of its own primitives.
+python_rules: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Put a rule into the table, for one primitive or for several."""
+
+    def put(function: Rule) -> Rule:
+        for name in names:
+            python_rules[name] = function
+        return function
+
+    return put
+
+
+def proposals(eqn: JaxprEqn, *operands: Any) -> Iterable[Expression]:
+    """What the table proposes for an equation, most readable first."""
+    found = python_rules.get(eqn.primitive.name)
+    return found(eqn, *operands) if found else ()

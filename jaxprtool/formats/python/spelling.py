@@ -1,0 +1,199 @@
+"""Which expression stands for an equation: the first proposal that passes its trial.
+
+A program has few distinct kinds of equation, and each kind is tried once: same primitive, same
+parameters, operands of the same types, in the same context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.extend.core.primitives
+import jax.extend.random
+from jax import lax
+
+from jaxprtool.formats.python import trial
+from jaxprtool.formats.python.expressions import (
+    Call,
+    Expression,
+    Function,
+    Giving,
+    Slot,
+    Structure,
+    call,
+    spelling_of_kind,
+    spellings,
+    written,
+)
+from jaxprtool.formats.python.layout import Hole, Piece, holes_of
+from jaxprtool.formats.python.rules.calls import unsupported
+from jaxprtool.formats.python.rules.table import proposals
+from jaxprtool.formats.python.values import literal
+from jaxprtool.jaxcompat import JaxprEqn, Literal
+
+
+@dataclass(frozen=True)
+class Template:
+    """The text of an equation with holes for its operands.
+
+    `results` is the structure in which it gives the results, `typed` says that literal operands
+    are written with their types.
+    """
+
+    holes: tuple[Hole, ...]
+    pieces: tuple[Piece, ...]
+    level: int
+    results: Structure
+    typed: bool
+
+    @classmethod
+    def of(
+        cls, expression: Expression, scope: Any, results: Structure = 0, typed: bool = True
+    ) -> Template:
+        """The template of an expression; `scope` defines the functions that it mentions."""
+        if isinstance(expression, Giving):
+            expression, results = expression.of, expression.results
+        pieces = tuple(expression.pieces(scope))
+        return cls(tuple(holes_of(pieces)), pieces, expression.level, results, typed)
+
+
+class Spellings:
+    """The chosen spelling of each kind of equation of a module."""
+
+    def __init__(self, scope: Any):
+        self._scope = scope
+        self._by_identity: dict[Any, Template] = {}
+        self._by_content: dict[Any, Template] = {}
+        # Identities are keys: what they are of must stay.
+        self._alive: list[Any] = []
+
+    def of(self, eqn: JaxprEqn, scope: Any) -> Template:
+        """The template of an equation; `scope` is where functions that it needs are defined.
+
+        Raises UnsupportedError if the equation cannot be written.
+        """
+        params = eqn.params
+        operands = [
+            literal(v).kind if isinstance(v, Literal) else id(v.aval) for v in eqn.invars
+        ]
+        if len(operands) == 2 and eqn.invars[0] is eqn.invars[1]:
+            operands.append(-1)
+        outs = [id(v.aval) for v in eqn.outvars]
+        key = (id(eqn.primitive), id(eqn.ctx), *map(id, params.values()), *operands, *outs)
+        found = self._by_identity.get(key)
+        if found is None:
+            self._alive.append(eqn)
+            found = self._known(eqn, scope)
+            if found is None:
+                return self._made(eqn, scope)
+            self._by_identity[key] = found
+        return found
+
+    def _known(self, eqn: JaxprEqn, scope: Any) -> Template | None:
+        """The template that equations of the same content share; None if it defines functions."""
+        key = _content(eqn)
+        found = self._by_content.get(key)
+        if found is None:
+            chosen, results, typed = self._choice(eqn)
+            if _defines(chosen):
+                return None
+            found = Template.of(chosen, self._scope, results, typed)
+            self._by_content[key] = found
+        return found
+
+    def _made(self, eqn: JaxprEqn, scope: Any) -> Template:
+        chosen, results, typed = self._choice(eqn)
+        return Template.of(chosen, scope, results, typed)
+
+    def _choice(self, eqn: JaxprEqn) -> tuple[Expression, Structure, bool]:
+        slots = [Slot(i) for i in range(len(eqn.invars))]
+        has_literals = any(isinstance(v, Literal) for v in eqn.invars)
+        for expression in proposals(eqn, *slots):
+            if isinstance(expression, Giving):
+                return expression.of, expression.results, True
+            for typed in (False, True) if has_literals else (False,):
+                shape = trial.gives(expression, eqn, typed)
+                if shape is not None:
+                    return expression, shape, typed
+        return _bind(eqn, slots), _results(eqn), True
+
+
+def _results(eqn: JaxprEqn) -> Structure:
+    return tuple(range(len(eqn.outvars))) if eqn.primitive.multiple_results else 0
+
+
+def _defines(expression: Any) -> bool:
+    """Whether a function is among the parts of an expression."""
+    if isinstance(expression, Function):
+        return True
+    if isinstance(expression, Call):
+        return any(map(_defines, (expression.function, *expression.args)))
+    return isinstance(expression, tuple | list) and any(map(_defines, expression))
+
+
+def _content(eqn: JaxprEqn) -> Any:
+    first: dict[Any, int] = {}
+    operands = tuple(
+        literal(v).kind if isinstance(v, Literal) else (v.aval, first.setdefault(v, i))
+        for i, v in enumerate(eqn.invars)
+    )
+    params = tuple((k, _hashable(v)) for k, v in sorted(eqn.params.items()))
+    outs = tuple(v.aval for v in eqn.outvars)
+    return eqn.primitive, id(eqn.ctx), operands, params, outs
+
+
+def _hashable(value: Any) -> Any:
+    """A parameter as part of a key: by content if it is plain data, else by identity."""
+    if type(value) is tuple:
+        return tuple(map(_hashable, value))
+    if type(value) in (bool, int, float, str, type(None)):
+        return type(value), repr(value)
+    if type(value) in spellings or spelling_of_kind(value):
+        try:
+            hash(value)
+        except TypeError:
+            return id(value)
+        return value
+    return id(value)
+
+
+def _bind(eqn: JaxprEqn, slots: list[Slot]) -> Expression:
+    """The primitive's `bind` with its parameters spelled out.
+
+    Raises UnsupportedError if the primitive is not public or a parameter is no plain data.
+    """
+    path = _public_path(eqn)
+    for name, value in eqn.params.items():
+        try:
+            written(value, _Nowhere())
+        except TypeError as error:
+            raise unsupported(eqn, f"its parameter {name} cannot be spelled: {error}") from error
+    return call(f"{path}.bind", *slots, **eqn.params)
+
+
+class _Nowhere:
+    """A scope for expressions that are only tried for whether they can be written."""
+
+    def mention(self, path: str) -> None:
+        pass
+
+    def hoisted(self, value: Any) -> str:
+        return value.name
+
+
+def _public_path(eqn: JaxprEqn) -> str:
+    for path, home in (
+        ("primitives", jax.extend.core.primitives),
+        ("lax", lax),
+        ("lax.linalg", lax.linalg),
+        ("rng", jax.extend.random),
+    ):
+        for name in (f"{eqn.primitive.name.replace('-', '_')}_p", *_OTHER_NAMES):
+            if vars(home).get(name) is eqn.primitive:
+                return f"{path}.{name}"
+    raise unsupported(eqn, "no public function gives it, and the primitive itself is not public")
+
+
+#: Primitives whose public name is not their own.
+_OTHER_NAMES = ("linear_solve_p", "remat_p", "add_jaxvals_p")

@@ -1,0 +1,47 @@
+"""Whether an expression says exactly what an equation does: it is traced, and must give it.
+
+So no rule has to know when an operator promotes, when a function adds a conversion, or what
+another JAX makes of it: rules propose, the trial decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.formats.python.expressions import Expression, Structure, computed
+from jaxprtool.formats.python.values import literal
+from jaxprtool.ir.equivalence import equivalent
+from jaxprtool.jaxcompat import JaxprEqn, Literal
+
+
+def gives(expression: Expression, eqn: JaxprEqn, typed: bool) -> Structure | None:
+    """The structure of the expression's results, if tracing it gives the equation alone.
+
+    Its operands are the equation's; literals are given as plain numbers, or with their types if
+    `typed`. None if it gives anything else, or raises.
+    """
+    structures = []
+    variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal)))
+
+    def evaluate(*values: Any) -> list[Any]:
+        known = dict(zip(variables, values, strict=True))
+        slots = [_literal(v, typed) if isinstance(v, Literal) else known[v] for v in eqn.invars]
+        result = expression.value(slots)
+        several = isinstance(result, tuple | list)
+        structures.append(tuple(range(len(result))) if several else 0)
+        return list(result) if several else [result]
+
+    try:
+        traced = jaxcompat.traced_like(eqn, evaluate, variables)
+    except Exception:  # a proposal that does not fit fails in whatever way the function likes
+        return None
+    if len(traced.eqns) != 1 or len(traced.outvars) != len(eqn.outvars):
+        return None
+    same = equivalent(jaxcompat.alone(eqn, variables, traced), traced)
+    return structures[0] if same else None
+
+
+def _literal(atom: Literal, typed: bool) -> Any:
+    spelling = literal(atom)
+    return computed(spelling.typed if typed else spelling.plain, ())

@@ -1,0 +1,265 @@
+"""How the values of an equation's parameters are spelled, and its literals.
+
+A table by Python type, `expressions.spellings`, is filled here for what JAX's programs hold:
+dtypes, enums, dimension-number records, meshes and shardings, PRNG implementations, arrays. What
+is not in it is a live Python object, and has no spelling.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import SingleDeviceSharding
+
+from jaxprtool import jaxcompat
+from jaxprtool.formats.python.expressions import (
+    Attribute,
+    Expression,
+    Hoisted,
+    Name,
+    Prefix,
+    Subscript,
+    call,
+    method,
+    spellings,
+)
+
+# --- parameters -------------------------------------------------------------------------------
+
+
+def dtype_name(dtype: Any) -> Expression:
+    """A dtype as functions take it: `jnp.float32`."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return _dtype(dtype)
+    return Name("jnp.bool_" if dtype == np.bool_ else f"jnp.{np.dtype(dtype).name}")
+
+
+def _dtype(dtype: Any) -> Expression:
+    """A dtype as parameters hold it."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        name = jaxcompat.key_implementation(dtype).name
+        return Attribute(call("jax.random.key", 0, impl=name), "dtype")
+    if dtype == jax.dtypes.float0:
+        return Name("jax.dtypes.float0")
+    return call("jnp.dtype", np.dtype(dtype).name)
+
+
+def _float(value: float) -> Any:
+    if math.isnan(value):
+        return Name("jnp.nan")
+    return Name("jnp.inf") if value > 0 else Prefix("-", Name("jnp.inf"))
+
+
+def _enum(member: enum.Enum) -> Expression:
+    kind = type(member)
+    for home, path in ((lax, "lax"), (lax.linalg, "lax.linalg"), (jax.memory, "jax.memory")):
+        if getattr(home, kind.__name__, None) is kind:
+            return Name(f"{path}.{kind.__name__}.{member.name}")
+    raise TypeError(f"{kind.__qualname__} has no public name")
+
+
+def _record(value: Any) -> Expression:
+    kind = type(value)
+    if getattr(lax, kind.__name__, None) is not kind:
+        raise TypeError(f"{kind.__qualname__} has no public name")
+    defaults = getattr(value, "_field_defaults", {})
+    fields = value._asdict().items()
+    return call(f"lax.{kind.__name__}", **{k: v for k, v in fields if v != defaults.get(k, _NONE)})
+
+
+#: What no field is.
+_NONE = object()
+
+
+def _axis_types(mesh: Any) -> tuple[Expression, ...]:
+    return tuple(Name(f"jax.sharding.AxisType.{t.name}") for t in mesh.axis_types)
+
+
+def _types_if_needed(mesh: Any) -> dict[str, Any]:
+    plain = all(t is AxisType.Auto for t in mesh.axis_types)
+    return {} if plain else {"axis_types": _axis_types(mesh)}
+
+
+def _mesh(mesh: Mesh) -> Expression:
+    if mesh.empty:
+        return call("jax.sharding.Mesh", call("np.empty", (), Name("np.object_")), ())
+    flat = list(mesh.devices.flat)
+    platform = flat[0].platform
+    everything = call("jax.devices", platform)
+    ids = [device.id for device in flat]
+    if ids == list(range(len(ids))):
+        devices: Any = Subscript(everything, (slice(None, len(ids)),))
+    else:
+        devices = [Subscript(everything, (i,)) for i in ids]
+    array: Any = call("np.array", devices)
+    if mesh.devices.ndim != 1:
+        array = method(array, "reshape", *mesh.devices.shape)
+    made = call("jax.sharding.Mesh", array, mesh.axis_names, **_types_if_needed(mesh))
+    return Hoisted(mesh, "mesh", made)
+
+
+def _abstract_mesh(mesh: AbstractMesh) -> Expression:
+    made = call(
+        "jax.sharding.AbstractMesh", mesh.axis_sizes, mesh.axis_names, **_types_if_needed(mesh)
+    )
+    return Hoisted(mesh, "mesh", made)
+
+
+def _partition_spec(spec: PartitionSpec) -> Expression:
+    marks = {
+        name: frozenset(getattr(spec, name))
+        for name in ("reduced", "unreduced")
+        if getattr(spec, name, None)
+    }
+    return call("P", *spec, **marks)
+
+
+def _named_sharding(sharding: NamedSharding) -> Expression:
+    kind = sharding.memory_kind
+    more = {} if kind is None else {"memory_kind": kind}
+    return call("jax.sharding.NamedSharding", sharding.mesh, sharding.spec, **more)
+
+
+def _single_device(sharding: SingleDeviceSharding) -> Expression:
+    (device,) = sharding.device_set
+    return call("jax.sharding.SingleDeviceSharding", device)
+
+
+def _device(device: Any) -> Expression:
+    platform = device.platform
+    return Subscript(call("jax.devices", platform), (device.id,))
+
+
+def _prng(impl: Any) -> Expression:
+    for name in ("threefry_prng_impl", "rbg_prng_impl", "unsafe_rbg_prng_impl"):
+        if getattr(jax.extend.random, name) is impl:
+            return Name(f"rng.{name}")
+    raise TypeError(f"the PRNG implementation {impl.name} has no public name")
+
+
+def _frozenset(value: frozenset) -> Expression:
+    return call("frozenset", sorted(value)) if value else call("frozenset")
+
+
+def array(value: Any) -> Expression:
+    """A small array: `np.array([1.0, 2.0], np.float32)`."""
+    value = np.asarray(value)
+    module = "np" if value.dtype.type.__module__ == "numpy" else "jnp"
+    kind = Name("np.bool_" if value.dtype == np.bool_ else f"{module}.{value.dtype.name}")
+    return call("np.array", nested(value), kind)
+
+
+def nested(value: np.ndarray) -> Any:
+    """The array's elements, shortest texts that give them back, in nested lists."""
+    if value.ndim:
+        return [nested(part) for part in value]
+    return number(value[()])
+
+
+_PRNG_IMPLEMENTATION = type(next(iter(jaxcompat.key_implementations().values())))
+
+spellings.update(
+    {
+        float: _float,
+        complex: lambda value: call("complex", value.real, value.imag),
+        np.bool_: bool,
+        np.integer: int,
+        np.floating: lambda value: call(f"np.{value.dtype.name}", number(value)),
+        np.dtype: _dtype,
+        jaxcompat.KeyType: _dtype,
+        enum.Enum: _enum,
+        lax.GatherDimensionNumbers: _record,
+        lax.ScatterDimensionNumbers: _record,
+        lax.ConvDimensionNumbers: _record,
+        lax.RaggedDotDimensionNumbers: _record,
+        Mesh: _mesh,
+        AbstractMesh: _abstract_mesh,
+        PartitionSpec: _partition_spec,
+        NamedSharding: _named_sharding,
+        SingleDeviceSharding: _single_device,
+        jax.Device: _device,
+        _PRNG_IMPLEMENTATION: _prng,
+        frozenset: _frozenset,
+        np.ndarray: array,
+    }
+)
+
+
+# --- literals ---------------------------------------------------------------------------------
+
+
+def number(value: Any) -> Any:
+    """The Python number with the shortest text that gives a numpy scalar's bits back."""
+    kind = value.dtype
+    if kind == np.bool_:
+        return bool(value)
+    if np.issubdtype(kind, np.integer) or jax.dtypes.issubdtype(kind, np.integer):
+        return int(value)
+    if np.issubdtype(kind, np.complexfloating):
+        return complex(value)
+    try:
+        short = float(str(value))
+    except ValueError:
+        short = float(value)
+    with np.errstate(over="ignore"):
+        return short if _same_bits(kind.type(short), value) else float(value)
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    return np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@dataclass(frozen=True)
+class LiteralSpelling:
+    """A literal operand: as a plain Python number, if it can be one, and with its type.
+
+    `kind` tells apart those literals that a rule may treat differently.
+    """
+
+    plain: Any
+    typed: Any
+    kind: tuple[Any, ...]
+
+
+def literal(atom: Any) -> LiteralSpelling:
+    """How a jaxpr's literal is spelled."""
+    aval, value = atom.aval, atom.val
+    weak = bool(getattr(aval, "weak_type", False))
+    scalar = np.asarray(value, aval.dtype)[()]
+    bare = number(scalar) if not weak else _python_number(value, scalar)
+    special = bare in (0, 1) if not isinstance(bare, complex) else False
+    kind = (aval.dtype, weak, bare if special else None, str(bare) if _odd(bare) else None)
+    exact = _same_bits(np.asarray(bare).astype(aval.dtype), scalar)
+    typed = bare if weak and exact else _typed(scalar, bare, exact)
+    return LiteralSpelling(bare if exact else typed, typed, (*kind, exact))
+
+
+def _python_number(value: Any, scalar: Any) -> Any:
+    """A weakly typed literal keeps all digits that Python gave it."""
+    for kind in (bool, int, float, complex):
+        if isinstance(value, kind):
+            return kind(value)
+    return number(scalar)
+
+
+def _odd(bare: Any) -> bool:
+    return isinstance(bare, int) and not -(2**31) <= bare < 2**31
+
+
+def _typed(scalar: Any, bare: Any, exact: bool) -> Any:
+    dtype = scalar.dtype
+    own = dtype.type.__module__ == "numpy"
+    if not exact:
+        bits = np.asarray(scalar).view(f"u{dtype.itemsize}")[()]
+        kind = Name(f"np.{dtype.name}" if own else f"jnp.{dtype.name}")
+        return method(call(f"np.{bits.dtype.name}", int(bits)), "view", kind)
+    if own:
+        return call("np.bool_" if dtype == np.bool_ else f"np.{dtype.name}", bare)
+    return call("np.array", bare, Name(f"jnp.{dtype.name}"))

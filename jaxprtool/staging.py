@@ -92,14 +92,14 @@ def xla_computation(
         program = trace_call(function_name(fun), fun, call, axis_env)
         donated = _donated_leaves(donate_argnums, len(args), call)
         module = lowering.module(program, backend, donated=donated, keep_unused=True)
-        lowering.rename(module, f"xla_computation_{program.name}")
+        jaxcompat.rename_module(module, f"xla_computation_{program.name}")
         if in_parts is not None or out_parts is not None:
             ins = _partitions("in_parts", in_parts, call.args, program.arg_names, program.in_avals)
             results = jax.tree.unflatten(program.out_tree, program.out_avals)
             outs = _partitions(
                 "out_parts", out_parts, results, program.out_names, program.out_avals
             )
-            lowering.partition(module, ins, outs)
+            jaxcompat.partition_module(module, ins, outs)
         count = len(program.in_avals)
         in_tuple = count > MOST_SEPARATE_ARGUMENTS if tuple_args is None else tuple_args
         built = jaxcompat.xla_computation(module, in_tuple, return_tuple=True)
@@ -127,7 +127,8 @@ def _donated_leaves(positions: Indices, count: int, call: Call) -> list[int]:
         if position % count in call.static_args:
             raise ArgumentsError(f"argument {position} is static, and cannot be donated")
     dynamic = [i for i in range(count) if i not in call.static_args]
-    leaves, start = [], 0
+    leaves: list[int] = []
+    start = 0
     for position, arg in zip(dynamic, call.args, strict=True):
         end = start + len(jax.tree.leaves(arg))
         if position in {p % count for p in wanted}:

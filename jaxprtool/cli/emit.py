@@ -210,7 +210,8 @@ def _format(to: Format | None, out: str | None) -> Format:
         return _SUFFIXES[suffix][0]
     if suffix:
         message = f"the name '{out}' says nothing about a format"
-        raise OutputError(message, did_you_mean(suffix, _SUFFIXES) or f"--to takes {_ALL}")
+        near = did_you_mean(suffix, [*(f".{kind}" for kind in _PICTURES), *_SUFFIXES])
+        raise OutputError(message, near or f"--to takes {_ALL}")
     raise OutputError("--to is missing, which says what to emit", f"it takes {_ALL}")
 
 

@@ -18,7 +18,7 @@ from jaxprtool.formats.lowering import calls_host, platform_names, reported, tra
 from jaxprtool.ir.outline import equations, named, top_jaxpr
 from jaxprtool.ir.program import Program
 
-_NO_FLATBUFFERS = "reading and writing it needs the package flatbuffers: pip install flatbuffers"
+_FLATBUFFERS = "pip install flatbuffers"
 
 
 def exported(program: Program, platforms: Sequence[str] = ()) -> bytes:
@@ -34,8 +34,8 @@ def exported(program: Program, platforms: Sequence[str] = ()) -> bytes:
         artifact = export.export(_Wrapped(program), platforms=names or None)()
     try:
         return bytes(artifact.serialize())
-    except ModuleNotFoundError as error:
-        raise OutputError(f"cannot export {program.name}: {error}", _NO_FLATBUFFERS) from error
+    except ImportError as error:
+        raise OutputError(f"cannot export {program.name}: {error}", _FLATBUFFERS) from error
     except Exception as error:  # a tree whose nodes JAX does not know how to write
         raise UnsupportedError(f"{program.name} cannot be exported: {described(error)}") from error
 
@@ -91,8 +91,8 @@ def read_exported(data: bytes, path: str = "the artifact") -> Program:
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in artifact.in_avals]
         args, kwargs = jax.tree.unflatten(artifact.in_tree, shapes)
         jaxpr = jax.make_jaxpr(artifact.call)(*args, **kwargs)
-    except ModuleNotFoundError as error:
-        raise OutputError(f"cannot read {path}: {error}", _NO_FLATBUFFERS) from error
+    except ImportError as error:
+        raise OutputError(f"cannot read {path}: {error}", _FLATBUFFERS) from error
     except Exception as error:  # whatever a decoder raises on bytes that are not its own
         raise ProgramFileError(
             f"{path} is no artifact of jax.export: {described(error)}"

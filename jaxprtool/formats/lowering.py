@@ -12,9 +12,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
-from jax.extend import mlir
-from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import stablehlo as dialect
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import (
@@ -45,11 +42,8 @@ def stablehlo_bytecode(program: Program, platform: str | None = None) -> bytes:
 
     Raises what `stablehlo` does.
     """
-    version = dialect.get_version_from_compatibility_requirement(
-        dialect.StablehloCompatibilityRequirement.WEEK_4
-    )
     with reported(program, "written as bytecode"):
-        return mlir.serialize_portable_artifact(module(program, platform), version, True)
+        return jaxcompat.portable_artifact(module(program, platform))
 
 
 def hlo(program: Program, platform: str | None = None) -> str:
@@ -106,7 +100,7 @@ def module(
             _bordered(program),
             f"jit({program.name})",
             program.axis_env,
-            *(platforms or (jax.default_backend(),)),
+            platforms[0] if platforms else jax.default_backend(),
             donated,
         )
 
@@ -119,30 +113,6 @@ def computation(program: Program, platform: str | None = None) -> Any:
     lowered = _lowered(program, platform_names([platform] if platform else []))
     with reported(program, "written as HLO"):
         return lowered.compiler_ir("hlo")
-
-
-def rename(module: Any, name: str) -> None:
-    """Give a module another name."""
-    with module.context:
-        module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-
-
-def partition(module: Any, ins: Sequence[str | None], outs: Sequence[str | None]) -> None:
-    """Note on the arguments and results of a module how they are sharded, as HLO writes it."""
-    main = next(op for op in module.body.operations if op.attributes["sym_name"].value == "main")
-    with module.context:
-        main.attributes["arg_attrs"] = _noted(main.arg_attrs, ins)
-        main.attributes["res_attrs"] = _noted(main.result_attrs, outs)
-
-
-def _noted(attributes: Any, shardings: Sequence[str | None]) -> Any:
-    noted = []
-    for known, sharding in zip(attributes, shardings, strict=True):
-        new = {item.name: item.attr for item in known}
-        if sharding is not None:
-            new["mhlo.sharding"] = ir.StringAttr.get(sharding)
-        noted.append(ir.DictAttr.get(new))
-    return ir.ArrayAttr.get(noted)
 
 
 def platform_names(wanted: Sequence[str]) -> tuple[str, ...]:

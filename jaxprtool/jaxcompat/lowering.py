@@ -12,6 +12,7 @@ from jax._src import config, effects, sharding_impls
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax, hlo
 from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jax.extend.core import ClosedJaxpr
 
 from jaxprtool.jaxcompat.jaxprs import ONE_JAXPR_CLASS, axes_bound, open_jaxpr
@@ -118,6 +119,37 @@ def _give_to_replicas(module: Any, count: int) -> None:
     with module.context:
         i32 = ir.IntegerType.get_signless(32)
         module.operation.attributes["mhlo.num_replicas"] = ir.IntegerAttr.get(i32, count)
+
+
+def portable_artifact(module: Any) -> bytes:
+    """A StableHLO module as bytecode that StableHLO reads for years."""
+    requirement = stablehlo.StablehloCompatibilityRequirement.WEEK_4
+    version = stablehlo.get_version_from_compatibility_requirement(requirement)
+    return _jax.mlir.serialize_portable_artifact(module, version, True)
+
+
+def rename_module(module: Any, name: str) -> None:
+    """Give a module another name."""
+    with module.context:
+        module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+
+
+def partition_module(module: Any, ins: Sequence[str | None], outs: Sequence[str | None]) -> None:
+    """Note on the arguments and results of a module how they are sharded, as HLO writes it."""
+    main = next(op for op in module.body.operations if op.attributes["sym_name"].value == "main")
+    with module.context:
+        main.attributes["arg_attrs"] = _with_shardings(main.arg_attrs, ins)
+        main.attributes["res_attrs"] = _with_shardings(main.result_attrs, outs)
+
+
+def _with_shardings(attributes: Any, shardings: Sequence[str | None]) -> Any:
+    noted = []
+    for known, sharding in zip(attributes, shardings, strict=True):
+        new = {item.name: item.attr for item in known}
+        if sharding is not None:
+            new["mhlo.sharding"] = ir.StringAttr.get(sharding)
+        noted.append(ir.DictAttr.get(new))
+    return ir.ArrayAttr.get(noted)
 
 
 def exported_names(artifact: jax.export.Exported) -> tuple[dict[int, str], dict[int, str]]:

@@ -16,7 +16,8 @@ from jax._src.lib import xla_client
 from jax.extend.core import JaxprEqn
 
 #: Our own frames, as JAX's, are no place where a user would look for an equation.
-source_info_util.register_exclusion(os.path.join(os.path.dirname(os.path.abspath(__file__)), ""))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+source_info_util.register_exclusion(os.path.join(_PACKAGE, ""))
 
 
 def user_frame(eqn: JaxprEqn) -> tuple[str, int, str] | None:

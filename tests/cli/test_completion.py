@@ -70,6 +70,7 @@ def answers(monkeypatch, capsys, *words):
         (["opt", "models/mlp.py:loss", "-p", "dc"], ["dce"]),
         (["passes", "dc"], ["dce"]),
         (["run", "models/mlp.py:loss", "--back"], ["--backend"]),
+        (["emit", "models/mlp.py:loss", "--to", "hlo-"], ["hlo-optimized", "hlo-proto"]),
     ],
 )
 def test_bash_gets_what_it_asks_for(tree, monkeypatch, capsys, words, offered):

@@ -1,3 +1,5 @@
+import io
+import os
 import re
 import shlex
 from pathlib import Path
@@ -7,7 +9,7 @@ import pytest
 import jaxprtool
 from jaxprtool.cli.main import main
 
-COMMANDS = ("show", "opt", "run", "passes", "backends")
+COMMANDS = ("show", "opt", "run", "emit", "passes", "backends")
 ROOT = Path(__file__).parents[2]
 
 
@@ -52,6 +54,10 @@ def test_every_example_of_the_help_works(capfd, monkeypatch, tmp_path, example):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     (tmp_path / "my_passes.py").write_text("")
-    arguments = shlex.split(example)[1:]
-    assert main(arguments) == 0, capfd.readouterr().err
-    assert capfd.readouterr().out
+    files = set(os.listdir())
+    shown = ""
+    for command in example.split(" | "):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(shown.encode())))
+        assert main(shlex.split(command)[1:]) == 0, capfd.readouterr().err
+        shown = capfd.readouterr().out
+    assert shown or set(os.listdir()) > files

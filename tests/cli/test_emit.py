@@ -1,0 +1,277 @@
+"""`jaxprtool emit`: each format to stdout, to files and into folders; each mistake as one line."""
+
+import os
+import stat
+
+import jax
+import numpy as np
+import pytest
+
+DOUBLE = "functions.py:double"
+
+#: How each format that is text begins, for a function called `double`.
+BEGINNINGS = {
+    "stablehlo": "module @jit_double ",
+    "hlo": "HloModule jit_double,",
+    "hlo-optimized": "HloModule jit_double, is_scheduled=true",
+    "dot": 'digraph "double" {',
+    "jaxpr": "jaxprtool 1\n",
+    "python": '"""',
+}
+
+
+@pytest.mark.parametrize("to", BEGINNINGS)
+def test_text_goes_to_stdout_and_to_files(cli, folder, to):
+    result = cli("emit", DOUBLE, "--to", to)
+    assert result.code == 0 and result.out.startswith(BEGINNINGS[to]), result
+    assert cli("emit", DOUBLE, "--to", to, "-o", "-").out.startswith(BEGINNINGS[to])
+    written = cli("emit", DOUBLE, "--to", to, "-o", "result")
+    assert (written.code, written.out) == (0, "")
+    assert (folder / "result").read_text().startswith(BEGINNINGS[to])
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning"),
+    [
+        ("x.mlir", b"module @jit_double "),
+        ("x.mlirbc", b"ML\xefR\rStableHLO_v"),
+        ("x.hlo", b"HloModule jit_double,"),
+        ("x.pb", b"\n\njit_double"),
+        ("x.dot", b'digraph "double"'),
+        ("x.gv", b'digraph "double"'),
+        ("x.GV", b'digraph "double"'),
+        ("x.jaxpr", b"jaxprtool 1\n"),
+        ("x.py", b'"""'),
+    ],
+)
+def test_the_name_says_the_format(cli, folder, name, beginning):
+    assert cli("emit", DOUBLE, "-o", name).code == 0
+    assert (folder / name).read_bytes().startswith(beginning)
+
+
+def test_passes_run_before(cli):
+    plain = cli("emit", "functions.py:wasteful", "--to", "dot").out
+    assert "<b>sin</b>" in plain
+    assert "<b>sin</b>" not in cli("emit", "functions.py:wasteful", "--to", "dot", "-p", "dce").out
+
+
+def test_binary_goes_through_pipes(cli, folder):
+    assert cli("emit", DOUBLE, "--to", "stablehlo", "--binary", "-o", "x").code == 0
+    assert (folder / "x").read_bytes().startswith(b"ML\xefR")
+
+
+def test_bytes_come_on_stdout_as_they_are(folder, capfdbinary):
+    from jaxprtool.cli.main import main
+
+    assert main(["emit", DOUBLE, "--to", "hlo-proto"]) == 0
+    assert capfdbinary.readouterr().out.startswith(b"\n\njit_double")
+
+
+@pytest.mark.parametrize("to", ["hlo-proto", "exported"])
+def test_binary_is_kept_from_terminals(cli, monkeypatch, to):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    result = cli("emit", DOUBLE, "--to", to)
+    assert result.code == 2
+    assert result.lines == [
+        f"error: {to} is binary, and stdout a terminal",
+        "hint: write a file: -o FILE",
+    ]
+
+
+def test_source_lines_stay_if_asked_for(cli):
+    assert "functions.py" not in cli("emit", DOUBLE, "--to", "stablehlo").out
+    text = cli("emit", DOUBLE, "--to", "stablehlo", "--source").out
+    assert 'functions.py":' in text and 'loc("x")' in text
+
+
+def test_other_backends_need_not_be_there(cli, folder):
+    (folder / "solves.py").write_text("import jax.numpy as jnp\nsolve = jnp.linalg.cholesky\n")
+    command = ("emit", "solves.py:solve", "--args", "f32[3,3]", "--to", "stablehlo", "--backend")
+    assert "cusolver" in cli(*command, "gpu").out and "lapack" in cli(*command, "cpu").out
+
+
+def test_xlas_own_graph(cli):
+    assert cli("emit", DOUBLE, "--to", "dot", "--graph", "hlo").out.startswith("digraph G {")
+
+
+# --- artifacts of jax.export ------------------------------------------------------------------
+
+
+def test_an_artifact_is_called_by_jax_and_run_by_us(cli, folder):
+    pytest.importorskip("flatbuffers")
+    assert cli("emit", DOUBLE, "-o", "double.exported", "--platforms", "cpu,cuda").code == 0
+    data = (folder / "double.exported").read_bytes()
+    artifact = jax.export.deserialize(bytearray(data))
+    assert artifact.platforms == ("cpu", "cuda")
+    np.testing.assert_array_equal(artifact.call(np.ones(3, np.float32)), [2, 2, 2])
+    ran = cli("run", "double.exported", "--args", "ones(f32[3])")
+    assert ran.code == 0 and "result: f32[3] [2., 2., 2.]" in ran.out
+    shown = cli("show", "double.exported")
+    assert shown.out.count("call_exported") == 1
+
+
+# --- pictures ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def graphviz(folder, monkeypatch):
+    program = folder / "bin" / "dot"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "picture of kind $1"\ncat\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf", "PNG"])
+@pytest.mark.parametrize("graph", ["jaxpr", "hlo"])
+def test_a_graph_becomes_a_picture(cli, folder, graphviz, kind, graph):
+    assert cli("emit", DOUBLE, "-o", f"x.{kind}", "--graph", graph).code == 0
+    text = (folder / f"x.{kind}").read_text()
+    assert text.startswith(f"picture of kind -T{kind.lower()}\ndigraph ")
+
+
+def test_without_graphviz_the_error_says_what_to_install(cli, folder, monkeypatch):
+    monkeypatch.setenv("PATH", str(folder))
+    result = cli("emit", DOUBLE, "-o", "x.svg")
+    assert result.code == 2 and "traced" not in result.lines
+    assert (
+        result.lines[0] == "error: cannot draw 'x.svg': Graphviz's program 'dot' is not on the PATH"
+    )
+    assert result.lines[1].startswith("hint: apt-get install graphviz")
+    assert not (folder / "x.svg").exists()
+
+
+# --- several programs -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def halves(folder):
+    (folder / "halves.py").write_text(
+        "import jaxprtool\n"
+        "from dataclasses import dataclass\n"
+        "from typing import ClassVar\n"
+        "@dataclass(frozen=True)\n"
+        "class Halves(jaxprtool.Pass):\n"
+        "    '''Give the program twice.'''\n"
+        "    name: ClassVar[str] = 'cli_emit_halves'\n"
+        "    def __call__(self, program):\n"
+        "        names = ('left', 'right')\n"
+        "        return jaxprtool.Programs({n: program.replace(name=n) for n in names})\n"
+        "jaxprtool.register(Halves)\n"
+    )
+    return ("emit", DOUBLE, "--plugin", "halves.py", "-p", "cli_emit_halves")
+
+
+@pytest.mark.parametrize("to", ["stablehlo", "hlo", "dot"])
+def test_several_programs_have_their_names_above_them(cli, halves, to):
+    out = cli(*halves, "--to", to).out
+    assert out.startswith("// left\n") and "\n\n// right\n" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "ending"),
+    [
+        (("--to", "stablehlo"), ".mlir"),
+        (("--to", "stablehlo", "--binary"), ".mlirbc"),
+        (("--to", "hlo-optimized"), ".optimized.hlo"),
+        (("--to", "hlo-proto"), ".pb"),
+        (("--to", "dot"), ".dot"),
+        (("--to", "jaxpr"), ".jaxpr"),
+        (("--to", "python"), ".py"),
+    ],
+)
+def test_several_programs_go_into_a_folder(cli, folder, halves, options, ending):
+    assert cli(*halves, *options, "-o", "both/").code == 0
+    assert sorted(os.listdir(folder / "both")) == [f"left{ending}", f"right{ending}"]
+
+
+def test_several_programs_fit_into_no_file_and_no_stream_of_bytes(cli, halves):
+    result = cli(*halves, "-o", "one.mlir")
+    assert result.code == 2 and "takes one program, and the passes gave left, right" in result.err
+    result = cli(*halves, "--to", "hlo-proto")
+    assert result.code == 2 and "hlo-proto is binary and takes one program" in result.err
+
+
+# --- mistakes ---------------------------------------------------------------------------------
+
+
+MISTAKES = {
+    "no format": (("emit", DOUBLE), "--to is missing"),
+    "unknown format": (("emit", DOUBLE, "--to", "xml"), "'xml' is not one of 'python'"),
+    "a name that says nothing": (("emit", DOUBLE, "-o", "x.foo"), "'x.foo' says nothing"),
+    "a name without an end": (("emit", DOUBLE, "-o", "x"), "--to is missing"),
+    "binary text": (("emit", DOUBLE, "--to", "hlo", "--binary"), "--binary goes with stablehlo, "),
+    "binary source": (
+        ("emit", DOUBLE, "--to", "stablehlo", "--binary", "--source"),
+        "--source goes with text",
+    ),
+    "graph of no dot": (("emit", DOUBLE, "--to", "hlo", "--graph", "hlo"), "--graph goes with dot"),
+    "unknown graph": (("emit", DOUBLE, "--to", "dot", "--graph", "ast"), "'ast' is not one of"),
+    "backend of a jaxpr": (
+        ("emit", DOUBLE, "--to", "dot", "--backend", "cpu"),
+        "--backend goes with --graph hlo",
+    ),
+    "backend of python": (
+        ("emit", DOUBLE, "--to", "python", "--backend", "cpu"),
+        "--backend goes with stablehlo, hlo",
+    ),
+    "platforms of hlo": (
+        ("emit", DOUBLE, "--to", "hlo", "--platforms", "cpu"),
+        "--platforms goes with exported",
+    ),
+    "unknown backend": (
+        ("emit", DOUBLE, "--to", "hlo", "--backend", "abacus"),
+        "JAX does not lower for 'abacus'; it does for cpu, cuda, rocm, tpu",
+    ),
+    "unknown platform": (
+        ("emit", DOUBLE, "--to", "exported", "--platforms", "cpu,abacus", "-o", "x"),
+        "JAX does not lower for 'abacus'",
+    ),
+    "a backend that is not there": (
+        ("emit", DOUBLE, "--to", "hlo-optimized", "--backend", "tpu"),
+        "no backend 'tpu' on this machine",
+    ),
+    "a folder that is not there": (
+        ("emit", DOUBLE, "-o", "no/such/x.mlir"),
+        "cannot write 'no/such/x.mlir': No such file or directory",
+    ),
+    "an empty path": (("emit", DOUBLE, "--to", "hlo", "-o", ""), "the path to write to is empty"),
+    "symbolic sizes in hlo": (
+        ("emit", DOUBLE, "--args", "f32[n]", "--to", "hlo"),
+        "takes x:f32[n], and HLO has no symbolic sizes",
+    ),
+    "a callback that is exported": (
+        ("emit", "functions.py:callback", "--to", "exported", "-o", "x"),
+        "callback cannot be exported: pure_callback at",
+    ),
+    "a callback for another backend": (
+        ("emit", "functions.py:prints", "--to", "stablehlo", "--backend", "cuda"),
+        "prints cannot be lowered for cuda because of debug_print at",
+    ),
+}
+
+
+@pytest.mark.parametrize(("command", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line(cli, folder, command, message):
+    before = set(os.listdir(folder))
+    result = cli(*command)
+    said = [line for line in result.lines if line not in ("imported", "traced")]
+    assert (result.code, result.out) == (2, ""), result
+    assert said[0].startswith("error: ") and message in said[0], said
+    assert all(line.startswith("hint: ") for line in said[1:]) and len(said) <= 2, said
+    assert set(os.listdir(folder)) - before <= {"__pycache__"}
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        (("emit", DOUBLE, "-o", "x.sgv"), "hint: did you mean '.gv'?"),
+        (("emit", DOUBLE, "--to", "hlo", "--backend", "cdua"), "hint: did you mean 'cuda'?"),
+        (
+            ("emit", DOUBLE, "--to", "exported", "--backend", "tpu"),
+            "hint: write --platforms tpu",
+        ),
+    ],
+)
+def test_what_is_near_is_hinted_at(cli, command, hint):
+    assert cli(*command).lines[-1] == hint

@@ -1,0 +1,214 @@
+"""Dataflow graphs: what is in them, that all are well formed, and how they become pictures."""
+
+import re
+import shutil
+import stat
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+
+from jaxprtool import trace
+from jaxprtool.errors import OutputError
+from jaxprtool.formats.dot import dot
+from jaxprtool.formats.picture import picture
+from tests.programs import harness_programs, random_programs, sample_programs
+from tests.programs.samples import sample_files
+
+NODE = re.compile(r"^ *(n\d+) \[label=<(.*)>, fillcolor=\"(#\w+)\", color=\"#\w+\"\];$")
+EDGE = re.compile(r"^  (n\d+) -> (n\d+) \[(.*)\];$")
+FRAME = re.compile(r"^ *subgraph cluster_\d+ \{$")
+TITLE = re.compile(r"^ *label=<<b>(.*)</b>>; fontsize=10;.*;$")
+
+
+class Read:
+    """A graph read back: nodes with their rows of text, edges with their types, frames' titles."""
+
+    def __init__(self, text):
+        self.nodes, self.edges, self.titles = {}, [], []
+        head, *lines, last = text.splitlines()
+        assert head.startswith('digraph "') and last == "}"
+        depth = 1
+        self.frame_of = {}
+        open_titles = []
+        for line in lines[5:]:
+            if node := NODE.match(line):
+                rows = re.findall(r"<tr><td>(.*?)</td></tr>", node[2])
+                assert node[2].count("<td>") == len(rows)
+                self.nodes[node[1]] = [re.sub(r"<.*?>", "", row) for row in rows]
+                self.frame_of[node[1]] = tuple(open_titles)
+            elif edge := EDGE.match(line):
+                label = re.fullmatch(r'label=" (.*)"', edge[3])
+                self.edges.append((edge[1], edge[2], label[1] if label else edge[3]))
+            elif title := TITLE.match(line):
+                self.titles.append(title[1])
+                open_titles.append(title[1])
+            elif FRAME.match(line):
+                depth += 1
+            else:
+                assert line.strip() == "}", line
+                open_titles.pop()
+                depth -= 1
+        assert depth == 1 and not open_titles
+        assert {end for edge in self.edges for end in edge[:2]} <= set(self.nodes)
+
+    def named(self, title):
+        (name,) = [name for name, rows in self.nodes.items() if rows[0] == title]
+        return name
+
+    def into(self, title):
+        """Where edges into the node of this title come from, and what flows along each."""
+        to = self.named(title)
+        return [(self.nodes[a][0], label) for a, b, label in self.edges if b == to]
+
+
+def test_a_small_graph_is_this_text():
+    program = trace(lambda x: jnp.sin(x) * 2.0, jnp.ones(3))
+    lines = dot(program.replace(name="small")).splitlines()
+    assert lines[0] == 'digraph "small" {'
+    nodes = [line for line in lines if NODE.match(line)]
+    assert [Read("\n".join(lines)).nodes[f"n{i}"] for i in range(4)] == [
+        ["x", "f32[3]"],
+        ["sin"],
+        ["mul", "(·, 2.0)"],
+        ["result", "f32[3]"],
+    ]
+    assert len({NODE.match(line)[3] for line in nodes}) == 3  # arguments, results, equations
+    assert [EDGE.match(line).groups() for line in lines if EDGE.match(line)] == [
+        ("n0", "n1", 'label=" f32[3]"'),
+        ("n1", "n2", 'label=" f32[3]"'),
+        ("n2", "n3", 'label=" f32[3]"'),
+    ]
+
+
+def test_a_call_is_a_frame_that_values_pass():
+    inner = jax.jit(lambda y: jnp.cos(y), inline=False)
+    graph = Read(dot(trace(lambda x: jnp.exp(inner(jnp.sin(x))), 1.0)))
+    assert graph.titles == ["jit &lt;lambda&gt;"]
+    assert graph.into("cos") == [("sin", "f32[]")] and graph.into("exp") == [("cos", "f32[]")]
+    assert graph.frame_of[graph.named("cos")] == ("jit &lt;lambda&gt;",)
+    assert graph.frame_of[graph.named("sin")] == ()
+
+
+def test_a_scan_has_carries_that_come_back():
+    def cumulated(start, xs):
+        return jax.lax.scan(lambda total, x: (total + x, jnp.sin(total)), start, xs)
+
+    graph = Read(dot(trace(cumulated, 0.0, jnp.ones(10))))
+    assert graph.titles == ["scan length=10"]
+    assert graph.into("carry") == [("start", "f32[]"), ("add", "style=dashed, constraint=false")]
+    assert graph.into("x") == [("xs", "f32[10]")]
+    assert graph.into("result[0]") == [("add", "f32[]")]
+    assert graph.into("result[1]") == [("sin", "f32[10]")]
+    assert graph.frame_of[graph.named("start")] == ()
+
+
+def test_a_while_shows_its_condition_and_its_body():
+    program = trace(lambda x: jax.lax.while_loop(lambda y: y < 9.0, jnp.exp, x), 1.0)
+    graph = Read(dot(program))
+    assert graph.titles == ["while", "condition", "body"]
+    assert graph.into("go on?") == [("lt", "")]
+    assert graph.into("carry") == [("x", "f32[]"), ("exp", "style=dashed, constraint=false")]
+    assert graph.into("result") == [("carry", "f32[]")]
+
+
+def test_a_cond_picks_among_the_ends_of_its_branches():
+    def chosen(which, x):
+        return jax.lax.switch(which, (jnp.sin, lambda y: y, lambda y: 0.0), x)
+
+    graph = Read(dot(trace(chosen, 1, 1.0)))
+    assert graph.titles == ["cond", "branch 0", "branch 1", "branch 2"]
+    assert [source for source, _ in graph.into("cond")][1:] == ["result"] * 3
+    ends = {(graph.nodes[a][0], graph.frame_of[b][1:]) for a, b, _ in graph.edges}
+    assert {("sin", ("branch 0",)), ("x", ("branch 1",)), ("0.0", ("branch 2",))} <= ends
+
+
+def test_shards_and_reductions_and_constants():
+    table = jnp.arange(5.0)
+    graph = Read(dot(trace(lambda i: table[i], 2)))
+    assert any(rows == ["constant[0]", "f32[5]"] for rows in graph.nodes.values())
+    mesh = jax.make_mesh((2,), ("rows",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec("rows")
+    halves = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
+    assert Read(dot(trace(halves, jnp.ones(4)))).titles == ["shard_map rows=2"]
+    solve = trace(lambda a, b: jnp.linalg.solve(a, b), jnp.eye(3), jnp.ones(3))
+    assert "custom_linear_solve" in str(Read(dot(solve)).titles)
+
+
+def test_the_telling_parameters_are_shown():
+    rows = Read(dot(trace(lambda x: x.sum(axis=1).astype("bfloat16"), jnp.ones((2, 3))))).nodes
+    assert ["reduce_sum", "axes=(1,)"] in rows.values()
+    assert ["convert_element_type", "new_dtype=bfloat16"] in rows.values()
+
+
+def test_names_may_hold_anything():
+    program = trace(lambda x: x, {'<b>&"\\\n': 1.0}).replace(name='a "quoted\\ <name>\n')
+    text = dot(program)
+    assert text.startswith('digraph "a \\"quoted\\\\ <name>?" {')
+    assert "&lt;b&gt;&amp;" in text and len(Read(text).nodes) == 2
+
+
+@pytest.mark.parametrize("file", sample_files())
+def test_every_sample_is_drawn(file):
+    for sample in sample_programs(file):
+        program = sample.program()
+        graph = Read(dot(program))
+        for name in (*program.arg_names, *program.out_names):
+            assert any(name == rows[0] for rows in graph.nodes.values())
+
+
+@given(random_programs())
+def test_random_programs_are_drawn(drawn):
+    case = drawn.case()
+    with case.setting():
+        Read(dot(case.program()))
+
+
+@pytest.mark.parametrize("every", [100, pytest.param(1, marks=pytest.mark.sweep)])
+def test_jaxs_programs_are_drawn(every):
+    texts = []
+    for case in harness_programs(every):
+        with case.setting():
+            texts.append(dot(case.program()))
+            Read(texts[-1])
+    if every == 1 and shutil.which("dot"):
+        command = ["dot", "-Tcanon"]
+        read = subprocess.run(command, input="\n".join(texts).encode(), capture_output=True)
+        assert (read.returncode, read.stderr) == (0, b"")
+
+
+# --- pictures ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def graphviz(tmp_path, monkeypatch):
+    """Make a program `dot` of this shell script, the only one on the PATH."""
+
+    def install(script):
+        program = tmp_path / "bin" / "dot"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{program.parent}:/bin:/usr/bin")
+
+    return install
+
+
+def test_the_picture_is_what_dot_says(graphviz):
+    graphviz('echo "$1"; cat')
+    assert picture("digraph {}", "svg", "x.svg") == b"-Tsvg\ndigraph {}"
+
+
+def test_without_dot_the_error_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OutputError, match=r"cannot draw 'x\.png': Graphviz's program") as caught:
+        picture("digraph {}", "png", "x.png")
+    assert "apt-get install graphviz" in caught.value.hint
+
+
+def test_what_dot_complains_of_is_told(graphviz):
+    graphviz("echo 'Error: syntax error in line 1' >&2; exit 1")
+    with pytest.raises(OutputError, match="dot ended with 1: Error: syntax error in line 1"):
+        picture("digraph", "pdf", "x.pdf")

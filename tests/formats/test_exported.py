@@ -1,0 +1,148 @@
+"""Artifacts of `jax.export`: what plain JAX makes of ours, and we of JAX's."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxprtool import trace
+from jaxprtool.errors import BackendError, OutputError, ProgramFileError, UnsupportedError
+from jaxprtool.formats.exported import exported, is_exported, read_exported
+from jaxprtool.ir.outline import equations, top_jaxpr
+from jaxprtool.ir.program import type_check
+from tests.programs import harness_programs, same, sample_programs
+
+pytest.importorskip("flatbuffers")
+
+
+def loss(params, x, *, unused):
+    return {"y": params["w"] @ x, "total": x.sum()}
+
+
+ARGS = ({"w": jnp.arange(12.0).reshape(3, 4)}, jnp.ones(4))
+
+
+@pytest.fixture
+def program():
+    return trace(loss, *ARGS, unused=2.0)
+
+
+def test_plain_jax_calls_it_with_the_arguments_of_the_function(program):
+    data = exported(program)
+    artifact = jax.export.deserialize(bytearray(data))
+    assert artifact.fun_name == "loss" and artifact.platforms == ("cpu",)
+    out = artifact.call(*ARGS, unused=2.0)
+    np.testing.assert_array_equal(out["y"], program(*ARGS, unused=2.0)["y"])
+
+
+@pytest.mark.parametrize("platforms", [(), ("cpu",), ("cpu", "cuda"), ("gpu", "cpu")])
+def test_names_and_trees_come_back(program, platforms):
+    data = exported(program, platforms)
+    assert is_exported(data)
+    read = read_exported(data)
+    type_check(read)
+    assert (read.name, read.arg_names, read.out_names) == (
+        program.name,
+        program.arg_names,
+        program.out_names,
+    )
+    assert (read.in_tree, read.out_tree) == (program.in_tree, program.out_tree)
+    assert [eqn.primitive.name for eqn in equations(top_jaxpr(read))].count("call_exported") == 1
+
+
+def test_symbolic_sizes_come_back():
+    (n,) = jax.export.symbolic_shape("n")
+    program = trace(loss, {"w": jax.ShapeDtypeStruct((n, 4), "float32")}, jnp.ones(4), unused=1.0)
+    read = read_exported(exported(program, ("cpu", "cuda")))
+    assert read.arg_names == ("params['w']", "x", "unused")
+    assert str(read.in_avals[0].shape) == "(n, 4)"
+    assert read(*ARGS, unused=1.0)["y"].shape == (3,)
+
+
+def test_keys_come_back():
+    program = trace(lambda key: jax.random.normal(key, (3,)), jax.random.key(0))
+    key = jax.random.key(7)
+    np.testing.assert_array_equal(read_exported(exported(program))(key), program(key))
+
+
+def test_an_artifact_of_jax_itself_is_read_with_the_names_that_it_has():
+    artifact = jax.export.export(jax.jit(loss))(*ARGS, unused=2.0)
+    read = read_exported(artifact.serialize())
+    # jax.jit leaves out what is unused, so that only its place in the tree can name it.
+    assert read.arg_names == ("params['w']", "x", "unused")
+    assert read.out_names == ("result['total']", "result['y']")
+    plain = jax.export.export(jax.jit(lambda *args: ()))([1.0], 2.0)
+    assert read_exported(plain.serialize()).arg_names == ("args[0][0]", "args[1]")
+
+
+class Pair:
+    def __init__(self, left, right):
+        self.left, self.right = left, right
+
+
+jax.tree_util.register_pytree_node(
+    Pair, lambda pair: ((pair.left, pair.right), None), lambda _, parts: Pair(*parts)
+)
+
+
+def prints(x):
+    jax.debug.print("{}", x)
+    return x
+
+
+def test_what_no_artifact_can_hold_is_refused():
+    with pytest.raises(UnsupportedError, match=r"debug_print at .*test_exported.py:\d+ calls"):
+        exported(trace(prints, 1.0))
+    with pytest.raises(UnsupportedError, match="nothing binds its axes i"):
+        exported(trace(lambda x: jax.lax.psum(x, "i"), 1.0, axis_env=[("i", 2)]))
+    with pytest.raises(UnsupportedError, match=r"unregistered type .*Pair"):
+        exported(trace(lambda pair: pair.left, Pair(1.0, 2.0)))
+    with pytest.raises(BackendError, match="'abacus'"):
+        exported(trace(jnp.sin, 1.0), ["abacus"])
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4, 100, 500, -300])
+def test_a_damaged_artifact_is_an_error(program, cut):
+    with pytest.raises(ProgramFileError, match=r"^x\.exported is no artifact of jax\.export: "):
+        read_exported(exported(program)[:cut], "x.exported")
+
+
+def test_other_files_are_no_artifacts(program):
+    from jaxprtool.formats.lowering import stablehlo, stablehlo_bytecode
+
+    others = (b"", b"jaxprtool 1\n", stablehlo(program).encode(), stablehlo_bytecode(program))
+    assert not any(map(is_exported, others))
+
+
+def test_without_flatbuffers_the_error_says_what_to_install(program, monkeypatch):
+    data = exported(program)
+    for name in [name for name in sys.modules if name.startswith("jax._src.export.serial")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(jax._src.export, "serialization", raising=False)
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    for attempt in (lambda: exported(program), lambda: read_exported(data)):
+        with pytest.raises(OutputError, match="flatbuffers") as caught:
+            attempt()
+        assert "pip install flatbuffers" in caught.value.hint
+
+
+@pytest.mark.parametrize("file", ["branches.py", "rnn.py"])
+def test_samples_compute_the_same_as_artifacts(file):
+    for sample in sample_programs(file):
+        check_artifact(sample)
+
+
+@pytest.mark.sweep
+def test_jaxs_programs_compute_the_same_as_artifacts():
+    for case in harness_programs(every=20):
+        check_artifact(case)
+
+
+def check_artifact(case):
+    with case.setting():
+        program = case.program()
+        read = read_exported(exported(program))
+        assert (read.arg_names, read.out_names) == (program.arg_names, program.out_names)
+        same(program, read, case.arguments(), gradients=False)

@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from jaxprtool.api import Program, Programs, load, trace
     from jaxprtool.formats.jaxpr.read import read
+    from jaxprtool.formats.jaxpr.write import write
     from jaxprtool.ir.equivalence import equivalent
     from jaxprtool.loading.example import example, static
     from jaxprtool.passes.base import Pass
@@ -33,6 +34,7 @@ _HOME = {
     "register": "jaxprtool.passes.registry",
     "static": "jaxprtool.loading.example",
     "trace": "jaxprtool.api",
+    "write": "jaxprtool.formats.jaxpr.write",
     "xla_computation": "jaxprtool.staging",
 }
 
@@ -50,6 +52,7 @@ __all__ = [
     "register",
     "static",
     "trace",
+    "write",
     "xla_computation",
 ]
 

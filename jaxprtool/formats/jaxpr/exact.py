@@ -32,7 +32,13 @@ _PRIMITIVE = re.compile(r"[^\W\d][\w.-]*")
 
 
 class Names(VariableNames):
-    """Names that tell the variables of a jaxpr apart: JAX calls each unused result of a jit `_`."""
+    """Names that tell each variable of a jaxpr from the others, and from numbers.
+
+    JAX calls each unused result of a jit `_`, and comes to `inf` and `nan` in the end.
+    """
+
+    def __init__(self, root: Jaxpr, taken: set[str]):
+        super().__init__(root, {*taken, "inf", "nan"})
 
     def __setitem__(self, var: Var, name: str) -> None:
         if name != "_":

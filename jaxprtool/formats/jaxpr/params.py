@@ -331,11 +331,19 @@ def _read_while(given: Params, operands: Sequence[Any], results: Sequence[Any]) 
 
 
 def _write_reduce(eqn: JaxprEqn, rules: Rules) -> Params:
-    return _without(eqn, "computation")  # which its jaxpr has been traced from
+    # The function's jaxpr says what it computes; its name is what listings show.
+    name = getattr(eqn.params["computation"], "__qualname__", "computation")
+    return {"computation": name, **_without(eqn, "computation")}
 
 
 def _read_reduce(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
-    return {**given, "computation": jaxcompat.jaxpr_as_fun(given["jaxpr"])}
+    body = given["jaxpr"]
+
+    def computation(*args: Any) -> Any:
+        return jaxcompat.jaxpr_as_fun(body)(*args)
+
+    computation.__qualname__ = given["computation"]
+    return {**given, "computation": computation}
 
 
 def _write_select(eqn: JaxprEqn, rules: Rules) -> Params:

@@ -125,7 +125,7 @@ FAULTS = [
     ("axes=(0,) out", "axes=open('f') out", "12:31", "there is no 'open(...)'"),
     ("axes=(0,) out", "axes=(1 + 1,) out", "12:32", "BinOp is no part of a value"),
     ("axes=(0,) out", "axes=(0,,) out", "12:34", "bad value: "),
-    ("cond_nconsts=0\n", "", "13:5", "while: missing: 'cond_nconsts'"),
+    ("cond_nconsts=0\n", "", "13:5", "while: the parameter 'cond_nconsts' is missing"),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, core, indexing, layout, literals, sharding_impls
+from jax._src import api, core, frozen_dict, indexing, layout, literals, sharding_impls
 from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax.control_flow import solves
@@ -26,6 +26,9 @@ AbstractToken = core.AbstractToken
 
 
 ArrayCopySemantics = xla_client.ArrayCopySemantics
+
+
+FrozenDict = frozen_dict.FrozenDict
 
 
 IndexSlice = indexing.Slice
@@ -92,11 +95,13 @@ def linear_call_transpose_param(closed: Any) -> dict[str, Any]:
 
 def literal_value(value: Any, aval: Any) -> Any:
     """A number or an array as JAX keeps it in a literal of the type `aval`."""
+    data = np.asarray(value, aval.dtype)
     typed = {float: literals.TypedFloat, int: literals.TypedInt, complex: literals.TypedComplex}
-    kind = type(np.zeros((), aval.dtype).item())
-    if aval.weak_type and kind in typed and isinstance(value, int | float | complex):
+    kind = type(data.item()) if data.shape == () else None
+    # A Python number stays one: the type may hold less of it than its digits say.
+    if kind in typed and type(value) in typed and (aval.weak_type or data.item() != value):
         return typed[kind](kind(value), aval.dtype)
-    return literals.TypedNdArray(np.asarray(value, aval.dtype), aval)
+    return literals.TypedNdArray(data, aval)
 
 
 def key_implementations() -> dict[str, Any]:

@@ -26,7 +26,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr import values
-from jaxprtool.formats.jaxpr.kinds import Bits, as_scalar, number
+from jaxprtool.formats.jaxpr.kinds import as_scalar, number
 from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable
 
 #: Arrays of more elements than this are no part of the text.
@@ -159,9 +159,9 @@ class Constants:
     def literal(self, node: ast.expr, aval: Any) -> Any:
         """The value of a literal of the type `aval`. Raises Unreadable."""
         data = self._read(node, aval)
-        if not aval.shape and not isinstance(value := values.decode(node), Bits):
-            return jaxcompat.literal_value(value, aval)
-        return jaxcompat.literal_value(data, aval)
+        value = None if aval.shape else values.decode(node)
+        is_number = type(value) in (int, float, complex)
+        return jaxcompat.literal_value(value if is_number else _array(data, aval), aval)
 
     def _read(self, node: ast.expr, aval: Any) -> np.ndarray:
         if not hasattr(aval, "dtype") or isinstance(aval, jaxcompat.AbstractRef):

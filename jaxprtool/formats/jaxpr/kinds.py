@@ -156,6 +156,12 @@ add_record(jaxcompat.LinearSolveTuple)
 add_record(jaxcompat.IndexSlice)
 add_record(jaxcompat.NDIndexer, ["indices", "shape", "int_indexer_shape"])
 
+
+def _frozen_dict(value: Any, encode: Encode) -> str:
+    return f"FrozenDict({encode(dict(value.items()))})"
+
+
+add_kind(jaxcompat.FrozenDict, _frozen_dict, FrozenDict=jaxcompat.FrozenDict)
 add_name("UnspecifiedValue", jaxcompat.UNSPECIFIED)
 add_kind(type(jaxcompat.UNSPECIFIED), lambda value, encode: "UnspecifiedValue")
 add_name("Layout.AUTO", Layout.AUTO)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,19 +123,29 @@ def _flat(program: Program) -> Signature:
 
 def local_names(places: Sequence[str]) -> list[str]:
     """A short name for each argument: `params["mlp"]["up"]` is `up`, or `mlp_up` beside others."""
-    words = [re.findall(r"\w+", place) or ["x"] for place in places]
-    lengths = [1] * len(places)
+    choices = [list(_wishes(place)) for place in places]
+    chosen = [0] * len(places)
     while True:
-        names = ["_".join(w[-n:]) for w, n in zip(words, lengths, strict=True)]
-        names = [n if not n[0].isdigit() else f"_{n}" for n in names]
-        clashing = {n for n in names if names.count(n) > 1 or n.startswith("_")}
+        names = [choice[n] for choice, n in zip(choices, chosen, strict=True)]
+        uses = Counter(names)
         longer = [
-            n + 1 if name in clashing and n < len(w) else n
-            for name, n, w in zip(names, lengths, words, strict=True)
+            n + 1 if uses[name] > 1 and n + 1 < len(choice) else n
+            for name, n, choice in zip(names, chosen, choices, strict=True)
         ]
-        if longer == lengths:
+        if longer == chosen:
             return names
-        lengths = longer
+        chosen = longer
+
+
+def _wishes(place: str) -> Iterator[str]:
+    """Names for an argument, shortest first: its path's last word, the last two, with the first."""
+    words = re.findall(r"\w+", place) or ["x"]
+    for count in range(1, len(words)):
+        last = words[-count:]
+        if not last[0].isdigit():
+            yield "_".join(last)
+        yield "_".join([words[0], *last])
+    yield "_".join(words)
 
 
 # --- results ----------------------------------------------------------------------------------

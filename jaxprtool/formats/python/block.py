@@ -369,5 +369,6 @@ def _undecorated(
                 grouped.append((structure, parameters[-1]))
     for structure, parameter in grouped:
         body.unpack(structure, jaxpr.invars, [parameter], wishes)
-    body.write(function.results)
+    with module.inside(function.setting):
+        body.write(function.results)
     return [*definition(name, parameters, types, depth), *body.lines]

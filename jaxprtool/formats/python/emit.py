@@ -10,8 +10,11 @@ functions of the module.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +73,8 @@ class _Module:
         self._taken = set(ROOTS)
         self._everywhere: set[str] = set()
         self._functions: dict[Any, str] = {}
-        self._queue: deque[tuple[Function, str]] = deque()
+        self._queue: deque[tuple[Function, str, tuple[Any, ...]]] = deque()
+        self._settings: tuple[Any, ...] = ()
         self._definitions: list[str] = []
         self._hoisted: dict[Any, str] = {}
         self._constants: dict[int, str] = {}
@@ -87,13 +91,14 @@ class _Module:
             main, note = self._main(name)
             functions = []
             while self._queue:
-                function, own = self._queue.popleft()
-                functions.append(define(self, function, own, {}, self._names.within(), 0))
-        header = self._header(name, note)
-        parts = [header, self._imports(), *self._helpers.values()]
-        if self._definitions:
-            parts.append(self._definitions)
-        return _joined([*parts, main, *functions], header_parts=2)
+                function, own, self._settings = self._queue.popleft()
+                with ExitStack() as stack:
+                    for setting in self._settings:
+                        stack.enter_context(setting())
+                    functions.append(define(self, function, own, {}, self._names.within(), 0))
+        parts = [self._header(name, note), self._imports(), *self._helpers.values()]
+        parts += [self._definitions, main, *functions]
+        return _joined(list(filter(None, parts)))
 
     # --- the main function --------------------------------------------------------------------
 
@@ -161,8 +166,16 @@ class _Module:
         name = self._functions.get(function.key)
         if name is None:
             name = self._functions[function.key] = self.claim(function.name)
-            self._queue.append((function, name))
+            self._queue.append((function, name, self._settings))
         return name
+
+    @contextmanager
+    def inside(self, setting: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+        """The setting of a body, for it and for the functions that are found in it."""
+        around, self._settings = self._settings, (*self._settings, setting)
+        with setting():
+            yield
+        self._settings = around
 
     def constants_of(self, jaxpr: Any) -> dict[Any, str]:
         """The names of a closed jaxpr's constants."""
@@ -231,12 +244,12 @@ def _import_order(text: str) -> tuple[bool, str]:
     return text.startswith("from"), text
 
 
-def _joined(parts: list[list[str]], header_parts: int) -> str:
-    lines: list[str] = []
-    for i, part in enumerate(parts):
-        if part:
-            lines += [""] * (2 if i >= header_parts else 1) if lines else []
-            lines += part
+def _joined(parts: list[list[str]]) -> str:
+    """The parts of a module, two blank lines around functions and one elsewhere."""
+    lines = list(parts[0])
+    for before, part in itertools.pairwise(parts):
+        functions = any(line.startswith("def ") for line in (*before, *part))
+        lines += [*([""] * (1 + functions)), *part]
     return "\n".join(lines) + "\n"
 
 

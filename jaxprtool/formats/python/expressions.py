@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -190,6 +191,7 @@ class Function(Expression):
     `passed` are those that are, as far as an operand's name would do for the argument too.
     `rules` are methods to call with further functions: `defjvp`. A `kept` function is defined at
     the module's top, once for each `key`, and keeps its name even if another has the same.
+    `setting` is the context in which JAX traces the body, if that is another than around it.
     """
 
     jaxpr: Any
@@ -203,6 +205,7 @@ class Function(Expression):
     rules: tuple[tuple[str, tuple[Function, ...], dict[str, Any]], ...] = ()
     kept: bool = False
     key: tuple[Any, ...] = ()
+    setting: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def value(self, slots: Sequence[Any]) -> Any:
         def function(*args: Any) -> Any:
@@ -342,6 +345,25 @@ def computed(value: Any, slots: Sequence[Any]) -> Any:
         return type(value)(computed(v, slots) for v in value)
     if type(value) is dict:
         return {k: computed(v, slots) for k, v in value.items()}
+    return value
+
+
+def spelled(value: Any) -> Any:
+    """A parameter's value as an expression, or as plain data that holds some.
+
+    TypeError for what has no spelling.
+    """
+    if isinstance(value, Expression):
+        return value
+    if type(value) in (tuple, list):
+        return type(value)(map(spelled, value))
+    if type(value) is dict:
+        return {k: spelled(v) for k, v in value.items()}
+    spell = spellings.get(type(value)) or spelling_of_kind(value)
+    if spell and not (type(value) is float and math.isfinite(value)):
+        return spelled(spell(value))
+    if spell is None:
+        plain(value)
     return value
 
 

@@ -8,6 +8,7 @@ with a comma after each.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -53,7 +54,8 @@ def _flat(pieces: Sequence[Piece]) -> Iterator[str]:
             continue
         assert isinstance(piece, Bracket)
         inner = ", ".join(map(flat, piece.items)) + ("," if piece.single_comma else "")
-        yield inner if piece.bare else f"{piece.open}{inner}{piece.close}"
+        bare = piece.bare and not piece.single_comma
+        yield inner if bare else f"{piece.open}{inner}{piece.close}"
 
 
 def holes_of(pieces: Sequence[Piece]) -> Iterator[Hole]:
@@ -76,7 +78,13 @@ def filled(pieces: Sequence[Piece], texts: dict[int, str]) -> list[Piece]:
             result.append(replace(piece, items=[filled(item, texts) for item in piece.items]))
         else:
             result.append(piece)
+    if "**" in result and not _SIMPLE.fullmatch(flat(result)):
+        return [" ** " if piece == "**" else piece for piece in result]
     return result
+
+
+#: A power whose operands are names and numbers is written without spaces.
+_SIMPLE = re.compile(r"-?[\w.]+\*\*-?[\w.]+")
 
 
 # --- statements -------------------------------------------------------------------------------
@@ -92,14 +100,19 @@ def statement(prefix: str, pieces: Sequence[Piece], suffix: str, depth: int) -> 
 
 
 def _broken(prefix: str, pieces: Sequence[Piece], suffix: str, margin: str) -> list[str]:
-    *head, last = pieces
-    if isinstance(last, Bracket) and last.items and all(isinstance(p, str) for p in head):
-        first = f"{margin}{prefix}{''.join(map(str, head))}{last.open}"
-        return [first, *_items(last, margin + INDENT), f"{margin}{last.close}{suffix}"]
+    """The lines of a text that is too long for one: its last bracket's items on their own."""
+    breakable = [i for i, p in enumerate(pieces) if isinstance(p, Bracket) and p.items]
     inner = flat(pieces)
-    if len(pieces) == 1 or prefix.endswith("=") or len(margin) + 4 + len(inner) > WIDTH:
-        return [f"{margin}{prefix}{inner}{suffix}"]
-    return [f"{margin}{prefix}(", f"{margin}{INDENT}{inner}", f"{margin}){suffix}"]
+    operator = any(isinstance(p, str) and p.startswith(" ") for p in pieces)
+    if breakable and not operator:
+        last = pieces[breakable[-1]]
+        assert isinstance(last, Bracket)
+        before, after = flat(pieces[: breakable[-1]]), flat(pieces[breakable[-1] + 1 :])
+        first = f"{margin}{prefix}{before}{last.open}"
+        return [first, *_items(last, margin + INDENT), f"{margin}{last.close}{after}{suffix}"]
+    if prefix.endswith(("= ", "return ")) and len(margin) + len(INDENT) + len(inner) <= WIDTH:
+        return [f"{margin}{prefix}(", f"{margin}{INDENT}{inner}", f"{margin}){suffix}"]
+    return [f"{margin}{prefix}{inner}{suffix}"]
 
 
 def _items(bracket: Bracket, margin: str) -> list[str]:
@@ -109,12 +122,8 @@ def _items(bracket: Bracket, margin: str) -> list[str]:
     lines = []
     for item in bracket.items:
         line = f"{margin}{flat(item)},"
-        lines += [line] if len(line) <= WIDTH else _item(item, margin)
+        lines += [line] if len(line) <= WIDTH else _broken("", item, ",", margin)
     return lines
-
-
-def _item(item: Sequence[Piece], margin: str) -> list[str]:
-    return _broken("", item, ",", margin)
 
 
 #: What is assigned to: a name and its type, or a list of these in parentheses.
@@ -146,7 +155,7 @@ def _names(targets: Targets, bare: bool = False) -> str:
     if not isinstance(targets, list):
         return targets[0]
     names = ", ".join(map(_names, targets)) + ("," if len(targets) == 1 else "")
-    return names if bare else f"({names})"
+    return names if bare and len(targets) > 1 else f"({names})"
 
 
 def _target_lines(targets: Targets, margin: str) -> list[str]:

@@ -9,27 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax.extend.core.primitives
-import jax.extend.random
-from jax import lax
-
 from jaxprtool.formats.python import trial
 from jaxprtool.formats.python.expressions import (
+    Attribute,
     Call,
     Expression,
     Function,
     Giving,
     Slot,
     Structure,
-    call,
+    spelled,
     spelling_of_kind,
     spellings,
-    written,
 )
 from jaxprtool.formats.python.layout import Hole, Piece, holes_of
 from jaxprtool.formats.python.rules.calls import unsupported
 from jaxprtool.formats.python.rules.table import proposals
-from jaxprtool.formats.python.values import literal
+from jaxprtool.formats.python.values import literal, primitive
 from jaxprtool.jaxcompat import JaxprEqn, Literal
 
 
@@ -128,7 +124,10 @@ def _defines(expression: Any) -> bool:
     if isinstance(expression, Function):
         return True
     if isinstance(expression, Call):
-        return any(map(_defines, (expression.function, *expression.args)))
+        parts = expression.function, *expression.args, *expression.kwargs.values()
+        return any(map(_defines, parts))
+    if isinstance(expression, Attribute):
+        return _defines(expression.of)
     return isinstance(expression, tuple | list) and any(map(_defines, expression))
 
 
@@ -163,37 +162,14 @@ def _bind(eqn: JaxprEqn, slots: list[Slot]) -> Expression:
 
     Raises UnsupportedError if the primitive is not public or a parameter is no plain data.
     """
-    path = _public_path(eqn)
-    for name, value in eqn.params.items():
+    try:
+        bind = Attribute(primitive(eqn.primitive), "bind")
+    except TypeError as error:
+        raise unsupported(eqn, f"no public function gives it, and {error}") from error
+    params = {}
+    for name, value in sorted(eqn.params.items()):
         try:
-            written(value, _Nowhere())
+            params[name] = spelled(value)
         except TypeError as error:
             raise unsupported(eqn, f"its parameter {name} cannot be spelled: {error}") from error
-    return call(f"{path}.bind", *slots, **eqn.params)
-
-
-class _Nowhere:
-    """A scope for expressions that are only tried for whether they can be written."""
-
-    def mention(self, path: str) -> None:
-        pass
-
-    def hoisted(self, value: Any) -> str:
-        return value.name
-
-
-def _public_path(eqn: JaxprEqn) -> str:
-    for path, home in (
-        ("primitives", jax.extend.core.primitives),
-        ("lax", lax),
-        ("lax.linalg", lax.linalg),
-        ("rng", jax.extend.random),
-    ):
-        for name in (f"{eqn.primitive.name.replace('-', '_')}_p", *_OTHER_NAMES):
-            if vars(home).get(name) is eqn.primitive:
-                return f"{path}.{name}"
-    raise unsupported(eqn, "no public function gives it, and the primitive itself is not public")
-
-
-#: Primitives whose public name is not their own.
-_OTHER_NAMES = ("linear_solve_p", "remat_p", "add_jaxvals_p")
+    return Call(bind, tuple(slots), params)

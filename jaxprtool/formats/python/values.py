@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.extend.core.primitives
+import jax.extend.random
 import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -21,7 +23,9 @@ from jax.sharding import SingleDeviceSharding
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
     Attribute,
+    Call,
     Expression,
+    Function,
     Hoisted,
     Name,
     Prefix,
@@ -30,6 +34,9 @@ from jaxprtool.formats.python.expressions import (
     method,
     spellings,
 )
+from jaxprtool.formats.python.naming import identifier
+from jaxprtool.ir.outline import type_of
+from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, Primitive
 
 # --- parameters -------------------------------------------------------------------------------
 
@@ -59,7 +66,9 @@ def _float(value: float) -> Any:
 
 def _enum(member: enum.Enum) -> Expression:
     kind = type(member)
-    for home, path in ((lax, "lax"), (lax.linalg, "lax.linalg"), (jax.memory, "jax.memory")):
+    if kind is jax.memory.Space:
+        return Name(f"jax.memory.Space.{member.name}")
+    for home, path in ((lax, "lax"), (lax.linalg, "lax.linalg")):
         if getattr(home, kind.__name__, None) is kind:
             return Name(f"{path}.{kind.__name__}.{member.name}")
     raise TypeError(f"{kind.__qualname__} has no public name")
@@ -165,6 +174,45 @@ def nested(value: np.ndarray) -> Any:
 
 _PRNG_IMPLEMENTATION = type(next(iter(jaxcompat.key_implementations().values())))
 
+def primitive(value: Primitive) -> Expression:
+    """A primitive by its public name; TypeError if it has none."""
+    for path, home in (
+        ("primitives", jax.extend.core.primitives),
+        ("lax", lax),
+        ("lax.linalg", lax.linalg),
+        ("rng", jax.extend.random),
+    ):
+        for name in (f"{value.name.replace('-', '_')}_p", *_OTHER_NAMES):
+            if vars(home).get(name) is value:
+                return Name(f"{path}.{name}")
+    raise TypeError(f"the primitive {value.name} is not public")
+
+
+#: Primitives whose public name is not their own.
+_OTHER_NAMES = ("linear_solve_p", "remat_p", "add_jaxvals_p")
+
+
+def shape_of(aval: Any) -> Expression:
+    """A type as functions that only trace take it; TypeError if it is no plain array's."""
+    if not hasattr(aval, "dtype") or not all(isinstance(n, int) for n in aval.shape):
+        raise TypeError(f"the type {type_of(aval)} cannot be spelled")
+    weak = {"weak_type": True} if aval.weak_type else {}
+    return call("jax.ShapeDtypeStruct", aval.shape, dtype_name(aval.dtype), **weak)
+
+
+def _jaxpr(jaxpr: Any) -> Expression:
+    """A jaxpr as what a local function traces to; an open one is taken out of the closed."""
+    closed = jaxcompat.close_jaxpr(jaxpr)
+    if closed.consts:
+        raise TypeError("a jaxpr with constants has no spelling")
+    name = identifier(jaxcompat.open_jaxpr(closed).debug_info.func_name)
+    results = range(len(closed.outvars))
+    function = Function(closed, name, tuple(range(len(closed.invars))), tuple(results))
+    shapes = [shape_of(v.aval) for v in closed.invars]
+    made = Call(Call(Name("jax.make_jaxpr"), (function,)), tuple(shapes))
+    return made if jaxpr is closed else Attribute(made, "jaxpr")
+
+
 spellings.update(
     {
         float: _float,
@@ -188,6 +236,9 @@ spellings.update(
         _PRNG_IMPLEMENTATION: _prng,
         frozenset: _frozenset,
         np.ndarray: array,
+        Primitive: primitive,
+        ClosedJaxpr: _jaxpr,
+        Jaxpr: _jaxpr,
     }
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -243,6 +244,7 @@ def _shard_map(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         results,
         passed={i: i for i in range(len(operands))},
         decorators=(call("jax.shard_map", **options),),
+        setting=partial(jaxcompat.inside_shard_map, **p),
     )
     yield Giving(Call(function, operands), results)
 

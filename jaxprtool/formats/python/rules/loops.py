@@ -55,6 +55,8 @@ def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 @rule("while")
 def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     loop = While.of(eqn)
+    if loop.cond.outvars[0].aval.shape:
+        return  # of a batched loop, which goes on for as long as one of its conditions holds
     c, b = len(loop.cond_consts), len(loop.body_consts)
     k = len(loop.carry)
     results = group(range(k))

@@ -31,7 +31,7 @@ def exported(program: Program, platforms: Sequence[str] = ()) -> bytes:
     names = platform_names(platforms)
     _require_portable(program)
     with reported(program, "exported"):
-        artifact = export.export(_Wrapped(program), platforms=names or None)()
+        artifact = export.export(_Wrapped(program), platforms=names)()
     try:
         return bytes(artifact.serialize())
     except ImportError as error:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
+from jax import export
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import (
@@ -92,15 +93,15 @@ def module(
 
     `donated` are positions among the flat arguments. Raises what `stablehlo` does.
     """
-    platforms = platform_names([platform] if platform else [])
     if not program.axis_env:
-        return _lowered(program, platforms, donated, keep_unused).compiler_ir("stablehlo")
-    with reported(program, _lowered_for(platforms)):
+        return _lowered(program, platform, donated, keep_unused).compiler_ir("stablehlo")
+    (name,) = platform_names([platform] if platform else [])
+    with reported(program, f"lowered for {name}"):
         return jaxcompat.module_under_axes(
             _bordered(program),
             f"jit({program.name})",
             program.axis_env,
-            platforms[0] if platforms else jax.default_backend(),
+            name,
             donated,
         )
 
@@ -110,30 +111,30 @@ def computation(program: Program, platform: str | None = None) -> Any:
     _require_sizes(program)
     if program.axis_env:
         return jaxcompat.xla_computation(module(program, platform), False, False)
-    lowered = _lowered(program, platform_names([platform] if platform else []))
+    lowered = _lowered(program, platform)
     with reported(program, "written as HLO"):
         return lowered.compiler_ir("hlo")
 
 
 def platform_names(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Platforms as JAX calls them, which a user names; `gpu` is the one that is there, or CUDA's.
+    """Platforms as JAX calls them, of which a user wants these; JAX's default one for none.
 
-    Raises BackendError for one that JAX does not lower for.
+    `gpu` is the one that is there, or else CUDA's. Raises BackendError for one that JAX does not
+    lower for.
     """
-    return tuple(dict.fromkeys(map(_platform, wanted)))
+    default = export.default_export_platform()
+    return tuple(dict.fromkeys(_platform(name.lower(), default) for name in wanted)) or (default,)
 
 
-def _platform(wanted: str) -> str:
-    name = wanted.lower()
-    if name == "gpu":
-        default = jax.default_backend()
-        return "rocm" if default == "rocm" else "cuda"
-    if name not in PLATFORMS and name != jax.default_backend():
+def _platform(wanted: str, default: str) -> str:
+    if wanted == "gpu":
+        return default if default in ("cuda", "rocm") else "cuda"
+    if wanted not in (*PLATFORMS, default):
         raise BackendError(
             f"JAX does not lower for '{wanted}'; it does for {', '.join(PLATFORMS)}",
-            did_you_mean(name, PLATFORMS),
+            did_you_mean(wanted, PLATFORMS),
         )
-    return name
+    return wanted
 
 
 # --- what JAX is given, and what it says ------------------------------------------------------
@@ -176,16 +177,13 @@ def calls_host(eqn: JaxprEqn) -> bool:
 
 def _lowered(
     program: Program,
-    platforms: tuple[str, ...],
+    platform: str | None,
     donated: Sequence[int] = (),
     keep_unused: bool = False,
 ) -> jax.stages.Lowered:
-    with reported(program, _lowered_for(platforms)):
-        return traced(program, donated, keep_unused).lower(lowering_platforms=platforms or None)
-
-
-def _lowered_for(platforms: tuple[str, ...]) -> str:
-    return f"lowered for {' and '.join(platforms)}" if platforms else "lowered"
+    platforms = platform_names([platform] if platform else [])
+    with reported(program, f"lowered for {platforms[0]}"):
+        return traced(program, donated, keep_unused).lower(lowering_platforms=platforms)
 
 
 def _bordered(program: Program) -> Any:

@@ -140,7 +140,7 @@ def test_callbacks_are_lowered_as_custom_calls():
     [
         (jnp.linalg.eig, (jnp.eye(2),), "tpu", "lowered for tpu because of eig"),
         (prints, (1.0,), "cuda", "lowered for cuda because of debug_print at .*test_lowering.py"),
-        (checks, (1.0,), None, "lowered because of check at .*test_lowering.py"),
+        (checks, (1.0,), None, "lowered for cpu because of check at .*test_lowering.py"),
     ],
 )
 def test_what_cannot_be_lowered_is_named(fun, args, platform, message):

@@ -1,0 +1,80 @@
+"""Programs in files and pipes, from the command line."""
+
+import os
+
+import pytest
+
+import jaxprtool
+
+
+def test_opt_writes_a_file_that_show_run_and_opt_take(cli, folder):
+    result = cli("opt", "functions.py:wasteful", "-p", "dce", "-o", "w.jaxpr")
+    assert (result.code, result.out) == (0, "")
+    shown = cli("show", "w.jaxpr")
+    assert shown.out == cli("opt", "functions.py:wasteful", "-p", "dce").out
+    assert "primitive" in cli("show", "w.jaxpr", "--stats").out
+    ran = cli("run", "w.jaxpr", "--args", "ones(f32[2])")
+    assert ran.code == 0 and "0.5403" in ran.out
+    assert cli("opt", "w.jaxpr", "-p", "dce").out == shown.out
+
+
+def test_programs_go_through_pipes(cli, folder, monkeypatch):
+    first = cli("opt", "functions.py:wasteful", "-o", "-")
+    assert first.out.startswith("jaxprtool 1\n")
+    with open("piped", "w") as file:
+        file.write(first.out)
+    with open("piped") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        second = cli("opt", "-", "-p", "dce")
+    assert second.code == 0
+    assert second.out == cli("opt", "functions.py:wasteful", "-p", "dce").out
+
+
+def test_several_programs_go_into_a_folder(cli, folder):
+    (folder / "halves.py").write_text(
+        "import jaxprtool\n"
+        "from dataclasses import dataclass\n"
+        "from typing import ClassVar\n"
+        "@dataclass(frozen=True)\n"
+        "class Halves(jaxprtool.Pass):\n"
+        "    '''Give the program twice.'''\n"
+        "    name: ClassVar[str] = 'cli_file_halves'\n"
+        "    def __call__(self, program):\n"
+        "        return jaxprtool.Programs({'left': program, 'right': program})\n"
+        "jaxprtool.register(Halves)\n"
+    )
+    arguments = ("opt", "functions.py:double", "--plugin", "halves.py", "-p", "cli_file_halves")
+    refused = cli(*arguments, "-o", "one.jaxpr")
+    assert refused.code == 2 and "takes one program, and the passes gave left, right" in refused.err
+    assert "-o one/" in refused.err and not os.path.exists("one.jaxpr")
+    assert cli(*arguments, "-o", "both/").code == 0
+    left, right = (jaxprtool.read(f"both/{name}.jaxpr") for name in ("left", "right"))
+    assert jaxprtool.equivalent(left, right)
+
+
+def test_stats_still_come_on_stderr_when_the_program_goes_to_a_file(cli):
+    result = cli("opt", "functions.py:wasteful", "-p", "dce", "--stats", "-o", "w.jaxpr")
+    assert result.out == "" and "dce" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-o", "nowhere/w.jaxpr"), "cannot write 'nowhere/w.jaxpr'"),
+        (("-o", ""), "the path to write to is empty"),
+        (("-o", "functions.py/"), "cannot make the folder 'functions.py/'"),
+        (("-o", "-", "--json"), "both want stdout"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_one_line(cli, arguments, message):
+    result = cli("opt", "functions.py:double", *arguments)
+    assert result.code == 2 and message in result.err
+    assert result.lines[-1 if "hint" not in result.err else -2].startswith("error: ")
+
+
+def test_a_program_with_a_callback_is_refused_and_nothing_is_left(cli, folder):
+    before = sorted(os.listdir())
+    result = cli("opt", "functions.py:callback", "-o", "c.jaxpr")
+    assert result.code == 2
+    assert "pure_callback" in result.err and "functions.py:" in result.err
+    assert sorted(set(os.listdir()) - {"__pycache__"}) == sorted(set(before) - {"__pycache__"})

@@ -261,7 +261,7 @@ class Builder:
         try:
             primitive, parameters = params.restored(kind.primitive, meaning.given, types, declared)
             known = [aval for aval in declared if aval is not None]
-            context = params.context(meaning.contexts, types, known)
+            context = params.context(meaning.contexts, types, known, self.types.mesh)
         except Exception as error:  # what the file says may be anything
             raise self._bad_equation(tree, declared, error) from error
         try:
@@ -368,12 +368,14 @@ class Builder:
         names = _Names(self, parameter, setting, label if isinstance(label, str) else "")
         if parameter.named is None:
             return self._value(parameter, names)
+        with self._faults_of(parameter.named):
+            name = values.decode(parameter.named.parse(self.source))
         node = parameter.value.parse(self.source)
         tree = names.tree(node.id) if isinstance(node, ast.Name) else None
-        if tree is None:
-            message = f"a jaxpr is needed after {parameter.name}={parameter.named}"
-            raise self.source.fail(parameter.value.position, message)
-        return params.Rule(parameter.named, self._rule(tree, setting, parameter.named))
+        if tree is None or not isinstance(name, str):
+            message = f"{parameter.name} is a name and a jaxpr"
+            raise self.source.fail(parameter.position, message)
+        return params.Rule(name, self._rule(tree, setting, name))
 
     def _rule(self, tree: Body, setting: Setting, name: str) -> Callable[[], Any]:
         """What gives the jaxpr of a custom rule, once it is built; the same for the same rule."""

@@ -25,6 +25,9 @@ from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
+#: The mesh of which nothing is set.
+NO_MESH = jaxcompat.CONTEXT_DEFAULTS["cur_abstract_mesh"]
+
 #: Stands for a jaxpr in the text of a value.
 _MARK = "\0"
 
@@ -60,6 +63,8 @@ class ExactNotation(Notation):
         self.constants = ConstantWriter(inline)
         self.quoted = frozenset(quoted)
         self.words: set[str] = set()
+        #: The mesh that the equations outside of `shard_map`s are traced in.
+        self.usual_mesh: Any = NO_MESH
         self._rules: params.Rules = {}
         self._consts: dict[Jaxpr, Sequence[Any]] = {}
         self._meshes: dict[int, Any] = {}
@@ -120,8 +125,11 @@ class ExactNotation(Notation):
         mesh = self._meshes.get(id(atoms[0].aval))
         if mesh is None:
             avals = [atom.aval for atom in atoms]
-            mesh = self._meshes[id(avals[0])] = params.implied_mesh(avals, ())
+            mesh = self._meshes[id(avals[0])] = self._implied(avals, ())
         return id(mesh) if eqn.outvars else -2 - id(mesh)
+
+    def _implied(self, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+        return params.implied_mesh(operands, results, self.usual_mesh)
 
     def _make(self, eqn: JaxprEqn) -> Signature:
         name, parameter = params.primitive_name(eqn), ""
@@ -129,7 +137,7 @@ class ExactNotation(Notation):
         try:
             if not _PRIMITIVE.fullmatch(name):
                 raise Unwritable("a name that is no word")
-            settings = params.context_written(eqn.ctx, params.implied_mesh(operands, results))
+            settings = params.context_written(eqn.ctx, self._implied(operands, results))
             pairs: list[tuple[Parameter, Value]] = []
             for parameter, value in {f"@{k}": v for k, v in settings.items()}.items():
                 pairs.append(self._pair(parameter, self._text(value)))

@@ -16,12 +16,13 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, did_you_mean
 from jaxprtool.formats.jaxpr import values
 from jaxprtool.formats.jaxpr.source import Expression, Source
+from jaxprtool.formats.jaxpr.types import TypeWriter
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import Opaque, Tree, describe
 
 #: The entries that every file has, and the others.
 REQUIRED = ("jax", "name", "arguments", "results")
-OPTIONAL = ("files", "axis_env", "meshes", "symbols")
+OPTIONAL = ("files", "axis_env", "mesh", "meshes", "symbols")
 
 
 #: Lines of a header are broken where they would be longer.
@@ -32,7 +33,7 @@ _WIDTH = 100
 
 
 def header_text(
-    program: Program, files: Mapping[str, str], meshes: Mapping[str, Any], scope: Any
+    program: Program, files: Mapping[str, str], types: TypeWriter, usual_mesh: Any
 ) -> str:
     """The header of a program's file, after its first line. Raises values.Unwritable."""
     entries = {
@@ -43,10 +44,13 @@ def header_text(
     }
     if program.axis_env:
         entries["axis_env"] = values.encode(tuple(program.axis_env))
-    if meshes:
-        entries["meshes"] = _table({name: values.encode(mesh) for name, mesh in meshes.items()})
-    if scope is not None:
-        entries["symbols"] = values.encode(jaxcompat.symbolic_constraints(scope))
+    if not usual_mesh.empty:
+        entries["mesh"] = values.encode(usual_mesh)
+    if types.meshes:
+        meshes = {name: values.encode(mesh) for mesh, name in types.meshes.items()}
+        entries["meshes"] = _table(meshes)
+    if types.scope is not None:
+        entries["symbols"] = values.encode(jaxcompat.symbolic_constraints(types.scope))
     if files:
         entries["files"] = _table({name: repr(path) for name, path in files.items()})
     return "".join(f"{name} = {text}\n" for name, text in entries.items())
@@ -102,6 +106,7 @@ class Header:
     results: tuple[Any, tuple[str, ...]]
     files: Mapping[str, str]
     axis_env: tuple[tuple[Any, int], ...]
+    mesh: Any
     meshes: Mapping[str, Any]
     scope: Any
 
@@ -127,6 +132,7 @@ def read_header(source: Source, entries: Mapping[str, Expression]) -> Header:
         results=read("results", _structure),
         files=read("files", _files, {}),
         axis_env=read("axis_env", _axis_env, ()),
+        mesh=read("mesh", _mesh, jaxcompat.CONTEXT_DEFAULTS["cur_abstract_mesh"]),
         meshes=read("meshes", _meshes, {}),
         scope=read("symbols", _scope),
     )
@@ -188,6 +194,12 @@ def _axis_env(value: Any) -> tuple[tuple[Any, int], ...]:
         raise ValueError("an axis environment is written (('name', size), ...)")
     with jaxcompat.axes_bound(value):
         return value
+
+
+def _mesh(value: Any) -> Any:
+    if not isinstance(value, jax.sharding.AbstractMesh):
+        raise ValueError("a mesh is written AbstractMesh((2,), ('x',), axis_types=...)")
+    return value
 
 
 def _meshes(value: Any) -> Mapping[str, Any]:

@@ -153,15 +153,16 @@ _SETTINGS = {
 _DEFAULTS = {name: jaxcompat.CONTEXT_DEFAULTS[full] for name, full in _SETTINGS.items()}
 
 
-def implied_mesh(operands: Sequence[Any], results: Sequence[Any]) -> Any:
-    """The mesh that an equation is traced in, if nothing else is said: that of its types.
+def implied_mesh(operands: Sequence[Any], results: Sequence[Any], usual: Any) -> Any:
+    """The mesh that an equation is traced in, if nothing else is said.
 
-    Of several, that of the first result, or, if there is none, of the first operand.
+    In the body of a `shard_map` it is that of the types, which has manual axes (of several types,
+    that of the first result, or, if there is none, of the first operand); elsewhere the `usual`.
     """
     for aval in (*results[:1], *operands[:1]):
         sharding = getattr(getattr(aval, "inner_aval", aval), "sharding", None)
-        return _DEFAULTS["mesh"] if sharding is None else sharding.mesh
-    return _DEFAULTS["mesh"]
+        return sharding.mesh if sharding is not None and sharding.mesh.manual_axes else usual
+    return usual
 
 
 def context_written(context: Any, mesh: Any) -> Params:
@@ -172,12 +173,12 @@ def context_written(context: Any, mesh: Any) -> Params:
     return {name: value for name, value in named.items() if value != defaults[name]}
 
 
-def context(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+def context(given: Params, operands: Sequence[Any], results: Sequence[Any], usual_mesh: Any) -> Any:
     """The context of an equation from the settings that a file gives. Raises BadParameter."""
     unknown = given.keys() - _SETTINGS.keys()
     if unknown:
         raise BadParameter(f"there is no setting '@{min(unknown)}' of equations")
-    named = {"mesh": implied_mesh(operands, results), **given}
+    named = {"mesh": implied_mesh(operands, results, usual_mesh), **given}
     try:
         return jaxcompat.equation_context({_SETTINGS[name]: v for name, v in named.items()})
     except (TypeError, ValueError, AttributeError) as error:

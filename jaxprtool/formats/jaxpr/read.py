@@ -58,7 +58,7 @@ def parse(data: str | bytes, name: str, constants: Path | None = None) -> Progra
     file = syntax.parse(source)
     header = read_header(source, file.header)
     places = read_places((comment for _, comment in source.comments), header.files)
-    types = TypeReader(header.meshes, header.scope)
+    types = TypeReader(header.meshes, header.scope, header.mesh)
     debug_info = DebugInfo("jit", header.name, header.arguments[1], header.results[1])
     _check_counts(source, file, header)
     with _precision(source), jaxcompat.axes_bound(header.axis_env):

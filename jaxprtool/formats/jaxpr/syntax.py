@@ -6,7 +6,7 @@
     BINDER    = name ":" TYPE [ "=" EXPRESSION ]        constants have a value; "_" binds nothing
     EQUATION  = [ { BINDER } "=" ] primitive [ "[" { name "=" VALUE } "]" ] { ATOM }
     ATOM      = name | EXPRESSION ":" TYPE
-    VALUE     = EXPRESSION | name JAXPR | "(" { JAXPR | name } ")"
+    VALUE     = EXPRESSION | TEXT JAXPR | "(" { JAXPR | name } ")"
 
 An EXPRESSION is one of Python's, without spaces outside of its brackets; JAXPRs may stand in it. A
 primitive's "[" follows it at once, and an equation that binds nothing has brackets even if they
@@ -66,6 +66,7 @@ _LITERAL = re.compile(r"\s*+(?=[-+.\d'\"(\[]|(?:nan|inf|True|False|None)\b|[\w.]
 _LITERAL_TYPE = re.compile(rf"\s*+:\s*+({_TYPE})")
 _PARAMETER = re.compile(r"\s*+(@?[^\W\d]\w*+)\s*+=(?!=)\s*+")
 _BEFORE_JAXPR = re.compile(rf"\s*+(?=\{{\s*+lambda\b)|\s++(?={_NAME}(?!\s*+=))")
+_TEXT = re.compile(rf"{_NAME}|'[^']*+'|\"[^\"]*+\"")
 _ROW_OF_NAMES = re.compile(rf"\(\s*+{_NAME}(?:\s++{_NAME})*+\s*+\)")
 _ONE_OF_ROW = re.compile(rf"({_NAME})(?:\s|(?=\)))")
 _PIECE = re.compile(
@@ -98,12 +99,12 @@ _PARENTHESIS, _BRACKET, _BRACE = _mark(")"), _mark("]"), _mark("}")
 
 @dataclass(slots=True)
 class Parameter:
-    """A parameter as written. `named` is the name before the jaxpr in `fwd=name { ... }`."""
+    """A parameter as written. `named` is the text before the jaxpr in `fwd=name { ... }`."""
 
     name: str
     position: int
     value: Expression
-    named: str | None = None
+    named: Expression | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -396,9 +397,8 @@ class _Parser:
                 raise self.source.fail(name.start(1), f"'{name[1]}' is given twice")
             parameter = Parameter(name[1], name.start(1), self._expression())
             found[name[1]] = parameter
-            if parameter.value.text.isidentifier() and self._take(_BEFORE_JAXPR):
-                parameter.named = parameter.value.text
-                parameter.value = self._expression()
+            if _TEXT.fullmatch(parameter.value.text) and self._take(_BEFORE_JAXPR):
+                parameter.named, parameter.value = parameter.value, self._expression()
         return list(found.values())
 
     # --- values -------------------------------------------------------------------------------

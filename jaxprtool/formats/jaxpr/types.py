@@ -95,10 +95,13 @@ class TypeReader:
     """Reads types, each text once.
 
     `meshes` are the header's, by name; `scope` is that of the symbolic dimensions, or None if the
-    header has none.
+    header has none; `mesh` is the one that equations are traced in, for whoever reads those.
     """
 
-    def __init__(self, meshes: Mapping[str, Any] | None = None, scope: Any = None):
+    def __init__(
+        self, meshes: Mapping[str, Any] | None = None, scope: Any = None, mesh: Any = None
+    ):
+        self.mesh = mesh
         self._meshes = meshes or {}
         self._scope = scope
         self._known: dict[str, Any] = {}

@@ -13,8 +13,9 @@
 
 The first line has the version of the format. Then come the JAX that wrote it, the program's name,
 and the structures of arguments and results with each value's name at its place. If there are any:
-`axis_env`, the free named axes with their sizes; `meshes`, by the names that types give them;
-`symbols`, what is known of symbolic dimensions; `files`, by the names in comments.
+`axis_env`, the free named axes with their sizes; `mesh`, the one that the program is traced in;
+`meshes`, by the names that types give them; `symbols`, what is known of symbolic dimensions;
+`files`, by the names in comments.
 """
 
 from __future__ import annotations
@@ -74,9 +75,8 @@ def _rendered(program: Program, inline: bool) -> tuple[str, dict[str, np.ndarray
     if clashes:
         notation, layout = _layout(program, places, ExactNotation(inline, quoted=clashes))
     body = "".join(layout.tokens())
-    meshes = {name: mesh for mesh, name in notation.types.meshes.items()}
     try:
-        header = header_text(program, places.files, meshes, notation.types.scope)
+        header = header_text(program, places.files, notation.types, notation.usual_mesh)
     except Unwritable as error:
         raise UnsupportedError(f"{program.name} cannot be written to a file: {error}") from error
     return f"jaxprtool {VERSION}\n{header}\n{body}\n", notation.constants.stored
@@ -87,5 +87,7 @@ def _layout(
 ) -> tuple[ExactNotation, Layout]:
     notation.hold(program.jaxpr)
     root = jaxcompat.open_jaxpr(program.jaxpr)
+    if root.eqns:
+        notation.usual_mesh = jaxcompat.context_settings(root.eqns[0].ctx)["cur_abstract_mesh"]
     layout = Layout(root, WIDTH, True, Selection(), places.comment, notation)
     return notation, layout

@@ -24,8 +24,13 @@ X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 
 
 def program(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Add to PROGRAMS the trace of the function and arguments that `function` gives."""
-    PROGRAMS[function.__name__] = lambda: trace(*function())
+    """Add to PROGRAMS what `function` gives, or the trace of a function and arguments."""
+
+    def traced() -> Program:
+        made = function()
+        return made if isinstance(made, Program) else trace(*made)
+
+    PROGRAMS[function.__name__] = traced
     return function
 
 
@@ -101,6 +106,18 @@ def explicit_sharding():
 
 
 _P = PartitionSpec
+
+
+@program
+def set_mesh():
+    mesh = _mesh(AxisType.Explicit)
+    argument = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=NamedSharding(mesh, _P("x")))
+
+    def f(x):
+        return jnp.sin(x) @ jax.reshard(x, _P()).T, jnp.arange(3)
+
+    with jax.set_mesh(mesh):
+        return trace(f, argument)
 
 
 @program
@@ -236,7 +253,11 @@ def precise():
     def f(x):
         preset = lax.DotAlgorithmPreset.BF16_BF16_F32
         products = lax.dot(x, x.T, precision=preset), lax.dot(x, x.T, precision="highest")
-        return products, lax.exp(x, accuracy=lax.Tolerance(1e-3, 0.0, 2)), lax.optimization_barrier(x)
+        return (
+            products,
+            lax.exp(x, accuracy=lax.Tolerance(1e-3, 0.0, 2)),
+            lax.optimization_barrier(x),
+        )
 
     return f, X
 

@@ -17,6 +17,7 @@ from jaxprtool.errors import OutputError, ProgramFileError, UnsupportedError, de
 from jaxprtool.formats.lowering import calls_host, platform_names, reported, traced
 from jaxprtool.ir.outline import equations, named, top_jaxpr
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import view
 
 _FLATBUFFERS = "pip install flatbuffers"
 
@@ -91,6 +92,9 @@ def read_exported(data: bytes, path: str = "the artifact") -> Program:
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in artifact.in_avals]
         args, kwargs = jax.tree.unflatten(artifact.in_tree, shapes)
         jaxpr = jax.make_jaxpr(artifact.call)(*args, **kwargs)
+        if not artifact.has_vjp():  # the rule that JAX wraps the call in could only raise
+            (eqn,) = jaxpr.eqns
+            jaxpr = view(eqn).body
     except ImportError as error:
         raise OutputError(f"cannot read {path}: {error}", _FLATBUFFERS) from error
     except Exception as error:  # whatever a decoder raises on bytes that are not its own

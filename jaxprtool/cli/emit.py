@@ -153,8 +153,9 @@ def emit(
       jaxprtool emit samples/transformer.py:grad_loss --to python
       jaxprtool emit samples/branches.py:nested -o nested.dot
     """
-    binary = binary or (to is None and _suffix(out) == ".mlirbc")
-    wanted = _Wanted(_format(to, out), out, backend, platforms or (), binary, source, graph)
+    to, named_binary = _format(to, out)
+    binary = binary or named_binary
+    wanted = _Wanted(to, out, backend, platforms or (), binary, source, graph)
     _check(wanted)
     options.start_jax(x64)
     _require_platforms(wanted)
@@ -199,15 +200,19 @@ def _suffix(out: str | None) -> str:
     return os.path.splitext(out or "")[1].lower()
 
 
-def _format(to: Format | None, out: str | None) -> Format:
-    """The format of --to, or else that which the name after -o says. Raises OutputError."""
+def _format(to: Format | None, out: str | None) -> tuple[Format, bool]:
+    """The format of --to, or else that which the name after -o says; whether the name says binary.
+
+    Raises OutputError.
+    """
+    name, suffix = (out or "").lower(), _suffix(out)
+    told = [_SUFFIXES[end] for end in sorted(_SUFFIXES, key=len) if name.endswith(end)]
     if to is not None:
-        return to
-    suffix = _suffix(out)
+        return to, (to, True) in told
+    if told:
+        return told[-1]
     if suffix[1:] in _PICTURES:
-        return Format.dot
-    if suffix in _SUFFIXES:
-        return _SUFFIXES[suffix][0]
+        return Format.dot, False
     if suffix:
         message = f"the name '{out}' says nothing about a format"
         near = did_you_mean(suffix, [*(f".{kind}" for kind in _PICTURES), *_SUFFIXES])

@@ -35,7 +35,8 @@ def test_text_goes_to_stdout_and_to_files(cli, folder, to):
     [
         ("x.mlir", b"module @jit_double "),
         ("x.mlirbc", b"ML\xefR\rStableHLO_v"),
-        ("x.hlo", b"HloModule jit_double,"),
+        ("x.hlo", b"HloModule jit_double, entry"),
+        ("x.optimized.hlo", b"HloModule jit_double, is_scheduled=true"),
         ("x.pb", b"\n\njit_double"),
         ("x.dot", b'digraph "double"'),
         ("x.gv", b'digraph "double"'),
@@ -55,9 +56,10 @@ def test_passes_run_before(cli):
     assert "<b>sin</b>" not in cli("emit", "functions.py:wasteful", "--to", "dot", "-p", "dce").out
 
 
-def test_binary_goes_through_pipes(cli, folder):
-    assert cli("emit", DOUBLE, "--to", "stablehlo", "--binary", "-o", "x").code == 0
-    assert (folder / "x").read_bytes().startswith(b"ML\xefR")
+@pytest.mark.parametrize("options", [("--binary", "-o", "x"), ("-o", "x.mlirbc")])
+def test_stablehlo_is_binary_if_that_is_asked_for(cli, folder, options):
+    assert cli("emit", DOUBLE, "--to", "stablehlo", *options).code == 0
+    assert (folder / options[-1]).read_bytes().startswith(b"ML\xefR")
 
 
 def test_bytes_come_on_stdout_as_they_are(folder, capfdbinary):

@@ -120,6 +120,10 @@ class Builder:
                 )
         eqns = [self._equation(equation, env, setting) for equation in tree.equations]
         outvars = self._atoms(tree.results, env, tree.place)
+        for i, atom in enumerate(outvars):
+            if _is_ref(atom):
+                position = self._position(tree.results, i, tree.place)
+                raise self.source.fail(position, "a ref cannot be a result")
         try:
             jaxpr = jaxcompat.new_jaxpr(constvars, consts, invars, outvars, eqns, debug_info)
         except ValueError:

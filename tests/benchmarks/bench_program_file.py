@@ -1,0 +1,101 @@
+"""Writing and reading `.jaxpr` files beside JAX's own; run `tests/benchmarks/bench_program_file.py`.
+
+Each program is written with `text` and read with `parse`, in turn with `str(jaxpr)`, which only
+prints, and with `jax.export`'s serialize and deserialize of the same program. Medians are compared.
+Exporting itself is timed once: it lowers the program and drops its dead code, and makes the bytes
+that serialize puts into a frame, and that deserialize leaves as they are. For large programs it
+takes minutes, and is left out. What is read must be equivalent to what was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import export
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from jaxprtool import jaxcompat
+from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import Program
+from tests.benchmarks.models import synthetic, transformer_gradient
+
+COLUMNS = ("program", "equations", "write", "read", "str", "serialize", "deserialize", "(export)")
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    gc.collect()
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def medians(functions: Sequence[Callable[[], Any]], repeat: int) -> list[float]:
+    """The median time of each function, in seconds; they take turns."""
+    times = [[seconds(function) for function in functions] for _ in range(repeat)]
+    return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def as_program(jaxpr: Any) -> Program:
+    arguments = [f"x{i}" for i in range(len(jaxpr.invars))]
+    results = [f"y{i}" for i in range(len(jaxpr.outvars))]
+    trees = jax.tree.structure((tuple(arguments), {})), jax.tree.structure(tuple(results))
+    return Program("f", jaxpr, *trees, tuple(arguments), tuple(results))
+
+
+def exported(program: Program) -> export.Exported:
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals]
+    return export.export(jax.jit(jaxcompat.jaxpr_as_fun(program.jaxpr)))(*types)
+
+
+def measure(program: Program, repeat: int, with_export: bool) -> list[float]:
+    """Medians, in seconds, of writing, reading, str, and an export's bytes there and back."""
+    written = text(program)
+    assert difference(program, parse(written, "f.jaxpr")) is None
+    jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
+    functions = [lambda: text(program), lambda: parse(written, "f.jaxpr"), lambda: str(jaxpr)]
+    if not with_export:
+        return medians(functions, repeat)
+    start = time.perf_counter()
+    artifact = exported(program)
+    taken = time.perf_counter() - start
+    data = artifact.serialize()
+    functions += [artifact.serialize, lambda: export.deserialize(data)]
+    return [*medians(functions, repeat), taken]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--max", type=int, default=100_000, help="equations of the largest program")
+    parser.add_argument("--max-export", type=int, default=10_000, help="the same for jax.export")
+    options = parser.parse_args()
+    table = Table(title=f"program files, medians in milliseconds (JAX {jax.__version__})")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == "program" else "right")
+    sizes = [n for n in (10**3, 10**4, 3 * 10**4, 10**5) if n <= options.max]
+    programs = [("transformer gradient", as_program(transformer_gradient()))]
+    programs += [("synthetic", as_program(synthetic(n))) for n in sizes]
+    for name, program in programs:
+        size = len(program.jaxpr.eqns)
+        with_export = size <= options.max_export
+        times = measure(program, max(3, min(15, 10**5 // size)), with_export)
+        table.add_row(name, f"{size:,}", *[f"{time * 1e3:.1f}" for time in times])
+        table.add_row("", "ratio to write", *[f"{time / times[0]:.2f}" for time in times])
+    Console(width=120).print(table)
+    print(f"jax.export is left out above {options.max_export:,} equations (see --max-export).")
+
+
+if __name__ == "__main__":
+    main()

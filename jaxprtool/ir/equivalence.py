@@ -161,7 +161,7 @@ class _Comparison:
         elif isinstance(p, dict) and isinstance(q, dict):
             self._values(sorted(p), sorted(q))
             self._values([p[k] for k in sorted(p)], [q[k] for k in sorted(q)])
-        elif hasattr(p, "dtype") and hasattr(p, "shape"):
+        elif hasattr(p, "dtype") and hasattr(p, "shape") and not isinstance(p, type):
             _check(_same_array(p, q), p, q)
         else:
             _check(_same_plain(p, q), p, q)
@@ -220,7 +220,9 @@ def _same_array(p: Any, q: Any) -> bool:
 
 def _same_literal(p: Any, q: Any) -> bool:
     """Whether two literals are the same, of Python numbers what their type can hold of them."""
-    if p.aval != q.aval:
+    # A literal is a scalar: JAX gives it the mesh around it, or none, as its own caches have it.
+    kinds = [(x.aval.shape, x.aval.dtype, x.aval.weak_type) for x in (p, q)]
+    if kinds[0] != kinds[1]:
         return False
     plain = (np.asarray(x.val).astype(x.aval.dtype, copy=False) for x in (p, q))
     return _same_array(*plain)

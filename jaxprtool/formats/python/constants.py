@@ -1,4 +1,8 @@
-"""The constants of a program as Python: small ones as lists, others as their bytes or in an .npz."""
+"""The constants of a program as Python: small ones as lists, others as their bytes or in an .npz.
+
+They are JAX's arrays: each is then one constant of what is traced, however often it is used, and
+a scalar is a constant too and no literal.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ _MOST_ELEMENTS, MOST_BYTES = 16, 2048
 #: What a module with constants written as bytes begins with.
 FROM_HEX = '''def from_hex(text, dtype, *shape):
     """An array from its bytes."""
-    return np.frombuffer(bytes.fromhex(text), dtype).reshape(shape)'''
+    return jnp.asarray(np.frombuffer(bytes.fromhex(text), dtype).reshape(shape))'''
 
 
 def definition_of(name: str, value: Any, scope: Any, file: str | None) -> list[str]:
@@ -27,13 +31,10 @@ def definition_of(name: str, value: Any, scope: Any, file: str | None) -> list[s
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return _keys(name, value, scope, file)
     data = np.asarray(value)
-    if data.ndim == 0:
-        # A scalar of numpy's would be a literal of the equations that use it.
-        expression = call("jnp.asarray", array(data))
-    elif data.size <= _MOST_ELEMENTS:
-        expression = array(data)
+    if data.size <= _MOST_ELEMENTS:
+        expression = array(data, "jnp")
     elif file is not None and data.nbytes > MOST_BYTES:
-        expression = scope.stored(data)
+        expression = call("jnp.asarray", scope.stored(data))
     else:
         return _bytes(name, data, scope)
     return statement(f"{name} = ", written(expression, scope), "", 0)

@@ -25,7 +25,16 @@ from jaxprtool import jaxcompat
 from jaxprtool.formats.python import constants
 from jaxprtool.formats.python.arguments import Signature, local_names, result_structure, signature
 from jaxprtool.formats.python.block import Block, define
-from jaxprtool.formats.python.expressions import ROOTS, SIGN, ATOM, Function, Hoisted, call, written
+from jaxprtool.formats.python.expressions import (
+    ATOM,
+    ROOTS,
+    SIGN,
+    Function,
+    Hoisted,
+    Name,
+    Subscript,
+    written,
+)
 from jaxprtool.formats.python.layout import definition, flat, statement
 from jaxprtool.formats.python.naming import RESERVED, Names, identifier, numbered
 from jaxprtool.formats.python.rules import arrays, calls, elementwise, loops, numerics, randomness  # noqa: F401
@@ -193,11 +202,14 @@ class _Module:
         """The expression that reads an array from the file beside the module."""
         key = constants.digest(data)
         self.arrays[key] = data
-        return call("np.load", key)
+        self.mention("Path")
+        self._helpers["stored"] = [_STORED.format(file=self._file)]
+        return Subscript(Name("STORED"), (key,))
 
     def from_hex(self) -> None:
         """Define the function that makes an array of its bytes."""
         self.mention("np")
+        self.mention("jnp")
         self._taken.add("from_hex")
         self._helpers["from_hex"] = constants.FROM_HEX.splitlines()
 
@@ -229,6 +241,8 @@ class _Module:
 
 #: Primitives whose equations become calls of functions of the module.
 _SHARED = frozenset({*CALLS, "custom_jvp_call", "custom_vjp_call"})
+
+_STORED = 'STORED = np.load(Path(__file__).with_name("{file}"))'
 
 _NAMED = '''def named(name):
     """Give a function a name that it cannot bear in this module."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -43,6 +44,7 @@ ROOTS: dict[str, tuple[Any, str]] = {
         "from jax.interpreters.ad import add_jaxvals as add_any",
     ),
     "P": (PartitionSpec, "from jax.sharding import PartitionSpec as P"),
+    "Path": (Path, "from pathlib import Path"),
     "partial": (partial, "from functools import partial"),
     **{kind.__name__: (kind, "") for kind in (bool, int, float, complex)},
     "frozenset": (frozenset, ""),

@@ -157,9 +157,11 @@ def _frozenset(value: frozenset) -> Expression:
     return call("frozenset", sorted(value)) if value else call("frozenset")
 
 
-def array(value: Any) -> Expression:
+def array(value: Any, maker: str = "np") -> Expression:
     """A small array: `np.array([1.0, 2.0], np.float32)`."""
     value = np.asarray(value)
+    if maker == "jnp":
+        return call("jnp.array", nested(value), dtype_name(value.dtype))
     module = "np" if value.dtype.type.__module__ == "numpy" else "jnp"
     kind = Name("np.bool_" if value.dtype == np.bool_ else f"{module}.{value.dtype.name}")
     return call("np.array", nested(value), kind)
@@ -221,6 +223,7 @@ spellings.update(
         np.integer: int,
         np.floating: lambda value: call(f"np.{value.dtype.name}", number(value)),
         np.dtype: _dtype,
+        type: lambda kind: dtype_name(np.dtype(kind)),
         jaxcompat.KeyType: _dtype,
         enum.Enum: _enum,
         lax.GatherDimensionNumbers: _record,

@@ -30,6 +30,13 @@ def one_or_all(axes: tuple[int, ...]) -> Any:
     return axes[0] if len(axes) == 1 else axes
 
 
+def placements(params: dict[str, Any], name: str = "sharding") -> list[Any]:
+    """What an `out_sharding` argument may be: the spec, if the mesh around it has the rest."""
+    sharding = params.get(name)
+    spec = getattr(sharding, "spec", None)
+    return [s for s in (spec, sharding) if s is not None]
+
+
 @rule("broadcast_in_dim")
 def _broadcast_in_dim(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Expression]:
     shape, dims = eqn.params["shape"], ints(eqn.params["broadcast_dimensions"])
@@ -51,8 +58,8 @@ def _broadcast_in_dim(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Expressi
     yield call("jnp.broadcast_to", x, shape)
     yield call("lax.broadcast", x, shape[: len(shape) - len(old)])
     yield call("lax.broadcast_in_dim", x, shape, dims)
-    if eqn.params["sharding"] is not None:
-        yield call("lax.broadcast_in_dim", x, shape, dims, out_sharding=eqn.params["sharding"])
+    for placement in placements(eqn.params):
+        yield call("lax.broadcast_in_dim", x, shape, dims, out_sharding=placement)
 
 
 def _with_dots(key: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -69,7 +76,8 @@ def _reshape(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Expression]:
     yield call("jnp.reshape", x, shape)
     yield call("lax.reshape", x, shape)
     yield call("lax.reshape", x, shape, eqn.params["dimensions"])
-    yield call("lax.reshape", x, shape, out_sharding=eqn.params["sharding"])
+    for placement in placements(eqn.params):
+        yield call("lax.reshape", x, shape, out_sharding=placement)
 
 
 @rule("transpose")
@@ -166,9 +174,8 @@ def _iota(eqn: JaxprEqn, *sizes: Slot) -> Iterator[Expression]:
         yield call("jnp.arange", shape[0], dtype=dtype)
         yield call("lax.iota", dtype, shape[0])
     yield call("lax.broadcasted_iota", dtype, shape, dimension)
-    if eqn.params["sharding"] is not None:
-        sharding = eqn.params["sharding"]
-        yield call("lax.broadcasted_iota", dtype, shape, dimension, out_sharding=sharding)
+    for placement in placements(eqn.params):
+        yield call("lax.broadcasted_iota", dtype, shape, dimension, out_sharding=placement)
 
 
 @rule("empty2")

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxprtool.formats.python.expressions import Expression, Function, Infix, Name, Slot, call
-from jaxprtool.formats.python.rules.arrays import ints, one_or_all
+from jaxprtool.formats.python.rules.arrays import ints, one_or_all, placements
 from jaxprtool.formats.python.rules.table import rule
 from jaxprtool.formats.python.values import dtype_name
 from jaxprtool.jaxcompat import JaxprEqn
@@ -34,8 +34,8 @@ def _reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     if axes and name != "reduce_xor":
         yield call(f"jnp.{_REDUCTIONS[name]}", x, **({} if whole else {"axis": one_or_all(axes)}))
     yield call(f"lax.{name}", x, axes)
-    if eqn.params.get("out_sharding") is not None:
-        yield call(f"lax.{name}", x, axes, out_sharding=eqn.params["out_sharding"])
+    for placement in placements(eqn.params, "out_sharding"):
+        yield call(f"lax.{name}", x, axes, out_sharding=placement)
 
 
 @rule("argmax", "argmin")
@@ -168,9 +168,11 @@ def _dot_general(eqn: JaxprEqn, x: Slot, y: Slot) -> Iterator[Expression]:
         subscripts = _einsum(ranks, contract, batch)
         yield call("jnp.einsum", subscripts, x, y)
         yield call("jnp.einsum", subscripts, x, y, **precision, **kind)
-    sharding = {} if p["out_sharding"] is None else {"out_sharding": p["out_sharding"]}
     numbers = (contract, batch)
-    yield call("lax.dot_general", x, y, numbers, **precision, **kind, **sharding)
+    yield call("lax.dot_general", x, y, numbers, **precision, **kind)
+    for placement in placements(p, "out_sharding"):
+        more = {**precision, **kind, "out_sharding": placement}
+        yield call("lax.dot_general", x, y, numbers, **more)
 
 
 def _einsum(ranks: tuple[int, int], contract: Any, batch: Any) -> str:

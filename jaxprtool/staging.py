@@ -90,6 +90,7 @@ def xla_computation(
     def compute(*args: Any, **kwargs: Any) -> Any:
         call = sort_out(fun, args, kwargs, static_argnums)
         program = trace_call(function_name(fun), fun, call, axis_env)
+        lowering.require_sizes(program)
         donated = _donated_leaves(donate_argnums, len(args), call)
         module = lowering.module(program, backend, donated=donated, keep_unused=True)
         jaxcompat.rename_module(module, f"xla_computation_{program.name}")
@@ -102,7 +103,8 @@ def xla_computation(
             jaxcompat.partition_module(module, ins, outs)
         count = len(program.in_avals)
         in_tuple = count > MOST_SEPARATE_ARGUMENTS if tuple_args is None else tuple_args
-        built = jaxcompat.xla_computation(module, in_tuple, return_tuple=True)
+        with lowering.reported(program, "written as HLO"):
+            built = jaxcompat.xla_computation(module, in_tuple, return_tuple=True)
         return (built, _shapes(program)) if return_shape else built
 
     return compute

@@ -151,6 +151,16 @@ def test_donated_arguments_share_memory_with_results():
     assert "{0}: (0, {0}, may-alias)" in tupled(2, params, SCALAR).as_hlo_text()
 
 
+def test_arguments_are_donated_by_each_replica():
+    def step(total, x):
+        return total + jax.lax.psum(x, "i")
+
+    made = xla_computation(step, axis_env=[("i", 4)], donate_argnums=0, return_shape=True)
+    computation, shape = made(SCALAR, SCALAR)
+    assert "input_output_alias={ {0}: (0, {}, may-alias) }" in computation.as_hlo_text()
+    assert shape.shape == ()
+
+
 @pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
 def test_the_backend_need_not_be_there(backend):
     text = xla_computation(jnp.linalg.cholesky, backend=backend)(jnp.eye(3)).as_hlo_text()
@@ -226,6 +236,9 @@ def test_what_the_function_raises_and_what_cannot_be_lowered():
     for make in (xla_computation, make_jaxpr):
         with pytest.raises(UserFunctionError, match="unbound axis name: k"):
             make(unbound)(1.0)
+    (n,) = jax.export.symbolic_shape("n")
+    with pytest.raises(UnsupportedError, match="HLO has no symbolic sizes"):
+        xla_computation(f)(jax.ShapeDtypeStruct((n,), "float32"))
     with pytest.raises(UnsupportedError, match="because of eig at"):
         xla_computation(lambda x: jnp.linalg.eig(x), backend="tpu")(MATRIX)
 

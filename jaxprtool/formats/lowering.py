@@ -70,7 +70,7 @@ def hlo_optimized(program: Program, device: Any = None) -> str:
 
     Raises what `hlo` does.
     """
-    _require_sizes(program)
+    require_sizes(program)
     if program.axis_env:
         axes = ", ".join(str(name) for name, _ in program.axis_env)
         raise UnsupportedError(
@@ -108,7 +108,7 @@ def module(
 
 def computation(program: Program, platform: str | None = None) -> Any:
     """The `XlaComputation` that XLA is handed. Raises what `hlo` does."""
-    _require_sizes(program)
+    require_sizes(program)
     if program.axis_env:
         return jaxcompat.xla_computation(module(program, platform), False, False)
     lowered = _lowered(program, platform)
@@ -146,6 +146,16 @@ def traced(
     """A program as `jax.jit(...).trace(...)` gives it, ready to be lowered."""
     trees = program.in_tree, program.out_tree
     return jaxcompat.traced_jaxpr(_bordered(program), program.name, *trees, donated, keep_unused)
+
+
+def require_sizes(program: Program) -> None:
+    """Refuse symbolic dimensions, which HLO does not have. Raises UnsupportedError."""
+    for name, aval in zip(program.arg_names, program.in_avals, strict=True):
+        if size_of(aval) is None:
+            raise UnsupportedError(
+                f"{program.name} takes {name}:{type_of(aval)}, and HLO has no symbolic sizes",
+                "give numbers in --args, or take --to stablehlo or exported",
+            )
 
 
 @contextmanager
@@ -188,13 +198,3 @@ def _lowered(
 
 def _bordered(program: Program) -> Any:
     return jaxcompat.with_border_names(program.jaxpr, program.arg_names, program.out_names)
-
-
-def _require_sizes(program: Program) -> None:
-    """Refuse symbolic dimensions, which HLO does not have."""
-    for name, aval in zip(program.arg_names, program.in_avals, strict=True):
-        if size_of(aval) is None:
-            raise UnsupportedError(
-                f"{program.name} takes {name}:{type_of(aval)}, and HLO has no symbolic sizes",
-                "give numbers in --args, or take --to stablehlo or exported",
-            )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxprtool.api import Program, Programs, load, trace
     from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.formats.jaxpr.write import write
+    from jaxprtool.formats.python.emit import python_rules, to_python
     from jaxprtool.ir.equivalence import equivalent
     from jaxprtool.loading.example import example, static
     from jaxprtool.passes.base import Pass
@@ -30,9 +31,11 @@ _HOME = {
     "example": "jaxprtool.loading.example",
     "load": "jaxprtool.api",
     "make_jaxpr": "jaxprtool.staging",
+    "python_rules": "jaxprtool.formats.python.emit",
     "read": "jaxprtool.formats.jaxpr.read",
     "register": "jaxprtool.passes.registry",
     "static": "jaxprtool.loading.example",
+    "to_python": "jaxprtool.formats.python.emit",
     "trace": "jaxprtool.api",
     "write": "jaxprtool.formats.jaxpr.write",
     "xla_computation": "jaxprtool.staging",
@@ -48,9 +51,11 @@ __all__ = [
     "example",
     "load",
     "make_jaxpr",
+    "python_rules",
     "read",
     "register",
     "static",
+    "to_python",
     "trace",
     "write",
     "xla_computation",

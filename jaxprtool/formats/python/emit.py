@@ -37,13 +37,23 @@ from jaxprtool.formats.python.expressions import (
 )
 from jaxprtool.formats.python.layout import definition, flat, statement
 from jaxprtool.formats.python.naming import RESERVED, Names, identifier, numbered
-from jaxprtool.formats.python.rules import arrays, calls, elementwise, loops, numerics, randomness  # noqa: F401
+from jaxprtool.formats.python.rules import (  # noqa: F401  (they fill the table)
+    arrays,
+    calls,
+    elementwise,
+    loops,
+    numerics,
+    randomness,
+)
+from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.spelling import Spellings
 from jaxprtool.formats.python.values import literal
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import CALLS, sub_jaxprs
 from jaxprtool.jaxcompat import Literal, open_jaxpr
+
+__all__ = ["python_rules", "to_python", "write_python"]
 
 
 def to_python(program: Program, *, constants: str | None = None) -> str:

@@ -100,21 +100,29 @@ def _mesh(mesh: Mesh) -> Expression:
     if mesh.empty:
         return call("jax.sharding.Mesh", call("np.empty", (), Name("np.object_")), ())
     flat = list(mesh.devices.flat)
-    platform = flat[0].platform
-    everything = call("jax.devices", platform)
+    everything = call("jax.devices", flat[0].platform)
     ids = [device.id for device in flat]
     if ids == list(range(len(ids))):
         devices: Any = Subscript(everything, (slice(None, len(ids)),))
     else:
         devices = [Subscript(everything, (i,)) for i in ids]
+    return Hoisted(mesh, "mesh", _mesh_of(devices, mesh))
+
+
+def _mesh_of(devices: Any, mesh: Any) -> Expression:
     array: Any = call("np.array", devices)
-    if mesh.devices.ndim != 1:
-        array = method(array, "reshape", *mesh.devices.shape)
-    made = call("jax.sharding.Mesh", array, mesh.axis_names, **_types_if_needed(mesh))
-    return Hoisted(mesh, "mesh", made)
+    if len(mesh.axis_sizes) != 1:
+        array = method(array, "reshape", *mesh.axis_sizes)
+    return call("jax.sharding.Mesh", array, mesh.axis_names, **_types_if_needed(mesh))
 
 
 def _abstract_mesh(mesh: AbstractMesh) -> Expression:
+    kind = getattr(mesh, "abstract_device", None)
+    if kind is not None and not mesh.empty:
+        # Of a kind of devices, which only a mesh of such devices can tell.
+        everything = call("jax.devices", kind.platform)
+        devices = Subscript(everything, (slice(None, mesh.size),))
+        return Hoisted(mesh, "mesh", Attribute(_mesh_of(devices, mesh), "abstract_mesh"))
     made = call(
         "jax.sharding.AbstractMesh", mesh.axis_sizes, mesh.axis_names, **_types_if_needed(mesh)
     )

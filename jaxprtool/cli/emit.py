@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -276,7 +275,7 @@ def _print(programs: list[tuple[str, Program]], wanted: _Wanted) -> None:
         )
     mark = "#" if wanted.to in (Format.python, Format.jaxpr) else "//"
     for i, (name, program) in enumerate(programs):
-        content = _CONTENT[wanted.to](program, wanted)
+        content = _content(program, wanted)
         if isinstance(content, bytes):
             sys.stdout.flush()
             sys.stdout.buffer.write(content)
@@ -297,70 +296,45 @@ def _write(program: Program, path: str, wanted: _Wanted) -> None:
         write.write(program, path)
     else:
         with file_written_whole(path) as file:
-            content = _CONTENT[wanted.to](program, wanted)
+            content = _content(program, wanted)
             file.write(content if isinstance(content, bytes) else content.encode())
 
 
-def _python(program: Program, wanted: _Wanted) -> str:
-    from jaxprtool.formats.python.emit import to_python
-
-    return to_python(program)
-
-
-def _jaxpr(program: Program, wanted: _Wanted) -> str:
-    from jaxprtool.formats.jaxpr import write
-
-    return write.text(program)
-
-
-def _stablehlo(program: Program, wanted: _Wanted) -> str | bytes:
+def _content(program: Program, wanted: _Wanted) -> str | bytes:
+    """A program in the format that is wanted, all of it."""
     from jaxprtool.formats import lowering
 
-    if wanted.binary:
-        return lowering.stablehlo_bytecode(program, wanted.backend)
-    return lowering.stablehlo(program, wanted.backend, wanted.source)
+    match wanted.to:
+        case Format.python:
+            from jaxprtool.formats.python.emit import to_python
+
+            return to_python(program)
+        case Format.jaxpr:
+            from jaxprtool.formats.jaxpr import write
+
+            return write.text(program)
+        case Format.stablehlo if wanted.binary:
+            return lowering.stablehlo_bytecode(program, wanted.backend)
+        case Format.stablehlo:
+            return lowering.stablehlo(program, wanted.backend, wanted.source)
+        case Format.hlo:
+            return lowering.hlo(program, wanted.backend)
+        case Format.hlo_optimized:
+            return lowering.hlo_optimized(program, _device(wanted))
+        case Format.hlo_proto:
+            return lowering.hlo_proto(program, wanted.backend)
+        case Format.dot:
+            return _graph(program, wanted)
+        case Format.exported:
+            from jaxprtool.formats.exported import exported
+
+            return exported(program, wanted.platforms)
 
 
-def _hlo(program: Program, wanted: _Wanted) -> str:
-    from jaxprtool.formats import lowering
-
-    return lowering.hlo(program, wanted.backend)
-
-
-def _hlo_optimized(program: Program, wanted: _Wanted) -> str:
-    from jaxprtool.formats import lowering
-
-    return lowering.hlo_optimized(program, _device(wanted))
-
-
-def _hlo_proto(program: Program, wanted: _Wanted) -> bytes:
-    from jaxprtool.formats import lowering
-
-    return lowering.hlo_proto(program, wanted.backend)
-
-
-def _dot(program: Program, wanted: _Wanted) -> str | bytes:
+def _graph(program: Program, wanted: _Wanted) -> str | bytes:
     from jaxprtool.formats import lowering, picture
     from jaxprtool.formats.dot import dot
 
     hlo = wanted.graph is Graph.hlo
     graph = lowering.hlo_dot(program, wanted.backend) if hlo else dot(program)
     return picture.picture(graph, wanted.picture, wanted.out or "") if wanted.picture else graph
-
-
-def _exported(program: Program, wanted: _Wanted) -> bytes:
-    from jaxprtool.formats.exported import exported
-
-    return exported(program, wanted.platforms)
-
-
-_CONTENT: dict[Format, Callable[[Program, _Wanted], str | bytes]] = {
-    Format.python: _python,
-    Format.jaxpr: _jaxpr,
-    Format.stablehlo: _stablehlo,
-    Format.hlo: _hlo,
-    Format.hlo_optimized: _hlo_optimized,
-    Format.hlo_proto: _hlo_proto,
-    Format.dot: _dot,
-    Format.exported: _exported,
-}

@@ -124,7 +124,9 @@ class Pair(NamedTuple):
 
 
 def structures(pair, *, options):
-    return Pair(pair.right, {"b": pair.left, "a": (None, [options["x"]])}), OrderedDict(z=np.float32(1))
+    return Pair(pair.right, {"b": pair.left, "a": (None, [options["x"]])}), OrderedDict(
+        z=np.float32(1)
+    )
 
 
 def sharded(x):

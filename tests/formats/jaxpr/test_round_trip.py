@@ -5,6 +5,8 @@ On JAX's own test programs, on random programs, and on the samples and their gra
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis
 import jax
 import pytest
@@ -16,6 +18,9 @@ from tests.programs.random_programs import RandomProgram
 from tests.programs.samples import sample_files
 
 CHUNKS = 8
+
+#: What holds Python functions: callbacks, and from JAX 0.12 on the equations of `custom_root`.
+LIVE = ("callback", "CustomRoot")
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -32,17 +37,24 @@ def test_all_harnesses_come_back(chunk, record_property):
     assert outcomes["round trip"] > 600
 
 
+def comes_back(case: Any, run: bool) -> bool:
+    """Whether a case makes the round trip, or holds Python functions; else AssertionError."""
+    outcome = prove_round_trip(case, run=run)
+    assert outcome == "round trip" or any(live in outcome for live in LIVE), outcome
+    return outcome == "round trip"
+
+
 @pytest.mark.parametrize("file", sample_files())
 def test_samples_and_their_gradients_come_back(file):
-    for case in sample_programs(file):
-        assert prove_round_trip(case, run=False) == "round trip"
+    outcomes = [comes_back(case, run=False) for case in sample_programs(file)]
+    assert any(outcomes)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("file", sample_files())
 def test_samples_that_come_back_compute_and_differentiate_the_same(file):
-    for case in sample_programs(file):
-        assert prove_round_trip(case, run=True) == "round trip"
+    outcomes = [comes_back(case, run=True) for case in sample_programs(file)]
+    assert any(outcomes)
 
 
 def prove_random_programs(examples: int, seed: int) -> None:
@@ -50,8 +62,7 @@ def prove_random_programs(examples: int, seed: int) -> None:
     @settings(max_examples=examples)
     @given(random_programs())
     def check(drawn: RandomProgram) -> None:
-        outcome = prove_round_trip(drawn.case(), run=True)
-        assert outcome == "round trip" or "callback" in outcome
+        comes_back(drawn.case(), run=True)
 
     check()
     jax.clear_caches()

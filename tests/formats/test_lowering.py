@@ -197,6 +197,16 @@ def test_groups_are_those_of_the_axes():
     assert 'op_name="jit(sums)/psum"' in text
 
 
+def test_a_collective_that_cpus_lack_has_its_groups_too():
+    def exchanged(x, offsets, sizes):
+        return jax.lax.ragged_all_to_all(x, x, offsets, sizes, offsets, sizes, axis_name="i")
+
+    table = jnp.arange(4)
+    text = lowering.hlo(trace(exchanged, jnp.ones(4), table, table, axis_env=AXES), "cuda")
+    (line,) = [line for line in text.splitlines() if "ragged-all-to-all(" in line]
+    assert "replica_groups={{0,2,4,6},{1,3,5,7}}" in line and "channel_id" not in line
+
+
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_replicas_compute_what_a_mesh_of_devices_does(name):
     fun = COLLECTIVES[name]

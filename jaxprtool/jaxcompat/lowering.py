@@ -109,10 +109,10 @@ def _give_to_replicas(module: Any, count: int) -> None:
             if name in op.attributes:
                 del op.attributes[name]
         # A collective that StableHLO does not have is a custom call, in which channel 0 is none.
-        config = op.attributes["backend_config"] if "backend_config" in op.attributes else ()
-        if isinstance(config, ir.DictAttr) and "channel_id" in config:
-            none = ir.IntegerAttr.get(config["channel_id"].type, 0)
-            kept = {item.name: item.attr for item in config} | {"channel_id": none}
+        held = op.attributes.get("backend_config")
+        if isinstance(held, ir.DictAttr) and "channel_id" in held:
+            none = ir.IntegerAttr.get(held["channel_id"].type, 0)
+            kept = {item.name: item.attr for item in held} | {"channel_id": none}
             op.attributes["backend_config"] = ir.DictAttr.get(kept, op.context)
         if op.name == "stablehlo.partition_id":
             with ir.InsertionPoint(op), op.location:

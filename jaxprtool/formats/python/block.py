@@ -43,7 +43,7 @@ from jaxprtool.formats.python.naming import Names
 from jaxprtool.formats.python.spelling import Template
 from jaxprtool.formats.python.values import literal
 from jaxprtool.ir.outline import type_of
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var, open_jaxpr
+from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var, open_jaxpr
 
 #: How much an expression may hold before its parts get lines of their own; how many may wait.
 _MOST_PARTS, _LONGEST, _MOST_WAITING = 4, 60, 8
@@ -128,7 +128,7 @@ class Block:
     def _equation(self, line: Line) -> None:
         self._operands, outs = line.operands, line.eqn.outvars
         if line.expression is None:
-            template = self._module.spellings.of(line.eqn, self)
+            template = self._module.spellings.of(self._without_unused(line.eqn), self)
         else:
             template = Template.of(line.expression, self)
         whole = self._filled(template, line.operands)
@@ -142,6 +142,12 @@ class Block:
             self.assign(outs[0], whole.pieces)
         else:
             self.unpack(template.results, outs, list(whole.pieces))
+
+    def _without_unused(self, eqn: JaxprEqn) -> JaxprEqn:
+        """An equation that is there for its effect, with results that say so."""
+        if not eqn.effects or any(self._uses[v] for v in eqn.outvars):
+            return eqn
+        return eqn.replace(outvars=[DropVar(v.aval) for v in eqn.outvars])
 
     def _may_wait(self, var: Var, eqn: JaxprEqn, whole: Waiting) -> bool:
         return (
@@ -348,6 +354,9 @@ def _undecorated(
     depth: int,
     wishes: dict[int, str],
 ) -> list[str]:
+    if function.raises is not None:
+        raised = statement("raise ", function.raises.pieces(module), "", depth + 1)
+        return [*definition(name, function.titles, [None] * len(function.titles), depth), *raised]
     jaxpr = open_jaxpr(function.jaxpr)
     own = jaxpr.debug_info.arg_names or ()
     if len(own) == len(jaxpr.invars) and all(own):

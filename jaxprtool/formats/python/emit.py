@@ -40,6 +40,7 @@ from jaxprtool.formats.python.naming import RESERVED, Names, identifier, numbere
 from jaxprtool.formats.python.rules import (  # noqa: F401  (they fill the table)
     arrays,
     calls,
+    effects,
     elementwise,
     loops,
     numerics,

@@ -7,6 +7,7 @@ an expression can be tried: traced, to see whether it gives the very equation it
 
 from __future__ import annotations
 
+import builtins
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,10 @@ from jaxprtool.formats.python.layout import Bracket, Hole, Piece
 #: How tightly an expression binds: what stands in a place that binds tighter gets parentheses.
 ANY, COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, SIGN, POWER, ATOM = range(11)
 
+def _is_exception(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
 #: The modules and names an emitted module may mention, and the import that each needs.
 ROOTS: dict[str, tuple[Any, str]] = {
     "jax": (jax, "import jax"),
@@ -46,6 +51,8 @@ ROOTS: dict[str, tuple[Any, str]] = {
     "P": (PartitionSpec, "from jax.sharding import PartitionSpec as P"),
     "Path": (Path, "from pathlib import Path"),
     "partial": (partial, "from functools import partial"),
+    "slice": (slice, ""),
+    **{k: (v, "") for k, v in vars(builtins).items() if _is_exception(v)},
     **{kind.__name__: (kind, "") for kind in (bool, int, float, complex)},
     "frozenset": (frozenset, ""),
 }
@@ -171,6 +178,21 @@ class Hoisted(Expression):
         return [scope.hoisted(self)]
 
 
+@dataclass(frozen=True)
+class Assignment(Expression):
+    """`ref[0] = value`: a statement, which gives nothing."""
+
+    to: Subscript
+    what: Any
+
+    def value(self, slots: Sequence[Any]) -> Any:
+        key = tuple(computed(k, slots) for k in self.to.key)
+        self.to.of.value(slots)[key[0] if len(key) == 1 else key] = computed(self.what, slots)
+
+    def pieces(self, scope: Any) -> list[Piece]:
+        return [*self.to.pieces(scope), " = ", *written(self.what, scope)]
+
+
 #: How flat values are grouped: an index, None for nothing, a tuple of these, an `Argument`, or an
 #: expression for a value that has no index.
 Structure: TypeAlias = Any
@@ -193,7 +215,8 @@ class Function(Expression):
     `passed` are those that are, as far as an operand's name would do for the argument too.
     `rules` are methods to call with further functions: `defjvp`. A `kept` function is defined at
     the module's top, once for each `key`, and keeps its name even if another has the same.
-    `setting` is the context in which JAX traces the body, if that is another than around it.
+    `setting` is the context in which JAX traces the body, if that is another than around it. A
+    function that does nothing but raise has no jaxpr, and the exception in `raises`.
     """
 
     jaxpr: Any
@@ -208,6 +231,7 @@ class Function(Expression):
     kept: bool = False
     key: tuple[Any, ...] = ()
     setting: Callable[[], AbstractContextManager[Any]] = nullcontext
+    raises: Expression | None = None
 
     def value(self, slots: Sequence[Any]) -> Any:
         def function(*args: Any) -> Any:
@@ -404,7 +428,9 @@ def plain(value: Any) -> str:
     if kind is str:
         text = repr(value)
         return text if '"' in value else f'"{text[1:-1]}"'.replace("\\'", "'")
-    if value is None or value is Ellipsis or kind in (bool, int, float):
+    if value is Ellipsis:
+        return "..."
+    if value is None or kind in (bool, int, float):
         return repr(value)
     raise TypeError(f"a {kind.__qualname__} has no spelling")
 

@@ -75,7 +75,7 @@ class Spellings:
         ]
         if len(operands) == 2 and eqn.invars[0] is eqn.invars[1]:
             operands.append(-1)
-        outs = [id(v.aval) for v in eqn.outvars]
+        outs = [(id(v.aval), type(v)) for v in eqn.outvars]
         key = (id(eqn.primitive), id(eqn.ctx), *map(id, params.values()), *operands, *outs)
         found = self._by_identity.get(key)
         if found is None:
@@ -109,9 +109,9 @@ class Spellings:
             if isinstance(expression, Giving):
                 return expression.of, expression.results, True
             for typed in (False, True) if has_literals else (False,):
-                shape = trial.gives(expression, eqn, typed)
-                if shape is not None:
-                    return expression, shape, typed
+                found = trial.gives(expression, eqn, typed)
+                if found:
+                    return expression, found[0], typed
         return _bind(eqn, slots), _results(eqn), True
 
 
@@ -138,7 +138,7 @@ def _content(eqn: JaxprEqn) -> Any:
         for i, v in enumerate(eqn.invars)
     )
     params = tuple((k, _hashable(v)) for k, v in sorted(eqn.params.items()))
-    outs = tuple(v.aval for v in eqn.outvars)
+    outs = tuple((v.aval, type(v)) for v in eqn.outvars)
     return eqn.primitive, id(eqn.ctx), operands, params, outs
 
 

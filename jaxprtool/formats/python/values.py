@@ -168,6 +168,8 @@ def _frozenset(value: frozenset) -> Expression:
 def array(value: Any, maker: str = "np") -> Expression:
     """A small array: `np.array([1.0, 2.0], np.float32)`."""
     value = np.asarray(value)
+    if not value.size:
+        return call(f"{maker}.zeros", value.shape, dtype_name(value.dtype))
     if maker == "jnp":
         return call("jnp.array", nested(value), dtype_name(value.dtype))
     module = "np" if value.dtype.type.__module__ == "numpy" else "jnp"
@@ -293,6 +295,9 @@ class LiteralSpelling:
 def literal(atom: Any) -> LiteralSpelling:
     """How a jaxpr's literal is spelled."""
     aval, value = atom.aval, atom.val
+    if aval.dtype == jax.dtypes.float0:
+        nothing = call("np.zeros", aval.shape, Name("jax.dtypes.float0"))
+        return LiteralSpelling(nothing, nothing, ("float0",))
     weak = bool(getattr(aval, "weak_type", False))
     scalar = np.asarray(value, aval.dtype)[()]
     bare = number(scalar) if not weak else _python_number(value, scalar)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -148,6 +149,8 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     primals = range(len(operands) - count)
     outs = range(len(eqn.outvars))
     results = group(outs)
+    if not all(found.perturbed):
+        raise unsupported(eqn, "its rule may be differentiated by some of its arguments alone")
     tangents, next_tangent = [], len(outs)
     for v, zero in zip(eqn.outvars, found.out_zeros, strict=True):
         tangents.append(_zeros(v.aval) if zero else next_tangent)
@@ -158,6 +161,7 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         (tuple(primals), tuple(i + len(primals) for i in primals)),
         (results, group(tangents)),
         ("primals", "tangents"),
+        raises=None if found.raises is None else _exception(found.raises),
     )
     function = Function(
         body,
@@ -173,6 +177,15 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     yield Giving(Call(function, operands[count:]), results)
 
 
+def _exception(described: str) -> Expression:
+    """An exception as Python ends a traceback, as the call that makes it."""
+    name, _, message = described.partition(": ")
+    known = getattr(builtins, name, None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        return call(name, *([message] if message else []))
+    return call("RuntimeError", described)
+
+
 def _zeros(aval: Any) -> Expression:
     kind = aval.to_tangent_aval().dtype
     module = "np" if kind == jax.dtypes.float0 else "jnp"
@@ -182,6 +195,8 @@ def _zeros(aval: Any) -> Expression:
 @rule("custom_vjp_call")
 def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     p, found = eqn.params, vjp_rule(eqn)
+    if not all(found.perturbed):
+        raise unsupported(eqn, "its rules may be differentiated by some of its arguments alone")
     count, body = p["num_consts"], jaxcompat.close_jaxpr(p["call_jaxpr"])
     outs = range(len(eqn.outvars))
     results, primals = group(outs), len(operands) - count

@@ -1,0 +1,49 @@
+"""Programs that come back from their emitted source."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.formats.python.emit import to_python
+from jaxprtool.ir.program import Program
+from jaxprtool.loading.trace import trace
+
+
+def defined(source: str, file: str = "emitted.py") -> Any:
+    """The function that a module of this source defines first, not counting its helpers."""
+    namespace: dict[str, Any] = {"__name__": "emitted", "__file__": file}
+    exec(compile(source, file, "exec"), namespace)
+    return namespace[main_name(source)]
+
+
+def main_name(source: str) -> str:
+    """The name of a module's main function."""
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    return next(f.name for f in functions if f.name not in ("named", "from_hex"))
+
+
+def emitted(program: Program) -> tuple[str, Program]:
+    """A program's source, and what that traces to, with the names of the original."""
+    source = to_python(program)
+    return source, traced_again(defined(source), program)
+
+
+def traced_again(function: Any, program: Program) -> Program:
+    """What a function traces to when it is called as the program is."""
+    args, kwargs = jax.tree.unflatten(program.in_tree, map(_example, program.in_avals))
+    with jaxcompat.axes_bound(program.axis_env):
+        again = trace(function, *args, **kwargs)
+    return again.replace(
+        name=program.name,
+        arg_names=program.arg_names,
+        out_names=program.out_names,
+        axis_env=program.axis_env,
+    )
+
+
+def _example(aval: Any) -> Any:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)

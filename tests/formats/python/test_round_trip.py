@@ -1,0 +1,132 @@
+"""The proof of emission: a module's function traces to the program it was written from.
+
+What JAX's functions cannot say, a loop's constants in another order above all, must at least
+compute the same bits.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.formats.python.emit import to_python
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import sub_jaxprs
+from tests.formats.python.emitting import defined, traced_again
+from tests.programs import harness_programs, random_programs, same, sample_programs
+from tests.programs.samples import sample_files
+
+#: Primitives without which JAX's test programs cannot be written, as they are not public.
+NOT_PUBLIC = {"iota_2x32_shape"}
+
+#: Samples that compute the same by other equations: loops whose constants are in another order
+#: than that in which their bodies mention them, and an index that two branches share.
+OTHER_EQUATIONS = {
+    "branches.huber gradient",
+    "rnn.grad_loss",
+    "rnn.loss gradient",
+    "solver.largest_singular_value gradient",
+}
+
+#: Samples that cannot be written: since JAX 0.12 `custom_root` holds live Python functions.
+LIVE = {"solver.kepler", "solver.kepler gradient", "solver.grad_kepler", "solver.orbit"}
+
+
+def primitives(jaxpr: Any) -> Iterator[str]:
+    """The names of all primitives of a jaxpr, at every depth."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for _, body in sub_jaxprs(eqn):
+            yield from primitives(body)
+
+
+def outcome(program: Program, arguments: list[Any], gradients: bool = False) -> str:
+    """"equivalent", "identical" in results, or "refused"; AssertionError if none of these."""
+    try:
+        source = to_python(program)
+    except UnsupportedError:
+        return "refused"
+    again = traced_again(defined(source), program)
+    if difference(program, again) is None:
+        return "equivalent"
+    same(program, again, arguments, gradients=gradients)
+    return "identical"
+
+
+def table(outcomes: dict[str, Counter[str]]) -> str:
+    """The outcomes of the programs with each primitive, as lines of text."""
+    kinds = ("equivalent", "identical", "refused")
+    rows = [("primitive", *kinds)]
+    rows += [(name, *(str(found[k]) for k in kinds)) for name, found in sorted(outcomes.items())]
+    return "\n".join(f"{row[0]:32} {row[1]:>12} {row[2]:>12} {row[3]:>12}" for row in rows)
+
+
+def outcomes_of(cases: Iterator[Any]) -> tuple[Counter[str], dict[str, Counter[str]]]:
+    total: Counter[str] = Counter()
+    by_primitive: dict[str, Counter[str]] = {}
+    for case in cases:
+        with case.setting():
+            program = case.program()
+            found = outcome(program, case.arguments())
+        total[found] += 1
+        names = set(primitives(program.jaxpr))
+        assert found != "refused" or names & NOT_PUBLIC, case.name
+        for name in names:
+            by_primitive.setdefault(name, Counter())[found] += 1
+    return total, by_primitive
+
+
+def test_a_tenth_of_jaxs_test_programs_come_back_equivalent() -> None:
+    total, _ = outcomes_of(iter(harness_programs(10)))
+    assert total["identical"] == 0
+    assert total["equivalent"] > 500
+
+
+@pytest.mark.sweep
+def test_all_of_jaxs_test_programs_come_back_equivalent() -> None:
+    total, by_primitive = outcomes_of(iter(harness_programs(1)))
+    print(f"\nJAX {jax.__version__}: {dict(total)}\n{table(by_primitive)}", file=sys.stderr)
+    assert total["identical"] == 0
+    assert total["refused"] == 3
+    assert total["equivalent"] > 5400
+
+
+@pytest.mark.parametrize("file", sample_files())
+def test_samples_and_their_gradients_come_back(file: str) -> None:
+    for case in sample_programs(file):
+        with case.setting():
+            program = case.program()
+            found = outcome(program, case.arguments())
+        names = set(primitives(program.jaxpr))
+        if "call_hi_primitive" in names:
+            assert (case.name in LIVE, found) == (True, "refused")
+        else:
+            expected = "identical" if case.name in OTHER_EQUATIONS else "equivalent"
+            assert (case.name, found) == (case.name, expected)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(random_programs())
+def test_random_programs_come_back(drawn: Any) -> None:
+    check_random(drawn)
+
+
+@pytest.mark.sweep
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(random_programs())
+def test_many_random_programs_come_back(drawn: Any) -> None:
+    check_random(drawn)
+
+
+def check_random(drawn: Any) -> None:
+    case = drawn.case()
+    with case.setting():
+        outcome(case.program(), case.arguments(), gradients=True)

@@ -1,10 +1,10 @@
-"""Writing and reading `.jaxpr` files beside JAX's own; run `tests/benchmarks/bench_program_file.py`.
+"""Writing and reading `.jaxpr` files beside what JAX has for it; run this file.
 
 Each program is written with `text` and read with `parse`, in turn with `str(jaxpr)`, which only
 prints, and with `jax.export`'s serialize and deserialize of the same program. Medians are compared.
 Exporting itself is timed once: it lowers the program and drops its dead code, and makes the bytes
-that serialize puts into a frame, and that deserialize leaves as they are. For large programs it
-takes minutes, and is left out. What is read must be equivalent to what was written.
+that serialize puts into a frame, and that deserialize leaves as they are. What is read must be
+equivalent to what was written.
 """
 
 from __future__ import annotations
@@ -60,26 +60,28 @@ def exported(program: Program) -> export.Exported:
     return export.export(jax.jit(jaxcompat.jaxpr_as_fun(program.jaxpr)))(*types)
 
 
-def measure(program: Program, repeat: int, with_export: bool) -> list[float]:
+def measure(program: Program, repeat: int) -> list[float]:
     """Medians, in seconds, of writing, reading, str, and an export's bytes there and back."""
     written = text(program)
     assert difference(program, parse(written, "f.jaxpr")) is None
     jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
-    functions = [lambda: text(program), lambda: parse(written, "f.jaxpr"), lambda: str(jaxpr)]
-    if not with_export:
-        return medians(functions, repeat)
     start = time.perf_counter()
     artifact = exported(program)
     taken = time.perf_counter() - start
     data = artifact.serialize()
-    functions += [artifact.serialize, lambda: export.deserialize(data)]
+    functions: list[Callable[[], Any]] = [
+        lambda: text(program),
+        lambda: parse(written, "f.jaxpr"),
+        lambda: str(jaxpr),
+        artifact.serialize,
+        lambda: export.deserialize(data),
+    ]
     return [*medians(functions, repeat), taken]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--max", type=int, default=100_000, help="equations of the largest program")
-    parser.add_argument("--max-export", type=int, default=10_000, help="the same for jax.export")
     options = parser.parse_args()
     table = Table(title=f"program files, medians in milliseconds (JAX {jax.__version__})")
     for name in COLUMNS:
@@ -89,12 +91,10 @@ def main() -> None:
     programs += [("synthetic", as_program(synthetic(n))) for n in sizes]
     for name, program in programs:
         size = len(program.jaxpr.eqns)
-        with_export = size <= options.max_export
-        times = measure(program, max(3, min(15, 10**5 // size)), with_export)
+        times = measure(program, max(3, min(15, 10**5 // size)))
         table.add_row(name, f"{size:,}", *[f"{time * 1e3:.1f}" for time in times])
         table.add_row("", "ratio to write", *[f"{time / times[0]:.2f}" for time in times])
     Console(width=120).print(table)
-    print(f"jax.export is left out above {options.max_export:,} equations (see --max-export).")
 
 
 if __name__ == "__main__":

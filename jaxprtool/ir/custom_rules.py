@@ -5,20 +5,19 @@ to emit it as source needs what they compute. Here each is traced to a jaxpr, wi
 call's differentiable operands perturbed, and a jaxpr becomes a rule that JAX can call.
 
 A rule that was defined with `symbolic_zeros=True` is traced without any: its derivatives are the
-same, and symbolic zeros that it is given later are made into arrays of zeros.
+same, and symbolic zeros that it is given later are made into arrays of zeros. Where such a rule
+refuses to differentiate by some of its operands, it is traced for the others alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import UnsupportedError, described
+from jaxprtool.errors import UnsupportedError, UserFunctionError, described
 from jaxprtool.jaxcompat import JaxprEqn
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +26,16 @@ class JVPRule:
 
     `jaxpr` is closed and takes (*primals, *tangents); it gives the results, then the tangents of
     those results that have False in `out_zeros`. The primals are the call's operands after its
-    first `num_consts`.
+    first `num_consts`; `perturbed` are those that the rule may be differentiated by. A rule that
+    does nothing but raise has no jaxpr, and in `raises` what it raises, as Python ends a
+    traceback.
     """
 
     name: str
     jaxpr: Any
     out_zeros: tuple[bool, ...]
+    perturbed: tuple[bool, ...]
+    raises: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +45,8 @@ class VJPRule:
     `fwd` is closed and takes the primals; it gives residuals, then the results. `forwarded` has
     an entry for each residual: None if `fwd` gives it, else the index of the primal that it is.
     `bwd` is closed and takes (*residuals, *cotangents of the results); it gives the cotangents of
-    those primals that have False in `in_zeros`.
+    those primals that have False in `in_zeros`. `perturbed` are the primals that the rules may be
+    differentiated by.
     """
 
     fwd_name: str
@@ -51,14 +55,24 @@ class VJPRule:
     bwd: Any
     forwarded: tuple[int | None, ...]
     in_zeros: tuple[bool, ...]
+    perturbed: tuple[bool, ...]
 
 
 def jvp_rule(eqn: JaxprEqn) -> JVPRule:
     """The rule of a custom_jvp call.
 
-    Raises UnsupportedError if the rule raises when it is traced.
+    Raises UnsupportedError if the rule raises, and JAX would have told it of symbolic zeros: it
+    might not raise for others of these.
     """
-    return JVPRule(*_traced(jaxcompat.custom_jvp_rule, eqn))
+    try:
+        (name, jaxpr, out_zeros), perturbed = _traced(jaxcompat.custom_jvp_rule, eqn)
+    except Exception as error:  # the rule is the user's, and may raise anything
+        if eqn.params["symbolic_zeros"]:
+            raise _unsupported(eqn, error) from error
+        name = eqn.params["jvp_jaxpr_fun"].debug_info.func_name
+        zeros, everything = (False,) * len(eqn.outvars), (True,) * _num_primals(eqn)
+        return JVPRule(name, None, zeros, everything, described(error))
+    return JVPRule(name, jaxpr, out_zeros, perturbed)
 
 
 def vjp_rule(eqn: JaxprEqn) -> VJPRule:
@@ -67,8 +81,45 @@ def vjp_rule(eqn: JaxprEqn) -> VJPRule:
     Raises UnsupportedError if one of them raises when it is traced, or is more than a function
     from residuals and cotangents to cotangents.
     """
-    names, *rest = _traced(jaxcompat.custom_vjp_rule, eqn)
-    return VJPRule(*names, *rest)
+    try:
+        (names, *rest), perturbed = _traced(jaxcompat.custom_vjp_rule, eqn)
+    except Exception as error:
+        raise _unsupported(eqn, error) from error
+    return VJPRule(*names, *rest, perturbed)
+
+
+def _traced(
+    trace: Callable[[JaxprEqn, Sequence[bool]], Any], eqn: JaxprEqn
+) -> tuple[Any, tuple[bool, ...]]:
+    """What `trace` makes of a rule, and the operands that it may be differentiated by.
+
+    Raises what the rule raises if it is differentiated by all of its operands, unless it takes
+    symbolic zeros and does not raise if they are in place of some tangents.
+    """
+    count = _num_primals(eqn)
+    everything = (True,) * count
+    try:
+        return trace(eqn, everything), everything
+    except Exception as error:
+        if not eqn.params["symbolic_zeros"]:
+            raise
+        alone = tuple(_works(trace, eqn, i, count) for i in range(count))
+        if not any(alone):
+            raise error
+        return trace(eqn, alone), alone
+
+
+def _works(trace: Callable[..., Any], eqn: JaxprEqn, index: int, count: int) -> bool:
+    """Whether a rule does not raise if it is differentiated by one of its operands alone."""
+    try:
+        trace(eqn, tuple(i == index for i in range(count)))
+    except Exception:  # the rule is the user's, and may raise anything
+        return False
+    return True
+
+
+def _num_primals(eqn: JaxprEqn) -> int:
+    return len(eqn.invars) - eqn.params["num_consts"]
 
 
 def rule_key(eqn: JaxprEqn) -> Hashable:
@@ -98,8 +149,14 @@ def jvp_params(
     it. Calls that are given the same `rule` have one `rule_key`, at the same types.
     """
 
-    def parts() -> tuple[Any, ...]:
+    # Not the jaxpr: what this closes over is part of the `rule_key`.
+    function = jaxcompat.open_jaxpr(call_jaxpr).debug_info.func_name
+
+    def parts(perturbed: Sequence[bool]) -> tuple[Any, ...]:
         made = rule()
+        if made.raises is not None:
+            raise UserFunctionError(f"the rule {made.name} of {function} raised {made.raises}")
+        _require(perturbed, made.perturbed, made.name)
         return made.jaxpr, made.out_zeros
 
     return {
@@ -119,8 +176,9 @@ def vjp_params(
 ) -> dict[str, Any]:
     """The parameters of a custom_vjp call, whose rules have these names; see `jvp_params`."""
 
-    def parts() -> tuple[Any, ...]:
+    def parts(perturbed: Sequence[bool]) -> tuple[Any, ...]:
         made = rule()
+        _require(perturbed, made.perturbed, made.fwd_name)
         return made.fwd, made.bwd, made.forwarded, made.in_zeros
 
     return {
@@ -128,18 +186,22 @@ def vjp_params(
         "num_consts": num_consts,
         "symbolic_zeros": symbolic_zeros,
         **jaxcompat.custom_vjp_rule_params(
-            names, parts, [v.aval for v in call_jaxpr.invars[num_consts:]]
+            names, parts, [v.aval for v in call_jaxpr.invars[num_consts:]], num_consts
         ),
     }
 
 
-def _traced(trace: Callable[[JaxprEqn], T], eqn: JaxprEqn) -> T:
-    try:
-        return trace(eqn)
-    except Exception as error:  # the rule is the user's, and may raise anything
-        frame = jaxcompat.user_frame(eqn)
-        where = f" at {frame[0]}:{frame[1]}" if frame else ""
-        raise UnsupportedError(
-            f"the rule of the {eqn.primitive.name}{where} cannot be written as a jaxpr: "
-            f"{described(error)}"
-        ) from error
+def _require(wanted: Sequence[bool], perturbed: Sequence[bool], name: str) -> None:
+    """Refuse to differentiate by an operand that a rule could not be traced for."""
+    for i, (asked, may) in enumerate(zip(wanted, perturbed, strict=False)):
+        if asked and not may:
+            raise UserFunctionError(f"the rule {name} does not differentiate by operand {i}")
+
+
+def _unsupported(eqn: JaxprEqn, error: Exception) -> UnsupportedError:
+    frame = jaxcompat.user_frame(eqn)
+    where = f" at {frame[0]}:{frame[1]}" if frame else ""
+    return UnsupportedError(
+        f"the rule of the {eqn.primitive.name}{where} cannot be written as a jaxpr: "
+        f"{described(error)}"
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -14,31 +15,47 @@ from jax.extend.core import DebugInfo, JaxprEqn, jaxpr_as_fun
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, setting_of, trace_flat
 
 
-def custom_jvp_rule(eqn: JaxprEqn) -> tuple[str, Any, tuple[bool, ...]]:
+def custom_jvp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> tuple[str, Any, tuple[bool, ...]]:
     """A custom_jvp call's rule: its name, its closed jaxpr, and which tangents out are zero.
 
     The jaxpr takes the primals and all of their tangents, and gives the results and those of
-    their tangents that are not symbolic zeros. Raises what the user's rule raises.
+    their tangents that are not symbolic zeros. The tangents of primals that are not `perturbed`
+    are symbolic zeros to the rule, and left unused. Raises what the user's rule raises.
     """
     params = eqn.params
     rule = params["jvp_jaxpr_fun"]
-    count = len(eqn.invars) - params["num_consts"]
     with setting_of(eqn):
-        jaxpr, consts, out_zeros = rule.call_wrapped(*[False] * count)
-    return rule.debug_info.func_name, attach_constants(jaxpr, consts), tuple(out_zeros)
+        traced = rule.call_wrapped(*[not p for p in perturbed])
+        *_, out_zeros = traced
+        jaxpr = attach_constants(*traced[:2])
+        if not all(perturbed):
+            jaxpr = _with_all_tangents(jaxpr, rule.debug_info.func_name, perturbed, eqn)
+    return rule.debug_info.func_name, jaxpr, tuple(out_zeros)
+
+
+def _with_all_tangents(jaxpr: Any, name: str, perturbed: Sequence[bool], eqn: JaxprEqn) -> Any:
+    """A rule's jaxpr that takes all tangents, from one that takes those of `perturbed` primals."""
+    count = len(perturbed)
+    primals = [v.aval for v in eqn.invars[eqn.params["num_consts"] :]]
+
+    def rule(*args: Any) -> Any:
+        tangents = [t for t, p in zip(args[count:], perturbed, strict=True) if p]
+        return jaxpr_as_fun(jaxpr)(*args[:count], *tangents)
+
+    return trace_flat(rule, name, [*primals, *(aval.to_tangent_aval() for aval in primals)])
 
 
 def custom_jvp_rule_param(
-    name: str, rule: Callable[[], tuple[Any, Sequence[bool]]]
+    name: str, rule: Callable[[Sequence[bool]], tuple[Any, Sequence[bool]]]
 ) -> dict[str, Any]:
     """The parameter that makes a custom_jvp call follow a closed jaxpr.
 
-    `rule()`, which is called when the call is differentiated, gives the jaxpr and the mask of
-    `custom_jvp_rule`.
+    `rule(perturbed)`, which is called when the call is differentiated by those primals, gives the
+    jaxpr and the mask of `custom_jvp_rule`, or raises.
     """
 
     def jvp(*in_zeros: bool) -> tuple[Any, Sequence[Any], list[bool]]:
-        jaxpr, out_zeros = rule()
+        jaxpr, out_zeros = rule([not zero for zero in in_zeros])
         if not any(in_zeros):
             return *detach_constants(jaxpr), list(out_zeros)
         avals = [v.aval for v in jaxpr.invars]
@@ -60,24 +77,26 @@ def custom_jvp_rule_param(
 
 
 def custom_vjp_rule(
-    eqn: JaxprEqn,
+    eqn: JaxprEqn, perturbed: Sequence[bool]
 ) -> tuple[tuple[str, str], Any, Any, tuple[int | None, ...], tuple[bool, ...]]:
     """A custom_vjp call's rules: their names, fwd and bwd as closed jaxprs, and two masks.
 
     fwd takes the primals and gives the residuals, then the results. Residuals that are primals
     are left out of what it gives: the first mask has a primal's index for each of these, None
     for the others. bwd takes all residuals and the results' cotangents and gives the primals'
-    cotangents, without the symbolic zeros that the second mask marks. Raises what the rules raise,
-    and TypeError for a kind of rule that is more than a function of residuals and cotangents.
+    cotangents, without the symbolic zeros that the second mask marks. To fwd, those primals are
+    differentiated by that are `perturbed`. Raises what the rules raise, and TypeError for a kind
+    of rule that is more than a function of residuals and cotangents.
     """
-    params = eqn.params
+    params, num_consts = eqn.params, eqn.params["num_consts"]
     fwd, bwd = params["fwd_jaxpr_thunk"], params["bwd"]
-    primals = [v.aval for v in eqn.invars[params["num_consts"] :]]
+    primals = [v.aval for v in eqn.invars[num_consts:]]
     if getattr(bwd.f, "call_with_accums", None) is not None:
         raise TypeError("its backward rule accumulates into gradient buffers")
-    with setting_of(eqn):
-        forward = attach_constants(*fwd.call_wrapped(*[True] * len(primals)))
-        _, res_tree, forwarded = params["out_trees"]()
+    with setting_of(eqn), _traced_anew(fwd):
+        forward = attach_constants(*fwd.call_wrapped(*perturbed))
+        _, res_tree, forwarded_operands = params["out_trees"]()
+        forwarded = [None if i is None else i - num_consts for i in forwarded_operands]
         new = iter(v.aval for v in forward.outvars)
         residuals = [next(new) if i is None else primals[i] for i in forwarded]
         assert len(residuals) == res_tree.num_leaves
@@ -98,20 +117,50 @@ def custom_vjp_rule(
     return names, forward, made, tuple(forwarded), tuple(zeros)
 
 
+@contextmanager
+def _traced_anew(fwd: Any) -> Iterator[None]:
+    """Have JAX trace a forward rule anew, in here and when it is called next.
+
+    JAX remembers the rule's jaxpr for every choice of operands to differentiate by, but the trees
+    of its residuals only for the choice that it has traced last.
+    """
+    _forget(fwd)
+    try:
+        yield
+    finally:
+        _forget(fwd)
+
+
+def _forget(rule: Any) -> None:
+    """Clear what `_memoize` remembers of a function, and of those that it closes over."""
+    if isinstance(rule, lu.WrappedFun):
+        _forget(rule.f)
+    elif isinstance(rule, FunctionType) and rule.__module__.startswith("jax."):
+        for name, cell in zip(rule.__code__.co_freevars, rule.__closure__ or (), strict=True):
+            if name == "cells" and isinstance(cell.cell_contents, dict):
+                cell.cell_contents.clear()
+            else:
+                _forget(cell.cell_contents)
+
+
 def custom_vjp_rule_params(
-    names: tuple[str, str], rules: Callable[[], tuple[Any, ...]], primals: Sequence[Any]
+    names: tuple[str, str],
+    rules: Callable[[Sequence[bool]], tuple[Any, ...]],
+    primals: Sequence[Any],
+    num_consts: int,
 ) -> dict[str, Any]:
     """The parameters that make a custom_vjp call follow two closed jaxprs.
 
-    `rules()`, which is called when the call is differentiated, gives the two jaxprs and the two
-    masks of `custom_vjp_rule`. `primals` are the types of the operands that are no constants.
+    `rules(perturbed)`, which is called when the call is differentiated by those primals, gives
+    the two jaxprs and the two masks of `custom_vjp_rule`, or raises. `primals` are the types of
+    the operands after the first `num_consts`.
     """
 
     def fwd(*perturbed: bool) -> tuple[Any, Sequence[Any]]:
-        return detach_constants(rules()[0])
+        return detach_constants(rules(perturbed)[0])
 
     def bwd(*args: Any) -> Any:
-        _, backward, forwarded, in_zeros = rules()
+        _, backward, forwarded, in_zeros = rules(())
         residuals, cts = args[: len(forwarded)], args[len(forwarded) :]
         cotangents = [v.aval for v in backward.invars[len(forwarded) :]]
         full = [
@@ -126,10 +175,10 @@ def custom_vjp_rule_params(
         return (result, None) if BWD_GIVES_LOGS else result
 
     def out_trees() -> tuple[Any, Any, list[int | None]]:
-        _, backward, forwarded, _ = rules()
-        num_residuals = len(forwarded)
-        results, residuals = len(backward.invars) - num_residuals, num_residuals
-        return _flat_tree(results), _flat_tree(residuals), list(forwarded)
+        _, backward, forwarded, _ = rules(())
+        operands = [None if i is None else i + num_consts for i in forwarded]
+        results = len(backward.invars) - len(forwarded)
+        return _flat_tree(results), _flat_tree(len(forwarded)), operands
 
     fwd_name, bwd_name = names
     fwd_debug = DebugInfo("custom_vjp fwd", fwd_name, None, None)

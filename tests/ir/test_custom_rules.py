@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import UnsupportedError
+from jaxprtool.errors import UnsupportedError, UserFunctionError
 from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, rule_key, vjp_params, vjp_rule
 
 SCALE = jnp.array([1.0, 2.0, 3.0])
@@ -191,15 +191,97 @@ def test_rules_inside_shard_map_see_the_axes_of_the_mesh():
     assert [e.primitive.name for e in vjp_rule(inner).bwd.eqns] == ["psum"]
 
 
-def test_a_rule_that_raises_is_named_with_its_line():
+def raising(**options):
     @jax.custom_jvp
     def fun(x):
         return x
 
-    @fun.defjvp
-    def _(primals, tangents):
+    def rule(primals, tangents):
         raise ValueError("no derivative here")
 
+    fun.defjvp(rule, **options)
+    return lambda x: fun(x)
+
+
+def test_a_rule_that_raises_is_one_that_raises():
+    rule = jvp_rule(call_of(raising(), 1.0)[1])
+    assert (rule.jaxpr, rule.raises) == (None, "ValueError: no derivative here")
+    fun = rewritten(raising(), 1.0)
+    assert fun(1.0)[0] == 1.0
+    with pytest.raises(UserFunctionError, match="the rule rule of fun raised ValueError: no deriv"):
+        jax.grad(lambda x: fun(x)[0])(1.0)
+
+
+def test_a_rule_that_raises_and_might_not_for_symbolic_zeros_is_named_with_its_line():
     where = r"custom_jvp_call at .*test_custom_rules.py:\d+ .*no derivative here"
     with pytest.raises(UnsupportedError, match=where):
-        jvp_rule(call_of(lambda x: fun(x), 1.0)[1])
+        jvp_rule(call_of(raising(symbolic_zeros=True), 1.0)[1])
+
+
+def only_by_the_first(x, y):
+    """A function that may be differentiated by x alone, as Equinox has them."""
+
+    @jax.custom_vjp
+    def fun(x, y):
+        return x * jnp.sin(y)
+
+    def fwd(x, y):
+        assert not y.perturbed
+        return fun(x.value, y.value), (x.value, y.value)
+
+    fun.defvjp(fwd, lambda res, ct: (ct * 5.0 * jnp.sin(res[1]), None), symbolic_zeros=True)
+    return fun(x, y)
+
+
+def only_by_the_first_jvp(x, y):
+    @jax.custom_jvp
+    def fun(x, y):
+        return x * jnp.sin(y)
+
+    def rule(primals, tangents):
+        assert type(tangents[1]) is jax.custom_derivatives.SymbolicZero
+        return fun(*primals), tangents[0] * 5.0 * jnp.sin(primals[1])
+
+    fun.defjvp(rule, symbolic_zeros=True)
+    return fun(x, y)
+
+
+@pytest.mark.parametrize("fun", [only_by_the_first, only_by_the_first_jvp])
+def test_a_rule_for_some_operands_alone_is_traced_for_these(fun):
+    again = rewritten(fun, 2.0, 3.0)
+    gradient = jax.grad(lambda x, y: again(x, y)[0])(2.0, 3.0)
+    assert gradient == jax.grad(fun)(2.0, 3.0) == 5.0 * jnp.sin(3.0)
+    with pytest.raises(UserFunctionError, match="does not differentiate by operand 1"):
+        jax.grad(lambda x, y: again(x, y)[0], 1)(2.0, 3.0)
+
+
+def test_looking_at_a_rule_leaves_it_as_it_was():
+    jaxpr, eqn = call_of(only_by_the_first, 2.0, 3.0)
+    fun = jaxcompat.jaxpr_as_fun(jaxpr)
+    gradient = jax.grad(lambda x, y: fun(x, y)[0])
+    before = gradient(2.0, 3.0)
+    vjp_rule(eqn)
+    assert gradient(2.0, 3.0) == before
+
+
+def test_a_call_with_constants_keeps_its_rules():
+    @jax.jit
+    def outer(x, w):
+        factor = 2.0 * w
+
+        @jax.custom_vjp
+        def fun(x, y):
+            return x * y * factor
+
+        fun.defvjp(
+            lambda x, y: (x * y * 1.0, (x, y)), lambda res, ct: (ct * res[1], ct * 7.0 * res[0])
+        )
+        return fun(x, w)
+
+    jaxpr = jax.make_jaxpr(outer)(2.0, 3.0)
+    (eqn,) = jaxpr.eqns
+    calls = [e for e in eqn.params["jaxpr"].eqns if e.primitive.name == "custom_vjp_call"]
+    (call,) = calls
+    assert call.params["num_consts"] == 1
+    rule = vjp_rule(call)
+    assert rule.forwarded == (0, 1)

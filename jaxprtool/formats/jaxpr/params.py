@@ -117,6 +117,9 @@ def restored(
         raise UnknownPrimitive(f"there is no primitive '{primitive}'")
     found = known[primitive]
     form = forms.get(primitive)
+    unknown = given.keys() - _ALL_NAMES.get(primitive, given.keys())
+    if unknown:
+        raise BadParameter(f"there is no parameter '{min(unknown)}'")
     try:
         if form is not None:
             return found, form.read(dict(given), operands, results)
@@ -131,6 +134,13 @@ def restored(
     for name in _OPEN_BODIES.get(primitive, ()):
         params[name] = jaxcompat.open_jaxpr(params.get(name))
     return found, params
+
+
+#: The names of the parameters of those primitives whose checkers in JAX look at some only.
+_ALL_NAMES: dict[str, frozenset[str]] = {
+    "closed_call": frozenset({"call_jaxpr"}),
+    "cond": frozenset({"branches"}),
+}
 
 
 def _alike(value: Any, default: Any) -> bool:
@@ -304,6 +314,8 @@ def _write_jit(eqn: JaxprEqn, rules: Rules) -> Params:
 
 
 def _read_jit(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
+    if not isinstance(given["name"], str):
+        raise BadParameter("name is a text")
     given = {**_jit_defaults(len(operands), len(results)), **given}
     return {**given, "inline": jaxcompat.inline_of_word(given["inline"])}
 
@@ -375,6 +387,7 @@ def _refuse(what: str, eqn: JaxprEqn, rules: Rules) -> Params:
 forms["broadcast_in_dim"] = Form(_write_broadcast, _read_broadcast)
 forms["dot_general"] = Form(_write_dot, _read_dot)
 forms["jit"] = Form(_write_jit, _read_jit)
+_ALL_NAMES["jit"] = frozenset({"name", "jaxpr", *_jit_defaults(0, 0)})
 forms["scan"] = Form(_write_scan, _read_scan)
 forms["while"] = Form(_write_while, _read_while)
 forms["reduce"] = Form(_write_reduce, _read_reduce)
@@ -402,21 +415,28 @@ def _named_first(eqn: JaxprEqn, params: Params) -> Params:
 def _write_custom_jvp(eqn: JaxprEqn, rules: Rules) -> Params:
     key = rule_key(eqn)
     rule = rules.get(key) or rules.setdefault(key, jvp_rule(eqn))
-    params = _of_custom_call(eqn) | {"jvp": Rule(rule.name, rule.jaxpr)}
+    params = _of_custom_call(eqn)
+    if rule.raises is None:
+        params["jvp"] = Rule(rule.name, rule.jaxpr)
+    else:
+        params |= {"jvp": rule.name, "raises": rule.raises}
     params |= {"out_zeros": rule.out_zeros} if any(rule.out_zeros) else {}
+    params |= {} if all(rule.perturbed) else {"perturbed": rule.perturbed}
     return _named_first(eqn, params)
 
 
 def _read_custom_jvp(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
-    zeros = given.get("out_zeros", (False,) * len(results))
-    name, jaxpr = given["jvp"]
-    return jvp_params(
-        _renamed(given),
-        name,
-        lambda: JVPRule(name, jaxpr(), zeros),
-        given.get("num_consts", 0),
-        given["symbolic_zeros"],
-    )
+    zeros, raises = given.get("out_zeros", (False,) * len(results)), given.get("raises")
+    if isinstance(given["jvp"], Rule) == (raises is not None):
+        raise BadParameter("a rule is a jaxpr, or it raises what the parameter 'raises' says")
+    name, jaxpr = given["jvp"] if raises is None else (given["jvp"], None)
+
+    def rule() -> JVPRule:
+        return JVPRule(name, jaxpr and jaxpr(), zeros, perturbed, raises)
+
+    num_consts = given.get("num_consts", 0)
+    perturbed = given.get("perturbed", (True,) * (len(operands) - num_consts))
+    return jvp_params(_renamed(given), name, rule, num_consts, given["symbolic_zeros"])
 
 
 def _write_custom_vjp(eqn: JaxprEqn, rules: Rules) -> Params:
@@ -428,6 +448,7 @@ def _write_custom_vjp(eqn: JaxprEqn, rules: Rules) -> Params:
         params["forwarded"] = rule.forwarded
     if any(rule.in_zeros):
         params["in_zeros"] = rule.in_zeros
+    params |= {} if all(rule.perturbed) else {"perturbed": rule.perturbed}
     return _named_first(eqn, params)
 
 
@@ -435,12 +456,13 @@ def _read_custom_vjp(given: Params, operands: Sequence[Any], results: Sequence[A
     (fwd_name, fwd), (bwd_name, bwd) = given["fwd"], given["bwd"]
     num_consts = given.get("num_consts", 0)
     in_zeros = given.get("in_zeros", (False,) * (len(operands) - num_consts))
+    perturbed = given.get("perturbed", (True,) * (len(operands) - num_consts))
 
     def rule() -> VJPRule:
         backward = bwd()
         residuals = len(backward.invars) - len(results)
         forwarded = given.get("forwarded", (None,) * residuals)
-        return VJPRule(fwd_name, bwd_name, fwd(), backward, forwarded, in_zeros)
+        return VJPRule(fwd_name, bwd_name, fwd(), backward, forwarded, in_zeros, perturbed)
 
     names = fwd_name, bwd_name
     return vjp_params(_renamed(given), names, rule, num_consts, given["symbolic_zeros"])
@@ -455,6 +477,9 @@ def _renamed(given: Mapping[str, Any]) -> Any:
 
 forms["custom_jvp_call"] = Form(_write_custom_jvp, _read_custom_jvp)
 forms["custom_vjp_call"] = Form(_write_custom_vjp, _read_custom_vjp)
+_OF_CUSTOM_CALLS = frozenset({"name", "call_jaxpr", "num_consts", "symbolic_zeros"})
+_ALL_NAMES["custom_jvp_call"] = _OF_CUSTOM_CALLS | {"jvp", "out_zeros", "raises"}
+_ALL_NAMES["custom_vjp_call"] = _OF_CUSTOM_CALLS | {"fwd", "bwd", "forwarded", "in_zeros"}
 forms["custom_vmap_call"] = Form(
     partial(_refuse, "the Python function that is its batching rule"),
     lambda given, operands, results: given,

@@ -18,7 +18,12 @@ CHECKS: dict[str, Callable[[JaxprEqn, Mapping[str, Any]], None]] = {}
 
 
 def _check_jvp(eqn: JaxprEqn, given: Mapping[str, Any]) -> None:
+    if "raises" in given:
+        if not isinstance(given["jvp"], str) or not isinstance(given["raises"], str):
+            raise ValueError("a rule that raises has two texts: its name, and what it raises")
+        return
     primals, results = _primals(eqn, given), _types(eqn.outvars)
+    _same_number("perturbed", given.get("perturbed", (True,) * len(primals)), primals)
     zeros = given.get("out_zeros", (False,) * len(results))
     _same_number("out_zeros", zeros, results)
     tangents = [aval.to_tangent_aval() for aval in primals]
@@ -35,6 +40,7 @@ def _check_vjp(eqn: JaxprEqn, given: Mapping[str, Any]) -> None:
     forwarded = given.get("forwarded", (None,) * max(count, 0))
     zeros = given.get("in_zeros", (False,) * len(primals))
     _same_number("in_zeros", zeros, primals)
+    _same_number("perturbed", given.get("perturbed", (True,) * len(primals)), primals)
     if len(forwarded) != count:
         raise ValueError(f"bwd takes {len(bwd.invars)} operands: not residuals and cotangents")
     new = iter(_types(fwd.outvars)[: len(fwd.outvars) - len(results)])

@@ -319,9 +319,9 @@ class Builder:
         context: Any,
     ) -> None:
         """Check that bodies take the operands, where JAX's own checker does not."""
-        eqn = jaxcompat.new_jaxpr_eqn(operands, [], primitive, parameters, set(), None, context)
         if primitive.name not in _BODIES:
             return
+        eqn = jaxcompat.new_jaxpr_eqn(operands, [], primitive, parameters, set(), None, context)
         structured = view(eqn)
         for body, atoms in _BODIES[primitive.name](structured):
             if len(body.invars) != len(atoms):

@@ -7,6 +7,7 @@ and JAX's own type checker sees every equation before the program is given.
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,11 @@ def parse(data: str | bytes, name: str, constants: Path | None = None) -> Progra
     """
     text = data if isinstance(data, str) else _decoded(data, name)
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    source = Source(name, text)
+    with warnings.catch_warnings(action="ignore"):  # of odd escapes, and of odd parameters
+        return _program(Source(name, text), constants)
+
+
+def _program(source: Source, constants: Path | None) -> Program:
     file = syntax.parse(source)
     header = read_header(source, file.header)
     places = read_places((comment for _, comment in source.comments), header.files)

@@ -45,6 +45,7 @@ class Source:
     def fail(self, position: int, message: str, hint: str | None = None) -> ProgramFileError:
         """The error that says what is wrong at a place; to be raised by the caller."""
         line, column = self.line_and_column(position)
+        message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
         return ProgramFileError(f"{self.name}:{line}:{column}: {message}", hint)
 
     def line_and_column(self, position: int) -> tuple[int, int]:

@@ -22,7 +22,6 @@ begins after it on that line.
 from __future__ import annotations
 
 import re
-import warnings
 from bisect import bisect_left
 from dataclasses import dataclass
 
@@ -172,9 +171,7 @@ class File:
 
 def parse(source: Source) -> File:
     """The tree of a file. Raises ProgramFileError."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of odd escapes in strings
-        return _Parser(source).file()
+    return _Parser(source).file()
 
 
 class _Parser:

@@ -1,0 +1,235 @@
+"""Every kind of value is spelled so that it is read back as itself, and nothing else is read."""
+
+import ast
+import enum
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from types import FunctionType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental.layout import Format, Layout
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
+
+from jaxprtool import jaxcompat
+from jaxprtool.formats.jaxpr import values
+from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable, decode, encode
+from jaxprtool.ir.dtypes import array_dtypes
+
+P = PartitionSpec
+POLICIES = jax.checkpoint_policies
+
+
+def mesh() -> Mesh:
+    return jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+
+
+def read(text, names=None):
+    return decode(ast.parse(text, mode="eval").body, names)
+
+
+def alike(a, b) -> bool:
+    """Whether two values are the same, NaN to the bit, functions by what they hold."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple | list) and not isinstance(a, P):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, np.generic):
+        return a.tobytes() == b.tobytes()
+    if isinstance(a, float | complex):
+        return alike(np.complex128(a), np.complex128(b))
+    if isinstance(a, FunctionType):
+        return jaxcompat.live_key(a) == jaxcompat.live_key(b)
+    if isinstance(a, lax.Tolerance):
+        return vars(a) == vars(b)
+    return a == b
+
+
+PLAIN = [
+    *(None, True, False, 0, -1, 10**30, 1.5, -0.0, 5e-324, math.inf, -math.inf, math.nan),
+    *(1 + 2j, complex(-0.0, math.inf), complex(math.nan, 1)),
+    *("relu", "float32", "None", "nan", "two words", "lambda", "ü", "'\"\n\\", "", "a.b"),
+    *(b"\0a", ..., slice(0, None, 2), (), (1,), (1, 2), ("i",), [1, [2.5]], [], {}),
+    {"a": 1, 2: (None,), (3, "b"): []},
+    OrderedDict(b=1, a=2),
+    *(frozenset(), frozenset({"b", "a"}), jaxcompat.FrozenDict({"a": True})),
+    *(np.int64(4), np.bool_(True), np.float32(0.1), np.float32("-inf"), np.float64(0.1)),
+    *(np.complex64(-0.0 + 1j), np.dtype(jnp.bfloat16).type(1.1), np.dtype(jnp.int4).type(-3)),
+    *np.array([0x7FC00000, 0xFFC00000, 0x7F800001], np.uint32).view(np.float32),
+    np.array([0x7FF8000000000001], np.uint64).view(np.complex64)[0],
+    *array_dtypes().values(),
+    *(np.float32, np.bool_, np.int64, jnp.float32, jnp.bfloat16, jnp.int4),
+]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_plain_values_come_back(value):
+    back = read(encode(value))
+    assert alike(back, value)
+
+
+def of_jax():
+    spec = P("x", None, ("y", "z"), unreduced={"w"})
+    return [
+        *(jax.random.key(0, impl=impl).dtype for impl in ("threefry2x32", "rbg", "unsafe_rbg")),
+        *jaxcompat.key_implementations().values(),
+        *(m for e in (lax.Precision, lax.FftType, lax.GatherScatterMode, AxisType) for m in e),
+        *(m for e in (lax.RoundingMethod, lax.RandomAlgorithm, lax.AccuracyMode) for m in e),
+        *(m for e in (lax.DotAlgorithmPreset, jax.memory.Space) for m in e),
+        *jaxcompat.ArrayCopySemantics,
+        lax.Tolerance(1e-3, 0.0, 2),
+        lax.DotAlgorithm(np.float32, jnp.bfloat16, np.dtype("float32")),
+        lax.ConvDimensionNumbers((0, 1), (0, 1), (1, 0)),
+        lax.GatherDimensionNumbers((1,), (0,), (0,), (), ()),
+        lax.ScatterDimensionNumbers((1,), (0,), (0,)),
+        lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), [0], [0]),
+        jaxcompat.LinearSolveTuple(1, 2, 3, 4),
+        jaxcompat.UNSPECIFIED,
+        *(P(), P(None), P("x"), spec, P(P.UNCONSTRAINED, "x")),
+        *(mesh(), mesh().abstract_mesh, jaxcompat.EMPTY_MESH, AbstractMesh((), ())),
+        AbstractMesh((2, 3), ("a", "b"), (AxisType.Auto, AxisType.Explicit)),
+        *(NamedSharding(mesh(), P("x")), NamedSharding(mesh(), P("x"), memory_kind="device")),
+        *(jax.devices()[1], SingleDeviceSharding(jax.devices()[0])),
+        Format(Layout((1, 0), tiling=((8, 128),)), NamedSharding(mesh(), P("x"))),
+        Layout.AUTO,
+        jax.tree.structure((1, [2, None], {"a": {}, "b": OrderedDict(c=3)})),
+        POLICIES.everything_saveable,
+        POLICIES.dots_saveable,
+        POLICIES.dots_with_no_batch_dims_saveable,
+        POLICIES.save_only_these_names("b", "a"),
+        POLICIES.save_any_names_but_these("a"),
+        POLICIES.save_anything_except_these_names("a"),
+        POLICIES.offload_dot_with_no_batch_dims("device", "pinned_host"),
+        POLICIES.save_and_offload_only_these_names(
+            names_which_can_be_saved=["a"],
+            names_which_can_be_offloaded=["b", "c"],
+            offload_src="device",
+            offload_dst="pinned_host",
+        ),
+        POLICIES.save_from_both_policies(
+            POLICIES.dots_saveable, POLICIES.save_only_these_names("a")
+        ),
+    ]
+
+
+def test_values_of_jax_come_back():
+    for value in of_jax():
+        text = encode(value)
+        assert alike(read(text), value), text
+        assert alike(read(encode((value, [value]))), (value, [value])), text
+
+
+def test_words_are_bare_where_jax_has_them_so_and_cannot_be_taken_for_something_else():
+    assert encode("relu") == "relu" and encode(("relu",)) == "('relu',)"
+    assert encode("bool") == "'bool'" and encode("fry") == "'fry'"
+    assert encode(np.dtype(bool)) == "bool"
+
+
+def test_sets_are_in_order():
+    assert encode(frozenset("cab")) == "frozenset({'a', 'b', 'c'})"
+
+
+def test_a_mesh_of_devices_that_are_not_here_is_read_as_an_abstract_one():
+    text = encode(mesh())
+    there = text.replace("devices=(0, 1)", "devices=(640, 641)")
+    assert read(there) == mesh().abstract_mesh
+    with pytest.raises(Unreadable, match="no such device"):
+        read("device('cpu', 640)")
+
+
+def test_what_is_alive_has_no_spelling():
+    for value in (
+        lambda x: x,
+        print,
+        object(),
+        POLICIES,
+        math,
+        jnp.ones(3),
+        {1: [test_plain_values_come_back]},
+    ):
+        with pytest.raises(Unwritable):
+            encode(value)
+    with pytest.raises(Unwritable, match=r"a Python function \(.*<lambda>\)"):
+        encode((1, lambda: 0))
+
+
+def test_a_tuple_of_an_unknown_class_is_not_taken_for_a_tuple():
+    class Pair(tuple):
+        pass
+
+    with pytest.raises(Unwritable, match="Pair"):
+        encode(Pair((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("(1, unknown)", "'unknown' stands for nothing"),
+        ("unknown()", "there is no 'unknown"),
+        ("lax.Precision", "'lax.Precision' stands for nothing"),
+        ("__import__('os')", "there is no '__import__"),
+        ("().__class__", "begins with a name"),
+        ("(lambda: 1)()", "begins with a name"),
+        ("1 + 1", "BinOp is no part"),
+        ("f'{1}'", "JoinedStr is no part"),
+        ("[*(1, 2)]", "Starred is no part"),
+        ("[x for x in ()]", "ListComp is no part"),
+        ("not True", "only a number"),
+        ("-True", "only a number"),
+        ("{[]: 1}", "unhashable"),
+        ("{[]}", "unhashable"),
+        ("{**{}}", "cannot be unpacked"),
+        ("P('x', P(), a=1)", "cannot be made"),
+        ("P(**{})", "without a name"),
+        ("np.int8(300)", "cannot be made"),
+        ("np.int8(1.5)", "this is no int8"),
+        ("np.float32(bits(1 << 40))", "BinOp"),
+        ("np.float32(bits(99999999999))", "cannot be made"),
+        ("key('none')", "cannot be made"),
+        ("frozenset('abc')", "takes a set"),
+        ("NamedSharding(1, 2)", "cannot be made"),
+    ],
+)
+def test_what_spells_no_value_says_where(text, fault):
+    with pytest.raises(Unreadable, match=fault) as caught:
+        read(text)
+    assert caught.value.node.lineno == 1
+
+
+def test_names_of_the_file_come_before_those_of_the_table():
+    names = {"float32": 1, "twice": lambda x: 2 * x}
+    assert read("(float32, twice(3), int32)", names) == (1, 6, np.dtype("int32"))
+    assert read("float32", names) == 1
+
+
+def test_plugins_add_their_own():
+    class Colour(enum.Enum):
+        RED = 1
+
+    @dataclass(frozen=True)
+    class Brush:
+        colour: Colour
+        width: float = 1.0
+
+    before = dict(values.SPELLINGS), dict(values.MAKERS), dict(values.NAMES)
+    try:
+        values.add_enum(Colour)
+        values.add_record(Brush)
+        text = encode([Brush(Colour.RED)])
+        assert text == "[Brush(colour=Colour.RED, width=1.0)]"
+        assert read(text) == [Brush(Colour.RED)]
+    finally:
+        for table, old in zip((values.SPELLINGS, values.MAKERS, values.NAMES), before, strict=True):
+            table.clear()
+            table.update(old)

@@ -100,12 +100,10 @@ def _traced(
     everything = (True,) * count
     try:
         return trace(eqn, everything), everything
-    except Exception as error:
+    except Exception:
         if not eqn.params["symbolic_zeros"]:
             raise
         alone = tuple(_works(trace, eqn, i, count) for i in range(count))
-        if not any(alone):
-            raise error
         return trace(eqn, alone), alone
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax._src import ad_util, core
 from jax._src import linear_util as lu
-from jax.extend.core import DebugInfo, JaxprEqn, jaxpr_as_fun
+from jax.extend.core import DebugInfo, JaxprEqn, Literal, jaxpr_as_fun
 
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, setting_of, trace_flat
 
@@ -97,14 +97,23 @@ def custom_vjp_rule(
         forward = attach_constants(*fwd.call_wrapped(*perturbed))
         _, res_tree, forwarded_operands = params["out_trees"]()
         forwarded = [None if i is None else i - num_consts for i in forwarded_operands]
-        new = iter(v.aval for v in forward.outvars)
-        residuals = [next(new) if i is None else primals[i] for i in forwarded]
+        given = iter(forward.outvars)
+        new = [next(given) if i is None else None for i in forwarded]
+        residuals = [
+            primals[i] if atom is None else atom.aval
+            for i, atom in zip(forwarded, new, strict=True)
+        ]
         assert len(residuals) == res_tree.num_leaves
         cotangents = [v.aval.to_ct_aval() for v in eqn.outvars]
         zeros: list[bool] = []
 
         def backward(*args: Any) -> list[Any]:
-            cts = bwd.call_wrapped(*args)
+            # A residual that fwd gives as a number is one to bwd too, which may branch on it.
+            known = [
+                atom.val if isinstance(atom, Literal) else arg
+                for atom, arg in zip(new, args, strict=False)
+            ]
+            cts = bwd.call_wrapped(*known, *args[len(known) :])
             if BWD_GIVES_LOGS:
                 cts, logs = cts
                 if logs is not None:

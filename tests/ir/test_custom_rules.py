@@ -264,6 +264,16 @@ def test_looking_at_a_rule_leaves_it_as_it_was():
     assert gradient(2.0, 3.0) == before
 
 
+def test_a_backward_rule_may_branch_on_a_number_that_the_forward_rule_gives():
+    @jax.custom_vjp
+    def fun(x):
+        return x
+
+    fun.defvjp(lambda x: (x, True), lambda flag, ct: (ct * 3.0 if flag else ct,))
+    again = rewritten(lambda x: fun(x), 2.0)
+    assert jax.grad(lambda x: again(x)[0])(2.0) == jax.grad(fun)(2.0) == 3.0
+
+
 def test_a_call_with_constants_keeps_its_rules():
     @jax.jit
     def outer(x, w):

@@ -96,6 +96,7 @@ from jaxprtool.jaxcompat.tracing import (
     traced_like,
 )
 from jaxprtool.jaxcompat.values import (
+    ABSTRACT_TOKEN,
     CONTEXT_DEFAULTS,
     EMPTY_MESH,
     UNSPECIFIED,
@@ -125,6 +126,7 @@ from jaxprtool.jaxcompat.values import (
 )
 
 __all__ = [
+    "ABSTRACT_TOKEN",
     "BWD_GIVES_LOGS",
     "CONTEXT_DEFAULTS",
     "EMPTY_MESH",

@@ -25,6 +25,9 @@ AbstractRef = state_types.AbstractRef
 AbstractToken = core.AbstractToken
 
 
+ABSTRACT_TOKEN = core.abstract_token
+
+
 ArrayCopySemantics = xla_client.ArrayCopySemantics
 
 

@@ -126,7 +126,7 @@ class TypeReader:
 
     def _read(self, text: str) -> Any:
         if text == "Tok":
-            return jaxcompat.AbstractToken()
+            return jaxcompat.ABSTRACT_TOKEN
         if reference := _REFERENCE.fullmatch(text):
             space, inner = reference.groups()
             return jaxcompat.AbstractRef(self(inner), space and _memory_space(space))

@@ -52,9 +52,8 @@ def traced_like(eqn: JaxprEqn, fun: Callable[..., Any], operands: Sequence[Var])
         return trace_flat(fun, "trial", [v.aval for v in operands])
 
 
-def alone(eqn: JaxprEqn, operands: Sequence[Var], like: Any) -> Any:
-    """The closed jaxpr of one equation of `operands`; `like` is one with as many arguments."""
+def alone(eqn: JaxprEqn, operands: Sequence[Var], outs: Sequence[Var], like: Any) -> Any:
+    """The closed jaxpr of one equation; `like` is one with as many arguments and results."""
     debug = like.debug_info._replace(arg_names=None, result_paths=None)
-    outs = list(eqn.outvars)
-    parts = {"invars": list(operands), "outvars": outs, "eqns": [eqn]}
+    parts = {"invars": list(operands), "outvars": list(outs), "eqns": [eqn]}
     return replace_jaxpr(like, constvars=[], consts=[], debug_info=debug, **parts)

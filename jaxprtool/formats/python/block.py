@@ -60,6 +60,7 @@ class Waiting:
     pieces: Sequence[Piece]
     level: int
     parts: int
+    origin: tuple[str, str] | None = None
 
 
 class Block:
@@ -81,6 +82,8 @@ class Block:
         self._operands: Sequence[Atom] = ()
         # Names that say something, of the variables that have one.
         self._wishes: dict[Any, str] = {}
+        # The function of the user's code that the last line comes from.
+        self._origin: tuple[str, str] | None = None
 
     def write(self, results: Structure) -> None:
         """Write all equations, and the return of the jaxpr's results in that structure."""
@@ -133,9 +136,11 @@ class Block:
             template = Template.of(line.expression, self)
         whole = self._filled(template, line.operands)
         if template.results == 0 and self._may_wait(outs[0], line.eqn, whole):
-            self._waiting.append(replace(whole, var=outs[0]))
+            origin = self._module.origin(line.eqn)
+            self._waiting.append(replace(whole, var=outs[0], origin=origin))
             return
         self._flush()
+        self._comment(self._module.origin(line.eqn))
         if not outs or template.results is None:
             self.lines += statement("", whole.pieces, "", self._depth)
         elif template.results == 0:
@@ -203,7 +208,18 @@ class Block:
         written, self._waiting = self._waiting[:count], self._waiting[count:]
         for w in written:
             assert w.var is not None
+            self._comment(w.origin)
             self.assign(w.var, w.pieces)
+
+    def _comment(self, origin: tuple[str, str] | None) -> None:
+        """Say from which function the lines that follow come, where that is another."""
+        if origin is None or origin == self._origin:
+            return
+        function, file = origin
+        known = self._origin is not None and self._origin[1] == file
+        text = function if known else f"{function}, {file}"
+        self.lines.append(f"{INDENT * self._depth}# {text}")
+        self._origin = origin
 
     # --- results ------------------------------------------------------------------------------
 
@@ -216,8 +232,9 @@ class Block:
         if structure is None:
             return "_", None
         var = variables[structure]
-        used = self._uses[var] > 0
-        return self.name(var, wishes.get(structure)) if used else "_", type_of(var.aval)
+        if not self._uses[var]:
+            return "_", None
+        return self.name(var, wishes.get(structure)), type_of(var.aval)
 
     def _return(self, results: Structure) -> None:
         pieces = self._grouped(results)
@@ -228,7 +245,10 @@ class Block:
         self._flush()
         types = ", ".join(type_of(v.aval) for v in self._jaxpr.outvars)
         suffix = f"  # {types}" if whole.parts > 1 else ""
-        self.lines += statement("return ", whole.pieces, suffix, self._depth)
+        room = WIDTH - len(INDENT) * self._depth - len("return ") - len(whole.text)
+        self.lines += statement(
+            "return ", whole.pieces, suffix * (len(suffix) <= room), self._depth
+        )
 
     def _grouped(self, structure: Structure) -> list[Piece]:
         """A structure of results as pieces, with a hole for each."""
@@ -359,8 +379,9 @@ def _undecorated(
         return [*definition(name, function.titles, [None] * len(function.titles), depth), *raised]
     jaxpr = open_jaxpr(function.jaxpr)
     own = jaxpr.debug_info.arg_names or ()
-    if len(own) == len(jaxpr.invars) and all(own):
-        wishes = dict(enumerate(local_names(own)))
+    if len(own) == len(jaxpr.invars):
+        known = [i for i, text in enumerate(own) if text]
+        wishes |= zip(known, local_names([own[i] for i in known]), strict=True)
     body = Block(module, function.jaxpr, texts, names, depth + 1)
     parameters: list[str] = []
     types: list[str | None] = []

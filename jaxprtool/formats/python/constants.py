@@ -57,7 +57,15 @@ def _bytes(name: str, data: np.ndarray, scope: Any) -> list[str]:
     rows = [f"{INDENT}{text[i : i + width]}" for i in range(0, len(text), width)]
     kind = "".join(map(str, written(dtype_name(data.dtype), scope)))
     shape = [f"{INDENT}{size}," for size in data.shape]
-    return [f"{name} = from_hex(", f'{INDENT}"""', *rows, f'{INDENT}""",', f"{INDENT}{kind},", *shape, ")"]
+    return [
+        f"{name} = from_hex(",
+        f'{INDENT}"""',
+        *rows,
+        f'{INDENT}""",',
+        f"{INDENT}{kind},",
+        *shape,
+        ")",
+    ]
 
 
 def digest(data: np.ndarray) -> str:

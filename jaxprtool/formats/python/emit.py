@@ -52,7 +52,7 @@ from jaxprtool.formats.python.values import literal
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import CALLS, sub_jaxprs
-from jaxprtool.jaxcompat import Literal, open_jaxpr
+from jaxprtool.jaxcompat import JaxprEqn, Literal, open_jaxpr
 
 __all__ = ["python_rules", "to_python", "write_python"]
 
@@ -99,6 +99,7 @@ class _Module:
         self._hoisted: dict[Any, str] = {}
         self._constants: dict[int, str] = {}
         self._literals: dict[tuple[int, bool], tuple[str, int, Any]] = {}
+        self._origins: dict[int, tuple[str, str] | None] = {}
         self._helpers: dict[str, list[str]] = {}
         self._names = Names(self._taken, self._everywhere)
         self._reserved = _function_names(program.jaxpr)
@@ -228,6 +229,15 @@ class _Module:
         """The decorator that gives a function a name that another has, or that is none."""
         self._helpers.setdefault("named", _NAMED.splitlines())
         return f"@named({flat(written(name, self))})"
+
+    def origin(self, eqn: JaxprEqn) -> tuple[str, str] | None:
+        """The function of the user's code that an equation comes from, and its file."""
+        traceback = eqn.source_info.traceback
+        if id(traceback) not in self._origins:
+            frame = jaxcompat.user_frame(eqn)
+            found = (frame[2].split(".")[-1], os.path.basename(frame[0])) if frame else None
+            self._origins[id(traceback)] = found
+        return self._origins[id(traceback)]
 
     def literal(self, atom: Literal, typed: bool) -> tuple[str, int]:
         """The text of a literal and how tightly it binds."""

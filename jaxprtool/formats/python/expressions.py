@@ -32,6 +32,7 @@ from jaxprtool.formats.python.layout import Bracket, Hole, Piece
 #: How tightly an expression binds: what stands in a place that binds tighter gets parentheses.
 ANY, COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, SIGN, POWER, ATOM = range(11)
 
+
 def _is_exception(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, Exception)
 

@@ -70,9 +70,7 @@ class Spellings:
         Raises UnsupportedError if the equation cannot be written.
         """
         params = eqn.params
-        operands = [
-            literal(v).kind if isinstance(v, Literal) else id(v.aval) for v in eqn.invars
-        ]
+        operands = [literal(v).kind if isinstance(v, Literal) else id(v.aval) for v in eqn.invars]
         if len(operands) == 2 and eqn.invars[0] is eqn.invars[1]:
             operands.append(-1)
         outs = [(id(v.aval), type(v)) for v in eqn.outvars]

@@ -186,6 +186,7 @@ def nested(value: np.ndarray) -> Any:
 
 _PRNG_IMPLEMENTATION = type(next(iter(jaxcompat.key_implementations().values())))
 
+
 def primitive(value: Primitive) -> Expression:
     """A primitive by its public name; TypeError if it has none."""
     for path, home in (
@@ -267,11 +268,10 @@ def number(value: Any) -> Any:
     if np.issubdtype(kind, np.integer) or jax.dtypes.issubdtype(kind, np.integer):
         return int(value)
     if np.issubdtype(kind, np.complexfloating):
-        return complex(value)
-    try:
-        short = float(str(value))
-    except ValueError:
-        short = float(value)
+        return complex(number(value.real), number(value.imag))
+    if value != value:
+        return math.nan  # whatever the bits of its payload
+    short = float(str(value))
     with np.errstate(over="ignore"):
         return short if _same_bits(kind.type(short), value) else float(value)
 

@@ -49,7 +49,7 @@ def primitives(jaxpr: Any) -> Iterator[str]:
 
 
 def outcome(program: Program, arguments: list[Any], gradients: bool = False) -> str:
-    """"equivalent", "identical" in results, or "refused"; AssertionError if none of these."""
+    """ "equivalent", "identical" in results, or "refused"; AssertionError if none of these."""
     try:
         source = to_python(program)
     except UnsupportedError:

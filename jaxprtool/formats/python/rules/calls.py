@@ -157,7 +157,7 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         next_tangent += not zero
     rule_function = Function(
         found.jaxpr,
-        found.name,
+        _own(found.name, f"{called_name(eqn)}_jvp"),
         (tuple(primals), tuple(i + len(primals) for i in primals)),
         (results, group(tangents)),
         ("primals", "tangents"),
@@ -175,6 +175,11 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         key=(called_name(eqn), rule_key(eqn)),
     )
     yield Giving(Call(function, operands[count:]), results)
+
+
+def _own(name: str, otherwise: str) -> str:
+    """The name of a rule, if it has one that says more than that it is a rule."""
+    return name if name.isidentifier() and name not in ("jvp", "fwd", "bwd") else otherwise
 
 
 def _exception(described: str) -> Expression:
@@ -207,7 +212,10 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     shifted = group([i + given for i in outs])
     kept = len(found.forwarded)
     forward = Function(
-        found.fwd, found.fwd_name, tuple(range(primals)), (shifted, tuple(residuals))
+        found.fwd,
+        _own(found.fwd_name, f"{called_name(eqn)}_fwd"),
+        tuple(range(primals)),
+        (shifted, tuple(residuals)),
     )
     cotangents, next_one = [], 0
     for zero in found.in_zeros:
@@ -215,7 +223,7 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         next_one += not zero
     backward = Function(
         found.bwd,
-        found.bwd_name,
+        _own(found.bwd_name, f"{called_name(eqn)}_bwd"),
         (tuple(range(kept)), group([i + kept for i in outs])),
         tuple(cotangents),
         ("residuals", "cotangents"),

@@ -81,8 +81,8 @@ def _window(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     if start is None:
         starts = list(_ends(eqn.invars[0].aval.dtype, eqn.primitive.name.endswith("max")))
     for first in starts:
-        for more in _window_arguments(eqn):
-            yield call("lax.reduce_window", x, first, Name(combine), **more)
+        for more, dilations in _window_arguments(eqn):
+            yield call("lax.reduce_window", x, first, Name(combine), *more, **dilations)
 
 
 def _ends(dtype: Any, lowest: bool) -> Iterator[Any]:
@@ -98,32 +98,31 @@ def _ends(dtype: Any, lowest: bool) -> Iterator[Any]:
         yield call("np.array", float("-inf") if lowest else float("inf"), dtype_name(dtype))
 
 
-def _window_arguments(eqn: JaxprEqn) -> Iterator[dict[str, Any]]:
+def _window_arguments(eqn: JaxprEqn) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+    """The dimensions, strides and padding of a window, and its dilations if it has any."""
     p = eqn.params
-    yield {
-        "window_dimensions": ints(p["window_dimensions"]),
-        "window_strides": ints(p["window_strides"]),
-        "padding": tuple(map(ints, p["padding"])),
-        **{
-            name: ints(p[name])
-            for name in ("base_dilation", "window_dilation")
-            if any(n != 1 for n in p[name])
-        },
+    sizes = [ints(p["window_dimensions"]), ints(p["window_strides"])]
+    dilations = {
+        name: ints(p[name])
+        for name in ("base_dilation", "window_dilation")
+        if any(n != 1 for n in p[name])
     }
+    for padding in ("VALID", "SAME", tuple(map(ints, p["padding"]))):
+        yield [*sizes, padding], dilations
 
 
 @rule("reduce_window")
 def _reduce_window(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     count = len(operands) // 2
     body = eqn.params["jaxpr"]
-    (arguments,) = _window_arguments(eqn)
-    if count == 1:
-        combine = Function(body, "combine", (0, 1), 0)
-        yield call("lax.reduce_window", operands[0], operands[1], combine, **arguments)
-        return
-    first, second = tuple(range(count)), tuple(range(count, 2 * count))
-    combine = Function(body, "combine", (first, second), first, ("left", "right"))
-    yield call("lax.reduce_window", operands[:count], operands[count:], combine, **arguments)
+    combine = Function(body, "combine", (0, 1), 0)
+    values: Any = operands[0], operands[1]
+    if count > 1:
+        first, second = tuple(range(count)), tuple(range(count, 2 * count))
+        combine = Function(body, "combine", (first, second), first, ("left", "right"))
+        values = operands[:count], operands[count:]
+    for more, dilations in _window_arguments(eqn):
+        yield call("lax.reduce_window", *values, combine, *more, **dilations)
 
 
 # --- sorting ----------------------------------------------------------------------------------
@@ -189,24 +188,23 @@ def _einsum(ranks: tuple[int, int], contract: Any, batch: Any) -> str:
 @rule("conv_general_dilated")
 def _convolution(eqn: JaxprEqn, x: Slot, kernel: Slot) -> Iterator[Expression]:
     p = eqn.params
-    arguments: dict[str, Any] = {
-        "window_strides": ints(p["window_strides"]),
-        "padding": tuple(map(ints, p["padding"])),
+    options = {
+        name: ints(p[name])
+        for name in ("lhs_dilation", "rhs_dilation")
+        if any(n != 1 for n in p[name])
     }
-    for name in ("lhs_dilation", "rhs_dilation"):
-        if any(n != 1 for n in p[name]):
-            arguments[name] = ints(p[name])
-    arguments["dimension_numbers"] = p["dimension_numbers"]
-    for name in ("feature_group_count", "batch_group_count"):
-        if p[name] != 1:
-            arguments[name] = p[name]
+    more: dict[str, Any] = {
+        name: p[name] for name in ("feature_group_count", "batch_group_count") if p[name] != 1
+    }
     if p["precision"] is not None:
-        arguments["precision"] = p["precision"]
+        more["precision"] = p["precision"]
     if p["preferred_element_type"] is not None:
-        arguments["preferred_element_type"] = dtype_name(p["preferred_element_type"])
-    spelled = {**arguments, "dimension_numbers": _layouts(p["dimension_numbers"])}
-    yield call("lax.conv_general_dilated", x, kernel, **spelled)
-    yield call("lax.conv_general_dilated", x, kernel, **arguments)
+        more["preferred_element_type"] = dtype_name(p["preferred_element_type"])
+    strides = ints(p["window_strides"])
+    for numbers in (_layouts(p["dimension_numbers"]), p["dimension_numbers"]):
+        options["dimension_numbers"] = numbers
+        for padding in ("SAME", "VALID", tuple(map(ints, p["padding"]))):
+            yield call("lax.conv_general_dilated", x, kernel, strides, padding, **options, **more)
 
 
 def _layouts(numbers: Any) -> tuple[str, str, str]:

@@ -1,0 +1,363 @@
+"""What emitted source looks like, and that it stands alone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxprtool
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.formats.python.emit import python_rules, to_python, write_python
+from jaxprtool.formats.python.expressions import call
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.jaxcompat import Primitive
+from jaxprtool.loading.load import find
+from jaxprtool.loading.trace import trace
+from tests.formats.python.emitting import defined, emitted
+from tests.programs import harness_programs, sample_programs
+from tests.programs.samples import SAMPLES, sample_files
+
+X = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+
+
+def code(program: Any) -> str:
+    """The source from its first definition on, without comments on lines of their own."""
+    lines = to_python(program).split('"""', 2)[2].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(("def ", "@")))
+    return "\n".join(line for line in lines[start:] if not line.lstrip().startswith("# ")) + "\n"
+
+
+def expected(text: str) -> str:
+    return dedent(text).lstrip("\n")
+
+
+def test_results_that_are_used_once_stand_where_they_are_used() -> None:
+    def normalised(x):
+        x = x - x.mean(axis=1, keepdims=True)
+        return x * lax.rsqrt(jnp.square(x).mean(axis=1, keepdims=True) + 1e-5)
+
+    assert code(trace(normalised, X)) == expected("""
+        def normalised(x):  # f32[3,4]
+            a = x - jnp.sum(x, axis=1)[:, None] / 4.0  # f32[3,4]
+            b = jnp.sum(jnp.square(a), axis=1)[:, None] / 4.0  # f32[3,1]
+            return a * lax.rsqrt(b + 1e-05)  # f32[3,4]
+    """)
+
+
+def test_what_is_evaluated_later_is_written_later() -> None:
+    def f(x):
+        a, b = jnp.sin(x), jnp.cos(x)
+        return b - a
+
+    assert code(trace(f, X)) == expected("""
+        def f(x):  # f32[3,4]
+            a = jnp.sin(x)  # f32[3,4]
+            return jnp.cos(x) - a  # f32[3,4]
+    """)
+
+
+def test_arguments_are_taken_out_of_their_trees_by_name() -> None:
+    def loss(params, *rest, scale):
+        return {"loss": (params["w"] @ rest[0]).sum() * scale, "params": [params["b"], None]}
+
+    program = trace(loss, {"w": X, "b": X}, X.update(shape=(4,)), scale=2.0)
+    assert code(program) == expected("""
+        def loss(params, *rest, scale):  # f32[]
+            b = params["b"]  # f32[3,4]
+            w = params["w"]  # f32[3,4]
+            rest_0 = rest[0]  # f32[4]
+            a = jnp.sum(w @ rest_0) * scale.astype(jnp.float32)  # f32[]
+            return {"loss": a, "params": [b, None]}
+    """)
+    assert difference(program, emitted(program)[1]) is None
+
+
+def test_loops_and_branches_are_local_functions() -> None:
+    def f(x, n):
+        def step(total, row):
+            total = lax.cond(total > 0.0, lambda t: t + row.sum(), jnp.negative, total)
+            return total, row * n
+
+        return lax.scan(step, 0.0, x)
+
+    program = trace(f, X, 3.0)
+    assert code(program) == expected("""
+        def f(x, n):  # f32[3,4], f32[]
+            def step(total, row):  # f32[], f32[4]
+                def then(row, t):  # f32[4], f32[]
+                    a = jnp.sum(row)  # f32[]
+                    return t.astype(jnp.float32) + a  # f32[]
+
+                def otherwise(row, total):  # f32[4], f32[]
+                    return -total  # f32[]
+
+                b = lax.cond(total > 0.0, then, otherwise, row, total)  # f32[]
+                return b, row * n.astype(jnp.float32)  # f32[], f32[4]
+
+            c, d = lax.scan(step, 0.0, x)  # f32[], f32[3,4]
+            return c, d
+    """)
+    assert difference(program, emitted(program)[1]) is None
+
+
+def test_jit_is_a_decorator_and_a_name_that_is_taken_is_kept() -> None:
+    @jax.jit
+    def twice(x):
+        return x + x
+
+    def f(x):
+        return twice(x), twice(x[0]), twice(x)
+
+    program = trace(f, X)
+    assert code(program).endswith(
+        expected("""
+        def f(x):  # f32[3,4]
+            a = twice(x)  # f32[3,4]
+            b = twice_2(x[:1].squeeze(0))  # f32[4]
+            return a, b, twice(x)  # f32[3,4], f32[4], f32[3,4]
+
+
+        @jax.jit
+        def twice(x):  # f32[3,4]
+            return x + x  # f32[3,4]
+
+
+        @jax.jit
+        @named("twice")
+        def twice_2(x):  # f32[4]
+            return x + x  # f32[4]
+        """)
+    )
+    assert difference(program, emitted(program)[1]) is None
+
+
+def test_custom_derivatives_keep_their_rules() -> None:
+    @jax.custom_vjp
+    def clip(x):
+        return x
+
+    clip.defvjp(lambda x: (x, x), lambda x, ct: (jnp.clip(ct, -x, x),))
+    program = trace(lambda x: clip(x).sum(), X)
+    source, again = emitted(program)
+    assert "@jax.custom_vjp\ndef clip(" in source
+    assert source.endswith("\nclip.defvjp(clip_fwd, clip_bwd)\n")
+    assert difference(program, again) is None
+    x = jnp.linspace(0.0, 2.0, 12).reshape(3, 4)
+    got = jax.grad(defined(source))(x)
+    np.testing.assert_array_equal(got, np.minimum(1.0, x))
+
+
+def test_a_weak_argument_and_a_strong_literal_keep_their_types() -> None:
+    def f(x, n):
+        return x * np.float32(2.0), n * 2, n + np.int32(1), jnp.where(n > 0, n, 7)
+
+    program = trace(f, X, 3)
+    assert difference(program, emitted(program)[1]) is None
+
+
+def test_special_floats_come_back_to_the_bit() -> None:
+    bits = np.array([0xFFC00001, 0x7F800000, 0x80000000, 0x00000001], np.uint32)
+    values = bits.view(np.float32)
+
+    def f(x):
+        return [lax.max(x, v) for v in values]
+
+    program = trace(f, X)
+    assert difference(program, emitted(program)[1]) is None
+
+
+# --- constants ----------------------------------------------------------------------------------
+
+
+def test_large_constants_are_in_a_file_beside(tmp_path: Path) -> None:
+    large = np.arange(4096, dtype=np.float32).reshape(64, 64)
+    medium = np.arange(20, dtype=jnp.bfloat16)
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    def f(x):
+        return x @ large, medium + 1, jax.random.bits(keys[0]), jnp.float32(3.0) + large[0, 0]
+
+    program = trace(f, jnp.ones((2, 64)))
+    path = tmp_path / "module.py"
+    write_python(program, path)
+    source = path.read_text()
+    assert str(tmp_path) not in source
+    assert len(source) < 3000
+    again = defined(source, str(path))
+    for got, want in zip(again(jnp.ones((2, 64))), program(jnp.ones((2, 64))), strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert difference(program, emitted(program)[1]) is None
+
+
+def test_a_file_without_large_constants_stands_alone(tmp_path: Path) -> None:
+    write_python(trace(jnp.sin, X), tmp_path / "sin.py")
+    assert [p.name for p in tmp_path.iterdir()] == ["sin.py"]
+    run = "import runpy; m = runpy.run_path('sin.py'); print(m['sin'](0.0)); "
+    run += "import sys; print('jaxprtool' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0.0", "False"]
+
+
+# --- trees that a module cannot make --------------------------------------------------------------
+
+Point = namedtuple("Point", "x y")
+
+
+def test_nodes_of_other_types_are_read_by_attribute_and_returned_flat() -> None:
+    def swap(point):
+        return Point(point.y, point.x)
+
+    program = trace(swap, Point(1.0, 2))
+    source = to_python(program)
+    assert "def swap(point):" in source
+    assert "It returns its results flat" in source
+    assert defined(source)(Point(1.0, 2)) == (2, 1.0)
+
+
+@jax.tree_util.register_pytree_node_class
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+    def tree_flatten(self):
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*children)
+
+
+def test_nodes_that_cannot_be_read_make_the_arguments_flat() -> None:
+    program = trace(lambda box, x: box.value + x, Box(1.0), 2.0)
+    source = to_python(program)
+    assert "It takes its arguments flat" in source
+    assert defined(source)(1.0, 2.0) == 3.0
+
+
+# --- plug-ins and refusals ------------------------------------------------------------------------
+
+
+def test_a_plug_in_teaches_its_primitive() -> None:
+    doubled_p = Primitive("test_doubled")
+    doubled_p.def_abstract_eval(lambda x: x)
+    doubled_p.def_impl(lambda x: x + x)
+    program = trace(lambda x: doubled_p.bind(x) + 1.0, X)
+    with pytest.raises(UnsupportedError, match=r"test_doubled at .*test_source.py:\d+"):
+        to_python(program)
+    jnp.__dict__["test_doubled"] = doubled_p.bind
+    try:
+        python_rules["test_doubled"] = lambda eqn, x: [call("jnp.test_doubled", x)]
+        assert "jnp.test_doubled(x) + 1.0" in to_python(program)
+    finally:
+        del python_rules["test_doubled"], jnp.__dict__["test_doubled"]
+
+
+def test_a_proposal_that_says_something_else_is_not_taken() -> None:
+    before = python_rules["sin"]
+    try:
+        python_rules["sin"] = lambda eqn, x: [call("jnp.cos", x), *before(eqn, x)]
+        assert "jnp.sin(x)" in to_python(trace(lambda x: jnp.sin(x), X))
+    finally:
+        python_rules["sin"] = before
+
+
+def test_callbacks_into_live_python_are_refused_with_their_line() -> None:
+    def f(x):
+        return jax.pure_callback(np.sin, X, x)
+
+    with pytest.raises(UnsupportedError, match=r"pure_callback at .*test_source.py:\d+ cannot"):
+        to_python(trace(f, X))
+
+
+def test_bodies_may_nest_deeply() -> None:
+    def nested(depth):
+        if not depth:
+            return jnp.sin
+
+        @jax.jit
+        def inner(x):
+            return nested(depth - 1)(x) * 2.0
+
+        return inner
+
+    program = trace(nested(60), X)
+    source, again = emitted(program)
+    assert source.count("@jax.jit") == 60
+    assert difference(program, again) is None
+
+
+# --- form -----------------------------------------------------------------------------------------
+
+
+def test_emission_is_deterministic() -> None:
+    target = f"{SAMPLES / 'transformer.py'}:grad_loss"
+    code = "import jaxprtool, sys; print(jaxprtool.to_python(jaxprtool.load(sys.argv[1])))"
+    runs = [
+        subprocess.run([sys.executable, "-c", code, target], capture_output=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+    assert b"/" not in runs[0].split(b'"""')[1]
+
+
+def check_form(sources: dict[str, str], folder: Path) -> None:
+    """Raise AssertionError unless ruff would neither reformat a source nor find a fault in it."""
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source)
+    for arguments in (["format", "--diff"], ["check"]):
+        command = [str(ruff), *arguments, "--isolated", "--no-cache", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-400:]
+
+
+def sources_of(cases: Any) -> dict[str, str]:
+    sources = {}
+    for i, case in enumerate(cases):
+        with case.setting():
+            try:
+                sources[f"module_{i}"] = to_python(case.program())
+            except UnsupportedError:
+                continue
+    return sources
+
+
+# `ruff` is one of the "dev" dependencies: CI has it, and skips none of these there.
+needs_ruff = pytest.mark.skipif(
+    not (shutil.which("ruff") or (Path(sys.executable).parent / "ruff").exists()),
+    reason='needs ruff: pip install "jaxprtool[dev]"',
+)
+
+
+@needs_ruff
+def test_ruff_would_change_nothing(tmp_path: Path) -> None:
+    sources = sources_of(harness_programs(20))
+    for file in sample_files():
+        sources |= {f"{k}_{file[:-3]}": v for k, v in sources_of(sample_programs(file)).items()}
+    assert len(sources) > 300
+    check_form(sources, tmp_path)
+
+
+@needs_ruff
+@pytest.mark.sweep
+def test_ruff_would_change_nothing_of_any(tmp_path: Path) -> None:
+    check_form(sources_of(harness_programs(1)), tmp_path)
+
+
+def test_public_names() -> None:
+    assert jaxprtool.to_python is to_python
+    assert jaxprtool.python_rules is python_rules
+    assert find(f"{SAMPLES / 'rnn.py'}:encode").trace().name == "encode"

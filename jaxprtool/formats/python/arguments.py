@@ -44,7 +44,8 @@ def signature(program: Program) -> Signature:
     count = program.in_tree.num_leaves
     args, kwargs = jax.tree.unflatten(program.in_tree, range(count))
     names = program.arg_names
-    parameters, places = [], [""] * count
+    parameters: list[str] = []
+    places = [""] * count
     rest: str | None = None
     for position, arg in enumerate(args):
         leaves = _leaves(arg)
@@ -101,7 +102,7 @@ def _is_name(text: str) -> bool:
 def _parameter(
     leaves: Sequence[tuple[int, str, str]] | None, names: Sequence[str], position: int
 ) -> tuple[str, int | None]:
-    """What the paths of an argument's leaves begin with: a name, and an index if it is `args[0]`."""
+    """What an argument's paths begin with: a name, and an index if that is `args[0]`."""
     roots = {names[i].removesuffix(path) for i, _, path in leaves or ()}
     root = roots.pop() if len(roots) == 1 else ""
     found = re.fullmatch(r"(\w+)\[(\d+)\]", root)

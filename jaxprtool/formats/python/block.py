@@ -15,7 +15,6 @@ from typing import Any
 from jaxprtool.formats.python.arguments import local_names
 from jaxprtool.formats.python.expressions import (
     ATOM,
-    SIGN,
     Argument,
     Function,
     Hoisted,
@@ -360,7 +359,7 @@ def define(
             items.append([rule_name])
         items += [[f"{k}=", *written(v, module)] for k, v in kwargs.items()]
         lines += gap(depth)
-        defined = [f"{name}.{method}", Bracket("(", items, ")", call=True)]
+        defined: list[Piece] = [f"{name}.{method}", Bracket("(", items, ")", call=True)]
         lines += statement("", defined, "", depth)
     return lines
 

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.formats.python.layout import INDENT, WIDTH, statement
 from jaxprtool.formats.python.expressions import call, written
+from jaxprtool.formats.python.layout import INDENT, WIDTH, statement
 from jaxprtool.formats.python.values import array, dtype_name
 
 #: Arrays of more elements are written as their bytes, and of more bytes into the file beside.

@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python import constants
-from jaxprtool.formats.python.arguments import Signature, local_names, result_structure, signature
+from jaxprtool.formats.python.arguments import local_names, result_structure, signature
 from jaxprtool.formats.python.block import Block, define
 from jaxprtool.formats.python.expressions import (
     ATOM,
@@ -77,7 +77,7 @@ def write_python(program: Program, path: str | os.PathLike[str]) -> None:
     module = _Module(program, beside.name)
     text = module.source()
     if module.arrays:
-        np.savez(beside, **module.arrays)
+        np.savez(beside, **module.arrays)  # type: ignore[arg-type]
     path.write_text(text, encoding="utf-8")
 
 
@@ -145,8 +145,9 @@ class _Module:
 
     def _header(self, name: str, notes: list[str]) -> list[str]:
         shown = f"{name}({', '.join(self._signature.call)})"
+        origin = f"written as Python from its jaxpr by jaxprtool, under JAX {jax.__version__}."
         lines = [
-            f'"""`{name}`, written as Python from its jaxpr by jaxprtool, under JAX {jax.__version__}.',
+            f'"""`{name}`, {origin}',
             "",
             f"    {shown}",
             "",
@@ -158,12 +159,13 @@ class _Module:
         return [*lines, '"""']
 
     def _imports(self) -> list[str]:
-        plain, named = [], []
+        plain: list[str] = []
+        named: list[str] = []
         for root in ROOTS:
             if root in self._roots and ROOTS[root][1]:
                 text = ROOTS[root][1]
                 (plain if text.startswith("import") else named).append(text)
-        first = [t for t in named if t.startswith("from functools") or t.startswith("from pathlib")]
+        first = [t for t in named if t.startswith(("from functools", "from pathlib"))]
         rest = sorted([*plain, *(t for t in named if t not in first)], key=_import_order)
         return [*sorted(first), *([""] if first and rest else []), *rest]
 

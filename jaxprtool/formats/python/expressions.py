@@ -155,7 +155,9 @@ class Subscript(Expression):
         return self.of.value(slots)[key[0] if len(key) == 1 else key]
 
     def pieces(self, scope: Any) -> list[Piece]:
-        items = [[_slice(k)] if isinstance(k, slice) else written(k, scope) for k in self.key]
+        items: list[list[Piece]] = [
+            [_slice(k)] if isinstance(k, slice) else written(k, scope) for k in self.key
+        ]
         return [*_within(self.of, ATOM, scope), Bracket("[", items, "]", call=True)]
 
 

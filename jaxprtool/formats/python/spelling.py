@@ -48,10 +48,11 @@ class Template:
         cls, expression: Expression, scope: Any, results: Structure = 0, typed: bool = True
     ) -> Template:
         """The template of an expression; `scope` defines the functions that it mentions."""
-        if isinstance(expression, Giving):
-            expression, results = expression.of, expression.results
-        pieces = tuple(expression.pieces(scope))
-        return cls(tuple(holes_of(pieces)), pieces, expression.level, results, typed)
+        what: Any = expression
+        if isinstance(what, Giving):
+            what, results = what.of, what.results
+        pieces = tuple(what.pieces(scope))
+        return cls(tuple(holes_of(pieces)), pieces, what.level, results, typed)
 
 
 class Spellings:

@@ -17,8 +17,14 @@ import jax.extend.core.primitives
 import jax.extend.random
 import numpy as np
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
@@ -310,10 +316,9 @@ def literal(atom: Any) -> LiteralSpelling:
 
 def _python_number(value: Any, scalar: Any) -> Any:
     """A weakly typed literal keeps all digits that Python gave it."""
-    for kind in (bool, int, float, complex):
-        if isinstance(value, kind):
-            return kind(value)
-    return number(scalar)
+    kinds: tuple[Any, ...] = (bool, int, float, complex)
+    known = (kind(value) for kind in kinds if isinstance(value, kind))
+    return next(known, None) if isinstance(value, kinds) else number(scalar)
 
 
 def _odd(bare: Any) -> bool:

@@ -27,29 +27,26 @@ from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
 from jaxprtool.ir.structured import CALLS, ShardMap, sub_jaxprs
 from jaxprtool.jaxcompat import JaxprEqn
 
-#: Public functions that JAX defines with `jit`, by the name that the call then bears: the call of
-#: one is spelled as such if that is exactly what it is.
-LIBRARY: dict[str, tuple[str, ...]] = {
-    "_where": ("jnp.where",),
-    **{
-        name: (f"jnp.{name}",)
-        for name in """
-            clip floor_divide remainder true_divide tril triu outer cross append roll isclose
-            allclose sinc hypot cumsum cumprod median percentile quantile nanmean histogram
-            searchsorted convolve correlate polyval interp gcd lcm argsort sort fmod mod
-            float_power logaddexp heaviside signbit nan_to_num trunc fix rint atleast_1d
-            isposinf isneginf ravel
-        """.split()
-    },
-    **{
-        name: (f"jax.nn.{name}",)
-        for name in """
-            relu relu6 silu swish gelu elu selu celu softplus leaky_relu hard_tanh hard_sigmoid
-            hard_silu hard_swish log_sigmoid soft_sign squareplus mish glu softmax log_softmax
-        """.split()
-    },
-    **{name: (f"jnp.linalg.{name}",) for name in ("norm", "det", "inv", "slogdet", "solve")},
-    "_one_hot": ("jax.nn.one_hot",),
+_NUMPY = """
+    clip floor_divide remainder true_divide tril triu outer cross append roll isclose allclose
+    sinc hypot cumsum cumprod median percentile quantile nanmean histogram searchsorted convolve
+    correlate polyval interp gcd lcm argsort sort fmod mod float_power logaddexp heaviside
+    signbit nan_to_num trunc fix rint isposinf isneginf ravel
+"""
+_NN = """
+    relu relu6 silu swish gelu elu selu celu softplus leaky_relu hard_tanh hard_sigmoid hard_silu
+    hard_swish log_sigmoid soft_sign squareplus mish glu softmax log_softmax
+"""
+_LINALG = "norm det inv slogdet solve"
+
+#: Public functions that JAX defines with `jit` or custom derivatives, by the name that the call
+#: then bears: a call of one is spelled as such if that is exactly what it is.
+LIBRARY: dict[str, str] = {
+    **{name: f"jnp.{name}" for name in _NUMPY.split()},
+    **{name: f"jax.nn.{name}" for name in _NN.split()},
+    **{name: f"jnp.linalg.{name}" for name in _LINALG.split()},
+    "_where": "jnp.where",
+    "_one_hot": "jax.nn.one_hot",
 }
 
 #: A longer body is not tried against the library.
@@ -60,9 +57,14 @@ _LONGEST_LIBRARY_BODY = 60
 def _jit(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     p = eqn.params
     if len(p["jaxpr"].eqns) <= _LONGEST_LIBRARY_BODY:
-        for path in LIBRARY.get(p["name"], ()):
-            yield call(path, *operands)
+        yield from _library(eqn, operands)
     yield _call(eqn, p["jaxpr"], operands, _jit_decorator(p))
+
+
+def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Expression]:
+    """The public function that an equation may be a call of."""
+    if called_name(eqn) in LIBRARY:
+        yield call(LIBRARY[called_name(eqn)], *operands)
 
 
 def called_name(eqn: JaxprEqn) -> str:
@@ -142,8 +144,7 @@ def _plain_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 
 @rule("custom_jvp_call")
 def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
-    for path in LIBRARY.get(called_name(eqn), ()):
-        yield call(path, *operands)
+    yield from _library(eqn, operands)
     p, found = eqn.params, jvp_rule(eqn)
     count, body = p["num_consts"], jaxcompat.close_jaxpr(p["call_jaxpr"])
     primals = range(len(operands) - count)

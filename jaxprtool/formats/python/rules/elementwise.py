@@ -79,14 +79,15 @@ FUNCTIONS = {
 }
 
 #: Primitives whose function in `lax` bears their name and takes their operands.
-LAX = """
+_LAX = """
     abs acos acosh add asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz
     complex conj cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
-    igamma_grad_a igammac imag is_finite le lgamma log log1p logistic lt max min mul mulhi ne neg
-    nextafter polygamma population_count pow random_gamma_grad real rem rsqrt shift_left
+    igamma_grad_a igammac imag is_finite le lgamma log log1p logistic lt max min mul mulhi ne
+    neg nextafter polygamma population_count pow random_gamma_grad real rem rsqrt shift_left
     shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan
     tanh zeta optimization_barrier dce_sink
-""".split()
+"""
+_BY_NAME = frozenset(_LAX.split())
 
 
 def _elementwise(eqn: JaxprEqn, *operands: Any) -> Iterator[Expression]:
@@ -95,14 +96,14 @@ def _elementwise(eqn: JaxprEqn, *operands: Any) -> Iterator[Expression]:
         yield Infix(INFIX[name], *operands)
     for path in FUNCTIONS.get(name, ()):
         yield call(path, *operands)
-    if name in LAX:
+    if name in _BY_NAME:
         yield call(f"lax.{name}", *operands)
         extra = {k: v for k, v in eqn.params.items() if v is not None}
         if extra:
             yield call(f"lax.{name}", *operands, **extra)
 
 
-python_rules.update(dict.fromkeys({*INFIX, *FUNCTIONS, *LAX}, _elementwise))
+python_rules.update(dict.fromkeys({*INFIX, *FUNCTIONS, *_BY_NAME}, _elementwise))
 
 
 @rule("neg")

@@ -188,7 +188,7 @@ def _einsum(ranks: tuple[int, int], contract: Any, batch: Any) -> str:
 @rule("conv_general_dilated")
 def _convolution(eqn: JaxprEqn, x: Slot, kernel: Slot) -> Iterator[Expression]:
     p = eqn.params
-    options = {
+    options: dict[str, Any] = {
         name: ints(p[name])
         for name in ("lhs_dilation", "rhs_dilation")
         if any(n != 1 for n in p[name])

@@ -187,6 +187,13 @@ def jax_dce_jaxpr(jaxpr: Jaxpr, used_outputs: Any, instantiate: Any = False) -> 
     return pe.dce_jaxpr(jaxpr, used_outputs, instantiate)
 
 
+def _is_high(eqn: JaxprEqn) -> bool:
+    """Whether JAX has to replace an equation by others before it can be compiled."""
+    if not eqn.params:
+        return False
+    return bool(eqn.primitive.is_high(*(atom.aval for atom in eqn.invars), **eqn.params))
+
+
 def new_jaxpr(
     constvars: Sequence[Var],
     consts: Sequence[Any],
@@ -197,7 +204,8 @@ def new_jaxpr(
 ) -> Any:
     """A closed jaxpr; its effects are its equations'."""
     effs = pe.make_jaxpr_effects(constvars, invars, outvars, eqns)
-    parts = list(constvars), list(invars), list(outvars), list(eqns), effs, debug_info
+    parts: tuple[Any, ...] = list(constvars), list(invars), list(outvars), list(eqns), effs
+    parts = *parts, debug_info, any(map(_is_high, eqns))
     if ONE_JAXPR_CLASS:
         return Jaxpr(*parts, consts=list(consts))
     return ClosedJaxpr(Jaxpr(*parts), list(consts))

@@ -12,6 +12,8 @@ from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax.control_flow import solves
 from jax._src.lib import xla_client
+from jax._src.numpy import hijax as numpy_hijax
+from jax._src.numpy import ufuncs
 from jax._src.random import prng
 from jax._src.state import indexing as state_indexing
 from jax._src.state import types as state_types
@@ -44,6 +46,19 @@ LinearSolveTuple = solves._LinearSolveTuple
 
 
 NDIndexer = state_indexing.NDIndexer
+
+
+#: The classes whose instances 0.12's `call_hi_primitive` holds, for some of `jax.numpy`'s
+#: functions: those that are made of types and plain values.
+HIGH_PRIMITIVES: tuple[type, ...] = tuple(
+    getattr(module, name)
+    for module, names in (
+        (numpy_hijax, ("Nonzero", "SearchSorted", "Einsum")),
+        (ufuncs, ("Ldexp", "Frexp")),
+    )
+    for name in names
+    if hasattr(module, name)
+)
 
 
 #: What a jit's sharding is if nothing was asked for.

@@ -7,6 +7,7 @@ platform and number; a mesh of devices that this machine does not have is read a
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
@@ -91,7 +92,7 @@ def _dtype(dtype: Any, encode: Encode) -> str:
 
 def _scalar_class(cls: Any, encode: Encode) -> str:
     name = getattr(cls, "__name__", "")
-    if getattr(np, name, None) is cls and issubclass(cls, np.generic):
+    if issubclass(cls, np.generic) and getattr(np, name, None) is cls:
         return f"np.{name}"
     if array_dtypes().get(name) == getattr(cls, "dtype", None):
         return f"jnp.{name}"
@@ -161,6 +162,16 @@ def _frozen_dict(value: Any, encode: Encode) -> str:
     return f"FrozenDict({encode(dict(value.items()))})"
 
 
+def _high_primitive(value: Any, encode: Encode) -> str:
+    """`Nonzero(aval('f32[8]'), size=3, ...)`: the types of its operands, and the rest by name."""
+    known = {"out_dtype": getattr(value.out_aval, "dtype", None), **value.params}
+    named = inspect.signature(type(value)).parameters.values()
+    given = [f"{p.name}={encode(known[p.name])}" for p in named if p.kind is p.KEYWORD_ONLY]
+    return f"{type(value).__name__}({', '.join([*map(encode, value.in_avals), *given])})"
+
+
+for _class in jaxcompat.HIGH_PRIMITIVES:
+    add_kind(_class, _high_primitive, **{_class.__name__: _class})
 add_kind(jaxcompat.FrozenDict, _frozen_dict, FrozenDict=jaxcompat.FrozenDict)
 add_name("UnspecifiedValue", jaxcompat.UNSPECIFIED)
 add_kind(type(jaxcompat.UNSPECIFIED), lambda value, encode: "UnspecifiedValue")

@@ -139,7 +139,7 @@ def restored(
 #: The names of the parameters of those primitives whose checkers in JAX look at some only.
 _ALL_NAMES: dict[str, frozenset[str]] = {
     "closed_call": frozenset({"call_jaxpr"}),
-    "cond": frozenset({"branches"}),
+    "cond": frozenset({"branches", "branches_platforms"}),
 }
 
 

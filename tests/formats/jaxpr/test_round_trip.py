@@ -9,11 +9,13 @@ from typing import Any
 
 import hypothesis
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from tests.formats.jaxpr.round_trips import count, prove_round_trip
-from tests.programs import harness_programs, random_programs, sample_programs
+from tests.programs import Case, harness_programs, random_programs, sample_programs
 from tests.programs.random_programs import RandomProgram
 from tests.programs.samples import sample_files
 
@@ -77,3 +79,21 @@ def test_random_programs_come_back(chunk):
 @pytest.mark.parametrize("chunk", range(10))
 def test_many_random_programs_come_back(chunk):
     prove_random_programs(examples=250, seed=100 + chunk)
+
+
+# --- what JAX 0.12 has objects of its own for -------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[jnp.nonzero(x > 0, size=3)],
+        lambda x: jnp.searchsorted(x, x / 2, side="right") * x,
+        lambda x: jnp.interp(x / 2, x, x**2),
+        lambda x: jnp.ldexp(x, 2) + jnp.frexp(x)[0],
+    ],
+)
+def test_functions_of_numpy_come_back(function, wrap):
+    case = Case("f", wrap(function), (np.linspace(-1, 1, 7, dtype=np.float32),))
+    assert prove_round_trip(case, run=True) == "round trip"

@@ -81,6 +81,9 @@ class Block:
         self._operands: Sequence[Atom] = ()
         # Names that say something, of the variables that have one.
         self._wishes: dict[Any, str] = {}
+        # The settings that the lines are in: those around the function, and those of a `with`.
+        self._around: tuple[str, ...] = module.settings_now
+        self._entered: tuple[str, ...] = self._around
         # The function of the user's code that the last line comes from.
         self._origin: tuple[str, str] | None = None
 
@@ -129,6 +132,7 @@ class Block:
 
     def _equation(self, line: Line) -> None:
         self._operands, outs = line.operands, line.eqn.outvars
+        self._enter(self._module.settings_of(line.eqn.ctx))
         if line.expression is None:
             template = self._module.spellings.of(self._without_unused(line.eqn), self)
         else:
@@ -152,6 +156,18 @@ class Block:
         if not eqn.effects or any(self._uses[v] for v in eqn.outvars):
             return eqn
         return eqn.replace(outvars=[DropVar(v.aval) for v in eqn.outvars])
+
+    def _enter(self, settings: tuple[str, ...]) -> None:
+        """Write what follows in these settings, in a `with` if they are not those around."""
+        if settings == self._entered:
+            return
+        self._flush()
+        self._depth -= self._entered != self._around
+        more = [text for text in settings if text not in self._around]
+        if more:
+            self.lines.append(f"{INDENT * self._depth}with {', '.join(more)}:")
+            self._depth += 1
+        self._entered = settings if more else self._around
 
     def _may_wait(self, var: Var, eqn: JaxprEqn, whole: Waiting) -> bool:
         return (
@@ -240,6 +256,7 @@ class Block:
         if isinstance(results, tuple) and results:
             pieces = [replace(pieces[0], bare=True)]  # type: ignore[type-var]
         template = Template(tuple(holes_of(pieces)), tuple(pieces), ATOM, None, True)
+        self._enter(self._around)
         whole = self._filled(template, self._jaxpr.outvars)
         self._flush()
         types = ", ".join(type_of(v.aval) for v in self._jaxpr.outvars)
@@ -289,7 +306,8 @@ class Block:
             if (text := self._wish(self._operands[slot]))
         }
         names = self._names.inside(texts.values())
-        lines = define(self._module, function, name, texts, names, self._depth, wishes)
+        with self._module.within(self._entered):
+            lines = define(self._module, function, name, texts, names, self._depth, wishes)
         if self.lines and self.lines[-1]:
             self.lines.append("")
         self.lines += [*lines, ""]

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.formats.python import constants
+from jaxprtool.formats.python import constants, contexts
 from jaxprtool.formats.python.arguments import local_names, result_structure, signature
 from jaxprtool.formats.python.block import Block, define
 from jaxprtool.formats.python.expressions import (
@@ -100,6 +100,8 @@ class _Module:
         self._constants: dict[int, str] = {}
         self._literals: dict[tuple[int, bool], tuple[str, int, Any]] = {}
         self._origins: dict[int, tuple[str, str] | None] = {}
+        self._contexts: dict[int, tuple[str, ...]] = {}
+        self.settings_now: tuple[str, ...] = ()
         self._helpers: dict[str, list[str]] = {}
         self._names = Names(self._taken, self._everywhere)
         self._reserved = _function_names(program.jaxpr)
@@ -199,6 +201,21 @@ class _Module:
         with setting():
             yield
         self._settings = around
+
+    def settings_of(self, context: Any) -> tuple[str, ...]:
+        """What a `with` statement enters for equations of a context."""
+        found = self._contexts.get(id(context))
+        if found is None:
+            texts = tuple(flat(s.pieces(self)) for s in contexts.settings(context))
+            found = self._contexts[id(context)] = texts
+        return found
+
+    @contextmanager
+    def within(self, settings: tuple[str, ...]) -> Iterator[None]:
+        """The settings that functions stand in which are defined meanwhile."""
+        around, self.settings_now = self.settings_now, settings
+        yield
+        self.settings_now = around
 
     def constants_of(self, jaxpr: Any) -> dict[Any, str]:
         """The names of a closed jaxpr's constants."""

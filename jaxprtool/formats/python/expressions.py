@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
+import jax.experimental.compute_on
+import jax.experimental.xla_metadata
 import jax.extend.core.primitives
 import jax.extend.random
 import jax.interpreters.ad
@@ -50,6 +52,14 @@ ROOTS: dict[str, tuple[Any, str]] = {
         "from jax.interpreters.ad import add_jaxvals as add_any",
     ),
     "P": (PartitionSpec, "from jax.sharding import PartitionSpec as P"),
+    "compute_on": (
+        jax.experimental.compute_on.compute_on,
+        "from jax.experimental.compute_on import compute_on",
+    ),
+    "set_xla_metadata": (
+        jax.experimental.xla_metadata.set_xla_metadata,
+        "from jax.experimental.xla_metadata import set_xla_metadata",
+    ),
     "Path": (Path, "from pathlib import Path"),
     "partial": (partial, "from functools import partial"),
     "slice": (slice, ""),

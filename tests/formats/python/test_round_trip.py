@@ -113,7 +113,7 @@ def test_samples_and_their_gradients_come_back(file: str) -> None:
             assert (case.name, found) == (case.name, expected)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(random_programs())
 def test_random_programs_come_back(drawn: Any) -> None:
     check_random(drawn)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 import jaxprtool
 from jaxprtool.errors import UnsupportedError
@@ -177,6 +178,22 @@ def test_special_floats_come_back_to_the_bit() -> None:
     assert difference(program, emitted(program)[1]) is None
 
 
+def with_settings(x):
+    with set_xla_metadata(color="red"):
+        y = lax.scan(lambda c, a: (c + a, None), x[0], x)[0] * 2.0
+    with jax.threefry_partitionable(False):
+        return y + jax.random.uniform(jax.random.key(0), (4,))
+
+
+def test_settings_are_entered_again() -> None:
+    program = trace(with_settings, X)
+    source, again = emitted(program)
+    assert 'with set_xla_metadata(color="red"):' in source
+    assert difference(program, again) is None
+    x = jnp.ones((3, 4))
+    np.testing.assert_array_equal(defined(source)(x), program(x))
+
+
 # --- constants ----------------------------------------------------------------------------------
 
 
@@ -303,7 +320,7 @@ def test_bodies_may_nest_deeply() -> None:
 
 
 def test_emission_is_deterministic() -> None:
-    target = f"{SAMPLES / 'transformer.py'}:grad_loss"
+    target = f"{SAMPLES / 'rnn.py'}:encode"
     code = "import jaxprtool, sys; print(jaxprtool.to_python(jaxprtool.load(sys.argv[1])))"
     runs = [
         subprocess.run([sys.executable, "-c", code, target], capture_output=True, check=True).stdout
@@ -344,10 +361,10 @@ needs_ruff = pytest.mark.skipif(
 
 @needs_ruff
 def test_ruff_would_change_nothing(tmp_path: Path) -> None:
-    sources = sources_of(harness_programs(20))
+    sources = sources_of(harness_programs(40)) | {"settings": to_python(trace(with_settings, X))}
     for file in sample_files():
         sources |= {f"{k}_{file[:-3]}": v for k, v in sources_of(sample_programs(file)).items()}
-    assert len(sources) > 300
+    assert len(sources) > 200
     check_form(sources, tmp_path)
 
 

@@ -21,7 +21,7 @@ Place = tuple[tuple[str, int, int, str] | None, str]
 
 _PLACE = re.compile(
     r"(?:(?P<file>\S.*?):(?P<line>\d{1,8})(?::(?P<column>\d{1,8}))?(?: \((?P<function>[^()]*)\))?)?"
-    r"(?:(?:^| )in (?P<scope>\S+))?"
+    r"(?:(?:^| )in (?:'(?P<quoted>[^']+)'|(?P<scope>\S+)))?"
 )
 
 
@@ -42,8 +42,8 @@ class Places:
         info = eqn.source_info
         key = id(info.traceback), id(info.name_stack)
         if key not in self._comments:
-            scope = re.sub(r"\s", "_", jaxcompat.name_stack(eqn))
-            parts = [self._frame(eqn), f"in {scope}" if scope.isprintable() and scope else ""]
+            scope = _scope_text(jaxcompat.name_stack(eqn))
+            parts = [self._frame(eqn), f"in {scope}" if scope else ""]
             text = " ".join(filter(None, parts))
             self._comments[key] = f"# {text}" if text else None
         return self._comments[key]
@@ -78,6 +78,12 @@ class Places:
         return next(n for names in (names, numbered) for n in names if n not in self.files)
 
 
+def _scope_text(scope: str) -> str:
+    """A name scope in a comment; in quotes if it has spaces, and without what cannot be there."""
+    scope = "".join(c if c.isprintable() and c != "'" else "_" for c in scope)
+    return f"'{scope}'" if " " in scope else scope
+
+
 def read_places(comments: Iterable[str], files: Mapping[str, str]) -> dict[str | None, Any]:
     """What an equation with each of the comments, or with none, bears as its `source_info`."""
     texts = list(dict.fromkeys(comments))
@@ -89,7 +95,7 @@ def _place(comment: str, files: Mapping[str, str]) -> Place:
     found = _PLACE.fullmatch(comment)
     if not comment.isprintable() or not found or found["file"] not in (None, *files):
         return None, ""
-    scope = found["scope"] or ""
+    scope = found["scope"] or found["quoted"] or ""
     if not found["file"]:
         return None, scope
     line, column = int(found["line"]), int(found["column"] or 1) - 1

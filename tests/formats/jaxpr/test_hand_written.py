@@ -108,6 +108,8 @@ def place(eqn) -> tuple:
         ),
         ("# model.py:12", (("/home/me/model.py", 12, 1, "<unknown>"), "")),
         ("# in transpose(jvp(a))/b", (None, "transpose(jvp(a))/b")),
+        ("# in 'a long scope/b'", (None, "a long scope/b")),
+        ("# in a long scope", (None, "")),
         ("# other.py:12:8 (loss)", (None, "")),
         ("# see model.py:12", (None, "")),
         ("# model.py:99999999999", (None, "")),

@@ -7,6 +7,7 @@ wait until they are used; when something is written before that, they get their 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,13 @@ from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var, open_jaxp
 _MOST_PARTS, _LONGEST, _MOST_WAITING = 4, 60, 8
 #: Room that is left on a line for its target and its comment.
 _MARGIN = 28
+
+
+#: An expression that ends with a key, and that key: where a line may break that is too long.
+_LAST_KEY = re.compile(r"""(.*)\[("(?:[^"\\]|\\.)*"|'[^']*'|\w+)\]""")
+
+#: Functions further in than this are defined at the top of the module, and take what they capture.
+_DEEPEST = 8
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,9 @@ class Block:
             if place in known:
                 self._texts[var] = self._wishes[var] = place
             elif self._uses[var]:
-                self.assign(var, [place], wish)
+                last = _LAST_KEY.fullmatch(place)
+                key = Bracket("[", [[last[2]]], "]", call=True) if last else None
+                self.assign(var, [last[1], key] if last and key else [place], wish)
 
     def assign(self, var: Var, pieces: Sequence[Piece], wish: str | None = None) -> None:
         """Write `name = pieces  # type`; nothing is named that nothing uses."""
@@ -299,6 +309,8 @@ class Block:
             function.jaxpr.invars[i]: self._captured(self._operands[slot])
             for i, slot in function.captured.items()
         }
+        if self._depth >= _DEEPEST and not function.decorators:
+            return self._hoisted_function(function, texts)
         name = self._names.claim(function.name)
         wishes = {
             i: text
@@ -312,6 +324,24 @@ class Block:
             self.lines.append("")
         self.lines += [*lines, ""]
         return name
+
+    def _hoisted_function(self, function: Function, texts: dict[Any, str]) -> str:
+        """A function of the module, which is given what it captures."""
+        captured = tuple(sorted(function.captured))
+        titles = function.titles or ("values",) * len(function.parameters)
+        alone = replace(
+            function,
+            parameters=(*captured, *function.parameters),
+            titles=(*("values" for _ in captured), *titles),
+            captured={},
+            key=(open_jaxpr(function.jaxpr), function.parameters),
+        )
+        name = self._module.function(alone)
+        if not captured:
+            return name
+        self.mention("partial")
+        given = (texts[function.jaxpr.invars[i]] for i in captured)
+        return f"partial({', '.join((name, *given))})"
 
     def _wish(self, atom: Atom) -> str | None:
         """The name of an operand, if it says something."""

@@ -6,7 +6,6 @@ a scalar is a constant too and no literal.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import jax
@@ -66,9 +65,3 @@ def _bytes(name: str, data: np.ndarray, scope: Any) -> list[str]:
         *shape,
         ")",
     ]
-
-
-def digest(data: np.ndarray) -> str:
-    """The name of an array in the file: it is that of its type, shape and bytes."""
-    content = f"{data.dtype} {data.shape} ".encode() + data.tobytes()
-    return hashlib.sha256(content).hexdigest()[:16]

@@ -22,6 +22,8 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.files import file_written_whole
+from jaxprtool.formats.jaxpr.constants import digest, write_npz
 from jaxprtool.formats.python import constants, contexts
 from jaxprtool.formats.python.arguments import local_names, result_structure, signature
 from jaxprtool.formats.python.block import Block, define
@@ -33,6 +35,7 @@ from jaxprtool.formats.python.expressions import (
     Hoisted,
     Name,
     Subscript,
+    method,
     written,
 )
 from jaxprtool.formats.python.layout import definition, flat, statement
@@ -48,7 +51,7 @@ from jaxprtool.formats.python.rules import (  # noqa: F401  (they fill the table
 )
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.spelling import Spellings
-from jaxprtool.formats.python.values import literal
+from jaxprtool.formats.python.values import dtype_name, literal
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import CALLS, sub_jaxprs
@@ -70,15 +73,17 @@ def to_python(program: Program, *, constants: str | None = None) -> str:
 def write_python(program: Program, path: str | os.PathLike[str]) -> None:
     """Write the module to a file, and its large constants, if any, to an .npz file beside it.
 
-    Raises as `to_python` does, and OSError.
+    Raises as `to_python` does, and OutputError; then neither file is there, or as it was.
     """
     path = Path(path)
     beside = path.with_suffix(".npz")
     module = _Module(program, beside.name)
     text = module.source()
-    if module.arrays:
-        np.savez(beside, **module.arrays)  # type: ignore[arg-type]
-    path.write_text(text, encoding="utf-8")
+    with file_written_whole(str(path)) as file:
+        if module.arrays:
+            with file_written_whole(str(beside)) as arrays:
+                write_npz(arrays, module.arrays)
+        file.write(text.encode())
 
 
 class _Module:
@@ -231,11 +236,15 @@ class _Module:
 
     def stored(self, data: np.ndarray) -> Any:
         """The expression that reads an array from the file beside the module."""
-        key = constants.digest(data)
-        self.arrays[key] = data
+        key = digest(data)
+        own = data.dtype.type.__module__ == "numpy"
+        # Numpy's files know no types but numpy's: others are kept as unsigned integers.
+        self.arrays[key] = data if own else data.view(f"u{data.dtype.itemsize}")
         self.mention("Path")
+        self.mention("np")
         self._helpers["stored"] = [_STORED.format(file=self._file)]
-        return Subscript(Name("STORED"), (key,))
+        stored = Subscript(Name("STORED"), (key,))
+        return stored if own else method(stored, "view", dtype_name(data.dtype))
 
     def from_hex(self) -> None:
         """Define the function that makes an array of its bytes."""

@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import jaxprtool
-from jaxprtool.errors import UnsupportedError
+from jaxprtool.errors import OutputError, UnsupportedError
 from jaxprtool.formats.python.emit import python_rules, to_python, write_python
 from jaxprtool.formats.python.expressions import call
 from jaxprtool.ir.equivalence import difference
@@ -30,6 +30,13 @@ from tests.programs import harness_programs, sample_programs
 from tests.programs.samples import SAMPLES, sample_files
 
 X = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+
+
+# `ruff` is one of the "dev" dependencies: CI has it, and skips none of these there.
+needs_ruff = pytest.mark.skipif(
+    not (shutil.which("ruff") or (Path(sys.executable).parent / "ruff").exists()),
+    reason='needs ruff: pip install "jaxprtool[dev]"',
+)
 
 
 def code(program: Any) -> str:
@@ -199,11 +206,18 @@ def test_settings_are_entered_again() -> None:
 
 def test_large_constants_are_in_a_file_beside(tmp_path: Path) -> None:
     large = np.arange(4096, dtype=np.float32).reshape(64, 64)
+    half = np.arange(2048, dtype=jnp.bfloat16)
     medium = np.arange(20, dtype=jnp.bfloat16)
     keys = jax.random.split(jax.random.key(0), 3)
 
     def f(x):
-        return x @ large, medium + 1, jax.random.bits(keys[0]), jnp.float32(3.0) + large[0, 0]
+        return (
+            x @ large,
+            half * 2,
+            medium + 1,
+            jax.random.bits(keys[0]),
+            jnp.float32(3.0) + large[0, 0],
+        )
 
     program = trace(f, jnp.ones((2, 64)))
     path = tmp_path / "module.py"
@@ -215,6 +229,13 @@ def test_large_constants_are_in_a_file_beside(tmp_path: Path) -> None:
     for got, want in zip(again(jnp.ones((2, 64))), program(jnp.ones((2, 64))), strict=True):
         np.testing.assert_array_equal(got, want)
     assert difference(program, emitted(program)[1]) is None
+
+
+def test_a_module_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "taken.py").mkdir()
+    with pytest.raises(OutputError, match="is a folder"):
+        write_python(trace(lambda x: x @ np.ones((64, 64)), jnp.ones(64)), tmp_path / "taken.py")
+    assert [p.name for p in tmp_path.iterdir()] == ["taken.py"]
 
 
 def test_a_file_without_large_constants_stands_alone(tmp_path: Path) -> None:
@@ -316,6 +337,27 @@ def test_bodies_may_nest_deeply() -> None:
     assert difference(program, again) is None
 
 
+@needs_ruff
+def test_deep_bodies_move_to_the_top_of_the_module(tmp_path: Path) -> None:
+    def nested(depth, offset):
+        if not depth:
+            return lambda x: jnp.sin(x) + offset
+
+        def step(carry, x):
+            return nested(depth - 1, offset)(carry) * x, None
+
+        return lambda x: lax.scan(step, x, jnp.arange(3.0))[0]
+
+    def f(x, y):
+        return nested(12, y * 2.0)(x)
+
+    program = trace(f, 1.0, 2.0)
+    source, again = emitted(program)
+    assert "partial(step" in source
+    assert difference(program, again) is None
+    check_form({"deep": source}, tmp_path)
+
+
 # --- form -----------------------------------------------------------------------------------------
 
 
@@ -350,13 +392,6 @@ def sources_of(cases: Any) -> dict[str, str]:
             except UnsupportedError:
                 continue
     return sources
-
-
-# `ruff` is one of the "dev" dependencies: CI has it, and skips none of these there.
-needs_ruff = pytest.mark.skipif(
-    not (shutil.which("ruff") or (Path(sys.executable).parent / "ruff").exists()),
-    reason='needs ruff: pip install "jaxprtool[dev]"',
-)
 
 
 @needs_ruff

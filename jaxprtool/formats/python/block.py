@@ -80,6 +80,7 @@ class Block:
         self.lines: list[str] = []
         self._module = module
         self._jaxpr = open_jaxpr(jaxpr)
+        module.keep(jaxpr)
         self._texts = {**module.constants_of(jaxpr), **texts}
         self._names = names
         self._depth = depth

@@ -105,6 +105,7 @@ class _Module:
         self._constants: dict[int, str] = {}
         self._literals: dict[tuple[int, bool], tuple[str, int, Any]] = {}
         self._origins: dict[int, tuple[str, str] | None] = {}
+        self._kept: list[Any] = []
         self._contexts: dict[int, tuple[str, ...]] = {}
         self.settings_now: tuple[str, ...] = ()
         self._helpers: dict[str, list[str]] = {}
@@ -148,7 +149,9 @@ class _Module:
         results, note = result_structure(program)
         block.write(results)
         lines = [*definition(name, called.parameters, types, 0), *block.lines]
-        return lines, [n for n in (called.note, note) if n]
+        axes = ", ".join(f"{axis} of size {size}" for axis, size in program.axis_env)
+        bound = f"It must be called where these named axes are bound: {axes}." if axes else None
+        return lines, [n for n in (called.note, note, bound) if n]
 
     def _header(self, name: str, notes: list[str]) -> list[str]:
         shown = f"{name}({', '.join(self._signature.call)})"
@@ -206,6 +209,10 @@ class _Module:
         with setting():
             yield
         self._settings = around
+
+    def keep(self, jaxpr: Any) -> None:
+        """Keep a jaxpr as long as the module: what is known of its parts goes by identity."""
+        self._kept.append(jaxpr)
 
     def settings_of(self, context: Any) -> tuple[str, ...]:
         """What a `with` statement enters for equations of a context."""

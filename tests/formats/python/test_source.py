@@ -201,6 +201,14 @@ def test_settings_are_entered_again() -> None:
     np.testing.assert_array_equal(defined(source)(x), program(x))
 
 
+def test_named_axes_from_outside_are_told_of() -> None:
+    program = trace(lambda x: lax.psum(x, "i"), X, axis_env=[("i", 4)])
+    source, again = emitted(program)
+    assert "It must be called where these named axes are bound: i of size 4." in source
+    assert 'lax.psum(x, "i")' in source
+    assert difference(program, again) is None
+
+
 # --- constants ----------------------------------------------------------------------------------
 
 

@@ -64,6 +64,13 @@ def _dtype(dtype: Any) -> Expression:
     return call("jnp.dtype", np.dtype(dtype).name)
 
 
+def _scalar_type(kind: type) -> Expression:
+    """A dtype that a parameter holds as the class of its scalars."""
+    if kind.__module__ == "numpy":
+        return Name(f"np.{kind.__name__}")
+    return dtype_name(np.dtype(kind))
+
+
 def _float(value: float) -> Any:
     if math.isnan(value):
         return Name("jnp.nan")
@@ -240,7 +247,7 @@ spellings.update(
         np.integer: int,
         np.floating: lambda value: call(f"np.{value.dtype.name}", number(value)),
         np.dtype: _dtype,
-        type: lambda kind: dtype_name(np.dtype(kind)),
+        type: _scalar_type,
         jaxcompat.KeyType: _dtype,
         enum.Enum: _enum,
         lax.GatherDimensionNumbers: _record,

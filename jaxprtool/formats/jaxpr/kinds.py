@@ -296,6 +296,8 @@ def _tree(tree: Any, encode: Encode) -> str:
     return f"tree({encode(jax.tree.unflatten(tree, [_LEAF] * tree.num_leaves))})"
 
 
+# Where JAX has a class of its own for closed jaxprs, a parameter may hold one that is open.
+add_maker("open", jaxcompat.open_jaxpr)
 add_name("leaf", _LEAF)
 add_kind(Leaf, lambda leaf, encode: "leaf")
 add_kind(jax.tree_util.PyTreeDef, _tree, tree=jax.tree.structure)

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 import jaxprtool
+from jaxprtool import jaxcompat
 from jaxprtool.errors import OutputError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
@@ -116,6 +119,26 @@ def test_rules_are_written_once_and_may_call_their_function():
     assert jnp.array_equal(*gradients)
 
 
+several = Primitive("test_several")
+several.multiple_results = True
+several.def_abstract_eval(lambda *avals, bodies, options: [avals[0]])
+mlir.register_lowering(several, lambda context, *operands, bodies, options: operands[:1])
+
+
+def test_jaxprs_come_back_from_wherever_a_plugin_keeps_them():
+    closed = jax.make_jaxpr(lambda x: jnp.sin(x) + 1)(X)
+    opened = jaxcompat.open_jaxpr(jax.make_jaxpr(lambda x: [jnp.cos(x)])(X))
+
+    def f(x):
+        return several.bind(x, bodies=(closed, ("a", (opened, 1))), options=(closed, closed))
+
+    program = trace(f, X)
+    (equation,) = back(program).jaxpr.eqns
+    kept = equation.params["bodies"][1][1][0]
+    assert type(kept) is type(opened)
+    assert equation.params["options"][0] is equation.params["options"][1]
+
+
 # --- the header -----------------------------------------------------------------------------------
 
 
@@ -184,7 +207,7 @@ def test_source_lines_and_scopes_are_comments():
     line = f.__code__.co_firstlineno + 2
     written = text(trace(f, X))
     function = f.__qualname__
-    comment = rf"# test_write\.py:{line}:20 \({re.escape(function)}\) in outer/with_space"
+    comment = rf"# test_write\.py:{line}:20 \({re.escape(function)}\) in 'outer/with space'"
     assert re.search(comment, written), written
     assert f"files = {{'test_write.py': {__file__!r}}}" in written
 
@@ -223,6 +246,12 @@ def batched(x):
 batched.def_vmap(lambda size, batched, x: (x, True))
 
 
+def endless(count):
+    function = jax.custom_jvp(lambda x: x * count)
+    function.defjvp(lambda primals, tangents: (endless(count + 1)(*primals), tangents[0]))
+    return function
+
+
 def with_policy(x):
     return jax.grad(jax.checkpoint(lambda y: jnp.sin(y), policy=lambda *_, **__: True))(x)
 
@@ -231,6 +260,7 @@ REFUSED = {
     "pure_callback": (with_callback, "its parameter callback holds"),
     "io_callback": (with_io, "its parameter callback holds"),
     "custom_vmap_call": (lambda x: batched(x), "the Python function that is its batching rule"),
+    "custom_jvp_call": (endless(0), "a rule that holds other rules without end"),
     "remat2": (with_policy, r"its parameter policy holds a Python function \(.*<lambda>\)"),
 }
 

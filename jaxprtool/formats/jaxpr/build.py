@@ -24,12 +24,12 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, described, did_you_mean
 from jaxprtool.formats.jaxpr import params, values
 from jaxprtool.formats.jaxpr.constants import Constants
-from jaxprtool.formats.jaxpr.rules import CHECKS as RULE_CHECKS
+from jaxprtool.formats.jaxpr.fitting import RULE_CHECKS, check_bodies
 from jaxprtool.formats.jaxpr.source import MAX_DEPTH, Expression
 from jaxprtool.formats.jaxpr.syntax import Binder, Body, Equation, File, Kind, Parameter
 from jaxprtool.formats.jaxpr.types import TypeReader
 from jaxprtool.ir.outline import type_of
-from jaxprtool.ir.structured import Call, CustomJVP, CustomVJP, While, sub_jaxprs, view
+from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.jaxcompat import Atom, DebugInfo, DropVar, JaxprEqn, Literal, Var
 
 #: Equations of a program, those of a body counted at each mention of it.
@@ -269,7 +269,9 @@ class Builder:
         except Exception as error:  # what the file says may be anything
             raise self._bad_equation(tree, declared, error) from error
         try:
-            self._check_bodies(tree, primitive, parameters, operands, context)
+            check_bodies(
+                JaxprEqn(operands, [], primitive, parameters, set(), self.places[None], context)
+            )
             with context.manager:
                 types, effects = jaxcompat.inferred_types(primitive, parameters, operands)
         except ProgramFileError:
@@ -309,28 +311,6 @@ class Builder:
             for text in (tree.results[i], tree.types[i] or ""):
                 position = self.source.text.index(text, position) + len(text)
         return self.source.text.index(tree.results[index], position)
-
-    def _check_bodies(
-        self,
-        tree: Equation,
-        primitive: Any,
-        parameters: dict[str, Any],
-        operands: list[Atom],
-        context: Any,
-    ) -> None:
-        """Check that bodies take the operands, where JAX's own checker does not."""
-        if primitive.name not in _BODIES:
-            return
-        eqn = jaxcompat.new_jaxpr_eqn(operands, [], primitive, parameters, set(), None, context)
-        structured = view(eqn)
-        for body, atoms in _BODIES[primitive.name](structured):
-            if len(body.invars) != len(atoms):
-                message = f"the body takes {len(body.invars)} operands, not {len(atoms)}"
-                raise self.source.fail(tree.position, f"{tree.kind.primitive}: {message}")
-            for variable, atom in zip(body.invars, atoms, strict=True):
-                if not jaxcompat.fits(variable.aval, atom.aval):
-                    message = f"the body takes {type_of(variable.aval)}, not {type_of(atom.aval)}"
-                    raise self.source.fail(tree.position, f"{tree.kind.primitive}: {message}")
 
     # --- parameters ---------------------------------------------------------------------------
 
@@ -481,23 +461,3 @@ def _said(error: Exception) -> str:
 
 def _is_ref(atom: Atom) -> bool:
     return isinstance(atom.aval, jaxcompat.AbstractRef)
-
-
-def _bodies_of_call(call: Any) -> list[tuple[Any, Sequence[Atom]]]:
-    return [(call.body, call.operands)]
-
-
-def _bodies_of_while(loop: Any) -> list[tuple[Any, Sequence[Atom]]]:
-    return [
-        (loop.cond, (*loop.cond_consts, *loop.carry)),
-        (loop.body, (*loop.body_consts, *loop.carry)),
-    ]
-
-
-#: The bodies of the equations whose operands JAX's checker does not compare with them.
-_BODIES: dict[str, Callable[[Any], list[tuple[Any, Sequence[Atom]]]]] = {
-    **dict.fromkeys(
-        (*Call.primitives, *CustomJVP.primitives, *CustomVJP.primitives), _bodies_of_call
-    ),
-    **dict.fromkeys(While.primitives, _bodies_of_while),
-}

@@ -1,7 +1,8 @@
-"""Whether the rules that a `.jaxpr` file gives a custom derivative fit the call they belong to.
+"""Whether the jaxprs that a `.jaxpr` file gives an equation fit it, where JAX does not look.
 
-JAX's type checker does not look at rules; a program whose rules do not fit would fail when it is
-differentiated, far from the file.
+JAX's type checker compares the operands of a scan or a branch with its body, but not those of
+other calls and loops, and it does not look at the rules of custom derivatives. A program in which
+these do not fit would fail when it is run or differentiated, far from the file.
 """
 
 from __future__ import annotations
@@ -9,12 +10,53 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxprtool import jaxcompat
 from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.structured import Call, CustomJVP, CustomVJP, While, view
 from jaxprtool.jaxcompat import JaxprEqn
+
+
+def check_bodies(eqn: JaxprEqn) -> None:
+    """Raise ValueError if the bodies of a call or a loop do not take its operands."""
+    check = _BODY_CHECKS.get(eqn.primitive.name)
+    if check is not None:
+        check(view(eqn))
+
+
+def _check_call(call: Any) -> None:
+    _fit("the body takes", call.body.invars, call.operands)
+
+
+def _check_while(loop: Any) -> None:
+    _fit("cond_jaxpr takes", loop.cond.invars, (*loop.cond_consts, *loop.carry))
+    _fit("body_jaxpr takes", loop.body.invars, (*loop.body_consts, *loop.carry))
+    _fit("body_jaxpr gives", loop.body.outvars, loop.carry)
+    # A bool, or, of a loop under vmap, one for each of the batch.
+    gives = [type_of(atom.aval) for atom in loop.cond.outvars]
+    if len(gives) != 1 or not gives[0].startswith("bool["):
+        raise ValueError(f"cond_jaxpr gives {' '.join(gives) or 'nothing'}, not a bool")
+
+
+def _fit(what: str, atoms: Sequence[Any], others: Sequence[Any]) -> None:
+    if len(atoms) != len(others):
+        raise ValueError(f"{what} {len(atoms)} values, not {len(others)}")
+    for atom, other in zip(atoms, others, strict=True):
+        if not jaxcompat.fits(atom.aval, other.aval):
+            raise ValueError(f"{what} {type_of(atom.aval)}, not {type_of(other.aval)}")
+
+
+_CALLS = (*Call.primitives, *CustomJVP.primitives, *CustomVJP.primitives)
+_BODY_CHECKS: dict[str, Callable[[Any], None]] = {
+    **dict.fromkeys(_CALLS, _check_call),
+    **dict.fromkeys(While.primitives, _check_while),
+}
+
+
+# --- the rules of custom derivatives --------------------------------------------------------------
 
 #: What raises ValueError if the rules in the parameters do not fit the equation, by primitive.
 #: The parameters are those that the file gives.
-CHECKS: dict[str, Callable[[JaxprEqn, Mapping[str, Any]], None]] = {}
+RULE_CHECKS: dict[str, Callable[[JaxprEqn, Mapping[str, Any]], None]] = {}
 
 
 def _check_jvp(eqn: JaxprEqn, given: Mapping[str, Any]) -> None:
@@ -55,8 +97,8 @@ def _check_vjp(eqn: JaxprEqn, given: Mapping[str, Any]) -> None:
     _same("bwd gives", _types(bwd.outvars), wanted)
 
 
-CHECKS["custom_jvp_call"] = _check_jvp
-CHECKS["custom_vjp_call"] = _check_vjp
+RULE_CHECKS["custom_jvp_call"] = _check_jvp
+RULE_CHECKS["custom_vjp_call"] = _check_vjp
 
 
 def _types(atoms: Sequence[Any]) -> list[Any]:

@@ -18,8 +18,8 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr, tree_flatten_with_path
 
-from jaxprtool.formats.python.expressions import plain
-from jaxprtool.formats.python.naming import identifier
+from jaxprtool.formats.python.expressions import ROOTS, plain
+from jaxprtool.formats.python.naming import numbered
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import Tree, describe
 
@@ -64,7 +64,7 @@ def signature(program: Program) -> Signature:
     keywords = []
     for key, arg in kwargs.items():
         leaves = _leaves(arg)
-        if leaves is None or not _is_name(key) or key in parameters:
+        if leaves is None or not _is_name(key) or key in (*parameters, *ROOTS):
             return _flat(program)
         keywords.append(key)
         for i, access, _ in leaves:
@@ -105,6 +105,7 @@ def _parameter(
     """What an argument's paths begin with: a name, and an index if that is `args[0]`."""
     roots = {names[i].removesuffix(path) for i, _, path in leaves or ()}
     root = roots.pop() if len(roots) == 1 else ""
+    root = f"{root}_" if root in ROOTS else root
     found = re.fullmatch(r"(\w+)\[(\d+)\]", root)
     if found and _is_name(found[1]):
         return found[1], int(found[2])
@@ -114,10 +115,8 @@ def _parameter(
 def _flat(program: Program) -> Signature:
     parameters: list[str] = []
     for path in program.arg_names:
-        name, number = identifier(path), 2
-        while name in parameters:
-            name, number = f"{identifier(path)}_{number}", number + 1
-        parameters.append(name)
+        free = (name for name in numbered(path) if name not in (*parameters, *ROOTS))
+        parameters.append(next(free))
     note = "It takes its arguments flat: the leaves of the original's, in order."
     return Signature(tuple(parameters), tuple(parameters), tuple(parameters), note)
 

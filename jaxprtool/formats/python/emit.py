@@ -138,7 +138,7 @@ class _Module:
         names = self._names.within()
         for parameter in called.parameters:
             if parameter != "*":
-                names.claim(parameter.lstrip("*"))
+                names.take(parameter.lstrip("*"))
         block = Block(self, program.jaxpr, {}, names, 1)
         types: list[str | None] = []
         invars = dict(zip(called.places, program.jaxpr.invars, strict=True))

@@ -38,12 +38,12 @@ class Names:
         """The next free name of a, b, c, …, z, aa, ab, …"""
         for name in self._letters:
             if self._is_free(name):
-                return self._take(name)
+                return self.take(name)
         raise AssertionError("there are endlessly many names")
 
     def claim(self, wish: str) -> str:
         """`wish` as an identifier, with a number after it if it is taken."""
-        return self._take(next(filter(self._is_free, numbered(wish))))
+        return self.take(next(filter(self._is_free, numbered(wish))))
 
     def within(self) -> Names:
         """Names for a function of the module."""
@@ -59,7 +59,8 @@ class Names:
     def _is_free(self, name: str) -> bool:
         return name not in self._taken and name not in self._outer and name not in RESERVED
 
-    def _take(self, name: str) -> str:
+    def take(self, name: str) -> str:
+        """Note that a name is taken."""
         self._taken.add(name)
         self._everywhere.add(name)
         return name

@@ -97,6 +97,13 @@ class Spellings:
             self._by_content[key] = found
         return found
 
+    def _has_text(self, expression: Expression) -> bool:
+        """Whether all values in an expression have a spelling."""
+        try:
+            return _defines(expression) or bool(expression.pieces(self._scope))
+        except TypeError:
+            return False
+
     def _made(self, eqn: JaxprEqn, scope: Any) -> Template:
         chosen, results, typed = self._choice(eqn)
         return Template.of(chosen, scope, results, typed)
@@ -109,7 +116,7 @@ class Spellings:
                 return expression.of, expression.results, True
             for typed in (False, True) if has_literals else (False,):
                 found = trial.gives(expression, eqn, typed)
-                if found:
+                if found and self._has_text(expression):
                     return expression, found[0], typed
         return _bind(eqn, slots), _results(eqn), True
 

@@ -11,6 +11,7 @@ from textwrap import dedent
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -164,6 +165,34 @@ def test_custom_derivatives_keep_their_rules() -> None:
     x = jnp.linspace(0.0, 2.0, 12).reshape(3, 4)
     got = jax.grad(defined(source))(x)
     np.testing.assert_array_equal(got, np.minimum(1.0, x))
+
+
+def test_parameters_hide_nothing_that_the_function_needs() -> None:
+    @jax.jit
+    def relu(x):
+        return jnp.sin(x)
+
+    def f(jnp, relu_, relu):
+        return relu_(jnp) + relu
+
+    program = trace(lambda jnp, relu_: f(jnp, relu, relu_), X, X)
+    program = program.replace(arg_names=("jnp", "relu"))
+    source, again = emitted(program)
+    assert "def lambda_(jnp_, relu):" in source
+    assert '@named("relu")\ndef relu_2(' in source
+    assert difference(program, again) is None
+
+
+def test_a_checkpoint_is_one_and_what_it_leaves_for_its_gradient_too() -> None:
+    @jax.checkpoint
+    def twice(x):
+        return jnp.sin(jnp.sin(x))
+
+    for function in (twice, jax.grad(lambda x: twice(x).sum())):
+        program = trace(function, X)
+        source, again = emitted(program)
+        assert difference(program, again) is None
+    assert "primitives.remat_p.bind(" in source
 
 
 def test_a_weak_argument_and_a_strong_literal_keep_their_types() -> None:
@@ -326,6 +355,15 @@ def test_callbacks_into_live_python_are_refused_with_their_line() -> None:
 
     with pytest.raises(UnsupportedError, match=r"pure_callback at .*test_source.py:\d+ cannot"):
         to_python(trace(f, X))
+
+
+def test_symbolic_dimensions_are_written_where_nothing_spells_them() -> None:
+    (n,) = jax.export.symbolic_shape("n")
+    rows = jax.ShapeDtypeStruct((n, 4), jnp.float32)
+    source = to_python(trace(lambda x: jnp.einsum("ij,kj->ik", jnp.sin(x), x), rows))
+    assert 'jnp.einsum("ab,cb->ac", jnp.sin(x), x)  # f32[n,n]' in source
+    with pytest.raises(UnsupportedError, match=r"reshape at .* a symbolic dimension has no spell"):
+        to_python(trace(lambda x: x.reshape(-1), rows))
 
 
 def test_bodies_may_nest_deeply() -> None:

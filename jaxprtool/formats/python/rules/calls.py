@@ -114,13 +114,19 @@ def _jit_decorator(p: dict[str, Any]) -> Expression:
 
 @rule("remat2")
 def _checkpoint(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
-    p = eqn.params
-    options: dict[str, Any] = {}
-    prevent = p["prevent_cse"]
-    if not all(prevent) if isinstance(prevent, tuple) else not prevent:
-        options["prevent_cse"] = prevent
+    p = dict(eqn.params)
     if p["policy"] is not None:
-        options["policy"] = _policy(eqn, p["policy"])
+        p["policy"] = _policy(eqn, p["policy"])
+    if p["differentiated"]:
+        # What is left for the backward pass, which `jax.checkpoint` itself never gives.
+        bound = call("primitives.remat_p.bind", *operands, **dict(sorted(p.items())))
+        yield Giving(bound, tuple(range(len(eqn.outvars))))
+        return
+    prevent = p["prevent_cse"]
+    unlike = not all(prevent) if isinstance(prevent, tuple) else not prevent
+    options = {"prevent_cse": prevent} if unlike else {}
+    if p["policy"] is not None:
+        options["policy"] = p["policy"]
     checkpoint = Name("jax.checkpoint")
     decorator = Call(Name("partial"), (checkpoint,), options) if options else checkpoint
     yield _call(eqn, p["jaxpr"], operands, decorator)

@@ -6,7 +6,7 @@ parameters, operands of the same types, in the same context.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxprtool.formats.python import trial
@@ -34,7 +34,7 @@ class Template:
     """The text of an equation with holes for its operands.
 
     `results` is the structure in which it gives the results, `typed` says that literal operands
-    are written with their types.
+    are written with their types, `defines` that functions were defined for it alone.
     """
 
     holes: tuple[Hole, ...]
@@ -42,6 +42,7 @@ class Template:
     level: int
     results: Structure
     typed: bool
+    defines: bool = False
 
     @classmethod
     def of(
@@ -72,29 +73,31 @@ class Spellings:
         """
         params = eqn.params
         operands = [literal(v).kind if isinstance(v, Literal) else id(v.aval) for v in eqn.invars]
-        if len(operands) == 2 and eqn.invars[0] is eqn.invars[1]:
-            operands.append(-1)
         outs = [(id(v.aval), type(v)) for v in eqn.outvars]
-        key = (id(eqn.primitive), id(eqn.ctx), *map(id, params.values()), *operands, *outs)
+        ids = map(id, params.values())
+        key = (id(eqn.primitive), id(eqn.ctx), *params, *ids, *operands, *outs)
         found = self._by_identity.get(key)
         if found is None:
             self._alive.append(eqn)
-            found = self._known(eqn, scope)
-            if found is None:
-                return self._made(eqn, scope)
-            self._by_identity[key] = found
+            found = self._made(eqn, scope)
+            if not found.defines:
+                self._by_identity[key] = found
         return found
 
-    def _known(self, eqn: JaxprEqn, scope: Any) -> Template | None:
-        """The template that equations of the same content share; None if it defines functions."""
+    def _made(self, eqn: JaxprEqn, scope: Any) -> Template:
+        """The template that equations of the same content share, unless it defines functions."""
         key = _content(eqn)
-        found = self._by_content.get(key)
-        if found is None:
-            chosen, results, typed = self._choice(eqn)
-            if _defines(chosen):
-                return None
-            found = Template.of(chosen, self._scope, results, typed)
-            self._by_content[key] = found
+        if key in self._by_content:
+            return self._by_content[key]
+        chosen, results, typed = self._choice(eqn)
+        defines = _defines(chosen)
+        try:
+            found = Template.of(chosen, scope if defines else self._scope, results, typed)
+        except TypeError as error:
+            raise unsupported(eqn, str(error)) from error
+        if defines:
+            return replace(found, defines=True)
+        self._by_content[key] = found
         return found
 
     def _has_text(self, expression: Expression) -> bool:
@@ -103,10 +106,6 @@ class Spellings:
             return _defines(expression) or bool(expression.pieces(self._scope))
         except TypeError:
             return False
-
-    def _made(self, eqn: JaxprEqn, scope: Any) -> Template:
-        chosen, results, typed = self._choice(eqn)
-        return Template.of(chosen, scope, results, typed)
 
     def _choice(self, eqn: JaxprEqn) -> tuple[Expression, Structure, bool]:
         slots = [Slot(i) for i in range(len(eqn.invars))]
@@ -138,11 +137,7 @@ def _defines(expression: Any) -> bool:
 
 
 def _content(eqn: JaxprEqn) -> Any:
-    first: dict[Any, int] = {}
-    operands = tuple(
-        literal(v).kind if isinstance(v, Literal) else (v.aval, first.setdefault(v, i))
-        for i, v in enumerate(eqn.invars)
-    )
+    operands = tuple(literal(v).kind if isinstance(v, Literal) else v.aval for v in eqn.invars)
     params = tuple((k, _hashable(v)) for k, v in sorted(eqn.params.items()))
     outs = tuple((v.aval, type(v)) for v in eqn.outvars)
     return eqn.primitive, id(eqn.ctx), operands, params, outs

@@ -76,6 +76,8 @@ class TypeWriter:
         return f"{text}@{self.meshes.setdefault(mesh, f'm{len(self.meshes)}')}"
 
     def _reference(self, aval: Any) -> str:
+        if aval.kind is not None:  # which JAX's comparison of types does not look at
+            raise Unwritable(f"a type of the kind {aval.kind!r}")
         space = "" if aval.memory_space is None else f"<{_name_of(aval.memory_space)}>"
         return f"Ref{space}{{{self(aval.inner_aval)}}}"
 

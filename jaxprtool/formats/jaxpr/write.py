@@ -29,7 +29,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.files import file_written_whole
 from jaxprtool.formats.jaxpr.constants import write_npz
-from jaxprtool.formats.jaxpr.exact import ExactNotation
+from jaxprtool.formats.jaxpr.exact import ExactNotation, unsupported
 from jaxprtool.formats.jaxpr.header import header_text
 from jaxprtool.formats.jaxpr.places import Places
 from jaxprtool.formats.jaxpr.syntax import VERSION
@@ -37,6 +37,8 @@ from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.jaxcompat import Jaxpr
 
 #: The columns of a listing in a pipe.
 WIDTH = 80
@@ -66,28 +68,42 @@ def text(program: Program) -> str:
     return _rendered(program, inline=True)[0]
 
 
-def _rendered(program: Program, inline: bool) -> tuple[str, dict[str, np.ndarray]]:
+def _rendered(
+    program: Program, inline: bool, quoted: frozenset[str] = frozenset()
+) -> tuple[str, dict[str, np.ndarray]]:
     """The text of a program's file, and the arrays that are to be beside it."""
-    places = Places()
-    notation, layout = _layout(program, places, ExactNotation(inline))
-    # A word without quotes is a text, unless a jaxpr bears it as its name.
-    clashes = notation.words & set(layout.shared.values())
-    if clashes:
-        notation, layout = _layout(program, places, ExactNotation(inline, quoted=clashes))
-    body = "".join(layout.tokens())
+    notation, places = ExactNotation(inline, quoted), Places()
     try:
+        layout = _layout(program, places, notation)
+        # A word without quotes is a text, unless a jaxpr bears it as its name.
+        clashes = notation.words.intersection(layout.shared.values()) - quoted
+        if clashes:
+            return _rendered(program, inline, frozenset(clashes))
+        body = "".join(layout.tokens())
         header = header_text(program, places.files, notation.types, notation.usual_mesh)
     except Unwritable as error:
-        raise UnsupportedError(f"{program.name} cannot be written to a file: {error}") from error
+        culprit = _culprit(jaxcompat.open_jaxpr(program.jaxpr), notation)
+        message = f"{program.name} cannot be written to a file: it holds {error}"
+        raise culprit or UnsupportedError(message) from error
     return f"jaxprtool {VERSION}\n{header}\n{body}\n", notation.constants.stored
 
 
-def _layout(
-    program: Program, places: Places, notation: ExactNotation
-) -> tuple[ExactNotation, Layout]:
-    notation.hold(program.jaxpr)
-    root = jaxcompat.open_jaxpr(program.jaxpr)
+def _layout(program: Program, places: Places, notation: ExactNotation) -> Layout:
+    root = notation.hold(program.jaxpr)
     if root.eqns:
         notation.usual_mesh = jaxcompat.context_settings(root.eqns[0].ctx)["cur_abstract_mesh"]
-    layout = Layout(root, WIDTH, True, Selection(), places.comment, notation)
-    return notation, layout
+    return Layout(root, WIDTH, True, Selection(), places.comment, notation)
+
+
+def _culprit(jaxpr: Jaxpr, notation: ExactNotation) -> UnsupportedError | None:
+    """The error that names the first equation whose types or literals cannot be written."""
+    for eqn in jaxpr.eqns:
+        try:
+            for atom in (*eqn.invars, *eqn.outvars):
+                notation.type_of(atom.aval)
+        except Unwritable as error:
+            return unsupported(eqn, error)
+        for _, body in sub_jaxprs(eqn):
+            if found := _culprit(jaxcompat.open_jaxpr(body), notation):
+                return found
+    return None

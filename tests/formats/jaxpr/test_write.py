@@ -276,6 +276,19 @@ def test_what_is_alive_is_refused_with_the_equation_and_its_line(primitive, tmp_
     assert not list(tmp_path.iterdir())
 
 
+def test_types_and_constants_that_are_alive_are_refused():
+    def with_kind(x):
+        return jax.new_ref(x, kind="mine")[...]
+
+    with pytest.raises(
+        UnsupportedError, match=r"new_ref at .*test_write\.py:\d+ .* it holds a type"
+    ):
+        text(trace(with_kind, X))
+    outside = jax.new_ref(jnp.asarray(X))
+    with pytest.raises(UnsupportedError, match="it holds a constant that is no array"):
+        text(trace(lambda: outside[...] * 2))
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 

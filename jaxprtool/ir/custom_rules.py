@@ -20,6 +20,14 @@ from jaxprtool.errors import UnsupportedError, UserFunctionError, described
 from jaxprtool.jaxcompat import JaxprEqn
 
 
+class RuleRaised(UserFunctionError):
+    """A custom rule that does nothing but raise was followed; `raised` is what it raises."""
+
+    def __init__(self, rule: str, raised: str):
+        super().__init__(f"the rule {rule} raised {raised}")
+        self.raised = raised
+
+
 @dataclass(frozen=True, eq=False)
 class JVPRule:
     """What a custom_jvp call's rule computes.
@@ -71,7 +79,8 @@ def jvp_rule(eqn: JaxprEqn) -> JVPRule:
             raise _unsupported(eqn, error) from error
         name = eqn.params["jvp_jaxpr_fun"].debug_info.func_name
         zeros, everything = (False,) * len(eqn.outvars), (True,) * _num_primals(eqn)
-        return JVPRule(name, None, zeros, everything, described(error))
+        raised = error.raised if isinstance(error, RuleRaised) else described(error)
+        return JVPRule(name, None, zeros, everything, raised)
     return JVPRule(name, jaxpr, out_zeros, perturbed)
 
 
@@ -153,7 +162,7 @@ def jvp_params(
     def parts(perturbed: Sequence[bool]) -> tuple[Any, ...]:
         made = rule()
         if made.raises is not None:
-            raise UserFunctionError(f"the rule {made.name} of {function} raised {made.raises}")
+            raise RuleRaised(f"{made.name} of {function}", made.raises)
         _require(perturbed, made.perturbed, made.name)
         return made.jaxpr, made.out_zeros
 

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
@@ -43,6 +44,10 @@ def difference(p: Any, q: Any) -> str | None:
         _Comparison().jaxprs(p, q)
     except _Different as found:
         return ", ".join(reversed(found.where)) + f": {found}"
+    except RecursionError:
+        raise UnsupportedError(
+            "the programs hold more within each other than can be compared"
+        ) from None
     return None
 
 

@@ -145,11 +145,11 @@ def _forget(rule: Any) -> None:
     if isinstance(rule, lu.WrappedFun):
         _forget(rule.f)
     elif isinstance(rule, FunctionType) and rule.__module__.startswith("jax."):
-        for name, cell in zip(rule.__code__.co_freevars, rule.__closure__ or (), strict=True):
-            if name == "cells" and isinstance(cell.cell_contents, dict):
-                cell.cell_contents.clear()
+        for name, held in _cells(rule).items():
+            if name == "cells" and isinstance(held, dict):
+                held.clear()
             else:
-                _forget(cell.cell_contents)
+                _forget(held)
 
 
 def custom_vjp_rule_params(
@@ -217,7 +217,21 @@ class _Identity:
 
 
 #: What JAX makes anew for each call of a custom rule, and what the rule does not depend on.
-_OF_ONE_CALL = (core.Trace, lu.Store, lu.EqualStore, lu.InitialResultPaths)
+_OF_ONE_CALL = (core.Trace, core.TraceTag, lu.Store, lu.EqualStore, lu.InitialResultPaths)
+
+
+_AFTER_DCE: dict[str, Callable[[Any], Any]] = {
+    "eqn": lambda eqn: eqn.params["symbolic_zeros"],
+    "call_jaxpr": lambda call_jaxpr: tuple(v.aval for v in call_jaxpr.outvars),
+}
+
+#: Of functions of JAX's that close over more than they use: what they use of it.
+_COUNTS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "memoized": {"cells": lambda table: None, "sentinel": lambda mark: None},
+    "dce_jvp_jaxpr_thunk": _AFTER_DCE,
+    "dce_fwd_jaxpr_thunk": _AFTER_DCE,
+    "dce_bwd": _AFTER_DCE,
+}
 
 
 def live_key(value: Any) -> Hashable:
@@ -228,12 +242,15 @@ def live_key(value: Any) -> Hashable:
     """
     match value:
         case lu.WrappedFun():
-            return live_key(value.f), live_key(tuple(value.transforms))
+            if (passed_on := _passed_on(value)) is not None:
+                return live_key(passed_on)
+            return live_key(value.f), live_key(tuple(filter(_counts, value.transforms)))
         case FunctionType() if (value.__module__ or "").startswith(("jax.", "jaxprtool.")):
-            free = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            # `_memoize` keeps its table, and a mark, beside the function.
-            cells = [cell for name, cell in free if name not in ("cells", "sentinel")]
-            return value.__code__, tuple(live_key(cell.cell_contents) for cell in cells)
+            held = _cells(value)
+            for name, what_counts in _COUNTS.get(value.__name__, {}).items():
+                if name in held:
+                    held[name] = what_counts(held[name])
+            return value.__code__, tuple(map(live_key, held.values()))
         case tuple() | list():
             return tuple(map(live_key, value))
         case set():
@@ -244,8 +261,49 @@ def live_key(value: Any) -> Hashable:
     try:
         hash(value)
     except TypeError:
-        return _Identity(value)
+        return _unhashable_key(value)
     return value
+
+
+def _unhashable_key(value: Any) -> Hashable:
+    """The structure of a container and the keys of what it holds; an object itself otherwise."""
+    leaves, tree = jax.tree.flatten(value)
+    if len(leaves) == 1 and leaves[0] is value:
+        return _Identity(value)
+    try:
+        hash(tree)
+    except TypeError:
+        return _Identity(value)
+    return tree, tuple(map(live_key, leaves))
+
+
+def _passed_on(rule: lu.WrappedFun) -> lu.WrappedFun | None:
+    """The rule that a rule does nothing but call, if it is such a one.
+
+    When a jaxpr is evaluated, JAX binds its custom calls anew, with rules that call the old ones.
+    """
+    thunk = _cells(_cells(rule.f).get("fn"))
+    lifted = thunk.get("jvp", thunk.get("fwd"))
+    if not isinstance(lifted, lu.WrappedFun) or lifted.transforms:
+        return None
+    held = _cells(lifted.f)
+    if held.get("num_consts") != 0:
+        return None
+    return held.get("jvp_jaxpr_fun", held.get("fwd_jaxpr_thunk"))
+
+
+def _counts(transform: tuple[Any, ...]) -> bool:
+    """Whether a transformation does something; that for the constants of a call may have none."""
+    function, args = transform[0], transform[1]
+    return function.__name__ != "_handle_consts_in_bwd" or any(map(len, args))
+
+
+def _cells(function: Any) -> dict[str, Any]:
+    """What a function closes over, by name."""
+    if not isinstance(function, FunctionType):
+        return {}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
 
 
 #: Since 0.12 a backward rule gives its cotangents and a log, which is None for most.

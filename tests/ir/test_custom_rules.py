@@ -148,6 +148,26 @@ def test_a_rule_that_calls_its_function_holds_a_call_of_the_same_key(fun, args, 
             assert rule_key(inner) == rule_key(eqn)
 
 
+@pytest.mark.parametrize(
+    ("fun", "args", "rule_of"),
+    [(scaled_sine, (2.0, 3), jvp_rule), (weighted, (0.5, 2.0, 4), vjp_rule)],
+)
+def test_a_call_in_a_jaxpr_that_is_traced_again_keeps_its_key(fun, args, rule_of):
+    def dead_code_gone(jaxpr):
+        body = jaxcompat.open_jaxpr(jaxpr)
+        used, _ = jaxcompat.jax_dce_jaxpr(body, [True] * len(body.outvars), True)
+        return jaxcompat.close_jaxpr(used)
+
+    jaxpr, eqn = call_of(fun, *args)
+    for step in (lambda j: j, lambda j: j, dead_code_gone, dead_code_gone):
+        jaxpr = jax.make_jaxpr(jaxcompat.jaxpr_as_fun(step(jaxpr)))(*args)
+        again = inner_call(rule_of(jaxpr.eqns[0]))
+        deeper = inner_call(rule_of(again))
+        assert rule_key(inner_call(rule_of(deeper))) == rule_key(deeper)
+        if step is not dead_code_gone:
+            assert rule_key(jaxpr.eqns[0]) == rule_key(eqn)
+
+
 def test_calls_of_other_rules_types_or_static_arguments_have_other_keys():
     @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
     def power(x, n):
@@ -207,6 +227,7 @@ def test_a_rule_that_raises_is_one_that_raises():
     rule = jvp_rule(call_of(raising(), 1.0)[1])
     assert (rule.jaxpr, rule.raises) == (None, "ValueError: no derivative here")
     fun = rewritten(raising(), 1.0)
+    assert jvp_rule(call_of(fun, 1.0)[1]).raises == rule.raises
     assert fun(1.0)[0] == 1.0
     with pytest.raises(UserFunctionError, match="the rule rule of fun raised ValueError: no deriv"):
         jax.grad(lambda x: fun(x)[0])(1.0)

@@ -57,6 +57,9 @@ class Rule(NamedTuple):
 
 Params: TypeAlias = dict[str, Any]
 
+#: Rules may call functions that have rules: so many of them are followed.
+MAX_RULES = 1000
+
 #: The rules met in writing a program, each traced once.
 Rules: TypeAlias = dict[Hashable, Any]
 
@@ -412,9 +415,18 @@ def _named_first(eqn: JaxprEqn, params: Params) -> Params:
     return {"name": name, **dict(sorted(params.items()))}
 
 
-def _write_custom_jvp(eqn: JaxprEqn, rules: Rules) -> Params:
+def _traced(eqn: JaxprEqn, rules: Rules, trace: Callable[[JaxprEqn], Any]) -> Any:
+    """The rule of an equation; that of equations with the same rule is traced once."""
     key = rule_key(eqn)
-    rule = rules.get(key) or rules.setdefault(key, jvp_rule(eqn))
+    if key not in rules:
+        if len(rules) == MAX_RULES:
+            raise Unwritable(f"one of more than {MAX_RULES} rules of custom derivatives")
+        rules[key] = trace(eqn)
+    return rules[key]
+
+
+def _write_custom_jvp(eqn: JaxprEqn, rules: Rules) -> Params:
+    rule = _traced(eqn, rules, jvp_rule)
     params = _of_custom_call(eqn)
     if rule.raises is None:
         params["jvp"] = Rule(rule.name, rule.jaxpr)
@@ -440,8 +452,7 @@ def _read_custom_jvp(given: Params, operands: Sequence[Any], results: Sequence[A
 
 
 def _write_custom_vjp(eqn: JaxprEqn, rules: Rules) -> Params:
-    key = rule_key(eqn)
-    rule = rules.get(key) or rules.setdefault(key, vjp_rule(eqn))
+    rule = _traced(eqn, rules, vjp_rule)
     params = _of_custom_call(eqn)
     params |= {"fwd": Rule(rule.fwd_name, rule.fwd), "bwd": Rule(rule.bwd_name, rule.bwd)}
     if any(index is not None for index in rule.forwarded):
@@ -477,7 +488,7 @@ def _renamed(given: Mapping[str, Any]) -> Any:
 
 forms["custom_jvp_call"] = Form(_write_custom_jvp, _read_custom_jvp)
 forms["custom_vjp_call"] = Form(_write_custom_vjp, _read_custom_vjp)
-_OF_CUSTOM_CALLS = frozenset({"name", "call_jaxpr", "num_consts", "symbolic_zeros"})
+_OF_CUSTOM_CALLS = frozenset({"name", "call_jaxpr", "num_consts", "symbolic_zeros", "perturbed"})
 _ALL_NAMES["custom_jvp_call"] = _OF_CUSTOM_CALLS | {"jvp", "out_zeros", "raises"}
 _ALL_NAMES["custom_vjp_call"] = _OF_CUSTOM_CALLS | {"fwd", "bwd", "forwarded", "in_zeros"}
 forms["custom_vmap_call"] = Form(

@@ -149,9 +149,10 @@ class _Module:
         results, note = result_structure(program)
         block.write(results)
         lines = [*definition(name, called.parameters, types, 0), *block.lines]
+        wide = _NEEDS_X64 if jax.config.jax_enable_x64 else None
         axes = ", ".join(f"{axis} of size {size}" for axis, size in program.axis_env)
         bound = f"It must be called where these named axes are bound: {axes}." if axes else None
-        return lines, [n for n in (called.note, note, bound) if n]
+        return lines, [n for n in (called.note, note, bound, wide) if n]
 
     def _header(self, name: str, notes: list[str]) -> list[str]:
         shown = f"{name}({', '.join(self._signature.call)})"
@@ -297,6 +298,8 @@ class _Module:
 
 #: Primitives whose equations become calls of functions of the module.
 _SHARED = frozenset({*CALLS, "custom_jvp_call", "custom_vjp_call"})
+
+_NEEDS_X64 = "It needs 64-bit types: jax_enable_x64 must be set."
 
 _STORED = 'STORED = np.load(Path(__file__).with_name("{file}"))'
 

@@ -39,12 +39,13 @@ def gives(expression: Expression, eqn: JaxprEqn, typed: bool) -> Any:
 
     try:
         traced = jaxcompat.traced_like(eqn, evaluate, variables)
+        outs = [] if structures[0] is None else [v for v in eqn.outvars if not _is_ref(v)]
+        same = len(traced.outvars) == len(outs) and equivalent(
+            jaxcompat.alone(eqn, variables, outs, traced), traced
+        )
     except Exception:  # a proposal that does not fit fails in whatever way the function likes
         return False
-    outs = [] if structures[0] is None else [v for v in eqn.outvars if not _is_ref(v)]
-    if len(traced.eqns) != 1 or len(traced.outvars) != len(outs):
-        return False
-    return equivalent(jaxcompat.alone(eqn, variables, outs, traced), traced) and structures
+    return same and structures
 
 
 def _literal(atom: Literal, typed: bool) -> Any:

@@ -203,6 +203,15 @@ def test_a_weak_argument_and_a_strong_literal_keep_their_types() -> None:
     assert difference(program, emitted(program)[1]) is None
 
 
+def test_a_program_of_wide_types_says_so() -> None:
+    with jax.enable_x64(True):
+        program = trace(lambda x: x + jnp.arange(3.0), jnp.ones(3))
+        source, again = emitted(program)
+        assert difference(program, again) is None
+    assert "It needs 64-bit types" in source
+    assert "# f64[3]" in source
+
+
 def test_special_floats_come_back_to_the_bit() -> None:
     bits = np.array([0xFFC00001, 0x7F800000, 0x80000000, 0x00000001], np.uint32)
     values = bits.view(np.float32)

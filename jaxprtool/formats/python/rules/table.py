@@ -10,8 +10,8 @@ proposal fits. It may look at the parameters, at the types, and at literal opera
 1; equations that differ in none of these are spelled alike. Where none fits, the primitive's
 `bind` is spelled, if the primitive is public and its parameters are plain data.
 
-An expression with a `Function` in it, made from a jaxpr that the equation holds, is taken without
-a trial if it is the only one.
+An expression may hold a `Function`, made from a jaxpr that the equation holds. One wrapped in
+`Giving`, which says in what structure it gives the results, is taken without a trial.
 """
 
 from __future__ import annotations

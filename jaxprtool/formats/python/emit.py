@@ -236,6 +236,8 @@ class _Module:
         return {var: self._constant(value) for var, value in pairs}
 
     def _constant(self, value: Any) -> str:
+        if isinstance(value, jax.core.Tracer):
+            raise TypeError("a custom rule closes over a traced value")
         name = self._constants.get(id(value))
         if name is None:
             name = self._constants[id(value)] = self.claim("CONSTANT")

@@ -375,6 +375,19 @@ def test_symbolic_dimensions_are_written_where_nothing_spells_them() -> None:
         to_python(trace(lambda x: x.reshape(-1), rows))
 
 
+def test_rules_that_close_over_traced_values_are_refused() -> None:
+    def f(x, y):
+        @jax.custom_jvp
+        def scaled(x):
+            return x * y
+
+        scaled.defjvp(lambda primals, tangents: (scaled(*primals), tangents[0] * y))
+        return scaled(x)
+
+    with pytest.raises(UnsupportedError, match="a custom rule closes over a traced value"):
+        to_python(trace(f, X, X))
+
+
 def test_bodies_may_nest_deeply() -> None:
     def nested(depth):
         if not depth:

@@ -91,10 +91,11 @@ def vjp_rule(eqn: JaxprEqn) -> VJPRule:
     from residuals and cotangents to cotangents.
     """
     try:
-        (names, *rest), perturbed = _traced(jaxcompat.custom_vjp_rule, eqn)
+        parts, perturbed = _traced(jaxcompat.custom_vjp_rule, eqn)
     except Exception as error:
         raise _unsupported(eqn, error) from error
-    return VJPRule(*names, *rest, perturbed)
+    (fwd_name, bwd_name), fwd, bwd, forwarded, in_zeros = parts
+    return VJPRule(fwd_name, bwd_name, fwd, bwd, forwarded, in_zeros, perturbed)
 
 
 def _traced(

@@ -90,7 +90,6 @@ def custom_vjp_rule(
     """
     params, num_consts = eqn.params, eqn.params["num_consts"]
     fwd, bwd = params["fwd_jaxpr_thunk"], params["bwd"]
-    primals = [v.aval for v in eqn.invars[num_consts:]]
     if getattr(bwd.f, "call_with_accums", None) is not None:
         raise TypeError("its backward rule accumulates into gradient buffers")
     with setting_of(eqn), _traced_anew(fwd):
@@ -98,11 +97,9 @@ def custom_vjp_rule(
         _, res_tree, forwarded_operands = params["out_trees"]()
         forwarded = [None if i is None else i - num_consts for i in forwarded_operands]
         given = iter(forward.outvars)
-        new = [next(given) if i is None else None for i in forwarded]
-        residuals = [
-            primals[i] if atom is None else atom.aval
-            for i, atom in zip(forwarded, new, strict=True)
-        ]
+        operands = eqn.invars[num_consts:]
+        held = [operands[i] if i is not None else next(given) for i in forwarded]
+        residuals = [atom.aval for atom in held]
         assert len(residuals) == res_tree.num_leaves
         cotangents = [v.aval.to_ct_aval() for v in eqn.outvars]
         zeros: list[bool] = []
@@ -110,8 +107,8 @@ def custom_vjp_rule(
         def backward(*args: Any) -> list[Any]:
             # A residual that fwd gives as a number is one to bwd too, which may branch on it.
             known = [
-                atom.val if isinstance(atom, Literal) else arg
-                for atom, arg in zip(new, args, strict=False)
+                atom.val if isinstance(atom, Literal) and i is None else arg
+                for atom, i, arg in zip(held, forwarded, args, strict=False)
             ]
             cts = bwd.call_wrapped(*known, *args[len(known) :])
             if BWD_GIVES_LOGS:

@@ -9,7 +9,6 @@ import io
 import re
 import resource
 import signal
-import time
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -238,19 +237,3 @@ def test_huge_types_cost_nothing():
         d:f32[99999999999,99999] = sin b
       in (d,) }"""
     assert outcome(HEADER + body) == "a program that type-checks"
-
-
-def test_reading_takes_time_in_proportion():
-    line = "b{0}:f32[] = add a a\n"
-    head = "jaxprtool 1\njax = ''\nname = 'f'\narguments = (('x',), {{}})\nresults = 'r'\n"
-    head = head.format() + "{ lambda ; a:f32[]. let\n"
-
-    def seconds(size: int) -> float:
-        text = head + "".join(line.format(i) for i in range(size)) + "in (a,) }"
-        start = time.process_time()
-        parse(text, "f.jaxpr")
-        return time.process_time() - start
-
-    seconds(10)
-    # Three times as many equations: three times the time, and nine times if it were squared.
-    assert min(seconds(30_000), seconds(30_000)) < 6 * seconds(10_000)

@@ -21,8 +21,9 @@ from tests.programs.samples import sample_files
 
 CHUNKS = 8
 
-#: What holds Python functions: callbacks, and from JAX 0.12 on the equations of `custom_root`.
-LIVE = ("callback", "CustomRoot")
+#: What holds Python functions: callbacks; a rule that differentiates by a custom_vjp; and from
+#: JAX 0.12 on the equations of `custom_root`.
+LIVE = ("callback", "custom_lin", "CustomRoot")
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError, TargetError
-from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.outline import equations, top_jaxpr, type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import Tree, describe
 from jaxprtool.loading import argspec
@@ -76,6 +77,11 @@ def find(
             _FUNCTION,
         )
     program = _program(target, _data(target))
+    if has_64_bit_types(program) and not jax.config.jax_enable_x64:
+        raise TargetError(
+            f"{_shown(target)} has 64-bit types, which are not enabled",
+            "add --x64, or set jax_enable_x64",
+        )
     if args is None:
         types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals]
         return ProgramEntry(program, tuple(types))
@@ -115,6 +121,18 @@ def _program(target: str, data: bytes) -> Program:
             _FUNCTION,
         )
     return parse(data, "<stdin>") if target == STDIN else read(target)
+
+
+def has_64_bit_types(program: Program) -> bool:
+    """Whether a value in a program has a type that JAX narrows unless it is told not to."""
+    jaxpr = top_jaxpr(program)
+    bound = (v for eqn in equations(jaxpr) for v in eqn.outvars)
+    return any(
+        getattr(v.aval, "dtype", None) in _WIDE for v in chain(jaxpr.constvars, jaxpr.invars, bound)
+    )
+
+
+_WIDE = tuple(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
 def _shown(target: str) -> str:

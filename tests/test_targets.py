@@ -91,6 +91,19 @@ def test_options_for_functions_are_refused_for_a_program(file, options):
         find(file, **options)
 
 
+def test_a_program_of_64_bits_asks_for_them(tmp_path):
+    path = str(tmp_path / "wide.jaxpr")
+    with jax.enable_x64(True):
+        wide = jaxprtool.trace(
+            lambda x: x.astype("float64").sum(), jax.ShapeDtypeStruct((2,), "f4")
+        )
+        jaxprtool.write(wide, path)
+        assert jaxprtool.equivalent(find(path).trace(), wide)
+    with pytest.raises(TargetError, match="has 64-bit types, which are not enabled") as caught:
+        find(path)
+    assert "--x64" in caught.value.hint
+
+
 # --- arguments --------------------------------------------------------------------------------
 
 

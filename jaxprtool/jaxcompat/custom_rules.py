@@ -141,7 +141,7 @@ def _forget(rule: Any) -> None:
     """Clear what `_memoize` remembers of a function, and of those that it closes over."""
     if isinstance(rule, lu.WrappedFun):
         _forget(rule.f)
-    elif isinstance(rule, FunctionType) and rule.__module__.startswith("jax."):
+    elif isinstance(rule, FunctionType) and (rule.__module__ or "").startswith("jax."):
         for name, held in _cells(rule).items():
             if name == "cells" and isinstance(held, dict):
                 held.clear()

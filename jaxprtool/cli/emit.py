@@ -47,7 +47,7 @@ _LOWERED = (Format.stablehlo, Format.hlo, Format.hlo_optimized, Format.hlo_proto
 
 #: The format that the end of a file's name stands for, and whether it is binary where there is a
 #: choice. The first of each is how files in a folder end.
-_SUFFIXES = {
+SUFFIXES = {
     ".py": (Format.python, False),
     ".jaxpr": (Format.jaxpr, False),
     ".mlir": (Format.stablehlo, False),
@@ -183,7 +183,7 @@ class _Wanted:
     @property
     def suffix(self) -> str:
         """The end of the names of files in a folder."""
-        return next(s for s, f in _SUFFIXES.items() if f == (self.to, self.binary))
+        return next(s for s, f in SUFFIXES.items() if f == (self.to, self.binary))
 
     @property
     def picture(self) -> str | None:
@@ -205,7 +205,7 @@ def _format(to: Format | None, out: str | None) -> tuple[Format, bool]:
     Raises OutputError.
     """
     name, suffix = (out or "").lower(), _suffix(out)
-    told = [_SUFFIXES[end] for end in sorted(_SUFFIXES, key=len) if name.endswith(end)]
+    told = [SUFFIXES[end] for end in sorted(SUFFIXES, key=len) if name.endswith(end)]
     if to is not None:
         return to, (to, True) in told
     if told:
@@ -214,7 +214,7 @@ def _format(to: Format | None, out: str | None) -> tuple[Format, bool]:
         return Format.dot, False
     if suffix:
         message = f"the name '{out}' says nothing about a format"
-        near = did_you_mean(suffix, [*(f".{kind}" for kind in _PICTURES), *_SUFFIXES])
+        near = did_you_mean(suffix, [*(f".{kind}" for kind in _PICTURES), *SUFFIXES])
         raise OutputError(message, near or f"--to takes {_ALL}")
     raise OutputError("--to is missing, which says what to emit", f"it takes {_ALL}")
 

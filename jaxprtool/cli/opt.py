@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jaxprtool.cli import options, output
+from jaxprtool.cli.emit import SUFFIXES
 from jaxprtool.cli.places import STDOUT, places
 from jaxprtool.errors import OutputError, PipelineError, did_you_mean
 
@@ -110,6 +112,10 @@ def opt(
     """
     if json and out == STDOUT:
         raise OutputError("--json and -o - both want stdout", "write the program to a file")
+    suffix = os.path.splitext(out or "")[1]
+    if suffix in SUFFIXES and suffix != ".jaxpr":
+        hint = f"`jaxprtool emit TARGET -o {out}` writes what its name says"
+        raise OutputError(f"opt writes .jaxpr files, and '{out}' is named otherwise", hint)
     options.start_jax(x64)
     from jaxprtool.cli import watch
 

@@ -333,7 +333,9 @@ class Builder:
         self._holding.add(kind)
         with self._inside(kind, setting, meaning.given) as inner:
             for parameter in holding:
-                meaning.given[parameter.name] = self._holder(parameter, inner, meaning.given)
+                meaning.given[parameter.name] = self._holder(
+                    kind.primitive, parameter, inner, meaning.given
+                )
         return meaning
 
     def _mentions_jaxpr(self, parameter: Parameter) -> bool:
@@ -346,14 +348,17 @@ class Builder:
         with self._faults_of(parameter.value):
             return values.decode(parameter.value.parse(self.source), names)
 
-    def _holder(self, parameter: Parameter, setting: Setting, given: dict[str, Any]) -> Any:
+    def _holder(
+        self, primitive: str, parameter: Parameter, setting: Setting, given: dict[str, Any]
+    ) -> Any:
         """The value of a parameter that holds jaxprs."""
         label = given.get("name")
         names = _Names(self, parameter, setting, label if isinstance(label, str) else "")
-        if parameter.named is None:
+        is_rule = parameter.name in params.RULES.get(primitive, ())
+        if parameter.named is None and not is_rule:
             return self._value(parameter, names)
-        with self._faults_of(parameter.named):
-            name = values.decode(parameter.named.parse(self.source))
+        with self._faults_of(parameter.named or parameter.value):
+            name = values.decode((parameter.named or parameter.value).parse(self.source))
         node = parameter.value.parse(self.source)
         tree = names.tree(node.id) if isinstance(node, ast.Name) else None
         if tree is None or not isinstance(name, str):

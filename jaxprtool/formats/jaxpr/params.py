@@ -55,6 +55,10 @@ class Rule(NamedTuple):
     jaxpr: Any
 
 
+#: The parameters that are rules. One that is nothing but a name is the jaxpr of that name, and
+#: its function's name too.
+RULES = {"custom_jvp_call": ("jvp",), "custom_vjp_call": ("fwd", "bwd")}
+
 Params: TypeAlias = dict[str, Any]
 
 #: Rules may call functions that have rules: so many of them are followed.

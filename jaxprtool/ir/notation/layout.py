@@ -465,7 +465,7 @@ class Layout:
         elif isinstance(value, Jaxpr):
             self._body(value, indent, depth)
         elif isinstance(value, Pieces):
-            for piece in value:
+            for piece in self._said_once(value):
                 self._value(piece, indent, depth)
         else:
             room = self.width - self._column()
@@ -510,12 +510,19 @@ class Layout:
 
     def _flat_pieces(self, pieces: Pieces, room: int, depth: int) -> list[str] | None:
         tokens: list[str] = []
-        for piece in pieces:
+        for piece in self._said_once(pieces):
             flat = self._flat_value(piece, room - self._width(tokens), depth)
             if flat is None:
                 return None
             tokens += flat
         return tokens
+
+    def _said_once(self, pieces: Pieces) -> Sequence[Any]:
+        """The pieces without the name of a jaxpr that is printed apart under that name."""
+        first, *rest = pieces
+        if isinstance(first, str) and len(rest) == 1 and self.shared.get(rest[0]) == first.strip():
+            return rest
+        return pieces
 
 
 def _newline(indent: int) -> str:

@@ -72,6 +72,8 @@ def jvp_rule(eqn: JaxprEqn) -> JVPRule:
     Raises UnsupportedError if the rule raises, and JAX would have told it of symbolic zeros: it
     might not raise for others of these.
     """
+    if (made := _made_from(eqn)) is not None:
+        return made
     try:
         (name, jaxpr, out_zeros), perturbed = _traced(jaxcompat.custom_jvp_rule, eqn)
     except Exception as error:  # the rule is the user's, and may raise anything
@@ -90,6 +92,8 @@ def vjp_rule(eqn: JaxprEqn) -> VJPRule:
     Raises UnsupportedError if one of them raises when it is traced, or is more than a function
     from residuals and cotangents to cotangents.
     """
+    if (made := _made_from(eqn)) is not None:
+        return made
     try:
         parts, perturbed = _traced(jaxcompat.custom_vjp_rule, eqn)
     except Exception as error:
@@ -167,12 +171,14 @@ def jvp_params(
         _require(perturbed, made.perturbed, made.name)
         return made.jaxpr, made.out_zeros
 
-    return {
+    params = {
         "call_jaxpr": call_jaxpr,
         "num_consts": num_consts,
         "symbolic_zeros": symbolic_zeros,
         **jaxcompat.custom_jvp_rule_param(name, parts),
     }
+    jaxcompat.live_function(params).made_from = rule
+    return params
 
 
 def vjp_params(
@@ -189,7 +195,7 @@ def vjp_params(
         _require(perturbed, made.perturbed, made.fwd_name)
         return made.fwd, made.bwd, made.forwarded, made.in_zeros
 
-    return {
+    params = {
         "call_jaxpr": call_jaxpr,
         "num_consts": num_consts,
         "symbolic_zeros": symbolic_zeros,
@@ -197,6 +203,14 @@ def vjp_params(
             names, parts, [v.aval for v in call_jaxpr.invars[num_consts:]], num_consts
         ),
     }
+    jaxcompat.live_function(params).made_from = rule
+    return params
+
+
+def _made_from(eqn: JaxprEqn) -> Any:
+    """The rule that a call was made to follow, by the functions above; None if JAX made it."""
+    rule = getattr(jaxcompat.live_function(eqn.params), "made_from", None)
+    return None if rule is None else rule()
 
 
 def _require(wanted: Sequence[bool], perturbed: Sequence[bool], name: str) -> None:

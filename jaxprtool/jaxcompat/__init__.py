@@ -37,6 +37,7 @@ from jaxprtool.jaxcompat.custom_rules import (
     custom_jvp_rule_param,
     custom_vjp_rule,
     custom_vjp_rule_params,
+    live_function,
     live_key,
 )
 from jaxprtool.jaxcompat.jaxprs import (
@@ -193,6 +194,7 @@ __all__ = [
     "linear_call_transpose",
     "linear_call_transpose_param",
     "literal_value",
+    "live_function",
     "live_key",
     "module_under_axes",
     "name_stack",

@@ -200,6 +200,11 @@ def _flat_tree(count: int) -> Any:
     return jax.tree.structure([0] * count)
 
 
+def live_function(params: dict[str, Any]) -> Any:
+    """The Python function that the rule of a custom call begins with; backwards if it has two."""
+    return params["jvp_jaxpr_fun" if "jvp_jaxpr_fun" in params else "bwd"].f
+
+
 class _Identity:
     """An object that equals nothing but itself, to be part of a key."""
 

@@ -100,7 +100,6 @@ def test_xlas_own_graph(cli):
 
 
 def test_an_artifact_is_called_by_jax_and_run_by_us(cli, folder):
-    pytest.importorskip("flatbuffers")
     assert cli("emit", DOUBLE, "-o", "double.exported", "--platforms", "cpu,cuda").code == 0
     data = (folder / "double.exported").read_bytes()
     artifact = jax.export.deserialize(bytearray(data))

@@ -13,8 +13,6 @@ from jaxprtool.formats.exported import exported, is_exported, read_exported
 from jaxprtool.ir.program import type_check
 from tests.programs import harness_programs, same, sample_programs
 
-pytest.importorskip("flatbuffers")
-
 
 def loss(params, x, *, unused):
     return {"y": params["w"] @ x, "total": x.sum()}

@@ -33,13 +33,6 @@ from tests.programs.samples import SAMPLES, sample_files
 X = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 
 
-# `ruff` is one of the "dev" dependencies: CI has it, and skips none of these there.
-needs_ruff = pytest.mark.skipif(
-    not (shutil.which("ruff") or (Path(sys.executable).parent / "ruff").exists()),
-    reason='needs ruff: pip install "jaxprtool[dev]"',
-)
-
-
 def code(program: Any) -> str:
     """The source from its first definition on, without comments on lines of their own."""
     lines = to_python(program).split('"""', 2)[2].splitlines()
@@ -405,7 +398,6 @@ def test_bodies_may_nest_deeply() -> None:
     assert difference(program, again) is None
 
 
-@needs_ruff
 def test_deep_bodies_move_to_the_top_of_the_module(tmp_path: Path) -> None:
     def nested(depth, offset):
         if not depth:
@@ -462,7 +454,6 @@ def sources_of(cases: Any) -> dict[str, str]:
     return sources
 
 
-@needs_ruff
 def test_ruff_would_change_nothing(tmp_path: Path) -> None:
     sources = sources_of(harness_programs(40)) | {"settings": to_python(trace(with_settings, X))}
     for file in sample_files():
@@ -471,7 +462,6 @@ def test_ruff_would_change_nothing(tmp_path: Path) -> None:
     check_form(sources, tmp_path)
 
 
-@needs_ruff
 @pytest.mark.sweep
 def test_ruff_would_change_nothing_of_any(tmp_path: Path) -> None:
     check_form(sources_of(harness_programs(1)), tmp_path)

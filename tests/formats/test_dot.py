@@ -8,7 +8,7 @@ import subprocess
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from jaxprtool import trace
 from jaxprtool.errors import OutputError
@@ -159,6 +159,7 @@ def test_every_sample_is_drawn(file):
             assert any(name == rows[0] for rows in graph.nodes.values())
 
 
+@settings(max_examples=10)
 @given(random_programs())
 def test_random_programs_are_drawn(drawn):
     case = drawn.case()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from jax.experimental import checkify
 from jax.extend import mlir
 from jax.extend.mlir import ir
@@ -266,6 +266,7 @@ def test_every_sample_is_lowered_as_jit_lowers_it(file):
             assert lowering.stablehlo(sample.program()) == expected, sample.name
 
 
+@settings(max_examples=10)
 @given(random_programs())
 def test_random_programs_are_lowered(drawn):
     case = drawn.case()

@@ -73,7 +73,7 @@ def prove_random_programs(examples: int, seed: int) -> None:
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_random_programs_come_back(chunk):
-    prove_random_programs(examples=10, seed=chunk)
+    prove_random_programs(examples=5, seed=chunk)
 
 
 @pytest.mark.sweep

@@ -77,7 +77,7 @@ def find(
             _FUNCTION,
         )
     program = _program(target, _data(target))
-    if has_64_bit_types(program) and not jax.config.jax_enable_x64:
+    if not jax.config.jax_enable_x64 and has_64_bit_types(program):
         raise TargetError(
             f"{_shown(target)} has 64-bit types, which are not enabled",
             "add --x64, or set jax_enable_x64",

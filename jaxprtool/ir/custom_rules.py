@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError, described
+from jaxprtool.ir.outline import named
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -221,9 +222,5 @@ def _require(wanted: Sequence[bool], perturbed: Sequence[bool], name: str) -> No
 
 
 def _unsupported(eqn: JaxprEqn, error: Exception) -> UnsupportedError:
-    frame = jaxcompat.user_frame(eqn)
-    where = f" at {frame[0]}:{frame[1]}" if frame else ""
-    return UnsupportedError(
-        f"the rule of the {eqn.primitive.name}{where} cannot be written as a jaxpr: "
-        f"{described(error)}"
-    )
+    message = f"the rule of the {named(eqn)} cannot be written as a jaxpr: {described(error)}"
+    return UnsupportedError(message)

@@ -23,6 +23,7 @@ from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type
+from jaxprtool.ir.outline import named
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 #: The mesh of which nothing is set.
@@ -236,8 +237,5 @@ def as_word(name: str) -> str:
 
 def unsupported(eqn: JaxprEqn, fault: Exception, parameter: str = "") -> UnsupportedError:
     """The error that an equation cannot be written; names it and its source line."""
-    frame = jaxcompat.user_frame(eqn)
-    where = f" at {frame[0]}:{frame[1]}" if frame else ""
     holder = f"its parameter {parameter}" if parameter else "it"
-    message = f"{eqn.primitive.name}{where} cannot be written to a file: {holder} holds {fault}"
-    return UnsupportedError(message)
+    return UnsupportedError(f"{named(eqn)} cannot be written to a file: {holder} holds {fault}")

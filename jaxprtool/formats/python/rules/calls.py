@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from jaxprtool.formats.python.expressions import (
 from jaxprtool.formats.python.rules.loops import group
 from jaxprtool.formats.python.rules.table import rule
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
+from jaxprtool.ir.outline import named
 from jaxprtool.ir.structured import CALLS, ShardMap, sub_jaxprs
 from jaxprtool.jaxcompat import JaxprEqn
 
@@ -151,8 +152,8 @@ def _plain_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 @rule("custom_jvp_call")
 def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     yield from _library(eqn, operands)
-    p, found = eqn.params, jvp_rule(eqn)
-    count, body = p["num_consts"], jaxcompat.close_jaxpr(p["call_jaxpr"])
+    found = jvp_rule(eqn)
+    count = eqn.params["num_consts"]
     primals = range(len(operands) - count)
     outs = range(len(eqn.outvars))
     results = group(outs)
@@ -170,18 +171,7 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         ("primals", "tangents"),
         raises=None if found.raises is None else _exception(found.raises),
     )
-    function = Function(
-        body,
-        called_name(eqn),
-        tuple(range(count, len(operands))),
-        results,
-        captured={i: i for i in range(count)},
-        decorators=(Name("jax.custom_jvp"),),
-        rules=(("defjvp", (rule_function,), {}),),
-        kept=not count,
-        key=(called_name(eqn), rule_key(eqn)),
-    )
-    yield Giving(Call(function, operands[count:]), results)
+    yield _custom(eqn, "jvp", (rule_function,), operands, results)
 
 
 def _own(name: str, otherwise: str) -> str:
@@ -198,6 +188,25 @@ def _exception(described: str) -> Expression:
     return call("RuntimeError", described)
 
 
+def _custom(
+    eqn: JaxprEqn, kind: str, rules: tuple[Function, ...], operands: Sequence[Slot], results: Any
+) -> Expression:
+    """The call of a function with custom derivatives, of the kind "jvp" or "vjp"."""
+    count = eqn.params["num_consts"]
+    function = Function(
+        jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]),
+        called_name(eqn),
+        tuple(range(count, len(operands))),
+        results,
+        captured={i: i for i in range(count)},
+        decorators=(Name(f"jax.custom_{kind}"),),
+        rules=((f"def{kind}", rules, {}),),
+        kept=not count,
+        key=(called_name(eqn), rule_key(eqn)),
+    )
+    return Giving(Call(function, operands[count:]), results)
+
+
 def _zeros(aval: Any) -> Expression:
     kind = aval.to_tangent_aval().dtype
     module = "np" if kind == jax.dtypes.float0 else "jnp"
@@ -206,10 +215,10 @@ def _zeros(aval: Any) -> Expression:
 
 @rule("custom_vjp_call")
 def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
-    p, found = eqn.params, vjp_rule(eqn)
+    found = vjp_rule(eqn)
     if not all(found.perturbed):
         raise unsupported(eqn, "its rules may be differentiated by some of its arguments alone")
-    count, body = p["num_consts"], jaxcompat.close_jaxpr(p["call_jaxpr"])
+    count = eqn.params["num_consts"]
     outs = range(len(eqn.outvars))
     results, primals = group(outs), len(operands) - count
     residuals, given = [], 0
@@ -235,18 +244,7 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         tuple(cotangents),
         ("residuals", "cotangents"),
     )
-    function = Function(
-        body,
-        called_name(eqn),
-        tuple(range(count, len(operands))),
-        results,
-        captured={i: i for i in range(count)},
-        decorators=(Name("jax.custom_vjp"),),
-        rules=(("defvjp", (forward, backward), {}),),
-        kept=not count,
-        key=(called_name(eqn), rule_key(eqn)),
-    )
-    yield Giving(Call(function, operands[count:]), results)
+    yield _custom(eqn, "vjp", (forward, backward), operands, results)
 
 
 # --- shard_map --------------------------------------------------------------------------------
@@ -281,6 +279,4 @@ def _shard_map(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 
 def unsupported(eqn: JaxprEqn, why: str) -> UnsupportedError:
     """The error that an equation cannot be written as Python."""
-    frame = jaxcompat.user_frame(eqn)
-    where = f" at {frame[0]}:{frame[1]}" if frame else ""
-    return UnsupportedError(f"{eqn.primitive.name}{where} cannot be written as Python: {why}")
+    return UnsupportedError(f"{named(eqn)} cannot be written as Python: {why}")

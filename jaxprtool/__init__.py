@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxprtool.passes.dce import dce_jaxpr
     from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.passes.registry import register
+    from jaxprtool.primitives import nest, sow, variable
     from jaxprtool.staging import make_jaxpr, xla_computation
 
 _HOME = {
@@ -31,12 +32,15 @@ _HOME = {
     "example": "jaxprtool.loading.example",
     "load": "jaxprtool.api",
     "make_jaxpr": "jaxprtool.staging",
+    "nest": "jaxprtool.primitives",
     "python_rules": "jaxprtool.formats.python.emit",
     "read": "jaxprtool.formats.jaxpr.read",
     "register": "jaxprtool.passes.registry",
+    "sow": "jaxprtool.primitives",
     "static": "jaxprtool.loading.example",
     "to_python": "jaxprtool.formats.python.emit",
     "trace": "jaxprtool.api",
+    "variable": "jaxprtool.primitives",
     "write": "jaxprtool.formats.jaxpr.write",
     "xla_computation": "jaxprtool.staging",
 }
@@ -51,12 +55,15 @@ __all__ = [
     "example",
     "load",
     "make_jaxpr",
+    "nest",
     "python_rules",
     "read",
     "register",
+    "sow",
     "static",
     "to_python",
     "trace",
+    "variable",
     "write",
     "xla_computation",
 ]

@@ -16,6 +16,7 @@ FLOORS = [
     {"api", "staging"},
     {"targets"},
     {"loading", "passes", "analysis", "render", "formats", "execute"},
+    {"primitives"},
     {"ir"},
     {"jaxcompat"},
     {"expressions", "files"},

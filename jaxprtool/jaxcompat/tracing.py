@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jax._src import core
 from jax._src import linear_util as lu
 from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import ClosedJaxpr, DebugInfo, JaxprEqn, Var
@@ -57,3 +58,11 @@ def alone(eqn: JaxprEqn, operands: Sequence[Var], outs: Sequence[Var], like: Any
     debug = like.debug_info._replace(arg_names=None, result_paths=None)
     parts = {"invars": list(operands), "outvars": list(outs), "eqns": [eqn]}
     return replace_jaxpr(like, constvars=[], consts=[], debug_info=debug, **parts)
+
+
+def is_staging() -> bool:
+    """Whether what is run now becomes a jaxpr, be it under other transformations of JAX's."""
+    trace = core.trace_ctx.trace
+    while trace is not None and not isinstance(trace, pe.DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None

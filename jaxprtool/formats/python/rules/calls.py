@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -189,7 +189,7 @@ def _exception(described: str) -> Expression:
 
 
 def _custom(
-    eqn: JaxprEqn, kind: str, rules: tuple[Function, ...], operands: Sequence[Slot], results: Any
+    eqn: JaxprEqn, kind: str, rules: tuple[Function, ...], operands: tuple[Slot, ...], results: Any
 ) -> Expression:
     """The call of a function with custom derivatives, of the kind "jvp" or "vjp"."""
     count = eqn.params["num_consts"]

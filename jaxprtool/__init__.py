@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from jaxprtool.api import Program, Programs, load, trace
+    from jaxprtool.api import Program, Programs, load, trace, unzip
     from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.formats.jaxpr.write import write
     from jaxprtool.formats.python.emit import python_rules, to_python
@@ -40,6 +40,7 @@ _HOME = {
     "static": "jaxprtool.loading.example",
     "to_python": "jaxprtool.formats.python.emit",
     "trace": "jaxprtool.api",
+    "unzip": "jaxprtool.api",
     "variable": "jaxprtool.primitives",
     "write": "jaxprtool.formats.jaxpr.write",
     "xla_computation": "jaxprtool.staging",
@@ -63,6 +64,7 @@ __all__ = [
     "static",
     "to_python",
     "trace",
+    "unzip",
     "variable",
     "write",
     "xla_computation",

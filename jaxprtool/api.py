@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.pipeline import Pipeline
+from jaxprtool.passes.unzip import Unzip
+from jaxprtool.primitives import VARIABLE
 from jaxprtool.render.listing import listing
 from jaxprtool.targets import find
 
@@ -15,6 +18,7 @@ __all__ = [
     "Programs",
     "load",
     "trace",
+    "unzip",
 ]
 
 
@@ -41,6 +45,30 @@ def load(
         static_argnames=static_argnames,
     )
     return entry.trace()
+
+
+def unzip(
+    fun: Callable[..., Any],
+    *,
+    tag: str | None = VARIABLE,
+    key_args: int | tuple[int, ...] | None = 0,
+) -> Callable[..., tuple[Program, Program]]:
+    """A function that splits `fun` in two, for the arguments that it is called with.
+
+    `unzip(fun)(*args, **kwargs)` gives `(init, apply)`. `init(*keys)` gives the values that `fun`
+    sows under `tag`, as nested dicts by scope and name; `apply(variables, *others, **kwargs)` gives
+    what `fun` gives, and takes no keys. `key_args` are the positions of the keys. Raises
+    ValueError for variables that do not cut the keys from the results, or that share a name.
+
+    The contract is that of Oryx's function of this name (2020-2023).
+    """
+    transform = Unzip(tag=tag, key_args=key_args)
+
+    def unzipped(*args: Any, **kwargs: Any) -> tuple[Program, Program]:
+        parts = transform.unzipped(trace(fun, *args, **kwargs))
+        return parts.init, parts.apply
+
+    return unzipped
 
 
 def _apply(

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import jax
+
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
@@ -30,6 +32,16 @@ CALLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "closed_call": ("call_jaxpr", (), ()),
     "eval_jaxpr": ("call_jaxpr", (), ()),
     "remat2": ("jaxpr", ("prevent_cse",), ()),
+}
+
+#: What a call says of an operand or a result of which nothing is asked.
+_UNASKED: dict[str, Any] = {
+    "in_shardings": jaxcompat.UNSPECIFIED,
+    "out_shardings": jaxcompat.UNSPECIFIED,
+    "in_layouts": None,
+    "out_layouts": None,
+    "donated_invars": False,
+    "prevent_cse": True,
 }
 
 
@@ -188,14 +200,31 @@ class Call(View):
             {k: tuples[k] for k in per_out if k in tuples},
         )
 
-    def filtered(self, used_operands: Sequence[bool], used_outs: Sequence[bool], body: Any):
-        """The call of `body`, which takes and gives the operands and results marked used."""
+    def filtered(
+        self,
+        used_operands: Sequence[bool],
+        used_outs: Sequence[bool],
+        body: Any,
+        more_operands: Sequence[Atom] = (),
+        more_outs: Sequence[Var] = (),
+    ) -> JaxprEqn:
+        """The call of `body`, which takes and gives the operands and results marked used.
+
+        It takes `more_operands` before these, and gives `more_outs` after them; of their
+        sharding, layout and donation nothing is asked.
+        """
+        ins, outs = len(more_operands), len(more_outs)
         return self.rebuild(
-            operands=keep(self.operands, used_operands),
-            outs=keep(self.outs, used_outs),
+            operands=(*more_operands, *keep(self.operands, used_operands)),
+            outs=(*keep(self.outs, used_outs), *more_outs),
             body=body,
-            operand_params={k: keep(v, used_operands) for k, v in self.operand_params.items()},
-            out_params={k: keep(v, used_outs) for k, v in self.out_params.items()},
+            operand_params={
+                k: (_UNASKED[k],) * ins + keep(v, used_operands)
+                for k, v in self.operand_params.items()
+            },
+            out_params={
+                k: keep(v, used_outs) + (_UNASKED[k],) * outs for k, v in self.out_params.items()
+            },
         )
 
     def _equation(self) -> JaxprEqn:
@@ -297,6 +326,18 @@ def view(eqn: JaxprEqn) -> Any:
 def keep(values: Sequence[Any], used: Sequence[bool]) -> tuple[Any, ...]:
     """Those of `values` that are marked used; both must be of one length."""
     return tuple(value for value, flag in zip(values, used, strict=True) if flag)
+
+
+def call(body: Any, operands: Sequence[Atom], outs: Sequence[Var], like: JaxprEqn) -> JaxprEqn:
+    """A jit call of a closed jaxpr, bearing its name, in the place and context of `like`."""
+    empty = jaxcompat.traced_like(like, jax.jit(list), ()).eqns[0]
+    unasked = {
+        name: {k: (_UNASKED[k],) * len(values) for k in CALLS["jit"][i]}
+        for i, (name, values) in enumerate((("operand_params", operands), ("out_params", outs)), 1)
+    }
+    eqn = Call.of(empty).rebuild(operands=tuple(operands), outs=tuple(outs), body=body, **unasked)
+    params = {**eqn.params, "name": body.debug_info.func_name}
+    return eqn.replace(params=params, source_info=like.source_info)
 
 
 # --- every jaxpr an equation holds, known primitive or not -------------------------------------

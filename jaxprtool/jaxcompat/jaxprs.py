@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeAlias
 
-from jax._src import core, dtypes
+from jax._src import core, dtypes, effects
 from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
@@ -94,6 +94,16 @@ def short_dtype_name(dtype: Any) -> str:
     return dtypes.short_dtype_name(dtype)
 
 
+def stacked_aval(length: int, aval: Any) -> Any:
+    """The type of `length` values of one type, on a new leading axis."""
+    return core.unmapped_aval(length, 0, aval)
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The manual mesh axes over which a value in a `shard_map` with check_vma varies."""
+    return aval.mat.varying
+
+
 # --- effects -----------------------------------------------------------------------------------
 
 
@@ -104,6 +114,11 @@ def is_removable_effect(effect: Any) -> bool:
     (writes, prints, callbacks, a primitive's own) does.
     """
     return pe.dceable_effects.contains(effect)
+
+
+def ordered_effects(effs: Iterable[Any]) -> set[Any]:
+    """Those of `effs` that happen in the order of the program."""
+    return {effect for effect in effs if effects.ordered_effects.contains(effect)}
 
 
 def operand_effects(body: Any, operands: Sequence[Atom]) -> set[Any]:

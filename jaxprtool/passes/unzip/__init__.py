@@ -1,0 +1,61 @@
+"""unzip: a function that declares variables becomes two, `init` and `apply`.
+
+    def net(key, x):
+        w = variable(jax.random.normal(key, (3, 8)), name="w")
+        return jnp.tanh(x @ w)
+
+    init, apply = unzip(net)(key, x)
+    variables = init(key)              # {"w": ...}
+    y = apply(variables, x)            # net(key, x), and takes no key
+
+Arguments named by `key_args` are keys. A value that is computed from keys and constants alone, and
+sown under the tag, is a variable: a result of init and an argument of apply. Nothing else may lead
+from a key to a result. Loops stack their variables, scopes nest them (see `split` and `rules`).
+
+The contract is that of Oryx's `unzip` (2020-2023), on jaxprs instead of tracers, and carried
+through loops, branches and custom derivatives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.unzip import rules  # noqa: F401  (fills the table)
+from jaxprtool.passes.unzip.known import Known, Outcome, unzip_rules
+from jaxprtool.passes.unzip.programs import Unzipped, unzipped
+from jaxprtool.passes.unzip.variables import UnzipError, Variable
+from jaxprtool.primitives import VARIABLE
+
+__all__ = ["Known", "Outcome", "Unzip", "UnzipError", "Unzipped", "Variable", "unzip_rules"]
+
+
+@dataclass(frozen=True)
+class Unzip(Pass):
+    """Split a function that declares variables in two: init, which makes them, and apply."""
+
+    name: ClassVar[str] = "unzip"
+
+    #: The tag that variables are sown under.
+    tag: str | None = VARIABLE
+
+    #: The positional arguments that are keys.
+    key_args: int | tuple[int, ...] | None = 0
+
+    def __call__(self, program: Program) -> Programs:
+        parts = self.unzipped(program)
+        return Programs({"init": parts.init, "apply": parts.apply})
+
+    def unzipped(self, program: Program) -> Unzipped:
+        """init and apply, and the variables between them.
+
+        Raises UnzipError for variables that do not cut keys from the results or have no name of
+        their own, ArgumentsError for `key_args` that are not there, and UnsupportedError, which
+        names the equation, for variables where they cannot be taken out.
+        """
+        if self.tag is None:
+            raise UnzipError("Must provide a tag to unzip.")
+        keys = (self.key_args,) if isinstance(self.key_args, int) else self.key_args or ()
+        return unzipped(program, self.tag, keys)

@@ -1,0 +1,116 @@
+"""What is known of values and equations when a jaxpr is split, and the rules' open table.
+
+Two facts of each value decide, and both flow forwards:
+
+    early   it is computed from keys and constants alone: `init` can have it
+    ready   it is computed from variables, other arguments and constants: `apply` can have it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.outline import equations
+from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Var
+from jaxprtool.passes.dce import has_lasting_effect
+from jaxprtool.passes.unzip.variables import Variable
+
+if TYPE_CHECKING:
+    from jaxprtool.passes.unzip.split import Split
+
+
+class Known(NamedTuple):
+    """Which of the two programs can have a value."""
+
+    early: bool
+    ready: bool
+
+
+BOTH, EARLY, READY = Known(True, True), Known(True, False), Known(False, True)
+
+
+def meet(values: Iterable[Known]) -> Known:
+    """What is known of a value that is computed from these."""
+    early = ready = True
+    for value in values:
+        early &= value.early
+        ready &= value.ready
+    return Known(early, ready)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a rule makes of one equation.
+
+    `known` has an entry for each of its results. `init` and `apply` are the equations to put in
+    its place in either program; they define its results, as far as these are early or ready. For
+    each leaf of each variable that is declared inside, `values` has its value in init, and
+    `places` the variable that it is in apply. `parts` are the splits of the equation's bodies.
+    """
+
+    known: tuple[Known, ...]
+    init: tuple[JaxprEqn, ...] = ()
+    apply: tuple[JaxprEqn, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    values: tuple[Atom, ...] = ()
+    places: tuple[Var, ...] = ()
+    parts: tuple[Split, ...] = ()
+
+
+@dataclass
+class Context:
+    """What one unzip knows: the tag that it looks for, and what it has split already.
+
+    `replaced` counts, by path, the values sown in mode "clobber" that a later one replaces: these
+    are no variables. `scopes` are those around the body that is being split, and `bodies` that
+    body and those around it, the outermost first.
+    """
+
+    tag: str | None
+    replaced: dict[tuple[str, ...], int] = field(default_factory=dict)
+    scopes: list[str] = field(default_factory=list)
+    bodies: list[Any] = field(default_factory=list)
+    splits: dict[tuple[Any, tuple[Known, ...]], Split] = field(default_factory=dict)
+    _sowing: dict[Any, bool] = field(default_factory=dict)
+
+    def sows(self, body: Any) -> bool:
+        """Whether a value is sown under the tag in a jaxpr, at any depth."""
+        body = jaxcompat.open_jaxpr(body)
+        if body not in self._sowing:
+            self._sowing[body] = any(map(self.is_sow, equations(body)))
+        return self._sowing[body]
+
+    def is_sow(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation sows a value under the tag."""
+        return eqn.primitive.name == "sow" and eqn.params["tag"] == self.tag
+
+
+#: `rule(eqn, known, context) -> Outcome`, where `known` has an entry for each operand.
+Rule = Callable[[JaxprEqn, Sequence[Known], Context], Outcome]
+
+#: The open table: a plug-in adds its primitive's rule by name. An equation of a primitive without
+#: one is kept whole.
+unzip_rules: dict[str, Rule] = {}
+
+
+def whole(eqn: JaxprEqn, known: Sequence[Known]) -> Outcome:
+    """An equation kept as it is, in each program that has all of its operands.
+
+    One with an effect, or with a ref among its values, is kept in one program alone: in apply, if
+    that has its operands.
+    """
+    results = meet(known)
+    if results.ready and (has_lasting_effect(eqn) or _meets_ref(eqn)):
+        results = READY
+    return Outcome(
+        (results,) * len(eqn.outvars),
+        init=(eqn,) if results.early else (),
+        apply=(eqn,) if results.ready else (),
+    )
+
+
+def _meets_ref(eqn: JaxprEqn) -> bool:
+    return any(isinstance(atom.aval, AbstractRef) for atom in (*eqn.invars, *eqn.outvars))

@@ -1,0 +1,127 @@
+"""A `while` that runs a number of times known beforehand, as the `scan` that it could have been.
+
+How often it runs is found by running it: the part of it that its condition depends on, alone, on
+initial values that are constants. `lax.fori_loop` makes such loops where its bounds are arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.outline import named
+from jaxprtool.ir.structured import Scan, While, sub_jaxprs
+from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal
+from jaxprtool.passes.dce import dce_rules, has_lasting_effect
+from jaxprtool.passes.unzip.known import Context
+
+#: A loop is tried this often before it is said to be too long.
+LIMIT = 1_000_000
+
+
+def as_scan(eqn: JaxprEqn, context: Context) -> JaxprEqn:
+    """The `scan` that does what this `while` does.
+
+    Raises UnsupportedError, which says why, if the number of iterations is not known.
+    """
+    loop = While.of(eqn)
+    if context.sows(loop.cond):
+        raise _refused(eqn, "a variable is sown in its condition")
+    length = _length(eqn, context)
+    jaxpr = jaxcompat.traced_like(eqn, _count_to_one, ())
+    scan = Scan.of(next(each for each in jaxpr.eqns if each.primitive.name == "scan"))
+    new = scan.rebuild(
+        consts=loop.body_consts,
+        carry=loop.carry,
+        xs=(),
+        carry_outs=loop.outs,
+        ys=(),
+        body=loop.body,
+        length=length,
+    )
+    return new.replace(source_info=eqn.source_info)
+
+
+def _count_to_one() -> list[Any]:
+    return [jax.lax.scan(lambda count, _: (count + 1, None), 0, length=1)[0]]
+
+
+def _length(eqn: JaxprEqn, context: Context) -> int:
+    """How often the body runs."""
+    loop = _counter(eqn)
+    if any(map(context.sows, (loop.cond, loop.body))):
+        raise _refused(eqn, "its condition depends on a variable")
+    if loop.eqn.effects:
+        raise _refused(eqn, "its condition depends on an effect")
+    values = _constants(loop.eqn.invars, context)
+    if values is None:
+        raise _refused(eqn, "its condition depends on values that are not constant")
+    c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
+    cond, body = map(jaxcompat.jaxpr_as_fun, (loop.cond, loop.body))
+
+    def going(state: tuple[Any, ...]) -> Any:
+        count, *carry = state
+        return cond(*values[:c], *carry)[0] & (count < LIMIT)
+
+    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        count, *carry = state
+        return count + 1, *body(*values[c:b], *carry)
+
+    with jax.ensure_compile_time_eval():
+        count = int(jax.lax.while_loop(going, step, (0, *values[b:]))[0])
+    if count == LIMIT:
+        raise _refused(eqn, f"it runs {LIMIT:,} times or more")
+    return count
+
+
+def _counter(eqn: JaxprEqn) -> While:
+    """The part of a loop that its condition depends on."""
+    loop = While.of(eqn)
+    # What only has an effect, such as a print, tells the condition nothing.
+    eqns = [
+        each
+        for each in loop.body.eqns
+        if not (has_lasting_effect(each) and all(isinstance(v, DropVar) for v in each.outvars))
+    ]
+    bare = loop.rebuild(body=jaxcompat.with_equations(loop.body, eqns))
+    _, counter = dce_rules["while"]([False] * len(loop.outs), bare)
+    return While.of(counter)
+
+
+def _constants(atoms: Sequence[Atom], context: Context) -> list[Any] | None:
+    """The values of operands in the body that is being split; None if one depends on arguments."""
+    body = context.bodies[-1]
+    made = {v: eqn for eqn in body.eqns for v in eqn.outvars}
+    constants = dict(zip(body.constvars, body.consts, strict=True))
+    needed: set[int] = set()
+    todo = [atom for atom in atoms if not isinstance(atom, Literal)]
+    while todo:
+        v = todo.pop()
+        if v in constants and not isinstance(constants[v], jax.core.Tracer):
+            continue
+        eqn = made.get(v)
+        if eqn is None or eqn.effects or context.is_sow(eqn) or _sown_inside(eqn, context):
+            return None
+        if id(eqn) not in needed:
+            needed.add(id(eqn))
+            todo += (each for each in eqn.invars if not isinstance(each, Literal))
+    eqns = [eqn for eqn in body.eqns if id(eqn) in needed]
+    debug = body.debug_info._replace(arg_names=None, result_paths=None)
+    jaxpr = jaxcompat.new_jaxpr(body.constvars, body.consts, (), atoms, eqns, debug)
+    with jax.ensure_compile_time_eval():
+        return jaxcompat.jaxpr_as_fun(jaxpr)()
+
+
+def _sown_inside(eqn: JaxprEqn, context: Context) -> bool:
+    return any(context.sows(body) for _, body in sub_jaxprs(eqn))
+
+
+def _refused(eqn: JaxprEqn, why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"variables are sown inside {named(eqn)}, and how often it runs is not known: {why}",
+        "sow them before the loop, or let it run a fixed number of times (lax.scan)",
+    )

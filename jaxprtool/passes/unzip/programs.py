@@ -1,0 +1,125 @@
+"""init and apply as Programs, from a program and what its split is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.program import Program
+from jaxprtool.passes.dce import Dce
+from jaxprtool.passes.unzip.known import EARLY, READY, Context
+from jaxprtool.passes.unzip.paths import uncut
+from jaxprtool.passes.unzip.split import Split, split
+from jaxprtool.passes.unzip.variables import UnzipError, Variable, leaf_tree, replaced
+
+
+@dataclass(frozen=True, eq=False)
+class Unzipped:
+    """What unzip makes of a program; the variables are in the order of their declaration."""
+
+    init: Program
+    apply: Program
+    variables: tuple[Variable, ...]
+
+
+def unzipped(program: Program, tag: str, keys: Sequence[int]) -> Unzipped:
+    """A program split at the variables sown under `tag`; `keys` are positional arguments.
+
+    Raises UnzipError, ArgumentsError and UnsupportedError; see `Unzip`.
+    """
+    early, late = _arguments(program, keys)
+    marked = set(jax.tree.leaves(early))
+    ins = [EARLY if i in marked else READY for i in range(len(program.in_avals))]
+    part = _split(program, ins, tag)
+    if (path := uncut(part, program.arg_names, program.out_names)) is not None:
+        raise UnzipError(f"Variables do not cut dependence graph. {path}")
+    tree = leaf_tree(part.variables)
+    paths = (path for path, _ in jax.tree.leaves_with_path(tree))
+    names = ["variables" + jax.tree_util.keystr(path) for path in paths]
+    init = _init(program, part, early, tree, names)
+    apply = _apply(program, part, late, tree, names)
+    return Unzipped(Dce()(init), Dce()(apply), part.variables)
+
+
+def _arguments(program: Program, keys: Sequence[int]) -> tuple[Any, Any]:
+    """The `(args, kwargs)` of init, and of apply without variables: trees of flat positions."""
+    count = program.in_tree.num_leaves
+    args, kwargs = jax.tree.unflatten(program.in_tree, list(range(count)))
+    for key in keys:
+        if not -len(args) <= key < len(args):
+            has = f"it has {len(args)}" if args else "it has none"
+            raise ArgumentsError(f"{program.name} has no positional argument {key}; {has}")
+    positions = [key % len(args) for key in keys]
+    if len(set(positions)) < len(positions):
+        raise ArgumentsError(f"the same argument of {program.name} is named twice: {list(keys)}")
+    others = tuple(arg for i, arg in enumerate(args) if i not in positions)
+    return (tuple(args[i] for i in positions), {}), (others, kwargs)
+
+
+def _split(program: Program, ins: Sequence[Any], tag: str) -> Split:
+    part = split(program.jaxpr, ins, Context(tag))
+    if again := replaced(part.variables):
+        part = split(program.jaxpr, ins, Context(tag, again))
+    return part
+
+
+def _init(program: Program, part: Split, early: Any, tree: Any, names: Sequence[str]) -> Program:
+    order, in_tree = jax.tree.flatten(early)
+    leaves, out_tree = jax.tree.flatten(tree)
+    body = part.init([False] * len(part.outs))
+    given = sorted(order)
+    return _program(
+        program,
+        "init",
+        body,
+        invars=[body.invars[given.index(i)] for i in order],
+        outvars=[body.outvars[i] for i in leaves],
+        trees=(in_tree, out_tree),
+        names=([program.arg_names[i] for i in order], names),
+    )
+
+
+def _apply(program: Program, part: Split, late: Any, tree: Any, names: Sequence[str]) -> Program:
+    others, kwargs = late
+    order = jax.tree.leaves(late)
+    leaves = jax.tree.leaves(tree)
+    body = part.apply([True] * len(part.outs))
+    return _program(
+        program,
+        "apply",
+        body,
+        invars=[*(body.invars[i] for i in leaves), *body.invars[len(leaves) :]],
+        outvars=body.outvars,
+        trees=(jax.tree.structure(((tree, *others), kwargs)), program.out_tree),
+        names=([*names, *(program.arg_names[i] for i in order)], program.out_names),
+    )
+
+
+def _program(
+    program: Program,
+    half: str,
+    body: Any,
+    *,
+    invars: Sequence[Any],
+    outvars: Sequence[Any],
+    trees: tuple[Any, Any],
+    names: tuple[Sequence[str], Sequence[str]],
+) -> Program:
+    name = f"{program.name}_{half}"
+    debug = body.debug_info._replace(
+        func_src_info=name, arg_names=tuple(names[0]), result_paths=tuple(names[1])
+    )
+    jaxpr = jaxcompat.new_jaxpr(body.constvars, body.consts, invars, outvars, body.eqns, debug)
+    return program.replace(
+        name=name,
+        jaxpr=jaxpr,
+        in_tree=trees[0],
+        out_tree=trees[1],
+        arg_names=tuple(names[0]),
+        out_names=tuple(names[1]),
+    )

@@ -1,0 +1,254 @@
+"""A jaxpr split in two: what can be computed early, from keys, and what is left for later.
+
+A value that was sown under the tag and is early is a *variable*: a result of init, an argument of
+apply, and so both early and ready from there on (see `known`). Structured equations are looked
+into, result by result, by the rules in `unzip_rules`; a body is split once for each pattern of
+known operands, so that shared bodies stay shared. An effect happens once.
+
+The idea of splitting at variables is that of Oryx's `unzip` (2020-2023), which ran the function
+under a tracer; JAX's `partial_eval` knows values in two halves as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.outline import named
+from jaxprtool.ir.structured import keep, sub_jaxprs
+from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.passes.dce import has_lasting_effect
+from jaxprtool.passes.unzip.known import BOTH, Context, Known, Outcome, unzip_rules, whole
+from jaxprtool.passes.unzip.variables import Variable
+from jaxprtool.primitives import SCOPE_PREFIX
+
+
+@dataclass(frozen=True, eq=False)
+class Half:
+    """One half of a body: its equations, and what the body's results are there."""
+
+    eqns: tuple[JaxprEqn, ...]
+    results: tuple[Atom, ...]
+
+    @property
+    def effects(self) -> set[Any]:
+        """The effects that happen in this half and must stay."""
+        return {e for eqn in self.eqns if has_lasting_effect(eqn) for e in eqn.effects}
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A closed jaxpr and its two halves.
+
+    `ins` and `outs` tell what is known of its arguments and results, `known` of every variable
+    bound in the body itself. For each leaf of each variable, `values` has its value in init, and
+    `places` the variable that it is in apply. `parts` are the splits of the bodies inside, by the
+    position of the equation that holds them. `stuck` are equations with an effect that neither
+    half can have.
+    """
+
+    body: Any
+    ins: tuple[Known, ...]
+    outs: tuple[Known, ...]
+    known: dict[Var, Known]
+    parts: dict[int, tuple[Split, ...]]
+    variables: tuple[Variable, ...]
+    values: tuple[Atom, ...]
+    places: tuple[Var, ...]
+    stuck: tuple[JaxprEqn, ...]
+    early: Half
+    ready: Half
+    _built: dict[Any, Any] = field(default_factory=dict)
+
+    def init(self, outs: Sequence[bool], variables: bool = True) -> Any:
+        """The closed jaxpr from the early arguments to the results marked, then the variables.
+
+        The results marked must be early. The same request gives the same object.
+        """
+        request = "init", tuple(outs), variables
+        if request not in self._built:
+            invars = keep(self.body.invars, [v.early for v in self.ins])
+            outvars = keep(self.early.results, outs) + (self.values if variables else ())
+            self._built[request] = self._jaxpr("init", invars, outvars, self.early.eqns)
+        return self._built[request]
+
+    def apply(self, outs: Sequence[bool], at: int = 0) -> Any:
+        """The closed jaxpr from variables and the ready arguments to the results marked.
+
+        The variables stand before the ready argument number `at`. The results marked must be
+        ready. The same request gives the same object.
+        """
+        request = "apply", tuple(outs), at
+        if request not in self._built:
+            ready = keep(self.body.invars, [v.ready for v in self.ins])
+            invars = (*ready[:at], *self.places, *ready[at:])
+            outvars = keep(self.ready.results, outs)
+            self._built[request] = self._jaxpr("apply", invars, outvars, self.ready.eqns)
+        return self._built[request]
+
+    def _jaxpr(
+        self, half: str, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
+    ) -> Any:
+        body = self.body
+        debug = body.debug_info._replace(arg_names=None, result_paths=None)
+        if self.variables:
+            name = debug.func_name.removeprefix(SCOPE_PREFIX)
+            debug = debug._replace(func_src_info=f"{name}_{half}")
+        return jaxcompat.new_jaxpr(body.constvars, body.consts, invars, outvars, eqns, debug)
+
+
+def split(body: Any, ins: Sequence[Known], context: Context) -> Split:
+    """A closed jaxpr split by what is known of its arguments; see `Split`.
+
+    Raises UnzipError for a variable without a name, and UnsupportedError, which names the
+    equation, for a variable where it cannot be taken out, and for ordered effects that the two
+    halves would reorder.
+    """
+    # Which of the values sown in mode "clobber" is the last depends on where a body is called.
+    if context.replaced and context.sows(body):
+        return _split(body, tuple(ins), context)
+    # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
+    anchor = body if body.consts else jaxcompat.open_jaxpr(body)
+    request = (anchor, tuple(ins))
+    if request not in context.splits:
+        context.splits[request] = _split(body, tuple(ins), context)
+    return context.splits[request]
+
+
+def _split(body: Any, ins: tuple[Known, ...], context: Context) -> Split:
+    walk = _Walk(body, ins)
+    context.bodies.append(body)
+    for position, eqn in enumerate(body.eqns):
+        known = [walk.of(atom) for atom in eqn.invars]
+        if context.is_sow(eqn) and all(v.early for v in known):
+            walk.declare(eqn, known, context)
+        else:
+            walk.add(position, eqn, _outcome(eqn, known, context))
+    context.bodies.pop()
+    return walk.split()
+
+
+def _outcome(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+    rule = unzip_rules.get(eqn.primitive.name)
+    if rule is not None:
+        return rule(eqn, known, context)
+    if any(context.sows(body) for _, body in sub_jaxprs(eqn)):
+        raise UnsupportedError(
+            f"variables are sown inside {named(eqn)}, and unzip has no rule for it",
+            f"a rule can be added: unzip_rules['{eqn.primitive.name}'] = rule",
+        )
+    return whole(eqn, known)
+
+
+class _Walk:
+    """The two halves of a body, as far as its equations have been gone through.
+
+    `early_names` and `ready_names` say what stands, in init and in apply, for the results of sown
+    values that are no longer sown there.
+    """
+
+    def __init__(self, body: Any, ins: tuple[Known, ...]):
+        self.body, self.ins = body, ins
+        self.known = dict.fromkeys(body.constvars, BOTH)
+        self.known.update(zip(body.invars, ins, strict=True))
+        self.parts: dict[int, tuple[Split, ...]] = {}
+        self.init: list[JaxprEqn] = []
+        self.apply: list[JaxprEqn] = []
+        self.variables: list[Variable] = []
+        self.values: list[Atom] = []
+        self.places: list[Var] = []
+        self.stuck: list[JaxprEqn] = []
+        self.early_names: dict[Var, Atom] = {}
+        self.ready_names: dict[Var, Atom] = {}
+        self.ordered: set[Any] = set()
+
+    def of(self, atom: Atom) -> Known:
+        """What is known of an operand or a result."""
+        return BOTH if type(atom) is Literal else self.known[atom]
+
+    def declare(self, eqn: JaxprEqn, known: Sequence[Known], context: Context) -> None:
+        """Make a variable of an early value, or pass it on if a later one replaces it."""
+        variable = Variable.of(eqn)
+        operands = eqn.invars[: len(eqn.outvars)]
+        values = [_stands_for(atom, self.early_names) for atom in operands]
+        self.early_names.update(zip(eqn.outvars, values, strict=True))
+        path = (*context.scopes, *variable.path)
+        if context.replaced.get(path):
+            context.replaced[path] -= 1
+            passed = (_stands_for(atom, self.ready_names) for atom in operands)
+            self.ready_names.update(zip(eqn.outvars, passed, strict=True))
+            self.known.update(zip(eqn.outvars, known[: len(operands)], strict=True))
+            return
+        places = [Var(v.aval) if isinstance(v, DropVar) else v for v in eqn.outvars]
+        self.known.update(dict.fromkeys(eqn.outvars, BOTH))
+        self.variables.append(variable)
+        self.values += values
+        self.places += places
+
+    def add(self, position: int, eqn: JaxprEqn, outcome: Outcome) -> None:
+        """Go on by what a rule has made of an equation."""
+        self._check_order(eqn, outcome)
+        self.known.update(zip(eqn.outvars, outcome.known, strict=True))
+        self.init += (_renamed(each, self.early_names) for each in outcome.init)
+        self.apply += (_renamed(each, self.ready_names) for each in outcome.apply)
+        self.variables += outcome.variables
+        self.values += outcome.values
+        self.places += outcome.places
+        if outcome.parts:
+            self.parts[position] = outcome.parts
+            stuck = any(part.stuck for part in outcome.parts)
+        else:
+            stuck = has_lasting_effect(eqn) and not (outcome.init or outcome.apply)
+        if stuck:
+            self.stuck.append(eqn)
+
+    def _check_order(self, eqn: JaxprEqn, outcome: Outcome) -> None:
+        """Init runs before all of apply: ordered effects must already come in that order."""
+        early = {e for each in outcome.init for e in each.effects}
+        if jaxcompat.ordered_effects(early) & self.ordered:
+            raise UnsupportedError(
+                f"{named(eqn)} has an ordered effect that belongs to init, "
+                "and follows one that belongs to apply"
+            )
+        ready = {e for each in outcome.apply for e in each.effects}
+        self.ordered |= jaxcompat.ordered_effects(ready)
+
+    def split(self) -> Split:
+        """The whole body's split."""
+        outs = self.body.outvars
+        return Split(
+            self.body,
+            self.ins,
+            tuple(map(self.of, outs)),
+            self.known,
+            self.parts,
+            tuple(self.variables),
+            tuple(self.values),
+            tuple(self.places),
+            tuple(self.stuck),
+            Half(tuple(self.init), tuple(_stands_for(v, self.early_names) for v in outs)),
+            Half(tuple(self.apply), tuple(_stands_for(v, self.ready_names) for v in outs)),
+        )
+
+
+def _stands_for(atom: Atom, names: dict[Var, Atom]) -> Atom:
+    return atom if type(atom) is Literal else names.get(atom, atom)
+
+
+def _renamed(eqn: JaxprEqn, names: dict[Var, Atom]) -> JaxprEqn:
+    if not names or not any(type(v) is not Literal and v in names for v in eqn.invars):
+        return eqn
+    return eqn.replace(invars=[_stands_for(atom, names) for atom in eqn.invars])
+
+
+def reordered(parts: Iterable[Split]) -> bool:
+    """Whether ordered effects would happen in another order if a loop's halves ran apart."""
+    early: set[Any] = set()
+    ready: set[Any] = set()
+    for part in parts:
+        early |= jaxcompat.ordered_effects(part.early.effects)
+        ready |= jaxcompat.ordered_effects(part.ready.effects)
+    return bool(early & ready)

@@ -1,0 +1,93 @@
+"""The variables that a function declares, and the pytree in which init gives them.
+
+A variable is one sown value. In that pytree, scopes are nested dicts and a name leads to the
+value; what was sown several times in mode "append" is a list of the values, in program order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.outline import named
+from jaxprtool.jaxcompat import JaxprEqn
+
+
+class UnzipError(JaxprToolError, ValueError):
+    """A function that cannot be unzipped: its variables do not fit, or do not cut it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """A value that was sown: its scopes and name, the types of its leaves, and its equation.
+
+    `avals` are the types that init gives, with an axis more for each loop around the equation.
+    """
+
+    path: tuple[str, ...]
+    mode: str
+    tree: Any
+    avals: tuple[Any, ...]
+    eqn: JaxprEqn
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn) -> Variable:
+        """The variable that a `sow` equation declares. Raises UnzipError if it has no name."""
+        name, mode, tree = (eqn.params[k] for k in ("name", "mode", "tree"))
+        if name is None:
+            raise UnzipError(f"Must provide name for variable. It is the {named(eqn)}")
+        return cls((name,), mode, tree, tuple(v.aval for v in eqn.outvars), eqn)
+
+    def under(self, scope: str) -> Variable:
+        """The variable as it is called outside a `nest` with this scope."""
+        return replace(self, path=(scope, *self.path))
+
+    def stacked(self, length: int) -> Variable:
+        """The variable outside a loop: its values in all iterations, on a new leading axis."""
+        avals = tuple(jaxcompat.stacked_aval(length, aval) for aval in self.avals)
+        return replace(self, avals=avals)
+
+
+def replaced(variables: Sequence[Variable]) -> dict[tuple[str, ...], int]:
+    """By path, how many values sown in mode "clobber" are followed by another of that path."""
+    counts = Counter(v.path for v in variables if v.mode == "clobber")
+    return {path: count - 1 for path, count in counts.items() if count > 1}
+
+
+def leaf_tree(variables: Sequence[Variable]) -> Any:
+    """The pytree of variables with, for each leaf, its number in the order of declaration.
+
+    Raises UnzipError if a name is there twice, be it as a scope and as a name.
+    """
+    tree: dict[str, Any] = {}
+    first: dict[tuple[str, ...], Variable] = {}
+    count = 0
+    for variable in variables:
+        leaves = range(count, count + len(variable.avals))
+        count += len(variable.avals)
+        value = jax.tree.unflatten(variable.tree, leaves)
+        level = tree
+        for depth, scope in enumerate(variable.path[:-1], start=1):
+            _check(variable, variable.path[:depth], first.get(variable.path[:depth]))
+            level = level.setdefault(scope, {})
+        name, before = variable.path[-1], first.setdefault(variable.path, variable)
+        if name not in level:
+            level[name] = [value] if variable.mode == "append" else value
+        elif variable.mode == before.mode == "append" and before is not variable:
+            level[name].append(value)
+        else:
+            _check(variable, variable.path, before)
+    return tree
+
+
+def _check(variable: Variable, path: tuple[str, ...], before: Variable | None) -> None:
+    """Refuse a variable if its name, or a scope of it, is another's name."""
+    if before is not None:
+        places = f"{named(before.eqn)} and {named(variable.eqn)}"
+        raise UnzipError(f"Cannot use duplicate variable name: {'/'.join(path)} ({places})")

@@ -16,7 +16,7 @@ The functions and their contracts are those of Oryx's `harvest` and `state.varia
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.notation.signatures import SHOWN_PARAMS
 
 #: What `variable` sows under.
 VARIABLE = "variable"
@@ -32,7 +33,11 @@ VARIABLE = "variable"
 #: What happens to values sown under one name: an error, all of them, or the last.
 MODES = ("strict", "append", "clobber")
 
-_SCOPE = "nest:"
+#: The structure of a value that is one array.
+LEAF = jax.tree.structure(0)
+
+#: What the name of a `nest` call starts with; its scope follows.
+SCOPE_PREFIX = "nest:"
 
 
 def sow(value: Any, *, tag: str, name: str, mode: str = "strict", key: Any = None) -> Any:
@@ -52,6 +57,8 @@ def sow(value: Any, *, tag: str, name: str, mode: str = "strict", key: Any = Non
         raise ValueError(f"unknown mode {mode!r}; there are: {', '.join(MODES)}")
     leaves, tree = jax.tree.flatten(value)
     operands = (*leaves, *jax.tree.leaves(key))
+    if not (jaxcompat.is_staging() or any(map(_is_traced, operands))):
+        return value  # as it is: `bind` would make arrays of NumPy's arrays and of numbers
     sown = sow_p.bind(*operands, tag=tag, name=name, mode=mode, tree=tree)
     return jax.tree.unflatten(tree, sown)
 
@@ -74,26 +81,44 @@ def nest(fun: Callable[..., Any], *, scope: str) -> Callable[..., Any]:
     def nested(*args: Any, **kwargs: Any) -> Any:
         if not jaxcompat.is_staging():
             return fun(*args, **kwargs)
+        # What is no tracer may be of any type, and steer the Python code: it goes in and comes out
+        # as it is, past the call.
         leaves, tree = jax.tree.flatten((args, kwargs))
-        # What is no tracer may be of any type, and steer the Python code: it stays as it is.
-        traced = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)}
+        results: list[Any] = []
 
-        def scoped(traced: dict[int, Any]) -> Any:
-            given = [traced.get(i, leaf) for i, leaf in enumerate(leaves)]
+        @functools.wraps(fun)
+        def scoped(*args: Any, **kwargs: Any) -> list[Any]:
+            given = _either(tree.flatten_up_to((args, kwargs)), leaves)
             inner_args, inner_kwargs = jax.tree.unflatten(tree, given)
-            return fun(*inner_args, **inner_kwargs)
+            results[:] = jax.tree.flatten(fun(*inner_args, **inner_kwargs))
+            return _traced(results[0])
 
-        scoped.__name__ = scoped.__qualname__ = _SCOPE + scope
-        return jax.jit(scoped)(traced)
+        scoped.__name__ = scoped.__qualname__ = SCOPE_PREFIX + scope
+        traced_args, traced_kwargs = jax.tree.unflatten(tree, _traced(leaves))
+        out = jax.jit(scoped)(*traced_args, **traced_kwargs)
+        return jax.tree.unflatten(results[1], _either(out, results[0]))
 
     return nested
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, jax.core.Tracer)
+
+
+def _traced(leaves: Sequence[Any]) -> list[Any]:
+    """What is traced of the leaves, with None in place of the others."""
+    return [leaf if _is_traced(leaf) else None for leaf in leaves]
+
+
+def _either(traced: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+    return [leaf if x is None else x for x, leaf in zip(traced, leaves, strict=True)]
 
 
 def scope_of(eqn: Any) -> str | None:
     """The scope that an equation of `nest` puts names under; None for every other equation."""
     name = eqn.params.get("name")
-    if eqn.primitive.name == "jit" and name.startswith(_SCOPE):
-        return name.removeprefix(_SCOPE)
+    if eqn.primitive.name == "jit" and name.startswith(SCOPE_PREFIX):
+        return name.removeprefix(SCOPE_PREFIX)
     return None
 
 
@@ -121,6 +146,16 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 ad.primitive_jvps[sow_p] = _jvp
 
 
+def _transpose(cotangents: Any, *operands: Any, **_: Any) -> list[Any]:
+    """For what is sown in a linear function, as a tangent by a custom rule; a key gets nothing."""
+    values, key = operands[: len(cotangents)], operands[len(cotangents) :]
+    pairs = [*zip(values, cotangents, strict=True), *((x, ad.Zero(x.aval)) for x in key)]
+    return [given if ad.is_undefined_primal(x) else None for x, given in pairs]
+
+
+ad.primitive_transposes[sow_p] = _transpose
+
+
 def _batch(operands: Any, axes: Any, **params: Any) -> Any:
     """A sown value has its mapped axis first, wherever JAX happens to carry it."""
     moved = [
@@ -132,3 +167,17 @@ def _batch(operands: Any, axes: Any, **params: Any) -> Any:
 
 
 batching.primitive_batchers[sow_p] = _batch
+
+
+def _shown(params: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What a listing shows: the tag and the name, and what else is not as it mostly is."""
+    shown = [("tag", params["tag"]), ("name", params["name"])]
+    if params["mode"] != "strict":
+        shown.append(("mode", params["mode"]))
+    if params["tree"] != LEAF:
+        shown.append(("tree", params["tree"]))
+    return shown
+
+
+SHOWN_PARAMS["_sow_pp_rule"] = _shown
+jaxcompat.add_printing_rule(sow_p, "_sow_pp_rule", _shown)

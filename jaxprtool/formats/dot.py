@@ -21,6 +21,7 @@ from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.outline import NamedValue, bodies, outline, type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.primitives import sow_p
 
 #: Where a value comes from: the node that makes it, or the literal that it is.
 Source: TypeAlias = str | Literal
@@ -168,7 +169,8 @@ class _Drawing:
         count = 0
         for name, value in self._notation.signature(eqn).pairs:
             plain = isinstance(value, str) and value not in ("None", "False", "()")
-            if plain and len(value) <= _LONGEST_PARAMETER and name.rstrip("=") not in _HIDDEN:
+            shown = name.rstrip("=") not in _HIDDEN or eqn.primitive is sow_p
+            if plain and len(value) <= _LONGEST_PARAMETER and shown:
                 count += 1
                 if count <= _MOST_PARAMETERS:
                     yield f"{name}{value}"

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
@@ -248,6 +249,8 @@ def _same_plain(p: Any, q: Any) -> bool:
         return str(p) == str(q)
     if isinstance(p, jax.lax.Tolerance) and isinstance(q, jax.lax.Tolerance):
         return vars(p) == vars(q)  # which JAX compares by identity
+    if isinstance(p, PyTreeDef) and isinstance(q, PyTreeDef):
+        return same_tree(p, q)
     if isinstance(p, float) and isinstance(q, float):
         return _same_array(np.float64(p), np.float64(q))
     if isinstance(p, FunctionType) and isinstance(q, FunctionType):

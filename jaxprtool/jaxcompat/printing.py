@@ -17,6 +17,19 @@ def printing_rule(primitive: Primitive) -> str | None:
     return None if rule is None else getattr(rule, "__name__", repr(rule))
 
 
+def add_printing_rule(
+    primitive: Primitive, name: str, shown: Callable[[dict[str, Any]], list[tuple[str, Any]]]
+) -> None:
+    """Have JAX print of the parameters of `primitive` what `shown` gives; `name` is the rule's."""
+
+    def rule(eqn: JaxprEqn, context: Any, settings: Any) -> Any:
+        params = dict(shown(eqn.params))
+        return core._pp_eqn(eqn.replace(params=params), context, settings, list(params))
+
+    rule.__name__ = name
+    core.pp_eqn_rules[primitive] = rule
+
+
 def print_with_rule(
     eqn: JaxprEqn, var_names: Any, shared: dict[Any, str], types: bool
 ) -> Callable[[int, int | None], str]:

@@ -18,7 +18,7 @@ from jaxprtool.formats.jaxpr import values
 from jaxprtool.formats.jaxpr.source import Expression, Source
 from jaxprtool.formats.jaxpr.types import TypeWriter
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import Opaque, Tree, describe
+from jaxprtool.ir.trees import Tree, describe
 
 #: The entries that every file has, and the others.
 REQUIRED = ("jax", "name", "arguments", "results")
@@ -141,22 +141,13 @@ def read_header(source: Source, entries: Mapping[str, Expression]) -> Header:
 def _entry(source: Source, entry: Expression, convert: Callable[[Any], Any]) -> Any:
     node = entry.parse(source)
     try:
-        return convert(values.decode(node, _NAMES))
+        return convert(values.decode(node))
     except values.Unreadable as error:
         raise source.fail(entry.position_of(error.node), str(error)) from None
     except ProgramFileError:
         raise
     except Exception as error:  # of any class, from trees and scopes made of whatever was given
         raise source.fail(entry.position, str(error) or type(error).__name__) from None
-
-
-def _node(type_name: str, children: list[Any], aux: str = "") -> Opaque:
-    if not (isinstance(type_name, str) and isinstance(children, list) and isinstance(aux, str)):
-        raise ValueError("a node is written Node('type', [children], 'what is its own')")
-    return Opaque(type_name, aux, tuple(children))
-
-
-_NAMES: dict[str, Any] = {"Node": _node}
 
 
 def _text(value: Any) -> str:

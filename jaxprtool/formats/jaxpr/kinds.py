@@ -39,6 +39,7 @@ from jaxprtool.formats.jaxpr.values import (
     add_record,
 )
 from jaxprtool.ir.dtypes import array_dtypes
+from jaxprtool.ir.trees import Opaque
 
 # --- numbers and dtypes -------------------------------------------------------------------------
 
@@ -295,6 +296,19 @@ _LEAF = Leaf()
 def _tree(tree: Any, encode: Encode) -> str:
     return f"tree({encode(jax.tree.unflatten(tree, [_LEAF] * tree.num_leaves))})"
 
+
+def _opaque(node: Opaque, encode: Encode) -> str:
+    aux = f", {node.aux!r}" if node.aux else ""
+    return f"Node({node.type_name!r}, {encode(list(node.children))}{aux})"
+
+
+def _read_opaque(type_name: str, children: list[Any], aux: str = "") -> Opaque:
+    if not (isinstance(type_name, str) and isinstance(children, list) and isinstance(aux, str)):
+        raise ValueError("a node is written Node('type', [children], 'what is its own')")
+    return Opaque(type_name, aux, tuple(children))
+
+
+add_kind(Opaque, _opaque, Node=_read_opaque)
 
 # Where JAX has a class of its own for closed jaxprs, a parameter may hold one that is open.
 add_maker("open", jaxcompat.open_jaxpr)

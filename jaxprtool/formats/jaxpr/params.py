@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxprtool import jaxcompat
+from jaxprtool import jaxcompat, primitives
 from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.ir.custom_rules import (
     JVPRule,
@@ -33,6 +33,7 @@ from jaxprtool.ir.custom_rules import (
     vjp_params,
     vjp_rule,
 )
+from jaxprtool.ir.trees import build, describe
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -387,6 +388,26 @@ def _read_linear_call(given: Params, operands: Sequence[Any], results: Sequence[
     return {**given, **jaxcompat.linear_call_transpose_param(transpose)}
 
 
+def _write_sow(eqn: JaxprEqn, rules: Rules) -> Params:
+    p = eqn.params
+    shown = {"tag": p["tag"], "name": p["name"]}
+    shown |= {} if p["mode"] == "strict" else {"mode": p["mode"]}
+    # A reader need not know the classes of a value's nodes.
+    return shown | ({} if p["tree"] == primitives.LEAF else {"tree": build(describe(p["tree"]))})
+
+
+def _read_sow(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
+    given = {"mode": "strict", "tree": primitives.LEAF, **given}
+    tag, name, mode, tree = (given[k] for k in ("tag", "name", "mode", "tree"))
+    if not (isinstance(tag, str) and isinstance(name, str | None)):
+        raise BadParameter("tag and name are texts")
+    if mode not in primitives.MODES:
+        raise BadParameter(f"mode is one of {', '.join(primitives.MODES)}")
+    if not isinstance(tree, jax.tree_util.PyTreeDef) or tree.num_leaves > len(operands):
+        raise BadParameter("tree is the structure of a value, of not more leaves than operands")
+    return given
+
+
 def _refuse(what: str, eqn: JaxprEqn, rules: Rules) -> Params:
     raise Unwritable(what)
 
@@ -401,6 +422,8 @@ forms["reduce"] = Form(_write_reduce, _read_reduce)
 forms["select_and_gather_add"] = Form(_write_select, _read_select)
 forms["select_and_scatter_add"] = Form(_write_select, _read_select)
 forms["linear_call"] = Form(_write_linear_call, _read_linear_call)
+forms["sow"] = Form(_write_sow, _read_sow)
+_ALL_NAMES["sow"] = frozenset({"tag", "name", "mode", "tree"})
 
 
 # --- the rules of custom derivatives --------------------------------------------------------------

@@ -396,7 +396,7 @@ def define(
     lines = []
     for decorator in function.decorators:
         lines += statement("@", decorator.pieces(module), "", depth)
-    if function.kept and name != function.name:
+    if function.kept and function.renamed and name != function.name:
         lines.append(f"{INDENT * depth}{module.renaming(function.name)}")
     lines += _undecorated(module, function, name, texts, names, depth, wishes or {})
     for method, functions, kwargs in function.rules:

@@ -1,11 +1,11 @@
-"""A Program as a Python module that needs nothing but JAX: `to_python` and `write_python`.
+"""A Program as a Python module: `to_python` and `write_python`.
 
     print(jaxprtool.to_python(program))
 
-The module's function bears the program's name and is called as the original is. Tracing it gives
-the program again: each line was tried before it was written (`trial`), so what looks simple is
-exact. Loops and branches are local functions, calls of `jax.jit` and custom derivatives are
-functions of the module.
+The module needs nothing but JAX, and jaxprtool if values are sown. Its function bears the
+program's name and is called as the original is. Tracing it gives the program again: each line was
+tried before it was written (`trial`), so what looks simple is exact. Loops and branches are local
+functions, calls of `jax.jit` and custom derivatives are functions of the module.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from jaxprtool.formats.python.rules import (  # noqa: F401  (they fill the table
     loops,
     numerics,
     randomness,
+    sown,
 )
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.spelling import Spellings

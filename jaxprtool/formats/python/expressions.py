@@ -28,6 +28,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.layout import Bracket, Hole, Piece
 
@@ -60,6 +61,7 @@ ROOTS: dict[str, tuple[Any, str]] = {
         jax.experimental.xla_metadata.set_xla_metadata,
         "from jax.experimental.xla_metadata import set_xla_metadata",
     ),
+    "jaxprtool": (jaxprtool, "import jaxprtool"),
     "Path": (Path, "from pathlib import Path"),
     "partial": (partial, "from functools import partial"),
     "slice": (slice, ""),
@@ -227,7 +229,8 @@ class Function(Expression):
     `captured` are the jaxpr's arguments that are not passed: from their index to the operand's.
     `passed` are those that are, as far as an operand's name would do for the argument too.
     `rules` are methods to call with further functions: `defjvp`. A `kept` function is defined at
-    the module's top, once for each `key`, and keeps its name even if another has the same.
+    the module's top, once for each `key`, and keeps its name even if another has the same, unless
+    that says nothing (not `renamed`).
     `setting` is the context in which JAX traces the body, if that is another than around it. A
     function that does nothing but raise has no jaxpr, and the exception in `raises`.
     """
@@ -242,6 +245,7 @@ class Function(Expression):
     decorators: tuple[Expression, ...] = ()
     rules: tuple[tuple[str, tuple[Function, ...], dict[str, Any]], ...] = ()
     kept: bool = False
+    renamed: bool = True
     key: tuple[Any, ...] = ()
     setting: Callable[[], AbstractContextManager[Any]] = nullcontext
     raises: Expression | None = None

@@ -23,8 +23,7 @@ from jaxprtool.formats.python.expressions import (
     spellings,
 )
 from jaxprtool.formats.python.layout import Hole, Piece, holes_of
-from jaxprtool.formats.python.rules.calls import unsupported
-from jaxprtool.formats.python.rules.table import proposals
+from jaxprtool.formats.python.rules.table import proposals, unsupported
 from jaxprtool.formats.python.values import literal, primitive
 from jaxprtool.jaxcompat import JaxprEqn, Literal
 

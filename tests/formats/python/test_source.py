@@ -438,8 +438,8 @@ def check_form(sources: dict[str, str], folder: Path) -> None:
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
     for arguments in (["format", "--diff"], ["check"]):
-        command = [str(ruff), *arguments, "--isolated", "--no-cache", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        command = [str(ruff), *arguments, "--isolated", "--no-cache", "."]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-400:]
 
 

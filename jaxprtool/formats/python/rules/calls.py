@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import (
     Argument,
     Call,
@@ -22,11 +21,11 @@ from jaxprtool.formats.python.expressions import (
     call,
 )
 from jaxprtool.formats.python.rules.loops import group
-from jaxprtool.formats.python.rules.table import rule
+from jaxprtool.formats.python.rules.table import rule, unsupported
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
-from jaxprtool.ir.outline import named
 from jaxprtool.ir.structured import CALLS, ShardMap, sub_jaxprs
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import JaxprEqn, Literal
+from jaxprtool.primitives import scope_of
 
 _NUMPY = """
     clip floor_divide remainder true_divide tril triu outer cross append roll isclose allclose
@@ -56,10 +55,17 @@ _LONGEST_LIBRARY_BODY = 60
 
 @rule("jit")
 def _jit(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
-    p = eqn.params
+    p, decorator = eqn.params, _jit_decorator(eqn.params)
     if len(p["jaxpr"].eqns) <= _LONGEST_LIBRARY_BODY:
         yield from _library(eqn, operands)
-    yield _call(eqn, p["jaxpr"], operands, _jit_decorator(p))
+    scope = scope_of(eqn)
+    # `nest` makes operands of its call of what is traced alone, and asks nothing of it.
+    literals = any(isinstance(v, Literal) for v in eqn.invars)
+    if scope is None or literals or decorator != Name("jax.jit"):
+        yield _call(eqn, p["jaxpr"], operands, decorator)
+    else:
+        nest = call("partial", Name("jaxprtool.nest"), scope=scope)
+        yield _call(eqn, p["jaxpr"], operands, nest, renamed=False)
 
 
 def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Expression]:
@@ -72,13 +78,17 @@ def called_name(eqn: JaxprEqn) -> str:
     """The name of the function that an equation calls."""
     name = eqn.params.get("name")
     if isinstance(name, str):
-        return name
+        return scope_of(eqn) or name
     body = next(found for _, found in sub_jaxprs(eqn))
     return jaxcompat.open_jaxpr(body).debug_info.func_name
 
 
 def _call(
-    eqn: JaxprEqn, body: Any, operands: tuple[Slot, ...], *decorators: Expression
+    eqn: JaxprEqn,
+    body: Any,
+    operands: tuple[Slot, ...],
+    *decorators: Expression,
+    renamed: bool = True,
 ) -> Expression:
     body = jaxcompat.close_jaxpr(body)
     results = group(range(len(eqn.outvars)))
@@ -89,6 +99,7 @@ def _call(
         results,
         decorators=decorators,
         kept=True,
+        renamed=renamed,
         key=(jaxcompat.open_jaxpr(body), tuple(map(repr, decorators))),
     )
     return Giving(Call(function, operands), results)
@@ -275,8 +286,3 @@ def _shard_map(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         setting=partial(jaxcompat.inside_shard_map, **p),
     )
     yield Giving(Call(function, operands), results)
-
-
-def unsupported(eqn: JaxprEqn, why: str) -> UnsupportedError:
-    """The error that an equation cannot be written as Python."""
-    return UnsupportedError(f"{named(eqn)} cannot be written as Python: {why}")

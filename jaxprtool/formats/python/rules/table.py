@@ -19,7 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import Expression
+from jaxprtool.ir.outline import named
 from jaxprtool.jaxcompat import JaxprEqn
 
 Rule = Callable[..., Iterable[Expression]]
@@ -43,3 +45,8 @@ def proposals(eqn: JaxprEqn, *operands: Any) -> Iterable[Expression]:
     """What the table proposes for an equation, most readable first."""
     found = python_rules.get(eqn.primitive.name)
     return found(eqn, *operands) if found else ()
+
+
+def unsupported(eqn: JaxprEqn, why: str) -> UnsupportedError:
+    """The error that an equation cannot be written as Python."""
+    return UnsupportedError(f"{named(eqn)} cannot be written as Python: {why}")

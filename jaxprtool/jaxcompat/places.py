@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax._src import source_info_util
 from jax._src.lib import xla_client
@@ -32,6 +32,31 @@ def user_place(eqn: JaxprEqn) -> tuple[str, int, int, str] | None:
     if frame is None:
         return None
     return frame.file_name, frame.start_line, frame.start_column + 1, frame.function_name
+
+
+class UserFrame(NamedTuple):
+    """A call in the user's code: the expression that makes it, and the function that it is in.
+
+    Lines count from 1 and columns from 0, in bytes, as in Python's `ast`.
+    """
+
+    file: str
+    function: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+def user_frames(eqn: JaxprEqn) -> list[UserFrame]:
+    """Where the user's code, and that of libraries it calls, made `eqn`; the innermost first."""
+    frames = source_info_util.user_frames(eqn.source_info.traceback)
+    return [UserFrame(*frame) for frame in frames]
+
+
+def is_users_file(file: str) -> bool:
+    """Whether code in a file is the user's, or a library's that is not JAX nor Python's own."""
+    return source_info_util.is_user_filename(file)
 
 
 def name_stack(eqn: JaxprEqn) -> str:

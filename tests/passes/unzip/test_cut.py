@@ -1,4 +1,4 @@
-"""The minimum vertex cut: exact, nearest the sink, and the same however the graph is put together."""
+"""The minimum vertex cut: exact, nearest the sink, however the graph is put together."""
 
 import itertools
 import math

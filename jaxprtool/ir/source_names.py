@@ -1,0 +1,155 @@
+"""What the user's source calls a value that one of its expressions computes.
+
+    w = 0.1 * normal(key, (3, 4))      w
+    self.kernel = init(key)            kernel
+    params["b"] = zeros(4)             b
+    {"scale": ones(4)}                 scale
+    dense(w=normal(key, (3, 4)))       w
+    get_parameter("w", (3, 4))         w
+
+The source is read with `ast`. It may be gone, or have changed since it ran: an expression that is
+not found has no name.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxprtool.jaxcompat.places import UserFrame
+
+#: Where an expression begins and ends: lines from 1, columns in bytes from 0.
+Range = tuple[int, int, int, int]
+
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+def range_of(frame: UserFrame) -> Range:
+    """Where the expression of a frame begins and ends."""
+    return frame.line, frame.column, frame.end_line, frame.end_column
+
+
+@dataclass
+class _File:
+    """The expressions of a file by where they stand, calls by where they end, and their parents."""
+
+    nodes: dict[Range, ast.AST] = field(default_factory=dict)
+    calls: dict[tuple[int, int], ast.AST] = field(default_factory=dict)
+    parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
+
+
+class SourceNames:
+    """The names in source files, each of which is read once."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _File] = {}
+
+    def assigned(self, frame: UserFrame, others: Collection[Range] = ()) -> str | None:
+        """The name that is given to the value of the expression that a frame stands for.
+
+        It may be given to more than that: to an expression in which it is an operand, say. If the
+        value of that expression is one of `others`, by where they stand, there is no name.
+        """
+        file, node = self._find(frame)
+        if node is None or range_of(frame) in others:
+            return None
+        if isinstance(node, ast.AugAssign):
+            return _target(node.target)
+        while (parent := file.parents.get(node)) is not None:
+            match parent:
+                case ast.Assign(targets=[*_, target]) | ast.AnnAssign(target=target):
+                    return _target(target)
+                case ast.NamedExpr(target=target) | ast.AugAssign(target=target):
+                    return _target(target)
+                case ast.For(iter=of, target=target) | ast.comprehension(iter=of, target=target):
+                    return _target(target) if of is node else None
+                case ast.keyword(arg=str(name)):
+                    return name
+                case ast.Dict(keys=keys, values=values) if node in values:
+                    key = keys[values.index(node)]
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        return key.value
+                case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                    if (targets := _counterpart(file, parent)) is not None:
+                        return _target(targets.elts[elements.index(node)])
+                case ast.keyword() | ast.Starred() | ast.Set():
+                    pass
+                case ast.expr() if not isinstance(parent, ast.Lambda | ast.Yield | ast.YieldFrom):
+                    if _range(parent) in others:
+                        return None
+                case _:
+                    return None
+            node = parent
+        return None
+
+    def given(self, frame: UserFrame) -> str | None:
+        """The name that a call is given as a string: its first argument, or `name=`."""
+        _, node = self._find(frame)
+        if not isinstance(node, ast.Call):
+            return None
+        first = [arg for arg in node.args[:1] if not isinstance(arg, ast.Starred)]
+        named = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
+        for value in (*named, *first):
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                return value.value if _NAME.fullmatch(value.value) else None
+        return None
+
+    def _find(self, frame: UserFrame) -> tuple[_File, Any]:
+        if frame.file not in self._files:
+            self._files[frame.file] = _read(frame.file)
+        file = self._files[frame.file]
+        node = file.nodes.get(range_of(frame))
+        if node is None:
+            # Python says of a method's call that it begins where the method's name stands.
+            node = file.calls.get((frame.end_line, frame.end_column))
+        return file, node
+
+
+def _read(name: str) -> _File:
+    file = _File()
+    try:
+        tree = ast.parse("".join(linecache.getlines(name)))
+    except (SyntaxError, ValueError, RecursionError):
+        return file
+    todo: list[ast.AST] = [tree]
+    for node in todo:
+        if isinstance(node, ast.expr | ast.AugAssign):
+            file.nodes.setdefault(_range(node), node)
+        if isinstance(node, ast.Call):
+            file.calls[_range(node)[2:]] = node
+        for child in ast.iter_child_nodes(node):
+            file.parents[child] = node
+            todo.append(child)
+    return file
+
+
+def _range(node: ast.expr | ast.stmt) -> Range:
+    return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
+
+
+def _counterpart(file: _File, value: ast.Tuple | ast.List) -> ast.Tuple | ast.List | None:
+    """The targets that the elements of a display are assigned to one by one, if they are."""
+    parent = file.parents[value]
+    if not isinstance(parent, ast.Assign):
+        return None
+    target = parent.targets[-1]
+    if not isinstance(target, ast.Tuple | ast.List) or len(target.elts) != len(value.elts):
+        return None
+    stars = (*target.elts, *value.elts)
+    return None if any(isinstance(each, ast.Starred) for each in stars) else target
+
+
+def _target(target: ast.expr) -> str | None:
+    """What a target is called: a variable, an attribute, a key, or what an unknown key is of."""
+    match target:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(slice=ast.Constant(value=str(name))):
+            return name
+        case ast.Subscript(value=value):
+            return _target(value)
+    return None

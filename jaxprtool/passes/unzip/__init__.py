@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.base import Pass
-from jaxprtool.passes.unzip import rules  # noqa: F401  (fills the table)
+from jaxprtool.passes.unzip import custom_derivatives, rules  # noqa: F401  (they fill the table)
 from jaxprtool.passes.unzip.known import Known, Outcome, unzip_rules
 from jaxprtool.passes.unzip.programs import Unzipped, unzipped
 from jaxprtool.passes.unzip.variables import UnzipError, Variable

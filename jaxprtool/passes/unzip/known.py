@@ -74,6 +74,7 @@ class Context:
     scopes: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
     splits: dict[tuple[Any, tuple[Known, ...]], Split] = field(default_factory=dict)
+    custom_calls: dict[Any, dict[str, Any]] = field(default_factory=dict)
     _sowing: dict[Any, bool] = field(default_factory=dict)
 
     def sows(self, body: Any) -> bool:

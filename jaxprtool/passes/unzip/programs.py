@@ -50,15 +50,16 @@ def _arguments(program: Program, keys: Sequence[int]) -> tuple[Any, Any]:
     """The `(args, kwargs)` of init, and of apply without variables: trees of flat positions."""
     count = program.in_tree.num_leaves
     args, kwargs = jax.tree.unflatten(program.in_tree, list(range(count)))
+    # A function without positional arguments has no key, and need not be told so.
+    keys = keys if args else [key for key in keys if key != 0]
     for key in keys:
         if not -len(args) <= key < len(args):
             has = f"it has {len(args)}" if args else "it has none"
             raise ArgumentsError(f"{program.name} has no positional argument {key}; {has}")
-    positions = [key % len(args) for key in keys]
-    if len(set(positions)) < len(positions):
-        raise ArgumentsError(f"the same argument of {program.name} is named twice: {list(keys)}")
-    others = tuple(arg for i, arg in enumerate(args) if i not in positions)
-    return (tuple(args[i] for i in positions), {}), (others, kwargs)
+    chosen = {key % len(args) for key in keys}
+    early = tuple(arg for i, arg in enumerate(args) if i in chosen)
+    late = tuple(arg for i, arg in enumerate(args) if i not in chosen)
+    return (early, {}), (late, kwargs)
 
 
 def _split(program: Program, ins: Sequence[Any], tag: str) -> Split:
@@ -72,12 +73,11 @@ def _init(program: Program, part: Split, early: Any, tree: Any, names: Sequence[
     order, in_tree = jax.tree.flatten(early)
     leaves, out_tree = jax.tree.flatten(tree)
     body = part.init([False] * len(part.outs))
-    given = sorted(order)
     return _program(
         program,
         "init",
         body,
-        invars=[body.invars[given.index(i)] for i in order],
+        invars=body.invars,
         outvars=[body.outvars[i] for i in leaves],
         trees=(in_tree, out_tree),
         names=([program.arg_names[i] for i in order], names),

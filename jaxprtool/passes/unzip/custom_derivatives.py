@@ -1,0 +1,226 @@
+"""How calls with custom derivatives are split when variables are declared inside.
+
+The user's rules say how the function depends on its operands, and nothing of its variables, which
+were values of its own. In apply they are operands, and the derivative is the sum of two: by the
+operands as the user's rules have it, with the variables put into the rules as well, and by the
+variables as JAX differentiates the function's body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.custom_rules import (
+    JVPRule,
+    VJPRule,
+    jvp_params,
+    jvp_rule,
+    rule_key,
+    vjp_params,
+    vjp_rule,
+)
+from jaxprtool.ir.outline import named
+from jaxprtool.ir.structured import call, keep
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.passes.unzip.known import READY, Context, Known, Outcome, unzip_rules, whole
+from jaxprtool.passes.unzip.split import Split, split
+
+
+def _custom(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+    if not context.sows(eqn.params["call_jaxpr"]):
+        return whole(eqn, known)
+    if eqn.params["num_consts"]:
+        raise _refused(eqn, "it closes over traced values")
+    part = split(jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]), known, context)
+    if any(v.mode != "strict" for v in part.variables):
+        raise _refused(eqn, 'only mode "strict" is supported there')
+    types = [v.aval for v in part.places]
+    values, places = tuple(map(Var, types)), tuple(map(Var, types))
+    given = keep(eqn.invars, [v.early for v in known])
+    init = [call(part.init([False] * len(part.outs)), given, values, eqn)]
+    ready = all(v.ready for v in part.outs)
+    early = ready and all(v.early for v in known)
+    apply = []
+    if ready:
+        params = _planted_params(eqn, part, context)
+        operands = keep(eqn.invars, [v.ready for v in known])
+        apply.append(_equation(eqn, (*places, *operands), params))
+        if early:
+            init.append(_equation(eqn, (*values, *operands), params))
+    outs = (Known(early, ready),) * len(eqn.outvars)
+    return Outcome(outs, tuple(init), tuple(apply), part.variables, values, places, parts=(part,))
+
+
+for _name in ("custom_jvp_call", "custom_vjp_call"):
+    unzip_rules[_name] = _custom
+
+
+def _equation(eqn: JaxprEqn, operands: Sequence[Atom], params: dict[str, Any]) -> JaxprEqn:
+    effects = jaxcompat.operand_effects(params["call_jaxpr"], operands)
+    return eqn.replace(invars=list(operands), params={**eqn.params, **params}, effects=effects)
+
+
+def _planted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[str, Any]:
+    """The parameters of the call that takes variables, then the operands that are ready.
+
+    A rule that calls the function it belongs to holds the same call, which follows the same rule.
+    """
+    request = rule_key(eqn), part.ins
+    made = context.custom_calls.get(request)
+    if made is None:
+        jvp = eqn.primitive.name == "custom_jvp_call"
+        rules: list[Any] = []
+        body = part.apply([True] * len(part.outs))
+        if jvp:
+            name = eqn.params["jvp_jaxpr_fun"].debug_info.func_name
+            made = jvp_params(body, name, lambda: rules[0])
+        else:
+            names = eqn.params["fwd_jaxpr_thunk"].debug_info, eqn.params["bwd"].debug_info
+            fwd, bwd = (debug.func_name for debug in names)
+            made = vjp_params(body, (fwd, bwd), lambda: rules[0])
+        context.custom_calls[request] = made
+        rules.append((_planted_jvp if jvp else _planted_vjp)(eqn, part, body, context))
+    return made
+
+
+class _Planted:
+    """A jaxpr of a rule, with the function's variables put in where it declares them too."""
+
+    def __init__(
+        self, eqn: JaxprEqn, jaxpr: Any, ins: Sequence[Known], part: Split, context: Context
+    ):
+        self.part = split(jaxpr, ins, context)
+        self.outs = [v.ready for v in self.part.outs]
+        first = {v.path: i for i, v in enumerate(part.variables)}
+        starts = np.cumsum([0, *(len(v.avals) for v in part.variables)])
+        self.order: list[int] = []
+        for variable in self.part.variables:
+            number = first.get(variable.path)
+            if number is None:
+                raise _refused(
+                    eqn, f"its rule declares '{variable.path[-1]}', and the function does not"
+                )
+            self.order += range(starts[number], starts[number + 1])
+
+    def __call__(self, values: Sequence[Any], operands: Sequence[Any]) -> dict[int, Any]:
+        """The results that are ready, by number; of `operands` those that are ready are read."""
+        given = keep(operands, [v.ready for v in self.part.ins])
+        apply = jaxcompat.jaxpr_as_fun(self.part.apply(self.outs))
+        results = apply(*(values[i] for i in self.order), *given)
+        numbers = (i for i, ready in enumerate(self.outs) if ready)
+        return dict(zip(numbers, results, strict=True))
+
+
+def _spread(values: Sequence[Any], marks: Sequence[bool], other: Any) -> list[Any]:
+    """`values` at the positions marked, and `other` elsewhere."""
+    given = iter(values)
+    return [next(given) if mark else other for mark in marks]
+
+
+def _planted_jvp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> JVPRule:
+    rule = jvp_rule(eqn)
+    count, num_values = len(eqn.outvars), len(part.places)
+    everything = (True,) * len(body.invars)
+    if rule.raises is not None:
+        return JVPRule(rule.name, None, (False,) * count, everything, rule.raises)
+    if not all(rule.perturbed):
+        raise _refused(eqn, "its rule may be differentiated by some of its operands alone")
+    planted = _Planted(eqn, rule.jaxpr, [*part.ins, *[READY] * len(part.ins)], part, context)
+    if not all(planted.outs):
+        raise _refused(eqn, "its rule needs a key by a path through no variable")
+    marks = [v.ready for v in part.ins]
+    own = [i for i, zero in enumerate(rule.out_zeros) if not zero]
+
+    def jvp(*args: Any) -> list[Any]:
+        primals, tangents = args[: len(args) // 2], args[len(args) // 2 :]
+        values, operands = primals[:num_values], primals[num_values:]
+        # A key has no tangent to speak of; where it stands, one of no type is never read.
+        full = [_spread(part_of, marks, None) for part_of in (operands, tangents[num_values:])]
+        full[1] = [
+            np.zeros(v.aval.shape, jax.dtypes.float0) if t is None else t
+            for v, t in zip(eqn.invars, full[1], strict=True)
+        ]
+        results = planted(values, [*full[0], *full[1]])
+        by_operands = {i: results[count + k] for k, i in enumerate(own)}
+        _, by_values = jax.jvp(
+            lambda *v: jaxcompat.jaxpr_as_fun(body)(*v, *operands), values, tangents[:num_values]
+        )
+        dots = [
+            by_values[i] + by_operands[i]
+            if i in by_operands and by_values[i].dtype != jax.dtypes.float0
+            else by_values[i]
+            for i in range(count)
+        ]
+        return [*(results[i] for i in range(count)), *dots]
+
+    avals = [v.aval for v in body.invars]
+    types = [*avals, *(aval.to_tangent_aval() for aval in avals)]
+    with jaxcompat.setting_of(eqn):
+        jaxpr = jaxcompat.trace_flat(jvp, rule.name, types)
+    return JVPRule(rule.name, jaxpr, (False,) * count, everything)
+
+
+def _planted_vjp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> VJPRule:
+    rule = vjp_rule(eqn)
+    if not all(rule.perturbed):
+        raise _refused(eqn, "its rules may be differentiated by some of its operands alone")
+    num_given = rule.forwarded.count(None)
+    fwd = _Planted(eqn, rule.fwd, part.ins, part, context)
+    if not all(fwd.outs):
+        raise _refused(eqn, "its forward rule needs a key by a path through no variable")
+    held = [READY if i is None else part.ins[i] for i in rule.forwarded]
+    bwd = _Planted(eqn, rule.bwd, [*held, *[READY] * len(eqn.outvars)], part, context)
+    marks, num_values = [v.ready for v in part.ins], len(part.places)
+    numbers = {i: k for k, i in enumerate(i for i, zero in enumerate(rule.in_zeros) if not zero)}
+    wanted = [numbers.get(i) for i, ready in enumerate(marks) if ready]
+    if not all(k is None or bwd.outs[k] for k in wanted):
+        raise _refused(eqn, "its backward rule needs a key by a path through no variable")
+    avals = [v.aval for v in body.invars]
+    discrete = [_is_float0(aval.to_tangent_aval()) for aval in avals[:num_values]]
+
+    def forward(*args: Any) -> list[Any]:
+        values, operands = args[:num_values], args[num_values:]
+        results = fwd(values, _spread(operands, marks, None))
+        return [results[i] for i in range(len(results))]
+
+    def backward(*args: Any) -> list[Any]:
+        given, primals = iter(args[:num_given]), args[num_given : num_given + len(avals)]
+        values, operands = primals[:num_values], primals[num_values:]
+        cotangents = list(args[num_given + len(avals) :])
+        full = _spread(operands, marks, None)
+        residuals = [next(given) if i is None else full[i] for i in rule.forwarded]
+        by_operands = bwd(values, [*residuals, *cotangents])
+        _, pull = jax.vjp(lambda *v: jaxcompat.jaxpr_as_fun(body)(*v, *operands), *values)
+        return [
+            *(ct for ct, zero in zip(pull(cotangents), discrete, strict=True) if not zero),
+            *(by_operands[k] for k in wanted if k is not None),
+        ]
+
+    residual_types = [v.aval for v in rule.fwd.outvars[:num_given]]
+    cotangent_types = [v.aval.to_ct_aval() for v in eqn.outvars]
+    with jaxcompat.setting_of(eqn):
+        return VJPRule(
+            rule.fwd_name,
+            rule.bwd_name,
+            jaxcompat.trace_flat(forward, rule.fwd_name, avals),
+            jaxcompat.trace_flat(
+                backward, rule.bwd_name, [*residual_types, *avals, *cotangent_types]
+            ),
+            (*[None] * num_given, *range(len(avals))),
+            (*discrete, *(k is None for k in wanted)),
+            (True,) * len(avals),
+        )
+
+
+def _is_float0(aval: Any) -> bool:
+    return aval.dtype == jax.dtypes.float0
+
+
+def _refused(eqn: JaxprEqn, why: str) -> UnsupportedError:
+    return UnsupportedError(f"variables are sown inside {named(eqn)}: {why}")

@@ -1,0 +1,63 @@
+"""A network that makes its own weights, and `unzip`, which takes them out of it.
+
+`net` draws each weight where it needs it, and gives it a name with `variable`. As it stands it is
+a whole network with fresh random weights, and nothing has to be passed around. To train it, `unzip`
+makes two functions of the one: `init`, from the key to the named weights, and `apply`, from those
+and the inputs to the outputs. Look at how everything random goes to `init`, how each scope of
+`nest` becomes a dict, and how `train` differentiates the loss by weights that its source never
+gathers in one place.
+
+    jaxprtool unzip samples/mlp_variables.py:net --key-args 0
+    jaxprtool unzip samples/mlp_variables.py:net --key-args 0 -o net/
+    jaxprtool run   samples/mlp_variables.py:train
+"""
+
+import jax
+import jax.numpy as jnp
+
+import jaxprtool
+from jaxprtool import nest, variable
+
+
+def dense(key, x, features):
+    """A linear layer: f32[batch, any] -> f32[batch, features]."""
+    scale = x.shape[-1] ** -0.5
+    weights = variable(scale * jax.random.normal(key, (x.shape[-1], features)), name="weights")
+    bias = variable(jnp.zeros(features), name="bias")
+    return x @ weights + bias
+
+
+@jaxprtool.example("key<fry>[]", "f32[8,3]")
+def net(key, x):
+    """Two hidden layers and a readout: f32[batch, 3] -> f32[batch, 1]."""
+    first, second, readout = jax.random.split(key, 3)
+    x = jnp.tanh(nest(dense, scope="first")(first, x, 32))
+    x = jnp.tanh(nest(dense, scope="second")(second, x, 32))
+    return nest(dense, scope="readout")(readout, x, 1)
+
+
+@jaxprtool.example("key<fry>[]", "f32[8,3]", "f32[8,1]")
+def loss(key, x, y):
+    """The mean squared error of the network that the key makes."""
+    return jnp.square(net(key, x) - y).mean()
+
+
+def data(key):
+    """Points of a cube, and the wave to learn, which runs through it from corner to corner."""
+    x = jax.random.uniform(key, (256, 3), minval=-1.0)
+    return x, jnp.sin(2.0 * x.sum(axis=-1, keepdims=True))
+
+
+@jaxprtool.example("key<fry>[]")
+def train(key):
+    """A hundred steps of gradient descent: the weights, and the loss before every tenth step."""
+    init_key, data_key = jax.random.split(key)
+    x, y = data(data_key)
+    init, apply = jaxprtool.unzip(loss)(init_key, x, y)
+
+    def step(params, _):
+        value, gradient = jax.value_and_grad(apply)(params, x, y)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
+
+    params, losses = jax.lax.scan(step, init(init_key), length=100)
+    return params, losses[::10]

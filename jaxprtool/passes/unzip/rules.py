@@ -76,6 +76,8 @@ def _call(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     part = split(call.body, known, context)
     del context.scopes[len(context.scopes) - (scope is not None) :]
     variables = tuple(v if scope is None else v.under(scope) for v in part.variables)
+    if eqn.params.get("differentiated"):
+        variables = _computed_again(eqn, variables)
     values, places = _fresh(_avals(variables)), _fresh(_avals(variables))
     outs = part.outs
     init = call.filtered(_early(known), _early(outs), part.init(_early(outs)), (), values)
@@ -97,6 +99,17 @@ def _called(eqn: JaxprEqn, scope: str | None, half: str) -> JaxprEqn:
     if name is None or (scope is not None and _sows(eqn)):
         return eqn
     return eqn.replace(params={**eqn.params, "name": f"{scope or name}_{half}"})
+
+
+def _computed_again(eqn: JaxprEqn, variables: Sequence[Variable]) -> tuple[Variable, ...]:
+    """The variables of a remat that JAX has differentiated, which computes its values again."""
+    for variable in variables:
+        if variable.mode != "strict":
+            raise UnsupportedError(
+                f"variable '{variable.path[-1]}' is sown in mode \"{variable.mode}\" inside "
+                f"{named(eqn)}, which computes it again: which of them it is cannot be told"
+            )
+    return tuple(replace(variable, again=True) for variable in variables)
 
 
 def _sows(eqn: JaxprEqn) -> bool:

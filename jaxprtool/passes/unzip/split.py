@@ -160,6 +160,7 @@ class _Walk:
         self.variables: list[Variable] = []
         self.values: list[Atom] = []
         self.places: list[Var] = []
+        self.first: dict[tuple[str, ...], tuple[Var, ...]] = {}
         self.stuck: list[JaxprEqn] = []
         self.early_names: dict[Var, Atom] = {}
         self.ready_names: dict[Var, Atom] = {}
@@ -184,19 +185,15 @@ class _Walk:
             return
         places = [Var(v.aval) if isinstance(v, DropVar) else v for v in eqn.outvars]
         self.known.update(dict.fromkeys(eqn.outvars, BOTH))
-        self.variables.append(variable)
-        self.values += values
-        self.places += places
+        self._add_variable(variable, values, places)
 
     def add(self, position: int, eqn: JaxprEqn, outcome: Outcome) -> None:
         """Go on by what a rule has made of an equation."""
         self._check_order(eqn, outcome)
         self.known.update(zip(eqn.outvars, outcome.known, strict=True))
+        self._add_variables(outcome)
         self.init += (_renamed(each, self.early_names) for each in outcome.init)
         self.apply += (_renamed(each, self.ready_names) for each in outcome.apply)
-        self.variables += outcome.variables
-        self.values += outcome.values
-        self.places += outcome.places
         if outcome.parts:
             self.parts[position] = outcome.parts
             stuck = any(part.stuck for part in outcome.parts)
@@ -204,6 +201,26 @@ class _Walk:
             stuck = has_lasting_effect(eqn) and not (outcome.init or outcome.apply)
         if stuck:
             self.stuck.append(eqn)
+
+    def _add_variables(self, outcome: Outcome) -> None:
+        """Add variables from inside an equation; what is one of before is put in its place."""
+        start = 0
+        for variable in outcome.variables:
+            end = start + len(variable.avals)
+            values, places = outcome.values[start:end], outcome.places[start:end]
+            start = end
+            if variable.again and variable.path in self.first:
+                self.ready_names.update(zip(places, self.first[variable.path], strict=True))
+            else:
+                self._add_variable(variable, values, places)
+
+    def _add_variable(
+        self, variable: Variable, values: Sequence[Atom], places: Sequence[Var]
+    ) -> None:
+        self.variables.append(variable)
+        self.values += values
+        self.places += places
+        self.first.setdefault(variable.path, tuple(places))
 
     def _check_order(self, eqn: JaxprEqn, outcome: Outcome) -> None:
         """Init runs before all of apply: ordered effects must already come in that order."""

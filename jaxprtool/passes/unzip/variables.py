@@ -28,6 +28,7 @@ class Variable:
     """A value that was sown: its scopes and name, the types of its leaves, and its equation.
 
     `avals` are the types that init gives, with an axis more for each loop around the equation.
+    `again` says that it may be one of before, computed again by what JAX made of a `remat`.
     """
 
     path: tuple[str, ...]
@@ -35,6 +36,7 @@ class Variable:
     tree: Any
     avals: tuple[Any, ...]
     eqn: JaxprEqn
+    again: bool = False
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Variable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from jaxprtool import jaxcompat
@@ -10,47 +11,55 @@ from jaxprtool.ir.outline import named
 from jaxprtool.ir.structured import Call
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.passes.unzip.split import Split
+from jaxprtool.passes.unzip.variables import UnzipError
 
 #: Of a long path, so many equations are shown at either end.
-SHOWN = 6
+SHOWN = 5
 
 
-def uncut(part: Split, in_names: Sequence[str], out_names: Sequence[str]) -> str | None:
-    """The path by which a program needs a key through no variable, or None if there is none.
+def check_cut(part: Split, tag: str, in_names: Sequence[str], out_names: Sequence[str]) -> None:
+    """Raise UnzipError, with the path, if a program needs a key through no variable.
 
-    It ends in a result, or in an equation with an effect that needs keys and other arguments.
+    The path leads from the key to a result, or to an equation whose effect needs keys and other
+    arguments.
     """
     for atom, known, name in zip(part.body.outvars, part.outs, out_names, strict=True):
         if not known.ready:
-            return _shown(*_path(part, atom), in_names, name)
+            raise _uncut(tag, *_path(part, atom), in_names, [name])
     if part.stuck:
-        start, steps = _path_of(part, part.stuck[0])
-        return _shown(start, steps, in_names, None)
-    return None
+        raise _uncut(tag, *_path_of(part, part.stuck[0]), in_names, [])
 
 
-def _shown(start: int, steps: list[JaxprEqn], in_names: Sequence[str], end: str | None) -> str:
+def _uncut(
+    tag: str, start: int, steps: list[JaxprEqn], in_names: Sequence[str], end: list[str]
+) -> UnzipError:
     shown = [_named(eqn) for eqn in steps]
-    if len(shown) > 2 * SHOWN:
+    if len(shown) > 2 * SHOWN + 1:
         shown[SHOWN:-SHOWN] = [f"({len(shown) - 2 * SHOWN} more)"]
-    return " -> ".join([in_names[start], *shown, *([] if end is None else [end])])
+    path = " -> ".join([in_names[start], *shown, *end])
+    hint = None
+    for eqn in steps:
+        if eqn.primitive.name == "sow" and eqn.params["tag"] == tag:
+            hint = f"the {named(eqn)} is no variable: it depends on more than keys"
+    return UnzipError(f"Variables do not cut dependence graph. {path}", hint)
 
 
 def _named(eqn: JaxprEqn) -> str:
     """An equation for the path; a call by the name of what it calls."""
-    return named(eqn).replace("jit", eqn.params["name"], 1) if "name" in eqn.params else named(eqn)
+    if eqn.primitive.name != "jit":
+        return named(eqn)
+    return eqn.params["name"] + named(eqn).removeprefix("jit")
 
 
 def _path(part: Split, atom: Any) -> tuple[int, list[JaxprEqn]]:
     """The argument that a value that is not ready comes from, and the equations on the way."""
     invars = {v: i for i, v in enumerate(part.body.invars)}
     made = {v: i for i, eqn in enumerate(part.body.eqns) for v in eqn.outvars}
-    steps: list[JaxprEqn] = []
+    steps: list[list[JaxprEqn]] = []
     while atom not in invars:
-        position = made[atom]
-        atom, inner = _before(part, position, atom)
-        steps[:0] = inner
-    return invars[atom], steps
+        atom, inner = _before(part, made[atom], atom)
+        steps.append(inner)
+    return invars[atom], list(chain.from_iterable(reversed(steps)))
 
 
 def _path_of(part: Split, eqn: JaxprEqn) -> tuple[int, list[JaxprEqn]]:

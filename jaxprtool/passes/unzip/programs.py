@@ -13,9 +13,9 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.unzip.known import EARLY, READY, Context
-from jaxprtool.passes.unzip.paths import uncut
+from jaxprtool.passes.unzip.paths import check_cut
 from jaxprtool.passes.unzip.split import Split, split
-from jaxprtool.passes.unzip.variables import UnzipError, Variable, leaf_tree, replaced
+from jaxprtool.passes.unzip.variables import Variable, leaf_tree, replaced
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,7 @@ def unzipped(program: Program, tag: str, keys: Sequence[int]) -> Unzipped:
     marked = set(jax.tree.leaves(early))
     ins = [EARLY if i in marked else READY for i in range(len(program.in_avals))]
     part = _split(program, ins, tag)
-    if (path := uncut(part, program.arg_names, program.out_names)) is not None:
-        raise UnzipError(f"Variables do not cut dependence graph. {path}")
+    check_cut(part, tag, program.arg_names, program.out_names)
     tree = leaf_tree(part.variables)
     paths = (path for path, _ in jax.tree.leaves_with_path(tree))
     names = ["variables" + jax.tree_util.keystr(path) for path in paths]

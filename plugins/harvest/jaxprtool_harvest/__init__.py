@@ -1,0 +1,107 @@
+"""A jaxprtool plug-in: collect the intermediate values that a function sows, or replace them.
+
+    from jaxprtool import nest, sow
+    from jaxprtool_harvest import call_and_reap, harvest, plant, reap
+
+    def f(x):
+        y = sow(x + 1.0, tag="debug", name="y")
+        return 2.0 * y
+
+    reap(f, tag="debug")(1.0)                     # {'y': 2.0}
+    call_and_reap(f, tag="debug")(1.0)            # (4.0, {'y': 2.0})
+    plant(f, tag="debug")({"y": 5.0}, 1.0)        # 10.0
+    harvest(f, tag="debug")({"y": 5.0}, 1.0)      # (10.0, {})
+
+The contract is that of Oryx's `harvest` (2020-2023). This module holds the passes as a user meets
+them, and imports no JAX, so that `jaxprtool passes` lists them at once; the functions, imported
+when they are first used, are in `functions`, what the passes do is in `programs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jaxprtool.passes.base import Pass
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.program import Program
+    from jaxprtool_harvest.functions import call_and_reap, harvest, plant, reap
+    from jaxprtool_harvest.sites import HarvestError, Settings
+
+_HOME = {
+    "HarvestError": "jaxprtool_harvest.sites",
+    "call_and_reap": "jaxprtool_harvest.functions",
+    "harvest": "jaxprtool_harvest.functions",
+    "plant": "jaxprtool_harvest.functions",
+    "reap": "jaxprtool_harvest.functions",
+}
+
+__all__ = [
+    "CallAndReap",
+    "HarvestError",
+    "Plant",
+    "Reap",
+    "call_and_reap",
+    "harvest",
+    "plant",
+    "reap",
+]
+
+
+@dataclass(frozen=True)
+class _Harvest(Pass):
+    """The options of the passes: those of the functions."""
+
+    tag: str
+    allowlist: tuple[str, ...] | str | None = None
+    blocklist: tuple[str, ...] | str = ()
+    exclusive: bool = False
+
+    def _settings(self) -> Settings:
+        from jaxprtool_harvest.sites import Settings
+
+        return Settings.of(self.tag, self.allowlist, self.blocklist, self.exclusive)
+
+
+@dataclass(frozen=True)
+class Reap(_Harvest):
+    """Give the values that are sown under a tag, by name, in place of the results."""
+
+    name: ClassVar[str] = "reap"
+
+    def __call__(self, program: Program) -> Program:
+        from jaxprtool_harvest.programs import reaped
+
+        return reaped(program, self._settings(), keep_results=False)
+
+
+@dataclass(frozen=True)
+class CallAndReap(_Harvest):
+    """Give the values that are sown under a tag, by name, after the results."""
+
+    name: ClassVar[str] = "call_and_reap"
+
+    def __call__(self, program: Program) -> Program:
+        from jaxprtool_harvest.programs import reaped
+
+        return reaped(program, self._settings(), keep_results=True)
+
+
+@dataclass(frozen=True)
+class Plant(_Harvest):
+    """Take the values that are sown under a tag as a first argument, a dict by name."""
+
+    name: ClassVar[str] = "plant"
+
+    def __call__(self, program: Program) -> Program:
+        from jaxprtool_harvest.programs import planted
+
+        return planted(program, self._settings())
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxprtool_harvest' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

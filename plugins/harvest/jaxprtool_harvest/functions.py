@@ -1,0 +1,202 @@
+"""`reap`, `plant`, `harvest` and `call_and_reap`: functions from a function to a function.
+
+The function is traced to a jaxpr when it is called, the jaxpr is rewritten, and then evaluated: on
+arrays, or under any transformation of JAX's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.outline import named, type_of
+from jaxprtool.passes.dce import dce_body
+from jaxprtool_harvest.planting import plant_jaxpr
+from jaxprtool_harvest.reaping import reap_jaxpr
+from jaxprtool_harvest.sites import HarvestError, Settings, Site, Sites, as_tree, described, find
+
+Names = Iterable[str] | str
+
+
+def call_and_reap(
+    fun: Callable[..., Any],
+    *,
+    tag: str,
+    allowlist: Names | None = None,
+    blocklist: Names = (),
+    exclusive: bool = False,
+) -> Callable[..., Any]:
+    """`fun`, giving a pair: what it gives, and what is sown in it under `tag`.
+
+    The sown values are a dict by name, with a dict for each scope of `nest`. With an `allowlist`,
+    only values whose own name, or a scope's around them, is on it; without those of which that is
+    on the `blocklist`. No value under the tag is still sown after that; nor, with `exclusive`, one
+    under another tag. Positional arguments are traced; keyword arguments reach `fun` as they are.
+
+    What it gives raises HarvestError, a ValueError, for sown values that do not fit each other:
+    the same name twice in mode "strict", branches that sow differently, loops over other modes
+    than they take; and UnsupportedError for a value that is sown where it cannot be reached.
+    """
+    settings = Settings.of(tag, allowlist, blocklist, exclusive)
+
+    @functools.wraps(fun)
+    def harvested(*args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        jaxpr, out_tree, flat = _traced(fun, args, kwargs)
+        jaxpr, sites = reap_jaxpr(jaxpr, settings)
+        values = jaxcompat.jaxpr_as_fun(jaxpr)(*flat)
+        count = out_tree.num_leaves
+        return jax.tree.unflatten(out_tree, values[:count]), as_tree(sites, values[count:])
+
+    return harvested
+
+
+def reap(
+    fun: Callable[..., Any],
+    *,
+    tag: str,
+    allowlist: Names | None = None,
+    blocklist: Names = (),
+    exclusive: bool = False,
+) -> Callable[..., dict[str, Any]]:
+    """`fun`, giving what is sown in it under `tag`, and not what it gives; see `call_and_reap`.
+
+    What only `fun`'s own results need is not computed.
+    """
+    settings = Settings.of(tag, allowlist, blocklist, exclusive)
+
+    @functools.wraps(fun)
+    def reaped(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        jaxpr, out_tree, flat = _traced(fun, args, kwargs)
+        jaxpr, sites = reap_jaxpr(jaxpr, settings)
+        wanted = [i >= out_tree.num_leaves for i in range(len(jaxpr.outvars))]
+        jaxpr, _ = dce_body(jaxpr, wanted, instantiate=True)
+        return as_tree(sites, jaxcompat.jaxpr_as_fun(jaxpr)(*flat))
+
+    return reaped
+
+
+def plant(
+    fun: Callable[..., Any],
+    *,
+    tag: str,
+    allowlist: Names | None = None,
+    blocklist: Names = (),
+    exclusive: bool = False,
+) -> Callable[..., Any]:
+    """`fun` with one argument more, the first: a dict of values to use in place of sown ones.
+
+    The dict is like the one that `reap` gives; what it does not have stays as computed, and stays
+    sown. A name that `fun` does not sow is passed over. The lists of names and `exclusive` are as
+    in `call_and_reap`.
+
+    What it gives raises what `call_and_reap`'s does, and HarvestError for a value that has not
+    the shape, the pytree or the type of the one that it replaces.
+    """
+    settings = Settings.of(tag, allowlist, blocklist, exclusive)
+
+    @functools.wraps(fun)
+    def planted(plants: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        jaxpr, out_tree, flat = _traced(fun, args, kwargs)
+        jaxpr, sites = plant_jaxpr(jaxpr, settings, lambda path: bool(find(plants, path)))
+        values = jaxcompat.jaxpr_as_fun(jaxpr)(*_planted_leaves(plants, sites), *flat)
+        return jax.tree.unflatten(out_tree, values)
+
+    del planted.__wrapped__  # type: ignore[attr-defined]  # its signature is another
+    return planted
+
+
+def harvest(
+    fun: Callable[..., Any],
+    *,
+    tag: str,
+    allowlist: Names | None = None,
+    blocklist: Names = (),
+    exclusive: bool = False,
+) -> Callable[..., Any]:
+    """`plant`, then `call_and_reap`: `harvested(plants, *args)` gives a result and sown values.
+
+    What is planted is not reaped.
+    """
+    given: dict[str, Any] = {
+        "tag": tag,
+        "allowlist": allowlist,
+        "blocklist": blocklist,
+        "exclusive": exclusive,
+    }
+    return call_and_reap(plant(fun, **given), **given)
+
+
+def _traced(
+    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any, list[Any]]:
+    """The closed jaxpr of a call, the tree of its results, and its flat arguments."""
+    # Without jit, there were no calls for `nest` to put its scopes into.
+    with jax.disable_jit(False):
+        jaxpr, out = jax.make_jaxpr(functools.partial(fun, **kwargs), return_shape=True)(*args)
+    return jaxpr, jax.tree.structure(out), jax.tree.leaves(args)
+
+
+def _planted_leaves(plants: Mapping[str, Any], sites: Sites) -> list[Any]:
+    """The flat values of the live sites."""
+    counts: dict[tuple[str, ...], int] = {}
+    for site in sites:
+        counts[site.path] = counts.get(site.path, 0) + site.live
+    given = {path: iter(_each(plants, path, counts[path])) for path in counts if counts[path]}
+    return [leaf for site in sites if site.live for leaf in _leaves(next(given[site.path]), site)]
+
+
+def _each(plants: Mapping[str, Any], path: tuple[str, ...], count: int) -> list[Any]:
+    """The values for the sites of one path, of which there may be several in mode "append"."""
+    (value,) = find(plants, path)
+    if count == 1:
+        return [value]
+    if not isinstance(value, list | tuple) or len(value) != count:
+        raise HarvestError(f"'{'/'.join(path)}' is sown {count} times: plant a list of as many")
+    return list(value)
+
+
+def _leaves(value: Any, site: Site) -> list[Any]:
+    leaves, tree = jax.tree.flatten(value)
+    if tree != site.tree:
+        raise HarvestError(
+            f"the value planted for '{site.name}' is {tree}, and what is sown is "
+            f"{described(site)} ({named(site.eqn)})"
+        )
+    return [_fitted(leaf, aval, site) for leaf, aval in zip(leaves, site.avals, strict=True)]
+
+
+def _fitted(leaf: Any, aval: Any, site: Site) -> Any:
+    """A planted leaf as an array of the type that it replaces, if that loses nothing."""
+    given = jax.typeof(leaf) if hasattr(leaf, "dtype") else jax.typeof(jnp.asarray(leaf))
+    if given.shape == aval.shape and _converts(leaf, given.dtype, aval.dtype):
+        return leaf if given.dtype == aval.dtype else jnp.asarray(leaf, aval.dtype)
+    raise HarvestError(
+        f"the value planted for '{site.name}' is {type_of(given)}, and what is sown is "
+        f"{described(site)} ({named(site.eqn)})"
+    )
+
+
+def _converts(leaf: Any, given: Any, wanted: Any) -> bool:
+    """Whether a value can become one of another dtype: a wider one, or a narrower float.
+
+    A number that is at hand may be of any kind, if it stays the same number.
+    """
+    if given == wanted:
+        return True
+    kinds = [
+        [jnp.issubdtype(dtype, kind) for dtype in (given, wanted)]
+        for kind in (jax.dtypes.extended, jnp.complexfloating, jnp.inexact)
+    ]
+    extended, are_complex, inexact = kinds
+    if any(extended) or are_complex == [True, False]:
+        return False
+    if all(inexact) or jnp.promote_types(given, wanted) == wanted:
+        return True
+    return not isinstance(leaf, jax.core.Tracer) and bool(
+        jnp.all(jnp.asarray(leaf, wanted) == jnp.asarray(leaf))
+    )

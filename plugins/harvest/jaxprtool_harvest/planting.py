@@ -1,0 +1,195 @@
+"""Planting: what is sown is replaced by arguments of the body, which come from the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jax.extend.core import primitives
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.custom_rules import JVPRule, jvp_params
+from jaxprtool.ir.outline import named
+from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool_harvest.harvester import (
+    Harvester,
+    Work,
+    fresh,
+    reshaped,
+    shard_axes,
+    shard_specs,
+    with_border,
+    zeros,
+)
+from jaxprtool_harvest.sites import (
+    HarvestError,
+    Path,
+    Settings,
+    Site,
+    Sites,
+    check_in_scan,
+    check_in_while,
+    duplicate,
+    matched,
+    shared_out,
+    types,
+)
+
+
+class Planter(Harvester):
+    """Bodies take the flat values of their live sites before their arguments.
+
+    Live are the sites whose path `planted` says yes to. The others stay sown, and are checked as
+    if they were not.
+    """
+
+    def __init__(self, settings: Settings, planted: Callable[[Path], bool]):
+        super().__init__(settings)
+        self.planted = planted
+
+    def _border(self, invars: list[Var], outvars: list[Atom], flat: list[Any]) -> tuple:
+        return [*flat, *invars], outvars
+
+    def _harvest(self, eqn: JaxprEqn, site: Site, work: Work) -> Sequence[Atom]:
+        if self.planted(site.path):
+            return _values(site, work)
+        _values(replace(site, live=False), work)
+        work.eqns.append(eqn)
+        return eqn.outvars
+
+    def _call(self, call: Call, body: Any, sites: Sites, work: Work) -> None:
+        everything = [True] * len(call.operands), [True] * len(call.outs)
+        work.eqns.append(call.filtered(*everything, body, _all_values(sites, work)))
+
+    def _scan(self, scan: Scan, body: Any, sites: Sites, work: Work) -> None:
+        """An appended name has a value for each iteration, a clobbered one has one for all."""
+        check_in_scan(sites)
+        groups: dict[str, list[Any]] = {"append": [], "clobber": []}
+        operands: dict[str, list[Any]] = {"append": [], "clobber": []}
+        for site, places in shared_out(sites, body.invars):
+            groups[site.mode] += places
+            if site.mode == "append":
+                site = site.typed([jaxcompat.stacked_aval(scan.length, a) for a in site.avals])
+            operands[site.mode] += _values(site, work)
+        own = body.invars[sum(site.count for site in sites) :]
+        before_xs = len(scan.consts) + len(scan.carry)
+        invars = [*groups["clobber"], *own[:before_xs], *groups["append"], *own[before_xs:]]
+        new = scan.rebuild(
+            consts=(*operands["clobber"], *scan.consts),
+            xs=(*operands["append"], *scan.xs),
+            body=with_border(body, invars, body.outvars),
+        )
+        work.eqns.append(new)
+
+    def _while(self, loop: While, cond: Any, body: Any, sites: Sites, work: Work) -> None:
+        """Every iteration has the same value."""
+        check_in_while(sites)
+        consts = (*_all_values(sites, work), *loop.body_consts)
+        work.eqns.append(loop.rebuild(body_consts=consts, cond=cond, body=body))
+
+    def _cond(self, cond: Cond, branches: list[tuple[Any, Sites]], work: Work) -> None:
+        """Whichever branch is taken has the value."""
+        orders = matched([sites for _, sites in branches], cond.eqn)
+        bodies = []
+        for (body, sites), order in zip(branches, orders, strict=True):
+            groups = [places for _, places in shared_out(sites, body.invars)]
+            own = body.invars[sum(map(len, groups)) :]
+            places = [place for i in order for place in groups[i]]
+            bodies.append(with_border(body, [*places, *own], body.outvars))
+        operands = (*_all_values(branches[0][1], work), *cond.operands)
+        work.eqns.append(cond.rebuild(operands=operands, branches=tuple(bodies)))
+
+    def _shard_map(self, shards: ShardMap, body: Any, sites: Sites, work: Work) -> None:
+        """A value that differs between shards has them on its leading axis, in mesh order."""
+        inside = shards.body.eqns[0]
+        axes = shard_axes(shards, types(sites))
+        specs = shard_specs(axes)
+        invars, eqns = list(body.invars), []
+        for i, each in enumerate(axes):
+            if each:
+                outer = Var(jaxcompat.stacked_aval(1, invars[i].aval))
+                eqns.append(reshaped(outer, invars[i], inside))
+                invars[i] = outer
+        # The types of values that a shard_map takes are those that one would give.
+        given = [v.aval for v in invars[: len(axes)]]
+        giving = shards.rebuild(
+            operands=(), in_specs=(), outs=fresh(given), out_specs=specs, body=zeros(given, inside)
+        )
+        with jaxcompat.setting_of(shards.eqn):
+            avals, _ = jaxcompat.inferred_types(giving.primitive, giving.params, ())
+        outer_sites = [site.typed(each) for site, each in shared_out(sites, avals)]
+        new = shards.rebuild(
+            operands=(*_all_values(outer_sites, work), *shards.operands),
+            in_specs=specs + shards.in_specs,
+            body=with_border(body, invars, body.outvars, [*eqns, *body.eqns]),
+        )
+        work.eqns.append(new)
+
+    def _custom(self, call: CustomJVP, work: Work) -> None:
+        """A call that is planted in runs, and refuses to be differentiated.
+
+        Its rule is that of another function: of the one that computes what is planted here.
+        """
+        body, sites = self.body(call.body, work.scope, work.again)
+        values = _all_values(sites, work)
+        if not values:
+            work.eqns.append(call.rebuild(body=body))
+            return
+        where = f"{named(call.eqn)} has a value planted inside, which its rule knows nothing of"
+        name = body.debug_info.func_name
+        raised = f"UnsupportedError: {where}"
+
+        def rule() -> JVPRule:
+            everything = (True,) * len(body.invars)
+            return JVPRule(name, None, (False,) * len(body.outvars), everything, raised)
+
+        new = jaxcompat.new_jaxpr_eqn(
+            [*values, *call.operands],
+            list(call.outs),
+            primitives.custom_jvp_call_p,
+            jvp_params(body, name, rule),
+            jaxcompat.operand_effects(body, (*values, *call.operands)),
+            call.eqn.source_info,
+            call.eqn.ctx,
+        )
+        work.eqns.append(new)
+
+
+def _all_values(sites: Sequence[Site], work: Work) -> tuple[Var, ...]:
+    return tuple(value for site in sites for value in _values(site, work))
+
+
+def _values(site: Site, work: Work) -> tuple[Any, ...]:
+    """The variables of the body at hand that hold what is planted at a site; none if nothing is."""
+    group = work.found.setdefault(site.path, [])
+    if group and site.live:
+        first, values = group[0]
+        if not (site.again or first.again or site.mode == first.mode == "clobber"):
+            if site.mode == "strict" or site.mode != first.mode:
+                raise duplicate(first, site, "planted")
+        elif len(group) > 1:
+            raise UnsupportedError(
+                f"'{site.name}' is planted more than once, and computed anew for a gradient: which "
+                f"of the values that needs is not known ({named(site.eqn)})"
+            )
+        elif not site.fits(first):
+            places = f"{named(first.eqn)}, then {named(site.eqn)}"
+            raise HarvestError(f"'{site.name}' is sown with two types ({places})")
+        else:
+            return values
+    values = fresh(site.avals) if site.live else ()
+    group.append((site, values))
+    return values
+
+
+def plant_jaxpr(
+    jaxpr: Any, settings: Settings, planted: Callable[[Path], bool]
+) -> tuple[Any, Sites]:
+    """A closed jaxpr that takes, before its arguments, the flat values of these sites.
+
+    `planted` says of a path whether a value is planted there; other sites stay sown.
+    """
+    return Planter(settings, planted).body(jaxpr)

@@ -1,0 +1,221 @@
+"""Reaping: sown values become results of the body that they are sown in, and so to the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.outline import named
+from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, keep
+from jaxprtool.ir.structured import call as call_of
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.passes.dce import dce_body, has_lasting_effect
+from jaxprtool_harvest.harvester import (
+    Harvester,
+    Work,
+    fresh,
+    reshaped,
+    shard_axes,
+    shard_specs,
+    with_border,
+    zeros,
+)
+from jaxprtool_harvest.sites import (
+    HarvestError,
+    Settings,
+    Site,
+    Sites,
+    check_in_scan,
+    check_in_while,
+    duplicate,
+    matched,
+    shared_out,
+    types,
+)
+
+
+class Reaper(Harvester):
+    """Bodies give the flat values of their sites after their results."""
+
+    def _border(self, invars: list[Var], outvars: list[Atom], flat: list[Any]) -> tuple:
+        return invars, [*outvars, *flat]
+
+    def _harvest(self, eqn: JaxprEqn, site: Site, work: Work) -> Sequence[Atom]:
+        values = eqn.invars[: len(eqn.outvars)]
+        # What a gradient computes anew has been reaped where it was computed first.
+        if not site.again:
+            _add(work, site, values)
+        return values
+
+    def _call(self, call: Call, body: Any, sites: Sites, work: Work) -> None:
+        outs = fresh(types(sites))
+        everything = [True] * len(call.operands), [True] * len(call.outs)
+        work.eqns.append(call.filtered(*everything, body, (), outs))
+        _add_all(work, sites, outs)
+
+    def _scan(self, scan: Scan, body: Any, sites: Sites, work: Work) -> None:
+        """The values of all iterations are stacked; of a clobbered one the last is carried."""
+        check_in_scan(sites)
+        n, k = len(scan.consts), len(scan.carry)
+        before = body.invars[: n + k], body.invars[n + k :]
+        own = len(scan.body.outvars)
+        results, values = body.outvars[:own], body.outvars[own:]
+        last = [s.mode == "clobber" for s in sites for _ in s.avals]
+        carried, stacked = keep(values, last), keep(values, [not each for each in last])
+        kept = [replace(s, sure=s.sure and scan.length > 0) for s in sites if s.mode == "clobber"]
+        kept, starts = _starts(kept, scan.eqn, work)
+        ends = fresh(types(kept))
+        all_of = [
+            s.typed([jaxcompat.stacked_aval(scan.length, a) for a in s.avals])
+            for s in sites
+            if s.mode == "append"
+        ]
+        ys = fresh(types(all_of))
+        new = scan.rebuild(
+            carry=(*scan.carry, *starts),
+            carry_outs=(*scan.carry_outs, *ends),
+            ys=(*scan.ys, *ys),
+            body=with_border(
+                body,
+                [*before[0], *fresh(types(kept)), *before[1]],
+                [*results[:k], *carried, *results[k:], *stacked],
+            ),
+        )
+        work.eqns.append(new)
+        _add_all(work, kept, ends, started=True)
+        _add_all(work, all_of, ys)
+
+    def _while(self, loop: While, cond: Any, body: Any, sites: Sites, work: Work) -> None:
+        """The last iteration's values are carried."""
+        check_in_while(sites)
+        kept, starts = _starts([replace(s, sure=False) for s in sites], loop.eqn, work)
+        ends = fresh(types(kept))
+        new = loop.rebuild(
+            carry=(*loop.carry, *starts),
+            outs=(*loop.outs, *ends),
+            cond=with_border(cond, [*cond.invars, *fresh(types(kept))], cond.outvars),
+            body=with_border(body, [*body.invars, *fresh(types(kept))], body.outvars),
+        )
+        work.eqns.append(new)
+        _add_all(work, kept, ends, started=True)
+
+    def _cond(self, cond: Cond, branches: list[tuple[Any, Sites]], work: Work) -> None:
+        """All branches give the values of the same sites; the one that is taken tells them."""
+        orders = matched([sites for _, sites in branches], cond.eqn)
+        own, bodies = len(cond.outs), []
+        for (body, sites), order in zip(branches, orders, strict=True):
+            groups = [values for _, values in shared_out(sites, body.outvars[own:])]
+            values = [value for i in order for value in groups[i]]
+            bodies.append(with_border(body, body.invars, [*body.outvars[:own], *values]))
+        found = []
+        for i, site in enumerate(branches[0][1]):
+            sure = all(b[1][order[i]].sure for b, order in zip(branches, orders, strict=True))
+            found.append(replace(site, sure=sure))
+        outs = fresh(types(found))
+        work.eqns.append(cond.rebuild(outs=(*cond.outs, *outs), branches=tuple(bodies)))
+        _add_all(work, found, outs)
+
+    def _shard_map(self, shards: ShardMap, body: Any, sites: Sites, work: Work) -> None:
+        """A value that differs between shards has them on a new leading axis, in mesh order."""
+        own = len(shards.outs)
+        axes = shard_axes(shards, types(sites))
+        outvars, eqns = list(body.outvars), list(body.eqns)
+        for i, each in enumerate(axes, start=own):
+            if each:
+                outer = Var(jaxcompat.stacked_aval(1, outvars[i].aval))
+                eqns.append(reshaped(outvars[i], outer, shards.body.eqns[0]))
+                outvars[i] = outer
+        new = shards.rebuild(
+            outs=(*shards.outs, *fresh(types(sites))),
+            body=with_border(body, body.invars, outvars, eqns),
+            out_specs=shards.out_specs + shard_specs(axes),
+        )
+        with jaxcompat.setting_of(shards.eqn):
+            avals, _ = jaxcompat.inferred_types(new.primitive, new.params, new.invars)
+        outs = fresh(avals[own:])
+        work.eqns.append(new.replace(outvars=[*shards.outs, *outs]))
+        for site, values in shared_out(sites, outs):
+            _add(work, site.typed([v.aval for v in values]), values)
+
+    def _custom(self, call: CustomJVP, work: Work) -> None:
+        """The call stays, with its rule; what it sows is computed beside it by ordinary equations.
+
+        So the rule differentiates the function's own results, as before, and JAX what is sown.
+        """
+        nothing = Reaper(replace(self.settings, allowlist=frozenset()))
+        work.eqns.append(call.rebuild(body=nothing.body(call.body)[0]))
+        alone = Reaper(replace(self.settings, exclusive=True))
+        body, sites = alone.body(call.body, work.scope, work.again)
+        if not sites:
+            return
+        wanted = [i >= len(call.outs) for i in range(len(body.outvars))]
+        body, used = dce_body(body, wanted)
+        if any(map(has_lasting_effect, body.eqns)):
+            raise UnsupportedError(
+                f"'{sites[0].name}' is sown inside {named(call.eqn)}, which has an effect that "
+                f"would happen twice ({named(sites[0].eqn)})"
+            )
+        outs = fresh(types(sites))
+        work.eqns.append(call_of(body, keep(call.operands, used), outs, call.eqn))
+        _add_all(work, sites, outs)
+
+
+def _add_all(
+    work: Work, sites: Sequence[Site], flat: Iterable[Atom], started: bool = False
+) -> None:
+    for site, values in shared_out(sites, flat):
+        _add(work, site, values, started)
+
+
+def _add(work: Work, site: Site, values: Sequence[Atom], started: bool = False) -> None:
+    """A site of the body at hand; `started` says that it begins with the value before it."""
+    group = work.found.setdefault(site.path, [])
+    if group:
+        first = group[0][0]
+        if site.mode == "strict" or site.mode != first.mode:
+            raise duplicate(first, site, "reaped")
+        if site.mode == "clobber":
+            if not site.sure and not started:
+                raise UnsupportedError(
+                    f"'{site.name}' is sown twice, and the second time in a loop that may run no "
+                    f"iteration, in a call: {named(first.eqn)}, then {named(site.eqn)}"
+                )
+            group.clear()
+    group.append((site, tuple(values)))
+
+
+def _starts(
+    sites: Sequence[Site], eqn: JaxprEqn, work: Work
+) -> tuple[list[Site], tuple[Atom, ...]]:
+    """The values that a loop carries into its first iteration, and the sites as they are then.
+
+    That is what was sown under the name before, which stands if the loop runs no iteration, and
+    zeros if there is nothing.
+    """
+    known: list[Site] = []
+    starts: list[Atom] = []
+    for site in sites:
+        before = work.found.get(site.path)
+        if site.sure or not before or before[0][0].mode != "clobber":
+            made = zeros(site.avals, eqn)
+            work.eqns += made.eqns
+            starts += made.outvars
+        else:
+            first, values = before[0]
+            if not site.fits(first):
+                raise HarvestError(
+                    f"'{site.name}' is sown with two types, and {named(eqn)} may run no iteration "
+                    f"({named(first.eqn)}, then {named(site.eqn)})"
+                )
+            site = replace(site, sure=first.sure)
+            starts += values
+        known.append(site)
+    return known, tuple(starts)
+
+
+def reap_jaxpr(jaxpr: Any, settings: Settings) -> tuple[Any, Sites]:
+    """A closed jaxpr that gives, after its results, the flat values of these sites."""
+    return Reaper(settings).body(jaxpr)

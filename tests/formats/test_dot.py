@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 
+import jaxprtool
 from jaxprtool import trace
 from jaxprtool.errors import OutputError
 from jaxprtool.formats.dot import dot
@@ -141,6 +142,15 @@ def test_the_telling_parameters_are_shown():
     rows = Read(dot(trace(lambda x: x.sum(axis=1).astype("bfloat16"), jnp.ones((2, 3))))).nodes
     assert ["reduce_sum", "axes=(1,)"] in rows.values()
     assert ["convert_element_type", "new_dtype=bfloat16"] in rows.values()
+
+
+def test_a_sown_value_bears_its_name_and_a_scope_is_a_frame():
+    def f(x):
+        return jaxprtool.nest(lambda x: jaxprtool.variable(x, name="w"), scope="layer")(x)
+
+    graph = Read(dot(trace(f, 1.0)))
+    assert graph.nodes[graph.named("sow")] == ["sow", "tag=variable", "name=w"]
+    assert graph.titles == ["jit nest:layer"]
 
 
 def test_names_may_hold_anything():

@@ -13,7 +13,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jaxlib import xla_client
 
-from jaxprtool import trace
+from jaxprtool import nest, sow, trace, variable
 from jaxprtool.errors import BackendError, UnsupportedError
 from jaxprtool.formats import lowering
 from jaxprtool.loading.example import Static
@@ -98,6 +98,20 @@ def test_constants_are_written_whole():
     text = lowering.hlo(trace(lambda i: table[i], 3))
     assert "1998, 1999}" in text
     assert "..." not in lowering.stablehlo(trace(lambda i: table[i], 3))
+
+
+def test_what_is_sown_is_lowered_as_if_it_were_not():
+    def layer(w, x):
+        return jnp.sin(variable(w, name="w")) * x
+
+    def lowered(f):
+        text = lowering.stablehlo(
+            trace(lambda w, x: sow({"y": f(w, x)}, tag="t", name="n"), 1.0, x)
+        )
+        return re.sub(r'@\w+|@"[^"]*"', "@name", text)
+
+    x = jnp.ones(3)
+    assert lowered(nest(layer, scope="s")) == lowered(jax.jit(lambda w, x: jnp.sin(w) * x))
 
 
 def test_keys_are_lowered_to_their_words():

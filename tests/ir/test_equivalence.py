@@ -45,6 +45,14 @@ def traced(fun, *args, **options):
     return jaxprtool.trace(fun, *args or (X,), **options)
 
 
+def sown(tree=tuple, **options):
+    return lambda x: list(jaxprtool.sow(tree([x, x]), **{"tag": "t", "name": "n"} | options))
+
+
+def scoped(scope):
+    return lambda x: jaxprtool.nest(jnp.sin, scope=scope)(x)
+
+
 @pytest.mark.parametrize("file", sample_files())
 def test_every_sample_is_equivalent_to_itself_traced_again(file):
     for case in sample_programs(file):
@@ -88,6 +96,13 @@ def test_jaxs_own_programs_are_equivalent_to_themselves_traced_again():
             lambda x: jnp.dot(x, x, precision="highest"),
             "parameter precision",
         ),
+        (sown(name="v"), sown(name="w"), r"\(sow\), parameter name: v against w"),
+        (sown(name=None), sown(name="w"), "parameter name: None against w"),
+        (sown(mode="strict"), sown(mode="append"), "parameter mode"),
+        (sown(tag="a"), sown(tag="b"), "parameter tag"),
+        (sown(tree=list), sown(tree=tuple), "parameter tree"),
+        (sown(), sown(key=2.0), "operands"),
+        (scoped("a"), scoped("b"), "parameter name: nest:a against nest:b"),
     ],
 )
 def test_a_difference_is_found_and_told(p, q, told):

@@ -279,3 +279,14 @@ def test_a_plug_in_adds_its_primitives_rule(monkeypatch):
     monkeypatch.setitem(dce_rules, "sin", rule)
     dce_body(jax.make_jaxpr(lambda a: jnp.sin(a) + 1)(x), [True])
     assert asked == [[True]]
+
+
+def test_a_sown_value_stays_if_a_part_of_it_is_used_and_goes_otherwise():
+    def f(x):
+        unused = jaxprtool.variable(x * 2, name="unused")
+        sown = jaxprtool.variable({"a": jnp.sin(x), "b": (jnp.cos(x), unused)}, name="used")
+        jaxprtool.nest(lambda: jaxprtool.variable(jnp.exp(x), name="gone"), scope="s")()
+        return sown["a"]
+
+    after = dce(f, x)
+    assert count(after.jaxpr) == {"sow": 2, "sin": 1, "cos": 1, "mul": 1}

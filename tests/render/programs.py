@@ -12,6 +12,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+from jaxprtool import nest, sow, variable
+
 PROGRAMS: dict[str, Callable[[], Any]] = {}
 
 
@@ -344,3 +346,12 @@ def long_transcendental_chain():
         return x
 
     return jaxpr_of(jax.grad(lambda x: f(x).sum()), X)
+
+
+@program
+def sown_values():
+    def f(x):
+        y = nest(lambda x: variable(jnp.sin(x), name="y"), scope="s")(x)
+        return sow({"y": y, "x": (x, None)}, tag="seen", name="all", mode="append")
+
+    return jaxpr_of(f, X)

@@ -57,6 +57,7 @@ from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import CALLS, sub_jaxprs
 from jaxprtool.jaxcompat import JaxprEqn, Literal, open_jaxpr
+from jaxprtool.primitives import scope_of
 
 __all__ = ["python_rules", "to_python", "write_python"]
 
@@ -340,6 +341,6 @@ def _function_names(jaxpr: Any) -> set[str]:
         for eqn in open_jaxpr(body).eqns:
             inner = [found for _, found in sub_jaxprs(eqn)]
             if eqn.primitive.name in _SHARED:
-                names.add(identifier(calls.called_name(eqn)))
+                names.add(identifier(scope_of(eqn) or calls.called_name(eqn)))
             todo += inner
     return names

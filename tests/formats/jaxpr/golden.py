@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+from jaxprtool import nest, sow, variable
 from jaxprtool.formats.jaxpr.write import write
 from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
@@ -145,6 +146,14 @@ def sharded(x):
     return both(x)
 
 
+def sown(x):
+    def layer(x):
+        params = variable({"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}, name="params")
+        return x @ params["w"] + params["b"]
+
+    return sow(nest(layer, scope="first")(x), tag="seen", name="y", mode="append", key=x)
+
+
 def over_an_axis(x):
     return lax.psum(x, "i") / lax.axis_size("i"), lax.all_gather(x, "i")
 
@@ -164,6 +173,7 @@ CASES: dict[str, Case] = {
         Case("scopes", scopes, (X,)),
         Case("structures", structures, (Pair(X, X[0]),), {"options": {"x": X}}),
         Case("sharded", sharded, (X,)),
+        Case("sown", sown, (X,)),
         Case("double", lambda x: (x * np.float64(0.1), jnp.arange(3)), (np.pi,), x64=True),
     )
 }

@@ -15,6 +15,7 @@ from jax.experimental import xla_metadata
 from jax.experimental.compute_on import compute_on
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jaxprtool import nest, sow, variable
 from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 
@@ -297,3 +298,17 @@ def words_and_bodies():
     return lambda x: jax.vmap(lambda y: jitted(y) + jitted(y) + lax.axis_index("i"), axis_name="i")(
         x
     ), X
+
+
+@program
+def sown_values():
+    def layer(key, x):
+        params = {"w": jax.random.normal(key, (3, 2)), "b": jnp.zeros(2)}
+        params = variable(params, name="params")
+        return sow(x @ params["w"] + params["b"], tag="seen", name="y", mode="append")
+
+    def f(key, x):
+        x = nest(layer, scope="first")(key, x), (x, None, [x])
+        return sow(x, tag="no word", name="True", mode="clobber", key=(key, key))
+
+    return f, jax.random.key(0), X

@@ -161,3 +161,16 @@ def test_read_takes_a_path(tmp_path):
     path = tmp_path / "loss.jaxpr"
     path.write_text("\ufeff" + HEADER + PLAIN, encoding="utf-8")
     assert listing(read(path)).plain() == shown(PLAIN)
+
+
+def test_of_a_sown_value_the_tag_and_the_name_are_enough():
+    body = """
+    { lambda ; a:f32[4] b:f32[3,4] c:f32[8,3]. let
+        d:f32[3,4] = sow[tag=variable name=w] b
+        e:f32[3,4] f:f32[4] = sow[name=None tree=tree((leaf, [leaf])) tag=t mode=clobber] d a c
+      in (e,) }
+    """
+    alone, two = (eqn.params for eqn in program_of(body).jaxpr.eqns)
+    assert (alone["mode"], alone["tree"]) == ("strict", jax.tree.structure(0))
+    assert (two["name"], two["mode"], two["tree"].num_leaves) == (None, "clobber", 2)
+    assert "sow[tag=variable name=w] b" in shown(body)

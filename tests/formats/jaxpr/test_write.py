@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections import Counter, OrderedDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +19,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 import jaxprtool
-from jaxprtool import jaxcompat
+from jaxprtool import jaxcompat, variable
 from jaxprtool.errors import OutputError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.write import text, write
 from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import trace
@@ -312,3 +314,23 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path):
         jaxprtool.write(trace(jnp.sin, X), tmp_path / "nowhere" / "p.jaxpr")
     with pytest.raises(OutputError, match="it is a folder"):
         jaxprtool.write(trace(jnp.sin, X), tmp_path)
+
+
+class Layer(NamedTuple):
+    w: Any
+    b: Any
+
+
+def test_a_sown_value_may_have_nodes_of_classes_that_a_reader_does_not_have():
+    program = trace(lambda x: variable({"layer": Layer(x, [x])}, name="params"), X)
+    assert "tree=tree({'layer': Node('tests.formats.jaxpr.test_write.Layer', [" in text(program)
+    again = back(program)
+    assert again.jaxpr.eqns[0].params["tree"].num_leaves == 2
+
+
+def test_a_process_that_has_sown_nothing_reads_what_was_sown(tmp_path):
+    write(trace(lambda x: variable(x, name="w"), X), tmp_path / "p.jaxpr")
+    code = "from jaxprtool.formats.jaxpr.read import read; print(read('p.jaxpr').jaxpr)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "sow[tag=variable name=w] a" in done.stdout

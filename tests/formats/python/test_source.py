@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import jaxprtool
+from jaxprtool import jaxcompat, nest, sow, variable
 from jaxprtool.errors import OutputError, UnsupportedError
 from jaxprtool.formats.python.emit import python_rules, to_python, write_python
 from jaxprtool.formats.python.expressions import call
@@ -142,6 +143,67 @@ def test_jit_is_a_decorator_and_a_name_that_is_taken_is_kept() -> None:
         """)
     )
     assert difference(program, emitted(program)[1]) is None
+
+
+def test_what_is_sown_is_sown_and_scopes_are_nested() -> None:
+    def dense(x, w):
+        params = variable({"w": w, "b": x[0]}, name="params")
+        return sow(x @ params["w"], tag="seen", name="y", mode="append", key=params["b"])
+
+    def f(x, w):
+        w = variable(w, name="w")
+        x, _ = sow((nest(dense, scope="a b")(x, w), w), tag="seen", name=None)
+        return nest(lambda x: dense(x, w), scope="a b")(x)
+
+    square = X.update(shape=(3, 3))
+    program = trace(f, square, square)
+    assert code(program) == expected("""
+        def f(x, w):  # f32[3,3], f32[3,3]
+            a = jaxprtool.variable(w, name="w")  # f32[3,3]
+            b, _ = jaxprtool.sow((a_b(x, a), a), tag="seen", name=None)  # f32[3,3]
+            return a_b_2(a, b)  # f32[3,3]
+
+
+        @partial(jaxprtool.nest, scope="a b")
+        def a_b(x, w):  # f32[3,3], f32[3,3]
+            a = x[:1].squeeze(0)  # f32[3]
+            (
+                b,  # f32[3]
+                c,  # f32[3,3]
+            ) = jax.tree.leaves(jaxprtool.variable({"b": a, "w": w}, name="params"))
+            d = x @ c  # f32[3,3]
+            e = jaxprtool.sow(d, tag="seen", name="y", mode="append", key=b)  # f32[3,3]
+            return e
+
+
+        @partial(jaxprtool.nest, scope="a b")
+        def a_b_2(a, x):  # f32[3,3], f32[3,3]
+            b = x[:1].squeeze(0)  # f32[3]
+            (
+                c,  # f32[3]
+                d,  # f32[3,3]
+            ) = jax.tree.leaves(jaxprtool.variable({"b": b, "w": a}, name="params"))
+            e = x @ d  # f32[3,3]
+            g = jaxprtool.sow(e, tag="seen", name="y", mode="append", key=c)  # f32[3,3]
+            return g
+    """)
+    assert difference(program, emitted(program)[1]) is None
+
+
+def test_a_scope_that_asks_for_more_than_nest_does_is_a_jit_of_its_name() -> None:
+    program = trace(lambda x: nest(jnp.sin, scope="s")(x), X)
+    (eqn,) = program.jaxpr.eqns
+    donating = eqn.replace(params={**eqn.params, "donated_invars": (True,)})
+    program = program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, [donating]))
+    source, again = emitted(program)
+    assert '@jax.jit(donate_argnums=0)\n@named("nest:s")\ndef nest_s(' in source
+    assert difference(program, again) is None
+
+
+def test_a_sown_value_with_a_node_that_python_cannot_show_is_refused() -> None:
+    Point = namedtuple("Point", "x y")
+    with pytest.raises(UnsupportedError, match=r"sow at .*: its value has a node of type .*Point"):
+        to_python(trace(lambda x: sow(Point(x, x), tag="t", name="n"), X))
 
 
 def test_custom_derivatives_keep_their_rules() -> None:

@@ -65,7 +65,7 @@ def _jit(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         yield _call(eqn, p["jaxpr"], operands, decorator)
     else:
         nest = call("partial", Name("jaxprtool.nest"), scope=scope)
-        yield _call(eqn, p["jaxpr"], operands, nest, renamed=False)
+        yield _call(eqn, p["jaxpr"], operands, nest, scope=scope)
 
 
 def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Expression]:
@@ -78,7 +78,7 @@ def called_name(eqn: JaxprEqn) -> str:
     """The name of the function that an equation calls."""
     name = eqn.params.get("name")
     if isinstance(name, str):
-        return scope_of(eqn) or name
+        return name
     body = next(found for _, found in sub_jaxprs(eqn))
     return jaxcompat.open_jaxpr(body).debug_info.func_name
 
@@ -88,18 +88,18 @@ def _call(
     body: Any,
     operands: tuple[Slot, ...],
     *decorators: Expression,
-    renamed: bool = True,
+    scope: str | None = None,
 ) -> Expression:
     body = jaxcompat.close_jaxpr(body)
     results = group(range(len(eqn.outvars)))
     function = Function(
         body,
-        called_name(eqn),
+        scope or called_name(eqn),
         tuple(range(len(operands))),
         results,
         decorators=decorators,
         kept=True,
-        renamed=renamed,
+        renamed=scope is None,
         key=(jaxcompat.open_jaxpr(body), tuple(map(repr, decorators))),
     )
     return Giving(Call(function, operands), results)

@@ -76,7 +76,7 @@ from jaxprtool.jaxcompat.lowering import (
     with_border_names,
     xla_computation,
 )
-from jaxprtool.jaxcompat.places import name_stack, source_infos, user_frame, user_place
+from jaxprtool.jaxcompat.places import hide_frames, name_stack, source_infos, user_frame, user_place
 from jaxprtool.jaxcompat.printing import (
     add_printing_rule,
     is_unspecified,
@@ -182,6 +182,7 @@ __all__ = [
     "fits",
     "has_checks",
     "has_plain_layout",
+    "hide_frames",
     "hlo_text",
     "inferred_types",
     "inline_as_word",

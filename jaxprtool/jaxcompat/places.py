@@ -20,6 +20,14 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 source_info_util.register_exclusion(os.path.join(_PACKAGE, ""))
 
 
+def hide_frames(path: str) -> None:
+    """Have a file, or what lies in a folder that `path` names, not be taken for the user's code.
+
+    For packages whose functions make equations on a user's behalf, as JAX's own do.
+    """
+    source_info_util.register_exclusion(path)
+
+
 def user_frame(eqn: JaxprEqn) -> tuple[str, int, str] | None:
     """File, line and function of the user's code that made `eqn`, or None if unknown."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)

@@ -24,12 +24,22 @@ from typing import ClassVar
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.unzip import custom_derivatives, rules  # noqa: F401  (they fill the table)
-from jaxprtool.passes.unzip.known import Known, Outcome, unzip_rules
+from jaxprtool.passes.unzip.known import Context, Known, Outcome, unzip_rules, whole
 from jaxprtool.passes.unzip.programs import Unzipped, unzipped
 from jaxprtool.passes.unzip.variables import UnzipError, Variable
 from jaxprtool.primitives import VARIABLE
 
-__all__ = ["Known", "Outcome", "Unzip", "UnzipError", "Unzipped", "Variable", "unzip_rules"]
+__all__ = [
+    "Context",
+    "Known",
+    "Outcome",
+    "Unzip",
+    "UnzipError",
+    "Unzipped",
+    "Variable",
+    "unzip_rules",
+    "whole",
+]
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.outline import equations
+from jaxprtool.ir.structured import view
 from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.variables import Variable
-
-if TYPE_CHECKING:
-    from jaxprtool.passes.unzip.split import Split
 
 
 class Known(NamedTuple):
@@ -48,7 +46,7 @@ class Outcome:
     `known` has an entry for each of its results. `init` and `apply` are the equations to put in
     its place in either program; they define its results, as far as these are early or ready. For
     each leaf of each variable that is declared inside, `values` has its value in init, and
-    `places` the variable that it is in apply. `parts` are the splits of the equation's bodies.
+    `places` the variable that it is in apply. `parts` are the `Split`s of the equation's bodies.
     """
 
     known: tuple[Known, ...]
@@ -57,7 +55,7 @@ class Outcome:
     variables: tuple[Variable, ...] = ()
     values: tuple[Atom, ...] = ()
     places: tuple[Var, ...] = ()
-    parts: tuple[Split, ...] = ()
+    parts: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -73,16 +71,21 @@ class Context:
     replaced: dict[tuple[str, ...], int] = field(default_factory=dict)
     scopes: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
-    splits: dict[tuple[Any, tuple[Known, ...]], Split] = field(default_factory=dict)
+    splits: dict[tuple[Any, tuple[Known, ...]], Any] = field(default_factory=dict)
     custom_calls: dict[Any, dict[str, Any]] = field(default_factory=dict)
     _sowing: dict[Any, bool] = field(default_factory=dict)
 
     def sows(self, body: Any) -> bool:
-        """Whether a value is sown under the tag in a jaxpr, at any depth."""
+        """Whether a variable may be declared in a jaxpr, at any depth."""
         body = jaxcompat.open_jaxpr(body)
         if body not in self._sowing:
-            self._sowing[body] = any(map(self.is_sow, equations(body)))
+            self._sowing[body] = any(map(self._declares, equations(body)))
         return self._sowing[body]
+
+    def _declares(self, eqn: JaxprEqn) -> bool:
+        """A plug-in's primitive may declare variables; those that hold bodies only pass them on."""
+        own_rule = eqn.primitive.name in unzip_rules and view(eqn) is None
+        return own_rule or self.is_sow(eqn)
 
     def is_sow(self, eqn: JaxprEqn) -> bool:
         """Whether an equation sows a value under the tag."""

@@ -172,7 +172,7 @@ class _Walk:
 
     def declare(self, eqn: JaxprEqn, known: Sequence[Known], context: Context) -> None:
         """Make a variable of an early value, or pass it on if a later one replaces it."""
-        variable = Variable.of(eqn)
+        variable = Variable.of(eqn, eqn.params["tree"], [v.aval for v in eqn.outvars])
         operands = eqn.invars[: len(eqn.outvars)]
         values = [_stands_for(atom, self.early_names) for atom in operands]
         self.early_names.update(zip(eqn.outvars, values, strict=True))

@@ -39,12 +39,15 @@ class Variable:
     again: bool = False
 
     @classmethod
-    def of(cls, eqn: JaxprEqn) -> Variable:
-        """The variable that a `sow` equation declares. Raises UnzipError if it has no name."""
-        name, mode, tree = (eqn.params[k] for k in ("name", "mode", "tree"))
+    def of(cls, eqn: JaxprEqn, tree: Any, avals: Sequence[Any]) -> Variable:
+        """The variable that an equation declares, under the name in its parameters.
+
+        Raises UnzipError if it has no name.
+        """
+        name, mode = eqn.params["name"], eqn.params.get("mode", "strict")
         if name is None:
             raise UnzipError(f"Must provide name for variable. It is the {named(eqn)}")
-        return cls((name,), mode, tree, tuple(v.aval for v in eqn.outvars), eqn)
+        return cls((name,), mode, tree, tuple(avals), eqn)
 
     def under(self, scope: str) -> Variable:
         """The variable as it is called outside a `nest` with this scope."""

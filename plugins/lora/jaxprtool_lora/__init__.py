@@ -1,0 +1,109 @@
+"""Low-rank adapters: a trained weight that `unzip` makes trainable in a few of its directions.
+
+    def net(key, w, x):
+        return x @ adapt(w, key, rank=4, name="out")
+
+    init, apply = jaxprtool.unzip(net)(key, w, x)
+    adapters = init(key)                    # {"out": {"down": f32[64,4], "up": f32[4,256]}}
+    y = apply(adapters, w, x)               # x @ (w + down @ up)
+
+`adapt` is one equation in a jaxpr, and the identity wherever nobody interprets it: an adapter that
+was not trained adds nothing. What it means to `unzip` is said by the rule below, which is all that
+a primitive needs to declare variables of its own.
+
+Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import JaxprEqn, Primitive, Var
+from jax.interpreters import ad, batching, mlir
+
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.outline import named
+from jaxprtool.ir.structured import call
+from jaxprtool.jaxcompat import hide_frames
+from jaxprtool.passes.unzip import Context, Known, Outcome, Variable, unzip_rules, whole
+from jaxprtool.primitives import VARIABLE
+
+__all__ = ["adapt"]
+
+hide_frames(__file__)
+
+
+def adapt(w: Any, key: Any, *, rank: int, name: str, alpha: float | None = None) -> Any:
+    """The matrix `w`, f[m,n], with an adapter of a low rank under `name`.
+
+    Where `unzip` takes `key` for a key, the adapter is a variable: `down`, f[m,rank], normally
+    distributed with variance 1/m, and `up`, f[rank,n], zero at first. The weight is then
+    `w + alpha / rank * down @ up`; alpha is `rank` if it is not given. Raises ValueError for a
+    weight that is no matrix and for a rank below 1.
+    """
+    if jnp.ndim(w) != 2:
+        raise ValueError(f"adapt takes a matrix, not an array of shape {jnp.shape(w)}")
+    if rank < 1:
+        raise ValueError(f"the rank of an adapter is 1 or more, not {rank}")
+    scale = 1.0 if alpha is None else alpha / rank
+    return lora_p.bind(w, key, rank=rank, scale=scale, name=name)
+
+
+# --- the primitive: the identity on its first operand -------------------------------------------
+
+lora_p = Primitive("lora")
+lora_p.def_impl(lambda w, key, **_: w)
+lora_p.def_abstract_eval(lambda w, key, **_: w)
+mlir.register_lowering(lora_p, lambda ctx, w, key, **_: [w])
+ad.primitive_jvps[lora_p] = lambda primals, tangents, **params: (
+    lora_p.bind(*primals, **params),
+    tangents[0],
+)
+batching.primitive_batchers[lora_p] = lambda operands, axes, **params: (
+    lora_p.bind(*operands, **params),
+    axes[0],
+)
+
+
+# --- what unzip makes of it -------------------------------------------------------------------
+
+
+def _unzip(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+    """The adapter is a variable if its key is one to init; init makes it, apply adds it."""
+    w, key = eqn.invars
+    of_w, of_key = known
+    if context.tag != VARIABLE or not of_key.early or not of_w.ready:
+        return whole(eqn, known)
+    if w.aval.ndim != 2 or key.aval.ndim:
+        raise UnsupportedError(f"{named(eqn)} is mapped over its weight or its key by a vmap")
+    rank, scale, dtype = eqn.params["rank"], eqn.params["scale"], w.aval.dtype
+    (m, n) = w.aval.shape
+
+    def lora_init(key: Any) -> dict[str, Any]:
+        down = jax.random.normal(key, (m, rank), dtype) * m**-0.5
+        return {"down": down, "up": jnp.zeros((rank, n), dtype)}
+
+    def lora_apply(down: Any, up: Any, w: Any) -> Any:
+        return w + scale * down @ up
+
+    make, shape = jax.make_jaxpr(lora_init, return_shape=True)(_typed(key))
+    values, places = ([Var(aval) for aval in make.out_avals] for _ in range(2))
+    add = jax.make_jaxpr(lora_apply)(*map(_typed, places), _typed(w))
+    return Outcome(
+        known=(Known(early=False, ready=True),),
+        init=(call(make, [key], values, eqn),),
+        apply=(call(add, [*places, w], eqn.outvars, eqn),),
+        variables=(Variable.of(eqn, jax.tree.structure(shape), make.out_avals),),
+        values=tuple(values),
+        places=tuple(places),
+    )
+
+
+def _typed(atom: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+
+
+unzip_rules["lora"] = _unzip

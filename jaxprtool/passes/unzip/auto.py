@@ -1,0 +1,150 @@
+"""Variables for a function that declares none: a cut is chosen, and its values are sown.
+
+What is chosen is the cheapest set of values that cuts what a function needs late from what it
+gets early (see `flow` and `cut`): the fewest bytes, and of equals the one nearest to where it is
+needed, so that least is left to compute. Keys are chosen only where one is needed late itself.
+
+The program is given back with a `sow` on each of these values, at whatever depth, under a tag of
+our own. Then it is unzipped as if its author had written them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import Cond, view
+from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
+from jaxprtool.passes.dce import Dce
+from jaxprtool.passes.unzip.cut import SINK, SOURCE
+from jaxprtool.passes.unzip.flow import KEY, Place, Terms, bits_of, flow_of, parts_of
+from jaxprtool.passes.unzip.known import EARLY, READY, Context
+from jaxprtool.passes.unzip.naming import Value, names_of
+from jaxprtool.passes.unzip.split import Split, split
+from jaxprtool.primitives import sow_p
+
+_LEAF = jax.tree.structure(0)
+
+
+def sow_cut(program: Program, early: Sequence[bool], tag: str, computed_once: bool) -> Program:
+    """The program with a cut of it sown under `tag`, between `early` arguments and its results.
+
+    `early` has an entry for each flat argument. The names are paths, joined by `SEPARATOR`, and
+    no two are the same. If `computed_once`, all that depends on early arguments alone is computed
+    before the cut, save what lays a value out anew or in a wider type; else what is cheapest to
+    keep is kept, and the early arguments are keys. Dead code is removed. Where there is no cut,
+    nothing is sown.
+    """
+    program = Dce()(program)
+    context = Context(tag=None)
+    part = split(program.jaxpr, [EARLY if flag else READY for flag in early], context)
+    chosen = _Chosen()
+    for place in _cut(part, early, Terms(computed_once, context)):
+        chosen.add(place)
+    values = list(_values(chosen, (part,), (), context))
+    names = iter(names_of(values, program.arg_names))
+    return program.replace(jaxpr=_sown(program.jaxpr, chosen, tag, names))
+
+
+def _cut(part: Split, early: Sequence[bool], terms: Terms) -> list[Place]:
+    """Where the values are that are to be sown; none if there is no cut."""
+    flow = flow_of(part, early, terms)
+    graph, places = flow.graph, dict(flow.places)
+    for var, node in zip(part.body.invars, flow.ins, strict=True):
+        if node is not None:
+            graph.costs[node] = bits_of(var.aval) + (0 if terms.once else KEY)
+            graph.link(SOURCE, node)
+            places[node] = var
+    for node in flow.outs:
+        if node is not None:
+            graph.link(node, SINK)
+    try:
+        return [places[node] for node in graph.minimum_cut()]
+    except ValueError:
+        return []  # unzip, which finds no variables, says what needs a key and cannot have one
+
+
+# --- the chosen values, body by body --------------------------------------------------------------
+
+
+@dataclass
+class _Chosen:
+    """What is chosen in a body: its own variables, and what is chosen in the bodies inside."""
+
+    own: set[Var] = field(default_factory=set)
+    inner: dict[int, dict[int, _Chosen]] = field(default_factory=dict)
+
+    def add(self, place: Place) -> None:
+        if isinstance(place, Var):
+            self.own.add(place)
+        else:
+            position, index, place = place
+            bodies = self.inner.setdefault(position, {})
+            bodies.setdefault(index, _Chosen()).add(place)
+
+
+def _values(
+    chosen: _Chosen, parts: tuple[Split, ...], calls: tuple[JaxprEqn, ...], context: Context
+) -> Iterator[Value]:
+    """The chosen values in program order: the order in which `_sown` sows them."""
+    part = parts[-1]
+    for var in part.body.invars:
+        if var in chosen.own:
+            yield Value(parts, calls, var)
+    for position, eqn in enumerate(part.body.eqns):
+        for index, inside in sorted(chosen.inner.get(position, {}).items()):
+            inner = parts_of(part, position, context)[index]
+            yield from _values(inside, (*parts, inner), (*calls, eqn), context)
+        for var in eqn.outvars:
+            if var in chosen.own:
+                yield Value(parts, calls, var)
+
+
+def _sown(body: Any, chosen: _Chosen, tag: str, names: Iterator[str]) -> Any:
+    """A closed jaxpr with the chosen values sown; what comes after them uses what was sown."""
+    sown: dict[Var, Var] = {}
+    eqns: list[JaxprEqn] = []
+
+    def sow(values: Sequence[Var], context: Any, source_info: Any = None) -> None:
+        for var in values:
+            if var in chosen.own:
+                sown[var] = Var(var.aval)
+                params = {"tag": tag, "name": next(names), "mode": "strict", "tree": _LEAF}
+                eqns.append(
+                    jaxcompat.new_jaxpr_eqn(
+                        [var], [sown[var]], sow_p, params, set(), source_info, context
+                    )
+                )
+
+    def renamed(atoms: Sequence[Any]) -> list[Any]:
+        return [atom if type(atom) is Literal else sown.get(atom, atom) for atom in atoms]
+
+    sow(body.invars, body.eqns[0].ctx if body.eqns else None)
+    for position, eqn in enumerate(body.eqns):
+        inner = chosen.inner.get(position, {})
+        eqn = eqn.replace(invars=renamed(eqn.invars)) if sown else eqn
+        if inner:
+            eqn = _with_sown_bodies(eqn, inner, tag, names)
+        eqns.append(eqn)
+        sow(eqn.outvars, eqn.ctx, eqn.source_info)
+    return jaxcompat.new_jaxpr(
+        body.constvars, body.consts, body.invars, renamed(body.outvars), eqns, body.debug_info
+    )
+
+
+def _with_sown_bodies(
+    eqn: JaxprEqn, chosen: dict[int, _Chosen], tag: str, names: Iterator[str]
+) -> JaxprEqn:
+    structured = view(eqn)
+    if isinstance(structured, Cond):
+        branches = list(structured.branches)
+        for index, inside in sorted(chosen.items()):
+            branches[index] = _sown(branches[index], inside, tag, names)
+        return structured.rebuild(branches=tuple(branches))
+    (inside,) = chosen.values()
+    return structured.rebuild(body=_sown(structured.body, inside, tag, names))

@@ -1,0 +1,254 @@
+"""Names for values that bear none: from the arguments, the user's source, the scopes around them.
+
+Of several ways to name a value, the first that there is:
+
+*   the path of the argument that it is: `params['w']` gives `params/w`;
+*   the name that a value was sown or checkpointed under;
+*   the name that the user's source assigns it to, in the function that computes it, or else in
+    that which calls it, and so on outwards; a name in a library's source stands under the first
+    in the user's own, unless the library's caller passes a name for it as a string;
+*   of a value laid out anew, the name of the value;
+*   the parameter of a jitted function that it is passed to;
+*   the function that computes it.
+
+Before it come the `jax.named_scope`s around it. What is then still the same is numbered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.source_names import Range, SourceNames, range_of
+from jaxprtool.ir.structured import Call, Cond, While, view
+from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat.places import UserFrame, is_users_file, user_frames
+from jaxprtool.passes.unzip.split import Split
+from jaxprtool.primitives import scope_of
+
+#: Between the scopes and the name of a variable in the name that it is sown under.
+SEPARATOR = "/"
+
+#: What gives its operand back, or a part of it, in another form.
+_SAME = frozenset(
+    {
+        *("broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "expand_dims"),
+        *("optimization_barrier", "reduce_precision", "reshape", "rev", "sharding_constraint"),
+        *("slice", "squeeze", "transpose"),
+    }
+)
+
+_LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]")
+
+_WORD = re.compile(r"[^\[\]'\"./~]+")
+_TRANSFORM = re.compile(r"[\w.]+\(|\)")
+_FUNCTION = re.compile(r"(\S+) at (.+):\d+")
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A value of a program: the bodies around it, the calls that hold these, and its variable.
+
+    The outermost body is first; `calls[i]` is an equation of `parts[i]` and holds `parts[i + 1]`.
+    """
+
+    parts: tuple[Split, ...]
+    calls: tuple[JaxprEqn, ...]
+    var: Var
+
+
+def names_of(values: Sequence[Value], arg_names: Sequence[str]) -> list[str]:
+    """A name for each value, no two the same and none the scope of another.
+
+    `arg_names` are those of the program's flat arguments. Scopes of `nest`, which stand before
+    the names of all variables inside, are counted but not written.
+    """
+    namer = _Namer(arg_names)
+    nests = [tuple(scope for call in v.calls if (scope := scope_of(call))) for v in values]
+    paths = [(*nest, *namer.path(v)) for nest, v in zip(nests, values, strict=True)]
+    pairs = zip(nests, _distinct(paths), strict=True)
+    return [SEPARATOR.join(path[len(nest) :]) for nest, path in pairs]
+
+
+def _distinct(paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """The paths, numbered where they would be the same as another, or as another's scope."""
+    taken = {path[:depth] for path in paths for depth in range(1, len(path))}
+    wanted = set(paths)
+    numbers: dict[tuple[str, ...], int] = {}
+    for path in paths:
+        free = path
+        while free in taken or (free is not path and free in wanted):
+            numbers[path] = numbers.get(path, 0) + 1
+            free = (*path[:-1], f"{path[-1]}_{numbers[path]}")
+        taken.add(free)
+        yield free
+
+
+class _Namer:
+    """Finds names; reads each source file once, and goes through each body once."""
+
+    def __init__(self, arg_names: Sequence[str]):
+        self.arg_names = arg_names
+        self.sources = SourceNames()
+        self.bodies: dict[Split, _Body] = {}
+
+    def path(self, value: Value) -> tuple[str, ...]:
+        """The scopes and the name of a value."""
+        eqns = [*value.calls, *filter(None, [self.eqn(value)])]
+        stacks = (_TRANSFORM.sub("", jaxcompat.name_stack(eqn)) for eqn in eqns)
+        scopes = tuple(word for stack in stacks for word in _words(stack))
+        name = self.name(value) or (self.function(value),)
+        return (*scopes, name[-1]) if scopes else name
+
+    def body(self, part: Split) -> _Body:
+        if part not in self.bodies:
+            self.bodies[part] = _Body(part)
+        return self.bodies[part]
+
+    def eqn(self, value: Value) -> JaxprEqn | None:
+        """The equation that computes a value; None for an argument of its body."""
+        return self.body(value.parts[-1]).made.get(value.var)
+
+    def name(self, value: Value) -> tuple[str, ...] | None:
+        """The name of a value, and the scopes that come with it."""
+        eqn = self.eqn(value)
+        if eqn is None:
+            return self.argument(value)
+        if eqn.primitive.name in ("sow", "name") and eqn.params["name"]:
+            return (eqn.params["name"],)
+        if (found := self.assigned(value, eqn)) is not None:
+            return found
+        if eqn.primitive.name in _SAME and isinstance(operand := eqn.invars[0], Var):
+            return self.name(Value(value.parts, value.calls, operand))
+        return self.parameter(value)
+
+    def argument(self, value: Value) -> tuple[str, ...] | None:
+        """The name of an argument of the program, or of what an argument of a body comes from."""
+        index = value.parts[-1].body.invars.index(value.var)
+        if not value.calls:
+            return tuple(_words(self.arg_names[index])) or None
+        *_, call = value.calls
+        structured = view(call)
+        if isinstance(structured, Cond):
+            index += 1
+        elif isinstance(structured, While):
+            index += len(structured.cond_consts)
+        operand = call.invars[index]
+        if isinstance(operand, Literal):
+            return None
+        return self.name(Value(value.parts[:-1], value.calls[:-1], operand))
+
+    # --- the source ---------------------------------------------------------------------------
+
+    def assigned(self, value: Value, eqn: JaxprEqn) -> tuple[str, ...] | None:
+        """The name in the source, after that in the user's own if it is in a library's."""
+        others: dict[str, set[Range]] = {}
+        for calls, parts, user in self.late_users(value):
+            for frame in _frames(calls, parts, user):
+                others.setdefault(frame.file, set()).add(range_of(frame))
+        found: str | None = None
+        for depth, frame in enumerate(_frames(value.calls, value.parts, eqn)):
+            late = others.get(frame.file, set())
+            if depth and range_of(frame) not in late and (name := self.sources.given(frame)):
+                return tuple(_words(name))
+            if (name := self.sources.assigned(frame, late)) is None:
+                continue
+            if not _LIBRARIES.search(frame.file):
+                return (name,) if found is None else (name, found)
+            found = found or name
+        return None if found is None else (found,)
+
+    def late_users(self, value: Value) -> Iterator[tuple[Any, Any, JaxprEqn]]:
+        """The equations that need a value late, with the calls and bodies around them."""
+        part, var = value.parts[-1], value.var
+        for eqn in self.body(part).users.get(var, ()):
+            if not all(part.known[v].early for v in eqn.outvars):
+                yield value.calls, value.parts, eqn
+        if value.calls:
+            outs = value.calls[-1].outvars
+            for i, atom in enumerate(part.body.outvars[: len(outs)]):
+                if atom is var:
+                    yield from self.late_users(Value(value.parts[:-1], value.calls[:-1], outs[i]))
+
+    # --- names of functions and of their parameters -------------------------------------------
+
+    def parameter(self, value: Value) -> tuple[str, ...] | None:
+        """The parameter of a user's jitted function that needs a value late."""
+        for _, parts, user in self.late_users(value):
+            if parts is not value.parts or not isinstance(called := view(user), Call):
+                continue
+            debug = called.body.debug_info
+            if _file(debug) is None or len(debug.arg_names or ()) != len(user.invars):
+                continue
+            words = _words(debug.arg_names[user.invars.index(value.var)])
+            if words:
+                return (words[-1],)
+        return None
+
+    def function(self, value: Value) -> str:
+        """The function that computes a value."""
+        eqn = self.eqn(value)
+        if eqn is None:
+            return "carry"
+        if isinstance(view(eqn), Call) and "name" in eqn.params:
+            words = _words(eqn.params["name"].strip("_"))
+        else:
+            frames = _frames(value.calls, value.parts, eqn)
+            words = [w for frame in frames[:1] for w in _words(frame.function) if w[0] != "<"]
+        return words[-1] if words else eqn.primitive.name
+
+
+class _Body:
+    """Which equation of a body computes a variable, and which use it."""
+
+    def __init__(self, part: Split):
+        self.made = {v: eqn for eqn in part.body.eqns for v in eqn.outvars}
+        self.users: dict[Any, list[JaxprEqn]] = {}
+        for eqn in part.body.eqns:
+            for atom in eqn.invars:
+                if not isinstance(atom, Literal):
+                    self.users.setdefault(atom, []).append(eqn)
+
+
+def _words(text: str) -> list[str]:
+    """The names in a path, as `params['w']` or `outer/inner`."""
+    return _WORD.findall(text)
+
+
+def _frames(calls: Sequence[JaxprEqn], parts: Sequence[Split], eqn: JaxprEqn) -> list[UserFrame]:
+    """The user's frames around an equation, the innermost first, through the calls it is in.
+
+    What JAX traced once, for the first of several calls, bears the frames of that call: of each
+    equation in a body, only those inside the body count.
+    """
+    result: list[UserFrame] = []
+    frames = user_frames(eqn)
+    for call, part in zip(reversed(calls), reversed(parts[1:]), strict=True):
+        outer = user_frames(call)
+        result += _inside(frames, outer, part.body.debug_info)
+        frames = outer
+    return result + frames
+
+
+def _inside(frames: list[UserFrame], outer: list[UserFrame], debug: Any) -> list[UserFrame]:
+    """Those of an equation's frames that are inside the function that it was traced in."""
+    if not outer:
+        return frames
+    if frames[-len(outer) :] == outer:
+        return frames[: -len(outer)]
+    file, name = _file(debug), debug.func_name
+    places = [
+        i
+        for i, frame in enumerate(frames)
+        if frame.file == file and frame.function.rpartition(".")[2] == name
+    ]
+    return frames[: places[-1] + 1] if places else []
+
+
+def _file(debug: Any) -> str | None:
+    """The file of the user's function that a jaxpr is of, if it is known and the user's."""
+    match = _FUNCTION.fullmatch(debug.func_src_info)
+    return match[2] if match and is_users_file(match[2]) else None

@@ -158,7 +158,8 @@ def _scan(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
 @rule("while")
 def _while(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     if any(context.sows(body) for _, body in sub_jaxprs(eqn)):
-        return unzip_rules["scan"](as_scan(eqn, context), known, context)
+        scan = as_scan(eqn, context)
+        return unzip_rules["scan"](scan, known[-len(scan.invars) :], context)
     loop = While.of(eqn)
     c, b = len(loop.cond_consts), len(loop.body_consts)
     cond_consts, body_consts, carry = known[:c], list(known[c : c + b]), list(known[c + b :])

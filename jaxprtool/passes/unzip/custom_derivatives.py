@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
@@ -140,13 +141,12 @@ def _planted_jvp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> JVP
     def jvp(*args: Any) -> list[Any]:
         primals, tangents = args[: len(args) // 2], args[len(args) // 2 :]
         values, operands = primals[:num_values], primals[num_values:]
-        # A key has no tangent to speak of; where it stands, one of no type is never read.
-        full = [_spread(part_of, marks, None) for part_of in (operands, tangents[num_values:])]
-        full[1] = [
-            np.zeros(v.aval.shape, jax.dtypes.float0) if t is None else t
-            for v, t in zip(eqn.invars, full[1], strict=True)
+        # What apply does not have, it is not differentiated by.
+        dots_in = [
+            _zeros(v.aval.to_tangent_aval()) if t is None else t
+            for v, t in zip(eqn.invars, _spread(tangents[num_values:], marks, None), strict=True)
         ]
-        results = planted(values, [*full[0], *full[1]])
+        results = planted(values, [*_spread(operands, marks, None), *dots_in])
         by_operands = {i: results[count + k] for k, i in enumerate(own)}
         _, by_values = jax.jvp(
             lambda *v: jaxcompat.jaxpr_as_fun(body)(*v, *operands), values, tangents[:num_values]
@@ -220,6 +220,10 @@ def _planted_vjp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> VJP
 
 def _is_float0(aval: Any) -> bool:
     return aval.dtype == jax.dtypes.float0
+
+
+def _zeros(aval: Any) -> Any:
+    return (np if _is_float0(aval) else jnp).zeros(aval.shape, aval.dtype)
 
 
 def _refused(eqn: JaxprEqn, why: str) -> UnsupportedError:

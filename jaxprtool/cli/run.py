@@ -5,24 +5,24 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from textwrap import indent
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxprtool.cli import completion, options, output
+from jaxprtool.cli import completion, options, output, reports
 from jaxprtool.errors import PipelineError
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
-    from jaxprtool.execute.run import Output, RunReport
+    from jaxprtool.execute.run import RunReport
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.pipeline import Pipeline
 
 _RUN = "How it runs"
 
 
-_Backend = Annotated[
+Backend = Annotated[
     str | None,
     typer.Option(
         "--backend",
@@ -52,7 +52,7 @@ _Repeat = Annotated[
         show_default=False,
     ),
 ]
-_Seed = Annotated[
+Seed = Annotated[
     int,
     typer.Option(
         "--seed",
@@ -82,10 +82,10 @@ def run(
     x64: options.X64 = False,
     passes: options.Passes = None,
     plugin: options.Plugin = None,
-    backend: _Backend = None,
+    backend: Backend = None,
     device: _Device = None,
     repeat: _Repeat = None,
-    seed: _Seed = 0,
+    seed: Seed = 0,
     save: _Save = None,
     json: options.Json = False,
     traceback: options.Traceback = False,
@@ -99,9 +99,10 @@ def run(
       jaxprtool run jax.numpy:sort --args "normal(f32[8], seed=1)" --save out.npz
     """
     options.start_jax(x64)
+    from jaxprtool.execute.fill import fill
+
     pipeline = options.pipeline(passes, plugin)
-    if backend is not None or device is not None:
-        _require_device(backend, device)
+    require_device(backend, device)
     entry = options.find(target, args, factory, static_argnums, static_argnames)
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
@@ -109,22 +110,26 @@ def run(
         trace_time = time.perf_counter() - start
         program = _only_program(pipeline, traced)
         arguments = dict(zip(traced.arg_names, entry.arguments(), strict=True))
-        report, random = _run(program, arguments, seed, (backend, device), repeat, json)
+        filled = fill(program, arguments, seed)
+        report = execute(program, filled.arguments, (backend, device), repeat, json)
         if file:
-            _save(report, file)
-    if random:
-        output.note(f"{_some(random)} filled with random values (--seed {seed})")
+            save_arrays({out.name: out.value for out in report.outputs}, file)
+    note_random(filled.random, seed)
     if json:
-        output.write_json(_as_json(report, trace_time, random))
-    else:
-        _write(report, trace_time)
+        output.write_json(reports.document(report, trace_time, filled.random))
+        return
+    reports.write_outputs(report)
+    output.write("")
+    for name, text in reports.steps(report, trace_time).items():
+        output.write(f"{name:<12} {text}")
 
 
-def _require_device(backend: str | None, index: int | None) -> None:
+def require_device(backend: str | None, index: int | None = None) -> None:
     """Refuse a backend or device that is not there, before anything else is done."""
     from jaxprtool.execute import backends
 
-    backends.device(backend, index or 0)
+    if backend is not None or index is not None:
+        backends.device(backend, index or 0)
 
 
 def _only_program(pipeline: Pipeline, traced: Program) -> Program:
@@ -135,116 +140,32 @@ def _only_program(pipeline: Pipeline, traced: Program) -> Program:
     return programs[0][1]
 
 
-def _run(
+def execute(
     program: Program,
-    arguments: dict[str, Any],
-    seed: int,
+    arguments: Sequence[Any],
     where: tuple[str | None, int | None],
     repeat: int | None,
     json: bool,
-) -> tuple[RunReport, tuple[str, ...]]:
-    from jaxprtool.execute import run as execute
-    from jaxprtool.execute.fill import fill
+) -> RunReport:
+    """Run a program on flat arguments, on a backend's device if `where` says one."""
+    from jaxprtool.execute import run
 
-    device = execute.choose_device(program, *where)
-    filled = fill(program, arguments, seed)
+    device = run.choose_device(program, *where)
     # What the function prints is the user's to see, and no part of a JSON document.
     with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
-        return execute.run(program, filled.arguments, device, repeat), filled.random
+        return run.run(program, arguments, device, repeat)
 
 
-def _save(report: RunReport, file: Any) -> None:
-    import numpy as np
-
+def save_arrays(arrays: Mapping[str, Any], file: Any) -> None:
+    """Write arrays by name as `--save` does."""
     from jaxprtool.execute.summary import plain
+    from jaxprtool.formats.jaxpr.constants import write_npz
 
-    arrays: dict[str, Any] = {out.name: plain(out.value) for out in report.outputs}
-    np.savez(file, **arrays)
-
-
-def _some(names: tuple[str, ...]) -> str:
-    return f"{len(names)} arguments" if len(names) > 4 else ", ".join(names)
+    write_npz(file, {name: plain(array) for name, array in arrays.items()})
 
 
-# --- the report -------------------------------------------------------------------------------
-
-
-def _write(report: RunReport, trace_time: float) -> None:
-    for out in report.outputs:
-        head, text = f"{out.name}: {out.type}", _described(out)
-        fits = "\n" not in text and len(head) + 1 + len(text) <= output.width()
-        output.write(f"{head} {text}" if fits else f"{head}\n{indent(text, '  ')}")
-    if not report.outputs:
-        output.write("no results")
-    output.write("")
-    times = report.times
-    rows = {
-        "device": _few(report.devices),
-        "trace": _duration(trace_time),
-        "lower": _duration(times.lower),
-        "compile": _duration(times.compile),
-        "first call": _duration(times.first_call),
-    }
-    if times.repeat is not None:
-        rows["later calls"] = f"{_duration(times.repeat)} (median of {times.repeats})"
-    for name, text in rows.items():
-        output.write(f"{name:<12} {text}")
-
-
-def _few(devices: tuple[Any, ...]) -> str:
-    if len(devices) <= 4:
-        return ", ".join(map(str, devices))
-    return f"{len(devices)} devices, {devices[0]} to {devices[-1]}"
-
-
-def _described(out: Output) -> str:
-    """A result's value when it is small, else its statistics."""
-    import numpy as np
-
-    from jaxprtool.execute.summary import summarize
-
-    summary = summarize(out.value)
-    if summary.value is not None:
-        columns = output.width() - 2
-        return np.array2string(summary.value, separator=", ", max_line_width=columns)
-    return ", ".join(f"{k} {_number(v)}" for k, v in summary.statistics.items())
-
-
-def _number(value: Any) -> str:
-    return str(value) if isinstance(value, int) or value is None else f"{value:.6g}"
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} µs"
-
-
-def _as_json(report: RunReport, trace_time: float, random: tuple[str, ...]) -> dict[str, Any]:
-    from jaxprtool.execute.summary import summarize
-
-    outputs: list[dict[str, Any]] = []
-    for out in report.outputs:
-        summary = summarize(out.value)
-        described = (
-            {"statistics": summary.statistics}
-            if summary.value is None
-            else {"value": summary.value.tolist()}
-        )
-        outputs.append({"name": out.name, "type": out.type, **described})
-    times = report.times
-    return {
-        "name": report.name,
-        "devices": [str(d) for d in report.devices],
-        "random": list(random),
-        "times": {
-            "trace": trace_time,
-            "lower": times.lower,
-            "compile": times.compile,
-            "first_call": times.first_call,
-            "repeat": times.repeat,
-            "repeats": times.repeats,
-        },
-        "outputs": outputs,
-    }
+def note_random(names: Sequence[str], seed: int) -> None:
+    """Say which arguments have random values."""
+    if names:
+        some = f"{len(names)} arguments" if len(names) > 4 else ", ".join(names)
+        output.note(f"{some} filled with random values (--seed {seed})")

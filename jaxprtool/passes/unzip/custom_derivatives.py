@@ -28,7 +28,8 @@ from jaxprtool.ir.custom_rules import (
 )
 from jaxprtool.ir.outline import named
 from jaxprtool.ir.structured import call, keep
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.passes.dce import dce_body
 from jaxprtool.passes.unzip.known import READY, Context, Known, Outcome, unzip_rules, whole
 from jaxprtool.passes.unzip.split import Split, split
 
@@ -41,6 +42,7 @@ def _custom(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     part = split(jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]), known, context)
     if any(v.mode != "strict" for v in part.variables):
         raise _refused(eqn, 'only mode "strict" is supported there')
+    _check_independent(eqn, part)
     types = [v.aval for v in part.places]
     values, places = tuple(map(Var, types)), tuple(map(Var, types))
     given = keep(eqn.invars, [v.early for v in known])
@@ -60,6 +62,20 @@ def _custom(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
 
 for _name in ("custom_jvp_call", "custom_vjp_call"):
     unzip_rules[_name] = _custom
+
+
+def _check_independent(eqn: JaxprEqn, part: Split) -> None:
+    """Refuse variables that depend on operands which apply has, and can be differentiated by.
+
+    The user's rules hold the derivative through the variable, and nobody can take it out of them.
+    """
+    init = part.init([False] * len(part.outs))
+    _, used = dce_body(init, [True] * len(init.outvars))
+    early = ((v, known) for v, known in zip(eqn.invars, part.ins, strict=True) if known.early)
+    for (atom, known), read in zip(early, used, strict=True):
+        differentiable = not _is_float0(atom.aval.to_tangent_aval())
+        if read and known.ready and differentiable and not isinstance(atom, Literal):
+            raise _refused(eqn, "one of them depends on an operand that is not a key")
 
 
 def _equation(eqn: JaxprEqn, operands: Sequence[Atom], params: dict[str, Any]) -> JaxprEqn:

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxprtool import jaxcompat
+from jaxprtool import jaxcompat, nest, trace, variable
+from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Var
 
 
@@ -71,3 +72,32 @@ def synthetic(size: int, live_every: int = 2) -> Any:
         eqns=eqns,
         debug_info=sample.debug_info,
     )
+
+
+def with_variables_inside(size: int, nested: bool) -> Program:
+    """A Program, of a key and f32[8,8], of about `size` equations, with a variable in every eight.
+
+    Each block splits the key, draws a variable under a name of its own, and maps the input by it.
+    Nested, ten blocks at a time are in a scope, which holds most of the equations.
+    """
+
+    def block(i, key, x):
+        key, own = jax.random.split(key)
+        return key, jnp.tanh(x @ variable(jax.random.normal(own, (8, 8)), name=f"w{i}"))
+
+    def blocks(key, x):
+        for i in range(10):
+            key, x = block(i, key, x)
+        return key, x
+
+    def flat(key, x):
+        for i in range(size // 9):
+            key, x = block(i, key, x)
+        return x
+
+    def in_scopes(key, x):
+        for i in range(size // 91):
+            key, x = nest(blocks, scope=f"scope{i}")(key, x)
+        return x
+
+    return trace(in_scopes if nested else flat, jax.random.key(0), jnp.zeros((8, 8)))

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.outline import equations
-from jaxprtool.ir.structured import view
+from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs, view
 from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.variables import Variable
+from jaxprtool.primitives import sow_p
 
 
 class Known(NamedTuple):
@@ -74,22 +74,43 @@ class Context:
     splits: dict[tuple[Any, tuple[Known, ...]], Any] = field(default_factory=dict)
     custom_calls: dict[Any, dict[str, Any]] = field(default_factory=dict)
     _sowing: dict[Any, bool] = field(default_factory=dict)
+    _still_sowing: dict[Any, bool] = field(default_factory=dict)
 
     def sows(self, body: Any) -> bool:
         """Whether a variable may be declared in a jaxpr, at any depth."""
-        body = jaxcompat.open_jaxpr(body)
-        if body not in self._sowing:
-            self._sowing[body] = any(map(self._declares, equations(body)))
-        return self._sowing[body]
+        return _anywhere(self._declares, body, self._sowing)
+
+    def still_sows(self, body: Any) -> bool:
+        """Whether a value is sown in a jaxpr under any tag, at any depth."""
+        return _anywhere(_is_sow, body, self._still_sowing)
+
+    def is_sow(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation sows a value under the tag."""
+        return _is_sow(eqn) and eqn.params["tag"] == self.tag
 
     def _declares(self, eqn: JaxprEqn) -> bool:
         """A plug-in's primitive may declare variables; those that hold bodies only pass them on."""
         own_rule = eqn.primitive.name in unzip_rules and view(eqn) is None
         return own_rule or self.is_sow(eqn)
 
-    def is_sow(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation sows a value under the tag."""
-        return eqn.primitive.name == "sow" and eqn.params["tag"] == self.tag
+
+def _is_sow(eqn: JaxprEqn) -> bool:
+    return eqn.primitive is sow_p
+
+
+def _anywhere(test: Callable[[JaxprEqn], bool], body: Any, answers: dict[Any, bool]) -> bool:
+    """Whether an equation of a jaxpr, at any depth, passes a test; `answers` has those known."""
+    body = jaxcompat.open_jaxpr(body)
+    if body not in answers:
+        answers[body] = any(
+            test(eqn)
+            or (
+                holds_jaxpr(eqn.params.values())
+                and any(_anywhere(test, inner, answers) for _, inner in sub_jaxprs(eqn))
+            )
+            for eqn in body.eqns
+        )
+    return answers[body]
 
 
 #: `rule(eqn, known, context) -> Outcome`, where `known` has an entry for each operand.

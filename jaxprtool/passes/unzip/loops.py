@@ -15,8 +15,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.outline import named
 from jaxprtool.ir.structured import Scan, While, sub_jaxprs
-from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal
-from jaxprtool.passes.dce import dce_rules, has_lasting_effect
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
+from jaxprtool.passes.dce import dce_rules
 from jaxprtool.passes.unzip.known import Context
 
 #: A loop is tried this often before it is said to be too long.
@@ -55,8 +55,6 @@ def _length(eqn: JaxprEqn, context: Context) -> int:
     loop = _counter(eqn)
     if any(map(context.sows, (loop.cond, loop.body))):
         raise _refused(eqn, "its condition depends on a variable")
-    if loop.eqn.effects:
-        raise _refused(eqn, "its condition depends on an effect")
     values = _constants(loop.eqn.invars, context)
     if values is None:
         raise _refused(eqn, "its condition depends on values that are not constant")
@@ -81,15 +79,18 @@ def _length(eqn: JaxprEqn, context: Context) -> int:
 def _counter(eqn: JaxprEqn) -> While:
     """The part of a loop that its condition depends on."""
     loop = While.of(eqn)
-    # What only has an effect, such as a print, tells the condition nothing.
-    eqns = [
-        each
-        for each in loop.body.eqns
-        if not (has_lasting_effect(each) and all(isinstance(v, DropVar) for v in each.outvars))
-    ]
-    bare = loop.rebuild(body=jaxcompat.with_equations(loop.body, eqns))
-    _, counter = dce_rules["while"]([False] * len(loop.outs), bare)
-    return While.of(counter)
+    # dce keeps what has an effect; here it has to be read as well.
+    bare = [each.replace(effects=set()) for each in loop.body.eqns]
+    _, counter = dce_rules["while"](
+        [False] * len(loop.outs), loop.rebuild(body=jaxcompat.with_equations(loop.body, bare))
+    )
+    part = While.of(counter)
+    read = {v for each in part.body.eqns for v in each.outvars}
+    if loop.cond.effects or any(
+        each.effects and not read.isdisjoint(each.outvars) for each in loop.body.eqns
+    ):
+        raise _refused(eqn, "its condition depends on an effect")
+    return part
 
 
 def _constants(atoms: Sequence[Atom], context: Context) -> list[Any] | None:

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.outline import equations, named
+from jaxprtool.ir.outline import named
 from jaxprtool.ir.structured import Call, Cond, Scan, ShardMap, While, call, keep, sub_jaxprs
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
@@ -27,21 +27,17 @@ from jaxprtool.passes.unzip.known import Context, Known, Outcome, Rule, meet, un
 from jaxprtool.passes.unzip.loops import as_scan
 from jaxprtool.passes.unzip.split import Split, reordered, split
 from jaxprtool.passes.unzip.variables import Variable
-from jaxprtool.primitives import scope_of, sow_p
+from jaxprtool.primitives import scope_of
 
 
 def rule(*primitives: str) -> Callable[[Rule], Rule]:
-    """Register the rule of these primitives, asked where an equation may have to be split.
-
-    What has all its operands in one program, and an effect, stays whole without being asked.
-    """
+    """Register the rule of these primitives, asked where an equation may have to be split."""
 
     def register(function: Rule) -> Rule:
         def asked(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
-            if not any(context.sows(body) for _, body in sub_jaxprs(eqn)):
-                one = meet(known)
-                if all(one) or (any(one) and has_lasting_effect(eqn)):
-                    return whole(eqn, known)
+            simple = all(meet(known)) and not has_lasting_effect(eqn)
+            if simple and not any(context.sows(body) for _, body in sub_jaxprs(eqn)):
+                return whole(eqn, known)
             return function(eqn, known, context)
 
         unzip_rules.update(dict.fromkeys(primitives, asked))
@@ -84,7 +80,7 @@ def _call(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     apply = call.filtered(_ready(known), _ready(outs), part.apply(_ready(outs)), places)
     if variables:
         init, apply = (
-            _called(each, scope, half) for each, half in ((init, "init"), (apply, "apply"))
+            _called(each, scope, half, context) for each, half in ((init, "init"), (apply, "apply"))
         )
     elif all(_ready(known)) and all(_ready(outs)):
         apply = eqn
@@ -93,10 +89,10 @@ def _call(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     return Outcome(outs, (init,), (apply,), variables, values, places, (part,))
 
 
-def _called(eqn: JaxprEqn, scope: str | None, half: str) -> JaxprEqn:
+def _called(eqn: JaxprEqn, scope: str | None, half: str, context: Context) -> JaxprEqn:
     """A call under the name of its half; one of `nest` stays one if a value is still sown in it."""
     name = eqn.params.get("name")
-    if name is None or (scope is not None and _sows(eqn)):
+    if name is None or (scope is not None and context.still_sows(Call.of(eqn).body)):
         return eqn
     return eqn.replace(params={**eqn.params, "name": f"{scope or name}_{half}"})
 
@@ -110,11 +106,6 @@ def _computed_again(eqn: JaxprEqn, variables: Sequence[Variable]) -> tuple[Varia
                 f"{named(eqn)}, which computes it again: which of them it is cannot be told"
             )
     return tuple(replace(variable, again=True) for variable in variables)
-
-
-def _sows(eqn: JaxprEqn) -> bool:
-    bodies = (jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(eqn))
-    return any(e.primitive is sow_p for body in bodies for e in equations(body))
 
 
 # --- loops ------------------------------------------------------------------------------------

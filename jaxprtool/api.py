@@ -52,6 +52,8 @@ def unzip(
     *,
     tag: str | None = VARIABLE,
     key_args: int | tuple[int, ...] | None = 0,
+    auto: bool = False,
+    known: int | tuple[int, ...] | None = None,
 ) -> Callable[..., tuple[Program, Program]]:
     """A function that splits `fun` in two, for the arguments that it is called with.
 
@@ -60,9 +62,13 @@ def unzip(
     what `fun` gives, and takes no keys. `key_args` are the positions of the keys. Raises
     ValueError for variables that do not cut the keys from the results, or that share a name.
 
+    With `auto` nothing need be sown: the variables are the fewest bytes that cut the keys from the
+    results, named as in the source. With `known`, positions too, they are what is computed from
+    these arguments alone and needed with the others: partial evaluation.
+
     The contract is that of Oryx's function of this name (2020-2023).
     """
-    transform = Unzip(tag=tag, key_args=key_args)
+    transform = Unzip(tag=tag, key_args=key_args, auto=auto, known=known)
 
     def unzipped(*args: Any, **kwargs: Any) -> tuple[Program, Program]:
         parts = transform.unzipped(trace(fun, *args, **kwargs))

@@ -21,12 +21,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.unzip import custom_derivatives, rules  # noqa: F401  (they fill the table)
+from jaxprtool.passes.unzip.auto import sow_cut
 from jaxprtool.passes.unzip.known import Context, Known, Outcome, unzip_rules, whole
-from jaxprtool.passes.unzip.programs import Unzipped, unzipped
-from jaxprtool.passes.unzip.variables import UnzipError, Variable
+from jaxprtool.passes.unzip.programs import Unzipped, marks, unzipped
+from jaxprtool.passes.unzip.variables import CHOSEN, UnzipError, Variable
 from jaxprtool.primitives import VARIABLE
 
 __all__ = [
@@ -54,6 +56,12 @@ class Unzip(Pass):
     #: The positional arguments that are keys.
     key_args: int | tuple[int, ...] | None = 0
 
+    #: Choose the variables: what is smallest, in bytes, and cuts the keys from the results.
+    auto: bool = False
+
+    #: Choose them for these arguments, known before the others: partial evaluation.
+    known: int | tuple[int, ...] | None = None
+
     def __call__(self, program: Program) -> Programs:
         parts = self.unzipped(program)
         return Programs({"init": parts.init, "apply": parts.apply})
@@ -67,5 +75,11 @@ class Unzip(Pass):
         """
         if self.tag is None:
             raise UnzipError("Must provide a tag to unzip.")
-        keys = (self.key_args,) if isinstance(self.key_args, int) else self.key_args or ()
-        return unzipped(program, self.tag, keys)
+        if self.auto and self.known is not None:
+            raise ArgumentsError("auto chooses variables for keys, and known for other arguments")
+        early = self.key_args if self.known is None else self.known
+        keys = (early,) if isinstance(early, int) else early or ()
+        if not self.auto and self.known is None:
+            return unzipped(program, self.tag, keys)
+        sown = sow_cut(program, marks(program, keys), CHOSEN, self.known is not None)
+        return unzipped(sown, CHOSEN, keys)

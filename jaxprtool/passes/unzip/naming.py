@@ -27,10 +27,8 @@ from jaxprtool.ir.structured import Call, Cond, While, view
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame, is_users_file, user_frames
 from jaxprtool.passes.unzip.split import Split
+from jaxprtool.passes.unzip.variables import SEPARATOR
 from jaxprtool.primitives import scope_of
-
-#: Between the scopes and the name of a variable in the name that it is sown under.
-SEPARATOR = "/"
 
 #: What gives its operand back, or a part of it, in another form.
 _SAME = frozenset(

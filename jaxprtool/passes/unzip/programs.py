@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,16 +34,23 @@ def unzipped(program: Program, tag: str, keys: Sequence[int]) -> Unzipped:
     Raises UnzipError, ArgumentsError and UnsupportedError; see `Unzip`.
     """
     early, late = _arguments(program, keys)
-    marked = set(jax.tree.leaves(early))
-    ins = [EARLY if i in marked else READY for i in range(len(program.in_avals))]
-    part = _split(program, ins, tag)
+    part = _split(program, marks(program, keys), tag)
     check_cut(part, tag, program.arg_names, program.out_names)
     tree = leaf_tree(part.variables)
-    paths = (path for path, _ in jax.tree.leaves_with_path(tree))
-    names = ["variables" + jax.tree_util.keystr(path) for path in paths]
+    root, taken = "variables", {re.split(r"\W", name)[0] for name in program.arg_names}
+    while root in taken:
+        root += "_"
+    names = [root + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
     init = _init(program, part, early, tree, names)
     apply = _apply(program, part, late, tree, names)
     return Unzipped(Dce()(init), Dce()(apply), part.variables)
+
+
+def marks(program: Program, keys: Sequence[int]) -> list[bool]:
+    """For each flat argument, whether it belongs to one of the positional arguments `keys`."""
+    early, _ = _arguments(program, keys)
+    marked = set(jax.tree.leaves(early))
+    return [i in marked for i in range(len(program.in_avals))]
 
 
 def _arguments(program: Program, keys: Sequence[int]) -> tuple[Any, Any]:
@@ -61,7 +69,8 @@ def _arguments(program: Program, keys: Sequence[int]) -> tuple[Any, Any]:
     return (early, {}), (late, kwargs)
 
 
-def _split(program: Program, ins: Sequence[Any], tag: str) -> Split:
+def _split(program: Program, early: Sequence[bool], tag: str) -> Split:
+    ins = [EARLY if flag else READY for flag in early]
     part = split(program.jaxpr, ins, Context(tag))
     if again := replaced(part.variables):
         part = split(program.jaxpr, ins, Context(tag, again))

@@ -18,6 +18,10 @@ from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.outline import named
 from jaxprtool.jaxcompat import JaxprEqn
 
+#: What unzip sows under where it chooses the variables itself, and what stands in their names
+#: between scopes and name.
+CHOSEN, SEPARATOR = "unzip.chosen", "/"
+
 
 class UnzipError(JaxprToolError, ValueError):
     """A function that cannot be unzipped: its variables do not fit, or do not cut it."""
@@ -47,7 +51,9 @@ class Variable:
         name, mode = eqn.params["name"], eqn.params.get("mode", "strict")
         if name is None:
             raise UnzipError(f"Must provide name for variable. It is the {named(eqn)}")
-        return cls((name,), mode, tree, tuple(avals), eqn)
+        chosen = eqn.params.get("tag") == CHOSEN
+        path = tuple(name.split(SEPARATOR)) if chosen else (name,)
+        return cls(path, mode, tree, tuple(avals), eqn)
 
     def under(self, scope: str) -> Variable:
         """The variable as it is called outside a `nest` with this scope."""

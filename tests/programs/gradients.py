@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,21 @@ def gradients_of(closed: Any, args: Sequence[Any], mode: str | None = None) -> G
         return [results[i] for i in outs]
 
     primals = [jnp.asarray(args[i]) for i in at]
-    failure: Exception | None = None
     expected = NO_DERIVATIVE + (NO_DERIVATIVE_OF_REFS if has_refs(closed) else ())
+    return derivative_of(function, primals, mode, expected)
+
+
+def derivative_of(
+    function: Callable[..., list[Any]],
+    primals: list[Any],
+    mode: str | None = None,
+    expected: tuple[type[Exception], ...] = NO_DERIVATIVE,
+) -> Gradients | str:
+    """The derivative of a function from inexact arrays to a list of them, as `gradients_of`.
+
+    `expected` is what JAX may raise where there is none.
+    """
+    failure: Exception | None = None
     for name, derivative in (("reverse", _reverse), ("forward", _forward)):
         if mode not in (None, name):
             continue

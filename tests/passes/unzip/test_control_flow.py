@@ -1,0 +1,757 @@
+"""Variables inside loops and branches, and the effects of a program that is split in two."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+from jaxprtool import jaxcompat, nest, sow, trace, unzip, variable
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.outline import equations
+from jaxprtool.passes.unzip import UnzipError
+from tests.programs.halves import prove_unzip
+from tests.programs.recorder import record, recording
+
+KEY = jax.random.key(0)
+X = jnp.linspace(-1.0, 1.0, 3)
+
+
+def prove(f, *args, key_args=0, count, gradients="reverse"):
+    """Unzip `f`, check all that the referee checks, and give both programs."""
+    proof = prove_unzip(trace(f, *args), key_args, jax.tree.leaves(args))
+    assert (proof.variables, proof.gradients.split(":")[0]) == (count, gradients)
+    return proof.init, proof.apply
+
+
+def only(program, primitive: str):
+    """The one equation of a primitive, at any depth."""
+    eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
+    (eqn,) = (e for e in eqns if e.primitive.name == primitive)
+    return eqn
+
+
+def primitives(program) -> Counter[str]:
+    return Counter(e.primitive.name for e in equations(jaxcompat.open_jaxpr(program.jaxpr)))
+
+
+def shapes(tree):
+    return jax.tree.map(jnp.shape, tree)
+
+
+def layer(key, x):
+    w = variable(jax.random.normal(key, (3, 3)), name="w")
+    return jnp.tanh(x @ w)
+
+
+# --- scan ---------------------------------------------------------------------------------------
+
+
+def test_a_scan_over_layers_is_a_scan_over_stacked_variables():
+    def f(key, x):
+        keys = jax.random.split(key, 4)
+        return lax.scan(lambda x, key: (layer(key, x), x.sum()), x, keys)
+
+    init, apply = prove(f, KEY, X, count=1)
+    variables = init(KEY)
+    assert shapes(variables) == {"w": (4, 3, 3)}
+    expected = [jax.random.normal(key, (3, 3)) for key in jax.random.split(KEY, 4)]
+    np.testing.assert_array_equal(variables["w"], jnp.stack(expected))
+    scan = only(apply, "scan")
+    assert scan.params["length"] == 4
+    assert [v.aval.shape for v in scan.invars] == [(3,), (4, 3, 3)]
+    assert not primitives(apply)["random_bits"] and not primitives(init)["tanh"]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length, unroll", [(0, 1), (1, 1), (5, 1), (5, 2), (5, True)])
+def test_scans_of_any_length_direction_and_unrolling(length, unroll, reverse):
+    def f(key, x):
+        def body(carry, xs):
+            key, x = xs
+            w = variable(jax.random.normal(key, (3,)), name="w")
+            return carry * w + x, carry + w
+
+        keys = jax.random.split(key, length)
+        return lax.scan(body, x.sum(0), (keys, x), reverse=reverse, unroll=unroll)
+
+    init, apply = prove(f, KEY, jnp.arange(3.0 * length).reshape(length, 3), count=1)
+    assert shapes(init(KEY)) == {"w": (length, 3)}
+    params, original = (
+        only(apply, "scan").params,
+        only(trace(f, KEY, jnp.ones((length, 3))), "scan"),
+    )
+    assert all(params[k] == original.params[k] for k in ("reverse", "unroll", "length"))
+
+
+def test_nested_scans_stack_twice_outer_axis_first():
+    def f(key, x):
+        def inner(x, key):
+            return layer(key, x), None
+
+        def outer(x, key):
+            b = variable(jax.random.normal(key, (3,)), name="b")
+            return lax.scan(inner, x + b, jax.random.split(key, 2))
+
+        return lax.scan(outer, x, jax.random.split(key, 4))[0]
+
+    init, _ = prove(f, KEY, X, count=2)
+    variables = init(KEY)
+    assert shapes(variables) == {"b": (4, 3), "w": (4, 2, 3, 3)}
+    key = jax.random.split(jax.random.split(KEY, 4)[3], 2)[1]
+    np.testing.assert_array_equal(variables["w"][3, 1], jax.random.normal(key, (3, 3)))
+
+
+def test_a_key_that_is_carried_is_carried_in_init_alone():
+    def f(key, x):
+        def body(carry, _):
+            key, x = carry
+            key, now = jax.random.split(key)
+            return (key, layer(now, x)), None
+
+        return lax.scan(body, (key, x), length=3)[0][1]
+
+    init, apply = prove(f, KEY, X, count=1)
+    assert [v.aval.shape for v in only(apply, "scan").outvars] == [(3,)]
+    assert not any(jnp.issubdtype(v.aval.dtype, jax.dtypes.prng_key) for v in apply.jaxpr.invars)
+    assert primitives(init)["dot_general"] == 0
+
+
+def test_a_key_among_the_constants_gives_each_iteration_the_same_value():
+    def f(key, x):
+        return lax.scan(lambda x, _: (layer(key, x), None), x, length=3)[0]
+
+    init, _ = prove(f, KEY, X, count=1)
+    w = init(KEY)["w"]
+    np.testing.assert_array_equal(w, jnp.stack([w[0]] * 3))
+
+
+def test_a_variable_from_constants_in_a_loop_is_stacked():
+    def f(key, x):
+        return lax.scan(lambda x, _: (x + variable(jnp.ones(3), name="b"), None), x, length=2)[0]
+
+    init, apply = prove(f, KEY, X, count=1)
+    assert shapes(init(KEY)) == {"b": (2, 3)}
+    np.testing.assert_allclose(apply({"b": jnp.array([[1.0], [10.0]]) * jnp.ones(3)}, X), X + 11)
+
+
+def test_a_value_that_the_carry_makes_late_is_no_variable():
+    def f(key, x):
+        def body(carry, _):
+            sown = variable(carry, name="c")
+            return sown * x, sown
+
+        return lax.scan(body, jnp.ones(3), length=3)
+
+    _, apply = prove(f, KEY, X, count=0)
+    assert primitives(apply)["sow"] == 1
+
+
+def test_a_variable_of_one_iteration_may_start_from_that_of_the_one_before():
+    def f(key, x):
+        def body(carry, _):
+            scale, x = carry
+            scale = variable(scale * 2, name="scale")
+            return (scale, x * scale), None
+
+        start = jax.random.uniform(key)
+        return lax.scan(body, (start, x), length=3)[0][1]
+
+    init, apply = prove(f, KEY, X, count=1)
+    start = jax.random.uniform(KEY)
+    np.testing.assert_allclose(init(KEY)["scale"], start * jnp.array([2.0, 4.0, 8.0]), rtol=1e-6)
+    np.testing.assert_allclose(apply({"scale": jnp.array([1.0, 3.0, 5.0])}, X), 15 * X)
+
+
+def test_a_variable_that_is_a_key_is_stacked():
+    def f(key, x):
+        def body(x, key):
+            return x * jax.random.uniform(variable(key, name="key")), None
+
+        return lax.scan(body, x, jax.random.split(key, 2))[0]
+
+    init, _ = prove(f, KEY, X, count=1)
+    assert init.out_avals[0].dtype == KEY.dtype and init.out_avals[0].shape == (2,)
+
+
+def test_results_of_a_scan_that_are_early_are_in_init_alone():
+    def f(key, x):
+        def body(x, key):
+            noise = jax.random.normal(key, (3,))
+            return layer(key, x), noise
+
+        x, noise = lax.scan(body, x, jax.random.split(key, 2))
+        return x + variable(noise.sum(0), name="mean")
+
+    init, apply = prove(f, KEY, X, count=2)
+    assert shapes(init(KEY)) == {"w": (2, 3, 3), "mean": (3,)}
+    assert primitives(apply)["random_bits"] == 0
+
+
+def test_append_and_scopes_in_a_scan():
+    def f(key, x):
+        def body(x, key):
+            for _ in range(2):
+                x = x * sow(jax.random.uniform(key), tag="variable", name="s", mode="append")
+            return nest(layer, scope="layer")(key, x), None
+
+        x = x * sow(jnp.ones(3), tag="variable", name="s", mode="append")
+        return lax.scan(body, x, jax.random.split(key, 4))[0]
+
+    init, _ = prove(f, KEY, X, count=4)
+    assert shapes(init(KEY)) == {"s": [(3,), (4,), (4,)], "layer": {"w": (4, 3, 3)}}
+
+
+def test_clobber_inside_a_loop_is_refused():
+    def f(key, x):
+        def body(x, key):
+            return x * sow(jax.random.uniform(key), tag="variable", name="s", mode="clobber"), None
+
+        return lax.scan(body, x, jax.random.split(key, 4))[0]
+
+    with pytest.raises(UnsupportedError, match=r"'s'.*clobber.*scan at .*test_control_flow.py:"):
+        unzip(f)(KEY, X)
+
+
+def test_a_name_in_a_loop_and_after_it_is_refused():
+    def f(key, x):
+        x, _ = lax.scan(lambda x, key: (layer(key, x), None), x, jax.random.split(key, 2))
+        return layer(key, x)
+
+    with pytest.raises(UnzipError, match="Cannot use duplicate variable name: w"):
+        unzip(f)(KEY, X)
+
+
+def test_gradients_of_a_scanned_stack_are_those_of_the_function():
+    def net(weights, x):
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
+
+    def f(key, x):
+        return lax.scan(lambda x, key: (layer(key, x), None), x, jax.random.split(key, 3))[0]
+
+    init, apply = unzip(f)(KEY, X)
+    variables = init(KEY)
+    found = jax.jit(jax.grad(lambda v: apply(v, X).sum()))(variables)
+    expected = jax.grad(lambda w: net(w, X).sum())(variables["w"])
+    np.testing.assert_allclose(found["w"], expected, rtol=1e-5)
+
+
+def test_init_is_vmapped_over_keys_with_loops_in_it():
+    def f(key, x):
+        return lax.scan(lambda x, key: (layer(key, x), None), x, jax.random.split(key, 3))[0]
+
+    init, apply = unzip(f)(KEY, X)
+    keys = jax.random.split(KEY, 2)
+    many = jax.jit(jax.vmap(init))(keys)
+    out = jax.vmap(apply, in_axes=(0, None))(many, X)
+    np.testing.assert_allclose(out[1], f(keys[1], X), rtol=1e-6)
+
+
+# --- while and fori_loop ------------------------------------------------------------------------
+
+
+def countdown(key, x):
+    """A while whose counter is deep in the carry, counts down, and is no int32."""
+
+    def body(state):
+        (x, (count, key)) = state
+        return layer(jax.random.fold_in(key, count), x), (count - 2, key)
+
+    start = (x, (jnp.uint8(7), key))
+    return lax.while_loop(lambda state: state[1][0] > 1, body, start)[0]
+
+
+def jitted_bounds(key, x):
+    @jax.jit
+    def run(key, x):
+        def body(i, x):
+            return layer(jax.random.fold_in(key, i), x)
+
+        return lax.fori_loop(jnp.int32(1), jnp.int32(2) + 2, body, x)
+
+    return run(key, x)
+
+
+LOOPS = {
+    "literal bounds": lambda key, x: lax.fori_loop(
+        0, 3, lambda i, x: layer(jax.random.fold_in(key, i), x), x
+    ),
+    "bounds that are arrays": lambda key, x: lax.fori_loop(
+        jnp.int32(2), jnp.int32(5), lambda i, x: layer(jax.random.fold_in(key, i), x), x
+    ),
+    "bounds computed from a shape": lambda key, x: lax.fori_loop(
+        0, jnp.int32(x.shape[0]), lambda i, x: layer(jax.random.fold_in(key, i), x), x
+    ),
+    "bounds in a jit": jitted_bounds,
+    "a counter deep in the carry": countdown,
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_of_static_length_is_a_scan(name):
+    init, apply = prove(LOOPS[name], KEY, X, count=1)
+    assert shapes(init(KEY)) == {"w": (3, 3, 3)}
+    assert primitives(apply)["while"] == 0 and primitives(apply)["scan"] == 1
+
+
+def test_a_condition_that_is_more_than_a_count():
+    def f(key, x):
+        def more(state):
+            count, total, _ = state
+            return (count < 10) & (total < 6)
+
+        def body(state):
+            count, total, x = state
+            return count + 1, total + count, layer(jax.random.fold_in(key, count), x)
+
+        return lax.while_loop(more, body, (0, 0, x))
+
+    init, _ = prove(f, KEY, X, count=1)
+    assert shapes(init(KEY)) == {"w": (4, 3, 3)}
+
+
+def test_a_loop_that_never_runs():
+    def f(key, x):
+        return lax.while_loop(lambda s: s[0] < 0, lambda s: (s[0] + 1, layer(key, s[1])), (0, x))[1]
+
+    init, apply = prove(f, KEY, X, count=1)
+    assert shapes(init(KEY)) == {"w": (0, 3, 3)}
+    np.testing.assert_array_equal(apply(init(KEY), X), X)
+
+
+def test_a_static_loop_inside_a_scan_and_the_other_way_round():
+    def f(key, x):
+        def inner(i, x):
+            return layer(jax.random.fold_in(key, i), x)
+
+        def outer(x, _):
+            return lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, inner(*s)), (0, x))[1]
+
+        def body(x, _):
+            return outer(x, None), None
+
+        x, _ = lax.scan(body, x, length=3)
+
+        def last(state):
+            count, x = state
+            x, _ = lax.scan(lambda x, k: (nest(layer, scope="b")(k, x), None), x, keys)
+            return count + 1, x
+
+        keys = jax.random.split(key, 4)
+        return lax.while_loop(lambda s: s[0] < 2, last, (0, x))[1]
+
+    init, _ = prove(f, KEY, X, count=2)
+    assert shapes(init(KEY)) == {"w": (3, 2, 3, 3), "b": {"w": (2, 4, 3, 3)}}
+
+
+def test_a_loop_without_variables_may_run_as_long_as_it_likes():
+    def f(key, x):
+        w = variable(jax.random.normal(key, (3,)), name="w")
+        return lax.while_loop(lambda x: (x < 5).any(), lambda x: x + jnp.abs(w) + 1, x)
+
+    _, apply = prove(f, KEY, X, count=1, gradients="forward")
+    assert primitives(apply)["while"] == 1
+
+
+def test_a_loop_that_the_key_alone_decides_is_in_init():
+    def f(key, x):
+        w = lax.while_loop(lambda w: w < 5, lambda w: w * 2, 1 + jax.random.uniform(key))
+        return variable(w, name="w") * x
+
+    init, apply = prove(f, KEY, X, count=1)
+    assert primitives(init)["while"] == 1 and primitives(apply)["while"] == 0
+
+
+REFUSED = {
+    "depends on values that are not constant": lambda key, x: lax.while_loop(
+        lambda s: s[0].sum() < 5, lambda s: (s[0] + 1, layer(key, s[1])), (x, x)
+    ),
+    "not constant": lambda key, x: lax.fori_loop(
+        0, x.sum().astype(int), lambda i, x: layer(key, x), x
+    ),
+    "depends on a variable": lambda key, x: lax.while_loop(
+        lambda s: s[0] < 5,
+        lambda s: (s[0] + variable(jax.random.uniform(key), name="w"), s[1]),
+        (0.0, x),
+    ),
+    "a variable is sown in its condition": lambda key, x: lax.while_loop(
+        lambda s: s < variable(5, name="n"), lambda s: s + 1, 0
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_loop_of_unknown_length_with_variables_is_refused_and_says_why(why):
+    with pytest.raises(UnsupportedError, match=why) as caught:
+        unzip(REFUSED[why])(KEY, X)
+    assert "while at" in caught.value.message
+    assert "test_control_flow.py:" in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_loop_whose_length_the_key_decides_is_refused():
+    def f(key, x):
+        count = jax.random.randint(key, (), 1, 4)
+        return lax.fori_loop(0, count, lambda i, x: layer(jax.random.fold_in(key, i), x), x)
+
+    with pytest.raises(UnsupportedError, match="while at"):
+        unzip(f)(KEY, X)
+
+
+def test_a_late_value_sown_in_an_endless_loop_is_no_variable_and_no_matter():
+    def f(key, x):
+        w = variable(jax.random.normal(key, (3,)), name="w")
+
+        def body(x):
+            return sow(x + jnp.abs(w) + 1, tag="seen", name="x", mode="clobber")
+
+        return lax.while_loop(lambda x: (x < 5).any(), body, x)
+
+    _, apply = prove(f, KEY, X, count=1, gradients="forward")
+    assert primitives(apply)["sow"] == 1
+
+
+# --- cond and switch ----------------------------------------------------------------------------
+
+
+def test_variables_of_both_branches_come_out_and_the_chosen_ones_are_used():
+    def f(key, x, flag):
+        return lax.cond(
+            flag,
+            lambda x: x * variable(jax.random.normal(key, (3,)), name="a"),
+            lambda x: x + variable(jax.random.uniform(key, (3,)), name="b"),
+            x,
+        )
+
+    for flag in True, False:
+        init, apply = prove(f, KEY, X, flag, count=2)
+        variables = init(KEY)
+        assert shapes(variables) == {"a": (3,), "b": (3,)}
+        out = apply({"a": 2 * jnp.ones(3), "b": 5 * jnp.ones(3)}, X, flag)
+        np.testing.assert_allclose(out, 2 * X if flag else X + 5)
+    assert primitives(apply)["cond"] == 1 and primitives(init)["cond"] == 0
+
+
+@pytest.mark.parametrize("index", [-1, 0, 1, 2, 9])
+def test_switch_with_variables_in_some_branches(index):
+    def f(key, x, i):
+        branches = [
+            lambda x: layer(key, x),
+            jnp.sin,
+            lambda x: x * variable(jax.random.uniform(key), name="s") + variable(1.0, name="t"),
+        ]
+        return lax.switch(i, branches, x)
+
+    init, _ = prove(f, KEY, X, jnp.int32(index), count=3)
+    assert shapes(init(KEY)) == {"w": (3, 3), "s": (), "t": ()}
+
+
+def test_a_predicate_that_is_a_variable():
+    def f(key, x):
+        flag = variable(jax.random.uniform(key) > 2, name="flag")
+        return lax.cond(flag, lambda x: layer(key, x), jnp.sin, x)
+
+    init, apply = prove(f, KEY, X, count=2)
+    variables = init(KEY) | {"flag": jnp.array(True)}
+    np.testing.assert_allclose(apply(variables, X), layer(KEY, X), rtol=1e-6)
+
+
+def test_a_predicate_that_is_constant():
+    def f(key, x):
+        return lax.cond(jnp.argmax(jnp.ones(3)) == 0, lambda x: layer(key, x), jnp.sin, x)
+
+    prove(f, KEY, X, count=1)
+
+
+def test_a_predicate_that_the_key_decides_is_refused():
+    def f(key, x):
+        flag = jax.random.uniform(key) > 0.5
+        return lax.cond(flag, lambda x: layer(key, x), jnp.sin, x)
+
+    with pytest.raises(UnzipError, match=r"do not cut dependence graph.*key.*cond at") as caught:
+        unzip(f)(KEY, X)
+    assert "test_control_flow.py:" in caught.value.message
+
+
+def test_a_branch_that_the_key_alone_decides_is_in_init():
+    def f(key, x):
+        flag = jax.random.uniform(key) > 0.5
+        w = lax.cond(flag, jax.random.normal, jax.random.uniform, key)
+        return x * variable(w, name="w")
+
+    init, apply = prove(f, KEY, X, count=1)
+    assert primitives(init)["cond"] == 1 and primitives(apply)["cond"] == 0
+
+
+def test_the_same_name_in_two_branches_is_refused():
+    def f(key, x, flag):
+        return lax.cond(flag, lambda x: layer(key, x), lambda x: layer(key, 2 * x), x)
+
+    with pytest.raises(UnzipError, match="Cannot use duplicate variable name: w") as caught:
+        unzip(f)(KEY, X, True)
+    assert caught.value.message.count("test_control_flow.py:") == 2
+
+
+def test_append_in_two_branches_lists_both():
+    def f(key, x, flag):
+        def branch(i):
+            return lambda x: (
+                x * sow(jax.random.uniform(key) + i, tag="variable", name="s", mode="append")
+            )
+
+        return lax.cond(flag, branch(1), branch(0), x)
+
+    init, _ = prove(f, KEY, X, True, count=2)
+    assert shapes(init(KEY)) == {"s": [(), ()]}
+
+
+def test_a_branch_inside_a_scan_stacks_what_is_not_taken_too():
+    def f(key, x):
+        def body(x, key_and_flag):
+            key, flag = key_and_flag
+            return lax.cond(flag, lambda x: layer(key, x), lambda x: x, x), None
+
+        return lax.scan(body, x, (jax.random.split(key, 4), jnp.arange(4) % 2 == 0))[0]
+
+    init, _ = prove(f, KEY, X, count=1)
+    assert shapes(init(KEY)) == {"w": (4, 3, 3)}
+
+
+def test_a_scan_inside_a_branch():
+    def f(key, x, flag):
+        def deep(x):
+            return lax.scan(lambda x, k: (layer(k, x), None), x, jax.random.split(key, 2))[0]
+
+        return lax.cond(flag, lambda x: x, deep, x)
+
+    init, _ = prove(f, KEY, X, False, count=1)
+    assert shapes(init(KEY)) == {"w": (2, 3, 3)}
+
+
+def test_clobber_across_branches_and_after_them():
+    def f(key, x, flag):
+        def clobber(value):
+            return sow(value, tag="variable", name="s", mode="clobber")
+
+        x = lax.cond(flag, lambda x: x * clobber(2.0), lambda x: x * clobber(3.0), x)
+        return x + clobber(jax.random.uniform(key))
+
+    init, apply = unzip(f)(KEY, X, True)
+    assert shapes(init(KEY)) == {"s": ()}
+    for flag, factor in (True, 2), (False, 3):
+        np.testing.assert_allclose(apply({"s": 7.0}, X, flag), factor * X + 7)
+
+
+# --- effects ------------------------------------------------------------------------------------
+
+
+def debug(tag, x, ordered=False):
+    jax.debug.callback(lambda x: record(tag, ordered, x), x, ordered=ordered)
+
+
+def io(tag, x, ordered=False):
+    def call(x):
+        record(tag, ordered, x)
+        return np.float32(tag)
+
+    return io_callback(call, jax.ShapeDtypeStruct((), jnp.float32), x, ordered=ordered)
+
+
+def tags(program, *args) -> list[int]:
+    with recording() as seen:
+        jax.block_until_ready(program(*args))
+    return [event.tag for event in seen.events]
+
+
+def test_an_effect_happens_in_the_program_that_has_its_operands():
+    def f(key, x):
+        debug(1, jax.random.uniform(key))
+        w = variable(jax.random.normal(key, (3,)), name="w")
+        debug(2, w)
+        debug(3, x)
+        debug(4, w * x)
+        debug(5, 1.0)
+        return w * x
+
+    init, apply = prove(f, KEY, X, count=1)
+    assert tags(init, KEY) == [1]
+    assert sorted(tags(apply, init(KEY), X)) == [2, 3, 4, 5]
+
+
+def test_ordered_effects_keep_their_order_in_each_program():
+    def f(key, x):
+        debug(1, key.shape[0] if key.shape else jax.random.uniform(key), ordered=True)
+        w = variable(io(2, jax.random.uniform(key), ordered=True), name="w")
+        debug(3, x, ordered=True)
+        return w * x + io(4, w, ordered=True)
+
+    init, apply = prove(f, KEY, X, count=1, gradients="not differentiable")
+    assert tags(init, KEY) == [1, 2]
+    assert tags(apply, init(KEY), X) == [3, 4]
+
+
+def test_ordered_effects_that_would_change_places_are_refused():
+    def f(key, x):
+        debug(1, x, ordered=True)
+        debug(2, jax.random.uniform(key), ordered=True)
+        return variable(jax.random.uniform(key), name="w") * x
+
+    with pytest.raises(UnsupportedError, match="order") as caught:
+        unzip(f)(KEY, X)
+    assert "test_control_flow.py:" in caught.value.message
+
+
+def test_ordered_effects_of_both_kinds_in_a_loop_are_refused():
+    def f(key, x):
+        def body(x, key):
+            w = variable(jax.random.uniform(key), name="w")
+            debug(1, jax.random.uniform(key), ordered=True)
+            debug(2, x, ordered=True)
+            return x * w, None
+
+        return lax.scan(body, x, jax.random.split(key, 3))[0]
+
+    with pytest.raises(UnsupportedError, match="order"):
+        unzip(f)(KEY, X)
+
+
+def test_unordered_effects_in_a_loop_happen_once_in_each_iteration():
+    def f(key, x):
+        def body(x, key):
+            noise = jax.random.uniform(key)
+            debug(1, noise)
+            w = variable(noise, name="w")
+            debug(2, w)
+            return x * w, None
+
+        return lax.scan(body, x, jax.random.split(key, 3))[0]
+
+    init, apply = prove(f, KEY, X, count=1)
+    assert tags(init, KEY) == [1] * 3
+    assert tags(apply, init(KEY), X) == [2] * 3
+
+
+def test_an_effect_that_needs_key_and_argument_is_refused():
+    def f(key, x):
+        debug(1, jax.random.uniform(key) * x)
+        return variable(jax.random.uniform(key), name="w") * x
+
+    with pytest.raises(UnzipError, match="do not cut dependence graph") as caught:
+        unzip(f)(KEY, X)
+    assert "debug_callback at" in caught.value.message
+
+
+def test_an_effect_in_the_branch_that_is_taken_happens_and_the_other_does_not():
+    def f(key, x, flag):
+        def taken(x):
+            w = variable(jax.random.uniform(key), name="w")
+            debug(1, w)
+            return x * w
+
+        def other(x):
+            debug(2, x)
+            return x
+
+        return lax.cond(flag, taken, other, x)
+
+    init, apply = prove(f, KEY, X, True, count=1)
+    assert tags(init, KEY) == []
+    assert tags(apply, init(KEY), X, True) == [1]
+    assert tags(apply, init(KEY), X, False) == [2]
+
+
+def test_an_effect_of_the_key_in_a_branch_with_variables_is_refused():
+    def f(key, x, flag):
+        def taken(x):
+            debug(1, jax.random.uniform(key))
+            return layer(key, x)
+
+        return lax.cond(flag, taken, jnp.sin, x)
+
+    with pytest.raises(UnsupportedError, match=r"cond at .*test_control_flow.py:"):
+        unzip(f)(KEY, X, True)
+
+
+def test_what_a_callback_gives_without_arguments_is_asked_for_once():
+    def f(key, x):
+        now = io(1, 0.0)
+        return variable(jax.random.uniform(key), name="w") * x + now
+
+    init, apply = prove(f, KEY, X, count=1)
+    assert tags(init, KEY) == []
+    assert tags(apply, init(KEY), X) == [1]
+
+
+def test_what_is_printed_is_printed_once(capfd):
+    def f(key, x):
+        jax.debug.print("early {}", jax.random.uniform(key).shape)
+        w = variable(jax.random.uniform(key), name="w")
+        jax.debug.print("late {}", w.shape)
+        return w * x
+
+    init, apply = unzip(f)(KEY, X)
+    apply(init(KEY), X)
+    jax.effects_barrier()
+    assert sorted(capfd.readouterr().out.split()) == ["()", "()", "early", "late"]
+
+
+# --- refs ---------------------------------------------------------------------------------------
+
+
+def test_a_ref_of_later_values_is_in_apply():
+    def f(key, x):
+        w = variable(jax.random.normal(key, (3,)), name="w")
+        total = jax.new_ref(jnp.zeros(3))
+
+        def body(i, x):
+            total[...] += x * w
+            return x + 1
+
+        lax.fori_loop(0, 3, body, x)
+        return total[...]
+
+    _, apply = prove(f, KEY, X, count=1)
+    assert primitives(apply)["addupdate"] or primitives(apply)["swap"]
+
+
+def test_a_ref_of_the_key_is_in_init():
+    def f(key, x):
+        state = jax.new_ref(jax.random.uniform(key))
+        state[...] = state[...] * 2
+        return variable(state[...], name="w") * x
+
+    init, apply = prove(f, KEY, X, count=1)
+    assert not {"get", "swap"} & primitives(apply).keys()
+    np.testing.assert_allclose(init(KEY)["w"], 2 * jax.random.uniform(KEY))
+
+
+def test_a_ref_of_the_key_that_later_values_are_written_to_is_refused():
+    def f(key, x):
+        state = jax.new_ref(jax.random.normal(key, (3,)))
+        w = variable(jax.random.uniform(key), name="w")
+        state[...] = x * w
+        return state[...]
+
+    with pytest.raises(UnzipError, match="do not cut"):
+        unzip(f)(KEY, X)
+
+
+def test_variables_sown_in_a_loop_that_writes_to_a_ref():
+    def f(key, x):
+        total = jax.new_ref(jnp.zeros(3))
+
+        def body(x, key):
+            x = layer(key, x)
+            total[...] += x
+            return x, None
+
+        x, _ = lax.scan(body, x, jax.random.split(key, 3))
+        return x + total[...]
+
+    init, _ = prove(f, KEY, X, count=1)
+    assert shapes(init(KEY)) == {"w": (3, 3, 3)}

@@ -1,0 +1,337 @@
+"""The referee of `unzip`: do init and apply together compute what the program does?
+
+`prove_unzip(program, key_args, args)` holds the two against the original and against the reference
+of `variables.py`. Everything is evaluated one equation at a time first (`stepwise.py`), where
+results must agree to the last bit, and then by JAX's own evaluator, where they may differ by
+rounding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.passes.unzip import Unzip
+from tests.programs import stepwise
+from tests.programs.gradients import (
+    NO_DERIVATIVE,
+    NO_DERIVATIVE_OF_REFS,
+    Gradients,
+    derivative_of,
+    has_refs,
+    is_xla_fault,
+)
+from tests.programs.recorder import Event, recording
+from tests.programs.values import bits_agree, difference, values_agree
+from tests.programs.variables import KEY, LATE, Fact, Path, Reference, Site, flow
+
+Run = tuple[list[Any], list[Event]]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was proven: the two programs, how many variables there are, and what of gradients."""
+
+    init: Program
+    apply: Program
+    variables: int
+    gradients: str
+
+
+def prove_unzip(
+    program: Program,
+    key_args: int | tuple[int, ...] | None,
+    args: Sequence[Any],
+    *,
+    tag: str = "variable",
+    gradients: bool = True,
+    compiled: bool = True,
+) -> Proof:
+    """Unzip a program and check both halves on flat `args`.
+
+    Raises AssertionError for what is wrong with them, CheckError if one is not well typed, and
+    what `Unzip` raises.
+    """
+    halves = Unzip(tag=tag, key_args=key_args)(program)
+    init, apply = halves["init"], halves["apply"]
+    type_check(init)
+    type_check(apply)
+    case = _Case(program, init, apply, key_args, tag, args)
+    case.check_declarations()
+    variables = case.check_values()
+    if compiled:
+        case.check_compiled(variables)
+    kind = case.check_gradients() if gradients else "not asked for"
+    return Proof(init, apply, len(case.sites), kind)
+
+
+class _Case:
+    """One program, its halves, and its arguments."""
+
+    def __init__(
+        self,
+        program: Program,
+        init: Program,
+        apply: Program,
+        key_args: int | tuple[int, ...] | None,
+        tag: str,
+        args: Sequence[Any],
+    ):
+        self.program, self.init, self.apply, self.tag = program, init, apply, tag
+        self.args = list(args)
+        positional, kwargs = jax.tree.unflatten(program.in_tree, list(range(len(args))))
+        keys = [
+            k % len(positional)
+            for k in ([key_args] if isinstance(key_args, int) else key_args or [])
+        ]
+        self.early = jax.tree.leaves([positional[k] for k in keys])
+        late = [x for i, x in enumerate(positional) if i not in keys]
+        self.late = jax.tree.leaves((late, kwargs))
+        self.late_tree = (late, kwargs)
+        self.facts: list[Fact] = [KEY if i in self.early else LATE for i in range(len(args))]
+        self.sites = flow(program.jaxpr, self.facts, tag).sites
+
+    # --- what the programs declare ------------------------------------------------------------
+
+    def check_declarations(self) -> None:
+        """No key is left, the variables are those that are sown, and the types are theirs."""
+        early = [self.args[i] for i in self.early]
+        types = self._variables(lambda path, site, number: list(site.eqn.outvars))
+        positional, kwargs = self.late_tree
+        expect("init's arguments", _types(early), _types(self.init.in_avals))
+        expect("init's results", jax.tree.structure(types), self.init.out_tree)
+        expect(
+            "apply's arguments",
+            jax.tree.structure(((types, *positional), kwargs)),
+            self.apply.in_tree,
+        )
+        given = [*self.init.out_avals, *(self.program.in_avals[i] for i in self.late)]
+        expect("apply's types", _types(given), _types(self.apply.in_avals))
+        expect("the results' structure", self.program.out_tree, self.apply.out_tree)
+        expect(
+            "the results' types",
+            *(list(map(_shown, p.out_avals)) for p in (self.program, self.apply)),
+        )
+        expect("the results' names", self.program.out_names, self.apply.out_names)
+
+    def _variables(self, leaves: Callable[[Path, Site, int], list[Any]]) -> Any:
+        """The pytree of variables, from the leaves of the one sown at a path for the n-th time."""
+        tree: dict[str, Any] = {}
+        count: Counter[Path] = Counter()
+        for site in self.sites:
+            level = tree
+            for scope in site.path[:-1]:
+                level = level.setdefault(scope, {})
+            number, name = count[site.path], site.path[-1]
+            count[site.path] += 1
+            params = site.eqn.params
+            value = jax.tree.unflatten(params["tree"], leaves(site.path, site, number))
+            if params["mode"] == "append":
+                level.setdefault(name, []).append(value)
+            else:
+                assert name not in level, f"{site.path} is there twice"
+                level[name] = value
+        return tree
+
+    # --- what they compute ----------------------------------------------------------------------
+
+    def check_values(self) -> list[Any]:
+        """All of it, one equation at a time; gives the variables' initial values, flat."""
+        original = _run(stepwise.evaluate, self.program.jaxpr, self.args)
+        variables, made = _run(
+            stepwise.evaluate, self.init.jaxpr, [self.args[i] for i in self.early]
+        )
+        self._check_recorded(variables)
+        outs, used = self._apply(stepwise.evaluate, variables)
+        agree("apply of init's variables", original[0], outs)
+        _same_events(original[1], made + used)
+        for change in (_moved, _reversed):
+            self._check_others([change(leaf) for leaf in variables])
+        return variables
+
+    def _apply(self, evaluate: Callable[..., Any], variables: list[Any]) -> Run:
+        late = [self.args[i] for i in self.late]
+        return _run(evaluate, self.apply.jaxpr, [*variables, *late])
+
+    def _check_recorded(self, variables: list[Any]) -> None:
+        """init's variables against what the reference notes down where they are sown."""
+        reference = Reference(self.tag)
+        with recording():
+            reference.evaluate(self.program.jaxpr, self.facts, self.args)
+        tree = jax.tree.unflatten(self.init.out_tree, variables)
+
+        def check(path: Path, site: Site, number: int) -> list[Any]:
+            leaves = _find(tree, path, number if site.eqn.params["mode"] == "append" else None)
+            entries = reference.recorded.get(path, [])
+            rounds = entries[number] if number < len(entries) else {}
+            for leaf, var in zip(leaves, site.eqn.outvars, strict=True):
+                known = tuple(n for n in site.lengths if n is not None)
+                assert len(leaf.shape) == len(site.lengths) + len(var.aval.shape), path
+                if len(known) == len(site.lengths):
+                    expect(f"the shape of {path}", (*known, *var.aval.shape), leaf.shape)
+            for at, expected in rounds.items():
+                rows = [leaf[at] if at else leaf for leaf in leaves]
+                agree(f"variable {path} at {at}", expected, rows)
+            return [0 for _ in leaves]
+
+        self._variables(check)
+
+    def _check_others(self, variables: list[Any]) -> None:
+        """apply of other variables against the reference with these in their places."""
+        given = jax.tree.unflatten(self.init.out_tree, variables)
+        with recording():
+            expected = Reference(self.tag, given).evaluate(
+                self.program.jaxpr, self.facts, self.args
+            )
+        agree("apply of other variables", expected, self._apply(stepwise.evaluate, variables)[0])
+
+    def check_compiled(self, stepped: list[Any]) -> None:
+        """By JAX's evaluator: the same but for rounding, where the original is well conditioned."""
+        original, variables = self.program.jaxpr, [self.args[i] for i in self.early]
+        steps = _run(stepwise.evaluate, original, self.args)[0]
+        try:
+            before = _run(_compiled, original, self.args)
+            made = _run(_compiled, self.init.jaxpr, variables)
+            after = self._apply(_compiled, made[0])
+        except jax.errors.JaxRuntimeError as error:
+            if not is_xla_fault(error):
+                raise
+            return
+        expect(
+            "callbacks", *(Counter(e.tag for e in run) for run in (before[1], made[1] + after[1]))
+        )
+        ordered = ([e.tag for e in run if e.ordered] for run in (before[1], made[1] + after[1]))
+        expect("ordered callbacks", *ordered)
+        if difference(steps, before[0], values_agree) is None:
+            agree("apply, compiled", before[0], after[0], values_agree)
+
+    # --- and their derivatives ------------------------------------------------------------------
+
+    def check_gradients(self) -> str:
+        """The derivative of apply's results by variables and arguments against the reference's."""
+        early = [self.args[i] for i in self.early]
+        with recording():
+            variables = list(map(jnp.asarray, stepwise.evaluate(self.init.jaxpr, early)))
+        given = [*variables, *(self.args[i] for i in self.late)]
+        at = [i for i, x in enumerate(given) if _is_inexact(x)]
+        results = [i for i, v in enumerate(self.program.jaxpr.outvars) if _is_inexact(v.aval)]
+        if not at or not results:
+            return "nothing to differentiate"
+
+        def apply(full: list[Any]) -> list[Any]:
+            return jaxcompat.jaxpr_as_fun(self.apply.jaxpr)(*full)
+
+        def reference(full: list[Any]) -> list[Any]:
+            count = len(variables)
+            args = list(self.args)
+            for i, x in zip(self.late, full[count:], strict=True):
+                args[i] = x
+            sown = jax.tree.unflatten(self.init.out_tree, full[:count])
+            return Reference(self.tag, sown).evaluate(self.program.jaxpr, self.facts, args)
+
+        def of(function: Callable[[list[Any]], list[Any]], mode: str | None) -> Gradients | str:
+            def restricted(*xs: Any) -> list[Any]:
+                full = list(given)
+                for i, x in zip(at, xs, strict=True):
+                    full[i] = x
+                outs = function(full)
+                return [jnp.asarray(outs[i]) for i in results]
+
+            refs = NO_DERIVATIVE_OF_REFS if has_refs(self.program.jaxpr) else ()
+            expected = (*NO_DERIVATIVE, *refs)
+            return derivative_of(restricted, [jnp.asarray(given[i]) for i in at], mode, expected)
+
+        found = of(apply, None)
+        if not isinstance(found, Gradients):
+            if isinstance(of(reference, "reverse"), Gradients):
+                raise AssertionError(f"gradients are lost: {found}")
+            return found
+        expected = of(reference, found.mode)
+        if not isinstance(expected, Gradients):
+            return f"the reference has none: {expected}"
+        agree(f"{found.mode} gradients", expected.values, found.values, values_agree)
+        return found.mode
+
+
+def _compiled(closed: Any, args: Sequence[Any]) -> list[Any]:
+    return jaxcompat.jaxpr_as_fun(closed)(*args)
+
+
+def _run(evaluate: Callable[..., Any], closed: Any, args: Sequence[Any]) -> Run:
+    with recording() as record:
+        outs = jax.block_until_ready(list(evaluate(closed, args)))
+    # A literal among the results is a Python number that bears a dtype.
+    return [x if hasattr(x, "shape") else jnp.asarray(x) for x in outs], record.events
+
+
+def _same_events(before: Sequence[Event], after: Sequence[Event]) -> None:
+    """Each callback once, with what it saw; the ordered ones in order."""
+    seen = (Counter((e.tag, e.value.tobytes()) for e in events) for events in (before, after))
+    expect("callbacks and what they saw", *seen)
+    expect("ordered callbacks", *([e.tag for e in run if e.ordered] for run in (before, after)))
+
+
+def _find(tree: Any, path: Path, number: int | None) -> list[Any]:
+    for name in path:
+        tree = tree[name]
+    return jax.tree.leaves(tree if number is None else tree[number])
+
+
+def _moved(x: Any) -> Any:
+    """Another value of the same type: in the neighbourhood, if it is a number."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        flat = jnp.reshape(x, -1)
+        return jnp.reshape(jax.vmap(lambda k: jax.random.fold_in(k, 1))(flat), x.shape)
+    if x.dtype == bool:
+        return ~x
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return (x * np.asarray(0.75, x.dtype) + np.asarray(0.125, x.dtype)).astype(x.dtype)
+    return x ^ np.asarray(1, x.dtype)
+
+
+def _reversed(x: Any) -> Any:
+    """The same elements in another order."""
+    return jnp.reshape(jnp.reshape(x, -1)[::-1], x.shape)
+
+
+def _is_inexact(x: Any) -> bool:
+    dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+    return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _types(values: Sequence[Any]) -> list[str]:
+    return [
+        str(jax.typeof(x).str_short() if not hasattr(x, "str_short") else x.str_short())
+        for x in values
+    ]
+
+
+def _shown(aval: Any) -> str:
+    weak = ", weakly typed" if getattr(aval, "weak_type", False) else ""
+    return f"{aval.str_short(short_dtypes=True)}{weak}"
+
+
+def expect(what: str, expected: Any, found: Any) -> None:
+    """Raise AssertionError, saying what, unless the two are equal."""
+    if expected != found:
+        raise AssertionError(f"{what}: expected {expected}, found {found}")
+
+
+def agree(
+    what: str,
+    expected: Sequence[Any],
+    found: Sequence[Any],
+    comparison: Callable[..., Any] = bits_agree,
+) -> None:
+    """Raise AssertionError with the first difference between two lists of values."""
+    fault = difference(expected, found, comparison)
+    if fault is not None:
+        raise AssertionError(f"{what}: {fault}")

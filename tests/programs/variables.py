@@ -1,0 +1,315 @@
+"""What a program with variables means, by evaluating it with other values in their places.
+
+This is the reference that `unzip` is held against, and shares nothing with it: it walks the
+original jaxpr equation by equation, runs loops in Python, and looks up, or notes down, the value
+of each variable where it is sown. A variable inside loops has an index for each of them.
+
+Two facts are kept of each value beside it: whether it comes from keys and constants alone
+(`early`), and whether it comes from variables, other arguments and constants alone (`ready`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, sub_jaxprs, view
+from jaxprtool.primitives import scope_of
+from tests.programs.rules import RULE_FACTOR
+
+Path = tuple[str, ...]
+
+
+class Fact(NamedTuple):
+    """Which of init and apply can have a value."""
+
+    early: bool
+    ready: bool
+
+
+CONSTANT, KEY, LATE = Fact(True, True), Fact(True, False), Fact(False, True)
+
+
+def both(*facts: Fact) -> Fact:
+    """The fact of what is computed from values with these."""
+    return Fact(all(f.early for f in facts), all(f.ready for f in facts))
+
+
+@dataclass(frozen=True)
+class Site:
+    """A variable, where it is sown: its path, its equation, and the lengths of loops around."""
+
+    path: Path
+    eqn: Any
+    lengths: tuple[int | None, ...] = ()
+
+    def inside(self, scope: str | None = None, length: Any = ()) -> Site:
+        """The site as it is seen from outside a scope, or a loop."""
+        path = self.path if scope is None else (scope, *self.path)
+        lengths = self.lengths if length == () else (length, *self.lengths)
+        return Site(path, self.eqn, lengths)
+
+
+# --- which values are variables -----------------------------------------------------------------
+
+
+@dataclass
+class Flow:
+    """What is found in a jaxpr, or an equation, from the facts of what it is given.
+
+    `outs` are the facts of its results, `sites` its variables in program order, and `stuck` are
+    equations with an effect that neither init nor apply can have.
+    """
+
+    outs: list[Fact]
+    sites: list[Site] = field(default_factory=list)
+    stuck: list[Any] = field(default_factory=list)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether apply can have all results, and each effect has its place."""
+        return all(out.ready for out in self.outs) and not self.stuck
+
+    def inside(self, outs: list[Fact], scope: str | None = None, **loop: Any) -> Flow:
+        """The flow of the equation that this one's jaxpr is in, and whose results are `outs`."""
+        return Flow(outs, [site.inside(scope, **loop) for site in self.sites], self.stuck)
+
+
+def flow(closed: Any, facts: Sequence[Fact], tag: str) -> Flow:
+    """The flow through a closed jaxpr."""
+    known = dict.fromkeys(closed.constvars, CONSTANT)
+    known.update(zip(closed.invars, facts, strict=True))
+    found = Flow([])
+
+    def of(atom: Any) -> Fact:
+        return CONSTANT if isinstance(atom, jaxcompat.Literal) else known[atom]
+
+    for eqn in closed.eqns:
+        inner = flow_equation(eqn, [of(atom) for atom in eqn.invars], tag)
+        known.update(zip(eqn.outvars, inner.outs, strict=True))
+        found.sites += inner.sites
+        found.stuck += inner.stuck
+    found.outs = [of(atom) for atom in closed.outvars]
+    return found
+
+
+def flow_equation(eqn: Any, facts: list[Fact], tag: str) -> Flow:
+    """The flow through one equation."""
+    if eqn.primitive.name == "sow" and eqn.params["tag"] == tag and both(*facts).early:
+        return Flow([CONSTANT] * len(eqn.outvars), [Site((eqn.params["name"],), eqn)])
+    structured = view(eqn)
+    lasting = not all(map(jaxcompat.is_removable_effect, eqn.effects))
+    if structured and lasting and any(both(*facts)) and not holds_sow(eqn, tag):
+        # An equation with an effect stays whole.
+        return Flow([LATE if both(*facts).ready else KEY] * len(eqn.outvars))
+    match structured:
+        case Scan():
+            return _flow_scan(structured, facts, tag)
+        case While():
+            return _flow_while(structured, facts, tag)
+        case Cond():
+            sides = [flow(branch, facts[1:], tag) for branch in structured.branches]
+            outs = [both(facts[0], *each) for each in zip(*(s.outs for s in sides), strict=True)]
+            sites, stuck = ([x for s in sides for x in getattr(s, k)] for k in ("sites", "stuck"))
+            return Flow(outs, sites, stuck)
+        case Call() | CustomJVP() | ShardMap():
+            inner = flow(structured.body, facts, tag)
+            return inner.inside(inner.outs, scope_of(eqn))
+    out = both(*facts)
+    stuck = [eqn] if lasting and not (out.early or out.ready) else []
+    if out.ready and (_meets_ref(eqn) or lasting):
+        out = LATE
+    return Flow([out] * len(eqn.outvars), stuck=stuck)
+
+
+def _meets_ref(eqn: Any) -> bool:
+    atoms = (*eqn.invars, *eqn.outvars)
+    return any(isinstance(atom.aval, jaxcompat.AbstractRef) for atom in atoms)
+
+
+def _flow_scan(scan: Scan, facts: list[Fact], tag: str) -> Flow:
+    n, k = len(scan.consts), len(scan.carry)
+    carry = facts[n : n + k]
+    while True:
+        body = flow(scan.body, [*facts[:n], *carry, *facts[n + k :]], tag)
+        new = [both(*pair) for pair in zip(carry, body.outs[:k], strict=True)]
+        if new == carry:
+            return body.inside([*carry, *body.outs[k:]], length=scan.length)
+        carry = new
+
+
+def _flow_while(loop: While, facts: list[Fact], tag: str) -> Flow:
+    c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
+    carry = facts[b:]
+    while True:
+        (more,) = flow(loop.cond, [*facts[:c], *carry], tag).outs
+        body = flow(loop.body, [*facts[c:b], *carry], tag)
+        new = [both(more, *pair) for pair in zip(carry, body.outs, strict=True)]
+        if new == carry:
+            return body.inside(carry, length=None)
+        carry = new
+
+
+# --- their values -------------------------------------------------------------------------------
+
+
+@dataclass
+class Reference:
+    """One evaluation: with the variables in `given` if there are any, else noting them down.
+
+    `recorded` has, by path, one entry for each time that the path is sown in the program: the
+    leaves of the value by the indices of the loops around.
+    """
+
+    tag: str
+    given: Mapping[str, Any] | None = None
+    recorded: dict[Path, list[dict[tuple[int, ...], list[Any]]]] = field(default_factory=dict)
+    _count: Counter[Path] = field(default_factory=Counter)
+
+    def evaluate(self, closed: Any, facts: Sequence[Fact], args: Sequence[Any]) -> list[Any]:
+        """The results of a closed jaxpr on flat arguments."""
+        return self._run(closed, list(facts), list(args), (), ())[0]
+
+    def _run(
+        self, closed: Any, facts: list[Fact], args: list[Any], scopes: Path, at: tuple[int, ...]
+    ) -> tuple[list[Any], list[Fact]]:
+        env = dict(zip(closed.constvars, closed.consts, strict=True))
+        env.update(zip(closed.invars, args, strict=True))
+        known = dict.fromkeys(closed.constvars, CONSTANT)
+        known.update(zip(closed.invars, facts, strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, jaxcompat.Literal) else env[atom]
+
+        def of(atom: Any) -> Fact:
+            return CONSTANT if isinstance(atom, jaxcompat.Literal) else known[atom]
+
+        for eqn in closed.eqns:
+            ins, operands = ([f(atom) for atom in eqn.invars] for f in (of, read))
+            outs = flow_equation(eqn, ins, self.tag).outs
+            with eqn.ctx.manager:
+                results = self._equation(eqn, ins, operands, scopes, at)
+            known.update(zip(eqn.outvars, outs, strict=True))
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in closed.outvars], [of(atom) for atom in closed.outvars]
+
+    def _equation(
+        self, eqn: Any, facts: list[Fact], operands: list[Any], scopes: Path, at: tuple[int, ...]
+    ) -> Sequence[Any]:
+        if eqn.primitive.name == "sow":
+            value = operands[: len(eqn.outvars)]
+            if eqn.params["tag"] == self.tag and both(*facts).early:
+                return self._variable(eqn, value, scopes, at)
+            return value
+        structured = view(eqn)
+        match structured:
+            case Scan():
+                return self._scan(structured, facts, operands, scopes, at)
+            case While():
+                return self._while(structured, facts, operands, scopes, at)
+            case Cond():
+                index = min(max(int(operands[0]), 0), len(structured.branches) - 1)
+                # All branches, so that the variables of each are met.
+                sides = [
+                    self._run(branch, facts[1:], operands[1:], scopes, at)[0]
+                    if i == index or flow(branch, facts[1:], self.tag).sites
+                    else None
+                    for i, branch in enumerate(structured.branches)
+                ]
+                return sides[index]
+            case Call():
+                scope = scope_of(eqn)
+                inner = scopes if scope is None else (*scopes, scope)
+                return self._run(structured.body, facts, operands, inner, at)[0]
+            case CustomJVP() if flow(structured.body, facts, self.tag).sites:
+                # The rules of `tests.programs.rules`, which hold for the operands alone.
+                scaled = [_scaled(x) for x in operands]
+                return self._run(structured.body, facts, scaled, scopes, at)[0]
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+        return results if eqn.primitive.multiple_results else [results]
+
+    def _variable(self, eqn: Any, value: list[Any], scopes: Path, at: Any) -> list[Any]:
+        path = (*scopes, eqn.params["name"])
+        number = self._count[path]
+        self._count[path] += 1
+        if self.given is None:
+            entries = self.recorded.setdefault(path, [])
+            entries += [{} for _ in range(number + 1 - len(entries))]
+            entries[number][at] = value
+            return value
+        found: Any = self.given
+        for name in path:
+            found = found[name]
+        found = found[number] if eqn.params["mode"] == "append" else found
+        return [leaf[at] if at else leaf for leaf in jax.tree.leaves(found)]
+
+    def _scan(
+        self, scan: Scan, facts: list[Fact], operands: list[Any], scopes: Path, at: Any
+    ) -> list[Any]:
+        n, k = len(scan.consts), len(scan.carry)
+        consts, carry, xs = operands[:n], operands[n : n + k], operands[n + k :]
+        found = _flow_scan(scan, facts, self.tag)
+        inner = [*facts[:n], *found.outs[:k], *facts[n + k :]]
+        start, rows = self._count.copy(), {}
+        for i in reversed(range(scan.length)) if scan.reverse else range(scan.length):
+            self._count = start.copy()
+            given = [*consts, *carry, *(x[i] for x in xs)]
+            results, _ = self._run(scan.body, inner, given, scopes, (*at, i))
+            carry, rows[i] = results[:k], results[k:]
+        self._count = start + Counter((*scopes, *site.path) for site in found.sites)
+        ys = zip(*(rows[i] for i in sorted(rows)), strict=True)
+        return [*carry, *(map(jnp.stack, ys) if rows else map(empty, scan.ys))]
+
+    def _while(
+        self, loop: While, facts: list[Fact], operands: list[Any], scopes: Path, at: Any
+    ) -> list[Any]:
+        c, b = len(loop.cond_consts), len(loop.body_consts)
+        cond_consts, consts, carry = operands[:c], operands[c : c + b], operands[c + b :]
+        found = _flow_while(loop, facts, self.tag)
+        inner = found.outs
+        start, i = self._count.copy(), 0
+        while True:
+            (more,), _ = self._run(loop.cond, [*facts[:c], *inner], [*cond_consts, *carry], (), ())
+            if not more:
+                break
+            self._count = start.copy()
+            carry, _ = self._run(
+                loop.body, [*facts[c : c + b], *inner], [*consts, *carry], scopes, (*at, i)
+            )
+            i += 1
+        self._count = start + Counter((*scopes, *site.path) for site in found.sites)
+        return carry
+
+
+@jax.custom_jvp
+def _scaled(x: Any) -> Any:
+    return x
+
+
+@_scaled.defjvp
+def _scaled_jvp(primals: Any, tangents: Any) -> Any:
+    (t,) = tangents
+    inexact = jnp.issubdtype(t.dtype, jnp.inexact)
+    return primals[0], t * jnp.asarray(RULE_FACTOR, t.dtype) if inexact else t
+
+
+def empty(like: Any) -> Any:
+    """A stack of no rows, of the type of a variable of a jaxpr."""
+    if jnp.issubdtype(like.aval.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), like.aval.shape)
+    return jnp.zeros(like.aval.shape, like.aval.dtype)
+
+
+def holds_sow(eqn: Any, tag: str) -> bool:
+    """Whether something is sown under the tag in the jaxprs of an equation, at any depth."""
+    return any(
+        (inner.primitive.name == "sow" and inner.params["tag"] == tag) or holds_sow(inner, tag)
+        for _, body in sub_jaxprs(eqn)
+        for inner in body.eqns
+    )

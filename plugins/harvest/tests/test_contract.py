@@ -14,7 +14,7 @@ import jaxprtool
 from jaxprtool import nest, sow
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.outline import equations
-from jaxprtool.jaxcompat import open_jaxpr
+from jaxprtool.jaxcompat import open_jaxpr, with_equations
 
 value = partial(sow, tag="t")
 reap_t, plant_t, harvest_t = (partial(f, tag="t") for f in (reap, plant, harvest))
@@ -400,6 +400,17 @@ def test_a_body_that_two_calls_share_stays_shared():
     assert open_jaxpr(first) is open_jaxpr(second)
 
 
+def test_a_body_that_two_scopes_share_has_a_name_in_each():
+    g = jax.jit(twice_sown)
+
+    def f(x):
+        return nest(g, scope="a")(x) + nest(g, scope="b")(10 * x)
+
+    reaps = {"a": {"x": 1.0, "y": 2.0}, "b": {"x": 10.0, "y": 11.0}}
+    assert call_and_reap_t(f)(1.0) == (24.0, reaps)
+    assert plant_t(f)({"b": {"x": 0.0}}, 1.0) == 14.0
+
+
 def test_remat_is_reaped_and_planted_and_stays():
     f = jax.checkpoint(twice_sown, prevent_cse=(True,))
     assert call_and_reap_t(f)(1.0) == (3.0, {"x": 1.0, "y": 2.0})
@@ -479,6 +490,21 @@ def test_what_a_gradient_computes_anew_in_a_scan_is_the_same_value():
     np.testing.assert_allclose(reaps["y"], reap_t(f)(1.5)["y"])
     expected = np.prod(2 * plants["y"] * jnp.array([1.0, 2.0, 3.0]))
     np.testing.assert_allclose(plant_t(jax.grad(f))(plants, 1.5), expected)
+
+
+def test_a_body_that_is_also_computed_anew_is_reaped_where_it_is_computed_first():
+    @jax.jit
+    def g(x):
+        return value(2 * x, name="x")
+
+    program = jaxprtool.trace(lambda x: jax.checkpoint(g)(g(x)), 1.0)
+    first, again = program.jaxpr.eqns
+    (inner,) = again.params["jaxpr"].eqns
+    assert open_jaxpr(first.params["jaxpr"]) is open_jaxpr(inner.params["jaxpr"])
+    again = again.replace(params={**again.params, "differentiated": True})
+    program = program.replace(jaxpr=with_equations(program.jaxpr, [first, again]))
+    assert call_and_reap_t(program)(1.0) == (4.0, {"x": 2.0})
+    assert plant_t(program)({"x": 3.0}, 1.0) == 3.0
 
 
 def test_two_appended_values_that_a_gradient_computes_anew_cannot_be_told_apart():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, ClassVar
 
 import jax
@@ -325,7 +326,9 @@ def view(eqn: JaxprEqn) -> Any:
 
 def keep(values: Sequence[Any], used: Sequence[bool]) -> tuple[Any, ...]:
     """Those of `values` that are marked used; both must be of one length."""
-    return tuple(value for value, flag in zip(values, used, strict=True) if flag)
+    if len(values) != len(used):
+        raise ValueError(f"{len(used)} marks for {len(values)} values")
+    return tuple(compress(values, used))
 
 
 def call(body: Any, operands: Sequence[Atom], outs: Sequence[Var], like: JaxprEqn) -> JaxprEqn:

@@ -74,19 +74,26 @@ class Context:
     splits: dict[tuple[Any, tuple[Known, ...]], Any] = field(default_factory=dict)
     custom_calls: dict[Any, dict[str, Any]] = field(default_factory=dict)
     _sowing: dict[Any, bool] = field(default_factory=dict)
-    _still_sowing: dict[Any, bool] = field(default_factory=dict)
+    _sowing_otherwise: dict[Any, bool] = field(default_factory=dict)
 
     def sows(self, body: Any) -> bool:
         """Whether a variable may be declared in a jaxpr, at any depth."""
         return _anywhere(self._declares, body, self._sowing)
 
-    def still_sows(self, body: Any) -> bool:
-        """Whether a value is sown in a jaxpr under any tag, at any depth."""
-        return _anywhere(_is_sow, body, self._still_sowing)
+    def sows_inside(self, eqn: JaxprEqn) -> bool:
+        """Whether a variable may be declared in a body of an equation."""
+        return _inside(self._declares, eqn, self._sowing)
+
+    def sows_otherwise(self, body: Any) -> bool:
+        """Whether a value is sown in a jaxpr under another tag, at any depth."""
+        return _anywhere(self._is_other_sow, body, self._sowing_otherwise)
 
     def is_sow(self, eqn: JaxprEqn) -> bool:
         """Whether an equation sows a value under the tag."""
-        return _is_sow(eqn) and eqn.params["tag"] == self.tag
+        return eqn.primitive is sow_p and eqn.params["tag"] == self.tag
+
+    def _is_other_sow(self, eqn: JaxprEqn) -> bool:
+        return eqn.primitive is sow_p and eqn.params["tag"] != self.tag
 
     def _declares(self, eqn: JaxprEqn) -> bool:
         """A plug-in's primitive may declare variables; those that hold bodies only pass them on."""
@@ -94,23 +101,18 @@ class Context:
         return own_rule or self.is_sow(eqn)
 
 
-def _is_sow(eqn: JaxprEqn) -> bool:
-    return eqn.primitive is sow_p
-
-
 def _anywhere(test: Callable[[JaxprEqn], bool], body: Any, answers: dict[Any, bool]) -> bool:
     """Whether an equation of a jaxpr, at any depth, passes a test; `answers` has those known."""
     body = jaxcompat.open_jaxpr(body)
     if body not in answers:
-        answers[body] = any(
-            test(eqn)
-            or (
-                holds_jaxpr(eqn.params.values())
-                and any(_anywhere(test, inner, answers) for _, inner in sub_jaxprs(eqn))
-            )
-            for eqn in body.eqns
-        )
+        answers[body] = any(test(eqn) or _inside(test, eqn, answers) for eqn in body.eqns)
     return answers[body]
+
+
+def _inside(test: Callable[[JaxprEqn], bool], eqn: JaxprEqn, answers: dict[Any, bool]) -> bool:
+    return holds_jaxpr(eqn.params.values()) and any(
+        _anywhere(test, body, answers) for _, body in sub_jaxprs(eqn)
+    )
 
 
 #: `rule(eqn, known, context) -> Outcome`, where `known` has an entry for each operand.

@@ -14,7 +14,7 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.outline import named
-from jaxprtool.ir.structured import Scan, While, sub_jaxprs
+from jaxprtool.ir.structured import Scan, While
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.dce import dce_rules
 from jaxprtool.passes.unzip.known import Context
@@ -105,7 +105,7 @@ def _constants(atoms: Sequence[Atom], context: Context) -> list[Any] | None:
         if v in constants and not isinstance(constants[v], jax.core.Tracer):
             continue
         eqn = made.get(v)
-        if eqn is None or eqn.effects or context.is_sow(eqn) or _sown_inside(eqn, context):
+        if eqn is None or eqn.effects or context.is_sow(eqn) or context.sows_inside(eqn):
             return None
         if id(eqn) not in needed:
             needed.add(id(eqn))
@@ -115,10 +115,6 @@ def _constants(atoms: Sequence[Atom], context: Context) -> list[Any] | None:
     jaxpr = jaxcompat.new_jaxpr(body.constvars, body.consts, (), atoms, eqns, debug)
     with jax.ensure_compile_time_eval():
         return jaxcompat.jaxpr_as_fun(jaxpr)()
-
-
-def _sown_inside(eqn: JaxprEqn, context: Context) -> bool:
-    return any(context.sows(body) for _, body in sub_jaxprs(eqn))
 
 
 def _refused(eqn: JaxprEqn, why: str) -> UnsupportedError:

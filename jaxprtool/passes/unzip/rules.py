@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.outline import named
-from jaxprtool.ir.structured import Call, Cond, Scan, ShardMap, While, call, keep, sub_jaxprs
+from jaxprtool.ir.structured import Call, Cond, Scan, ShardMap, While, call, keep
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.known import Context, Known, Outcome, Rule, meet, unzip_rules, whole
@@ -36,7 +36,7 @@ def rule(*primitives: str) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
         def asked(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
             simple = all(meet(known)) and not has_lasting_effect(eqn)
-            if simple and not any(context.sows(body) for _, body in sub_jaxprs(eqn)):
+            if simple and not context.sows_inside(eqn):
                 return whole(eqn, known)
             return function(eqn, known, context)
 
@@ -76,25 +76,32 @@ def _call(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
         variables = _computed_again(eqn, variables)
     values, places = _fresh(_avals(variables)), _fresh(_avals(variables))
     outs = part.outs
-    init = call.filtered(_early(known), _early(outs), part.init(_early(outs)), (), values)
-    apply = call.filtered(_ready(known), _ready(outs), part.apply(_ready(outs)), places)
-    if variables:
-        init, apply = (
-            _called(each, scope, half, context) for each, half in ((init, "init"), (apply, "apply"))
-        )
-    elif all(_ready(known)) and all(_ready(outs)):
-        apply = eqn
-    elif all(_early(known)) and all(_early(outs)):
+    init = apply = None
+    if variables or any(_early(outs)) or part.early.effects:
         init = eqn
-    return Outcome(outs, (init,), (apply,), variables, values, places, (part,))
+        if variables or not all(_early((*known, *outs))):
+            body = part.init(_early(outs))
+            init = call.filtered(_early(known), _early(outs), body, (), values)
+    if variables or any(_ready(outs)) or part.ready.effects:
+        apply = eqn
+        if variables or not all(_ready((*known, *outs))):
+            body = part.apply(_ready(outs))
+            apply = call.filtered(_ready(known), _ready(outs), body, places)
+    if variables and (scope is None or not (part.passes_on or context.sows_otherwise(call.body))):
+        # A `nest` in which values are still sown stays one, under its own name.
+        init, apply = _named(init, scope, "init"), _named(apply, scope, "apply")
+    return Outcome(outs, _some(init), _some(apply), variables, values, places, (part,))
 
 
-def _called(eqn: JaxprEqn, scope: str | None, half: str, context: Context) -> JaxprEqn:
-    """A call under the name of its half; one of `nest` stays one if a value is still sown in it."""
-    name = eqn.params.get("name")
-    if name is None or (scope is not None and context.still_sows(Call.of(eqn).body)):
+def _some(eqn: JaxprEqn | None) -> tuple[JaxprEqn, ...]:
+    return () if eqn is None else (eqn,)
+
+
+def _named(eqn: JaxprEqn, scope: str | None, half: str) -> JaxprEqn:
+    """One half of a call, under its name."""
+    if "name" not in eqn.params:
         return eqn
-    return eqn.replace(params={**eqn.params, "name": f"{scope or name}_{half}"})
+    return eqn.replace(params={**eqn.params, "name": f"{scope or eqn.params['name']}_{half}"})
 
 
 def _computed_again(eqn: JaxprEqn, variables: Sequence[Variable]) -> tuple[Variable, ...]:
@@ -148,7 +155,7 @@ def _scan(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
 
 @rule("while")
 def _while(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
-    if any(context.sows(body) for _, body in sub_jaxprs(eqn)):
+    if context.sows_inside(eqn):
         scan = as_scan(eqn, context)
         return unzip_rules["scan"](scan, known[-len(scan.invars) :], context)
     loop = While.of(eqn)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.outline import named
-from jaxprtool.ir.structured import keep, sub_jaxprs
+from jaxprtool.ir.structured import keep
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.known import BOTH, Context, Known, Outcome, unzip_rules, whole
@@ -33,7 +34,7 @@ class Half:
     eqns: tuple[JaxprEqn, ...]
     results: tuple[Atom, ...]
 
-    @property
+    @cached_property
     def effects(self) -> set[Any]:
         """The effects that happen in this half and must stay."""
         return {e for eqn in self.eqns if has_lasting_effect(eqn) for e in eqn.effects}
@@ -47,7 +48,7 @@ class Split:
     bound in the body itself. For each leaf of each variable, `values` has its value in init, and
     `places` the variable that it is in apply. `parts` are the splits of the bodies inside, by the
     position of the equation that holds them. `stuck` are equations with an effect that neither
-    half can have.
+    half can have. `passes_on` says that a value sown under the tag is no variable and stays sown.
     """
 
     body: Any
@@ -59,6 +60,7 @@ class Split:
     values: tuple[Atom, ...]
     places: tuple[Var, ...]
     stuck: tuple[JaxprEqn, ...]
+    passes_on: bool
     early: Half
     ready: Half
     _built: dict[Any, Any] = field(default_factory=dict)
@@ -97,7 +99,15 @@ class Split:
         if self.variables:
             name = debug.func_name.removeprefix(SCOPE_PREFIX)
             debug = debug._replace(func_src_info=f"{name}_{half}")
-        return jaxcompat.new_jaxpr(body.constvars, body.consts, invars, outvars, eqns, debug)
+        return jaxcompat.replace_jaxpr(
+            body,
+            constvars=body.constvars,
+            consts=body.consts,
+            invars=invars,
+            outvars=outvars,
+            eqns=eqns,
+            debug_info=debug,
+        )
 
 
 def split(body: Any, ins: Sequence[Known], context: Context) -> Split:
@@ -126,6 +136,7 @@ def _split(body: Any, ins: tuple[Known, ...], context: Context) -> Split:
         if context.is_sow(eqn) and all(v.early for v in known):
             walk.declare(eqn, known, context)
         else:
+            walk.passes_on |= context.is_sow(eqn)
             walk.add(position, eqn, _outcome(eqn, known, context))
     context.bodies.pop()
     return walk.split()
@@ -135,7 +146,7 @@ def _outcome(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome
     rule = unzip_rules.get(eqn.primitive.name)
     if rule is not None:
         return rule(eqn, known, context)
-    if any(context.sows(body) for _, body in sub_jaxprs(eqn)):
+    if context.sows_inside(eqn):
         raise UnsupportedError(
             f"variables are sown inside {named(eqn)}, and unzip has no rule for it",
             f"a rule can be added: unzip_rules['{eqn.primitive.name}'] = rule",
@@ -162,6 +173,7 @@ class _Walk:
         self.places: list[Var] = []
         self.first: dict[tuple[str, ...], tuple[Var, ...]] = {}
         self.stuck: list[JaxprEqn] = []
+        self.passes_on = False
         self.early_names: dict[Var, Atom] = {}
         self.ready_names: dict[Var, Atom] = {}
         self.ordered: set[Any] = set()
@@ -197,6 +209,7 @@ class _Walk:
         if outcome.parts:
             self.parts[position] = outcome.parts
             stuck = any(part.stuck for part in outcome.parts)
+            self.passes_on |= any(part.passes_on for part in outcome.parts)
         else:
             stuck = has_lasting_effect(eqn) and not (outcome.init or outcome.apply)
         if stuck:
@@ -246,6 +259,7 @@ class _Walk:
             tuple(self.values),
             tuple(self.places),
             tuple(self.stuck),
+            self.passes_on,
             Half(tuple(self.init), tuple(_stands_for(v, self.early_names) for v in outs)),
             Half(tuple(self.apply), tuple(_stands_for(v, self.ready_names) for v in outs)),
         )

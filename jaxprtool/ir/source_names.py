@@ -48,11 +48,17 @@ class SourceNames:
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
 
-    def assigned(self, frame: UserFrame, others: Collection[Range] = ()) -> str | None:
+    def assigned(
+        self,
+        frame: UserFrame,
+        others: Collection[Range] = (),
+        result: tuple[int, int] | None = None,
+    ) -> str | None:
         """The name that is given to the value of the expression that a frame stands for.
 
         It may be given to more than that: to an expression in which it is an operand, say. If the
-        value of that expression is one of `others`, by where they stand, there is no name.
+        value of that expression is one of `others`, by where they stand, there is no name. If
+        there are several values, `result` says which it is, and of how many.
         """
         file, node = self._find(frame)
         if node is None or range_of(frame) in others:
@@ -61,6 +67,10 @@ class SourceNames:
             return _target(node.target)
         while (parent := file.parents.get(node)) is not None:
             match parent:
+                case ast.Assign(targets=[*_, ast.Tuple(elts=elements)]) if (
+                    result is not None and result[1] == len(elements)
+                ):
+                    return _target(elements[result[0]])
                 case ast.Assign(targets=[*_, target]) | ast.AnnAssign(target=target):
                     return _target(target)
                 case ast.NamedExpr(target=target) | ast.AugAssign(target=target):
@@ -83,7 +93,7 @@ class SourceNames:
                         return None
                 case _:
                     return None
-            node = parent
+            node, result = parent, None
         return None
 
     def given(self, frame: UserFrame) -> str | None:

@@ -10,6 +10,7 @@ our own. Then it is unzipped as if its author had written them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +22,8 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import Cond, view
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import Dce
-from jaxprtool.passes.unzip.cut import SINK, SOURCE
-from jaxprtool.passes.unzip.flow import KEY, Place, Terms, bits_of, flow_of, parts_of
+from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
+from jaxprtool.passes.unzip.flow import BIT, KEY, Place, Terms, bits_of, flow_of, parts_of
 from jaxprtool.passes.unzip.known import EARLY, READY, Context
 from jaxprtool.passes.unzip.naming import Value, names_of
 from jaxprtool.passes.unzip.split import Split, split
@@ -47,26 +48,46 @@ def sow_cut(program: Program, early: Sequence[bool], tag: str, computed_once: bo
     for place in _cut(part, early, Terms(computed_once, context)):
         chosen.add(place)
     values = list(_values(chosen, (part,), (), context))
-    names = iter(names_of(values, program.arg_names))
+    names = iter(names_of(values, program.arg_names, context))
     return program.replace(jaxpr=_sown(program.jaxpr, chosen, tag, names))
 
 
 def _cut(part: Split, early: Sequence[bool], terms: Terms) -> list[Place]:
     """Where the values are that are to be sown; none if there is no cut."""
-    flow = flow_of(part, early, terms)
+    extra: float = 0 if terms.once else KEY
+    flow = flow_of(part, [extra if flag else 0 for flag in early], terms)
     graph, places = flow.graph, dict(flow.places)
     for var, node in zip(part.body.invars, flow.ins, strict=True):
         if node is not None:
-            graph.costs[node] = bits_of(var.aval) + (0 if terms.once else KEY)
+            graph.costs[node] = extra + BIT * bits_of(var.aval)
             graph.link(SOURCE, node)
             places[node] = var
     for node in flow.outs:
         if node is not None:
             graph.link(node, SINK)
     try:
-        return [places[node] for node in graph.minimum_cut()]
+        keys = _cut_off_keys(graph)
+        return [places[node] for node in (*keys, *graph.minimum_cut())]
     except ValueError:
         return []  # unzip, which finds no variables, says what needs a key and cannot have one
+
+
+def _cut_off_keys(graph: Graph) -> list[int]:
+    """The keys that are needed late themselves; the graph is left without this need, or choice.
+
+    Were they chosen together with other values, they would be the only ones: all the rest can be
+    computed from keys.
+    """
+    hard = {n for n in graph.nodes if graph.costs[n] >= KEY}
+    needed = graph.part(hard)
+    keys = needed.minimum_cut()
+    late = graph.part(hard).leading_to_sink(keys)
+    for key in keys:
+        for node in graph.after[key] & late:
+            graph.unlink(key, node)
+    for node in hard:
+        graph.costs[node] = math.inf
+    return keys
 
 
 # --- the chosen values, body by body --------------------------------------------------------------

@@ -49,6 +49,30 @@ class Graph:
             self.after[start].add(end)
             self.before[end].add(start)
 
+    def unlink(self, start: int, end: int) -> None:
+        """Take an edge away."""
+        self.after[start].discard(end)
+        self.before[end].discard(start)
+
+    def part(self, nodes: Collection[int]) -> Graph:
+        """The graph of some of the nodes alone, and the edges between them, source and sink."""
+        kept = {SOURCE, SINK, *nodes}
+        part = Graph()
+        part.costs = list(self.costs)
+        part.after = [each & kept if n in kept else set() for n, each in enumerate(self.after)]
+        part.before = [each & kept if n in kept else set() for n, each in enumerate(self.before)]
+        return part
+
+    def leading_to_sink(self, without: Collection[int]) -> set[int]:
+        """The sink, and the nodes that it can be reached from on ways that avoid some."""
+        found = {SINK}
+        todo = [SINK]
+        while todo:
+            new = self.before[todo.pop()] - found - set(without)
+            found |= new
+            todo += new
+        return found
+
     @property
     def nodes(self) -> list[int]:
         """The nodes that have edges, source and sink left out, in order."""

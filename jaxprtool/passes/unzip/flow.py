@@ -35,8 +35,11 @@ from jaxprtool.passes.unzip.known import BOTH, EARLY, Context, Known
 from jaxprtool.passes.unzip.loops import as_scan
 from jaxprtool.passes.unzip.split import Split, split
 
+#: What a bit costs: so much that a difference of less only decides between cuts of one size.
+BIT = 1 << 24
+
 #: A key costs more than any number of bits.
-KEY = 1 << 80
+KEY = BIT << 80
 
 #: Where a value is: a variable of the body itself, or the position of an equation, which of its
 #: bodies, and where in that.
@@ -71,14 +74,14 @@ class Terms:
 class Flow:
     """The graph of a body: where its nodes are, and which are its arguments and results, if any.
 
-    `keys` marks the results that are keys, or as good.
+    `extras` are the results' (see `flow_of`).
     """
 
     graph: Graph
     places: dict[int, Place]
     ins: tuple[int | None, ...]
     outs: tuple[int | None, ...]
-    keys: tuple[bool, ...]
+    extras: tuple[float, ...]
 
 
 def flow_of(part: Split, keys: Sequence[bool], terms: Terms, axes: Sequence[Axis] = ()) -> Flow:
@@ -105,14 +108,14 @@ def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
 class _Walk:
     """The flow of a body, as far as its equations have been gone through."""
 
-    def __init__(self, part: Split, keys: Sequence[bool], terms: Terms, axes: tuple[Axis, ...]):
+    def __init__(self, part: Split, extras: Sequence[float], terms: Terms, axes: tuple[Axis, ...]):
         self.part, self.terms, self.axes = part, terms, axes
         self.graph = Graph()
-        self.nodes: dict[Var, int] = {}
+        self.nodes: dict[Atom, int] = {}
         self.places: dict[int, Place] = {}
-        self.keys: set[Var] = set()
-        for var, is_key in zip(part.body.invars, keys, strict=True):
-            self.mark(var, is_key)
+        self.extras: dict[Atom, float] = {}
+        for var, extra in zip(part.body.invars, extras, strict=True):
+            self.mark(var, extra)
             if part.known[var] == EARLY:
                 # What it costs is for the body around to say, which has it as an operand.
                 self.nodes[var] = self.graph.add(math.inf)
@@ -129,11 +132,14 @@ class _Walk:
             else:
                 walk(self, position, eqn, parts)
         context.bodies.pop()
-        ins = tuple(map(self.nodes.get, body.invars))
-        outs = tuple(map(self.node, body.outvars))
+        ins, outs = (tuple(map(self.node, atoms)) for atoms in (body.invars, body.outvars))
         self.graph.reduce({n for n in (*ins, *outs) if n is not None})
-        keys = tuple(type(v) is not Literal and v in self.keys for v in body.outvars)
-        return Flow(self.graph, self.places, ins, outs, keys)
+        return Flow(self.graph, self.places, ins, outs, tuple(map(self.extra, body.outvars)))
+
+    def _is_whole(self, eqn: JaxprEqn) -> bool:
+        """Whether what is early of a loop or branch is to be computed once, and so all of it."""
+        calls = eqn.primitive.name in Call.primitives
+        return self.terms.once and not calls and not self.is_late(eqn)
 
     # --- values -------------------------------------------------------------------------------
 
@@ -144,42 +150,34 @@ class _Walk:
         """The node of a value; None if it is ready, or not early."""
         return None if type(atom) is Literal else self.nodes.get(atom)
 
+    def extra(self, atom: Any) -> float:
+        """What a value costs beside its bits."""
+        return 0 if type(atom) is Literal else self.extras.get(atom, 0)
+
+    def mark(self, var: Var, extra: float) -> None:
+        """Note what a value costs beside its bits."""
+        if not self.terms.once and _is(var.aval, jax.dtypes.prng_key):
+            extra = max(extra, KEY)
+        if extra:
+            self.extras[var] = extra
+
     def is_late(self, eqn: JaxprEqn) -> bool:
         """Whether an equation is left for apply, or a part of it."""
-        values = map(self.known, eqn.outvars or eqn.invars)
-        return not all(known.early for known in values)
-
-    def _is_whole(self, eqn: JaxprEqn) -> bool:
-        """Whether what is early of a loop or branch is to be computed once, and so all of it."""
-        return (
-            self.terms.once and eqn.primitive.name not in Call.primitives and not self.is_late(eqn)
-        )
-
-    def mark(self, var: Var, is_key: bool) -> None:
-        """Note whether a value is a key, or as good."""
-        dtype = getattr(var.aval, "dtype", None)
-        if not self.terms.once and (is_key or _is(dtype, jax.dtypes.prng_key)):
-            self.keys.add(var)
-
-    def is_key(self, atom: Atom) -> bool:
-        return type(atom) is not Literal and atom in self.keys
+        return not all(self.known(atom).early for atom in (*eqn.invars, *eqn.outvars))
 
     def add(self, var: Var, place: Place, factor: float = 1) -> int:
-        """A node for a value."""
-        node = self.graph.add(_times(self._cost(var), factor))
+        """A node for a value, which there are `factor` of."""
+        cost = self.extra(var) + BIT * bits_of(var.aval)
+        for axis, size, checked in self.axes:
+            if not checked or axis in jaxcompat.varying_axes(var.aval):
+                cost = _times(cost, size)
+        node = self.graph.add(_times(cost, factor))
         self.places[node] = place
         return node
 
-    def _cost(self, var: Var) -> float:
-        aval = var.aval
-        bits = bits_of(aval)
-        for axis, size, checked in self.axes:
-            if not checked or axis in jaxcompat.varying_axes(aval):
-                bits = _times(bits, size)
-        return bits + KEY if var in self.keys else bits
-
-    def result(self, var: Var, before: Sequence[int | None]) -> None:
+    def result(self, var: Var, extra: float, before: Sequence[int | None]) -> None:
         """A result of an equation: it has a node if it is early; if it is late, it needs these."""
+        self.mark(var, extra)
         known = self.part.known[var]
         if known == EARLY:
             node = self.nodes[var] = self.add(var, var)
@@ -197,15 +195,23 @@ class _Walk:
 
     def whole(self, eqn: JaxprEqn) -> None:
         """An equation that is not looked into: all results need all operands."""
-        operands = [self.node(atom) for atom in eqn.invars]
+        operands = list(map(self.node, eqn.invars))
         if self.is_late(eqn):
             self.need(operands)
-        before = [SOURCE] if self.terms.once and not _is_layout(eqn) else operands
-        made = eqn.primitive.name not in DRAWS and any(map(self.is_key, eqn.invars))
+        extra = max((self.extra(atom) for atom in eqn.invars), default=0)
+        if any(_is_ref(atom) for atom in (*eqn.invars, *eqn.outvars)):
+            # What befalls a ref does so in one program, in apply; so what is read from it is
+            # no variable, and it needs what is written to it.
+            extra = math.inf
+            self.need(operands)
+        again = extra == math.inf or not self.terms.once or _is_layout(eqn)
+        before = operands if again else [SOURCE]
         for var in eqn.outvars:
-            self.mark(var, made and _is(getattr(var.aval, "dtype", None), jnp.integer))
+            is_key = _is(var.aval, jnp.integer) and eqn.primitive.name not in DRAWS
             if self.part.known[var] == EARLY:
-                self.result(var, before)
+                self.result(var, extra if is_key or extra == math.inf else 0, before)
+                # Better the value than the same laid out anew.
+                self.graph.costs[self.nodes[var]] += eqn.primitive.name in LAYOUT
 
     def enter(
         self,
@@ -215,8 +221,8 @@ class _Walk:
         ins: Sequence[int | None],
         factor: float = 1,
         axes: Sequence[Axis] = (),
-    ) -> tuple[list[int | None], tuple[bool, ...]]:
-        """Join the flow of a body on. Gives its results' nodes, and which of them are keys.
+    ) -> tuple[list[int | None], tuple[float, ...]]:
+        """Join the flow of a body on. Gives the nodes and extra costs of its results.
 
         Its arguments come from `operands`, and are the nodes `ins`. It runs `factor` times; no
         variable can be taken out of it if that is infinite.
@@ -224,15 +230,15 @@ class _Walk:
         terms = self.terms
         if factor == math.inf:
             terms = replace(terms, once=False)
-        flow = flow_of(part, list(map(self.is_key, operands)), terms, (*self.axes, *axes))
+        flow = flow_of(part, list(map(self.extra, operands)), terms, (*self.axes, *axes))
         inner, outer = flow.graph, self.graph
         nodes = {SOURCE: SOURCE, SINK: SINK}
         for start, node in zip(flow.ins, ins, strict=True):
             if start is None:
                 self.need([node])  # what is around the body keeps its argument from being early
             else:
-                assert node is not None
-                nodes[start] = node
+                # A constant is early alone in a loop whose condition is; that one stands for it.
+                nodes[start] = outer.add(math.inf) if node is None else node
         for old in (*inner.nodes, *(n for n in flow.outs if n is not None)):
             if old not in nodes:
                 nodes[old] = outer.add(_times(inner.costs[old], factor))
@@ -240,15 +246,7 @@ class _Walk:
         for old in (SOURCE, *inner.nodes):
             for after in inner.after[old]:
                 outer.link(nodes[old], nodes[after])
-        return [None if n is None else nodes[n] for n in flow.outs], flow.keys
-
-    def results(
-        self, eqn: JaxprEqn, outs: Sequence[int | None], keys: Sequence[bool], *others: int | None
-    ) -> None:
-        """The results of an equation are those of its body, and need `others` as well."""
-        for var, out, is_key in zip(eqn.outvars, outs, keys, strict=True):
-            self.mark(var, is_key)
-            self.result(var, [out, *others])
+        return [None if n is None else nodes[n] for n in flow.outs], flow.extras
 
 
 # --- structured equations -----------------------------------------------------------------------
@@ -256,7 +254,9 @@ class _Walk:
 
 def _call(walk: _Walk, position: int, eqn: JaxprEqn, parts: Sequence[Split]) -> None:
     ins = list(map(walk.node, eqn.invars))
-    walk.results(eqn, *walk.enter((position, 0), parts[0], eqn.invars, ins))
+    outs, extras = walk.enter((position, 0), parts[0], eqn.invars, ins)
+    for var, out, extra in zip(eqn.outvars, outs, extras, strict=True):
+        walk.result(var, extra, [out])
 
 
 def _shard_map(walk: _Walk, position: int, eqn: JaxprEqn, parts: Sequence[Split]) -> None:
@@ -264,7 +264,9 @@ def _shard_map(walk: _Walk, position: int, eqn: JaxprEqn, parts: Sequence[Split]
     sizes = ShardMap.of(eqn).mesh.shape
     axes = [(axis, sizes[axis], checked) for axis in sizes if axis in manual]
     ins = list(map(walk.node, eqn.invars))
-    walk.results(eqn, *walk.enter((position, 0), parts[0], eqn.invars, ins, axes=axes))
+    outs, extras = walk.enter((position, 0), parts[0], eqn.invars, ins, axes=axes)
+    for var, out, extra in zip(eqn.outvars, outs, extras, strict=True):
+        walk.result(var, extra, [out])
 
 
 def _scan(walk: _Walk, position: int, eqn: JaxprEqn, parts: Sequence[Split]) -> None:
@@ -308,21 +310,20 @@ def _loop(
     for var, atom, init in zip(vars_in, operands[1], inits, strict=True):
         node = None
         if part.known[var] == EARLY:
-            walk.mark(var, walk.is_key(atom))
+            walk.mark(var, walk.extra(atom))
             node = walk.add(var, (*place, var), factor)
             walk.need([init], node)
         carry.append(node)
     flat = [atom for group in operands for atom in group]
-    outs, keys = walk.enter(place, part, flat, [*consts, *carry, *xs], factor)
+    outs, extras = walk.enter(place, part, flat, [*consts, *carry, *xs], factor)
     for var, init, node, out in zip(vars_in, inits, carry, outs, strict=False):
         if node is not None:
             walk.need([out], node)
         elif not part.known[var].early:
             walk.need([init, out])
     ends = [*inits, *[None] * (len(outs) - len(inits))]
-    for var, init, out, is_key in zip(eqn.outvars, ends, outs, keys, strict=True):
-        walk.mark(var, is_key)
-        walk.result(var, [init, out])
+    for var, init, out, extra in zip(eqn.outvars, ends, outs, extras, strict=True):
+        walk.result(var, extra, [init, out])
     return carry
 
 
@@ -338,8 +339,8 @@ def _cond(walk: _Walk, position: int, eqn: JaxprEqn, parts: Sequence[Split]) -> 
         factor = math.inf if part.early.effects else 1
         ends.append(walk.enter((position, i), part, cond.operands, ins, factor))
     for i, var in enumerate(eqn.outvars):
-        walk.mark(var, any(keys[i] for _, keys in ends))
-        walk.result(var, [index, *(outs[i] for outs, _ in ends)])
+        extra = max(extras[i] for _, extras in ends)
+        walk.result(var, extra, [index, *(outs[i] for outs, _ in ends)])
 
 
 _WALKS: dict[str, Callable[[_Walk, int, JaxprEqn, Sequence[Split]], None]] = {
@@ -361,13 +362,18 @@ def bits_of(aval: Any) -> float:
         return math.inf
     if not all(isinstance(n, int) for n in shape):
         return math.inf
-    if _is(dtype, jax.dtypes.extended):
+    if _is(aval, jax.dtypes.extended):
         return 8 * dtype.itemsize * math.prod(shape)
     return jax.dtypes.itemsize_bits(dtype) * math.prod(shape)
 
 
-def _is(dtype: Any, kind: Any) -> bool:
-    return dtype is not None and jnp.issubdtype(dtype, kind)
+def _is_ref(atom: Atom) -> bool:
+    """Whether a value is a mutable array."""
+    return isinstance(atom.aval, AbstractRef)
+
+
+def _is(aval: Any, kind: Any) -> bool:
+    return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, kind)
 
 
 def _is_layout(eqn: JaxprEqn) -> bool:

@@ -26,6 +26,8 @@ from jaxprtool.ir.source_names import Range, SourceNames, range_of
 from jaxprtool.ir.structured import Call, Cond, While, view
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame, is_users_file, user_frames
+from jaxprtool.passes.unzip.flow import parts_of
+from jaxprtool.passes.unzip.known import Context
 from jaxprtool.passes.unzip.split import Split
 from jaxprtool.passes.unzip.variables import SEPARATOR
 from jaxprtool.primitives import scope_of
@@ -42,6 +44,7 @@ _SAME = frozenset(
 _LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 _WORD = re.compile(r"[^\[\]'\"./~]+")
+_SCOPE = re.compile(r"[^/~]+")
 _TRANSFORM = re.compile(r"[\w.]+\(|\)")
 _FUNCTION = re.compile(r"(\S+) at (.+):\d+")
 
@@ -58,13 +61,13 @@ class Value:
     var: Var
 
 
-def names_of(values: Sequence[Value], arg_names: Sequence[str]) -> list[str]:
+def names_of(values: Sequence[Value], arg_names: Sequence[str], context: Context) -> list[str]:
     """A name for each value, no two the same and none the scope of another.
 
     `arg_names` are those of the program's flat arguments. Scopes of `nest`, which stand before
     the names of all variables inside, are counted but not written.
     """
-    namer = _Namer(arg_names)
+    namer = _Namer(arg_names, context)
     nests = [tuple(scope for call in v.calls if (scope := scope_of(call))) for v in values]
     paths = [(*nest, *namer.path(v)) for nest, v in zip(nests, values, strict=True)]
     pairs = zip(nests, _distinct(paths), strict=True)
@@ -88,17 +91,18 @@ def _distinct(paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
 class _Namer:
     """Finds names; reads each source file once, and goes through each body once."""
 
-    def __init__(self, arg_names: Sequence[str]):
-        self.arg_names = arg_names
+    def __init__(self, arg_names: Sequence[str], context: Context):
+        self.arg_names, self.context = arg_names, context
         self.sources = SourceNames()
         self.bodies: dict[Split, _Body] = {}
 
     def path(self, value: Value) -> tuple[str, ...]:
         """The scopes and the name of a value."""
-        eqns = [*value.calls, *filter(None, [self.eqn(value)])]
+        inner = self.made(value)
+        eqns = [*inner.calls, *filter(None, [self.eqn(inner)])]
         stacks = (_TRANSFORM.sub("", jaxcompat.name_stack(eqn)) for eqn in eqns)
-        scopes = tuple(word for stack in stacks for word in _words(stack))
-        name = self.name(value) or (self.function(value),)
+        scopes = tuple(scope for stack in stacks for scope in _SCOPE.findall(stack))
+        name = self.name(inner) or (self.function(value),)
         return (*scopes, name[-1]) if scopes else name
 
     def body(self, part: Split) -> _Body:
@@ -110,8 +114,21 @@ class _Namer:
         """The equation that computes a value; None for an argument of its body."""
         return self.body(value.parts[-1]).made.get(value.var)
 
+    def made(self, value: Value) -> Value:
+        """A value where it is computed: a result of a structured equation, inside."""
+        part = value.parts[-1]
+        if (eqn := self.eqn(value)) is None:
+            return value
+        for body in parts_of(part, self.body(part).position(eqn), self.context)[-1:]:
+            outs = body.body.outvars
+            inner = outs[eqn.outvars.index(value.var)] if len(outs) == len(eqn.outvars) else None
+            if isinstance(inner, Var) and inner in self.body(body).made:
+                return self.made(Value((*value.parts, body), (*value.calls, eqn), inner))
+        return value
+
     def name(self, value: Value) -> tuple[str, ...] | None:
         """The name of a value, and the scopes that come with it."""
+        value = self.made(value)
         eqn = self.eqn(value)
         if eqn is None:
             return self.argument(value)
@@ -148,11 +165,11 @@ class _Namer:
             for frame in _frames(calls, parts, user):
                 others.setdefault(frame.file, set()).add(range_of(frame))
         found: str | None = None
-        for depth, frame in enumerate(_frames(value.calls, value.parts, eqn)):
+        for depth, (frame, result) in enumerate(_frames_of(value, eqn)):
             late = others.get(frame.file, set())
             if depth and range_of(frame) not in late and (name := self.sources.given(frame)):
                 return tuple(_words(name))
-            if (name := self.sources.assigned(frame, late)) is None:
+            if (name := self.sources.assigned(frame, late, result)) is None:
                 continue
             if not _LIBRARIES.search(frame.file):
                 return (name,) if found is None else (name, found)
@@ -204,11 +221,15 @@ class _Body:
 
     def __init__(self, part: Split):
         self.made = {v: eqn for eqn in part.body.eqns for v in eqn.outvars}
+        self.positions = {id(eqn): position for position, eqn in enumerate(part.body.eqns)}
         self.users: dict[Any, list[JaxprEqn]] = {}
         for eqn in part.body.eqns:
             for atom in eqn.invars:
                 if not isinstance(atom, Literal):
                     self.users.setdefault(atom, []).append(eqn)
+
+    def position(self, eqn: JaxprEqn) -> int:
+        return self.positions[id(eqn)]
 
 
 def _words(text: str) -> list[str]:
@@ -216,19 +237,45 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
+def _frames_of(value: Value, eqn: JaxprEqn) -> Iterator[tuple[UserFrame, tuple[int, int] | None]]:
+    """The user's frames around a value's equation, the innermost first, through the calls.
+
+    A frame that calls what gives the value comes with which result it is, and of how many.
+    """
+    var: Any = value.var
+    result = None
+    levels = _levels(value.calls, value.parts, eqn)
+    for frames, call, part in zip(
+        levels, (*reversed(value.calls), None), reversed(value.parts), strict=True
+    ):
+        for i, frame in enumerate(frames):
+            yield frame, None if i else result
+        result = None
+        if call is not None and var in (outs := part.body.outvars[: len(call.outvars)]):
+            index = outs.index(var)
+            var, result = call.outvars[index], (index, len(call.outvars))
+
+
 def _frames(calls: Sequence[JaxprEqn], parts: Sequence[Split], eqn: JaxprEqn) -> list[UserFrame]:
-    """The user's frames around an equation, the innermost first, through the calls it is in.
+    """The user's frames around an equation, the innermost first, through the calls it is in."""
+    return [frame for frames in _levels(calls, parts, eqn) for frame in frames]
+
+
+def _levels(
+    calls: Sequence[JaxprEqn], parts: Sequence[Split], eqn: JaxprEqn
+) -> list[list[UserFrame]]:
+    """The user's frames around an equation inside each body, the innermost body first.
 
     What JAX traced once, for the first of several calls, bears the frames of that call: of each
     equation in a body, only those inside the body count.
     """
-    result: list[UserFrame] = []
+    levels = []
     frames = user_frames(eqn)
     for call, part in zip(reversed(calls), reversed(parts[1:]), strict=True):
         outer = user_frames(call)
-        result += _inside(frames, outer, part.body.debug_info)
+        levels.append(_inside(frames, outer, part.body.debug_info))
         frames = outer
-    return result + frames
+    return [*levels, frames]
 
 
 def _inside(frames: list[UserFrame], outer: list[UserFrame], debug: Any) -> list[UserFrame]:

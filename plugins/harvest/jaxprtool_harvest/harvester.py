@@ -9,7 +9,7 @@ nothing stays the very same object.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,8 +99,7 @@ class Harvester:
     def _sows_at(self, eqn: JaxprEqn) -> bool:
         if eqn.primitive is sow_p:
             return self.settings.concern(eqn)
-        inner = holds_jaxpr(eqn.params.values())
-        return inner and any(self._sows_within(body) for _, body in sub_jaxprs(eqn))
+        return any(map(self._sows_within, _bodies(eqn)))
 
     def _rewrite(self, body: Any, work: Work) -> tuple[Any, Sites]:
         for eqn in body.eqns:
@@ -186,6 +185,17 @@ class Harvester:
 # --- pieces of jaxprs ---------------------------------------------------------------------------
 
 
+def _bodies(eqn: JaxprEqn) -> Iterator[Any]:
+    """The jaxprs that an equation holds, and those of an object that it holds.
+
+    Such an object, JAX's CustomRoot, has parameters of its own, as an equation has.
+    """
+    for holder in (eqn, *eqn.params.values()):
+        params = getattr(holder, "params", None)
+        if isinstance(params, dict) and holds_jaxpr(params.values()):
+            yield from (body for _, body in sub_jaxprs(holder))
+
+
 def fresh(avals: Sequence[Any]) -> tuple[Var, ...]:
     """New variables of these types."""
     return tuple(map(Var, avals))
@@ -232,13 +242,14 @@ def _zero(aval: Any) -> Any:
 
 
 def shard_axes(shards: ShardMap, avals: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """For each type, the mesh axes over which a value of it may differ between shards."""
+    """For each type, the axes that this `shard_map` splits over and a value may differ over."""
     params = shards.eqn.params
     result = []
     for aval in avals:
-        checked = params["check_vma"]
-        varying = jaxcompat.varying_axes(aval) if checked else params["newly_manual_axes"]
-        result.append(tuple(axis for axis in shards.mesh.axis_names if axis in varying))
+        over = params["newly_manual_axes"]
+        if params["check_vma"]:
+            over = over & jaxcompat.varying_axes(aval)
+        result.append(tuple(axis for axis in shards.mesh.axis_names if axis in over))
     return result
 
 

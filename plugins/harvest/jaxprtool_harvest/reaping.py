@@ -65,7 +65,8 @@ class Reaper(Harvester):
         results, values = body.outvars[:own], body.outvars[own:]
         last = [s.mode == "clobber" for s in sites for _ in s.avals]
         carried, stacked = keep(values, last), keep(values, [not each for each in last])
-        kept = [replace(s, sure=s.sure and scan.length > 0) for s in sites if s.mode == "clobber"]
+        runs = isinstance(scan.length, int) and scan.length > 0  # a symbolic length may be none
+        kept = [replace(s, sure=s.sure and runs) for s in sites if s.mode == "clobber"]
         kept, starts = _starts(kept, scan.eqn, work)
         ends = fresh(types(kept))
         all_of = [

@@ -248,9 +248,8 @@ def find(plants: Mapping[str, Any], path: Path) -> list[Any]:
     for depth, name in enumerate(path):
         if not isinstance(level, Mapping):
             kind = type(level).__name__
-            raise HarvestError(
-                f"'{'/'.join(path[:depth])}' is a scope: it takes a dict of names, not {kind}"
-            )
+            what = f"'{'/'.join(path[:depth])}' is a scope: it takes" if depth else "plants is"
+            raise HarvestError(f"{what} a dict of names, not {kind}")
         if name not in level:
             return []
         level = level[name]

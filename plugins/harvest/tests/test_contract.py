@@ -333,6 +333,8 @@ def test_scopes_are_nested_dicts():
     assert reaps == {"outer": {"inner": {"y": 2.0}}, "inner": {"x": 1.0}, "x": 1.0}
     with pytest.raises(HarvestError, match="'outer' is a scope: it takes a dict of names"):
         plant_t(f)({"outer": 1.0}, 1.0)
+    with pytest.raises(HarvestError, match="plants is a dict of names, not list"):
+        plant_t(f)([1.0], 1.0)
 
 
 def test_calls_of_one_scope_share_it():
@@ -531,6 +533,19 @@ def test_what_is_sown_under_vmap_has_the_mapped_axis_first():
     reaps = reap_t(f)(x)
     assert reaps["y"].tolist() == (2 * x.T).tolist() and reaps["z"] == 1.0
     assert plant_t(f)({"y": x.T}, x).tolist() == (x + 1).tolist()
+
+
+def test_scopes_are_found_under_transformations():
+    f = nest(lambda x: jnp.sin(value(2 * x, name="y")), scope="s")
+    x = jnp.arange(3.0)
+    assert reap_t(jax.grad(f))(1.0) == {"s": {"y": 2.0}}
+    assert reap_t(jax.jit(jax.vmap(jax.value_and_grad(f))))(x)["s"]["y"].tolist() == [0, 2, 4]
+
+
+def test_named_axes_are_those_around_the_harvested_function():
+    f = call_and_reap_t(lambda x: value(jax.lax.psum(x, "i"), name="sum") - x)
+    y, reaps = jax.vmap(f, axis_name="i")(jnp.arange(3.0))
+    assert y.tolist() == [3, 2, 1] and reaps["sum"].tolist() == [3, 3, 3]
 
 
 def test_jit_of_harvested_functions():

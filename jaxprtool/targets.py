@@ -9,7 +9,9 @@ Finding functions and reading files are wings of their own; this is where they m
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,11 +25,12 @@ import numpy as np
 from jaxprtool.errors import ArgumentsError, TargetError
 from jaxprtool.ir.outline import equations, top_jaxpr, type_of
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import Tree, describe
+from jaxprtool.ir.trees import Tree, describe, leaf_paths
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.load import Entry
+from jaxprtool.loading.trace import Call
 
 STDIN = "-"
 
@@ -48,6 +51,11 @@ class ProgramEntry:
     def arguments(self) -> list[Any]:
         """The flat arguments in the program's order: arrays, scalars or `ShapeDtypeStruct`s."""
         return list(self.values)
+
+    def position(self, number: int) -> int:
+        """The position of a positional argument, for which ArgumentsError is raised if none is."""
+        args, _ = jax.tree.unflatten(self.program.in_tree, self.values)
+        return Call(args, {}, {}, {}).position(number)
 
 
 def find(
@@ -145,11 +153,13 @@ def _shown(target: str) -> str:
 def fitted(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """The flat arguments of a call of `program`, each of the type that it takes.
 
-    A Python scalar stands for an array of that type. Raises ArgumentsError for a call of another
-    structure, and for a value of another type.
+    A Python scalar stands for an array of that type, and a flat dict of arrays, as from a file,
+    for an argument whose leaves its names lead to: `first/w`. Raises ArgumentsError for a call of
+    another structure, and for a value of another type.
     """
     if any(isinstance(arg, Static) for arg in (*args, *kwargs.values())):
         raise ArgumentsError(f"{program.name} is a program, which has no static arguments left")
+    args, kwargs = _nested(program, args, kwargs)
     leaves, tree = jax.tree.flatten((args, kwargs))
     if len(leaves) != len(program.in_avals) or not _fits(describe(tree), describe(program.in_tree)):
         names = ", ".join(program.arg_names[:8]) + (", ..." if len(program.arg_names) > 8 else "")
@@ -159,6 +169,66 @@ def fitted(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         )
     triples = zip(program.arg_names, leaves, program.in_avals, strict=True)
     return tuple(_fitted_leaf(*triple) for triple in triples)
+
+
+def _nested(program: Program, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments, with dicts whose names are paths made the structures that are wanted."""
+    wanted, by_name = jax.tree.unflatten(program.in_tree, range(len(program.in_avals)))
+    pairs = itertools.zip_longest(args, wanted[: len(args)])
+    return (
+        tuple(_from_paths(program, arg, want) for arg, want in pairs),
+        {name: _from_paths(program, arg, by_name.get(name)) for name, arg in kwargs.items()},
+    )
+
+
+def _from_paths(program: Program, arg: Any, wanted: Any) -> Any:
+    """An argument; `wanted` has the flat position of each of its leaves.
+
+    Raises ArgumentsError for a flat dict whose names are not the paths of what is wanted.
+    """
+    tree, positions = jax.tree.structure(wanted), jax.tree.leaves(wanted)
+    if not _is_flat(arg) or tree.num_nodes == 1:
+        return arg
+    paths = leaf_paths(tree, [program.arg_names[i] for i in positions])
+    if set(paths) != arg.keys() and _fits(describe(jax.tree.structure(arg)), describe(tree)):
+        return arg
+    missing = [path for path in paths if path not in arg]
+    left = [name for name in arg if name not in paths]
+    if missing or left:
+        root = re.split(r"[.\[]", program.arg_names[positions[0]])[0]
+        faults = [f"lacks {_some(missing)}"] if missing else []
+        faults += [f"has {_some(left)}, which {program.name} does not take"] if left else []
+        raise ArgumentsError(
+            f"argument '{root}' {', and '.join(faults)}", f"it takes {_some(paths)}"
+        )
+    values = [_as_saved(arg[p], program.in_avals[i]) for p, i in zip(paths, positions, strict=True)]
+    return jax.tree.unflatten(tree, values)
+
+
+def _is_flat(arg: Any) -> bool:
+    """Whether an argument is a dict of arrays by name."""
+    return isinstance(arg, dict) and all(
+        isinstance(name, str) and hasattr(value, "shape") for name, value in arg.items()
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:6])) + (f" and {len(names) - 6} more" * (len(names) > 6))
+
+
+def _as_saved(value: Any, aval: Any) -> Any:
+    """A value in the type that is wanted, if it is that value in the type it was saved in.
+
+    NumPy's files know no types but NumPy's: bfloat16 is saved as float32, a key as its words.
+    """
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) and value.dtype == np.uint32:
+        return jax.random.wrap_key_data(value, impl=aval.dtype)
+    foreign = aval.dtype.isbuiltin != 1 and aval.dtype != jax.dtypes.float0
+    if foreign and isinstance(value, np.ndarray):
+        narrow = value.astype(aval.dtype)
+        if np.array_equal(narrow.astype(value.dtype), value, equal_nan=True):
+            return narrow
+    return value
 
 
 def _fits(given: Tree, wanted: Tree) -> bool:

@@ -3,6 +3,7 @@
 import io
 import sys
 from collections import namedtuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError, TargetError
+from jaxprtool.loading import argspec
 from jaxprtool.targets import ProgramEntry, find, fitted
 
 Pair = namedtuple("Pair", "first second")
@@ -119,7 +121,7 @@ def test_arguments_that_fit_are_given_flat(file):
     ("args", "message"),
     [
         ("f32[3]", "scaled takes arguments of structure .* not"),
-        ("{'v': f32[3]}, f32[3], factor=1.0", "structure"),
+        ("{'v': f32[3]}, f32[3], factor=1.0", "'params' lacks 'w', and has 'v', which scaled does"),
         ("{'w': f32[3]}, f32[3], scale=1.0", "structure"),
         ("{'w': f32[4]}, f32[3], factor=1.0", r"argument 'params\['w'\]' is f32\[4\], .* f32\[3\]"),
         ("{'w': i32[3]}, f32[3], factor=1.0", r"is i32\[3\]"),
@@ -162,3 +164,122 @@ def test_a_python_scalar_stands_for_values_of_its_kind_and_wider_ones(value, dty
         return
     (array,) = fitted(program, (value,), {})
     assert array.dtype == dtype and array == value
+
+
+# --- arrays by name ---------------------------------------------------------------------------
+
+
+class Layer(NamedTuple):
+    w: Any
+    b: Any
+
+
+def many(params, x, *, scale):
+    first, (second, key) = params["first"], params["rest"]
+    noise = jax.random.normal(key, (3,))
+    return first.w * x + first.b + second["w/0"].astype(jnp.float32) * noise, scale["a"]["b"]
+
+
+STRUCTURE = (
+    {"first": Layer("f32[3]", "f32[]"), "rest": [{"w/0": "bf16[3]"}, "key<fry>[]"]},
+    "f32[3]",
+)
+NAMES = ("first/w", "first/b", "rest/0/w/0", "rest/1")
+
+
+@pytest.fixture
+def many_file(tmp_path):
+    types = argspec.read_strings(STRUCTURE)
+    path = str(tmp_path / "many.jaxpr")
+    jaxprtool.write(jaxprtool.trace(many, *types, scale={"a": {"b": 2.0}}), path)
+    return path
+
+
+@pytest.fixture
+def arrays(tmp_path, monkeypatch):
+    """What `params.npz` has, in the current folder: bfloat16 and keys as NumPy can save them."""
+    monkeypatch.chdir(tmp_path)
+    values = np.ones(3, np.float32), np.float32(2), np.array([0.5, np.nan, -3.0], np.float32)
+    found = dict(zip(NAMES, (*values, np.array([3, 4], np.uint32)), strict=True))
+    np.savez("params.npz", **found)
+    return found
+
+
+CALL = "load('params.npz'), ones(f32[3]), scale={'a': {'b': 2.0}}"
+
+
+def test_arrays_by_name_from_a_file_fit_the_structure_that_their_names_lead_through(
+    many_file, arrays
+):
+    entry = find(many_file, CALL)
+    leaves = dict(zip(entry.program.arg_names, entry.arguments(), strict=True))
+    assert np.array_equal(leaves["params['first'].w"], np.ones(3))
+    assert leaves["params['first'].b"] == 2
+    narrow = leaves["params['rest'][0]['w/0']"]
+    assert narrow.dtype == jnp.bfloat16
+    assert np.array_equal(narrow.astype(np.float32), arrays["rest/0/w/0"], equal_nan=True)
+    assert np.array_equal(jax.random.key_data(leaves["params['rest'][1]"]), [3, 4])
+
+
+def test_arrays_by_name_may_be_any_argument(many_file, arrays):
+    np.savez("scale.npz", **{"a/b": np.float32(5)})
+    entry = find(many_file, CALL.replace("{'a': {'b': 2.0}}", "load('scale.npz')"))
+    assert entry.arguments()[-1] == 5
+
+
+def test_a_flat_dict_is_a_flat_dict_where_that_is_what_is_taken(tmp_path):
+    program = jaxprtool.trace(lambda p: p["a/b"] + p["c"], {"a/b": 1.0, "c": 2.0})
+    values = {"c": np.float32(1), "a/b": np.float32(2)}
+    assert fitted(program, (values,), {}) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "hint"),
+    [
+        ({"first/w": None}, "argument 'params' lacks 'first/w'$", "it takes 'first/w', 'first/b',"),
+        ({"extra": 1.0}, "argument 'params' has 'extra', which many does not take$", "it takes"),
+        (
+            {"first/w": None, "frist/w": 1.0},
+            "lacks 'first/w', and has 'frist/w', which",
+            "it takes",
+        ),
+        ({f"x{i}": 1.0 for i in range(9)}, "has 'x0', .*'x5' and 3 more, which many", "it takes"),
+        (dict.fromkeys(NAMES), "lacks 'first/w', 'first/b', 'rest/0/w/0', 'rest/1'$", "it takes"),
+        ({"first/w": np.ones(4)}, r"'params\['first'\].w' is f32\[4\], and the program", None),
+        ({"rest/0/w/0": np.full(3, 0.1, np.float32)}, r"is f32\[3\], .* takes bf16\[3\]", None),
+    ],
+)
+def test_arrays_whose_names_do_not_fit_are_named(many_file, arrays, changes, message, hint):
+    changed = {name: value for name, value in (arrays | changes).items() if value is not None}
+    np.savez("params.npz", **changed)
+    with pytest.raises(ArgumentsError, match=message) as caught:
+        find(many_file, CALL)
+    assert hint is None or caught.value.hint.startswith(hint)
+
+
+def test_the_arrays_of_a_function_stay_by_name(arrays, tmp_path):
+    (tmp_path / "f.py").write_text("def f(params): return sorted(params)[0], params['rest/1']\n")
+    entry = find("f.py:f", "load('params.npz')")
+    assert set(entry.args[0]) == set(NAMES)
+
+
+# --- positions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "position"), [(0, 0), (2, 1), (-1, 1), (-3, 0)])
+def test_positions_are_told_without_static_arguments(number, position, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.py").write_text("def f(x, n, y): return x * n + y\n")
+    entry = find("f.py:f", "1.0, static(2), 3.0")
+    assert entry.position(number) == position
+    with pytest.raises(ArgumentsError, match="argument 1 is static"):
+        entry.position(1)
+    with pytest.raises(ArgumentsError, match="no positional argument 3 is given; there are 3"):
+        entry.position(3)
+
+
+def test_positions_in_a_program_file(file):
+    entry = find(file)
+    assert [entry.position(n) for n in (0, 1, -1, -2)] == [0, 1, 1, 0]
+    with pytest.raises(ArgumentsError, match="no positional argument 2 is given; there are 2"):
+        entry.position(2)

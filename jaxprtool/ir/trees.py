@@ -85,6 +85,39 @@ def same_tree(a: Any, b: Any) -> bool:
     return a == b or describe(a) == describe(b)
 
 
+def leaf_paths(tree: Any, names: Sequence[str]) -> list[str]:
+    """The way down to each leaf of a `PyTreeDef`, as `first/w`, from the leaves' names.
+
+    The names are those of a program, such as `params['first'].w`, of which as much counts as the
+    leaf is deep: an `Opaque` node does not know what its children are called.
+    """
+    leaves = jax.tree.leaves_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
+    paths = []
+    for (keys, _), name in zip(leaves, names, strict=True):
+        own = [jax.tree_util.keystr((key,), simple=True) for key in keys]
+        steps = _steps(name)
+        paths.append("/".join(steps[-len(keys) :] if 0 < len(keys) <= len(steps) else own))
+    return paths
+
+
+def _steps(name: str) -> list[str]:
+    """The keys and attributes in a name: of `params['first'].w`, `first` and `w`."""
+    try:
+        node = ast.parse(name, mode="eval").body
+    except (SyntaxError, RecursionError, ValueError):
+        return []
+    steps: list[str] = []
+    while True:
+        match node:
+            case ast.Attribute():
+                steps.append(node.attr)
+            case ast.Subscript(slice=ast.Constant(value=key)):
+                steps.append(str(key))
+            case _:
+                return steps[::-1]
+        node = node.value
+
+
 def _example(tree: Tree) -> Any:
     children = tuple(map(_example, tree.children))
     match tree.kind:

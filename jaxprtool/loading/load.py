@@ -60,6 +60,10 @@ class Entry:
         """The flat arguments in the Program's order: arrays, scalars or `ShapeDtypeStruct`s."""
         return self._call().leaves
 
+    def position(self, number: int) -> int:
+        """Which of the Program's positional arguments is the function's; see `Call.position`."""
+        return self._call().position(number)
+
     def _call(self) -> Call:
         static = self.static_argnums, self.static_argnames
         return sort_out(self.fun, self.args, self.kwargs, *static)

@@ -39,6 +39,20 @@ class Call:
         """The flat arguments, in the order of the Program's."""
         return jax.tree.leaves((self.args, self.kwargs))
 
+    def position(self, number: int) -> int:
+        """Which of the Program's positional arguments is the function's `number`.
+
+        Raises ArgumentsError if there is none, or it is static.
+        """
+        count = len(self.args) + len(self.static_args)
+        if not -count <= number < count:
+            has = f"there are {count}" if count else "there is none"
+            raise ArgumentsError(f"no positional argument {number} is given; {has}")
+        number %= count
+        if number in self.static_args:
+            raise ArgumentsError(f"argument {number} is static, and not traced")
+        return number - sum(position < number for position in self.static_args)
+
 
 def trace(
     fun: Callable[..., Any],

@@ -1,4 +1,4 @@
-"""The Typer application: `jaxprtool show|opt|run|emit|passes|backends`.
+"""The Typer application: `jaxprtool show|opt|run|emit|unzip|passes|backends`.
 
 Nothing here, nor what it imports, imports JAX: help and completion answer without it.
 """
@@ -18,6 +18,7 @@ from jaxprtool.cli.opt import opt
 from jaxprtool.cli.passes import passes
 from jaxprtool.cli.run import run
 from jaxprtool.cli.show import show
+from jaxprtool.cli.unzip import unzip
 
 PROGRAM = "jaxprtool"
 _COMPLETE = "_JAXPRTOOL_COMPLETE"
@@ -34,7 +35,7 @@ app = typer.Typer(
     context_settings=_HELP,
     epilog=_EPILOG,
 )
-for command in (show, opt, run, emit, passes, backends):
+for command in (show, opt, run, emit, unzip, passes, backends):
     app.command(context_settings=_HELP)(command)
 
 
@@ -65,6 +66,7 @@ def _top(
       jaxprtool opt  samples/transformer.py:loss -p dce --stats
       jaxprtool run  samples/transformer.py:loss --backend cpu
       jaxprtool emit samples/transformer.py:loss --to stablehlo
+      jaxprtool unzip samples/mlp_variables.py:net -o net/
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -10,11 +10,10 @@ import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.emit import SUFFIXES
-from jaxprtool.cli.places import STDOUT, places
+from jaxprtool.cli.places import STDOUT, write_jaxprs
 from jaxprtool.errors import OutputError, PipelineError, did_you_mean
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.program import Program
     from jaxprtool.passes.pipeline import Pipeline
 
 _WATCHED = "What is watched (on stderr)"
@@ -125,7 +124,7 @@ def opt(
     result = pipeline.run(options.trace(entry), watcher, check=not no_check)
     programs = options.each(result)
     if out is not None:
-        _write_files(programs, out)
+        write_jaxprs(programs, out)
     if json:
         from jaxprtool.render.as_json import program_document
 
@@ -137,16 +136,6 @@ def opt(
     if stats or timing:
         sys.stdout.flush()
         watch.write_rows(watcher.rows, stats, timing)
-
-
-def _write_files(programs: list[tuple[str, Program]], out: str) -> None:
-    from jaxprtool.formats.jaxpr import write
-
-    for program, path in places(programs, out, ".jaxpr"):
-        if path == STDOUT:
-            output.write(write.text(program))
-        else:
-            write.write(program, path)
 
 
 def _checked(wanted: list[str] | None, pipeline: Pipeline) -> frozenset[str]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _FUNCTION, _PASSES, _OUTPUT = "Function and arguments", "Passes", "Output"
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
+    """The numbers of a list such as `0,2`."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -68,7 +69,7 @@ StaticArgnums = Annotated[
     typer.Option(
         "--static-argnums",
         metavar="N,…",
-        parser=_numbers,
+        parser=numbers,
         help="Positions of arguments that are not traced.",
         rich_help_panel=_FUNCTION,
     ),

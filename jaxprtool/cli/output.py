@@ -11,6 +11,9 @@ Documents may gain keys; the keys they have stay as they are:
     run       {"name", "devices": ["cpu:0"…], "random": [argument names],
               "times": {"trace", "lower", "compile", "first_call", "repeat", "repeats"} (seconds),
               "outputs": [{"name", "type", "value"} or {"name", "type", "statistics"}…]}
+    unzip     {"variables": [{"name", "type", "shape", "dtype", "bytes", "source"}…],
+              "programs": [PROGRAM…]}; "source" is {"file", "line"}, or null; with --run the same
+              and "runs": what `run` has, of init and of apply
     passes    {"passes": [{"name", "help", "origin"}…]}; with a NAME the same and
               "options": [{"name", "type", "default" (as text; null if it must be given)}…]
     backends  {"backends": [{"platform", "version", "default", "devices": [{"id", "kind"}…]}…]}
@@ -121,7 +124,7 @@ def write_programs(
     for i, (name, program) in enumerate(programs):
         if len(programs) > 1:
             stream.write(f"{chr(10) if i else ''}# {name}\n")
-        _write_rendered(render(program), stream)
+        write_rendered(render(program), stream)
 
 
 def write_listings(programs: Sequence[tuple[str, Program]], stream: TextIO | None = None) -> None:
@@ -132,8 +135,9 @@ def write_listings(programs: Sequence[tuple[str, Program]], stream: TextIO | Non
     write_programs(programs, lambda program: listing(program, width=columns), stream)
 
 
-def _write_rendered(rendered: Any, stream: TextIO) -> None:
+def write_rendered(rendered: Any, stream: TextIO | None = None) -> None:
     """Something that has a plain text and is a Rich renderable, for colours."""
+    stream = stream or sys.stdout
     if colours(stream):
         console(stream).print(rendered, soft_wrap=True)
     else:

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from jaxprtool.cli import output
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
 
 STDOUT = "-"
+
+
+def write_jaxprs(programs: Sequence[tuple[str, Program]], out: str) -> None:
+    """Write programs as `.jaxpr` files where `-o` says, all or none; - is stdout."""
+    from jaxprtool.formats.jaxpr import write
+
+    new = not os.path.exists(out)
+    found = places(programs, out, ".jaxpr")
+    if [path for _, path in found] == [STDOUT]:
+        output.write(write.text(found[0][0]))
+        return
+    try:
+        write.write_all(found)
+    except BaseException:
+        if new:
+            with suppress(OSError):  # no folder was made for a single file
+                os.rmdir(out)
+        raise
 
 
 def places(

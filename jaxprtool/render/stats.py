@@ -34,7 +34,7 @@ def stats(counted: Stats, *, width: int = 80) -> View:
     }
     for what, named in values.items():
         if named:
-            parts += [Text(), _values(what, named)]
+            parts += [Text(), values_table(what, named, most=MOST_VALUES)]
     return View(Group(*parts), width)
 
 
@@ -65,17 +65,29 @@ def _counts(total: int, by_depth: Sequence[int]) -> list[str]:
     return [f"{total:,}", *(f"{count:,}" if count else "·" for count in depths)]
 
 
-def _values(what: str, values: Sequence[NamedValue]) -> Table:
+def values_table(
+    what: str,
+    values: Sequence[NamedValue],
+    sources: Sequence[str] | None = None,
+    most: int | None = None,
+) -> Table:
+    """A row for each value: what it is called, its type, its bytes, and where it comes from.
+
+    `most` is how many of them are shown, where more are only counted.
+    """
     known = sum(value.bytes or 0 for value in values)
     grid = _grid(f"{_plural(len(values), what)}, {_size(known)}")
     grid.add_column(what, style=theme.BINDER, overflow="fold")
     grid.add_column("type", style=theme.TYPE, overflow="fold")
     grid.add_column("bytes", justify="right")
-    for value in values[:MOST_VALUES]:
+    if sources is not None:
+        grid.add_column("source", style=theme.COMMENT, overflow="fold")
+    for i, value in enumerate(values[:most]):
         size = "?" if value.bytes is None else f"{value.bytes:,}"
-        grid.add_row(Text(value.name), Text(value.type), size)
-    if len(values) > MOST_VALUES:
-        grid.add_row(Text(f"… {len(values) - MOST_VALUES:,} more", style=theme.COMMENT))
+        source = [] if sources is None else [Text(sources[i])]
+        grid.add_row(Text(value.name), Text(value.type), size, *source)
+    if most is not None and len(values) > most:
+        grid.add_row(Text(f"… {len(values) - most:,} more", style=theme.COMMENT))
     return grid
 
 

@@ -21,7 +21,8 @@ and the structures of arguments and results with each value's name at its place.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 
 import numpy as np
 
@@ -51,16 +52,24 @@ def write(program: Program, path: str | os.PathLike[str]) -> None:
     source line, if the program holds Python functions or other live objects; OutputError if a
     file cannot be written.
     """
-    name = os.fspath(path)
-    content, arrays = _rendered(program, inline=False)
-    with file_written_whole(name) as file:
-        if arrays:
-            with file_written_whole(f"{name}.npz") as archive:
-                write_npz(archive, arrays)
-        file.write(content.encode())
-    if not arrays:
+    write_all([(program, path)])
+
+
+def write_all(programs: Iterable[tuple[Program, str | os.PathLike[str]]]) -> None:
+    """Write programs as `write` does: all of them, or none if one cannot be written."""
+    alone = []
+    with ExitStack() as files:
+        for program, path in programs:
+            name = os.fspath(path)
+            content, arrays = _rendered(program, inline=False)
+            files.enter_context(file_written_whole(name)).write(content.encode())
+            if arrays:
+                write_npz(files.enter_context(file_written_whole(f"{name}.npz")), arrays)
+            else:
+                alone.append(f"{name}.npz")
+    for name in alone:
         with suppress(FileNotFoundError):
-            os.unlink(f"{name}.npz")
+            os.unlink(name)
 
 
 def text(program: Program) -> str:

@@ -19,11 +19,21 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import Cond, view
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
-from jaxprtool.passes.unzip.flow import BIT, KEY, Place, Terms, bits_of, flow_of, parts_of
+from jaxprtool.passes.unzip.flow import (
+    BIT,
+    KEY,
+    Place,
+    Terms,
+    bits_of,
+    bodies_of,
+    flow_of,
+    parts_of,
+    with_bodies,
+)
+from jaxprtool.passes.unzip.hoist import hoisted
 from jaxprtool.passes.unzip.known import EARLY, READY, Context
 from jaxprtool.passes.unzip.naming import Value, names_of
 from jaxprtool.passes.unzip.split import Split, split
@@ -43,7 +53,11 @@ def sow_cut(program: Program, early: Sequence[bool], tag: str, computed_once: bo
     """
     program = Dce()(program)
     context = Context(tag=None)
-    part = split(program.jaxpr, [EARLY if flag else READY for flag in early], context)
+    ins = [EARLY if flag else READY for flag in early]
+    part = split(program.jaxpr, ins, context)
+    if (body := hoisted(part, context)) is not part.body:
+        program = Dce()(program.replace(jaxpr=body))
+        part = split(program.jaxpr, ins, context)
     chosen = _Chosen()
     for place in _cut(part, early, Terms(computed_once, context)):
         chosen.add(place)
@@ -79,9 +93,8 @@ def _cut_off_keys(graph: Graph) -> list[int]:
     computed from keys.
     """
     hard = {n for n in graph.nodes if graph.costs[n] >= KEY}
-    needed = graph.part(hard)
-    keys = needed.minimum_cut()
-    late = graph.part(hard).leading_to_sink(keys)
+    keys = graph.part(hard).minimum_cut()
+    late = graph.leading_to_sink(hard.difference(keys))
     for key in keys:
         for node in graph.after[key] & late:
             graph.unlink(key, node)
@@ -147,25 +160,14 @@ def _sown(body: Any, chosen: _Chosen, tag: str, names: Iterator[str]) -> Any:
 
     sow(body.invars, body.eqns[0].ctx if body.eqns else None)
     for position, eqn in enumerate(body.eqns):
-        inner = chosen.inner.get(position, {})
         eqn = eqn.replace(invars=renamed(eqn.invars)) if sown else eqn
-        if inner:
-            eqn = _with_sown_bodies(eqn, inner, tag, names)
+        if position in chosen.inner:
+            bodies = list(bodies_of(eqn))
+            for index, inside in sorted(chosen.inner[position].items()):
+                bodies[index] = _sown(bodies[index], inside, tag, names)
+            eqn = with_bodies(eqn, bodies)
         eqns.append(eqn)
         sow(eqn.outvars, eqn.ctx, eqn.source_info)
     return jaxcompat.new_jaxpr(
         body.constvars, body.consts, body.invars, renamed(body.outvars), eqns, body.debug_info
     )
-
-
-def _with_sown_bodies(
-    eqn: JaxprEqn, chosen: dict[int, _Chosen], tag: str, names: Iterator[str]
-) -> JaxprEqn:
-    structured = view(eqn)
-    if isinstance(structured, Cond):
-        branches = list(structured.branches)
-        for index, inside in sorted(chosen.items()):
-            branches[index] = _sown(branches[index], inside, tag, names)
-        return structured.rebuild(branches=tuple(branches))
-    (inside,) = chosen.values()
-    return structured.rebuild(body=_sown(structured.body, inside, tag, names))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 #: The two nodes that every graph has. They cannot be chosen.
 SOURCE, SINK = 0, 1
@@ -56,19 +56,20 @@ class Graph:
 
     def part(self, nodes: Collection[int]) -> Graph:
         """The graph of some of the nodes alone, and the edges between them, source and sink."""
-        kept = {SOURCE, SINK, *nodes}
-        part = Graph()
+        part, kept = Graph(), {SOURCE, SINK, *nodes}
         part.costs = list(self.costs)
-        part.after = [each & kept if n in kept else set() for n, each in enumerate(self.after)]
-        part.before = [each & kept if n in kept else set() for n, each in enumerate(self.before)]
+        empty: set[int] = set()
+        part.after, part.before = ([empty] * len(self.costs) for _ in range(2))
+        for node in kept:
+            part.after[node] = self.after[node] & kept
+            part.before[node] = self.before[node] & kept
         return part
 
-    def leading_to_sink(self, without: Collection[int]) -> set[int]:
-        """The sink, and the nodes that it can be reached from on ways that avoid some."""
-        found = {SINK}
-        todo = [SINK]
+    def leading_to_sink(self, nodes: Set[int]) -> set[int]:
+        """The sink, and those of some nodes that lead to it through one another."""
+        found, todo = {SINK}, [SINK]
         while todo:
-            new = self.before[todo.pop()] - found - set(without)
+            new = (self.before[todo.pop()] & nodes) - found
             found |= new
             todo += new
         return found

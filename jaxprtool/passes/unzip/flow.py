@@ -84,14 +84,15 @@ class Flow:
     extras: tuple[float, ...]
 
 
-def flow_of(part: Split, keys: Sequence[bool], terms: Terms, axes: Sequence[Axis] = ()) -> Flow:
-    """The reduced flow of a body; `keys` marks arguments that are keys, or as good.
+def flow_of(part: Split, extras: Sequence[float], terms: Terms, axes: Sequence[Axis] = ()) -> Flow:
+    """The reduced flow of a body.
 
-    `axes` are the manual axes around the body, with their sizes.
+    `extras` are what its arguments cost beside their bits: `KEY` if they are keys or as good,
+    infinity if they cannot be variables, else 0. `axes` are the manual axes around the body.
     """
-    request = part, tuple(keys), terms.once, tuple(axes)
+    request = part, tuple(extras), terms.once, tuple(axes)
     if request not in terms.made:
-        terms.made[request] = _Walk(part, keys, terms, tuple(axes)).flow()
+        terms.made[request] = _Walk(part, extras, terms, tuple(axes)).flow()
     return terms.made[request]
 
 
@@ -103,6 +104,28 @@ def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
         known = [part.known[v] if isinstance(v, Var) else BOTH for v in cond.operands]
         return tuple(split(branch, known, context) for branch in cond.branches)
     return part.parts.get(position, ())
+
+
+def bodies_of(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """The bodies of an equation that can be looked into, in the order of `parts_of`."""
+    match view(eqn):
+        case Cond(branches=branches):
+            return branches
+        case While(cond=cond, body=body):
+            return cond, body
+        case Scan(body=body) | ShardMap(body=body) | Call(body=body):
+            return (body,)
+    return ()
+
+
+def with_bodies(eqn: JaxprEqn, bodies: Sequence[Any]) -> JaxprEqn:
+    """An equation with other bodies, which take and give the same."""
+    structured = view(eqn)
+    if isinstance(structured, Cond):
+        return structured.rebuild(branches=tuple(bodies))
+    if isinstance(structured, While):
+        return structured.rebuild(cond=bodies[0], body=bodies[1])
+    return structured.rebuild(body=bodies[0])
 
 
 class _Walk:
@@ -125,6 +148,8 @@ class _Walk:
         body, context = self.part.body, self.terms.context
         context.bodies.append(body)
         for position, eqn in enumerate(body.eqns):
+            if all(self.node(atom) is None for atom in eqn.invars):
+                continue  # nothing of it is early and not ready
             walk = _WALKS.get(eqn.primitive.name)
             parts = parts_of(self.part, position, context)
             if walk is None or not parts or self._is_whole(eqn):

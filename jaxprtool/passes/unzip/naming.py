@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from jaxprtool import jaxcompat
@@ -161,9 +162,10 @@ class _Namer:
     def assigned(self, value: Value, eqn: JaxprEqn) -> tuple[str, ...] | None:
         """The name in the source, after that in the user's own if it is in a library's."""
         others: dict[str, set[Range]] = {}
-        for calls, parts, user in self.late_users(value):
-            for frame in _frames(calls, parts, user):
-                others.setdefault(frame.file, set()).add(range_of(frame))
+        for calls, user in self.late_users(value):
+            for each in (*calls, user):
+                for frame in user_frames(each):
+                    others.setdefault(frame.file, set()).add(range_of(frame))
         found: str | None = None
         for depth, (frame, result) in enumerate(_frames_of(value, eqn)):
             late = others.get(frame.file, set())
@@ -176,12 +178,12 @@ class _Namer:
             found = found or name
         return None if found is None else (found,)
 
-    def late_users(self, value: Value) -> Iterator[tuple[Any, Any, JaxprEqn]]:
-        """The equations that need a value late, with the calls and bodies around them."""
+    def late_users(self, value: Value) -> Iterator[tuple[tuple[JaxprEqn, ...], JaxprEqn]]:
+        """The equations that need a value late, with the calls around them."""
         part, var = value.parts[-1], value.var
         for eqn in self.body(part).users.get(var, ()):
             if not all(part.known[v].early for v in eqn.outvars):
-                yield value.calls, value.parts, eqn
+                yield value.calls, eqn
         if value.calls:
             outs = value.calls[-1].outvars
             for i, atom in enumerate(part.body.outvars[: len(outs)]):
@@ -192,8 +194,8 @@ class _Namer:
 
     def parameter(self, value: Value) -> tuple[str, ...] | None:
         """The parameter of a user's jitted function that needs a value late."""
-        for _, parts, user in self.late_users(value):
-            if parts is not value.parts or not isinstance(called := view(user), Call):
+        for calls, user in self.late_users(value):
+            if calls is not value.calls or not isinstance(called := view(user), Call):
                 continue
             debug = called.body.debug_info
             if _file(debug) is None or len(debug.arg_names or ()) != len(user.invars):
@@ -211,8 +213,9 @@ class _Namer:
         if isinstance(view(eqn), Call) and "name" in eqn.params:
             words = _words(eqn.params["name"].strip("_"))
         else:
-            frames = _frames(value.calls, value.parts, eqn)
-            words = [w for frame in frames[:1] for w in _words(frame.function) if w[0] != "<"]
+            frames = (frame for frame, _ in _frames_of(value, eqn))
+            words = [w for frame in islice(frames, 1) for w in _words(frame.function)]
+            words = [word for word in words if word[0] != "<"]
         return words[-1] if words else eqn.primitive.name
 
 
@@ -240,57 +243,20 @@ def _words(text: str) -> list[str]:
 def _frames_of(value: Value, eqn: JaxprEqn) -> Iterator[tuple[UserFrame, tuple[int, int] | None]]:
     """The user's frames around a value's equation, the innermost first, through the calls.
 
-    A frame that calls what gives the value comes with which result it is, and of how many.
+    An equation bears the frames of its body alone. The frame of a call that gives the value comes
+    with which result it is, and of how many.
     """
     var: Any = value.var
-    result = None
-    levels = _levels(value.calls, value.parts, eqn)
-    for frames, call, part in zip(
-        levels, (*reversed(value.calls), None), reversed(value.parts), strict=True
-    ):
-        for i, frame in enumerate(frames):
-            yield frame, None if i else result
+    yield from ((frame, None) for frame in user_frames(eqn))
+    for call, part in zip(reversed(value.calls), reversed(value.parts), strict=False):
         result = None
-        if call is not None and var in (outs := part.body.outvars[: len(call.outvars)]):
+        outs = part.body.outvars[: len(call.outvars)]
+        if var in outs:
             index = outs.index(var)
             var, result = call.outvars[index], (index, len(call.outvars))
-
-
-def _frames(calls: Sequence[JaxprEqn], parts: Sequence[Split], eqn: JaxprEqn) -> list[UserFrame]:
-    """The user's frames around an equation, the innermost first, through the calls it is in."""
-    return [frame for frames in _levels(calls, parts, eqn) for frame in frames]
-
-
-def _levels(
-    calls: Sequence[JaxprEqn], parts: Sequence[Split], eqn: JaxprEqn
-) -> list[list[UserFrame]]:
-    """The user's frames around an equation inside each body, the innermost body first.
-
-    What JAX traced once, for the first of several calls, bears the frames of that call: of each
-    equation in a body, only those inside the body count.
-    """
-    levels = []
-    frames = user_frames(eqn)
-    for call, part in zip(reversed(calls), reversed(parts[1:]), strict=True):
-        outer = user_frames(call)
-        levels.append(_inside(frames, outer, part.body.debug_info))
-        frames = outer
-    return [*levels, frames]
-
-
-def _inside(frames: list[UserFrame], outer: list[UserFrame], debug: Any) -> list[UserFrame]:
-    """Those of an equation's frames that are inside the function that it was traced in."""
-    if not outer:
-        return frames
-    if frames[-len(outer) :] == outer:
-        return frames[: -len(outer)]
-    file, name = _file(debug), debug.func_name
-    places = [
-        i
-        for i, frame in enumerate(frames)
-        if frame.file == file and frame.function.rpartition(".")[2] == name
-    ]
-    return frames[: places[-1] + 1] if places else []
+        for frame in user_frames(call):
+            yield frame, result
+            result = None
 
 
 def _file(debug: Any) -> str | None:

@@ -44,12 +44,13 @@ _KeyArgs = Annotated[
     ),
 ]
 _Tag = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--tag",
         metavar="NAME",
-        help="What the variables are sown under.",
+        help="What the variables are sown under; 'variable' unless given.",
         rich_help_panel=_SPLIT,
+        show_default=False,
     ),
 ]
 _Auto = Annotated[
@@ -122,7 +123,7 @@ def unzip(
     static_argnames: options.StaticArgnames = None,
     x64: options.X64 = False,
     key_args: _KeyArgs = None,
-    tag: _Tag = "variable",
+    tag: _Tag = None,
     auto: _Auto = False,
     known: _Known = None,
     passes: _Passes = None,
@@ -145,7 +146,9 @@ def unzip(
       jaxprtool unzip samples/random_numbers.py:dropout --auto
       jaxprtool unzip samples/transformer.py:loss --known 0
     """
-    _check(key_args, auto, known, run, backend, save, out)
+    choice = _Choice(key_args, tag, auto, known)
+    choice.check()
+    _check_output(run, backend, save, out)
     options.start_jax(x64)
     from jaxprtool.ir.program import Programs
 
@@ -155,7 +158,7 @@ def unzip(
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
         traced = options.trace(entry)
-        parts = _split(entry, traced, key_args, tag, auto, known)
+        parts = _split(entry, traced, choice)
         split_time = time.perf_counter() - start
         programs = options.each(pipeline(Programs({"init": parts.init, "apply": parts.apply})))
         variables = _variables(parts)
@@ -177,20 +180,35 @@ def unzip(
         output.write_listings(programs)
 
 
-def _check(
-    key_args: Any,
-    auto: bool,
-    known: Any,
-    run: bool,
-    backend: str | None,
-    save: str | None,
-    out: str | None,
-) -> None:
-    """Refuse options that do not go together. Raises ArgumentsError or OutputError."""
-    if known is not None and (auto or key_args is not None):
-        other = "--auto" if auto else "--key-args"
-        hint = "--known chooses the variables itself" if auto else "it says what init is given"
-        raise ArgumentsError(f"--known and {other} do not go together", f"{hint}: leave one out")
+# --- what is asked for ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What the options say of how to split; None where they say nothing."""
+
+    key_args: tuple[int, ...] | None
+    tag: str | None
+    auto: bool
+    known: tuple[int, ...] | None
+
+    def check(self) -> None:
+        """Refuse options that do not go together. Raises ArgumentsError."""
+        chosen = "--known" if self.known is not None else "--auto" if self.auto else None
+        others = {
+            "--auto": self.auto and chosen != "--auto",
+            "--key-args": self.key_args is not None and chosen == "--known",
+            "--tag": self.tag is not None,
+        }
+        for other, given in others.items():
+            if chosen and given:
+                what = "says what init is given" if other == "--key-args" else "finds the variables"
+                hint = f"{chosen} {what}: leave {other} out"
+                raise ArgumentsError(f"{chosen} and {other} do not go together", hint)
+
+
+def _check_output(run: bool, backend: str | None, save: str | None, out: str | None) -> None:
+    """Refuse places that do not suit, and what goes with --run alone. Raises OutputError."""
     for option, given in ("--save", save), ("--backend", backend):
         if given is not None and not run:
             raise OutputError(f"{option} goes with --run, without which nothing runs", "add --run")
@@ -202,32 +220,46 @@ def _check(
 # --- the split --------------------------------------------------------------------------------
 
 
-def _split(
-    entry: Entry | ProgramEntry, program: Program, key_args: Any, tag: str, auto: bool, known: Any
-) -> Unzipped:
+def _split(entry: Entry | ProgramEntry, program: Program, choice: _Choice) -> Unzipped:
     from jaxprtool.ir.program import type_check
-    from jaxprtool.passes.unzip import Unzip, UnzipError
-    from jaxprtool.primitives import VARIABLE
+    from jaxprtool.passes.unzip import Unzip
 
-    if known is not None:
-        parts = Unzip(known=tuple(map(entry.position, known))).unzipped(program)
+    if choice.known is not None:
+        parts = Unzip(known=tuple(map(entry.position, choice.known))).unzipped(program)
     else:
-        keys = _keys(entry, program, key_args)
-        sown = _sown_tags(program)
-        if tag not in sown and not auto and tag != VARIABLE:
-            near = did_you_mean(tag, sown) or f"there are: {', '.join(sorted(sown)) or 'none'}"
-            raise ArgumentsError(f"{program.name} sows nothing under the tag '{tag}'", near)
-        try:
-            parts = Unzip(tag=tag, key_args=keys, auto=auto).unzipped(program)
-        except UnzipError as error:
-            hint = None if auto or tag in sown else "--auto chooses variables where none are sown"
-            raise UnzipError(error.message, error.hint or hint) from error
+        keys = _keys(entry, program, choice.key_args)
+        if choice.auto:
+            parts = Unzip(key_args=keys, auto=True).unzipped(program)
+        else:
+            parts = _split_at_sown(program, keys, choice.tag)
     for half in (parts.init, parts.apply):
         type_check(half)
     return parts
 
 
-def _keys(entry: Entry | ProgramEntry, program: Program, key_args: Any) -> tuple[int, ...]:
+def _split_at_sown(program: Program, keys: tuple[int, ...], tag: str | None) -> Unzipped:
+    from jaxprtool.ir.outline import equations, top_jaxpr
+    from jaxprtool.passes.unzip import Unzip, UnzipError
+    from jaxprtool.primitives import VARIABLE, sow_p
+
+    found = equations(top_jaxpr(program))
+    tags = {eqn.params["tag"] for eqn in found if eqn.primitive is sow_p}
+    if tag is not None and tag not in tags:
+        there = f"there are: {', '.join(sorted(tags))}" if tags else None
+        message = f"{program.name} sows nothing under the tag '{tag}'"
+        raise ArgumentsError(message, did_you_mean(tag, tags) or there)
+    try:
+        return Unzip(tag=tag or VARIABLE, key_args=keys).unzipped(program)
+    except UnzipError as error:
+        hint = error.hint
+        if tag is None and VARIABLE not in tags:
+            hint = "--auto chooses variables where none are declared"
+        raise UnzipError(error.message, hint) from error
+
+
+def _keys(
+    entry: Entry | ProgramEntry, program: Program, key_args: tuple[int, ...] | None
+) -> tuple[int, ...]:
     """The positional arguments of the program that are keys. Raises ArgumentsError."""
     import jax
     import jax.numpy as jnp
@@ -250,13 +282,6 @@ def _keys(entry: Entry | ProgramEntry, program: Program, key_args: Any) -> tuple
             message = f"argument '{name}' of {program.name} is {type_of(aval)}, which is no key"
             raise ArgumentsError(message, f"{hint}; --known takes arguments of any type")
     return positions
-
-
-def _sown_tags(program: Program) -> set[str]:
-    from jaxprtool.ir.outline import equations, top_jaxpr
-
-    found = equations(top_jaxpr(program))
-    return {eqn.params["tag"] for eqn in found if eqn.primitive.name == "sow"}
 
 
 # --- the variables ----------------------------------------------------------------------------
@@ -297,7 +322,10 @@ def _write_variables(variables: list[_Variable]) -> None:
     places = Places(source=True, scopes=False)
     named = [NamedValue(v.path, type_of(v.aval), size_of(v.aval)) for v in variables]
     sources = [places.line(v.eqn) or "" for v in variables]
-    output.write_rendered(View(values_table("variable", named, sources), output.width()))
+    table, columns = values_table("variable", named, sources), output.width()
+    if max(map(len, View(table, 1000).plain().splitlines())) > columns:
+        table = values_table("variable", named, list(map(os.path.basename, sources)))
+    output.write_rendered(View(table, columns))
 
 
 # --- init and apply, run ----------------------------------------------------------------------

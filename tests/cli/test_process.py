@@ -30,7 +30,15 @@ def run(*arguments, **options):
 
 @pytest.mark.parametrize(
     "command",
-    ["['--help']", "['show', '--help']", "['--version']", "[]", "['show']", "['show', '--frob']"],
+    [
+        "['--help']",
+        "['show', '--help']",
+        "['unzip', '-h']",
+        "['--version']",
+        "[]",
+        "['show']",
+        "['show', '--frob']",
+    ],
 )
 def test_help_and_usage_errors_import_neither_jax_nor_numpy(command):
     script = (

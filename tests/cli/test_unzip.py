@@ -176,7 +176,7 @@ def test_another_tag(cli, nets):
 def test_auto_chooses_variables_where_none_are_sown(cli):
     refused = cli("unzip", "nets.py:undeclared")
     assert refused.code == 2
-    assert refused.lines[-1] == "hint: --auto chooses variables where none are sown"
+    assert refused.lines[-1] == "hint: --auto chooses variables where none are declared"
     result = cli("unzip", "nets.py:undeclared", "--auto")
     assert result.code == 0, result.err
     ((kind, size, source),) = table(result.out).values()
@@ -298,6 +298,11 @@ MISTAKES = {
     "a static key": (["unzip", "nets.py:several", "--key-args", "0"], "argument 0 is static"),
     "a tag of nothing": ([*NET, "--tag", "no"], "net sows nothing under the tag 'no'"),
     "auto and known": ([*NET, "--auto", "--known", "0"], "--known and --auto do not go together"),
+    "auto and a tag": (
+        [*NET, "--auto", "--tag", "variable"],
+        "--auto and --tag do not go together",
+    ),
+    "known and a tag": ([*NET, "--known", "0", "--tag", "t"], "--known and --tag do not go"),
     "keys and known": ([*NET, "--key-args", "0", "--known", "0"], "--known and --key-args do not"),
     "known that is not there": ([*NET, "--known", "5"], "no positional argument 5 is given"),
     "saving what is not run": ([*NET, "--save", "p.npz"], "--save goes with --run"),

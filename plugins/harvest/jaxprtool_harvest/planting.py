@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from jax.extend.core import primitives
@@ -30,10 +31,11 @@ from jaxprtool_harvest.sites import (
     Settings,
     Site,
     Sites,
+    check_branches,
     check_in_scan,
     check_in_while,
     duplicate,
-    matched,
+    keyed,
     shared_out,
     types,
 )
@@ -92,14 +94,20 @@ class Planter(Harvester):
 
     def _cond(self, cond: Cond, branches: list[tuple[Any, Sites]], work: Work) -> None:
         """Whichever branch is taken has the value."""
-        orders = matched([sites for _, sites in branches], cond.eqn)
+        # What a branch sows and a gradient does not need is gone from what is computed anew.
+        kept = keyed(branches[0][1])
+        if work.again:
+            kept = {key: site for _, sites in branches for key, site in keyed(sites).items()}
+        else:
+            check_branches([sites for _, sites in branches], cond.eqn)
         bodies = []
-        for (body, sites), order in zip(branches, orders, strict=True):
+        for body, sites in branches:
             groups = [places for _, places in shared_out(sites, body.invars)]
+            given = dict(zip(keyed(sites), groups, strict=True))
             own = body.invars[sum(map(len, groups)) :]
-            places = [place for i in order for place in groups[i]]
-            bodies.append(with_border(body, [*places, *own], body.outvars))
-        operands = (*_all_values(branches[0][1], work), *cond.operands)
+            places = [given[key] if key in given else fresh(types([s])) for key, s in kept.items()]
+            bodies.append(with_border(body, [*chain(*places), *own], body.outvars))
+        operands = (*_all_values(tuple(kept.values()), work), *cond.operands)
         work.eqns.append(cond.rebuild(operands=operands, branches=tuple(bodies)))
 
     def _shard_map(self, shards: ShardMap, body: Any, sites: Sites, work: Work) -> None:
@@ -167,22 +175,27 @@ def _values(site: Site, work: Work) -> tuple[Any, ...]:
     group = work.found.setdefault(site.path, [])
     if group and site.live:
         first, values = group[0]
-        if not (site.again or first.again or site.mode == first.mode == "clobber"):
-            if site.mode == "strict" or site.mode != first.mode:
-                raise duplicate(first, site, "planted")
-        elif len(group) > 1:
-            raise UnsupportedError(
-                f"'{site.name}' is planted more than once, and computed anew for a gradient: which "
-                f"of the values that needs is not known ({named(site.eqn)})"
-            )
-        elif not site.fits(first):
-            places = f"{named(first.eqn)}, then {named(site.eqn)}"
-            raise HarvestError(f"'{site.name}' is sown with two types ({places})")
-        else:
+        if site.again or site.mode == first.mode == "clobber":
+            _check_same(site, [each for each, _ in group])
             return values
+        if site.mode == "strict" or site.mode != first.mode:
+            raise duplicate(first, site, "planted")
     values = fresh(site.avals) if site.live else ()
     group.append((site, values))
     return values
+
+
+def _check_same(site: Site, before: Sequence[Site]) -> None:
+    """Refuse a site that is to have the value of one before it, if it cannot or might not be it."""
+    first = before[0]
+    if site.mode == "append" and (len(before) > 1 or first.again or not site.may_be(first)):
+        raise UnsupportedError(
+            f"'{site.name}' is planted more than once, and computed anew for a gradient: which of "
+            f"the values that needs cannot be told ({named(site.eqn)})"
+        )
+    if not site.fits(first):
+        places = f"{named(first.eqn)}, then {named(site.eqn)}"
+        raise HarvestError(f"'{site.name}' is sown with two types ({places})")
 
 
 def plant_jaxpr(

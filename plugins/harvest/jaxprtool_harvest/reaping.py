@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from jaxprtool import jaxcompat
@@ -28,25 +29,37 @@ from jaxprtool_harvest.sites import (
     Settings,
     Site,
     Sites,
+    check_branches,
     check_in_scan,
     check_in_while,
     duplicate,
-    matched,
+    keyed,
     shared_out,
     types,
 )
 
 
 class Reaper(Harvester):
-    """Bodies give the flat values of their sites after their results."""
+    """Bodies give the flat values of their sites after their results.
+
+    What a gradient computes anew has been reaped where it was computed first: `taken` are the
+    sites that have been reaped, `passed` those that have not.
+    """
+
+    def __init__(self, settings: Settings):
+        super().__init__(settings)
+        self.taken: list[Site] = []
+        self.passed: list[Site] = []
 
     def _border(self, invars: list[Var], outvars: list[Atom], flat: list[Any]) -> tuple:
         return invars, [*outvars, *flat]
 
     def _harvest(self, eqn: JaxprEqn, site: Site, work: Work) -> Sequence[Atom]:
         values = eqn.invars[: len(eqn.outvars)]
-        # What a gradient computes anew has been reaped where it was computed first.
-        if not site.again:
+        if site.again:
+            self.passed.append(site)
+        else:
+            self.taken.append(site)
             _add(work, site, values)
         return values
 
@@ -105,16 +118,18 @@ class Reaper(Harvester):
 
     def _cond(self, cond: Cond, branches: list[tuple[Any, Sites]], work: Work) -> None:
         """All branches give the values of the same sites; the one that is taken tells them."""
-        orders = matched([sites for _, sites in branches], cond.eqn)
+        check_branches([sites for _, sites in branches], cond.eqn)
         own, bodies = len(cond.outs), []
-        for (body, sites), order in zip(branches, orders, strict=True):
+        order = keyed(branches[0][1])
+        for body, sites in branches:
             groups = [values for _, values in shared_out(sites, body.outvars[own:])]
-            values = [value for i in order for value in groups[i]]
+            given = dict(zip(keyed(sites), groups, strict=True))
+            values = chain(*(given[key] for key in order))
             bodies.append(with_border(body, body.invars, [*body.outvars[:own], *values]))
-        found = []
-        for i, site in enumerate(branches[0][1]):
-            sure = all(b[1][order[i]].sure for b, order in zip(branches, orders, strict=True))
-            found.append(replace(site, sure=sure))
+        found = [
+            replace(site, sure=all(keyed(sites)[key].sure for _, sites in branches))
+            for key, site in order.items()
+        ]
         outs = fresh(types(found))
         work.eqns.append(cond.rebuild(outs=(*cond.outs, *outs), branches=tuple(bodies)))
         _add_all(work, found, outs)
@@ -150,6 +165,8 @@ class Reaper(Harvester):
         work.eqns.append(call.rebuild(body=nothing.body(call.body)[0]))
         alone = Reaper(replace(self.settings, exclusive=True))
         body, sites = alone.body(call.body, work.scope, work.again)
+        self.taken += alone.taken
+        self.passed += alone.passed
         if not sites:
             return
         wanted = [i >= len(call.outs) for i in range(len(body.outvars))]
@@ -219,4 +236,13 @@ def _starts(
 
 def reap_jaxpr(jaxpr: Any, settings: Settings) -> tuple[Any, Sites]:
     """A closed jaxpr that gives, after its results, the flat values of these sites."""
-    return Reaper(settings).body(jaxpr)
+    reaper = Reaper(settings)
+    jaxpr, sites = reaper.body(jaxpr)
+    for site in reaper.passed:
+        if not any(map(site.may_be, reaper.taken)):
+            raise UnsupportedError(
+                f"'{site.name}' is sown in what a gradient of `remat` computes, and it cannot be "
+                f"told whether for the first time ({named(site.eqn)})",
+                "reap inside the gradient, with has_aux, or have one `remat` less",
+            )
+    return jaxpr, sites

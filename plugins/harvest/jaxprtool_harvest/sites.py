@@ -79,7 +79,8 @@ class Site:
 
     `live` says whether the values are taken out, or put in: a site that nothing is planted at is
     known, and not live. `sure` is False inside a loop that might run no iteration. `again` is True
-    where a gradient computes anew what the function has sown before.
+    in a `remat` that was differentiated: there a gradient computes anew, nearly always, what the
+    function has sown before.
     """
 
     path: Path
@@ -107,6 +108,10 @@ class Site:
     def count(self) -> int:
         """How many flat values stand for the site."""
         return len(self.avals) if self.live else 0
+
+    def may_be(self, other: Site) -> bool:
+        """Whether two sites may be of one `sow` in the source."""
+        return self.path == other.path and named(self.eqn) == named(other.eqn)
 
     def typed(self, avals: Sequence[Any]) -> Site:
         """The site with values of other types."""
@@ -169,38 +174,28 @@ def check_in_while(sites: Iterable[Site]) -> None:
             )
 
 
-def matched(branches: Sequence[Sequence[Site]], eqn: JaxprEqn) -> list[list[int]]:
-    """For each branch, where it has the sites of the first one, in their order.
-
-    Raises HarvestError unless all branches of the equation sow the same names and types.
-    """
-    first = branches[0]
-    return [_matched(first, branch, eqn) for branch in branches]
-
-
-def _matched(first: Sequence[Site], branch: Sequence[Site], eqn: JaxprEqn) -> list[int]:
-    if len(branch) != len(first):
-        raise HarvestError(f"Mismatching number of `sow`s between branches. ({named(eqn)})")
-    places = _keys(branch)
-    for key, position in places.items():
-        if key not in _keys(first):
-            site = branch[position]
-            raise HarvestError(f"Missing sow in branch: '{site.name}'. (not of {named(site.eqn)})")
-    order = [places[key] for key in _keys(first)]
-    for a, position in zip(first, order, strict=True):
-        _check_alike(a, branch[position])
-    return order
+def keyed(sites: Sequence[Site]) -> dict[tuple[Path, int], Site]:
+    """Sites by path, and by how many of that path come before."""
+    count: dict[Path, int] = {}
+    result = {}
+    for site in sites:
+        number = count.get(site.path, 0)
+        count[site.path] = number + 1
+        result[site.path, number] = site
+    return result
 
 
-def _keys(sites: Sequence[Site]) -> dict[tuple[Path, int], int]:
-    """The position of each site by its path and how many of that path come before it."""
-    seen: dict[Path, int] = {}
-    keys = {}
-    for i, site in enumerate(sites):
-        number = seen.get(site.path, 0)
-        seen[site.path] = number + 1
-        keys[site.path, number] = i
-    return keys
+def check_branches(branches: Sequence[Sequence[Site]], eqn: JaxprEqn) -> None:
+    """Refuse branches of an equation that do not all sow the same names and types."""
+    first, *others = map(keyed, branches)
+    for branch in others:
+        if len(branch) != len(first):
+            raise HarvestError(f"Mismatching number of `sow`s between branches. ({named(eqn)})")
+        for key, site in branch.items():
+            if key not in first:
+                where = f"(not of {named(site.eqn)})"
+                raise HarvestError(f"Missing sow in branch: '{site.name}'. {where}")
+            _check_alike(first[key], site)
 
 
 def _check_alike(a: Site, b: Site) -> None:

@@ -12,7 +12,7 @@ from jaxprtool_harvest import HarvestError, call_and_reap, harvest, plant, reap
 
 import jaxprtool
 from jaxprtool import nest, sow
-from jaxprtool.errors import JaxprToolError
+from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.outline import equations
 from jaxprtool.jaxcompat import open_jaxpr, with_equations
 
@@ -187,6 +187,8 @@ def test_a_traced_float_is_not_planted_for_an_integer():
     with pytest.raises(HarvestError, match=r"is f32\[\], and what is sown is i32\[\]"):
         jax.jit(plant_t(f))({"x": 1.0}, 1)
     assert jax.jit(plant_t(f))({"x": 2}, 1.5) == 2.0
+    with pytest.raises(HarvestError, match=r"is c64\[\], and what is sown is f32\[\]"):
+        jax.jit(plant_t(f))({"x": 1j}, 1.5)
 
 
 def test_names_that_are_not_sown_are_passed_over():
@@ -517,6 +519,37 @@ def test_two_appended_values_that_a_gradient_computes_anew_cannot_be_told_apart(
     assert reap_t(jax.grad(f))(3.0) == {"y": [6.0, 3.0]}
     with pytest.raises(JaxprToolError, match="'y' is planted more than once, and computed anew"):
         plant_t(jax.grad(f))({"y": [1.0, 2.0]}, 3.0)
+
+
+@pytest.mark.parametrize("p", [True, False])
+def test_a_branch_that_is_computed_anew_may_have_lost_what_it_sows(p):
+    @jax.checkpoint
+    def f(p, x):
+        def squared(x):
+            return value(2 * x, name="y") ** 2
+
+        return jax.lax.cond(p, squared, lambda x: 5 * value(3 * x, name="y"), x)
+
+    gradient = jax.grad(f, argnums=1)
+    assert call_and_reap_t(gradient)(p, 3.0) == ((24.0, {"y": 6.0}) if p else (15.0, {"y": 9.0}))
+    assert plant_t(gradient)({"y": 1.0}, p, 3.0) == (4.0 if p else 15.0)
+
+
+def test_what_may_or_may_not_be_computed_anew_is_refused():
+    step = jax.checkpoint(lambda c, x: (value(c * x, name="y", mode="append") ** 2, None))
+
+    @jax.checkpoint
+    def f(x):
+        return jax.lax.scan(step, x, jnp.arange(1.0, 4.0))[0]
+
+    reaps = reap_t(f)(1.0)
+    with pytest.raises(UnsupportedError, match="'y' is sown in what a gradient of `remat`") as e:
+        reap_t(jax.grad(f))(1.0)
+    assert "has_aux" in e.value.hint
+    with pytest.raises(UnsupportedError, match="'y' is planted more than once, and computed anew"):
+        plant_t(jax.grad(f))(reaps, 1.0)
+    gradient, inside = jax.grad(call_and_reap_t(f), has_aux=True)(1.0)
+    assert gradient == jax.grad(f)(1.0) and (inside["y"] == reaps["y"]).all()
 
 
 def test_vmap_of_what_is_reaped_and_planted():

@@ -10,7 +10,7 @@ for the time of a run, to that by hand. Programs are made "first" when JAX has t
 shared body once; instructions are those that XLA leaves. All must give the same output from the
 same parameters; ours, and the parameters that our init gives, must be those by hand to the bit.
 
-Then unzip alone is timed on synthetic programs with a variable in every eight equations: `split`,
+Then unzip alone is timed on synthetic programs with a variable in every few equations: `split`,
 and the whole pass, which also builds init and apply and drops their dead code.
 """
 

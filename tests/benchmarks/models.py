@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -75,29 +76,26 @@ def synthetic(size: int, live_every: int = 2) -> Any:
 
 
 def with_variables_inside(size: int, nested: bool) -> Program:
-    """A Program, of a key and f32[8,8], of about `size` equations, with a variable in every eight.
+    """A Program, of a key and f32[8,8], of about `size` equations in blocks with a variable each.
 
-    Each block splits the key, draws a variable under a name of its own, and maps the input by it.
-    Nested, ten blocks at a time are in a scope, which holds most of the equations.
+    A block splits the key, draws a variable under a name of its own, and maps the input by it.
+    Nested, ten blocks at a time are in a scope.
     """
+    arguments = jax.random.key(0), jnp.zeros((8, 8))
 
-    def block(i, key, x):
+    def block(key, x, name="w"):
         key, own = jax.random.split(key)
-        return key, jnp.tanh(x @ variable(jax.random.normal(own, (8, 8)), name=f"w{i}"))
+        return key, jnp.tanh(x @ variable(jax.random.normal(own, (8, 8)), name=name))
 
-    def blocks(key, x):
-        for i in range(10):
-            key, x = block(i, key, x)
+    def blocks(count, key, x):
+        for i in range(count):
+            key, x = block(key, x, f"w{i}")
         return key, x
 
-    def flat(key, x):
-        for i in range(size // 9):
-            key, x = block(i, key, x)
-        return x
+    def in_scopes(count, key, x):
+        for i in range(count // 10):
+            key, x = nest(partial(blocks, 10), scope=f"scope{i}")(key, x)
+        return key, x
 
-    def in_scopes(key, x):
-        for i in range(size // 91):
-            key, x = nest(blocks, scope=f"scope{i}")(key, x)
-        return x
-
-    return trace(in_scopes if nested else flat, jax.random.key(0), jnp.zeros((8, 8)))
+    count = size // len(jax.make_jaxpr(block)(*arguments).eqns)
+    return trace(lambda key, x: (in_scopes if nested else blocks)(count, key, x)[1], *arguments)

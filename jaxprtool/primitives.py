@@ -16,12 +16,13 @@ The functions and their contracts are those of Oryx's `harvest` and `state.varia
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
+from jax.extend.core import DebugInfo, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxprtool import jaxcompat
@@ -84,19 +85,18 @@ def nest(fun: Callable[..., Any], *, scope: str) -> Callable[..., Any]:
         # What is no tracer may be of any type, and steer the Python code: it goes in and comes out
         # as it is, past the call.
         leaves, tree = jax.tree.flatten((args, kwargs))
+        marks = list(map(_is_traced, leaves))
         results: list[Any] = []
 
-        @functools.wraps(fun)
-        def scoped(*args: Any, **kwargs: Any) -> list[Any]:
-            given = _either(tree.flatten_up_to((args, kwargs)), leaves)
-            inner_args, inner_kwargs = jax.tree.unflatten(tree, given)
+        def scoped(*traced: Any) -> list[Any]:
+            inner_args, inner_kwargs = jax.tree.unflatten(tree, _merged(traced, marks, leaves))
             results[:] = jax.tree.flatten(fun(*inner_args, **inner_kwargs))
-            return _traced(results[0])
+            return list(filter(_is_traced, results[0]))
 
-        scoped.__name__ = scoped.__qualname__ = SCOPE_PREFIX + scope
-        traced_args, traced_kwargs = jax.tree.unflatten(tree, _traced(leaves))
-        out = jax.jit(scoped)(*traced_args, **traced_kwargs)
-        return jax.tree.unflatten(results[1], _either(out, results[0]))
+        debug = _debug_info(fun, scope, args, kwargs, marks)
+        out = jaxcompat.bind_jit(scoped, debug, list(compress(leaves, marks)))
+        outs, out_tree = results
+        return jax.tree.unflatten(out_tree, _merged(out, map(_is_traced, outs), outs))
 
     return nested
 
@@ -105,13 +105,23 @@ def _is_traced(leaf: Any) -> bool:
     return isinstance(leaf, jax.core.Tracer)
 
 
-def _traced(leaves: Sequence[Any]) -> list[Any]:
-    """What is traced of the leaves, with None in place of the others."""
-    return [leaf if _is_traced(leaf) else None for leaf in leaves]
+def _merged(traced: Sequence[Any], marks: Iterable[bool], leaves: Sequence[Any]) -> list[Any]:
+    """The leaves, with those marked taken from `traced`."""
+    given = iter(traced)
+    return [next(given) if mark else leaf for mark, leaf in zip(marks, leaves, strict=True)]
 
 
-def _either(traced: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-    return [leaf if x is None else x for x, leaf in zip(traced, leaves, strict=True)]
+def _debug_info(
+    fun: Callable[..., Any], scope: str, args: Any, kwargs: Any, marks: Sequence[bool]
+) -> DebugInfo:
+    """The names of what is traced of the arguments, for a function that bears a scope's name."""
+    debug = jax.api_util.debug_info("jit", fun, args, kwargs)
+    _, at, place = debug.func_src_info.partition(" at ")
+    return debug._replace(
+        func_src_info=SCOPE_PREFIX + scope + at + place,
+        arg_names=debug.arg_names and tuple(compress(debug.arg_names, marks)),
+        result_paths=None,
+    )
 
 
 def scope_of(eqn: Any) -> str | None:

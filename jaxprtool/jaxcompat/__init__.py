@@ -95,6 +95,7 @@ from jaxprtool.jaxcompat.running import (
 from jaxprtool.jaxcompat.tracing import (
     alone,
     attach_constants,
+    bind_jit,
     detach_constants,
     is_staging,
     setting_of,
@@ -167,6 +168,7 @@ __all__ = [
     "array_type",
     "attach_constants",
     "axes_bound",
+    "bind_jit",
     "callback_failures",
     "check_jaxpr",
     "close_jaxpr",

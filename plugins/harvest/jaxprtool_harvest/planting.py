@@ -128,7 +128,7 @@ class Planter(Harvester):
         )
         with jaxcompat.setting_of(shards.eqn):
             avals, _ = jaxcompat.inferred_types(giving.primitive, giving.params, ())
-        outer_sites = [site.typed(each) for site, each in shared_out(sites, avals)]
+        outer_sites = [s.typed(each) if s.live else s for s, each in shared_out(sites, avals)]
         new = shards.rebuild(
             operands=(*_all_values(outer_sites, work), *shards.operands),
             in_specs=specs + shards.in_specs,

@@ -496,25 +496,45 @@ def test_what_a_gradient_computes_anew_in_a_scan_is_the_same_value():
     np.testing.assert_allclose(plant_t(jax.grad(f))(plants, 1.5), expected)
 
 
-def test_a_body_that_is_also_computed_anew_is_reaped_where_it_is_computed_first():
-    @jax.jit
-    def g(x):
-        return value(2 * x, name="x")
+def with_remat_differentiated(fun):
+    """The program of `fun`, a call and then a remat, as if JAX had differentiated the remat."""
+    program = jaxprtool.trace(fun, 1.0)
+    first, again = program.jaxpr.eqns
+    again = again.replace(params={**again.params, "differentiated": True})
+    return program.replace(jaxpr=with_equations(program.jaxpr, [first, again]))
 
-    program = jaxprtool.trace(lambda x: jax.checkpoint(g)(g(x)), 1.0)
+
+def test_a_body_that_is_also_computed_anew_is_reaped_where_it_is_computed_first():
+    g = jax.jit(lambda x: value(2 * x, name="x"))
+    program = with_remat_differentiated(lambda x: jax.checkpoint(g)(g(x)))
     first, again = program.jaxpr.eqns
     (inner,) = again.params["jaxpr"].eqns
     assert open_jaxpr(first.params["jaxpr"]) is open_jaxpr(inner.params["jaxpr"])
-    again = again.replace(params={**again.params, "differentiated": True})
-    program = program.replace(jaxpr=with_equations(program.jaxpr, [first, again]))
     assert call_and_reap_t(program)(1.0) == (4.0, {"x": 2.0})
     assert plant_t(program)({"x": 3.0}, 1.0) == 3.0
 
 
-def test_two_appended_values_that_a_gradient_computes_anew_cannot_be_told_apart():
+def test_a_name_that_is_sown_elsewhere_too_is_not_what_is_computed_anew():
+    def f(x):
+        return value(2 * x, name="x", mode="append")
+
+    def g(x):
+        return value(3 * x, name="x", mode="append")
+
+    program = with_remat_differentiated(lambda x: jax.checkpoint(g)(jax.jit(f)(x)))
+    with pytest.raises(UnsupportedError, match="cannot be told whether for the first time"):
+        reap_t(program)(1.0)
+    with pytest.raises(UnsupportedError, match="which of the values that needs cannot be told"):
+        plant_t(program)({"x": 3.0}, 1.0)
+
+
+@pytest.mark.parametrize("second", [lambda x: x, jnp.sin])
+def test_two_appended_values_that_a_gradient_computes_anew_cannot_be_told_apart(second):
     @jax.checkpoint
     def f(x):
-        return value(2 * x, name="y", mode="append") ** 2 * value(x, name="y", mode="append")
+        return second(value(2 * x, name="y", mode="append")) + second(
+            value(x, name="y", mode="append") ** 2
+        )
 
     assert reap_t(jax.grad(f))(3.0) == {"y": [6.0, 3.0]}
     with pytest.raises(JaxprToolError, match="'y' is planted more than once, and computed anew"):

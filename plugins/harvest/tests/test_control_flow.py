@@ -354,6 +354,17 @@ def test_a_shard_map_in_a_shard_map_adds_an_axis_for_each(check_vma):
     near(jax.jit(plant_t(f))({"x": x.reshape(4, 2, 1)}, x), x)
 
 
+def test_shards_in_a_branch_are_compared_planted_or_not():
+    _, f = sharded(check_vma=True)
+    g = jax.jit(lambda p, x: lax.cond(p, f, lambda x: f(2 * x), x))
+    x = jnp.arange(64.0).reshape(8, 8)
+    near(plant_t(g)({}, True, x), f(x))
+    near(
+        plant_t(g)({"total": jnp.zeros((2, 4))}, False, x),
+        plant_t(f)({"total": 0 * x[:2, :4]}, 2 * x),
+    )
+
+
 def test_functions_inside_shards_are_harvested():
     mesh, _ = sharded(check_vma=True)
 

@@ -122,6 +122,18 @@ def test_the_rule_of_a_function_that_sows_nothing_is_kept():
     assert jax.grad(plant_t(g))({"x": 2.0}, 1.0) == {"x": 5.0}
 
 
+@BOTH
+def test_a_custom_function_that_a_gradient_computes_anew_is_reaped_once(make):
+    f = make()
+
+    @jax.checkpoint
+    def g(x):
+        return x * f(jax.lax.stop_gradient(x))
+
+    assert reap_t(jax.grad(g))(3.0) == {"y": 6.0}
+    np.testing.assert_allclose(plant_t(jax.grad(g))({"y": 1.0}, 3.0), np.sin(3.0) + 1, rtol=1e-6)
+
+
 def test_an_effect_that_would_happen_twice_is_refused():
     @jax.custom_jvp
     def f(x):

@@ -136,7 +136,8 @@ def _only_program(pipeline: Pipeline, traced: Program) -> Program:
     programs = options.each(pipeline(traced))
     if len(programs) != 1:
         names = ", ".join(name for name, _ in programs)
-        raise PipelineError(f"run takes one program, and the passes gave {names or 'none'}")
+        hint = "`jaxprtool unzip --run` runs init and apply" if names == "init, apply" else None
+        raise PipelineError(f"run takes one program, and the passes gave {names or 'none'}", hint)
     return programs[0][1]
 
 

@@ -321,9 +321,10 @@ def _write_variables(variables: list[_Variable]) -> None:
         return
     places = Places(source=True, scopes=False)
     named = [NamedValue(v.path, type_of(v.aval), size_of(v.aval)) for v in variables]
-    sources = [places.line(v.eqn) or "" for v in variables]
+    lines = [places.line(v.eqn) or "" for v in variables]
+    sources = lines if any(lines) else None  # variables that are arguments come from no line
     table, columns = values_table("variable", named, sources), output.width()
-    if max(map(len, View(table, 1000).plain().splitlines())) > columns:
+    if sources and max(map(len, View(table, 1000).plain().splitlines())) > columns:
         table = values_table("variable", named, list(map(os.path.basename, sources)))
     output.write_rendered(View(table, columns))
 

@@ -189,6 +189,9 @@ def test_what_depends_on_known_arguments_alone_is_computed_once(cli):
     assert [row[0] for row in table(result.out).values()] == ["f32[]"]
     init, apply = result.out.split("\n# apply\n")
     assert "sin" in init and "reduce_sum" in init and "mul" in apply and "sin" not in apply
+    arguments = cli("unzip", "nets.py:partial", "--known", "1").out
+    assert arguments.splitlines()[1].split() == ["variable", "type", "bytes"]
+    assert table(arguments) == {"y": ["f32[3]", "12"]}
 
 
 def test_passes_run_on_both_afterwards_or_on_one(cli, nets):
@@ -280,6 +283,14 @@ def test_an_argument_called_variables_is_not_taken_for_them(cli):
     whole = json.loads(cli("run", "nets.py:clash", *args).out)
     document = json.loads(cli("unzip", "nets.py:clash", "--run", *args).out)
     assert document["runs"][1]["outputs"] == whole["outputs"]
+
+
+def test_run_hints_at_unzip_where_it_is_given_two_programs(cli):
+    result = cli("run", "nets.py:net", "-p", "unzip")
+    assert result.lines == [
+        "error: run takes one program, and the passes gave init, apply",
+        "hint: `jaxprtool unzip --run` runs init and apply",
+    ]
 
 
 # --- mistakes ---------------------------------------------------------------------------------

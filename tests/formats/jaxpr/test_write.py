@@ -22,7 +22,7 @@ import jaxprtool
 from jaxprtool import jaxcompat, variable
 from jaxprtool.errors import OutputError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text, write
+from jaxprtool.formats.jaxpr.write import text, write, write_all
 from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import trace
@@ -334,3 +334,14 @@ def test_a_process_that_has_sown_nothing_reads_what_was_sown(tmp_path):
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "sow[tag=variable name=w] a" in done.stdout
+
+
+def test_of_several_programs_all_are_written_or_none(tmp_path):
+    table = np.arange(100.0, dtype=np.float32)
+    good = trace(lambda x: jnp.asarray(table) * x, np.float32(1))
+    bad = trace(lambda x: jax.pure_callback(np.sin, x, x), np.float32(1))
+    with pytest.raises(UnsupportedError):
+        write_all([(good, tmp_path / "good.jaxpr"), (bad, tmp_path / "bad.jaxpr")])
+    assert os.listdir(tmp_path) == []
+    write_all([(good, tmp_path / "a.jaxpr"), (good, tmp_path / "b.jaxpr")])
+    assert sorted(os.listdir(tmp_path)) == [f"{n}.jaxpr{end}" for n in "ab" for end in ("", ".npz")]

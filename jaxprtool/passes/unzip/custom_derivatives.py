@@ -9,6 +9,7 @@ variables as JAX differentiates the function's body.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import jax
@@ -37,8 +38,6 @@ from jaxprtool.passes.unzip.split import Split, split
 def _custom(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     if not context.sows(eqn.params["call_jaxpr"]):
         return whole(eqn, known)
-    if eqn.params["num_consts"]:
-        raise _refused(eqn, "it closes over traced values")
     part = split(jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]), known, context)
     if any(v.mode != "strict" for v in part.variables):
         raise _refused(eqn, 'only mode "strict" is supported there')
@@ -71,10 +70,11 @@ def _check_independent(eqn: JaxprEqn, part: Split) -> None:
     """
     init = part.init([False] * len(part.outs))
     _, used = dce_body(init, [True] * len(init.outvars))
-    early = ((v, known) for v, known in zip(eqn.invars, part.ins, strict=True) if known.early)
-    for (atom, known), read in zip(early, used, strict=True):
-        differentiable = not _is_float0(atom.aval.to_tangent_aval())
-        if read and known.ready and differentiable and not isinstance(atom, Literal):
+    early = [i for i, known in enumerate(part.ins) if known.early]
+    for i in compress(early, used):
+        atom = eqn.invars[i]
+        constant = i < eqn.params["num_consts"] or isinstance(atom, Literal)
+        if part.ins[i].ready and not (constant or _is_float0(atom.aval.to_tangent_aval())):
             raise _refused(eqn, "one of them depends on an operand that is not a key")
 
 
@@ -86,6 +86,7 @@ def _equation(eqn: JaxprEqn, operands: Sequence[Atom], params: dict[str, Any]) -
 def _planted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[str, Any]:
     """The parameters of the call that takes variables, then the operands that are ready.
 
+    What the call closes over is among its operands; to its rules it is a constant, as to JAX.
     A rule that calls the function it belongs to holds the same call, which follows the same rule.
     """
     request = rule_key(eqn), part.ins
@@ -112,6 +113,8 @@ class _Planted:
     def __init__(
         self, eqn: JaxprEqn, jaxpr: Any, ins: Sequence[Known], part: Split, context: Context
     ):
+        if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
+            raise _refused(eqn, "its rule closes over traced values")
         self.part = split(jaxpr, ins, context)
         self.outs = [v.ready for v in self.part.outs]
         first = {v.path: i for i, v in enumerate(part.variables)}
@@ -142,13 +145,14 @@ def _spread(values: Sequence[Any], marks: Sequence[bool], other: Any) -> list[An
 
 def _planted_jvp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> JVPRule:
     rule = jvp_rule(eqn)
-    count, num_values = len(eqn.outvars), len(part.places)
+    count, num_values, n = len(eqn.outvars), len(part.places), eqn.params["num_consts"]
     everything = (True,) * len(body.invars)
     if rule.raises is not None:
         return JVPRule(rule.name, None, (False,) * count, everything, rule.raises)
     if not all(rule.perturbed):
         raise _refused(eqn, "its rule may be differentiated by some of its operands alone")
-    planted = _Planted(eqn, rule.jaxpr, [*part.ins, *[READY] * len(part.ins)], part, context)
+    ins = part.ins[n:]
+    planted = _Planted(eqn, rule.jaxpr, [*ins, *[READY] * len(ins)], part, context)
     if not all(planted.outs):
         raise _refused(eqn, "its rule needs a key by a path through no variable")
     marks = [v.ready for v in part.ins]
@@ -162,7 +166,7 @@ def _planted_jvp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> JVP
             _zeros(v.aval.to_tangent_aval()) if t is None else t
             for v, t in zip(eqn.invars, _spread(tangents[num_values:], marks, None), strict=True)
         ]
-        results = planted(values, [*_spread(operands, marks, None), *dots_in])
+        results = planted(values, [*_spread(operands, marks, None)[n:], *dots_in[n:]])
         by_operands = {i: results[count + k] for k, i in enumerate(own)}
         _, by_values = jax.jvp(
             lambda *v: jaxcompat.jaxpr_as_fun(body)(*v, *operands), values, tangents[:num_values]
@@ -186,15 +190,15 @@ def _planted_vjp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> VJP
     rule = vjp_rule(eqn)
     if not all(rule.perturbed):
         raise _refused(eqn, "its rules may be differentiated by some of its operands alone")
-    num_given = rule.forwarded.count(None)
-    fwd = _Planted(eqn, rule.fwd, part.ins, part, context)
+    num_given, n = rule.forwarded.count(None), eqn.params["num_consts"]
+    fwd = _Planted(eqn, rule.fwd, part.ins[n:], part, context)
     if not all(fwd.outs):
         raise _refused(eqn, "its forward rule needs a key by a path through no variable")
-    held = [READY if i is None else part.ins[i] for i in rule.forwarded]
+    held = [READY if i is None else part.ins[n + i] for i in rule.forwarded]
     bwd = _Planted(eqn, rule.bwd, [*held, *[READY] * len(eqn.outvars)], part, context)
     marks, num_values = [v.ready for v in part.ins], len(part.places)
     numbers = {i: k for k, i in enumerate(i for i, zero in enumerate(rule.in_zeros) if not zero)}
-    wanted = [numbers.get(i) for i, ready in enumerate(marks) if ready]
+    wanted = [numbers.get(i) for i, ready in enumerate(marks, start=-n) if ready]
     if not all(k is None or bwd.outs[k] for k in wanted):
         raise _refused(eqn, "its backward rule needs a key by a path through no variable")
     avals = [v.aval for v in body.invars]
@@ -202,7 +206,7 @@ def _planted_vjp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> VJP
 
     def forward(*args: Any) -> list[Any]:
         values, operands = args[:num_values], args[num_values:]
-        results = fwd(values, _spread(operands, marks, None))
+        results = fwd(values, _spread(operands, marks, None)[n:])
         return [results[i] for i in range(len(results))]
 
     def backward(*args: Any) -> list[Any]:
@@ -210,7 +214,7 @@ def _planted_vjp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> VJP
         values, operands = primals[:num_values], primals[num_values:]
         cotangents = list(args[num_given + len(avals) :])
         full = _spread(operands, marks, None)
-        residuals = [next(given) if i is None else full[i] for i in rule.forwarded]
+        residuals = [next(given) if i is None else full[n + i] for i in rule.forwarded]
         by_operands = bwd(values, [*residuals, *cotangents])
         _, pull = jax.vjp(lambda *v: jaxcompat.jaxpr_as_fun(body)(*v, *operands), *values)
         return [

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
@@ -21,11 +20,11 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.outline import named
 from jaxprtool.ir.structured import Call, Cond, Scan, ShardMap, While, call, keep
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.jaxcompat import JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.known import Context, Known, Outcome, Rule, meet, unzip_rules, whole
 from jaxprtool.passes.unzip.loops import as_scan
-from jaxprtool.passes.unzip.split import Split, reordered, split
+from jaxprtool.passes.unzip.split import Split, equation_of, reordered, split
 from jaxprtool.passes.unzip.variables import Variable
 from jaxprtool.primitives import scope_of
 
@@ -79,7 +78,7 @@ def _call(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     init = apply = None
     if variables or any(_early(outs)) or part.early.effects:
         init = eqn
-        if variables or not all(_early((*known, *outs))):
+        if variables or part.ready.effects or not all(_early((*known, *outs))):
             body = part.init(_early(outs))
             init = call.filtered(_early(known), _early(outs), body, (), values)
     if variables or any(_ready(outs)) or part.ready.effects:
@@ -339,20 +338,12 @@ def _with_shard_axes(body: Any, side: str, axes: Sequence[tuple[Any, ...]]) -> A
     for i, each in enumerate(axes, start=first):
         if each:
             outer = Var(jaxcompat.stacked_aval(1, atoms[i].aval))
-            ends = (outer, atoms[i]) if side == "invars" else (atoms[i], outer)
-            eqns.append(_reshaped(*ends))
+            operand, result = (outer, atoms[i]) if side == "invars" else (atoms[i], outer)
+            reshape = partial(jnp.reshape, shape=result.aval.shape)
+            eqns.append(equation_of(reshape, operand, result))
             atoms[i] = outer
     parts = {"invars": body.invars, "outvars": body.outvars, side: atoms}
     eqns = [*eqns, *body.eqns] if side == "invars" else [*body.eqns, *eqns]
     return jaxcompat.new_jaxpr(
         body.constvars, body.consts, eqns=eqns, debug_info=body.debug_info, **parts
     )
-
-
-def _reshaped(operand: Atom, result: Var) -> JaxprEqn:
-    """An equation that adds or takes away a leading axis of one."""
-    jaxpr = jax.make_jaxpr(partial(jnp.reshape, shape=result.aval.shape))(
-        jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype)
-    )
-    (eqn,) = jaxpr.eqns
-    return eqn.replace(invars=[operand], outvars=[result])

@@ -11,18 +11,29 @@ under a tracer; JAX's `partial_eval` knows values in two halves as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import jax
+
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.outline import named
-from jaxprtool.ir.structured import keep
-from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.ir.outline import named, type_of
+from jaxprtool.ir.structured import holds_jaxpr, keep
+from jaxprtool.jaxcompat import AbstractRef, Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
-from jaxprtool.passes.unzip.known import BOTH, Context, Known, Outcome, unzip_rules, whole
+from jaxprtool.passes.unzip.known import (
+    BOTH,
+    EARLY,
+    READY,
+    Context,
+    Known,
+    Outcome,
+    unzip_rules,
+    whole,
+)
 from jaxprtool.passes.unzip.variables import Variable
 from jaxprtool.primitives import SCOPE_PREFIX
 
@@ -132,6 +143,9 @@ def _split(body: Any, ins: tuple[Known, ...], context: Context) -> Split:
     walk = _Walk(body, ins)
     context.bodies.append(body)
     for position, eqn in enumerate(body.eqns):
+        if _is_plain(eqn):
+            walk.keep(eqn)
+            continue
         known = [walk.of(atom) for atom in eqn.invars]
         if context.is_sow(eqn) and all(v.early for v in known):
             walk.declare(eqn, known, context)
@@ -140,6 +154,18 @@ def _split(body: Any, ins: tuple[Known, ...], context: Context) -> Split:
             walk.add(position, eqn, _outcome(eqn, known, context))
     context.bodies.pop()
     return walk.split()
+
+
+def _is_plain(eqn: JaxprEqn) -> bool:
+    """Whether an equation is what most are: of no rule, without bodies, effects and refs."""
+    name = eqn.primitive.name
+    return not (
+        eqn.effects
+        or name in unzip_rules
+        or name == "sow"
+        or holds_jaxpr(eqn.params.values())
+        or any(type(v.aval) is AbstractRef for v in eqn.outvars)
+    )
 
 
 def _outcome(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
@@ -152,6 +178,11 @@ def _outcome(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome
             f"a rule can be added: unzip_rules['{eqn.primitive.name}'] = rule",
         )
     return whole(eqn, known)
+
+
+_KNOWN: dict[tuple[bool, bool], Known] = {
+    known: known for known in (BOTH, EARLY, READY, Known(False, False))
+}
 
 
 class _Walk:
@@ -199,6 +230,23 @@ class _Walk:
         self.known.update(dict.fromkeys(eqn.outvars, BOTH))
         self._add_variable(variable, values, places)
 
+    def keep(self, eqn: JaxprEqn) -> None:
+        """Go on with a plain equation, as `add` would by `whole`, at a fraction of the price."""
+        known = self.known
+        early = ready = True
+        for atom in eqn.invars:
+            if type(atom) is not Literal:
+                of = known[atom]
+                early &= of[0]
+                ready &= of[1]
+        results = _KNOWN[early, ready]
+        for v in eqn.outvars:
+            known[v] = results
+        if early:
+            self.init.append(_renamed(eqn, self.early_names))
+        if ready:
+            self.apply.append(_renamed(eqn, self.ready_names))
+
     def add(self, position: int, eqn: JaxprEqn, outcome: Outcome) -> None:
         """Go on by what a rule has made of an equation."""
         self._check_order(eqn, outcome)
@@ -223,9 +271,27 @@ class _Walk:
             values, places = outcome.values[start:end], outcome.places[start:end]
             start = end
             if variable.again and variable.path in self.first:
-                self.ready_names.update(zip(places, self.first[variable.path], strict=True))
+                for place, first in zip(places, self.first[variable.path], strict=True):
+                    self._put_in_place(first, place, variable)
             else:
                 self._add_variable(variable, values, places)
+
+    def _put_in_place(self, first: Var, place: Var, variable: Variable) -> None:
+        """Have a variable of before stand where it is computed again.
+
+        JAX takes out of a loop what is the same in each iteration, and computes it again inside.
+        """
+        shape, wanted = first.aval.shape, place.aval.shape
+        if shape == wanted:
+            self.ready_names[place] = first
+        elif shape == wanted[len(wanted) - len(shape) :]:
+            more = wanted[: len(wanted) - len(shape)]
+            self.apply.append(equation_of(lambda x: jax.lax.broadcast(x, more), first, place))
+        else:
+            raise UnsupportedError(
+                f"variable '{variable.path[-1]}' is computed again by {named(variable.eqn)}, as "
+                f"{type_of(place.aval)}, and was {type_of(first.aval)} before"
+            )
 
     def _add_variable(
         self, variable: Variable, values: Sequence[Atom], places: Sequence[Var]
@@ -283,3 +349,10 @@ def reordered(parts: Iterable[Split]) -> bool:
         early |= jaxcompat.ordered_effects(part.early.effects)
         ready |= jaxcompat.ordered_effects(part.ready.effects)
     return bool(early & ready)
+
+
+def equation_of(function: Callable[[Any], Any], operand: Atom, result: Var) -> JaxprEqn:
+    """The one equation that a function of one array makes, from `operand` to `result`."""
+    jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype))
+    (eqn,) = jaxpr.eqns
+    return eqn.replace(invars=[operand], outvars=[result])

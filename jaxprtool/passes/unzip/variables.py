@@ -77,23 +77,25 @@ def leaf_tree(variables: Sequence[Variable]) -> Any:
     Raises UnzipError if a name is there twice, be it as a scope and as a name.
     """
     tree: dict[str, Any] = {}
-    first: dict[tuple[str, ...], Variable] = {}
+    names: dict[tuple[str, ...], Variable] = {}
+    scopes: dict[tuple[str, ...], Variable] = {}
     count = 0
     for variable in variables:
         leaves = range(count, count + len(variable.avals))
         count += len(variable.avals)
         value = jax.tree.unflatten(variable.tree, leaves)
-        level = tree
-        for depth, scope in enumerate(variable.path[:-1], start=1):
-            _check(variable, variable.path[:depth], first.get(variable.path[:depth]))
+        path, level = variable.path, tree
+        for depth, scope in enumerate(path[:-1], start=1):
+            _check(variable, path[:depth], names.get(path[:depth]))
+            scopes.setdefault(path[:depth], variable)
             level = level.setdefault(scope, {})
-        name, before = variable.path[-1], first.setdefault(variable.path, variable)
-        if name not in level:
-            level[name] = [value] if variable.mode == "append" else value
-        elif variable.mode == before.mode == "append" and before is not variable:
-            level[name].append(value)
-        else:
-            _check(variable, variable.path, before)
+        before = names.get(path)
+        if before is not None and before.mode == variable.mode == "append":
+            level[path[-1]].append(value)
+            continue
+        _check(variable, path, before or scopes.get(path))
+        names[path] = variable
+        level[path[-1]] = [value] if variable.mode == "append" else value
     return tree
 
 

@@ -324,9 +324,11 @@ def _shard_map(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outco
 
 
 def _axes(shards: ShardMap, aval: Any) -> tuple[Any, ...]:
-    """The mesh axes over which a value may differ between shards."""
+    """The mesh axes, of those that the shard_map makes manual, over which a value may differ."""
     p = shards.eqn.params
-    varying = jaxcompat.varying_axes(aval) if p["check_vma"] else p["newly_manual_axes"]
+    varying = p["newly_manual_axes"]
+    if p["check_vma"]:
+        varying &= jaxcompat.varying_axes(aval)
     return tuple(axis for axis in shards.mesh.axis_names if axis in varying)
 
 

@@ -94,7 +94,7 @@ def nest(fun: Callable[..., Any], *, scope: str) -> Callable[..., Any]:
             return list(filter(_is_traced, results[0]))
 
         debug = _debug_info(fun, scope, args, kwargs, marks)
-        out = jaxcompat.bind_jit(scoped, debug, list(compress(leaves, marks)))
+        out = jaxcompat.bind_jit(scoped, SCOPE_PREFIX + scope, debug, list(compress(leaves, marks)))
         outs, out_tree = results
         return jax.tree.unflatten(out_tree, _merged(out, map(_is_traced, outs), outs))
 

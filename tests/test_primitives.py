@@ -234,6 +234,8 @@ def twice(f, scope):
 
 NESTED = {
     "within one another": (both_blocks, ["a", "a/inner", "b", "b/inner"]),
+    "named in words": (lambda x: nest(block, scope="a b at c")(x), ["a b at c", "a b at c/inner"]),
+    "closing over values": (lambda x: nest(lambda: block(x), scope="a")(), ["a", "a/inner"]),
     "shared": (twice(block, "a"), ["a", "a/inner"] * 2),
     "in a jit": (jax.jit(both_blocks), ["a", "a/inner", "b", "b/inner"]),
     "under vmap": (jax.vmap(block), ["inner"]),

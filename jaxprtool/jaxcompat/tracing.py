@@ -68,22 +68,28 @@ def alone(eqn: JaxprEqn, operands: Sequence[Var], outs: Sequence[Var], like: Any
     return replace_jaxpr(like, constvars=[], consts=[], debug_info=debug, **parts)
 
 
-def bind_jit(fun: Callable[..., list[Any]], debug: DebugInfo, args: Sequence[Any]) -> list[Any]:
-    """`fun(*args)` by a jit equation, named as `debug` says; flat values in and out.
+def bind_jit(
+    fun: Callable[..., list[Any]], name: str, debug: DebugInfo, args: Sequence[Any]
+) -> list[Any]:
+    """`fun(*args)` by a jit equation of that name; flat values in and out.
 
     The same as `jax.jit` at a fifth of its price, which is in its signature, caches and options.
     """
     avals = [core.typeof(arg) for arg in args]
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(fun, debug_info=debug), avals)
-    closed = attach_constants(jaxpr, consts) if consts else close_jaxpr(jaxpr)
     if any(isinstance(const, core.Tracer) for const in consts):
-        closed = close_jaxpr(pe.convert_constvars_jaxpr(open_jaxpr(closed)))
+        body = jaxpr if ONE_JAXPR_CLASS else pe.convert_constvars_jaxpr(jaxpr)
+        known = debug.arg_names
+        names = None if known is None else (*[""] * len(consts), *known)
+        closed = close_jaxpr(body.replace(debug_info=debug._replace(arg_names=names)))
         args = *consts, *args
+    else:
+        closed = attach_constants(jaxpr, consts) if consts else close_jaxpr(jaxpr)
     ins, outs = len(args), len(open_jaxpr(closed).outvars)
     return pjit.jit_p.bind(
         *args,
         jaxpr=closed,
-        name=debug.func_name,
+        name=name,
         ctx_mesh=pjit.get_ctx_mesh(False),
         in_shardings=(pjit.UNSPECIFIED,) * ins,
         out_shardings=(pjit.UNSPECIFIED,) * outs,

@@ -7,8 +7,9 @@ and apply are made, counted, compiled by XLA and run. The four take turns, in an
 with every round. Beside each median time is the median of the ratios, round by round, to ours, and
 for the time of a run, to that by hand. Programs are made "first" when JAX has traced nothing yet,
 "later" when it remembers its own functions but not ours. Equations are those at all depths, of a
-shared body once; instructions are those that XLA leaves. All must give the same output from the
-same parameters; ours, and the parameters that our init gives, must be those by hand to the bit.
+shared body once; instructions are those that XLA leaves, "same" if they are, names aside, those of
+the one by hand. All must give the same output from the same parameters; ours, and the parameters
+that our init gives, must be those by hand to the bit.
 
 Then unzip alone is timed on synthetic programs with a variable in every few equations: `split`,
 and the whole pass, which also builds init and apply and drops their dead code.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import re
 import statistics
 import sys
 import time
@@ -150,7 +152,9 @@ def transformer(rounds: int) -> Table:
     for half, jaxprs in ("init", init), ("apply", apply):
         times = take_turns({name: compiler(jaxpr) for name, jaxpr in jaxprs.items()}, 3)
         table.add_row(f"lower and compile {half}, ms", *shown(times, OURS))
-    table.add_row("instructions of apply", *(f"{instructions(c)}     " for c in compiled.values()))
+    made = {name: instructions(each) for name, each in compiled.items()}
+    same = {name: "same" if each == made[BY_HAND] else "    " for name, each in made.items()}
+    table.add_row("instructions of apply", *(f"{len(made[n])} {same[n]}" for n in made))
     table.add_row("run apply, ms", *shown(runs(compiled, 20 * rounds), BY_HAND))
     return table
 
@@ -168,8 +172,11 @@ def count(jaxpr: Any) -> int:
     return sum(1 for _ in equations(jaxcompat.open_jaxpr(jaxpr)))
 
 
-def instructions(compiled: Any) -> int:
-    return sum(" = " in line for line in compiled.as_text().splitlines())
+def instructions(compiled: Any) -> list[str]:
+    """What XLA makes of a program: each instruction with its types, without names, sorted."""
+    text = re.sub(r", metadata=\{[^}]*\}", "", compiled.as_text())
+    lines = re.sub(r"%?[A-Za-z_][\w\-]*\.[\w\-.]+|%[\w\-.]+", "_", text).splitlines()
+    return sorted(line for line in lines if " = " in line)
 
 
 def check(init: Any, compiled: dict[str, Any]) -> None:

@@ -52,11 +52,13 @@ def _described(out: Output) -> str:
     if summary.value is not None:
         columns = output.width() - 2
         return np.array2string(summary.value, separator=", ", max_line_width=columns)
-    return ", ".join(f"{k} {_number(v)}" for k, v in summary.statistics.items())
+    # Where nothing is finite, or there is nothing, there is no least, greatest or mean.
+    known = {k: v for k, v in summary.statistics.items() if v is not None}
+    return ", ".join(f"{k} {_number(v)}" for k, v in known.items())
 
 
-def _number(value: Any) -> str:
-    return str(value) if isinstance(value, int) or value is None else f"{value:.6g}"
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
 def _duration(seconds: float) -> str:

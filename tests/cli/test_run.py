@@ -102,3 +102,8 @@ def test_a_callback_that_raises_shows_the_users_frames(cli, save):
     assert result.lines[-1] == "error: callback raised ValueError: not today"
     assert result.lines[-2].strip() == 'raise ValueError("not today")'
     assert not any("jax/" in line or "Traceback" in line for line in result.lines)
+
+
+def test_statistics_that_there_are_not_are_left_out(cli):
+    out = cli("run", "jax.numpy:divide", "--args", "zeros(f32[24]), zeros(f32[24])").out
+    assert out.splitlines()[0] == "result: f32[24] nan 24, inf 0"

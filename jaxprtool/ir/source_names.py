@@ -65,12 +65,12 @@ class SourceNames:
             return None
         if isinstance(node, ast.AugAssign):
             return _target(node.target)
+        if isinstance(node, ast.Tuple | ast.List) and isinstance(node.ctx, ast.Store):
+            return _element(node, result)  # what unpacks a value into targets
         while (parent := file.parents.get(node)) is not None:
             match parent:
-                case ast.Assign(targets=[*_, ast.Tuple(elts=elements)]) if (
-                    result is not None and result[1] == len(elements)
-                ):
-                    return _target(elements[result[0]])
+                case ast.Assign(targets=[*_, ast.Tuple() | ast.List() as several]) if result:
+                    return _element(several, result)
                 case ast.Assign(targets=[*_, target]) | ast.AnnAssign(target=target):
                     return _target(target)
                 case ast.NamedExpr(target=target) | ast.AugAssign(target=target):
@@ -151,6 +151,14 @@ def _counterpart(file: _File, value: ast.Tuple | ast.List) -> ast.Tuple | ast.Li
         return None
     stars = (*target.elts, *value.elts)
     return None if any(isinstance(each, ast.Starred) for each in stars) else target
+
+
+def _element(targets: ast.Tuple | ast.List, result: tuple[int, int] | None) -> str | None:
+    """What one of several targets is called, if there are as many as results."""
+    starred = any(isinstance(each, ast.Starred) for each in targets.elts)
+    if result is None or starred or result[1] != len(targets.elts):
+        return None
+    return _target(targets.elts[result[0]])
 
 
 def _target(target: ast.expr) -> str | None:

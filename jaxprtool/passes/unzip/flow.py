@@ -51,10 +51,13 @@ Axis: TypeAlias = tuple[Any, int, bool]
 #: What draws random numbers from a key. Other integers computed from keys are as good as keys.
 DRAWS = frozenset({"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator"})
 
-#: What `apply` may do again even if all that is known is computed once.
-LAYOUT = frozenset(
-    {"broadcast_in_dim", "expand_dims", "reshape", "rev", "squeeze", "transpose", "copy"}
+#: What lays a value out anew. Better a variable for the value itself, as the source has it.
+ANEW = frozenset(
+    {"broadcast_in_dim", "copy", "expand_dims", "pcast", "pvary", "reshape", "rev", "transpose"}
 )
+
+#: What `apply` may do again even if all that is known is computed once.
+LAYOUT = ANEW | {"squeeze"}
 
 
 @dataclass(frozen=True)
@@ -235,8 +238,7 @@ class _Walk:
             is_key = _is(var.aval, jnp.integer) and eqn.primitive.name not in DRAWS
             if self.part.known[var] == EARLY:
                 self.result(var, extra if is_key or extra == math.inf else 0, before)
-                # Better the value than the same laid out anew.
-                self.graph.costs[self.nodes[var]] += eqn.primitive.name in LAYOUT
+                self.graph.costs[self.nodes[var]] += eqn.primitive.name in ANEW
 
     def enter(
         self,

@@ -24,7 +24,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.source_names import Range, SourceNames, range_of
-from jaxprtool.ir.structured import Call, Cond, While, view
+from jaxprtool.ir.structured import Call, Cond, Scan, While, view
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame, is_users_file, user_frames
 from jaxprtool.passes.unzip.flow import parts_of
@@ -120,6 +120,10 @@ class _Namer:
         part = value.parts[-1]
         if (eqn := self.eqn(value)) is None:
             return value
+        if eqn.primitive.name == "squeeze":  # of `first, second = operand`, the second step
+            before = Value(value.parts, value.calls, eqn.invars[0])
+            whole = self.eqn(before)
+            return before if whole is not None and whole.primitive.name == "slice" else value
         for body in parts_of(part, self.body(part).position(eqn), self.context)[-1:]:
             outs = body.body.outvars
             inner = outs[eqn.outvars.index(value.var)] if len(outs) == len(eqn.outvars) else None
@@ -162,7 +166,7 @@ class _Namer:
     def assigned(self, value: Value, eqn: JaxprEqn) -> tuple[str, ...] | None:
         """The name in the source, after that in the user's own if it is in a library's."""
         others: dict[str, set[Range]] = {}
-        for calls, user in self.late_users(value):
+        for calls, user, _ in self.late_users(value):
             for each in (*calls, user):
                 for frame in user_frames(each):
                     others.setdefault(frame.file, set()).add(range_of(frame))
@@ -178,12 +182,14 @@ class _Namer:
             found = found or name
         return None if found is None else (found,)
 
-    def late_users(self, value: Value) -> Iterator[tuple[tuple[JaxprEqn, ...], JaxprEqn]]:
-        """The equations that need a value late, with the calls around them."""
+    def late_users(self, value: Value) -> Iterator[tuple[tuple[JaxprEqn, ...], JaxprEqn, Var]]:
+        """The equations that need a value late, the calls around each, and its variable there."""
         part, var = value.parts[-1], value.var
         for eqn in self.body(part).users.get(var, ()):
             if not all(part.known[v].early for v in eqn.outvars):
-                yield value.calls, eqn
+                yield value.calls, eqn, var
+            elif eqn.primitive.name in _SAME:
+                yield from self.late_users(Value(value.parts, value.calls, eqn.outvars[0]))
         if value.calls:
             outs = value.calls[-1].outvars
             for i, atom in enumerate(part.body.outvars[: len(outs)]):
@@ -194,13 +200,13 @@ class _Namer:
 
     def parameter(self, value: Value) -> tuple[str, ...] | None:
         """The parameter of a user's jitted function that needs a value late."""
-        for calls, user in self.late_users(value):
-            if calls is not value.calls or not isinstance(called := view(user), Call):
+        for _, user, var in self.late_users(value):
+            if not isinstance(called := view(user), Call):
                 continue
             debug = called.body.debug_info
             if _file(debug) is None or len(debug.arg_names or ()) != len(user.invars):
                 continue
-            words = _words(debug.arg_names[user.invars.index(value.var)])
+            words = _words(debug.arg_names[user.invars.index(var)])
             if words:
                 return (words[-1],)
         return None
@@ -247,16 +253,31 @@ def _frames_of(value: Value, eqn: JaxprEqn) -> Iterator[tuple[UserFrame, tuple[i
     with which result it is, and of how many.
     """
     var: Any = value.var
-    yield from ((frame, None) for frame in user_frames(eqn))
+    result = _unpacked(eqn, var)
+    for frame in user_frames(eqn):
+        yield frame, result
+        result = None
     for call, part in zip(reversed(value.calls), reversed(value.parts), strict=False):
         result = None
         outs = part.body.outvars[: len(call.outvars)]
         if var in outs:
             index = outs.index(var)
             var, result = call.outvars[index], (index, len(call.outvars))
+            if isinstance(loop := view(call), Scan):
+                result = int(index >= len(loop.carry)), 2  # a pair of the carry and the rest
         for frame in user_frames(call):
             yield frame, result
             result = None
+
+
+def _unpacked(eqn: JaxprEqn, var: Var) -> tuple[int, int] | None:
+    """Which part of its operand an equation gives that stands for `first, second = operand`."""
+    match eqn.primitive.name:
+        case "unstack":
+            return eqn.outvars.index(var), len(eqn.outvars)
+        case "slice":
+            return eqn.params["start_indices"][0], eqn.invars[0].aval.shape[0]
+    return None
 
 
 def _file(debug: Any) -> str | None:

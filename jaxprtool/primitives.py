@@ -16,7 +16,7 @@ The functions and their contracts are those of Oryx's `harvest` and `state.varia
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
@@ -86,17 +86,21 @@ def nest(fun: Callable[..., Any], *, scope: str) -> Callable[..., Any]:
         # as it is, past the call.
         leaves, tree = jax.tree.flatten((args, kwargs))
         marks = list(map(_is_traced, leaves))
-        results: list[Any] = []
+        results: tuple[Any, list[bool], list[Any]]
 
         def scoped(*traced: Any) -> list[Any]:
+            nonlocal results
             inner_args, inner_kwargs = jax.tree.unflatten(tree, _merged(traced, marks, leaves))
-            results[:] = jax.tree.flatten(fun(*inner_args, **inner_kwargs))
-            return list(filter(_is_traced, results[0]))
+            outs, out_tree = jax.tree.flatten(fun(*inner_args, **inner_kwargs))
+            flags = list(map(_is_traced, outs))
+            # Of what is traced inside nothing may stay outside.
+            results = out_tree, flags, [None if f else x for f, x in zip(flags, outs, strict=True)]
+            return list(compress(outs, flags))
 
         debug = _debug_info(fun, scope, args, kwargs, marks)
         out = jaxcompat.bind_jit(scoped, SCOPE_PREFIX + scope, debug, list(compress(leaves, marks)))
-        outs, out_tree = results
-        return jax.tree.unflatten(out_tree, _merged(out, map(_is_traced, outs), outs))
+        out_tree, flags, others = results
+        return jax.tree.unflatten(out_tree, _merged(out, flags, others))
 
     return nested
 
@@ -105,7 +109,7 @@ def _is_traced(leaf: Any) -> bool:
     return isinstance(leaf, jax.core.Tracer)
 
 
-def _merged(traced: Sequence[Any], marks: Iterable[bool], leaves: Sequence[Any]) -> list[Any]:
+def _merged(traced: Sequence[Any], marks: Sequence[bool], leaves: Sequence[Any]) -> list[Any]:
     """The leaves, with those marked taken from `traced`."""
     given = iter(traced)
     return [next(given) if mark else leaf for mark, leaf in zip(marks, leaves, strict=True)]

@@ -208,6 +208,15 @@ def test_nest_closes_over_traced_values():
     np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(X), jnp.full(4, 2.0))
 
 
+def test_nest_leaks_nothing_that_is_traced():
+    def f(x):
+        return nest(lambda x: (variable(jnp.sin(x), name="v"), 3), scope="s")(x)[0]
+
+    with jax.checking_leaks():
+        np.testing.assert_array_equal(jax.jit(f)(X), jnp.sin(X))
+        jax.grad(lambda x: jax.jit(f)(x).sum())(X)
+
+
 def scopes(closed):
     """The scopes of a jaxpr, as `outer/inner`, in order."""
     found = []

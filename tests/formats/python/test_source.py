@@ -190,6 +190,16 @@ def test_what_is_sown_is_sown_and_scopes_are_nested() -> None:
     assert difference(program, emitted(program)[1]) is None
 
 
+def test_a_scope_keeps_what_it_closes_over_where_it_was() -> None:
+    table = np.arange(4.0, dtype=np.float32)
+
+    def f(x):
+        return nest(lambda y: variable(y * table, name="w") + x, scope="s")(x[0])
+
+    program = trace(f, X)
+    assert difference(program, emitted(program)[1]) is None
+
+
 def test_a_scope_that_asks_for_more_than_nest_does_is_a_jit_of_its_name() -> None:
     program = trace(lambda x: nest(jnp.sin, scope="s")(x), X)
     (eqn,) = program.jaxpr.eqns

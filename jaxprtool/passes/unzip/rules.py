@@ -34,10 +34,15 @@ def rule(*primitives: str) -> Callable[[Rule], Rule]:
 
     def register(function: Rule) -> Rule:
         def asked(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
-            simple = all(meet(known)) and not has_lasting_effect(eqn)
-            if simple and not context.sows_inside(eqn):
+            results = meet(known)
+            if context.sows_inside(eqn):
+                return function(eqn, known, context)
+            if all(results) and not has_lasting_effect(eqn):
                 return whole(eqn, known)
-            return function(eqn, known, context)
+            outcome = function(eqn, known, context)
+            # What writes to a ref of its own, say, can be had by one program if not by two.
+            stuck = any(part.stuck for part in outcome.parts)
+            return whole(eqn, known) if stuck and any(results) else outcome
 
         unzip_rules.update(dict.fromkeys(primitives, asked))
         return function

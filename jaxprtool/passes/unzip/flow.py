@@ -235,9 +235,10 @@ class _Walk:
         again = extra == math.inf or not self.terms.once or _is_layout(eqn)
         before = operands if again else [SOURCE]
         for var in eqn.outvars:
-            is_key = _is(var.aval, jnp.integer) and eqn.primitive.name not in DRAWS
+            integer = _is(var.aval, jnp.integer) and eqn.primitive.name not in DRAWS
+            same = integer or eqn.primitive.name in LAYOUT or extra == math.inf
             if self.part.known[var] == EARLY:
-                self.result(var, extra if is_key or extra == math.inf else 0, before)
+                self.result(var, extra if same else 0, before)
                 self.graph.costs[self.nodes[var]] += eqn.primitive.name in ANEW
 
     def enter(

@@ -28,6 +28,7 @@ from tests.programs import random_programs, same, sample_programs
 from tests.programs.halves import prove_unzip
 from tests.programs.random_programs import RandomProgram
 from tests.programs.samples import sample_files
+from tests.programs.values import difference, values_agree
 
 KEY = jax.random.key(0)
 X = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
@@ -186,6 +187,13 @@ def test_several_arguments_may_be_keys():
 
     expected = {"normal": "f32[4]", "normal_1": "f32[4]"}
     check_auto(fun, X, KEY, jax.random.key(1), key_args=(1, 2), expected=expected)
+
+
+def test_a_key_laid_out_anew_is_a_key():
+    def fun(a, x):
+        return x * jnp.broadcast_to(a[None], (2, 4))
+
+    check_auto(fun, jnp.ones(4), X, expected={"a": "f32[4]"})
 
 
 def test_what_is_sown_already_keeps_its_name():
@@ -581,7 +589,20 @@ def test_many_random_programs_split(chunk, record_property):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("file", sample_files())
-def test_samples_split(file):
-    for number, case in enumerate(sample_programs(file)):
-        for once in False, True:
-            prove(case, random.Random(number), once=once)
+@pytest.mark.parametrize("once", [False, True], ids=["auto", "known"])
+def test_samples_split(file, once):
+    for case in sample_programs(file):
+        program, args = case.program(), case.arguments()
+        tree = program.in_tree
+        positional, _ = jax.tree.unflatten(tree, range(len(args)))
+        for keys in [(i,) for i in range(len(positional))] + [tuple(range(len(positional)))]:
+            sown = sow_cut(program, marks(program, keys), "cut", once)
+            parts = unzipped(sown, "cut", keys)
+            type_check(parts.init)
+            type_check(parts.apply)
+            given, kwargs = jax.tree.unflatten(tree, args)
+            variables = parts.init(*(given[i] for i in keys))
+            others = (arg for i, arg in enumerate(given) if i not in keys)
+            results = jax.tree.leaves(parts.apply(variables, *others, **kwargs))
+            wanted = jax.tree.leaves(program(*given, **kwargs))
+            assert difference(wanted, results, values_agree) is None, (case.name, keys)

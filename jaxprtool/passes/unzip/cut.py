@@ -6,16 +6,14 @@ one nearest the sink. Costs are integers of any size, or `math.inf` for what can
 Graphs of programs are large and nearly trees, so most of the work is done by `Graph.reduce`, in
 time linear in the graph: bounds from both sides tell of most nodes that others do as well for
 less, or nearer the sink; such nodes are merged into their neighbours, and a node that then stands
-alone between source and sink must be chosen. What remains is cut by maximum flow, a connected
-part at a time (Dinic, Algorithm for solution of a problem of maximum flow in networks, 1970). The
-cut is read off from the sink's side, where the nearest one is (Picard and Queyranne, On the
-structure of all minimum cuts in a network, 1980).
+alone between source and sink must be chosen. What remains, a connected part at a time, is cut by
+the maximum flow that NetworkX finds. The cut is read off from the sink's side, where the nearest
+one is (Picard and Queyranne, On the structure of all minimum cuts in a network, 1980).
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence, Set
 
 #: The two nodes that every graph has. They cannot be chosen.
@@ -194,82 +192,29 @@ def _reached(start: Iterable[int], edges: Sequence[set[int]]) -> set[int]:
     return found
 
 
-# --- maximum flow -----------------------------------------------------------------------------
-
-
-class _Network:
-    """Arcs with capacities; arc `i` and arc `i ^ 1` run between the same nodes, back and forth."""
-
-    def __init__(self, count: int):
-        self.arcs: list[list[int]] = [[] for _ in range(count)]
-        self.ends: list[int] = []
-        self.room: list[float] = []
-
-    def add(self, start: int, end: int, capacity: float) -> None:
-        for at, to, room in (start, end, capacity), (end, start, 0):
-            self.arcs[at].append(len(self.ends))
-            self.ends.append(to)
-            self.room.append(room)
-
-    def levels(self, start: int, backwards: bool = False) -> list[int]:
-        """How far each node is from `start` over arcs with room, or to it; -1 if not at all."""
-        level = [-1] * len(self.arcs)
-        level[start] = 0
-        todo = deque([start])
-        while todo:
-            node = todo.popleft()
-            for arc in self.arcs[node]:
-                end = self.ends[arc]
-                if level[end] < 0 and self.room[arc ^ backwards] > 0:
-                    level[end] = level[node] + 1
-                    todo.append(end)
-        return level
-
-    def saturate(self, source: int, sink: int) -> None:
-        """Send as much as can be sent from `source` to `sink`.
-
-        Raises ValueError if that is without end.
-        """
-        while (level := self.levels(source))[sink] >= 0:
-            tried = [0] * len(self.arcs)
-            path: list[int] = []
-            while True:
-                node = self.ends[path[-1]] if path else source
-                if node == sink:
-                    del path[self._send(path) :]
-                    continue
-                for arc in self.arcs[node][tried[node] :]:
-                    if self.room[arc] > 0 and level[self.ends[arc]] == level[node] + 1:
-                        path.append(arc)
-                        break
-                    tried[node] += 1
-                else:
-                    if not path:
-                        break
-                    path.pop()
-                    tried[self.ends[path[-1]] if path else source] += 1
-
-    def _send(self, path: Sequence[int]) -> int:
-        """Send as much as a path takes; gives the position of the first arc that is then full."""
-        amount = min(self.room[arc] for arc in path)
-        if amount == math.inf:
-            raise ValueError(_NO_CUT)
-        for arc in path:
-            self.room[arc] -= amount
-            self.room[arc ^ 1] += amount
-        return next(i for i, arc in enumerate(path) if not self.room[arc])
-
-
 def _cut_by_flow(graph: Graph, part: Sequence[int]) -> list[int]:
     """The cut of a part of a graph: each node is an arc of its cost, each edge has room for all."""
-    place = {node: 2 * i for i, node in enumerate(part, start=1)}
-    network = _Network(2 * len(part) + 2)
-    for node, start in place.items():
-        network.add(start, start + 1, graph.costs[node])
+    import networkx  # of use here alone, and slow to import
+
+    network = networkx.DiGraph()
+    network.add_nodes_from((SOURCE, SINK))
+    for node in part:
+        finite = {} if graph.costs[node] == math.inf else {"capacity": graph.costs[node]}
+        network.add_edge((node, "in"), (node, "out"), **finite)
         if SOURCE in graph.before[node]:
-            network.add(SOURCE, start, math.inf)
+            network.add_edge(SOURCE, (node, "in"))
         for other in graph.after[node]:
-            network.add(start + 1, place.get(other, SINK), math.inf)
-    network.saturate(SOURCE, SINK)
-    level = network.levels(SINK, backwards=True)
-    return [node for node, at in place.items() if level[at] < 0 <= level[at + 1]]
+            network.add_edge((node, "out"), SINK if other == SINK else (other, "in"))
+    try:
+        residual = networkx.flow.preflow_push(network, SOURCE, SINK)
+    except networkx.NetworkXUnbounded:
+        raise ValueError(_NO_CUT) from None
+    # What still leads to the sink, where there is room: the side of the nearest cut.
+    behind, todo = {SINK}, [SINK]
+    while todo:
+        node = todo.pop()
+        for start, arc in residual.pred[node].items():
+            if start not in behind and arc["flow"] < arc["capacity"]:
+                behind.add(start)
+                todo.append(start)
+    return [node for node in part if (node, "in") not in behind and (node, "out") in behind]

@@ -18,7 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.errors import UserFunctionError
+from jaxprtool.ir.outline import equations
 from jaxprtool.ir.program import Program, type_check
+from jaxprtool.loading.trace import trace
 from jaxprtool.passes.unzip import Unzip
 from tests.programs import stepwise
 from tests.programs.gradients import (
@@ -73,6 +76,25 @@ def prove_unzip(
     return Proof(init, apply, len(case.sites), kind)
 
 
+def unzips(
+    f: Callable[..., Any],
+    *args: Any,
+    count: int,
+    key_args: int | tuple[int, ...] = 0,
+    gradients: str = "reverse",
+) -> tuple[Program, Program]:
+    """init and apply of a function, proven, with `count` variables and this kind of gradients."""
+    proof = prove_unzip(trace(f, *args), key_args, jax.tree.leaves(args))
+    expect("variables", count, proof.variables)
+    expect("gradients", gradients, proof.gradients.split(":")[0])
+    return proof.init, proof.apply
+
+
+def primitives(program: Program) -> Counter[str]:
+    """How often each primitive is in a program, at any depth; in shared bodies once."""
+    return Counter(eqn.primitive.name for eqn in equations(jaxcompat.open_jaxpr(program.jaxpr)))
+
+
 class _Case:
     """One program, its halves, and its arguments."""
 
@@ -86,7 +108,8 @@ class _Case:
         args: Sequence[Any],
     ):
         self.program, self.init, self.apply, self.tag = program, init, apply, tag
-        self.args = list(args)
+        # NumPy's arrays of 64 bits become what JAX makes of them.
+        self.args = list(map(jnp.asarray, args))
         positional, kwargs = jax.tree.unflatten(program.in_tree, list(range(len(args))))
         keys = [
             k % len(positional)
@@ -237,24 +260,37 @@ class _Case:
             sown = jax.tree.unflatten(self.init.out_tree, full[:count])
             return Reference(self.tag, sown).evaluate(self.program.jaxpr, self.facts, args)
 
-        def of(function: Callable[[list[Any]], list[Any]], mode: str | None) -> Gradients | str:
+        def original(full: list[Any]) -> list[Any]:
+            """The program as it was, which is differentiated by its late arguments alone."""
+            args = list(self.args)
+            for i, x in zip(self.late, full[len(variables) :], strict=True):
+                args[i] = x
+            return jaxcompat.jaxpr_as_fun(self.program.jaxpr)(*args)
+
+        refs = NO_DERIVATIVE_OF_REFS if has_refs(self.program.jaxpr) else ()
+        expected_errors = (*NO_DERIVATIVE, *refs, UserFunctionError)
+
+        def of(
+            function: Callable[[list[Any]], list[Any]], by: list[int], mode: str | None = None
+        ) -> Gradients | str:
             def restricted(*xs: Any) -> list[Any]:
                 full = list(given)
-                for i, x in zip(at, xs, strict=True):
+                for i, x in zip(by, xs, strict=True):
                     full[i] = x
                 outs = function(full)
                 return [jnp.asarray(outs[i]) for i in results]
 
-            refs = NO_DERIVATIVE_OF_REFS if has_refs(self.program.jaxpr) else ()
-            expected = (*NO_DERIVATIVE, *refs)
-            return derivative_of(restricted, [jnp.asarray(given[i]) for i in at], mode, expected)
+            primals = [jnp.asarray(given[i]) for i in by]
+            return derivative_of(restricted, primals, mode, expected_errors)
 
-        found = of(apply, None)
+        found = of(apply, at)
         if not isinstance(found, Gradients):
-            if isinstance(of(reference, "reverse"), Gradients):
+            # Of its arguments alone it must be differentiable if the original is.
+            late = [i for i in at if i >= len(variables)]
+            if isinstance(of(original, late), Gradients) and isinstance(of(apply, late), str):
                 raise AssertionError(f"gradients are lost: {found}")
             return found
-        expected = of(reference, found.mode)
+        expected = of(reference, at, found.mode)
         if not isinstance(expected, Gradients):
             return f"the reference has none: {expected}"
         agree(f"{found.mode} gradients", expected.values, found.values, values_agree)

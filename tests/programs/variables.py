@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, sub_jaxprs, view
+from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
 from jaxprtool.primitives import scope_of
 from tests.programs.rules import RULE_FACTOR
 
@@ -104,10 +104,6 @@ def flow_equation(eqn: Any, facts: list[Fact], tag: str) -> Flow:
     if eqn.primitive.name == "sow" and eqn.params["tag"] == tag and both(*facts).early:
         return Flow([CONSTANT] * len(eqn.outvars), [Site((eqn.params["name"],), eqn)])
     structured = view(eqn)
-    lasting = not all(map(jaxcompat.is_removable_effect, eqn.effects))
-    if structured and lasting and any(both(*facts)) and not holds_sow(eqn, tag):
-        # An equation with an effect stays whole.
-        return Flow([LATE if both(*facts).ready else KEY] * len(eqn.outvars))
     match structured:
         case Scan():
             return _flow_scan(structured, facts, tag)
@@ -118,10 +114,19 @@ def flow_equation(eqn: Any, facts: list[Fact], tag: str) -> Flow:
             outs = [both(facts[0], *each) for each in zip(*(s.outs for s in sides), strict=True)]
             sites, stuck = ([x for s in sides for x in getattr(s, k)] for k in ("sites", "stuck"))
             return Flow(outs, sites, stuck)
-        case Call() | CustomJVP() | ShardMap():
+        case CustomJVP():
+            # It stays whole, for its rules to hold.
+            inner = flow(structured.body, facts, tag)
+            out = both(*facts)
+            if inner.sites:
+                ready = all(out.ready for out in inner.outs)
+                out = Fact(ready and out.early, ready)
+            return inner.inside([out] * len(eqn.outvars))
+        case Call() | ShardMap():
             inner = flow(structured.body, facts, tag)
             return inner.inside(inner.outs, scope_of(eqn))
     out = both(*facts)
+    lasting = not all(map(jaxcompat.is_removable_effect, eqn.effects))
     stuck = [eqn] if lasting and not (out.early or out.ready) else []
     if out.ready and (_meets_ref(eqn) or lasting):
         out = LATE
@@ -216,12 +221,11 @@ class Reference:
             case Cond():
                 index = min(max(int(operands[0]), 0), len(structured.branches) - 1)
                 # All branches, so that the variables of each are met.
-                sides = [
-                    self._run(branch, facts[1:], operands[1:], scopes, at)[0]
-                    if i == index or flow(branch, facts[1:], self.tag).sites
-                    else None
-                    for i, branch in enumerate(structured.branches)
-                ]
+                sides = {}
+                for i, branch in enumerate(structured.branches):
+                    given = operands[1:] if i == index else _with_refs_copied(operands[1:])
+                    if i == index or flow(branch, facts[1:], self.tag).sites:
+                        sides[i] = self._run(branch, facts[1:], given, scopes, at)[0]
                 return sides[index]
             case Call():
                 scope = scope_of(eqn)
@@ -287,6 +291,13 @@ class Reference:
         return carry
 
 
+def _with_refs_copied(values: Sequence[Any]) -> list[Any]:
+    return [
+        jax.new_ref(x[...]) if isinstance(jax.typeof(x), jaxcompat.AbstractRef) else x
+        for x in values
+    ]
+
+
 @jax.custom_jvp
 def _scaled(x: Any) -> Any:
     return x
@@ -304,12 +315,3 @@ def empty(like: Any) -> Any:
     if jnp.issubdtype(like.aval.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), like.aval.shape)
     return jnp.zeros(like.aval.shape, like.aval.dtype)
-
-
-def holds_sow(eqn: Any, tag: str) -> bool:
-    """Whether something is sown under the tag in the jaxprs of an equation, at any depth."""
-    return any(
-        (inner.primitive.name == "sow" and inner.params["tag"] == tag) or holds_sow(inner, tag)
-        for _, body in sub_jaxprs(eqn)
-        for inner in body.eqns
-    )

@@ -1,4 +1,4 @@
-"""Variables inside calls: jit, remat, devices, custom derivatives, and rules of others."""
+"""Variables inside calls: jit, remat, devices, rules of others, and transformations of JAX's."""
 
 from __future__ import annotations
 
@@ -16,17 +16,10 @@ from jaxprtool import jaxcompat, nest, sow, trace, unzip, variable
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.outline import equations
 from jaxprtool.passes.unzip import UnzipError, unzip_rules
-from tests.programs.halves import prove_unzip
+from tests.programs.halves import unzips
 
 KEY = jax.random.key(0)
 X = jnp.linspace(-1.0, 1.0, 3)
-
-
-def prove(f, *args, key_args=0, count):
-    """Unzip `f`, check all that the referee checks, and give both programs."""
-    proof = prove_unzip(trace(f, *args), key_args, jax.tree.leaves(args))
-    assert (proof.variables, proof.gradients) == (count, "reverse")
-    return proof.init, proof.apply
 
 
 def eqns_of(program, primitive=None):
@@ -57,7 +50,7 @@ def assert_trees_close(actual, expected) -> None:
 
 
 def test_a_call_with_variables_becomes_a_call_in_each_program():
-    init, apply = prove(lambda key, x: jax.jit(layer)(key, x), KEY, X, count=1)
+    init, apply = unzips(lambda key, x: jax.jit(layer)(key, x), KEY, X, count=1)
     assert call_names(init) == ["layer_init"]
     assert call_names(apply) == ["layer_apply"]
 
@@ -67,7 +60,7 @@ def test_calls_within_calls_are_all_named():
     def outer(key, x):
         return jax.jit(layer)(key, x) * 2
 
-    init, apply = prove(outer, KEY, X, count=1)
+    init, apply = unzips(outer, KEY, X, count=1)
     assert {"outer_init", "layer_init"} <= all_names(init)
     assert {"outer_apply", "layer_apply"} <= all_names(apply)
 
@@ -84,7 +77,7 @@ def test_a_call_without_variables_stays_the_same_one_call():
     def f(key, x):
         return late(variable(early(key), name="w"), x)
 
-    init, apply = prove(f, KEY, X, count=1)
+    init, apply = unzips(f, KEY, X, count=1)
     assert call_names(init) == ["early"] and call_names(apply) == ["late"]
     bodies = [
         [e.params["jaxpr"] for e in p.jaxpr.eqns if e.primitive.name == "jit"]
@@ -103,7 +96,7 @@ def test_a_call_of_which_each_program_needs_a_part_is_one_call_in_each():
         w, y = pair(key, x)
         return variable(w, name="w") * y
 
-    init, apply = prove(f, KEY, X, count=1)
+    init, apply = unzips(f, KEY, X, count=1)
     assert call_names(init) == call_names(apply) == ["pair"]
     assert not eqns_of(init, "sin") and not eqns_of(apply, "random_bits")
 
@@ -116,7 +109,7 @@ def test_a_function_called_twice_under_two_scopes():
         x = nest(shared, scope="first")(keys[0], x)
         return nest(shared, scope="second")(keys[1], x)
 
-    init, apply = prove(f, KEY, X, count=2)
+    init, apply = unzips(f, KEY, X, count=2)
     assert jax.tree.map(jnp.shape, init(KEY)) == {"first": {"w": (3, 3)}, "second": {"w": (3, 3)}}
     bodies = [e.params["jaxpr"] for e in eqns_of(apply, "jit") if e.params["name"] == "layer_apply"]
     assert len({id(body) for body in bodies}) == 1
@@ -148,7 +141,7 @@ def test_a_shared_function_whose_arguments_are_late_in_one_call():
     def f(key, x):
         return shared(key, x) + shared(x, x)
 
-    _, apply = prove(f, X + 2, X, count=1)
+    _, apply = unzips(f, X + 2, X, count=1)
     assert len(eqns_of(apply, "sow")) == 1
 
 
@@ -163,7 +156,7 @@ def test_a_call_that_closes_over_traced_values():
 
         return inner(jnp.sin(x))
 
-    _, apply = prove(f, KEY, X, count=1)
+    _, apply = unzips(f, KEY, X, count=1)
     assert call_names(apply) == ["inner_apply"]
 
 
@@ -174,7 +167,7 @@ def test_a_call_that_closes_over_an_array():
     def inner(key, x):
         return variable(jax.random.uniform(key) * table, name="w") * x + table
 
-    prove(lambda key, x: inner(key, x), KEY, X, count=1)
+    unzips(lambda key, x: inner(key, x), KEY, X, count=1)
 
 
 def test_a_call_that_closes_over_an_outer_variable():
@@ -187,7 +180,7 @@ def test_a_call_that_closes_over_an_outer_variable():
 
         return inner(x)
 
-    init, _ = prove(f, KEY, X, count=2)
+    init, _ = unzips(f, KEY, X, count=2)
     variables = init(KEY)
     np.testing.assert_allclose(variables["b"], 2 * variables["w"])
 
@@ -235,7 +228,7 @@ def test_a_static_argument_of_an_inner_call():
     def inner(key, x, name):
         return variable(jax.random.normal(key, (3,)), name=name) * x
 
-    init, _ = prove(lambda k, x: inner(k, inner(k, x, "a"), "b"), KEY, X, count=2)
+    init, _ = unzips(lambda k, x: inner(k, inner(k, x, "a"), "b"), KEY, X, count=2)
     assert list(init(KEY)) == ["a", "b"]
 
 
@@ -279,7 +272,7 @@ def test_a_scope_stays_around_what_is_still_sown():
 )
 def test_remat_with_its_policy_in_both_programs(policy):
     inner = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-    _, apply = prove(lambda key, x: inner(key, x), KEY, X, count=1)
+    _, apply = unzips(lambda key, x: inner(key, x), KEY, X, count=1)
     (remat,) = eqns_of(apply, "remat2") or eqns_of(apply, "checkpoint")
     assert remat.params["policy"] is policy and remat.params["prevent_cse"] is False
 
@@ -293,7 +286,7 @@ def test_remat_of_a_scan_of_remat():
     def f(key, x):
         return lax.scan(body, x, jax.random.split(key, 3))[0]
 
-    init, _ = prove(f, KEY, X, count=1)
+    init, _ = unzips(f, KEY, X, count=1)
     assert init(KEY)["w"].shape == (3, 3, 3)
 
 
@@ -395,205 +388,6 @@ def test_pmap_of_a_variable_that_is_its_argument():
     np.testing.assert_array_equal(apply({"x": jnp.array([3.0, 4.0])}), [3.0, 4.0])
 
 
-# --- custom derivatives -------------------------------------------------------------------------
-#
-# The user's rule holds for the operands; a variable is not one of them, and has the natural
-# derivative of the body. The rules here are wrong by a factor, so that one can tell.
-
-
-def with_jvp(body):
-    function = jax.custom_jvp(body)
-
-    @function.defjvp
-    def rule(primals, tangents):
-        out, tangent = jax.jvp(body, primals, tangents)
-        return out, 3 * tangent
-
-    return function
-
-
-def with_vjp(body):
-    function = jax.custom_vjp(body)
-
-    def bwd(saved, cotangent):
-        pullback = jax.vjp(body, *saved)[1]
-        return jax.tree.map(
-            lambda t: t if t.dtype == jax.dtypes.float0 else 3 * t, pullback(cotangent)
-        )
-
-    function.defvjp(lambda *xs: (body(*xs), xs), bwd)
-    return function
-
-
-CUSTOM = {"custom_jvp": with_jvp, "custom_vjp": with_vjp}
-
-
-def scaled(x, y):
-    """A custom function's body, of numbers: the variable is made of the first."""
-    return variable(x * 2, name="w") * jnp.sin(y)
-
-
-@pytest.mark.parametrize("kind", CUSTOM)
-def test_a_custom_rule_holds_for_the_inputs_and_the_body_for_the_variables(kind):
-    def f(k, y):
-        return CUSTOM[kind](scaled)(k, y)
-
-    k, y = jnp.float32(1.5), jnp.float32(0.3)
-    init, apply = prove(f, k, y, count=1)
-    assert_trees_close(init(k), {"w": 3.0})
-    variables = {"w": jnp.float32(5.0)}
-    by_variables, by_input = jax.grad(apply, argnums=(0, 1))(variables, y)
-    assert_trees_close(by_input, 3 * 5 * jnp.cos(y))
-    assert_trees_close(by_variables, {"w": jnp.sin(y)})
-
-
-@pytest.mark.parametrize("kind", CUSTOM)
-def test_a_custom_rule_is_kept_under_jit_vmap_and_in_a_scan(kind):
-    def body(key, x):
-        return variable(jax.random.normal(key, (3,)), name="w") * jnp.sin(x)
-
-    def f(key, x):
-        def step(x, key):
-            return jax.jit(CUSTOM[kind](body))(key, x), None
-
-        return lax.scan(step, x, jax.random.split(key, 2))[0]
-
-    init, apply = prove(f, KEY, X, count=1)
-    xs = jnp.stack([X, 2 * X])
-    by_input = jax.jit(jax.vmap(jax.grad(lambda x: apply(init(KEY), x).sum())))(xs)
-    assert_trees_close(by_input[0], jax.grad(lambda x: f(KEY, x).sum())(X))
-
-
-@pytest.mark.parametrize("kind", CUSTOM)
-def test_a_custom_rule_without_variables_is_the_users(kind):
-    def f(key, x):
-        w = variable(jax.random.normal(key, (3,)), name="w")
-        return CUSTOM[kind](lambda w, x: w * jnp.sin(x))(w, x)
-
-    init, apply = prove(f, KEY, X, count=1)
-    variables = init(KEY)
-    by_variables = jax.grad(lambda v: apply(v, X).sum())(variables)
-    assert_trees_close(by_variables, {"w": 3 * jnp.sin(X)})
-
-
-def test_a_jvp_rule_that_calls_its_function():
-    @jax.custom_jvp
-    def safe(key, x):
-        return variable(jax.random.uniform(key, (3,)), name="w") * jnp.exp(x)
-
-    @safe.defjvp
-    def rule(primals, tangents):
-        out = safe(*primals)
-        return out, out * tangents[1] * 3
-
-    init, apply = unzip(lambda key, x: safe(key, x))(KEY, X)
-    variables = {"w": jnp.array([1.0, 2.0, 3.0])}
-    by_input = jax.grad(lambda x: apply(variables, x).sum())(X)
-    assert_trees_close(by_input, 3 * variables["w"] * jnp.exp(X))
-    assert_trees_close(init(KEY), {"w": jax.random.uniform(KEY, (3,))})
-    by_variables = jax.grad(lambda v: apply(v, X).sum())(variables)
-    assert_trees_close(by_variables, {"w": jnp.exp(X)})
-
-
-def test_vjp_rules_that_call_their_function():
-    @jax.custom_vjp
-    def safe(key, x):
-        return variable(jax.random.uniform(key, (3,)), name="w") * jnp.exp(x)
-
-    def fwd(key, x):
-        out = safe(key, x)
-        return out, out
-
-    safe.defvjp(fwd, lambda out, cotangent: (None, 3 * out * cotangent))
-    _, apply = unzip(lambda key, x: safe(key, x))(KEY, X)
-    variables = {"w": jnp.array([1.0, 2.0, 3.0])}
-    by_variables, by_input = jax.grad(lambda v, x: apply(v, x).sum(), argnums=(0, 1))(variables, X)
-    assert_trees_close(by_input, 3 * variables["w"] * jnp.exp(X))
-    assert_trees_close(by_variables, {"w": jnp.exp(X)})
-
-
-def test_a_jvp_rule_in_closed_form_that_the_variable_is_not_in():
-    @jax.custom_jvp
-    def f(x, key):
-        return x * variable(jax.random.uniform(key), name="w")
-
-    @f.defjvp
-    def rule(primals, tangents):
-        return f(*primals), 100.0 * tangents[0]
-
-    _, apply = unzip(lambda key, x: f(x, key))(KEY, jnp.float32(2.0))
-    by_variables, by_input = jax.grad(apply, argnums=(0, 1))({"w": jnp.float32(4.0)}, 2.0)
-    assert_trees_close((by_variables, by_input), ({"w": 2.0}, 100.0))
-
-
-def test_a_custom_function_that_closes_over_the_key_is_refused():
-    """What JAX keeps of its rule holds values of a trace that is over."""
-
-    def f(key, x):
-        def body(x):
-            return variable(jax.random.normal(key, (3,)), name="w") * jnp.sin(x)
-
-        return with_jvp(body)(x)
-
-    with pytest.raises(UnsupportedError, match=r"custom_jvp_call at .*test_calls.py:.*closes over"):
-        unzip(f)(KEY, X)
-
-
-@pytest.mark.parametrize("kind", CUSTOM)
-def test_a_variable_of_a_custom_function_made_of_another_is_refused(kind):
-    """apply differentiates by the other, which the user's rule takes for an operand."""
-
-    def f(k, y):
-        return CUSTOM[kind](scaled)(variable(k, name="first"), y)
-
-    with pytest.raises(UnsupportedError, match="operand that is not a key"):
-        unzip(f)(jnp.float32(1.5), jnp.float32(0.3))
-
-
-@pytest.mark.parametrize("mode", ["append", "clobber"])
-def test_a_custom_function_has_each_variable_once(mode):
-    @jax.custom_jvp
-    def f(k, y):
-        return sow(k, tag="variable", name="w", mode=mode) * y
-
-    f.defjvp(lambda primals, tangents: (f(*primals), tangents[1]))
-    with pytest.raises(UnsupportedError, match=r"custom_jvp_call at .*strict"):
-        unzip(lambda k, y: f(k, y))(jnp.float32(1.5), jnp.float32(0.3))
-
-
-@pytest.mark.parametrize(
-    "outer, inner",
-    [
-        ("custom_jvp", "custom_jvp"),
-        ("custom_vjp", "custom_jvp"),
-        ("custom_vjp", "custom_vjp"),
-    ],
-)
-def test_custom_functions_within_each_other(outer, inner):
-    def f(k, y):
-        within = CUSTOM[inner](scaled)
-
-        def body(k, y):
-            return within(k, y) * variable(k + 1, name="v")
-
-        return CUSTOM[outer](body)(k, y)
-
-    prove(f, jnp.float32(1.5), jnp.float32(0.3), count=2)
-
-
-@pytest.mark.parametrize("kind", CUSTOM)
-def test_second_derivatives_go_by_the_same_rules(kind):
-    _, apply = unzip(lambda k, y: CUSTOM[kind](scaled)(k, y))(jnp.float32(1.5), jnp.float32(0.3))
-
-    def plain(variables, y):
-        return variables["w"] * jnp.sin(y)
-
-    variables, y = {"w": jnp.float32(2.0)}, jnp.float32(0.3)
-    found = jax.grad(lambda v: jax.grad(apply)(v, y)["w"] ** 2)(variables)
-    expected = jax.grad(lambda v: jax.grad(plain)(v, y)["w"] ** 2)(variables)
-    assert_trees_close(found, expected)
-
-
 # --- other primitives that hold jaxprs, and rules of others ---------------------------------------
 
 
@@ -648,7 +442,7 @@ def test_unzip_inside_jit_inside_unzip():
 
         return inner(key, x)
 
-    init, _ = prove(f, KEY, X, count=1)
+    init, _ = unzips(f, KEY, X, count=1)
     assert jax.tree.map(jnp.shape, init(KEY)) == {"inner": {"w": (3, 3)}}
 
 
@@ -677,7 +471,7 @@ def test_unzip_of_a_vmapped_function_has_mapped_variables():
         return jax.vmap(layer)(keys, x)
 
     keys, x = jax.random.split(KEY, 4), jnp.arange(12.0).reshape(4, 3)
-    init, _ = prove(f, keys, x, count=1)
+    init, _ = unzips(f, keys, x, count=1)
     assert init(keys)["w"].shape == (4, 3, 3)
 
 

@@ -1,32 +1,21 @@
-"""Variables inside loops and branches, and the effects of a program that is split in two."""
+"""Variables inside loops and branches."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import io_callback
 
 from jaxprtool import jaxcompat, nest, sow, trace, unzip, variable
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.outline import equations
 from jaxprtool.passes.unzip import UnzipError
-from tests.programs.halves import prove_unzip
-from tests.programs.recorder import record, recording
+from tests.programs.halves import primitives, unzips
 
 KEY = jax.random.key(0)
 X = jnp.linspace(-1.0, 1.0, 3)
-
-
-def prove(f, *args, key_args=0, count, gradients="reverse"):
-    """Unzip `f`, check all that the referee checks, and give both programs."""
-    proof = prove_unzip(trace(f, *args), key_args, jax.tree.leaves(args))
-    assert (proof.variables, proof.gradients.split(":")[0]) == (count, gradients)
-    return proof.init, proof.apply
 
 
 def only(program, primitive: str):
@@ -34,10 +23,6 @@ def only(program, primitive: str):
     eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
     (eqn,) = (e for e in eqns if e.primitive.name == primitive)
     return eqn
-
-
-def primitives(program) -> Counter[str]:
-    return Counter(e.primitive.name for e in equations(jaxcompat.open_jaxpr(program.jaxpr)))
 
 
 def shapes(tree):
@@ -57,7 +42,7 @@ def test_a_scan_over_layers_is_a_scan_over_stacked_variables():
         keys = jax.random.split(key, 4)
         return lax.scan(lambda x, key: (layer(key, x), x.sum()), x, keys)
 
-    init, apply = prove(f, KEY, X, count=1)
+    init, apply = unzips(f, KEY, X, count=1)
     variables = init(KEY)
     assert shapes(variables) == {"w": (4, 3, 3)}
     expected = [jax.random.normal(key, (3, 3)) for key in jax.random.split(KEY, 4)]
@@ -80,7 +65,7 @@ def test_scans_of_any_length_direction_and_unrolling(length, unroll, reverse):
         keys = jax.random.split(key, length)
         return lax.scan(body, x.sum(0), (keys, x), reverse=reverse, unroll=unroll)
 
-    init, apply = prove(f, KEY, jnp.arange(3.0 * length).reshape(length, 3), count=1)
+    init, apply = unzips(f, KEY, jnp.arange(3.0 * length).reshape(length, 3), count=1)
     assert shapes(init(KEY)) == {"w": (length, 3)}
     params, original = (
         only(apply, "scan").params,
@@ -100,7 +85,7 @@ def test_nested_scans_stack_twice_outer_axis_first():
 
         return lax.scan(outer, x, jax.random.split(key, 4))[0]
 
-    init, _ = prove(f, KEY, X, count=2)
+    init, _ = unzips(f, KEY, X, count=2)
     variables = init(KEY)
     assert shapes(variables) == {"b": (4, 3), "w": (4, 2, 3, 3)}
     key = jax.random.split(jax.random.split(KEY, 4)[3], 2)[1]
@@ -116,7 +101,7 @@ def test_a_key_that_is_carried_is_carried_in_init_alone():
 
         return lax.scan(body, (key, x), length=3)[0][1]
 
-    init, apply = prove(f, KEY, X, count=1)
+    init, apply = unzips(f, KEY, X, count=1)
     assert [v.aval.shape for v in only(apply, "scan").outvars] == [(3,)]
     assert not any(jnp.issubdtype(v.aval.dtype, jax.dtypes.prng_key) for v in apply.jaxpr.invars)
     assert primitives(init)["dot_general"] == 0
@@ -126,7 +111,7 @@ def test_a_key_among_the_constants_gives_each_iteration_the_same_value():
     def f(key, x):
         return lax.scan(lambda x, _: (layer(key, x), None), x, length=3)[0]
 
-    init, _ = prove(f, KEY, X, count=1)
+    init, _ = unzips(f, KEY, X, count=1)
     w = init(KEY)["w"]
     np.testing.assert_array_equal(w, jnp.stack([w[0]] * 3))
 
@@ -135,7 +120,7 @@ def test_a_variable_from_constants_in_a_loop_is_stacked():
     def f(key, x):
         return lax.scan(lambda x, _: (x + variable(jnp.ones(3), name="b"), None), x, length=2)[0]
 
-    init, apply = prove(f, KEY, X, count=1)
+    init, apply = unzips(f, KEY, X, count=1)
     assert shapes(init(KEY)) == {"b": (2, 3)}
     np.testing.assert_allclose(apply({"b": jnp.array([[1.0], [10.0]]) * jnp.ones(3)}, X), X + 11)
 
@@ -148,7 +133,7 @@ def test_a_value_that_the_carry_makes_late_is_no_variable():
 
         return lax.scan(body, jnp.ones(3), length=3)
 
-    _, apply = prove(f, KEY, X, count=0)
+    _, apply = unzips(f, KEY, X, count=0)
     assert primitives(apply)["sow"] == 1
 
 
@@ -162,7 +147,7 @@ def test_a_variable_of_one_iteration_may_start_from_that_of_the_one_before():
         start = jax.random.uniform(key)
         return lax.scan(body, (start, x), length=3)[0][1]
 
-    init, apply = prove(f, KEY, X, count=1)
+    init, apply = unzips(f, KEY, X, count=1)
     start = jax.random.uniform(KEY)
     np.testing.assert_allclose(init(KEY)["scale"], start * jnp.array([2.0, 4.0, 8.0]), rtol=1e-6)
     np.testing.assert_allclose(apply({"scale": jnp.array([1.0, 3.0, 5.0])}, X), 15 * X)
@@ -175,7 +160,7 @@ def test_a_variable_that_is_a_key_is_stacked():
 
         return lax.scan(body, x, jax.random.split(key, 2))[0]
 
-    init, _ = prove(f, KEY, X, count=1)
+    init, _ = unzips(f, KEY, X, count=1)
     assert init.out_avals[0].dtype == KEY.dtype and init.out_avals[0].shape == (2,)
 
 
@@ -188,7 +173,7 @@ def test_results_of_a_scan_that_are_early_are_in_init_alone():
         x, noise = lax.scan(body, x, jax.random.split(key, 2))
         return x + variable(noise.sum(0), name="mean")
 
-    init, apply = prove(f, KEY, X, count=2)
+    init, apply = unzips(f, KEY, X, count=2)
     assert shapes(init(KEY)) == {"w": (2, 3, 3), "mean": (3,)}
     assert primitives(apply)["random_bits"] == 0
 
@@ -203,7 +188,7 @@ def test_append_and_scopes_in_a_scan():
         x = x * sow(jnp.ones(3), tag="variable", name="s", mode="append")
         return lax.scan(body, x, jax.random.split(key, 4))[0]
 
-    init, _ = prove(f, KEY, X, count=4)
+    init, _ = unzips(f, KEY, X, count=4)
     assert shapes(init(KEY)) == {"s": [(3,), (4,), (4,)], "layer": {"w": (4, 3, 3)}}
 
 
@@ -294,7 +279,7 @@ LOOPS = {
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_of_static_length_is_a_scan(name):
-    init, apply = prove(LOOPS[name], KEY, X, count=1)
+    init, apply = unzips(LOOPS[name], KEY, X, count=1)
     assert shapes(init(KEY)) == {"w": (3, 3, 3)}
     assert primitives(apply)["while"] == 0 and primitives(apply)["scan"] == 1
 
@@ -311,7 +296,7 @@ def test_a_condition_that_is_more_than_a_count():
 
         return lax.while_loop(more, body, (0, 0, x))
 
-    init, _ = prove(f, KEY, X, count=1)
+    init, _ = unzips(f, KEY, X, count=1)
     assert shapes(init(KEY)) == {"w": (4, 3, 3)}
 
 
@@ -319,7 +304,7 @@ def test_a_loop_that_never_runs():
     def f(key, x):
         return lax.while_loop(lambda s: s[0] < 0, lambda s: (s[0] + 1, layer(key, s[1])), (0, x))[1]
 
-    init, apply = prove(f, KEY, X, count=1)
+    init, apply = unzips(f, KEY, X, count=1)
     assert shapes(init(KEY)) == {"w": (0, 3, 3)}
     np.testing.assert_array_equal(apply(init(KEY), X), X)
 
@@ -345,7 +330,7 @@ def test_a_static_loop_inside_a_scan_and_the_other_way_round():
         keys = jax.random.split(key, 4)
         return lax.while_loop(lambda s: s[0] < 2, last, (0, x))[1]
 
-    init, _ = prove(f, KEY, X, count=2)
+    init, _ = unzips(f, KEY, X, count=2)
     assert shapes(init(KEY)) == {"w": (3, 2, 3, 3), "b": {"w": (2, 4, 3, 3)}}
 
 
@@ -354,7 +339,7 @@ def test_a_loop_without_variables_may_run_as_long_as_it_likes():
         w = variable(jax.random.normal(key, (3,)), name="w")
         return lax.while_loop(lambda x: (x < 5).any(), lambda x: x + jnp.abs(w) + 1, x)
 
-    _, apply = prove(f, KEY, X, count=1, gradients="forward")
+    _, apply = unzips(f, KEY, X, count=1, gradients="forward")
     assert primitives(apply)["while"] == 1
 
 
@@ -363,7 +348,7 @@ def test_a_loop_that_the_key_alone_decides_is_in_init():
         w = lax.while_loop(lambda w: w < 5, lambda w: w * 2, 1 + jax.random.uniform(key))
         return variable(w, name="w") * x
 
-    init, apply = prove(f, KEY, X, count=1)
+    init, apply = unzips(f, KEY, X, count=1)
     assert primitives(init)["while"] == 1 and primitives(apply)["while"] == 0
 
 
@@ -412,7 +397,7 @@ def test_a_late_value_sown_in_an_endless_loop_is_no_variable_and_no_matter():
 
         return lax.while_loop(lambda x: (x < 5).any(), body, x)
 
-    _, apply = prove(f, KEY, X, count=1, gradients="forward")
+    _, apply = unzips(f, KEY, X, count=1, gradients="forward")
     assert primitives(apply)["sow"] == 1
 
 
@@ -429,7 +414,7 @@ def test_variables_of_both_branches_come_out_and_the_chosen_ones_are_used():
         )
 
     for flag in True, False:
-        init, apply = prove(f, KEY, X, flag, count=2)
+        init, apply = unzips(f, KEY, X, flag, count=2)
         variables = init(KEY)
         assert shapes(variables) == {"a": (3,), "b": (3,)}
         out = apply({"a": 2 * jnp.ones(3), "b": 5 * jnp.ones(3)}, X, flag)
@@ -447,7 +432,7 @@ def test_switch_with_variables_in_some_branches(index):
         ]
         return lax.switch(i, branches, x)
 
-    init, _ = prove(f, KEY, X, jnp.int32(index), count=3)
+    init, _ = unzips(f, KEY, X, jnp.int32(index), count=3)
     assert shapes(init(KEY)) == {"w": (3, 3), "s": (), "t": ()}
 
 
@@ -456,7 +441,7 @@ def test_a_predicate_that_is_a_variable():
         flag = variable(jax.random.uniform(key) > 2, name="flag")
         return lax.cond(flag, lambda x: layer(key, x), jnp.sin, x)
 
-    init, apply = prove(f, KEY, X, count=2)
+    init, apply = unzips(f, KEY, X, count=2)
     variables = init(KEY) | {"flag": jnp.array(True)}
     np.testing.assert_allclose(apply(variables, X), layer(KEY, X), rtol=1e-6)
 
@@ -465,7 +450,7 @@ def test_a_predicate_that_is_constant():
     def f(key, x):
         return lax.cond(jnp.argmax(jnp.ones(3)) == 0, lambda x: layer(key, x), jnp.sin, x)
 
-    prove(f, KEY, X, count=1)
+    unzips(f, KEY, X, count=1)
 
 
 def test_a_predicate_that_the_key_decides_is_refused():
@@ -484,7 +469,7 @@ def test_a_branch_that_the_key_alone_decides_is_in_init():
         w = lax.cond(flag, jax.random.normal, jax.random.uniform, key)
         return x * variable(w, name="w")
 
-    init, apply = prove(f, KEY, X, count=1)
+    init, apply = unzips(f, KEY, X, count=1)
     assert primitives(init)["cond"] == 1 and primitives(apply)["cond"] == 0
 
 
@@ -506,7 +491,7 @@ def test_append_in_two_branches_lists_both():
 
         return lax.cond(flag, branch(1), branch(0), x)
 
-    init, _ = prove(f, KEY, X, True, count=2)
+    init, _ = unzips(f, KEY, X, True, count=2)
     assert shapes(init(KEY)) == {"s": [(), ()]}
 
 
@@ -518,7 +503,7 @@ def test_a_branch_inside_a_scan_stacks_what_is_not_taken_too():
 
         return lax.scan(body, x, (jax.random.split(key, 4), jnp.arange(4) % 2 == 0))[0]
 
-    init, _ = prove(f, KEY, X, count=1)
+    init, _ = unzips(f, KEY, X, count=1)
     assert shapes(init(KEY)) == {"w": (4, 3, 3)}
 
 
@@ -529,7 +514,7 @@ def test_a_scan_inside_a_branch():
 
         return lax.cond(flag, lambda x: x, deep, x)
 
-    init, _ = prove(f, KEY, X, False, count=1)
+    init, _ = unzips(f, KEY, X, False, count=1)
     assert shapes(init(KEY)) == {"w": (2, 3, 3)}
 
 
@@ -545,213 +530,3 @@ def test_clobber_across_branches_and_after_them():
     assert shapes(init(KEY)) == {"s": ()}
     for flag, factor in (True, 2), (False, 3):
         np.testing.assert_allclose(apply({"s": 7.0}, X, flag), factor * X + 7)
-
-
-# --- effects ------------------------------------------------------------------------------------
-
-
-def debug(tag, x, ordered=False):
-    jax.debug.callback(lambda x: record(tag, ordered, x), x, ordered=ordered)
-
-
-def io(tag, x, ordered=False):
-    def call(x):
-        record(tag, ordered, x)
-        return np.float32(tag)
-
-    return io_callback(call, jax.ShapeDtypeStruct((), jnp.float32), x, ordered=ordered)
-
-
-def tags(program, *args) -> list[int]:
-    with recording() as seen:
-        jax.block_until_ready(program(*args))
-    return [event.tag for event in seen.events]
-
-
-def test_an_effect_happens_in_the_program_that_has_its_operands():
-    def f(key, x):
-        debug(1, jax.random.uniform(key))
-        w = variable(jax.random.normal(key, (3,)), name="w")
-        debug(2, w)
-        debug(3, x)
-        debug(4, w * x)
-        debug(5, 1.0)
-        return w * x
-
-    init, apply = prove(f, KEY, X, count=1)
-    assert tags(init, KEY) == [1]
-    assert sorted(tags(apply, init(KEY), X)) == [2, 3, 4, 5]
-
-
-def test_ordered_effects_keep_their_order_in_each_program():
-    def f(key, x):
-        debug(1, key.shape[0] if key.shape else jax.random.uniform(key), ordered=True)
-        w = variable(io(2, jax.random.uniform(key), ordered=True), name="w")
-        debug(3, x, ordered=True)
-        return w * x + io(4, w, ordered=True)
-
-    init, apply = prove(f, KEY, X, count=1, gradients="not differentiable")
-    assert tags(init, KEY) == [1, 2]
-    assert tags(apply, init(KEY), X) == [3, 4]
-
-
-def test_ordered_effects_that_would_change_places_are_refused():
-    def f(key, x):
-        debug(1, x, ordered=True)
-        debug(2, jax.random.uniform(key), ordered=True)
-        return variable(jax.random.uniform(key), name="w") * x
-
-    with pytest.raises(UnsupportedError, match="order") as caught:
-        unzip(f)(KEY, X)
-    assert "test_control_flow.py:" in caught.value.message
-
-
-def test_ordered_effects_of_both_kinds_in_a_loop_are_refused():
-    def f(key, x):
-        def body(x, key):
-            w = variable(jax.random.uniform(key), name="w")
-            debug(1, jax.random.uniform(key), ordered=True)
-            debug(2, x, ordered=True)
-            return x * w, None
-
-        return lax.scan(body, x, jax.random.split(key, 3))[0]
-
-    with pytest.raises(UnsupportedError, match="order"):
-        unzip(f)(KEY, X)
-
-
-def test_unordered_effects_in_a_loop_happen_once_in_each_iteration():
-    def f(key, x):
-        def body(x, key):
-            noise = jax.random.uniform(key)
-            debug(1, noise)
-            w = variable(noise, name="w")
-            debug(2, w)
-            return x * w, None
-
-        return lax.scan(body, x, jax.random.split(key, 3))[0]
-
-    init, apply = prove(f, KEY, X, count=1)
-    assert tags(init, KEY) == [1] * 3
-    assert tags(apply, init(KEY), X) == [2] * 3
-
-
-def test_an_effect_that_needs_key_and_argument_is_refused():
-    def f(key, x):
-        debug(1, jax.random.uniform(key) * x)
-        return variable(jax.random.uniform(key), name="w") * x
-
-    with pytest.raises(UnzipError, match="do not cut dependence graph") as caught:
-        unzip(f)(KEY, X)
-    assert "debug_callback at" in caught.value.message
-
-
-def test_an_effect_in_the_branch_that_is_taken_happens_and_the_other_does_not():
-    def f(key, x, flag):
-        def taken(x):
-            w = variable(jax.random.uniform(key), name="w")
-            debug(1, w)
-            return x * w
-
-        def other(x):
-            debug(2, x)
-            return x
-
-        return lax.cond(flag, taken, other, x)
-
-    init, apply = prove(f, KEY, X, True, count=1)
-    assert tags(init, KEY) == []
-    assert tags(apply, init(KEY), X, True) == [1]
-    assert tags(apply, init(KEY), X, False) == [2]
-
-
-def test_an_effect_of_the_key_in_a_branch_with_variables_is_refused():
-    def f(key, x, flag):
-        def taken(x):
-            debug(1, jax.random.uniform(key))
-            return layer(key, x)
-
-        return lax.cond(flag, taken, jnp.sin, x)
-
-    with pytest.raises(UnsupportedError, match=r"cond at .*test_control_flow.py:"):
-        unzip(f)(KEY, X, True)
-
-
-def test_what_a_callback_gives_without_arguments_is_asked_for_once():
-    def f(key, x):
-        now = io(1, 0.0)
-        return variable(jax.random.uniform(key), name="w") * x + now
-
-    init, apply = prove(f, KEY, X, count=1)
-    assert tags(init, KEY) == []
-    assert tags(apply, init(KEY), X) == [1]
-
-
-def test_what_is_printed_is_printed_once(capfd):
-    def f(key, x):
-        jax.debug.print("early {}", jax.random.uniform(key).shape)
-        w = variable(jax.random.uniform(key), name="w")
-        jax.debug.print("late {}", w.shape)
-        return w * x
-
-    init, apply = unzip(f)(KEY, X)
-    apply(init(KEY), X)
-    jax.effects_barrier()
-    assert sorted(capfd.readouterr().out.split()) == ["()", "()", "early", "late"]
-
-
-# --- refs ---------------------------------------------------------------------------------------
-
-
-def test_a_ref_of_later_values_is_in_apply():
-    def f(key, x):
-        w = variable(jax.random.normal(key, (3,)), name="w")
-        total = jax.new_ref(jnp.zeros(3))
-
-        def body(i, x):
-            total[...] += x * w
-            return x + 1
-
-        lax.fori_loop(0, 3, body, x)
-        return total[...]
-
-    _, apply = prove(f, KEY, X, count=1)
-    assert primitives(apply)["addupdate"] or primitives(apply)["swap"]
-
-
-def test_a_ref_of_the_key_is_in_init():
-    def f(key, x):
-        state = jax.new_ref(jax.random.uniform(key))
-        state[...] = state[...] * 2
-        return variable(state[...], name="w") * x
-
-    init, apply = prove(f, KEY, X, count=1)
-    assert not {"get", "swap"} & primitives(apply).keys()
-    np.testing.assert_allclose(init(KEY)["w"], 2 * jax.random.uniform(KEY))
-
-
-def test_a_ref_of_the_key_that_later_values_are_written_to_is_refused():
-    def f(key, x):
-        state = jax.new_ref(jax.random.normal(key, (3,)))
-        w = variable(jax.random.uniform(key), name="w")
-        state[...] = x * w
-        return state[...]
-
-    with pytest.raises(UnzipError, match="do not cut"):
-        unzip(f)(KEY, X)
-
-
-def test_variables_sown_in_a_loop_that_writes_to_a_ref():
-    def f(key, x):
-        total = jax.new_ref(jnp.zeros(3))
-
-        def body(x, key):
-            x = layer(key, x)
-            total[...] += x
-            return x, None
-
-        x, _ = lax.scan(body, x, jax.random.split(key, 3))
-        return x + total[...]
-
-    init, _ = prove(f, KEY, X, count=1)
-    assert shapes(init(KEY)) == {"w": (3, 3, 3)}

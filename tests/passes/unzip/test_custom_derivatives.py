@@ -1,0 +1,221 @@
+"""Variables inside functions with derivative rules of their own.
+
+The user's rule holds for the operands; a variable is not one of them, and has the natural
+derivative of the body. The rules here are wrong by a factor, so that one can tell.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxprtool import sow, unzip, variable
+from jaxprtool.errors import UnsupportedError
+from tests.programs.halves import unzips
+
+KEY = jax.random.key(0)
+X = jnp.linspace(-1.0, 1.0, 3)
+
+
+def assert_trees_close(actual, expected) -> None:
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), actual, expected)
+
+
+def with_jvp(body):
+    function = jax.custom_jvp(body)
+
+    @function.defjvp
+    def rule(primals, tangents):
+        out, tangent = jax.jvp(body, primals, tangents)
+        return out, 3 * tangent
+
+    return function
+
+
+def with_vjp(body):
+    function = jax.custom_vjp(body)
+
+    def bwd(saved, cotangent):
+        pullback = jax.vjp(body, *saved)[1]
+        return jax.tree.map(
+            lambda t: t if t.dtype == jax.dtypes.float0 else 3 * t, pullback(cotangent)
+        )
+
+    function.defvjp(lambda *xs: (body(*xs), xs), bwd)
+    return function
+
+
+CUSTOM = {"custom_jvp": with_jvp, "custom_vjp": with_vjp}
+
+
+def scaled(x, y):
+    """A custom function's body, of numbers: the variable is made of the first."""
+    return variable(x * 2, name="w") * jnp.sin(y)
+
+
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_a_custom_rule_holds_for_the_inputs_and_the_body_for_the_variables(kind):
+    def f(k, y):
+        return CUSTOM[kind](scaled)(k, y)
+
+    k, y = jnp.float32(1.5), jnp.float32(0.3)
+    init, apply = unzips(f, k, y, count=1)
+    assert_trees_close(init(k), {"w": 3.0})
+    variables = {"w": jnp.float32(5.0)}
+    by_variables, by_input = jax.grad(apply, argnums=(0, 1))(variables, y)
+    assert_trees_close(by_input, 3 * 5 * jnp.cos(y))
+    assert_trees_close(by_variables, {"w": jnp.sin(y)})
+
+
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_a_custom_rule_is_kept_under_jit_vmap_and_in_a_scan(kind):
+    def body(key, x):
+        return variable(jax.random.normal(key, (3,)), name="w") * jnp.sin(x)
+
+    def f(key, x):
+        def step(x, key):
+            return jax.jit(CUSTOM[kind](body))(key, x), None
+
+        return lax.scan(step, x, jax.random.split(key, 2))[0]
+
+    init, apply = unzips(f, KEY, X, count=1)
+    xs = jnp.stack([X, 2 * X])
+    by_input = jax.jit(jax.vmap(jax.grad(lambda x: apply(init(KEY), x).sum())))(xs)
+    assert_trees_close(by_input[0], jax.grad(lambda x: f(KEY, x).sum())(X))
+
+
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_a_custom_rule_without_variables_is_the_users(kind):
+    def f(key, x):
+        w = variable(jax.random.normal(key, (3,)), name="w")
+        return CUSTOM[kind](lambda w, x: w * jnp.sin(x))(w, x)
+
+    init, apply = unzips(f, KEY, X, count=1)
+    variables = init(KEY)
+    by_variables = jax.grad(lambda v: apply(v, X).sum())(variables)
+    assert_trees_close(by_variables, {"w": 3 * jnp.sin(X)})
+
+
+def test_a_jvp_rule_that_calls_its_function():
+    @jax.custom_jvp
+    def safe(key, x):
+        return variable(jax.random.uniform(key, (3,)), name="w") * jnp.exp(x)
+
+    @safe.defjvp
+    def rule(primals, tangents):
+        out = safe(*primals)
+        return out, out * tangents[1] * 3
+
+    init, apply = unzip(lambda key, x: safe(key, x))(KEY, X)
+    variables = {"w": jnp.array([1.0, 2.0, 3.0])}
+    by_input = jax.grad(lambda x: apply(variables, x).sum())(X)
+    assert_trees_close(by_input, 3 * variables["w"] * jnp.exp(X))
+    assert_trees_close(init(KEY), {"w": jax.random.uniform(KEY, (3,))})
+    by_variables = jax.grad(lambda v: apply(v, X).sum())(variables)
+    assert_trees_close(by_variables, {"w": jnp.exp(X)})
+
+
+def test_vjp_rules_that_call_their_function():
+    @jax.custom_vjp
+    def safe(key, x):
+        return variable(jax.random.uniform(key, (3,)), name="w") * jnp.exp(x)
+
+    def fwd(key, x):
+        out = safe(key, x)
+        return out, out
+
+    safe.defvjp(fwd, lambda out, cotangent: (None, 3 * out * cotangent))
+    _, apply = unzip(lambda key, x: safe(key, x))(KEY, X)
+    variables = {"w": jnp.array([1.0, 2.0, 3.0])}
+    by_variables, by_input = jax.grad(lambda v, x: apply(v, x).sum(), argnums=(0, 1))(variables, X)
+    assert_trees_close(by_input, 3 * variables["w"] * jnp.exp(X))
+    assert_trees_close(by_variables, {"w": jnp.exp(X)})
+
+
+def test_a_jvp_rule_in_closed_form_that_the_variable_is_not_in():
+    @jax.custom_jvp
+    def f(x, key):
+        return x * variable(jax.random.uniform(key), name="w")
+
+    @f.defjvp
+    def rule(primals, tangents):
+        return f(*primals), 100.0 * tangents[0]
+
+    _, apply = unzip(lambda key, x: f(x, key))(KEY, jnp.float32(2.0))
+    by_variables, by_input = jax.grad(apply, argnums=(0, 1))({"w": jnp.float32(4.0)}, 2.0)
+    assert_trees_close((by_variables, by_input), ({"w": 2.0}, 100.0))
+
+
+def test_a_custom_function_that_closes_over_the_key_is_refused():
+    """What JAX keeps of its rule holds values of a trace that is over."""
+
+    def f(key, x):
+        def body(x):
+            return variable(jax.random.normal(key, (3,)), name="w") * jnp.sin(x)
+
+        return with_jvp(body)(x)
+
+    with pytest.raises(
+        UnsupportedError, match=r"custom_jvp_call at .*test_custom_derivatives.py:.*closes over"
+    ):
+        unzip(f)(KEY, X)
+
+
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_a_variable_of_a_custom_function_made_of_another_is_refused(kind):
+    """apply differentiates by the other, which the user's rule takes for an operand."""
+
+    def f(k, y):
+        return CUSTOM[kind](scaled)(variable(k, name="first"), y)
+
+    with pytest.raises(UnsupportedError, match="operand that is not a key"):
+        unzip(f)(jnp.float32(1.5), jnp.float32(0.3))
+
+
+@pytest.mark.parametrize("mode", ["append", "clobber"])
+def test_a_custom_function_has_each_variable_once(mode):
+    @jax.custom_jvp
+    def f(k, y):
+        return sow(k, tag="variable", name="w", mode=mode) * y
+
+    f.defjvp(lambda primals, tangents: (f(*primals), tangents[1]))
+    with pytest.raises(UnsupportedError, match=r"custom_jvp_call at .*strict"):
+        unzip(lambda k, y: f(k, y))(jnp.float32(1.5), jnp.float32(0.3))
+
+
+@pytest.mark.parametrize(
+    "outer, inner",
+    [
+        ("custom_jvp", "custom_jvp"),
+        ("custom_vjp", "custom_jvp"),
+        ("custom_vjp", "custom_vjp"),
+    ],
+)
+def test_custom_functions_within_each_other(outer, inner):
+    def f(k, y):
+        within = CUSTOM[inner](scaled)
+
+        def body(k, y):
+            return within(k, y) * variable(k + 1, name="v")
+
+        return CUSTOM[outer](body)(k, y)
+
+    unzips(f, jnp.float32(1.5), jnp.float32(0.3), count=2)
+
+
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_second_derivatives_go_by_the_same_rules(kind):
+    _, apply = unzip(lambda k, y: CUSTOM[kind](scaled)(k, y))(jnp.float32(1.5), jnp.float32(0.3))
+
+    def plain(variables, y):
+        return variables["w"] * jnp.sin(y)
+
+    variables, y = {"w": jnp.float32(2.0)}, jnp.float32(0.3)
+    found = jax.grad(lambda v: jax.grad(apply)(v, y)["w"] ** 2)(variables)
+    expected = jax.grad(lambda v: jax.grad(plain)(v, y)["w"] ** 2)(variables)
+    assert_trees_close(found, expected)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.loading.trace import trace
+from jaxprtool.loading.trace import sort_out, trace
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip
 from jaxprtool.primitives import VARIABLE
@@ -59,7 +59,8 @@ def unzip(
 
     `unzip(fun)(*args, **kwargs)` gives `(init, apply)`. `init(*keys)` gives the values that `fun`
     sows under `tag`, as nested dicts by scope and name; `apply(variables, *others, **kwargs)` gives
-    what `fun` gives, and takes no keys. `key_args` are the positions of the keys. Raises
+    what `fun` gives, and takes no keys. `key_args` are the positions of the keys; arguments that
+    are `static(...)` count. Raises
     ValueError for variables that do not cut the keys from the results, or that share a name.
 
     With `auto` nothing need be sown: the variables are the fewest bytes that cut the keys from the
@@ -68,10 +69,17 @@ def unzip(
 
     The contract is that of Oryx's function of this name (2020-2023).
     """
-    transform = Unzip(tag=tag, key_args=key_args, auto=auto, known=known)
 
     def unzipped(*args: Any, **kwargs: Any) -> tuple[Program, Program]:
-        parts = transform.unzipped(trace(fun, *args, **kwargs))
+        program, call = trace(fun, *args, **kwargs), sort_out(fun, args, kwargs, (), ())
+
+        def placed(numbers: int | tuple[int, ...] | None) -> int | tuple[int, ...] | None:
+            if numbers is None or not call.static_args:
+                return numbers
+            numbers = (numbers,) if isinstance(numbers, int) else numbers
+            return tuple(map(call.position, numbers))
+
+        parts = Unzip(tag, placed(key_args), auto, placed(known)).unzipped(program)
         return parts.init, parts.apply
 
     return unzipped

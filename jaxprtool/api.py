@@ -60,8 +60,8 @@ def unzip(
     `unzip(fun)(*args, **kwargs)` gives `(init, apply)`. `init(*keys)` gives the values that `fun`
     sows under `tag`, as nested dicts by scope and name; `apply(variables, *others, **kwargs)` gives
     what `fun` gives, and takes no keys. `key_args` are the positions of the keys; arguments that
-    are `static(...)` count. Raises
-    ValueError for variables that do not cut the keys from the results, or that share a name.
+    are `static(...)` count. Raises ValueError for variables that do not cut the keys from the
+    results, or that share a name.
 
     With `auto` nothing need be sown: the variables are the fewest bytes that cut the keys from the
     results, named as in the source. With `known`, positions too, they are what is computed from
@@ -79,7 +79,8 @@ def unzip(
             numbers = (numbers,) if isinstance(numbers, int) else numbers
             return tuple(map(call.position, numbers))
 
-        parts = Unzip(tag, placed(key_args), auto, placed(known)).unzipped(program)
+        keys = placed(key_args) if known is None else None
+        parts = Unzip(tag, keys, auto, placed(known)).unzipped(program)
         return parts.init, parts.apply
 
     return unzipped

@@ -37,7 +37,7 @@ from jaxprtool.passes.unzip.split import Split, split
 
 def _custom(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     if not context.sows(eqn.params["call_jaxpr"]):
-        return whole(eqn, known)
+        return whole(eqn, known, context)
     part = split(jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]), known, context)
     if any(v.mode != "strict" for v in part.variables):
         raise _refused(eqn, 'only mode "strict" is supported there')

@@ -8,7 +8,8 @@ Two facts of each value decide, and both flow forwards:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -64,17 +65,27 @@ class Context:
 
     `replaced` counts, by path, the values sown in mode "clobber" that a later one replaces: these
     are no variables. `scopes` are those around the body that is being split, and `bodies` that
-    body and those around it, the outermost first.
+    body and those around it, the outermost first. `reached` is what is known of the conditions
+    that decide whether it is run.
     """
 
     tag: str | None
     replaced: dict[tuple[str, ...], int] = field(default_factory=dict)
+    reached: Known = BOTH
     scopes: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
-    splits: dict[tuple[Any, tuple[Known, ...]], Any] = field(default_factory=dict)
+    splits: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     custom_calls: dict[Any, dict[str, Any]] = field(default_factory=dict)
     _sowing: dict[Any, bool] = field(default_factory=dict)
     _sowing_otherwise: dict[Any, bool] = field(default_factory=dict)
+
+    @contextmanager
+    def under(self, condition: Known) -> Iterator[None]:
+        """While bodies are split that are run, or not, as a value says of which this is known."""
+        outside = self.reached
+        self.reached = meet((outside, condition))
+        yield
+        self.reached = outside
 
     def sows(self, body: Any) -> bool:
         """Whether a variable may be declared in a jaxpr, at any depth."""
@@ -123,15 +134,16 @@ Rule = Callable[[JaxprEqn, Sequence[Known], Context], Outcome]
 unzip_rules: dict[str, Rule] = {}
 
 
-def whole(eqn: JaxprEqn, known: Sequence[Known]) -> Outcome:
+def whole(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     """An equation kept as it is, in each program that has all of its operands.
 
     One with an effect, or with a ref among its values, is kept in one program alone: in apply, if
-    that has its operands.
+    that has its operands, and what decides whether it is run.
     """
     results = meet(known)
-    if results.ready and (has_lasting_effect(eqn) or _meets_ref(eqn)):
-        results = READY
+    if has_lasting_effect(eqn) or _meets_ref(eqn):
+        results = meet((results, context.reached))
+        results = READY if results.ready else results
     return Outcome(
         (results,) * len(eqn.outvars),
         init=(eqn,) if results.early else (),

@@ -38,11 +38,11 @@ def rule(*primitives: str) -> Callable[[Rule], Rule]:
             if context.sows_inside(eqn):
                 return function(eqn, known, context)
             if all(results) and not has_lasting_effect(eqn):
-                return whole(eqn, known)
+                return whole(eqn, known, context)
             outcome = function(eqn, known, context)
             # What writes to a ref of its own, say, can be had by one program if not by two.
             stuck = any(part.stuck for part in outcome.parts)
-            return whole(eqn, known) if stuck and any(results) else outcome
+            return whole(eqn, known, context) if stuck and any(results) else outcome
 
         unzip_rules.update(dict.fromkeys(primitives, asked))
         return function
@@ -166,10 +166,12 @@ def _while(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     c, b = len(loop.cond_consts), len(loop.body_consts)
     cond_consts, body_consts, carry = known[:c], list(known[c : c + b]), list(known[c + b :])
     while True:
-        cond = split(loop.cond, [*cond_consts, *carry], context)
+        (going,) = split(loop.cond, [*cond_consts, *carry], context).outs
         # How often the body runs is known where the condition is, and nothing of it elsewhere.
-        body_consts = [meet((each, *cond.outs)) for each in body_consts]
-        body = split(loop.body, [*body_consts, *carry], context)
+        body_consts = [meet((each, going)) for each in body_consts]
+        with context.under(going):
+            cond = split(loop.cond, [*cond_consts, *carry], context)
+            body = split(loop.body, [*body_consts, *carry], context)
         met = [meet((*pair, *cond.outs)) for pair in zip(carry, body.outs, strict=True)]
         if met == carry:
             break
@@ -219,7 +221,8 @@ def _cond(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     index, operands = known[0], list(known[1:])
     if not any(map(context.sows, cond.branches)):
         operands = [meet((index, each)) for each in operands]
-    parts = tuple(split(branch, operands, context) for branch in cond.branches)
+    with context.under(index):
+        parts = tuple(split(branch, operands, context) for branch in cond.branches)
     outs = tuple(meet((index, *each)) for each in zip(*(p.outs for p in parts), strict=True))
     variables = tuple(v for part in parts for v in part.variables)
     for part in parts:

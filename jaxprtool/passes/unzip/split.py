@@ -133,7 +133,7 @@ def split(body: Any, ins: Sequence[Known], context: Context) -> Split:
         return _split(body, tuple(ins), context)
     # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
     anchor = body if body.consts else jaxcompat.open_jaxpr(body)
-    request = (anchor, tuple(ins))
+    request = (anchor, tuple(ins), context.reached)
     if request not in context.splits:
         context.splits[request] = _split(body, tuple(ins), context)
     return context.splits[request]
@@ -177,7 +177,7 @@ def _outcome(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome
             f"variables are sown inside {named(eqn)}, and unzip has no rule for it",
             f"a rule can be added: unzip_rules['{eqn.primitive.name}'] = rule",
         )
-    return whole(eqn, known)
+    return whole(eqn, known, context)
 
 
 _KNOWN: dict[tuple[bool, bool], Known] = {

@@ -76,7 +76,7 @@ def _unzip(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     w, key = eqn.invars
     of_w, of_key = known
     if context.tag != VARIABLE or not of_key.early or not of_w.ready:
-        return whole(eqn, known)
+        return whole(eqn, known, context)
     if w.aval.ndim != 2 or key.aval.ndim:
         raise UnsupportedError(f"{named(eqn)} is mapped over its weight or its key by a vmap")
     rank, scale, dtype = eqn.params["rank"], eqn.params["scale"], w.aval.dtype

@@ -28,8 +28,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-import jaxprtool
-from jaxprtool import jaxcompat
+from jaxprtool import jaxcompat, primitives
 from jaxprtool.formats.python.layout import Bracket, Hole, Piece
 
 #: How tightly an expression binds: what stands in a place that binds tighter gets parentheses.
@@ -61,7 +60,7 @@ ROOTS: dict[str, tuple[Any, str]] = {
         jax.experimental.xla_metadata.set_xla_metadata,
         "from jax.experimental.xla_metadata import set_xla_metadata",
     ),
-    "jaxprtool": (jaxprtool, "import jaxprtool"),
+    "jaxprtool": (primitives, "import jaxprtool"),
     "Path": (Path, "from pathlib import Path"),
     "partial": (partial, "from functools import partial"),
     "slice": (slice, ""),

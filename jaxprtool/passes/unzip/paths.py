@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 from jaxprtool import jaxcompat
@@ -13,7 +14,7 @@ from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.passes.unzip.split import Split
 from jaxprtool.passes.unzip.variables import UnzipError
 
-#: Of a long path, so many equations are shown at either end.
+#: Of a long path, so many lines of source are shown at either end.
 SHOWN = 5
 
 
@@ -33,7 +34,7 @@ def check_cut(part: Split, tag: str, in_names: Sequence[str], out_names: Sequenc
 def _uncut(
     tag: str, start: int, steps: list[JaxprEqn], in_names: Sequence[str], end: list[str]
 ) -> UnzipError:
-    shown = [_named(eqn) for eqn in steps]
+    shown = [_line(place, list(eqns)) for place, eqns in groupby(steps, _place)]
     if len(shown) > 2 * SHOWN + 1:
         shown[SHOWN:-SHOWN] = [f"({len(shown) - 2 * SHOWN} more)"]
     path = " -> ".join([in_names[start], *shown, *end])
@@ -44,11 +45,19 @@ def _uncut(
     return UnzipError(f"Variables do not cut dependence graph. {path}", hint)
 
 
-def _named(eqn: JaxprEqn) -> str:
-    """An equation for the path; a call by the name of what it calls."""
-    if eqn.primitive.name != "jit":
-        return named(eqn)
-    return eqn.params["name"] + named(eqn).removeprefix("jit")
+def _place(eqn: JaxprEqn) -> str | None:
+    """The source line of an equation, from here if it is in a folder below."""
+    frame = jaxcompat.user_frame(eqn)
+    if frame is None:
+        return None
+    path = os.path.relpath(frame[0])
+    return f"{frame[0] if path.startswith(os.pardir) else path}:{frame[1]}"
+
+
+def _line(place: str | None, eqns: Sequence[JaxprEqn]) -> str:
+    """The equations of one line; calls by the names of what they call."""
+    names = (eqn.params["name"] if eqn.primitive.name == "jit" else eqn.primitive for eqn in eqns)
+    return ", ".join(map(str, names)) + ("" if place is None else f" at {place}")
 
 
 def _path(part: Split, atom: Any) -> tuple[int, list[JaxprEqn]]:

@@ -101,6 +101,15 @@ def flow(closed: Any, facts: Sequence[Fact], tag: str) -> Flow:
 
 def flow_equation(eqn: Any, facts: list[Fact], tag: str) -> Flow:
     """The flow through one equation."""
+    found = _flow_inside(eqn, facts, tag)
+    whole, lasting = both(*facts), _has_lasting_effect(eqn)
+    if found.stuck and not found.sites and not lasting and any(whole):
+        # What it does inside, to a ref of its own, can be done by one program as a whole.
+        return Flow([KEY if whole.early else LATE] * len(eqn.outvars))
+    return found
+
+
+def _flow_inside(eqn: Any, facts: list[Fact], tag: str) -> Flow:
     if eqn.primitive.name == "sow" and eqn.params["tag"] == tag and both(*facts).early:
         return Flow([CONSTANT] * len(eqn.outvars), [Site((eqn.params["name"],), eqn)])
     structured = view(eqn)
@@ -111,6 +120,10 @@ def flow_equation(eqn: Any, facts: list[Fact], tag: str) -> Flow:
             return _flow_while(structured, facts, tag)
         case Cond():
             sides = [flow(branch, facts[1:], tag) for branch in structured.branches]
+            if not any(side.sites for side in sides):
+                # All that happens in a branch depends on the index too.
+                given = [both(facts[0], fact) for fact in facts[1:]]
+                sides = [flow(branch, given, tag) for branch in structured.branches]
             outs = [both(facts[0], *each) for each in zip(*(s.outs for s in sides), strict=True)]
             sites, stuck = ([x for s in sides for x in getattr(s, k)] for k in ("sites", "stuck"))
             return Flow(outs, sites, stuck)
@@ -126,11 +139,15 @@ def flow_equation(eqn: Any, facts: list[Fact], tag: str) -> Flow:
             inner = flow(structured.body, facts, tag)
             return inner.inside(inner.outs, scope_of(eqn))
     out = both(*facts)
-    lasting = not all(map(jaxcompat.is_removable_effect, eqn.effects))
+    lasting = _has_lasting_effect(eqn)
     stuck = [eqn] if lasting and not (out.early or out.ready) else []
     if out.ready and (_meets_ref(eqn) or lasting):
         out = LATE
     return Flow([out] * len(eqn.outvars), stuck=stuck)
+
+
+def _has_lasting_effect(eqn: Any) -> bool:
+    return not all(map(jaxcompat.is_removable_effect, eqn.effects))
 
 
 def _meets_ref(eqn: Any) -> bool:

@@ -151,7 +151,7 @@ def test_an_effect_of_the_key_in_a_branch_with_variables_is_refused():
 
         return lax.cond(flag, taken, jnp.sin, x)
 
-    with pytest.raises(UnsupportedError, match=r"cond at .*test_effects.py:"):
+    with pytest.raises(UnzipError, match=r"do not cut.*key -> cond at .*test_effects.py"):
         unzip(f)(KEY, X, True)
 
 
@@ -180,6 +180,34 @@ def test_an_effect_of_constants_in_a_call_whose_value_both_need_happens_once(ord
     init, apply = unzips(f, KEY, X, count=1)
     assert tags(init, KEY) == []
     assert sorted(tags(apply, init(KEY), X)) == [1, 2, 2, 2]
+
+
+def branch_of_the_key(key):
+    def taken(key):
+        debug(1, 1.0)
+        return jax.random.uniform(key)
+
+    return lax.cond(jax.random.uniform(key) < 2, taken, jax.random.uniform, key)
+
+
+def loop_of_the_key(key):
+    def body(state):
+        count, w = state
+        debug(1, 1.0)
+        return count + 1, w * 2
+
+    limit = jax.random.randint(key, (), 1, 2)
+    return lax.while_loop(lambda s: s[0] < limit, body, (0, jax.random.uniform(key)))[1]
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint])
+@pytest.mark.parametrize("make", [branch_of_the_key, loop_of_the_key])
+def test_an_effect_of_constants_where_the_key_decides_happens_in_init(make, around):
+    def f(key, x):
+        return variable(around(make)(key), name="w") * x
+
+    init, apply = unzips(f, KEY, X, count=1)
+    assert (tags(init, KEY), tags(apply, init(KEY), X)) == ([1], [])
 
 
 def test_what_is_printed_is_printed_once(capfd):
@@ -235,6 +263,20 @@ def test_a_ref_of_the_key_is_in_init():
     init, apply = unzips(f, KEY, X, count=1)
     assert not {"get", "swap"} & primitives(apply).keys()
     np.testing.assert_allclose(init(KEY)["w"], 2 * jax.random.uniform(KEY))
+
+
+@pytest.mark.parametrize("call", [jax.jit, jax.checkpoint])
+def test_a_ref_inside_a_call_of_the_key_is_in_init(call):
+    def local(key):
+        state = jax.new_ref(jnp.zeros(3))
+        state[...] = jax.random.normal(key, (3,))
+        return state[...]
+
+    def f(key, x):
+        return variable(call(local)(key), name="w") * x
+
+    init, _ = unzips(f, KEY, X, count=1)
+    np.testing.assert_array_equal(init(KEY)["w"], jax.random.normal(KEY, (3,)))
 
 
 def test_a_ref_of_the_key_that_later_values_are_written_to_is_refused():

@@ -1,0 +1,216 @@
+"""unzip on JAX's own test programs and on random programs, with values sown at every depth.
+
+Keys are some of the arguments, whatever their types. Each result is held against the reference of
+`tests.programs.variables` by `tests.programs.halves`: variables and results to the last bit,
+callbacks, gradients. Where unzip refuses a program, the reference must know why.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.passes.unzip import UnzipError
+from jaxprtool.primitives import VARIABLE
+from tests.programs import Case, harness_programs, random_programs
+from tests.programs.dead_code import DEAD_CODE, with_dead_code
+from tests.programs.gradients import has_refs
+from tests.programs.halves import prove_unzip
+from tests.programs.random_programs import RandomProgram
+from tests.programs.sowing import CUSTOM_RULES, in_custom_rule, sown
+from tests.programs.variables import KEY, LATE, flow
+
+CHUNKS = 4
+
+#: Why unzip may refuse a program whose variables cut it.
+LIMITS = (
+    "how often it runs is not known",
+    "has an effect that belongs to init",
+    "ordered effect",
+)
+
+#: Why it may refuse a call with custom rules that holds a variable.
+LIMITS_OF_RULES = ("closes over", "cannot be written as a jaxpr")
+
+
+def key_args(program: Program, rng: random.Random) -> tuple[list[int], list[int]]:
+    """Some of the positional arguments, but not all if there are several; and their leaves."""
+    positional, _ = jax.tree.unflatten(program.in_tree, range(len(program.in_avals)))
+    count = len(positional)
+    chosen = sorted(rng.sample(range(count), rng.randint(min(1, count), max(1, count - 1))))
+    return chosen, jax.tree.leaves([positional[i] for i in chosen])
+
+
+def prove_sown(case: Case, rng: random.Random, *, leak: float = 0.0, gradients: bool) -> str:
+    """Sow values in a case and unzip it; gives what came of it, in a word or two."""
+    with case.setting():
+        program, args = case.program(), case.arguments()
+        if not args:
+            return "no arguments"
+        keys, early = key_args(program, rng)
+        program = sown(program, early, rng, leak=leak)
+        type_check(program)
+        facts = [KEY if i in early else LATE for i in range(len(args))]
+        is_cut = flow(program.jaxpr, facts, VARIABLE).is_cut
+        try:
+            proof = prove_unzip(program, tuple(keys), args, gradients=gradients)
+        except UnzipError as error:
+            assert "do not cut" in error.message, error.message
+            assert not is_cut or has_refs(program.jaxpr), error.message
+            return "not cut"
+        except UnsupportedError as error:
+            assert any(limit in error.message for limit in LIMITS), error.message
+            return "refused"
+        # Equations that refs are inside of may be kept whole, or not, for other reasons.
+        assert is_cut or has_refs(program.jaxpr)
+    return "no variables" if not proof.variables else f"gradients: {proof.gradients.split(':')[0]}"
+
+
+def assert_none(failures: dict[str, BaseException]) -> None:
+    lines = [f"{name}: {type(e).__name__}: {str(e)[:400]}" for name, e in failures.items()]
+    assert not failures, f"{len(failures)} programs failed\n" + "\n".join(lines)
+
+
+# --- the sower itself ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["jit", "remat", "cond", "scan", "while"])
+def test_values_are_sown_at_every_depth(kind):
+    case = Case("tanh", lambda x, y: jnp.tanh(x * y) + x, (jnp.float32(0.3), jnp.arange(3.0)))
+    case = with_dead_code(with_dead_code(case, kind), "scan")
+    program = case.program()
+    deepest = 0
+    for seed in range(20):
+        made = flow(sown(program, [0], random.Random(seed)).jaxpr, [KEY, LATE], VARIABLE)
+        assert made.is_cut
+        deepest = max([deepest, *(len(site.lengths) for site in made.sites)])
+    assert deepest == (2 if kind in ("scan", "while") else 1)
+
+
+# --- JAX's own test programs ------------------------------------------------------------------
+
+
+def some_harnesses(every: int, chunk: int) -> list[Case]:
+    """Each `every`-th of JAX's programs, in `CHUNKS` parts."""
+    return harness_programs(1)[::every][chunk::CHUNKS]
+
+
+def prove_harnesses(every: int, chunk: int, *, gradients: int, wrapped: int) -> Counter[str]:
+    """Each program as it is or, each `wrapped`-th, inside calls, loops and branches by turns."""
+    outcomes: Counter[str] = Counter()
+    failures: dict[str, BaseException] = {}
+    kinds = [kind for kind in DEAD_CODE if not kind.startswith("custom")]
+    for number, case in enumerate(some_harnesses(every, chunk)):
+        if number % wrapped == 0:
+            case = with_dead_code(case, kinds[number // wrapped % len(kinds)])
+        rng = random.Random(number)
+        try:
+            outcomes[prove_sown(case, rng, gradients=number % gradients == 0)] += 1
+        except Exception as error:
+            failures[case.name] = error
+        if number % 200 == 199:
+            jax.clear_caches()
+    assert_none(failures)
+    return outcomes
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_a_fraction_of_the_harnesses_unzips(chunk):
+    outcomes = prove_harnesses(97, chunk, gradients=6, wrapped=3)
+    assert sum(outcomes.values()) > 10
+    assert outcomes["refused"] + outcomes["not cut"] == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_all_harnesses_unzip(chunk, record_property):
+    outcomes = prove_harnesses(1, chunk, gradients=4, wrapped=3)
+    record_property("outcomes", dict(outcomes))
+    assert sum(outcomes.values()) > 1200
+    assert outcomes["refused"] + outcomes["not cut"] == 0
+
+
+# --- custom rules -----------------------------------------------------------------------------
+
+
+def prove_custom_rules(every: int, chunk: int) -> Counter[str]:
+    """Each program as the body of a function with rules, one of its arguments a variable there."""
+    outcomes: Counter[str] = Counter()
+    failures: dict[str, BaseException] = {}
+    for number, case in enumerate(some_harnesses(every, chunk)):
+        arrays = [i for i, x in enumerate(case.args) if hasattr(x, "dtype")]
+        if not arrays:
+            continue
+        chosen = arrays[number % len(arrays)]
+        case = in_custom_rule(case, chosen, list(CUSTOM_RULES)[number % len(CUSTOM_RULES)])
+        try:
+            with case.setting():
+                proof = prove_unzip(case.program(), chosen, case.arguments())
+            outcomes[proof.gradients.split(":")[0]] += 1
+        except UnsupportedError as error:
+            if any(limit in error.message for limit in LIMITS_OF_RULES):
+                outcomes["refused"] += 1
+            else:
+                failures[case.name] = error
+        except Exception as error:
+            failures[case.name] = error
+        if number % 200 == 199:
+            jax.clear_caches()
+    assert_none(failures)
+    return outcomes
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_custom_rules_hold_with_variables_inside(chunk):
+    outcomes = prove_custom_rules(173, chunk)
+    assert outcomes["reverse"] > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_custom_rules_hold_with_variables_inside_all_harnesses(chunk, record_property):
+    outcomes = prove_custom_rules(1, chunk)
+    record_property("outcomes", dict(outcomes))
+    assert outcomes["reverse"] > 500
+
+
+# --- random programs --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_random_programs_unzip(chunk):
+    outcomes = prove_random_programs(examples=7, seed=chunk)
+    assert sum(outcomes.values()) >= 7
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chunk", range(10))
+def test_many_random_programs_unzip(chunk, record_property):
+    outcomes = prove_random_programs(examples=200, seed=1000 + chunk)
+    record_property("outcomes", dict(outcomes))
+    assert outcomes["not cut"] < 0.2 * sum(outcomes.values())
+
+
+def prove_random_programs(examples: int, seed: int) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+
+    @hypothesis.seed(seed)
+    @settings(max_examples=examples)
+    @given(random_programs(), st.integers(0, 2**20))
+    def check(drawn: RandomProgram, seed: int) -> None:
+        rng = random.Random(seed)
+        leak = 0.3 if rng.random() < 0.2 else 0.0
+        outcomes[prove_sown(drawn.case(), rng, leak=leak, gradients=seed % 2 == 0)] += 1
+
+    check()
+    jax.clear_caches()
+    return outcomes

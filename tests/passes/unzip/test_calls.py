@@ -414,7 +414,7 @@ def test_a_rule_of_a_primitive_of_ones_own(monkeypatch):
     def rule(eqn, known, context):
         """Calls what it gives a key for, and nothing else, early."""
         asked.append((eqn.primitive.name, list(known)))
-        return original(eqn, known)
+        return original(eqn, known, context)
 
     from jaxprtool.passes.unzip.known import whole as original
 

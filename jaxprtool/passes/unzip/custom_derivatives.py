@@ -117,6 +117,8 @@ class _Planted:
             raise _refused(eqn, "its rule closes over traced values")
         self.part = split(jaxpr, ins, context)
         self.outs = [v.ready for v in self.part.outs]
+        if self.part.stuck or self.part.early.effects:
+            raise _refused(eqn, "its rule has an effect that needs a key")
         first = {v.path: i for i, v in enumerate(part.variables)}
         starts = np.cumsum([0, *(len(v.avals) for v in part.variables)])
         self.order: list[int] = []

@@ -202,7 +202,7 @@ class _Walk:
         self.variables: list[Variable] = []
         self.values: list[Atom] = []
         self.places: list[Var] = []
-        self.first: dict[tuple[str, ...], tuple[Var, ...]] = {}
+        self.first: dict[tuple[str, ...], tuple[Variable, tuple[Var, ...]]] = {}
         self.stuck: list[JaxprEqn] = []
         self.passes_on = False
         self.early_names: dict[Var, Atom] = {}
@@ -271,7 +271,9 @@ class _Walk:
             values, places = outcome.values[start:end], outcome.places[start:end]
             start = end
             if variable.again and variable.path in self.first:
-                for place, first in zip(places, self.first[variable.path], strict=True):
+                before, firsts = self.first[variable.path]
+                _check_same(before, variable)
+                for place, first in zip(places, firsts, strict=True):
                     self._put_in_place(first, place, variable)
             else:
                 self._add_variable(variable, values, places)
@@ -299,7 +301,7 @@ class _Walk:
         self.variables.append(variable)
         self.values += values
         self.places += places
-        self.first.setdefault(variable.path, tuple(places))
+        self.first.setdefault(variable.path, (variable, tuple(places)))
 
     def _check_order(self, eqn: JaxprEqn, outcome: Outcome) -> None:
         """Init runs before all of apply: ordered effects must already come in that order."""
@@ -328,6 +330,21 @@ class _Walk:
             self.passes_on,
             Half(tuple(self.init), tuple(_stands_for(v, self.early_names) for v in outs)),
             Half(tuple(self.apply), tuple(_stands_for(v, self.ready_names) for v in outs)),
+        )
+
+
+def _check_same(before: Variable, variable: Variable) -> None:
+    """Refuse a variable that may be another of its name, and not the one before computed again.
+
+    JAX keeps the place where a value was sown first, and marks as computed again, in a remat
+    within a loop within a remat, what is computed for the first time.
+    """
+    traces = (each.eqn.source_info.traceback for each in (before, variable))
+    if before.again or len(set(map(id, traces))) > 1:
+        raise UnsupportedError(
+            f"'{variable.path[-1]}' is sown more than once by {named(variable.eqn)}, in a gradient "
+            "through remat: whether it is one variable computed again cannot be told",
+            "unzip the function, and differentiate its apply",
         )
 
 

@@ -141,7 +141,7 @@ def _forget(rule: Any) -> None:
     """Clear what `_memoize` remembers of a function, and of those that it closes over."""
     if isinstance(rule, lu.WrappedFun):
         _forget(rule.f)
-    elif isinstance(rule, FunctionType) and (rule.__module__ or "").startswith("jax."):
+    elif isinstance(rule, FunctionType) and (rule.__module__ or "").startswith(_WRAPPERS):
         for name, held in _cells(rule).items():
             if name == "cells" and isinstance(held, dict):
                 held.clear()
@@ -218,6 +218,9 @@ class _Identity:
         return id(self.value)
 
 
+#: Where the functions are from that a user's rule is wrapped in.
+_WRAPPERS = ("jax.", "jaxprtool.")
+
 #: What JAX makes anew for each call of a custom rule, and what the rule does not depend on.
 _OF_ONE_CALL = (core.Trace, core.TraceTag, lu.Store, lu.EqualStore, lu.InitialResultPaths)
 
@@ -230,6 +233,8 @@ _AFTER_DCE: dict[str, Callable[[Any], Any]] = {
 #: Of functions of JAX's that close over more than they use: what they use of it.
 _COUNTS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "memoized": {"cells": lambda table: None, "sentinel": lambda mark: None},
+    "mapped_fwd": {"residual_dims": lambda dims: None},
+    "bwd_dims": {"residual_dims": lambda dims: None},
     "dce_jvp_jaxpr_thunk": _AFTER_DCE,
     "dce_fwd_jaxpr_thunk": _AFTER_DCE,
     "dce_bwd": _AFTER_DCE,
@@ -247,7 +252,7 @@ def live_key(value: Any) -> Hashable:
             if (passed_on := _passed_on(value)) is not None:
                 return live_key(passed_on)
             return live_key(value.f), live_key(tuple(filter(_counts, value.transforms)))
-        case FunctionType() if (value.__module__ or "").startswith(("jax.", "jaxprtool.")):
+        case FunctionType() if (value.__module__ or "").startswith(_WRAPPERS):
             held = _cells(value)
             for name, what_counts in _COUNTS.get(value.__name__, {}).items():
                 if name in held:

@@ -40,6 +40,14 @@ def trace_flat(fun: Callable[..., Any], name: str, avals: Sequence[Any]) -> Any:
     return attach_constants(jaxpr, consts)
 
 
+def trace_in_setting(fun: Callable[..., Any], avals: Sequence[Any], eqn: JaxprEqn | None) -> Any:
+    """The closed jaxpr of a flat function, in the setting that an equation was traced in."""
+    if eqn is None:
+        return trace_flat(fun, "rule", avals)
+    with setting_of(eqn):
+        return trace_flat(fun, "rule", avals)
+
+
 def attach_constants(jaxpr: Any, consts: Sequence[Any]) -> Any:
     """A closed jaxpr from what JAX's tracing gives: an open one and its constants apart."""
     if not ONE_JAXPR_CLASS:

@@ -1,0 +1,136 @@
+"""JAX's own batching rules, and the context and types of values that are mapped over an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from jax._src import callback, config, core, effects, pjit, shard_map, source_info_util
+from jax._src import mesh as mesh_lib
+from jax._src.interpreters import batching, pxla
+from jax._src.state.types import RefEffect
+from jax.extend.core import JaxprEqn, Primitive, Var
+
+from jaxprtool.jaxcompat.checking import inside_shard_map
+
+
+def axis_data(name: Any, size: Any, spmd_name: Any, mesh_axes: Any) -> Any:
+    """The mapped axis as JAX's own batching rules take it; a name of None is no name."""
+    name = core.no_axis_name if name is None else name
+    return batching.AxisData(name, size, spmd_name, mesh_axes)
+
+
+@contextmanager
+def axis_mapped(axis: Any) -> Iterator[None]:
+    """The context in which JAX calls a batching rule; `axis` is an `axis_data`."""
+    with (
+        core.extend_axis_env_nd([(axis.name, axis.size)]),
+        core.add_spmd_axis_names(axis.spmd_name),
+    ):
+        yield
+
+
+def jaxs_batching_rule(primitive: Primitive) -> Callable[..., Any] | None:
+    """JAX's rule for a primitive: `rule(axis_data, operands, dims, **params)`; None without one."""
+    return batching.fancy_primitive_batchers.get(primitive)
+
+
+def match_axis(axis: Any, source: int | None, target: int, x: Any) -> Any:
+    """A value mapped along dimension `source`, or unmapped, made to be mapped along `target`."""
+    return batching.matchaxis(axis, source, target, x)
+
+
+def mapped_aval(axis: Any, dim: int | None, aval: Any) -> Any:
+    """The type of a value whose every lane is of type `aval`, mapped along dimension `dim`."""
+    if dim is None:
+        return aval
+    aval = core.unmapped_aval(axis.size, dim, aval, axis.explicit_mesh_axis)
+    if axis.spmd_name is None or not config._check_vma.value:
+        return aval
+    varying = aval.mat.varying | frozenset(axis.spmd_name)
+    return aval.update(manual_axis_type=aval.mat.update(varying=varying))
+
+
+def mapped_sharding(axis: Any, sharding: Any, dim: int, mesh: Any, ndim: int) -> Any:
+    """The sharding of a jit's operand or result of `ndim` dimensions that is mapped along `dim`."""
+    return pjit._pjit_batcher_for_sharding(sharding, dim, axis.spmd_name, mesh, ndim)
+
+
+def tracing_context() -> Hashable:
+    """All that tracing depends on besides the function and its operands: flags, axes, meshes."""
+    return config.trace_context()
+
+
+def renamed_effects(effs: Iterable[Any], names: Mapping[Var, Any]) -> set[Any]:
+    """The effects of an equation whose operands are renamed: those on its refs name these."""
+    return {
+        effect.replace(names.get(effect.input, effect.input))
+        if isinstance(effect, effects.JaxprInputEffect)
+        else effect
+        for effect in effs
+    }
+
+
+_VMAP = source_info_util.NameStack().transform("vmap")
+
+
+def under_vmap(name_stack: Any) -> Any:
+    """The name scopes of an equation, with `vmap` around them."""
+    return _VMAP + name_stack
+
+
+#: What makes a `source_info` of a traceback and name scopes.
+source_info = source_info_util.SourceInfo
+
+#: The `source_info` of an equation that comes from no place in the user's code.
+NO_SOURCE = source_info_util.new_source_info()
+
+
+def aval_of(value: Any) -> Any:
+    """The type of a constant."""
+    return core.typeof(value)
+
+
+@contextmanager
+def manual_mesh(mesh: Any, newly_manual_axes: frozenset[Any], **params: Any) -> Iterator[None]:
+    """The setting of the body of a `shard_map` with these parameters, its mesh included."""
+    inner = shard_map._as_manual_mesh(mesh, newly_manual_axes)
+    with (
+        inside_shard_map(mesh, newly_manual_axes, **params),
+        mesh_lib.use_abstract_mesh(inner),
+    ):
+        yield
+
+
+def axes_of_spec(spec: Any) -> set[Any]:
+    """The mesh axes that a partition spec names."""
+    return set(shard_map.used_axis_names(spec))
+
+
+def spec_with_entry(spec: Any, dim: int, axes: Any) -> Any:
+    """A partition spec for values with one dimension more, sharded over these mesh axes."""
+    return pxla.batch_spec(spec, dim, axes)
+
+
+def forbidden_in_branches(effs: Iterable[Any]) -> str | None:
+    """What JAX does not batch in a branch that lanes may take or not; None for nothing."""
+    if any(isinstance(effect, RefEffect) for effect in effs):
+        return "State effect not supported in vmap-of-cond."
+    if any(effect in (callback._IOEffect, callback._OrderedIOEffect) for effect in effs):
+        return "IO effect not supported in vmap-of-cond."
+    return None
+
+
+def forbidden_in_loops(effs: Iterable[Any], masked: bool) -> str | None:
+    """What JAX does not batch in a while loop, whose lanes may be `masked`; None for nothing."""
+    if callback._OrderedIOEffect in effs:
+        return "Ordered IO effects not supported in vmap."
+    if masked and callback._IOEffect in effs:
+        return "Unordered IO effects not supported in while_loop with batched predicate"
+    return None
+
+
+def allocates_ref(eqn: JaxprEqn) -> bool:
+    """Whether an equation makes a ref, a kind of value that no traced function may return."""
+    return bool(eqn.primitive.ref_allocating)

@@ -1,0 +1,39 @@
+"""The axis that a program is mapped over, and where along it values are mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jaxprtool import jaxcompat
+
+#: The dimension of a value along which it is mapped; None: it is unmapped, the same in all lanes.
+Dim = int | None
+
+#: In place of a dimension that is asked for: wherever the value's mapped dimension falls.
+ANY = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A mapped axis: its name, if collectives may name it, and its size, the number of lanes.
+
+    `spmd_name` are the mesh axes that its lanes are spread over (`spmd_axis_name` of jax.vmap),
+    `mesh_axes` the explicit mesh axes over which the mapped dimension of arguments is sharded.
+    """
+
+    name: Hashable
+    size: Any
+    spmd_name: tuple[Any, ...] | None = None
+    mesh_axes: tuple[Any, ...] | None = None
+
+    @cached_property
+    def data(self) -> Any:
+        """The axis as JAX's own batching rules take it."""
+        return jaxcompat.axis_data(self.name, self.size, self.spmd_name, self.mesh_axes)
+
+    def aval(self, aval: Any, dim: Dim) -> Any:
+        """The type of a value whose lanes are of type `aval`, mapped along dimension `dim`."""
+        return jaxcompat.mapped_aval(self.data, dim, aval)

@@ -1,0 +1,298 @@
+"""The engine of batching: a jaxpr, and where its arguments are mapped, to the mapped jaxpr.
+
+One pass forwards. A value is mapped along a dimension, or unmapped: the same in every lane. An
+equation whose operands are all unmapped stays as it is, unless it has an effect, which a rule may
+repeat, or which names the mapped axis. Every other one is replaced by its template (see
+`templates`), or, if it holds jaxprs, by its structured rule, which calls this engine for these.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.table import failed, structured_rules
+from jaxprtool.passes.batch.templates import (
+    Template,
+    Templates,
+    lasts,
+    params_key,
+    templates_of,
+    trace_match,
+    trace_rule,
+)
+
+# Batched bodies by the body they came from, so that a body which many equations share is batched
+# once for each pattern of mapped arguments and stays shared.
+_batched: WeakKeyDictionary[Any, dict[Hashable, tuple[Any, tuple[Dim, ...]]]] = WeakKeyDictionary()
+
+
+def forget_bodies() -> None:
+    """Forget all batched bodies, as when a process begins."""
+    _batched.clear()
+
+
+def batch_body(
+    body: Any,
+    dims: Sequence[Dim],
+    axis: Axis,
+    outs: Sequence[Dim] | None = None,
+    *,
+    outermost: bool = False,
+) -> tuple[Any, tuple[Dim, ...]]:
+    """A closed jaxpr mapped over an axis, and where its results are mapped.
+
+    `dims` has for each invar the dimension that is mapped, as the position of the new dimension
+    in its shape, or None. Results are moved or broadcast to be mapped at `outs`; where that is
+    None they are mapped, or not, as it comes. If the jaxpr is the `outermost`, its equations'
+    name scopes are put in `vmap(...)`.
+
+    Free named axes must be bound. Raises BatchUnsupported, which names the equation.
+    """
+    outs = (None,) * len(body.outvars) if outs is None else tuple(outs)
+    # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
+    anchor = body if body.consts else jaxcompat.open_jaxpr(body)
+    known = _batched.setdefault(anchor, {})
+    request = (tuple(dims), axis, outs, outermost, jaxcompat.tracing_context())
+    if request not in known:
+        with _uncollected():
+            known[request] = _Run(templates_of(axis), outermost).body(body, dims, outs)
+    return known[request]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection in here: a large jaxpr is made of much that lives, and no garbage,
+    and collections that are made for it take several times as long as making it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass(eq=False)
+class _Run:
+    """The batching of one jaxpr.
+
+    `values` has of each variable of the old jaxpr that is mapped, or has another name now, the
+    atom that it has become, and its kind (see `Templates`). `moved` has what moves have made of
+    values already.
+    """
+
+    templates: Templates
+    outermost: bool
+    eqns: list[JaxprEqn] = field(default_factory=list)
+    values: dict[Var, tuple[Atom, int]] = field(default_factory=dict)
+    moved: dict[Hashable, Atom] = field(default_factory=dict)
+    consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
+    passing: dict[Hashable, Template] = field(default_factory=dict)
+    kinds: dict[int, int] = field(default_factory=dict)
+    scopes: dict[int, Any] = field(default_factory=dict)
+
+    def body(self, body: Any, dims: Sequence[Dim], outs: Sequence[Dim]) -> Any:
+        """The batched body, and where its results are mapped."""
+        axis = self.templates.axis
+        invars = list(body.invars)
+        for i, (v, dim) in enumerate(zip(body.invars, dims, strict=True)):
+            if dim is not None:
+                invars[i] = Var(axis.aval(v.aval, dim))
+                self.values[v] = invars[i], self.templates.kind(invars[i].aval, dim)
+        self._equations(body.eqns)
+        results, out_dims = self._results(body.outvars, outs)
+        made = self.consts.values()
+        new = jaxcompat.replace_jaxpr(
+            body,
+            constvars=[*body.constvars, *(v for v, _ in made)],
+            consts=[*body.consts, *(value for _, value in made)],
+            invars=invars,
+            outvars=results,
+            eqns=self.eqns,
+            debug_info=body.debug_info,
+        )
+        return new, out_dims
+
+    def _equations(self, eqns: Sequence[JaxprEqn]) -> None:
+        """Every equation in turn. Most are alike and go by the short way, which is written out."""
+        values, known, written = self.values, self.templates.known, self.eqns
+        for eqn in eqns:
+            operands: list[Atom] = []
+            kinds: list[int] = []
+            same = True
+            for atom in eqn.invars:
+                value = None if type(atom) is Literal else values.get(atom)
+                if value is None:
+                    operands.append(atom)
+                    kinds.append(self._unmapped_kind(atom.aval))
+                else:
+                    same = False
+                    operands.append(value[0])
+                    kinds.append(value[1])
+            if same and not eqn.effects:
+                written.append(eqn)
+                continue
+            params = eqn.params
+            key = (eqn.primitive, params_key(params) if params else (), eqn.ctx, *kinds)
+            try:
+                template = known.get(key)
+            except TypeError:  # a parameter that cannot be hashed
+                template, key = None, None
+            if template is None or template.alone is None:
+                self._equation(eqn, operands, kinds, template, key)
+                continue
+            step, source = template.alone, eqn.source_info
+            outs = [Var(aval) for aval in step.avals]
+            if self.outermost:
+                source = self._under_vmap(source)
+            written.append(
+                JaxprEqn(
+                    operands, outs, step.primitive, step.params, step.effects, source, step.ctx
+                )
+            )
+            for v, out, kind in zip(eqn.outvars, outs, template.kinds, strict=True):
+                values[v] = out, kind
+
+    def _equation(
+        self,
+        eqn: JaxprEqn,
+        operands: list[Atom],
+        kinds: list[int],
+        template: Template | None,
+        key: Hashable,
+    ) -> None:
+        """An equation of more than one step, or that holds jaxprs, or is met for the first time."""
+        dims = [self.templates.dims[kind] for kind in kinds]
+        if not eqn.effects and all(dim is None for dim in dims):
+            self.eqns.append(eqn.replace(invars=operands))
+            return
+        try:
+            results = None if template else self._structured(eqn, operands, dims)
+            if results is None:
+                template = template or self._template(eqn, operands, dims, key)
+                atoms = self._written(template, operands, eqn)
+                results = list(zip(atoms, template.kinds, strict=True))
+        except JaxprToolError:
+            raise
+        except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
+            raise failed(eqn, error) from error
+        self.values.update(zip(eqn.outvars, results, strict=True))
+
+    def _unmapped_kind(self, aval: Any) -> int:
+        kind = self.kinds.get(id(aval))  # the types of the old jaxpr live as long as it does
+        if kind is None:
+            kind = self.kinds[id(aval)] = self.templates.kind(aval, None)
+        return kind
+
+    def _under_vmap(self, source: Any) -> Any:
+        """Where an equation comes from, as it is to be said in the new jaxpr."""
+        scopes = source.name_stack
+        within = self.scopes.get(id(scopes))
+        if within is None:
+            within = self.scopes[id(scopes)] = jaxcompat.under_vmap(scopes)
+        return jaxcompat.source_info(source.traceback, within)
+
+    def _results(
+        self, atoms: Sequence[Atom], outs: Sequence[Dim]
+    ) -> tuple[list[Atom], tuple[Dim, ...]]:
+        results: list[Atom] = []
+        dims: list[Dim] = []
+        for atom, out in zip(atoms, outs, strict=True):
+            value = None if type(atom) is Literal else self.values.get(atom)
+            result, kind = value or (atom, self._unmapped_kind(atom.aval))
+            dim = self.templates.dims[kind]
+            if out is not None and out != dim:
+                result, dim = self._matched(result, dim, out, None), out
+            results.append(result)
+            dims.append(dim)
+        return results, tuple(dims)
+
+    # --- templates
+
+    def _template(
+        self, eqn: JaxprEqn, operands: Sequence[Atom], dims: Sequence[Dim], key: Hashable
+    ) -> Template:
+        """The template of an equation whose signature is new, or must not be kept."""
+        known = self.passing.get(key)
+        if known is None:
+            known = trace_rule(eqn, [a.aval for a in operands], dims, self.templates)
+            if key is not None:
+                (self.templates.known if lasts(eqn.params) else self.passing)[key] = known
+        return known
+
+    def _written(
+        self, template: Template, operands: Sequence[Atom], like: JaxprEqn | None
+    ) -> list[Atom]:
+        """The results of a template's equations, written for these operands in place of `like`."""
+        source = jaxcompat.NO_SOURCE if like is None else like.source_info
+        if self.outermost:
+            source = self._under_vmap(source)
+        values: list[Any] = [*operands, *map(self._constant, template.consts)]
+        for step in template.steps:
+            ins = [values[i] if type(i) is int else i for i in step.inputs]
+            move = None if step.move is None or type(ins[0]) is Literal else (step.move, ins[0])
+            if move is not None and move in self.moved:
+                values.append(self.moved[move])
+                continue
+            outs = [Var(aval) for aval in step.avals]
+            if move is not None:
+                self.moved[move] = outs[0]
+            values += outs
+            effs = step.effects
+            if effs:
+                names = dict(zip(template.binders, values, strict=False))
+                effs = jaxcompat.renamed_effects(effs, names)
+            self.eqns.append(
+                JaxprEqn(ins, outs, step.primitive, step.params, effs, source, step.ctx)
+            )
+        return [values[i] if type(i) is int else i for i in template.outs]
+
+    def _constant(self, value: Any) -> Var:
+        """The constvar of a value that a rule has brought along."""
+        if id(value) not in self.consts:
+            self.consts[id(value)] = Var(jaxcompat.aval_of(value)), value
+        return self.consts[id(value)][0]
+
+    def _matched(self, atom: Atom, source: Dim, target: int, like: JaxprEqn | None) -> Atom:
+        """A value moved or broadcast to be mapped at `target`."""
+        key = "match", self.templates.kind(atom.aval, source), target
+        known = self.templates.known.get(key)
+        if known is None:
+            known = trace_match(atom.aval, source, target, self.templates)
+            self.templates.known[key] = known
+        return self._written(known, [atom], like)[0]
+
+    # --- structured equations
+
+    def _structured(
+        self, eqn: JaxprEqn, operands: Sequence[Atom], dims: Sequence[Dim]
+    ) -> list[tuple[Atom, int]] | None:
+        """The results, and their kinds, of an equation with a structured rule; None without."""
+        rule = structured_rules.get(eqn.primitive.name)
+        rebuilt = None if rule is None else rule(eqn, dims, self.templates.axis)
+        if rebuilt is None:
+            return None
+        moved = [
+            atom if want is None or want == dim else self._matched(atom, dim, want, eqn)
+            for atom, dim, want in zip(operands, dims, rebuilt.operand_dims, strict=True)
+        ]
+        axis = self.templates.axis
+        outs = [
+            type(v)(axis.aval(v.aval, dim))
+            for v, dim in zip(eqn.outvars, rebuilt.out_dims, strict=True)
+        ]
+        new = rebuilt.build(moved, outs)
+        if self.outermost:
+            new = new.replace(source_info=self._under_vmap(new.source_info))
+        self.eqns.append(new)
+        pairs = zip(outs, rebuilt.out_dims, strict=True)
+        return [(out, self.templates.kind(out.aval, dim)) for out, dim in pairs]

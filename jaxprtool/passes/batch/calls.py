@@ -1,0 +1,56 @@
+"""Batching of calls: jit, closed_call (eval_jaxpr in 0.12) and remat. Their bodies are batched,
+once for each pattern of mapped operands, and stay shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.structured import Call
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.body import batch_body
+from jaxprtool.passes.batch.table import Rebuilt, structured_rules
+
+
+def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
+    call = Call.of(eqn)
+    body, out_dims = batch_body(call.body, dims, axis)
+    changes: dict[str, Any] = {}
+    if eqn.primitive.name == "jit":
+        changes = {
+            "operand_params": _laid_out(call.operand_params, "in", call.operands, dims, eqn, axis),
+            "out_params": _laid_out(call.out_params, "out", call.outs, out_dims, eqn, axis),
+        }
+
+    def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
+        return call.rebuild(operands=operands, outs=outs, body=body, **changes)
+
+    return Rebuilt(tuple(dims), out_dims, build)
+
+
+for _name in Call.primitives:
+    structured_rules[_name] = _call
+
+
+def _laid_out(
+    params: dict[str, tuple[Any, ...]],
+    side: str,
+    atoms: Sequence[Atom],
+    dims: Sequence[Dim],
+    eqn: JaxprEqn,
+    axis: Axis,
+) -> dict[str, tuple[Any, ...]]:
+    """What a jit says of its operands, or results, when these have a mapped dimension more."""
+    if any(layout is not None for layout in params[f"{side}_layouts"]):
+        raise NotImplementedError("Concrete layouts are not supported for vmap(jit).")
+    shardings = tuple(
+        sharding
+        if dim is None or jaxcompat.is_unspecified(sharding)
+        else jaxcompat.mapped_sharding(
+            axis.data, sharding, dim, eqn.params["ctx_mesh"], len(atom.aval.shape) + 1
+        )
+        for sharding, dim, atom in zip(params[f"{side}_shardings"], dims, atoms, strict=True)
+    )
+    return {**params, f"{side}_shardings": shardings}

@@ -1,0 +1,52 @@
+"""Batching of shard_map: every shard of an operand has all lanes, or, with `spmd_axis_name`, the
+lanes are spread over these axes of the mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.structured import ShardMap
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.body import batch_body
+from jaxprtool.passes.batch.table import Rebuilt, structured_rules
+
+
+def _shard_map(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
+    call = ShardMap.of(eqn)
+    spread = axis.spmd_name
+    inner = axis
+    if spread is not None:
+        inner = replace(axis, size=axis.size // math.prod(call.mesh.shape[n] for n in spread))
+    in_specs = _specs(call.in_specs, dims, axis, "in_specs")
+    with jaxcompat.manual_mesh(**eqn.params):
+        body, out_dims = batch_body(call.body, dims, inner)
+    out_specs = _specs(call.out_specs, out_dims, axis, "out_specs")
+
+    def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
+        return call.rebuild(
+            operands=operands, outs=outs, body=body, in_specs=in_specs, out_specs=out_specs
+        )
+
+    return Rebuilt(tuple(dims), out_dims, build)
+
+
+structured_rules["shard_map"] = _shard_map
+
+
+def _specs(specs: Sequence[Any], dims: Sequence[Dim], axis: Axis, what: str) -> tuple[Any, ...]:
+    """Partition specs with an entry more for the mapped dimension."""
+    own = axis.spmd_name or axis.mesh_axes or ()
+    for spec in specs:
+        if (used := set(own) & jaxcompat.axes_of_spec(spec)) and axis.spmd_name:
+            raise ValueError(f"vmap spmd_axis_name cannot appear in shard_map {what}: {used}")
+        if used:
+            raise ValueError(f"vmapped away explicit mesh axis cannot appear in shard_map {what}")
+    return tuple(
+        spec if dim is None else jaxcompat.spec_with_entry(spec, dim, axis.spmd_name)
+        for spec, dim in zip(specs, dims, strict=True)
+    )

@@ -1,0 +1,78 @@
+"""The open tables of batching rules, and JAX's own rules, for every primitive without one here.
+
+A rule of `batch_rules` is a Python function that computes with JAX on operands of which some have
+one dimension more, the mapped one. It is traced once per signature (see `templates`). A rule of
+`structured_rules` is for an equation that holds jaxprs: it says where its operands have to be
+mapped, and makes the one equation that takes the place of the old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError, UnsupportedError
+from jaxprtool.ir.outline import named
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
+from jaxprtool.passes.batch.axes import BatchError, BatchTypeError
+from jaxprtool.passes.batch.axis import Axis, Dim
+
+
+class BatchUnsupported(UnsupportedError, NotImplementedError):
+    """An equation that cannot be mapped over an axis; names it and its source line."""
+
+
+#: `rule(axis, primitive, operands, dims, params) -> (results, dims)`. Results and their dimensions
+#: are lists if the primitive has multiple results, as in JAX's own table. At least one operand is
+#: mapped, unless the equation has an effect.
+Rule = Callable[[Axis, Primitive, Sequence[Any], Sequence[Dim], dict[str, Any]], tuple[Any, Any]]
+
+#: The open table: a plug-in adds its primitive's rule by name.
+batch_rules: dict[str, Rule] = {}
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What takes the place of a structured equation.
+
+    Its operands are moved, or broadcast, to be mapped at `operand_dims`; then `build(operands,
+    outs)` makes an equation of these, whose results are mapped at `out_dims`.
+    """
+
+    operand_dims: tuple[Dim, ...]
+    out_dims: tuple[Dim, ...]
+    build: Callable[[Sequence[Atom], Sequence[Var]], JaxprEqn]
+
+
+#: `rule(eqn, dims, axis) -> Rebuilt`, or None if the equation is one for `batch_rules` after all.
+StructuredRule = Callable[[JaxprEqn, Sequence[Dim], Axis], Rebuilt | None]
+
+#: The open table of rules for equations that hold jaxprs.
+structured_rules: dict[str, StructuredRule] = {}
+
+
+def jaxs_rule(
+    axis: Axis,
+    primitive: Primitive,
+    operands: Sequence[Any],
+    dims: Sequence[Dim],
+    params: dict[str, Any],
+) -> tuple[Any, Any]:
+    """JAX's own rule for a primitive, from the table that other packages register theirs in."""
+    rule = jaxcompat.jaxs_batching_rule(primitive)
+    if rule is None and not any(dim is not None for dim in dims):
+        results = primitive.bind(*operands, **params)
+        return results, [None] * len(results) if primitive.multiple_results else None
+    if rule is None:
+        raise NotImplementedError(f"Batching rule for '{primitive}' not implemented")
+    return rule(axis.data, list(operands), list(dims), **params)
+
+
+def failed(eqn: JaxprEqn, error: Exception) -> JaxprToolError:
+    """The error for an equation that a rule refuses, of the rule's kind and in its words."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    kinds = {ValueError: BatchError, TypeError: BatchTypeError}
+    kind = next((kinds[k] for k in kinds if isinstance(error, k)), BatchUnsupported)
+    return kind(f"{named(eqn)} cannot be batched: {reason}")

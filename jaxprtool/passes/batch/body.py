@@ -19,12 +19,12 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.moves import MOVES, Moves
 from jaxprtool.passes.batch.table import failed, structured_rules
 from jaxprtool.passes.batch.templates import (
     Template,
     Templates,
-    lasts,
-    params_key,
+    operations,
     templates_of,
     trace_match,
     trace_rule,
@@ -86,17 +86,15 @@ class _Run:
     """The batching of one jaxpr.
 
     `values` has of each variable of the old jaxpr that is mapped, or has another name now, the
-    atom that it has become, and its kind (see `Templates`). `moved` has what moves have made of
-    values already.
+    atom that it has become, and its kind (see `Templates`).
     """
 
     templates: Templates
     outermost: bool
     eqns: list[JaxprEqn] = field(default_factory=list)
     values: dict[Var, tuple[Atom, int]] = field(default_factory=dict)
-    moved: dict[Hashable, Atom] = field(default_factory=dict)
+    moves: Moves = field(default_factory=Moves)
     consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
-    passing: dict[Hashable, Template] = field(default_factory=dict)
     kinds: dict[int, int] = field(default_factory=dict)
     scopes: dict[int, Any] = field(default_factory=dict)
 
@@ -108,7 +106,7 @@ class _Run:
             if dim is not None:
                 invars[i] = Var(axis.aval(v.aval, dim))
                 self.values[v] = invars[i], self.templates.kind(invars[i].aval, dim)
-        self._equations(body.eqns)
+        self._equations(jaxcompat.open_jaxpr(body))
         results, out_dims = self._results(body.outvars, outs)
         made = self.consts.values()
         new = jaxcompat.replace_jaxpr(
@@ -117,68 +115,73 @@ class _Run:
             consts=[*body.consts, *(value for _, value in made)],
             invars=invars,
             outvars=results,
-            eqns=self.eqns,
+            eqns=self.moves.needed(self.eqns, results),
             debug_info=body.debug_info,
         )
         return new, out_dims
 
-    def _equations(self, eqns: Sequence[JaxprEqn]) -> None:
+    def _equations(self, jaxpr: Any) -> None:
         """Every equation in turn. Most are alike and go by the short way, which is written out."""
-        values, known, written = self.values, self.templates.known, self.eqns
-        for eqn in eqns:
+        values, known, moves, written = self.values, self.templates.known, self.moves, self.eqns
+        unmapped, outermost, scopes = self.kinds, self.outermost, self.scopes
+        SourceInfo = jaxcompat.source_info
+        for eqn, operation in zip(jaxpr.eqns, operations(jaxpr), strict=True):
             operands: list[Atom] = []
-            kinds: list[int] = []
+            signature: list[Any] = [operation]
             same = True
             for atom in eqn.invars:
                 value = None if type(atom) is Literal else values.get(atom)
                 if value is None:
                     operands.append(atom)
-                    kinds.append(self._unmapped_kind(atom.aval))
+                    kind = unmapped.get(id(atom.aval))
+                    signature.append(self._unmapped_kind(atom.aval) if kind is None else kind)
                 else:
                     same = False
                     operands.append(value[0])
-                    kinds.append(value[1])
+                    signature.append(value[1])
             if same and not eqn.effects:
                 written.append(eqn)
+                if eqn.primitive.name in MOVES:
+                    moves.found(eqn)
                 continue
-            params = eqn.params
-            key = (eqn.primitive, params_key(params) if params else (), eqn.ctx, *kinds)
-            try:
-                template = known.get(key)
-            except TypeError:  # a parameter that cannot be hashed
-                template, key = None, None
+            key = tuple(signature)
+            template = None if operation is None else known.get(key)
             if template is None or template.alone is None:
-                self._equation(eqn, operands, kinds, template, key)
+                self._equation(eqn, operands, key, template)
                 continue
             step, source = template.alone, eqn.source_info
-            outs = [Var(aval) for aval in step.avals]
-            if self.outermost:
-                source = self._under_vmap(source)
-            written.append(
-                JaxprEqn(
-                    operands, outs, step.primitive, step.params, step.effects, source, step.ctx
-                )
+            if outermost:
+                scope = scopes.get(id(source.name_stack)) or self._within(source.name_stack)
+                source = SourceInfo(source.traceback, scope)
+            outs: list[Any] = [Var(aval) for aval in step.avals]
+            new = JaxprEqn(
+                operands, outs, step.primitive, step.params, step.effects, source, step.ctx
             )
-            for v, out, kind in zip(eqn.outvars, outs, template.kinds, strict=True):
-                values[v] = out, kind
+            if step.move is None or type(operands[0]) is Literal:
+                written.append(new)
+            else:
+                outs[0], needed = moves.moved(step.move, new)
+                if needed is not None:
+                    written.append(needed)
+            for v, result in zip(eqn.outvars, zip(outs, template.kinds, strict=True), strict=True):
+                values[v] = result
 
     def _equation(
         self,
         eqn: JaxprEqn,
         operands: list[Atom],
-        kinds: list[int],
+        signature: tuple[Any, ...],
         template: Template | None,
-        key: Hashable,
     ) -> None:
         """An equation of more than one step, or that holds jaxprs, or is met for the first time."""
-        dims = [self.templates.dims[kind] for kind in kinds]
+        dims = [self.templates.dims[kind] for kind in signature[1:]]
         if not eqn.effects and all(dim is None for dim in dims):
             self.eqns.append(eqn.replace(invars=operands))
             return
         try:
             results = None if template else self._structured(eqn, operands, dims)
             if results is None:
-                template = template or self._template(eqn, operands, dims, key)
+                template = template or self._template(eqn, operands, dims, signature)
                 atoms = self._written(template, operands, eqn)
                 results = list(zip(atoms, template.kinds, strict=True))
         except JaxprToolError:
@@ -194,12 +197,14 @@ class _Run:
         return kind
 
     def _under_vmap(self, source: Any) -> Any:
-        """Where an equation comes from, as it is to be said in the new jaxpr."""
-        scopes = source.name_stack
-        within = self.scopes.get(id(scopes))
-        if within is None:
-            within = self.scopes[id(scopes)] = jaxcompat.under_vmap(scopes)
-        return jaxcompat.source_info(source.traceback, within)
+        """Where an equation comes from, as it is to be said in the outermost jaxpr."""
+        scopes = self.scopes.get(id(source.name_stack)) or self._within(source.name_stack)
+        return jaxcompat.source_info(source.traceback, scopes)
+
+    def _within(self, scopes: Any) -> Any:
+        """Name scopes with `vmap(...)` around them."""
+        within = self.scopes[id(scopes)] = jaxcompat.under_vmap(scopes)
+        return within
 
     def _results(
         self, atoms: Sequence[Atom], outs: Sequence[Dim]
@@ -219,15 +224,17 @@ class _Run:
     # --- templates
 
     def _template(
-        self, eqn: JaxprEqn, operands: Sequence[Atom], dims: Sequence[Dim], key: Hashable
+        self,
+        eqn: JaxprEqn,
+        operands: Sequence[Atom],
+        dims: Sequence[Dim],
+        signature: tuple[Any, ...],
     ) -> Template:
-        """The template of an equation whose signature is new, or must not be kept."""
-        known = self.passing.get(key)
-        if known is None:
-            known = trace_rule(eqn, [a.aval for a in operands], dims, self.templates)
-            if key is not None:
-                (self.templates.known if lasts(eqn.params) else self.passing)[key] = known
-        return known
+        """The template of an equation whose signature is new, or has no number."""
+        new = trace_rule(eqn, [a.aval for a in operands], dims, self.templates)
+        if signature[0] is not None:
+            self.templates.known[signature] = new
+        return new
 
     def _written(
         self, template: Template, operands: Sequence[Atom], like: JaxprEqn | None
@@ -239,21 +246,20 @@ class _Run:
         values: list[Any] = [*operands, *map(self._constant, template.consts)]
         for step in template.steps:
             ins = [values[i] if type(i) is int else i for i in step.inputs]
-            move = None if step.move is None or type(ins[0]) is Literal else (step.move, ins[0])
-            if move is not None and move in self.moved:
-                values.append(self.moved[move])
-                continue
             outs = [Var(aval) for aval in step.avals]
-            if move is not None:
-                self.moved[move] = outs[0]
-            values += outs
             effs = step.effects
             if effs:
                 names = dict(zip(template.binders, values, strict=False))
                 effs = jaxcompat.renamed_effects(effs, names)
-            self.eqns.append(
-                JaxprEqn(ins, outs, step.primitive, step.params, effs, source, step.ctx)
-            )
+            new = JaxprEqn(ins, outs, step.primitive, step.params, effs, source, step.ctx)
+            if step.move is None or type(ins[0]) is Literal:
+                values += outs
+                self.eqns.append(new)
+                continue
+            result, needed = self.moves.moved(step.move, new)
+            values.append(result)
+            if needed is not None:
+                self.eqns.append(needed)
         return [values[i] if type(i) is int else i for i in template.outs]
 
     def _constant(self, value: Any) -> Var:

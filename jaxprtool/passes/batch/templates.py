@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.moves import move_key
 from jaxprtool.passes.batch.table import batch_rules, jaxs_rule
 from jaxprtool.passes.dce import dce_body
 
@@ -31,7 +33,7 @@ class Step:
     ctx: Any
     inputs: tuple[Any, ...]
     avals: tuple[Any, ...]
-    #: What a move does, if the step is one: equal for equal moves; see `moves`.
+    #: What the step does, if it is a move: equal for equal moves; see `moves`.
     move: Hashable
 
 
@@ -110,26 +112,16 @@ def _template(jaxpr: Any, kinds: Sequence[int]) -> Template:
             eqn.ctx,
             numbered(eqn.invars),
             tuple(v.aval for v in eqn.outvars),
-            move_of(eqn),
+            move_key(eqn),
         )
         for eqn in jaxpr.eqns
     )
     outs = numbered(jaxpr.outvars)
     alone = None
-    if len(steps) == 1 and not steps[0].effects and steps[0].move is None:
+    if len(steps) == 1 and not steps[0].effects and not jaxpr.consts:
         whole = [*jaxpr.eqns[0].invars, *jaxpr.eqns[0].outvars]
         alone = steps[0] if whole == [*jaxpr.invars, *jaxpr.outvars] else None
     return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), alone)
-
-
-_MOVES = ("transpose", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "pvary")
-
-
-def move_of(eqn: JaxprEqn) -> Hashable:
-    """A key that equations share if they lay one operand out in the same way; None for others."""
-    if eqn.primitive.name not in _MOVES or len(eqn.invars) != 1 or type(eqn.invars[0]) is Literal:
-        return None
-    return eqn.primitive, tuple(eqn.params.items()), eqn.ctx
 
 
 # --- signatures -------------------------------------------------------------------------------
@@ -139,8 +131,9 @@ def move_of(eqn: JaxprEqn) -> Hashable:
 class Templates:
     """The templates of one axis in one tracing context, by signature.
 
-    A *kind* is a number for a type and a mapped dimension: types are slow to hash and to compare,
-    and a signature is made for every equation.
+    A signature is a tuple of numbers: of the operation (see `operations`) and of each operand's
+    *kind*, which is its type and its mapped dimension. Types are slow to hash and to compare, and
+    a signature is made for every equation.
     """
 
     axis: Axis
@@ -156,10 +149,40 @@ class Templates:
         return number
 
 
+#: Numbers of operations: of primitives with their parameters, in a context.
+_operations: dict[Hashable, int] = {}
+
+# The operations of the equations of jaxprs that have been batched.
+_numbered: WeakKeyDictionary[Any, list[int | None]] = WeakKeyDictionary()
+
+
+def operations(jaxpr: Any) -> list[int | None]:
+    """A number for each equation of an open jaxpr: equal for equal primitives and parameters.
+
+    None for an equation whose template is not to be kept: one that holds jaxprs, which would then
+    live for ever, or whose parameters cannot be hashed.
+    """
+    if jaxpr not in _numbered:
+        _numbered[jaxpr] = list(map(_operation, jaxpr.eqns))
+    return _numbered[jaxpr]
+
+
+def _operation(eqn: JaxprEqn) -> int | None:
+    params = eqn.params
+    key = eqn.primitive, _params_key(params) if params else (), eqn.ctx
+    try:
+        number = _operations.get(key)
+        if number is None and not holds_jaxpr(params.values()):
+            number = _operations[key] = len(_operations)
+    except TypeError:
+        return None
+    return number
+
+
 _FLOATS: frozenset[type] = frozenset({float, complex})
 
 
-def params_key(params: dict[str, Any]) -> Hashable:
+def _params_key(params: dict[str, Any]) -> Hashable:
     """Equal for parameters that are the same; 0.0 and -0.0, which are equal, are not."""
     for value in params.values():
         if type(value) in _FLOATS:
@@ -167,27 +190,23 @@ def params_key(params: dict[str, Any]) -> Hashable:
     return tuple(params.items())
 
 
-#: The templates of every axis and tracing context that has been met. They hold no jaxprs of
-#: users', and go when there are too many.
+#: The templates of every axis and tracing context that has been met.
 _tables: dict[Hashable, Templates] = {}
-_MOST_TABLES = 256
+
+#: There may be as many of either; then all are forgotten.
+_MOST_TABLES, _MOST_OPERATIONS = 256, 100_000
 
 
 def templates_of(axis: Axis) -> Templates:
     """The templates for an axis in the present tracing context."""
+    if len(_tables) > _MOST_TABLES or len(_operations) > _MOST_OPERATIONS:
+        forget_templates()
     key = axis, jaxcompat.tracing_context()
-    if key not in _tables:
-        if len(_tables) >= _MOST_TABLES:
-            _tables.clear()
-        _tables[key] = Templates(axis)
-    return _tables[key]
+    return _tables.setdefault(key, Templates(axis))
 
 
 def forget_templates() -> None:
     """Forget all templates, as when a process begins."""
     _tables.clear()
-
-
-def lasts(params: dict[str, Any]) -> bool:
-    """Whether a template with these parameters may be kept: not if they hold a user's jaxpr."""
-    return not holds_jaxpr(params.values())
+    _operations.clear()
+    _numbered.clear()

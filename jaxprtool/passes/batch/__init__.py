@@ -27,6 +27,7 @@ from jaxprtool.passes.batch import (  # noqa: F401  (they fill the tables)
     calls,
     custom_derivatives,
     loops,
+    refs,
     sharding,
 )
 from jaxprtool.passes.batch.axes import (

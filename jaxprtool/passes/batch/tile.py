@@ -1,0 +1,131 @@
+"""tile: an axis cut in tiles of equal size, and the program of one tile mapped over them.
+
+    def normalized(x):                  # f32[8,3] -> f32[8,3], over the rows of all tiles
+        total = jax.lax.psum(x.sum(axis=0), "tiles")
+        return x / total
+
+    program = trace(normalized, x, axis_env=[("tiles", 4)])
+    whole = program.apply("tile(tile_size=4, axis_name='tiles')")       # f32[32,3] -> f32[32,3]
+
+This is `vtile` as JAX had it in 2022, for programs. The program takes one tile; the tiled program
+takes all of them along one axis, one after the other, and gives their results put together in the
+same way. `in_axes` and `out_axes` are positions in what the program itself takes and gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.batch.axes import (
+    BatchError,
+    BatchTypeError,
+    check_axes,
+    check_unmapped,
+    flat_in_axes,
+    flat_out_axes,
+)
+from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.body import batch_body
+
+
+@dataclass(frozen=True)
+class Tile(Pass):
+    """Cut an axis in tiles and map over them: from the program of one tile to that of all."""
+
+    name: ClassVar[str] = "tile"
+
+    #: The number of tiles, the size of the axis over them.
+    tile_size: int
+
+    #: The name by which collectives call the axis over the tiles.
+    axis_name: Hashable = None
+
+    #: The axis of each argument that is cut, a prefix as for batch; None for what all tiles share.
+    in_axes: Any = 0
+
+    #: The axis along which the tiles of a result are put together; None if all tiles give the same.
+    out_axes: Any = 0
+
+    def __call__(self, program: Program) -> Program:
+        """An argument of size m along its axis is one of size `tile_size * m` in the new program.
+
+        Raises BatchError for axes that an argument or a result does not have, or that are None for
+        results that differ, and BatchTypeError for what can be no axis; BatchUnsupported, which
+        names the equation, for what cannot be mapped.
+        """
+        if type(self.tile_size) is not int:
+            raise BatchTypeError(f"tile_size must be an integer, but got {self.tile_size!r}")
+        if self.tile_size < 1:
+            raise BatchError(f"tile_size is the number of tiles, at least 1, not {self.tile_size}")
+        check_axes(self.in_axes, self.out_axes)
+        in_axes = flat_in_axes(program.in_tree, self.in_axes)
+        out_axes = flat_out_axes(program.out_tree, self.out_axes)
+        dims = _dims("in_axes", in_axes, program.in_avals, program.arg_names)
+        outs = _dims("out_axes", out_axes, program.out_avals, program.out_names)
+        free = tuple(entry for entry in program.axis_env if entry[0] != self.axis_name)
+        axis = Axis(self.axis_name, self.tile_size)
+        with jaxcompat.axes_bound(free):
+            body, out_dims = batch_body(program.jaxpr, dims, axis, outs, outermost=True)
+        check_unmapped(out_axes, out_dims, program.out_tree, self.axis_name)
+        jaxpr = _between_reshapes(body, program, dims, outs, self.tile_size)
+        return program.replace(jaxpr=jaxpr, axis_env=free)
+
+
+def _dims(
+    option: str, axes: Sequence[Any], avals: Sequence[Any], names: Sequence[str]
+) -> list[Dim]:
+    """Flat axes, counted from 0. Raises BatchError for one that a value does not have."""
+    dims: list[Dim] = []
+    for axis, aval, name in zip(axes, avals, names, strict=True):
+        rank = len(getattr(aval, "shape", ()))
+        if axis is not None and not -rank <= axis < rank:
+            what = "to be cut in tiles" if option == "in_axes" else "to put tiles together along"
+            raise BatchError(
+                f"{name} is {type_of(aval)}, which has no axis {axis} {what}",
+                f"{option} has None for what is the same in all tiles",
+            )
+        dims.append(None if axis is None else axis % rank)
+    return dims
+
+
+def _between_reshapes(
+    body: Any, program: Program, dims: Sequence[Dim], outs: Sequence[Dim], tiles: int
+) -> Any:
+    """A body mapped over tiles, [..., tiles, m, ...], for values [..., tiles * m, ...]."""
+
+    def whole(atom: Atom, aval: Any, dim: Dim) -> Atom:
+        if dim is None:
+            return atom
+        shape = (*aval.shape[:dim], tiles * aval.shape[dim], *aval.shape[dim + 1 :])
+        return Var(aval.update(shape=shape))
+
+    invars = [whole(*each) for each in zip(body.invars, program.in_avals, dims, strict=True)]
+    results = [whole(*each) for each in zip(body.outvars, program.out_avals, outs, strict=True)]
+    cut = [_laid_out(x, v) for x, v in zip(invars, body.invars, strict=True) if x is not v]
+    joined = [_laid_out(v, x) for x, v in zip(results, body.outvars, strict=True) if x is not v]
+    return jaxcompat.replace_jaxpr(
+        body,
+        constvars=body.constvars,
+        consts=body.consts,
+        invars=invars,
+        outvars=results,
+        eqns=[*cut, *body.eqns, *joined],
+        debug_info=body.debug_info,
+    )
+
+
+def _laid_out(x: Atom, out: Var) -> JaxprEqn:
+    """The equation that reshapes `x` to `out`."""
+    shape = out.aval.shape
+    jaxpr = jaxcompat.trace_flat(lambda x: [lax.reshape(x, shape)], "laid_out", [x.aval])
+    nowhere = jaxcompat.NO_SOURCE
+    return jaxpr.eqns[0].replace(invars=[x], outvars=[out], source_info=nowhere)

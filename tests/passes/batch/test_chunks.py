@@ -1,0 +1,354 @@
+"""`chunk=k` gives what all lanes at once give, in less memory, or says why it cannot."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+from jaxprtool import jaxcompat, trace
+from jaxprtool.errors import JaxprToolError, UnsupportedError
+from jaxprtool.ir.outline import equations, named, top_jaxpr
+from jaxprtool.ir.program import type_check
+from jaxprtool.passes.batch import Batch, BatchError, BatchTypeError
+
+RNG = np.random.default_rng(0)
+W = RNG.standard_normal((3, 4)).astype(np.float32)
+XS = RNG.standard_normal((10, 3)).astype(np.float32)
+
+
+def batched(fun, args, in_axes, chunk, size=10, **options):
+    """The batched program of `fun` on one lane's arguments, type-checked."""
+    program = trace(fun, *lane(args, in_axes), axis_env=options.pop("axis_env", None))
+    result = Batch(in_axes, axis_size=size, chunk=chunk, **options)(program)
+    type_check(result)
+    return result
+
+
+def lane(args, in_axes):
+    axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
+    return [
+        x if axis is None else jax.tree.map(lambda y, a=axis: jnp.take(y, 0, axis=a), x)
+        for x, axis in zip(args, axes, strict=True)
+    ]
+
+
+def assert_same(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        a, b = jnp.asarray(a), jnp.asarray(b)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def primitives(program):
+    return [eqn.primitive.name for eqn in top_jaxpr(program).eqns]
+
+
+def the_scan(program):
+    (scan,) = (eqn for eqn in top_jaxpr(program).eqns if eqn.primitive.name == "scan")
+    return scan
+
+
+def layer(w, x):
+    return jnp.tanh(x @ w) * jnp.sin(w).sum()
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5, 10, 11])
+def test_any_chunk_gives_what_all_lanes_at_once_give(chunk):
+    result = batched(layer, (W, XS), (None, 0), chunk)
+    assert_same(result(W, XS), jax.vmap(layer, (None, 0))(W, XS))
+    mapped = jax.lax.map(lambda x: layer(W, x), XS, batch_size=chunk)
+    assert_same(result(W, XS), mapped)
+
+
+@pytest.mark.parametrize("chunk", [3, 5])
+@pytest.mark.parametrize("in_axis", [0, 1, -1])
+@pytest.mark.parametrize("out_axis", [0, 1, -1])
+def test_lanes_are_where_the_axes_say(chunk, in_axis, out_axis):
+    xs = RNG.standard_normal((10, 2, 10)).astype(np.float32)
+    xs = xs if in_axis == 0 else np.moveaxis(xs[:, :, :5], 0, in_axis)
+
+    def fun(x):
+        return jnp.cumsum(x, axis=0) * 2, x
+
+    result = batched(fun, (xs,), in_axis, chunk, out_axes=out_axis)
+    assert_same(result(xs), jax.vmap(fun, in_axis, out_axis)(xs))
+
+
+def test_values_of_all_kinds_are_cut_and_put_together():
+    keys = jax.random.split(jax.random.key(0), 10)
+    args = (keys, np.arange(10, dtype=np.int8), XS > 0, jnp.arange(10.0).astype(jnp.bfloat16))
+
+    def fun(key, i, b, h):
+        new, other = jax.random.split(key)
+        return {"key": new, "n": jax.random.normal(other, (2,)), "i": i + 1, "b": ~b, "h": h * 2}
+
+    assert_same(batched(fun, args, 0, 4)(*args), jax.vmap(fun)(*args))
+
+
+def test_types_are_those_of_all_lanes_at_once():
+    def fun(w, x, y):
+        return x * 2.0, w * 2.0, y + 1, 3, w
+
+    args = 1.0, XS[0], jnp.float32(2)
+    program = trace(fun, *args)
+    options = {"in_axes": (0, None, 0), "axis_size": 10}
+    whole = Batch(**options)(program)
+    assert whole.out_avals == Batch(**options, chunk=4)(program).out_avals
+    assert whole.in_avals == Batch(**options, chunk=4)(program).in_avals
+    assert any(aval.weak_type for aval in whole.out_avals)
+
+
+def test_what_a_loop_gives_unmapped_may_be_a_result():
+    def fun(x):
+        return lax.fori_loop(0, 3, lambda i, c: (c[0] + 1, c[1] * 2), (0, x))
+
+    xs = jnp.arange(10.0)
+    for chunk in (3, 5):
+        result = batched(fun, (xs,), 0, chunk, out_axes=(None, 0))
+        assert_same(result(xs), (jnp.int32(3), xs * 8))
+        assert_same(batched(fun, (xs,), 0, chunk)(xs), jax.vmap(fun)(xs))
+
+
+def test_arguments_and_constants_may_be_results():
+    table = jnp.arange(4.0)
+
+    def fun(w, x):
+        return x, w, table, 1.0, jnp.float32(2) * table, x[0] + table
+
+    result = batched(fun, (W, XS), (None, 0), 4)
+    assert_same(result(W, XS), jax.vmap(fun, (None, 0))(W, XS))
+
+
+def test_no_argument_need_be_mapped_and_no_lane_need_be_there():
+    assert_same(batched(layer, (W, XS[0]), None, 4)(W, XS[0]), jnp.stack([layer(W, XS[0])] * 10))
+    none = np.zeros((0, 3), np.float32)
+    program = trace(layer, W, XS[0])
+    result = Batch((None, 0), axis_size=0, chunk=4)(program)
+    assert result(W, none).shape == (0, 4)
+
+
+def test_other_dimensions_may_be_symbolic():
+    (n,) = jax.export.symbolic_shape("n")
+    program = trace(layer, W, jax.ShapeDtypeStruct((n, 3), "float32"))
+    result = Batch((None, 1), axis_size=10, chunk=4)(program)
+    type_check(result)
+    assert str(result.out_avals[0].shape) == "(10, n, 4)"
+
+
+# --- what is computed, and where ----------------------------------------------------------------
+
+
+def test_a_chunk_of_all_lanes_needs_no_scan():
+    whole = batched(layer, (W, XS), (None, 0), None)
+    assert primitives(batched(layer, (W, XS), (None, 0), 10)) == primitives(whole)
+
+
+def test_what_is_the_same_in_all_lanes_is_computed_once_even_in_jits():
+    def deep(w, x):
+        return jax.jit(jax.jit(layer))(w, x)
+
+    for fun in (layer, jax.jit(layer), deep):
+        result = batched(fun, (W, XS), (None, 0), 5)
+        scan = the_scan(result)
+        inside = [eqn.primitive.name for eqn in equations(scan.params["jaxpr"])]
+        assert "sin" not in inside and "dot_general" in inside
+        assert "sin" in [eqn.primitive.name for eqn in equations(top_jaxpr(result))]
+        assert_same(result(W, XS), jax.vmap(fun, (None, 0))(W, XS))
+
+
+def test_a_jit_that_has_nothing_but_constants_to_compute_once_stays_one():
+    def fun(key):
+        return jax.random.normal(key, (3,))
+
+    keys = jax.random.split(jax.random.key(0), 10)
+    result = batched(fun, (keys,), 0, 5)
+    assert primitives(result).count("jit") == 0
+
+
+def test_a_jit_called_twice_stays_one_jaxpr():
+    inner = jax.jit(layer)
+
+    def fun(w, x):
+        return inner(w, x) + inner(w, 2 * x)
+
+    result = batched(fun, (W, XS), (None, 0), 5)
+    once = [eqn for eqn in top_jaxpr(result).eqns if eqn.primitive.name == "jit"]
+    calls = [e for e in the_scan(result).params["jaxpr"].eqns if e.primitive.name == "jit"]
+    for first, second in (once, calls):
+        bodies = [jaxcompat.open_jaxpr(eqn.params["jaxpr"]) for eqn in (first, second)]
+        assert bodies[0] is bodies[1]
+
+
+def test_leading_lanes_are_cut_without_a_transpose():
+    assert "transpose" not in primitives(batched(layer, (W, XS), (None, 0), 5))
+    assert primitives(batched(layer, (W, XS.T), (None, 1), 5)).count("transpose") == 1
+
+
+def test_equations_keep_their_source_lines_and_our_own_have_none():
+    result = batched(layer, (W, XS), (None, 0), 4)
+    tanh = [e for e in equations(top_jaxpr(result)) if e.primitive.name == "tanh"]
+    assert len(tanh) == 2  # of a chunk, and of the rest
+    line = layer.__code__.co_firstlineno + 1
+    assert all(named(eqn) == f"tanh at {__file__}:{line}" for eqn in tanh)
+    assert named(the_scan(result)) == "scan"
+
+
+def test_memory_is_bounded_by_the_chunk():
+    weights, xs = jnp.ones((64, 4096)), jnp.ones((256, 64))
+
+    def fun(w, x):
+        return jnp.sin(x @ w).sort()[:2]
+
+    def peak(chunk):
+        program = batched(fun, (weights, xs), (None, 0), chunk, size=256)
+        return jax.jit(program).lower(weights, xs).compile().memory_analysis().temp_size_in_bytes
+
+    assert peak(8) < peak(None) / 8
+
+
+# --- derivatives --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [4, 5])
+def test_gradients_are_those_of_all_lanes_at_once(chunk):
+    result = batched(jax.jit(layer), (W, XS.T), (None, 1), chunk, out_axes=1)
+    whole = jax.vmap(layer, (None, 1), 1)
+
+    def total(fun):
+        return lambda w, x: jnp.sin(fun(w, x)).sum()
+
+    got = jax.jit(jax.grad(total(result), (0, 1)))(W, XS.T)
+    assert_same(got, jax.jit(jax.grad(total(whole), (0, 1)))(W, XS.T))
+
+
+def test_gradients_of_each_lane_in_chunks():
+    gradient = jax.grad(lambda w, x: layer(w, x).sum())
+    result = batched(gradient, (W, XS), (None, 0), 4)
+    assert_same(result(W, XS), jax.vmap(gradient, (None, 0))(W, XS))
+
+
+# --- effects ------------------------------------------------------------------------------------
+
+
+def test_effects_happen_as_often_as_with_all_lanes_at_once():
+    seen = []
+
+    def fun(w, x):
+        jax.debug.callback(lambda w: seen.append("w"), w)
+        jax.debug.callback(lambda x: seen.append("x"), x)
+        y = io_callback(lambda x: (seen.append("io"), x)[1], jax.ShapeDtypeStruct((), x.dtype), x)
+        io_callback(lambda w: seen.append("ordered"), None, w, ordered=True)
+        return y + w
+
+    xs = jnp.arange(10.0)
+    result = batched(fun, (1.0, xs), (None, 0), 4)
+    assert_same(jax.jit(result)(1.0, xs), xs + 1)
+    jax.effects_barrier()
+    assert {what: seen.count(what) for what in sorted(set(seen))} == {
+        "io": 10,
+        "ordered": 1,
+        "w": 1,
+        "x": 10,
+    }
+
+
+def test_an_ordered_effect_of_each_lane_is_refused_with_its_line():
+    def fun(x):
+        io_callback(lambda x: None, None, x, ordered=True)
+        return x
+
+    with pytest.raises(JaxprToolError, match=r"io_callback at .*test_chunks.py:\d+"):
+        batched(fun, (XS,), 0, 4)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+AXIS = [("i", 10)]
+COLLECTIVES = {
+    "psum": lambda x: x - lax.psum(x, "i"),
+    "psum over two names": lambda x: x - lax.psum(x, ("i", "j")),
+    "axis_index": lambda x: x + lax.axis_index("i"),
+    "ppermute": lambda x: lax.ppermute(x, "i", [(0, 1)]),
+    "all_gather": lambda x: lax.all_gather(x, "i"),
+    "pmax in a jit": jax.jit(lambda x: lax.pmax(x, "i")),
+    "psum in a scan": lambda x: lax.scan(lambda c, _: (lax.psum(c, "i"), None), x, length=2)[0],
+    "psum in a branch": lambda x: lax.cond(x[0] > 0, lambda: lax.psum(x, "i"), lambda: x),
+    "ppermute in a loop": lambda x: lax.fori_loop(
+        0, 2, lambda _, c: lax.ppermute(c, "i", [(0, 1)]), x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("chunk", [4, 10])
+def test_collectives_over_the_axis_are_refused_with_their_line(name, chunk):
+    with pytest.raises(UnsupportedError) as refused:
+        batched(COLLECTIVES[name], (XS,), 0, chunk, axis_name="i", axis_env=[*AXIS, ("j", 2)])
+    primitive = name.split()[0]
+    text = str(refused.value)
+    assert text.startswith(f"{primitive} at {__file__}:") and "chunk" in text
+    assert refused.value.hint == "leave chunk out"
+
+
+def test_collectives_over_other_axes_are_not():
+    def fun(x):
+        return x - lax.pmean(x, "other")
+
+    program = trace(fun, XS[0], axis_env=[("other", 2), ("i", 10)])
+    result = Batch(axis_size=10, axis_name="i", chunk=4)(program)
+    type_check(result)
+    xs = jnp.stack([XS, 2 * XS])
+    want = jax.vmap(jax.vmap(fun), axis_name="other")(xs)
+    assert_same(jax.vmap(result, axis_name="other")(xs), want)
+
+
+def test_a_ref_that_lanes_share_is_refused_and_one_of_each_lane_is_not():
+    def shared(w, x):
+        ref = jax.new_ref(w)
+        return x + ref[x.astype(int)]
+
+    def own(x):
+        ref = jax.new_ref(x)
+        ref[...] += 1.0
+        return ref[...]
+
+    xs = jnp.arange(10.0) % 3
+    with pytest.raises(UnsupportedError, match=r"get at .*uses a ref that all chunks"):
+        batched(shared, (W[:, 0], xs), (None, 0), 4)
+    assert_same(jax.jit(batched(own, (xs,), 0, 4))(xs), xs + 1)
+
+
+def test_a_chunk_that_cannot_be_is_refused():
+    program = trace(layer, W, XS[0])
+    for chunk in (0, -3):
+        with pytest.raises(BatchError, match=f"at least 1, but got {chunk}"):
+            Batch((None, 0), axis_size=10, chunk=chunk)(program)
+    for chunk in (2.5, "4", True):
+        with pytest.raises(BatchTypeError, match="chunk must be an integer"):
+            Batch((None, 0), axis_size=10, chunk=chunk)(program)
+    with pytest.raises(BatchError, match="chunk and spmd_axis_name do not go together"):
+        Batch((None, 0), axis_size=10, chunk=4, spmd_axis_name="data")(program)
+    (n,) = jax.export.symbolic_shape("n")
+    with pytest.raises(BatchError, match="chunk needs the axis size as a number, but it is n"):
+        Batch((None, 0), axis_size=n, chunk=4)(program)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 7])
+def test_few_lanes_and_many(size):
+    def fun(w, x):
+        return (x * w).sum(), x[::-1] + w, w
+
+    w, xs = W[:, 0], RNG.standard_normal((size, 3)).astype(np.float32)
+    for chunk in (1, 2, 3, 8):
+        options = {"in_axes": (None, 0), "out_axes": (0, 1, None), "axis_size": size}
+        program = Batch(**options, chunk=chunk)(trace(fun, w, XS[0]))
+        assert_same(jax.jit(program)(w, xs), (xs @ w, (xs[:, ::-1] + w).T, w))
+        assert ("scan" in primitives(program)) == (size > chunk)

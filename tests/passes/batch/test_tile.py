@@ -1,0 +1,133 @@
+"""`tile` cuts an axis in tiles and maps over them, as `vtile` did."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxprtool import trace
+from jaxprtool.ir.program import type_check
+from jaxprtool.passes.batch import BatchError, BatchTypeError
+from jaxprtool.passes.batch.tile import Tile
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((12, 3)).astype(np.float32)
+
+
+def tiled(fun, args, axis_env=None, **options):
+    """The tiled program of `fun` on one tile's arguments, type-checked."""
+    result = Tile(**options)(trace(fun, *args, axis_env=axis_env))
+    type_check(result)
+    return result
+
+
+def test_an_elementwise_function_of_tiles_is_that_of_the_whole():
+    result = tiled(lambda x: jnp.sin(x) + 1, (X[:3],), tile_size=4)
+    assert [aval.shape for aval in (*result.in_avals, *result.out_avals)] == [(12, 3)] * 2
+    np.testing.assert_allclose(result(X), np.sin(X) + 1, rtol=1e-6)
+
+
+def test_a_tile_is_a_part_of_the_axis_that_lies_together():
+    result = tiled(lambda x: x[::-1], (X[:4],), tile_size=3)
+    np.testing.assert_array_equal(result(X), X.reshape(3, 4, 3)[:, ::-1].reshape(12, 3))
+
+
+@pytest.mark.parametrize("in_axis", [0, 1, -1])
+@pytest.mark.parametrize("out_axis", [0, 1, -2])
+def test_any_axis_is_cut_and_any_put_together(in_axis, out_axis):
+    x = RNG.standard_normal((4, 6)).astype(np.float32)
+    parts = np.split(x, 2, axis=in_axis)
+
+    def fun(part):
+        return jnp.cumsum(part, axis=0) @ part.T
+
+    result = tiled(fun, (parts[0],), tile_size=2, in_axes=in_axis, out_axes=out_axis)
+    want = np.concatenate([fun(part) for part in parts], axis=out_axis)
+    np.testing.assert_allclose(result(x), want, rtol=1e-5)
+
+
+def test_axes_are_prefixes_and_none_is_the_same_in_all_tiles():
+    def fun(params, x):
+        return {"y": x @ params["w"] + params["b"], "w": params["w"] * 2}
+
+    params = {"w": X[:3], "b": X[0]}
+    options = {"in_axes": (None, 0), "out_axes": {"y": 0, "w": None}}
+    result = tiled(fun, (params, X[:4]), tile_size=3, **options)
+    want = fun(params, X)
+    got = result(params, X)
+    np.testing.assert_allclose(got["y"], want["y"], rtol=1e-6)
+    np.testing.assert_array_equal(got["w"], want["w"])
+
+
+def test_collectives_are_over_the_tiles():
+    def normalized(x):
+        return x / lax.psum(x.sum(axis=0), "tiles"), x[:1] * 0 + lax.axis_index("tiles")
+
+    result = tiled(normalized, (X[:4],), axis_env=[("tiles", 3)], tile_size=3, axis_name="tiles")
+    assert result.axis_env == ()
+    share, index = result(X)
+    np.testing.assert_allclose(share, X / X.sum(axis=0), rtol=1e-5)
+    np.testing.assert_array_equal(index[:, 0], [0, 1, 2])
+
+
+def test_one_tile_is_the_whole_and_a_loop_over_tiles_is_a_loop():
+    def fun(x):
+        return lax.scan(lambda c, row: (c + row, c), jnp.zeros(3), x)[1]
+
+    np.testing.assert_allclose(tiled(fun, (X,), tile_size=1)(X), fun(X), rtol=1e-6)
+    want = np.concatenate([fun(part) for part in np.split(X, 4)])
+    result = tiled(fun, (X[:3],), tile_size=4)
+    np.testing.assert_allclose(jax.jit(result)(X), want, rtol=1e-6)
+
+
+def test_gradients_go_through_the_tiles():
+    result = tiled(lambda x: jnp.sin(x), (X[:3],), tile_size=4)
+    gradient = jax.grad(lambda x: result(x).sum())(X)
+    np.testing.assert_allclose(gradient, np.cos(X), rtol=1e-6)
+
+
+def test_keys_and_names_stay():
+    keys = jax.random.split(jax.random.key(0), 4)
+    program = trace(lambda keys: jax.vmap(jax.random.bits)(keys), keys[:2])
+    result = Tile(2)(program)
+    assert (result.name, result.arg_names) == (program.name, program.arg_names)
+    np.testing.assert_array_equal(result(keys), jax.vmap(jax.random.bits)(keys))
+
+
+MISTAKES = {
+    "a scalar": (lambda x, s: x * s, {}, r"^s is f32\[\], which has no axis 0 to be cut in tiles"),
+    "an axis too far": (
+        lambda x, s: x * s,
+        {"in_axes": (2, None)},
+        r"^x is f32\[4,3\], which has no axis 2 to be cut",
+    ),
+    "an axis too far back": (lambda x, s: x, {"in_axes": (-3, None)}, "no axis -3 to be cut"),
+    "a result without the axis": (
+        lambda x, s: x.sum() * s,
+        {"in_axes": (0, None)},
+        r"^result is f32\[\], which has no axis 0 to put tiles together along",
+    ),
+    "a result that differs": (
+        lambda x, s: x * s,
+        {"in_axes": (0, None), "out_axes": None},
+        "out_axes",
+    ),
+    "no tiles": (lambda x, s: x * s, {"tile_size": 0}, "at least 1, not 0"),
+    "axes of another number": (lambda x, s: x, {"in_axes": (0,)}, "in_axes"),
+}
+
+
+@pytest.mark.parametrize("fun, options, message", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_says_which_value_and_which_axis(fun, options, message):
+    program = trace(fun, X[:4], jax.ShapeDtypeStruct((), "float32"))
+    names = ("x", "s")
+    with pytest.raises(BatchError, match=message):
+        Tile(**{"tile_size": 3, **options})(program.replace(arg_names=names))
+
+
+def test_an_axis_that_is_no_axis_is_a_mistake_of_type():
+    with pytest.raises(BatchTypeError, match="in_axes"):
+        Tile(3, in_axes="x")(trace(jnp.sin, X))
+    with pytest.raises(BatchTypeError, match="tile_size must be an integer, but got 2"):
+        Tile(2.5)(trace(jnp.sin, X))

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 
-from tests.programs.ops import OPS, Type, coerce, is_key
+from tests.programs.ops import COLLECTIVES, OPS, Type, coerce, is_key
 from tests.programs.plans import (
     Block,
     Call,
@@ -95,7 +95,7 @@ class _Builder:
         """The values that one step adds."""
         match step:
             case Op():
-                operation = OPS[step.name]
+                operation = OPS.get(step.name) or COLLECTIVES[step.name]
                 out = operation.apply(*(coerce(pick(env, r), step.type) for r in step.args))
                 return list(out) if isinstance(out, tuple | list) else [out]
             case Const():

@@ -138,6 +138,31 @@ def _gather(x: Any, y: Any) -> Any:
     return x.at[_index(y)].get(mode="clip") if x.shape[0] else x
 
 
+def _take(x: Any, y: Any) -> Any:
+    return jnp.take(x, coerce(y, Type("i32", (2,))), axis=0, mode="wrap") if len(x) else x
+
+
+def _dynamic_slice(x: Any, y: Any) -> Any:
+    return lax.dynamic_slice_in_dim(x, _index(y), min(1, len(x)))
+
+
+def _dynamic_update(x: Any, y: Any) -> Any:
+    return lax.dynamic_update_slice_in_dim(x, y[:1], _index(y), 0)
+
+
+def _convolve(x: Any, y: Any) -> Any:
+    return jnp.convolve(x.reshape(-1), y.reshape(-1), mode="same") if x.size else x
+
+
+def _windows(x: Any) -> Any:
+    ones = (1,) * (x.ndim - 1)
+    return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, (2, *ones), (1, *ones), "SAME")
+
+
+def _first(x: Any) -> Any:
+    return x.reshape(-1)[0] if x.size else lax.full((), 1, x.dtype)
+
+
 OPS: dict[str, Operation] = {
     # elementwise
     "sin": Operation(1, "fc", lax.sin),
@@ -161,7 +186,9 @@ OPS: dict[str, Operation] = {
     "xor": Operation(2, "iub", lax.bitwise_xor),
     "not": Operation(1, "iub", lax.bitwise_not),
     "select": Operation(3, "fciub", lambda x, y, z: jnp.where(x > 0 * x, y, z)),
+    "select_all": Operation(2, "fciub", lambda x, y: lax.select(_first(x) > 0 * _first(y), x, y)),
     "clip": Operation(3, "fiu", lax.clamp),
+    "clip_all": Operation(2, "fiu", lambda x, y: lax.clamp(_first(y), x, _first(y) + _first(x))),
     # with literals, weakly typed scalars, and constants made on the spot
     "add_one": Operation(1, "fciu", lambda x: x + 1),
     "half": Operation(1, "fc", lambda x: x * 0.5),
@@ -177,6 +204,12 @@ OPS: dict[str, Operation] = {
     "pad": Operation(1, "fciu", _first_axis(lambda x: jnp.pad(x, 1))),
     "gather": Operation(2, "fciubnk", _first_axis(_gather)),
     "scatter_add": Operation(2, "fciu", _first_axis(lambda x, y: x.at[0:1].add(y[0:1]))),
+    "take": Operation(2, "fciub", _first_axis(_take)),
+    "dynamic_slice": Operation(2, "fciubk", _first_axis(_dynamic_slice)),
+    "dynamic_update": Operation(2, "fciub", _first_axis(_dynamic_update)),
+    "scatter_at": Operation(
+        2, "fciu", _first_axis(lambda x, y: x.at[coerce(y, Type("i32", (2,)))].add(_first(y)))
+    ),
     "split": Operation(1, "fciub", _first_axis(lambda x: tuple(jnp.array_split(x, 2)))),
     # reductions, sorts, products
     "sum": Operation(1, "fciu", lambda x: x.sum()),
@@ -188,6 +221,9 @@ OPS: dict[str, Operation] = {
     "sort": Operation(1, "fiu", _first_axis(lambda x: lax.sort(x))),
     "sort_pair": Operation(2, "fiu", _first_axis(lambda x, y: lax.sort((x, y), num_keys=1))),
     "dot": Operation(2, "fci", _first_axis(lambda x, y: jnp.dot(x, y.T))),
+    "dot_batched": Operation(2, "fci", _first_axis(lambda x, y: jnp.einsum("i...,i...->i", x, y))),
+    "convolve": Operation(2, "f", _first_axis(_convolve)),
+    "windows": Operation(1, "fi", _first_axis(_windows)),
     # conversions
     "to_bf16": Operation(1, "fe", lambda x: lax.convert_element_type(x, jnp.bfloat16)),
     "to_f32": Operation(1, "fiubenk", lambda x: coerce(x, Type("f32", x.shape))),
@@ -201,4 +237,42 @@ OPS: dict[str, Operation] = {
     "uniform": Operation(1, "k", lambda k: jax.random.uniform(_first_key(k), (2, 3))),
     "key_data": Operation(1, "k", lambda k: jax.random.key_data(k)),
     "wrap_key": Operation(1, "u", lambda x: jax.random.wrap_key_data(coerce(x, Type("u32", (2,))))),
+}
+
+#: The named axes, with their sizes, under which programs with collectives are traced.
+AXES: tuple[tuple[str, int], ...] = (("i", 2), ("j", 3))
+
+
+def _collectives(name: Any, size: int) -> dict[str, Operation]:
+    """Collectives over one named axis, or over several together."""
+
+    def wide(x: Any) -> Any:
+        return jnp.broadcast_to(x, (size, *x.shape)) * jnp.ones((), x.dtype)
+
+    around = [(k, (k + 1) % size) for k in range(size)]
+    operations = {
+        "psum": Operation(1, "fciu", lambda x: lax.psum(x, name)),
+        "pmax": Operation(1, "fi", lambda x: lax.pmax(x, name)),
+        "pmin": Operation(1, "fi", lambda x: lax.pmin(x, name)),
+        "pmean": Operation(1, "f", lambda x: lax.pmean(x, name)),
+        "psum_const": Operation(1, "fi", lambda x: x * lax.psum(2, name)),
+        "axis_index": Operation(1, "fiu", lambda x: x + lax.axis_index(name).astype(x.dtype)),
+    }
+    if isinstance(name, str):  # JAX does not map the others over one axis of several
+        operations |= {
+            "all_gather": Operation(1, "fciub", lambda x: lax.all_gather(x, name, axis=x.ndim)),
+            "psum_scatter": Operation(1, "fi", lambda x: lax.psum_scatter(wide(x), name)),
+            "all_gather_tiled": Operation(
+                1, "fi", _first_axis(lambda x: lax.all_gather(x, name, tiled=True))
+            ),
+            "ppermute": Operation(1, "fciub", lambda x: lax.ppermute(x, name, around)),
+            "all_to_all": Operation(1, "fi", lambda x: lax.all_to_all(wide(x), name, 0, x.ndim)),
+        }
+    return {f"{what} over {name}": operation for what, operation in operations.items()}
+
+
+COLLECTIVES: dict[str, Operation] = {
+    **_collectives("i", 2),
+    **_collectives("j", 3),
+    **_collectives(("i", "j"), 6),
 }

@@ -26,7 +26,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation of `ops.OPS` on operands of one type."""
+    """One operation of `ops.OPS` or `ops.COLLECTIVES` on operands of one type."""
 
     name: str
     type: Type

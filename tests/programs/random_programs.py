@@ -7,14 +7,14 @@ shrinks towards few, plain steps on few, small arguments; `build.py` makes the f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from tests.programs.build import arguments_of, function_of
 from tests.programs.case import Case
-from tests.programs.ops import DTYPES, DTYPES_X64, OPS, SHAPES, Type
+from tests.programs.ops import COLLECTIVES, DTYPES, DTYPES_X64, OPS, SHAPES, Operation, Type
 from tests.programs.plans import (
     Block,
     Call,
@@ -41,9 +41,9 @@ _FLOAT_ARRAYS = st.builds(Type, st.just("f32"), st.sampled_from([(3,), (), (2, 3
 _REFS = st.integers(0, 9)
 
 
-def random_programs() -> st.SearchStrategy[RandomProgram]:
-    """Random programs, with arguments."""
-    return _plans().map(RandomProgram)
+def random_programs(*, collectives: bool = False) -> st.SearchStrategy[RandomProgram]:
+    """Random programs, with arguments; those with collectives are for the axes `ops.AXES`."""
+    return _plans(OPS | COLLECTIVES if collectives else OPS).map(RandomProgram)
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,16 @@ class RandomProgram:
 
 @dataclass(frozen=True)
 class _Scope:
-    """What may be drawn at a place: how deep it lies, which types, whether effects may stand."""
+    """What may be drawn at a place: how deep it lies, which types, operations and effects."""
 
     depth: int
     types: st.SearchStrategy[Type]
+    operations: dict[str, Operation]
     effects: frozenset[str] = frozenset(("debug", "ordered", "io", "ref"))
     loops: bool = True
 
     def inner(self, **changes: Any) -> _Scope:
-        settings = {"types": self.types, "effects": self.effects, "loops": self.loops}
-        return _Scope(self.depth + 1, **{**settings, **changes})
+        return replace(self, depth=self.depth + 1, **changes)
 
 
 def _types(dtypes: st.SearchStrategy[str]) -> st.SearchStrategy[Type]:
@@ -79,7 +79,7 @@ def _types(dtypes: st.SearchStrategy[str]) -> st.SearchStrategy[Type]:
 
 
 @st.composite
-def _plans(draw: Draw) -> Plan:
+def _plans(draw: Draw, operations: dict[str, Operation]) -> Plan:
     x64 = draw(st.sampled_from([False] * 5 + [True]))
     weights = {name: _WEIGHTS.get(name, 1) for name in DTYPES}
     if x64:
@@ -88,7 +88,7 @@ def _plans(draw: Draw) -> Plan:
     # Few types to a program, so that values meet operations of their own type.
     palette = draw(st.lists(_types(dtypes), min_size=1, max_size=4))
     types = st.one_of(st.sampled_from(palette), _types(dtypes), st.sampled_from(palette))
-    scope = _Scope(0, types)
+    scope = _Scope(0, types, operations)
     functions = draw(st.lists(_blocks(scope.inner()), max_size=2))
     return Plan(
         body=draw(_blocks(scope)),
@@ -142,8 +142,11 @@ def _steps(scope: _Scope) -> st.SearchStrategy[Step]:
 @st.composite
 def _ops(draw: Draw, scope: _Scope) -> Op:
     t = draw(scope.types)
-    name = draw(st.sampled_from([name for name, op in OPS.items() if t.kind in op.kinds]))
-    return Op(name, t, draw(_refs(OPS[name].arity)))
+    names = [name for name, op in scope.operations.items() if t.kind in op.kinds]
+    # Where there are collectives, they are what the program is about.
+    names += [name for name in names if name in COLLECTIVES] * 2
+    name = draw(st.sampled_from(names))
+    return Op(name, t, draw(_refs(scope.operations[name].arity)))
 
 
 def _constants(scope: _Scope) -> st.SearchStrategy[Const]:

@@ -14,7 +14,17 @@ from jaxprtool.ir.structured import Call, Cond, CustomJVP, CustomVJP, Scan, Whil
 from jaxprtool.jaxcompat import Literal, Var
 from tests.programs import plans, random_programs
 from tests.programs.build import arguments_of, function_of
-from tests.programs.ops import DTYPES, DTYPES_X64, OPS, SHAPES, T, Type, coerce
+from tests.programs.ops import (
+    AXES,
+    COLLECTIVES,
+    DTYPES,
+    DTYPES_X64,
+    OPS,
+    SHAPES,
+    T,
+    Type,
+    coerce,
+)
 from tests.programs.random_programs import RandomProgram
 
 #: Everything that random programs must contain, beside all dtypes and all operations.
@@ -241,6 +251,27 @@ def test_any_value_can_be_made_into_any_type():
         for t in types:
             got = coerce(x, t)
             assert (got.shape, str(got.dtype)) == (t.shape, str(coerce(got, t).dtype))
+
+
+def test_every_collective_traces_for_all_types_that_it_takes():
+    names = {"f": "f32", "i": "i32", "c": "c64", "u": "u8", "b": "bool"}
+    for name, operation in COLLECTIVES.items():
+        for t in (Type(names[kind], shape) for kind in operation.kinds for shape in SHAPES):
+            block = plans.Block((t,), (plans.Op(name, t, (0,) * operation.arity),))
+            jax.make_jaxpr(function_of(plans.Plan(block)), axis_env=AXES)(coerce(1, t))
+
+
+def test_collectives_are_drawn_where_they_are_asked_for():
+    found: set[str] = set()
+
+    @hypothesis.seed(0)
+    @settings(max_examples=80, phases=[Phase.generate])
+    @given(random_programs(collectives=True))
+    def collect(drawn):
+        found.update(name for name in COLLECTIVES if repr(name) in repr(drawn))
+
+    collect()
+    assert len(found) > len(COLLECTIVES) / 2
 
 
 def test_a_plan_with_references_out_of_range_wraps_around():

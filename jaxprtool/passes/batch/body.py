@@ -17,11 +17,13 @@ from weakref import WeakKeyDictionary
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.outline import bodies, equations
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.moves import MOVES, Moves
 from jaxprtool.passes.batch.table import failed, structured_rules
 from jaxprtool.passes.batch.templates import (
+    SILENT_COLLECTIVES,
     Template,
     Templates,
     operations,
@@ -139,7 +141,7 @@ class _Run:
                     same = False
                     operands.append(value[0])
                     signature.append(value[1])
-            if same and not eqn.effects:
+            if same and not eqn.effects and not (operation is None and self._names_axis(eqn)):
                 written.append(eqn)
                 if eqn.primitive.name in MOVES:
                     moves.found(eqn)
@@ -175,7 +177,7 @@ class _Run:
     ) -> None:
         """An equation of more than one step, or that holds jaxprs, or is met for the first time."""
         dims = [self.templates.dims[kind] for kind in signature[1:]]
-        if not eqn.effects and all(dim is None for dim in dims):
+        if not (eqn.effects or any(dim is not None for dim in dims) or self._names_axis(eqn)):
             self.eqns.append(eqn.replace(invars=operands))
             return
         try:
@@ -189,6 +191,13 @@ class _Run:
         except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
             raise failed(eqn, error) from error
         self.values.update(zip(eqn.outvars, results, strict=True))
+
+    def _names_axis(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation without effects names the mapped axis, at any depth, all the same."""
+        if self.templates.axis.name is None:
+            return False
+        inner = (e for _, body in bodies(eqn) for e in equations(body))
+        return any(e.primitive.name in SILENT_COLLECTIVES for e in (eqn, *inner))
 
     def _unmapped_kind(self, aval: Any) -> int:
         kind = self.kinds.get(id(aval))  # the types of the old jaxpr live as long as it does

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Primitive, Var
@@ -107,7 +109,7 @@ def _template(jaxpr: Any, kinds: Sequence[int]) -> Template:
     steps = tuple(
         Step(
             eqn.primitive,
-            eqn.params,
+            {name: _plain(value) for name, value in eqn.params.items()},
             eqn.effects,
             eqn.ctx,
             numbered(eqn.invars),
@@ -122,6 +124,15 @@ def _template(jaxpr: Any, kinds: Sequence[int]) -> Template:
         whole = [*jaxpr.eqns[0].invars, *jaxpr.eqns[0].outvars]
         alone = steps[0] if whole == [*jaxpr.invars, *jaxpr.outvars] else None
     return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), alone)
+
+
+def _plain(value: Any) -> Any:
+    """A parameter without NumPy's integers, which JAX's rules leave in dimensions and shapes."""
+    if isinstance(value, np.integer):
+        return int(value)
+    if type(value) in (tuple, list):
+        return type(value)(map(_plain, value))
+    return value
 
 
 # --- signatures -------------------------------------------------------------------------------
@@ -156,11 +167,16 @@ _operations: dict[Hashable, int] = {}
 _numbered: WeakKeyDictionary[Any, list[int | None]] = WeakKeyDictionary()
 
 
+#: Primitives that name an axis and have no effect that says so.
+SILENT_COLLECTIVES = frozenset({"pbroadcast"})
+
+
 def operations(jaxpr: Any) -> list[int | None]:
     """A number for each equation of an open jaxpr: equal for equal primitives and parameters.
 
-    None for an equation whose template is not to be kept: one that holds jaxprs, which would then
-    live for ever, or whose parameters cannot be hashed.
+    None for an equation that is to be looked at each time: one that holds jaxprs, which would live
+    for ever with its template, or whose parameters cannot be hashed, or that is a collective
+    without an effect.
     """
     if jaxpr not in _numbered:
         _numbered[jaxpr] = list(map(_operation, jaxpr.eqns))
@@ -169,6 +185,8 @@ def operations(jaxpr: Any) -> list[int | None]:
 
 def _operation(eqn: JaxprEqn) -> int | None:
     params = eqn.params
+    if eqn.primitive.name in SILENT_COLLECTIVES:
+        return None
     key = eqn.primitive, _params_key(params) if params else (), eqn.ctx
     try:
         number = _operations.get(key)

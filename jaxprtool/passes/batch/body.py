@@ -23,7 +23,6 @@ from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.moves import MOVES, Moves
 from jaxprtool.passes.batch.table import failed, structured_rules
 from jaxprtool.passes.batch.templates import (
-    SILENT_COLLECTIVES,
     Template,
     Templates,
     operations,
@@ -68,6 +67,24 @@ def batch_body(
         with _uncollected():
             known[request] = _Run(templates_of(axis), outermost).body(body, dims, outs)
     return known[request]
+
+
+# Bodies that take their constants, by the body that holds them.
+_lifted: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def lifted(body: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A closed jaxpr that takes its constants before its arguments, and these constants.
+
+    For equations whose bodies hold none. Shared bodies stay shared.
+    """
+    if not body.consts:
+        return body, ()
+    if body not in _lifted:
+        debug = body.debug_info._replace(arg_names=None, result_paths=None)
+        invars = [*body.constvars, *body.invars]
+        _lifted[body] = jaxcompat.new_jaxpr((), (), invars, body.outvars, body.eqns, debug)
+    return _lifted[body], tuple(body.consts)
 
 
 @contextmanager
@@ -126,7 +143,7 @@ class _Run:
         """Every equation in turn. Most are alike and go by the short way, which is written out."""
         values, known, moves, written = self.values, self.templates.known, self.moves, self.eqns
         unmapped, outermost, scopes = self.kinds, self.outermost, self.scopes
-        SourceInfo = jaxcompat.source_info
+        SourceInfo, named = jaxcompat.source_info, self.templates.axis.name is not None
         for eqn, operation in zip(jaxpr.eqns, operations(jaxpr), strict=True):
             operands: list[Atom] = []
             signature: list[Any] = [operation]
@@ -141,7 +158,7 @@ class _Run:
                     same = False
                     operands.append(value[0])
                     signature.append(value[1])
-            if same and not eqn.effects and not (operation is None and self._names_axis(eqn)):
+            if same and not eqn.effects and not (named and self._names_axis(eqn)):
                 written.append(eqn)
                 if eqn.primitive.name in MOVES:
                     moves.found(eqn)
@@ -193,11 +210,14 @@ class _Run:
         self.values.update(zip(eqn.outvars, results, strict=True))
 
     def _names_axis(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation without effects names the mapped axis, at any depth, all the same."""
-        if self.templates.axis.name is None:
-            return False
+        """Whether an equation names the mapped axis, at any depth: not all that do have effects."""
+        name = self.templates.axis.name
         inner = (e for _, body in bodies(eqn) for e in equations(body))
-        return any(e.primitive.name in SILENT_COLLECTIVES for e in (eqn, *inner))
+        values = (value for e in (eqn, *inner) for value in e.params.values())
+        return name is not None and any(
+            name in value if type(value) is tuple else type(value) is type(name) and name == value
+            for value in values
+        )
 
     def _unmapped_kind(self, aval: Any) -> int:
         kind = self.kinds.get(id(aval))  # the types of the old jaxpr live as long as it does
@@ -296,7 +316,8 @@ class _Run:
         rebuilt = None if rule is None else rule(eqn, dims, self.templates.axis)
         if rebuilt is None:
             return None
-        moved = [
+        moved: list[Atom] = [self._constant(value) for value in rebuilt.consts]
+        moved += [
             atom if want is None or want == dim else self._matched(atom, dim, want, eqn)
             for atom, dim, want in zip(operands, dims, rebuilt.operand_dims, strict=True)
         ]

@@ -4,19 +4,22 @@ once for each pattern of mapped operands, and stay shared."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import Call
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.body import batch_body
+from jaxprtool.passes.batch.body import batch_body, lifted
 from jaxprtool.passes.batch.table import Rebuilt, structured_rules
 
 
 def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     call = Call.of(eqn)
     body, out_dims = batch_body(call.body, dims, axis)
+    if eqn.primitive.name not in _HOLDS_CONSTANTS:
+        return _with_operands(call, body, dims, out_dims)
     changes: dict[str, Any] = {}
     if eqn.primitive.name == "jit":
         changes = {
@@ -28,6 +31,21 @@ def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
         return call.rebuild(operands=operands, outs=outs, body=body, **changes)
 
     return Rebuilt(tuple(dims), out_dims, build)
+
+
+#: The calls whose bodies may hold constants; others take them as operands.
+_HOLDS_CONSTANTS = ("jit", "closed_call", "eval_jaxpr")
+
+
+def _with_operands(call: Call, body: Any, dims: Sequence[Dim], out_dims: Sequence[Dim]) -> Rebuilt:
+    body, consts = lifted(body)
+
+    def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
+        more, own = operands[: len(consts)], operands[len(consts) :]
+        new = replace(call, operands=tuple(own), outs=tuple(outs))
+        return new.filtered([True] * len(own), [True] * len(outs), body, more)
+
+    return Rebuilt(tuple(dims), tuple(out_dims), build, consts)
 
 
 for _name in Call.primitives:

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
+
 from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import ShardMap
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.body import batch_body
+from jaxprtool.passes.batch.body import batch_body, lifted
 from jaxprtool.passes.batch.table import Rebuilt, structured_rules
 
 
@@ -25,6 +27,8 @@ def _shard_map(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     in_specs = _specs(call.in_specs, dims, axis, "in_specs")
     with jaxcompat.manual_mesh(**eqn.params):
         body, out_dims = batch_body(call.body, dims, inner)
+    body, consts = lifted(body)
+    in_specs = (*(jax.P() for _ in consts), *in_specs)
     out_specs = _specs(call.out_specs, out_dims, axis, "out_specs")
 
     def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
@@ -32,7 +36,7 @@ def _shard_map(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
             operands=operands, outs=outs, body=body, in_specs=in_specs, out_specs=out_specs
         )
 
-    return Rebuilt(tuple(dims), out_dims, build)
+    return Rebuilt(tuple(dims), out_dims, build, consts)
 
 
 structured_rules["shard_map"] = _shard_map

@@ -38,12 +38,14 @@ class Rebuilt:
     """What takes the place of a structured equation.
 
     Its operands are moved, or broadcast, to be mapped at `operand_dims`; then `build(operands,
-    outs)` makes an equation of these, whose results are mapped at `out_dims`.
+    outs)` makes an equation of these, whose results are mapped at `out_dims`. `consts` are values
+    that it takes as operands before those.
     """
 
     operand_dims: tuple[Dim, ...]
     out_dims: tuple[Dim, ...]
     build: Callable[[Sequence[Atom], Sequence[Var]], JaxprEqn]
+    consts: tuple[Any, ...] = ()
 
 
 #: `rule(eqn, dims, axis) -> Rebuilt`, or None if the equation is one for `batch_rules` after all.
@@ -67,7 +69,7 @@ def jaxs_rule(
         return results, [None] * len(results) if primitive.multiple_results else None
     if rule is None:
         raise NotImplementedError(f"Batching rule for '{primitive}' not implemented")
-    return rule(axis.data, list(operands), list(dims), **params)
+    return rule(axis.data, tuple(operands), tuple(dims), **params)
 
 
 def failed(eqn: JaxprEqn, error: Exception) -> JaxprToolError:

@@ -167,16 +167,11 @@ _operations: dict[Hashable, int] = {}
 _numbered: WeakKeyDictionary[Any, list[int | None]] = WeakKeyDictionary()
 
 
-#: Primitives that name an axis and have no effect that says so.
-SILENT_COLLECTIVES = frozenset({"pbroadcast"})
-
-
 def operations(jaxpr: Any) -> list[int | None]:
     """A number for each equation of an open jaxpr: equal for equal primitives and parameters.
 
-    None for an equation that is to be looked at each time: one that holds jaxprs, which would live
-    for ever with its template, or whose parameters cannot be hashed, or that is a collective
-    without an effect.
+    None for an equation whose template is not to be kept: one that holds jaxprs, which would then
+    live for ever, or whose parameters cannot be hashed.
     """
     if jaxpr not in _numbered:
         _numbered[jaxpr] = list(map(_operation, jaxpr.eqns))
@@ -185,8 +180,6 @@ def operations(jaxpr: Any) -> list[int | None]:
 
 def _operation(eqn: JaxprEqn) -> int | None:
     params = eqn.params
-    if eqn.primitive.name in SILENT_COLLECTIVES:
-        return None
     key = eqn.primitive, _params_key(params) if params else (), eqn.ctx
     try:
         number = _operations.get(key)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.table import Rebuilt, structured_rules
+from jaxprtool.passes.batch.table import Rebuilt, batch_rules, jaxs_rule, structured_rules
 
 
 def _new_ref(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
@@ -20,3 +22,22 @@ def _new_ref(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
 
 # A function that gives a ref cannot be traced, so that JAX's rule makes no template.
 structured_rules["new_ref"] = _new_ref
+
+
+def _written(
+    axis: Axis,
+    primitive: Primitive,
+    operands: Sequence[Any],
+    dims: Sequence[Dim],
+    params: dict[str, Any],
+) -> tuple[Any, Any]:
+    """What is written to a whole ref is mapped as the ref is; JAX's own rule relies on it."""
+    ref, value, *others = operands
+    dim = dims[0]
+    if not others and None not in (dim, dims[1]):
+        value = jaxcompat.match_axis(axis.data, dims[1], dim, value)
+        dims = (dim, dim)
+    return jaxs_rule(axis, primitive, (ref, value, *others), dims, params)
+
+
+batch_rules["swap"] = batch_rules["addupdate"] = _written

@@ -44,8 +44,8 @@ class ProgramEntry:
     program: Program
     values: tuple[Any, ...]
 
-    def trace(self) -> Program:
-        """The program as it was read."""
+    def trace(self, axes: Sequence[tuple[Any, int]] = ()) -> Program:
+        """The program as it was read; the named axes that are free in it are."""
         return self.program
 
     def arguments(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The Typer application: `jaxprtool show|opt|run|emit|unzip|passes|backends`.
+"""The Typer application: `jaxprtool show|opt|run|emit|unzip|vmap|passes|backends`.
 
 Nothing here, nor what it imports, imports JAX: help and completion answer without it.
 """
@@ -19,6 +19,7 @@ from jaxprtool.cli.passes import passes
 from jaxprtool.cli.run import run
 from jaxprtool.cli.show import show
 from jaxprtool.cli.unzip import unzip
+from jaxprtool.cli.vmap import vmap
 
 PROGRAM = "jaxprtool"
 _COMPLETE = "_JAXPRTOOL_COMPLETE"
@@ -35,7 +36,7 @@ app = typer.Typer(
     context_settings=_HELP,
     epilog=_EPILOG,
 )
-for command in (show, opt, run, emit, unzip, passes, backends):
+for command in (show, opt, run, emit, unzip, vmap, passes, backends):
     app.command(context_settings=_HELP)(command)
 
 
@@ -67,6 +68,7 @@ def _top(
       jaxprtool run  samples/transformer.py:loss --backend cpu
       jaxprtool emit samples/transformer.py:loss --to stablehlo
       jaxprtool unzip samples/mlp_variables.py:net -o net/
+      jaxprtool vmap samples/batching.py:loss --in-axes "(None, 0)" --axis-size 32
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

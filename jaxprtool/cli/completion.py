@@ -83,6 +83,8 @@ def complete_passes(incomplete: str) -> list[str]:
     """Pipelines that begin with what is typed, the last of its passes completed."""
     from jaxprtool.passes import registry
 
+    if incomplete.count("(") > incomplete.count(")"):
+        return []  # among the options of a pass
     before, comma, typed = incomplete.rpartition(",")
     space = typed[: len(typed) - len(typed.lstrip())]
     with warnings.catch_warnings(action="ignore"):

@@ -160,7 +160,7 @@ def emit(
     _require_platforms(wanted)
     pipeline = options.pipeline(passes, plugin)
     entry = options.find(target, args, factory, static_argnums, static_argnames)
-    programs = options.each(pipeline(options.trace(entry)))
+    programs = options.each(pipeline(options.trace(entry, pipeline)))
     if out in (None, STDOUT):
         _print(programs, wanted)
         return

@@ -121,7 +121,7 @@ def opt(
     pipeline = options.pipeline(passes, plugin)
     watcher = watch.Watcher(print_before_all, print_after_all, _checked(print_after, pipeline))
     entry = options.find(target, args, factory, static_argnums, static_argnames)
-    result = pipeline.run(options.trace(entry), watcher, check=not no_check)
+    result = pipeline.run(options.trace(entry, pipeline), watcher, check=not no_check)
     programs = options.each(result)
     if out is not None:
         write_jaxprs(programs, out)

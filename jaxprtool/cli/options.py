@@ -194,10 +194,13 @@ def find(
         )
 
 
-def trace(entry: Entry | ProgramEntry) -> Program:
-    """The program of an entry. What the function prints while it is traced is no result."""
+def trace(entry: Entry | ProgramEntry, pipeline: Pipeline) -> Program:
+    """The program of an entry for a pipeline, with the named axes that its passes bind.
+
+    What the function prints while it is traced is no result.
+    """
     with contextlib.redirect_stdout(sys.stderr):
-        return entry.trace()
+        return entry.trace(pipeline.bound_axes)
 
 
 def each(result: Program | Programs) -> list[tuple[str, Program]]:

@@ -14,6 +14,8 @@ Documents may gain keys; the keys they have stay as they are:
     unzip     {"variables": [{"name", "type", "shape", "dtype", "bytes", "source"}…],
               "programs": [PROGRAM…]}; "source" is {"file", "line"}, or null; with --run the same
               and "runs": what `run` has, of init and of apply
+    vmap      {"axis_size", "axis_name", "chunk", "arguments": [{"name", "axis" (null: unmapped)}…],
+              "equations_before", "equations_after", "programs": [PROGRAM…]}
     passes    {"passes": [{"name", "help", "origin"}…]}; with a NAME the same and
               "options": [{"name", "type", "default" (as text; null if it must be given)}…]
     backends  {"backends": [{"platform", "version", "default", "devices": [{"id", "kind"}…]}…]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,11 @@ from jaxprtool.cli import output
 
 if TYPE_CHECKING:
     from jaxprtool.execute.run import Output, RunReport
+
+
+def some(names: Sequence[str]) -> str:
+    """Arguments by name, or how many there are, if they are many."""
+    return f"{len(names)} arguments" if len(names) > 4 else ", ".join(names)
 
 
 def write_outputs(report: RunReport) -> None:

@@ -96,25 +96,27 @@ def run(
 
       jaxprtool run samples/transformer.py:loss --backend cpu
       jaxprtool run samples/transformer.py:loss -p dce --repeat 100
+      jaxprtool run samples/batching.py:loss -p "batch((None, 0), axis_size=32)"
       jaxprtool run jax.numpy:sort --args "normal(f32[8], seed=1)" --save out.npz
     """
     options.start_jax(x64)
-    from jaxprtool.execute.fill import fill
+    from jaxprtool.execute.fill import fill, refitted
 
     pipeline = options.pipeline(passes, plugin)
     require_device(backend, device)
     entry = options.find(target, args, factory, static_argnums, static_argnames)
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
-        traced = options.trace(entry)
+        traced = options.trace(entry, pipeline)
         trace_time = time.perf_counter() - start
         program = _only_program(pipeline, traced)
-        arguments = dict(zip(traced.arg_names, entry.arguments(), strict=True))
-        filled = fill(program, arguments, seed)
+        given = dict(zip(traced.arg_names, entry.arguments(), strict=True))
+        given, aside = refitted(program, given)
+        filled = fill(program, given, seed)
         report = execute(program, filled.arguments, (backend, device), repeat, json)
         if file:
             save_arrays({out.name: out.value for out in report.outputs}, file)
-    note_random(filled.random, seed)
+    note_random(filled.random, seed, aside)
     if json:
         output.write_json(reports.document(report, trace_time, filled.random))
         return
@@ -165,8 +167,10 @@ def save_arrays(arrays: Mapping[str, Any], file: Any) -> None:
     write_npz(file, {name: plain(array) for name, array in arrays.items()})
 
 
-def note_random(names: Sequence[str], seed: int) -> None:
-    """Say which arguments have random values."""
+def note_random(names: Sequence[str], seed: int, aside: Sequence[str] = ()) -> None:
+    """Say which arguments have random values, and of which of them those given are left aside."""
     if names:
-        some = f"{len(names)} arguments" if len(names) > 4 else ", ".join(names)
-        output.note(f"{some} filled with random values (--seed {seed})")
+        output.note(f"{reports.some(names)} filled with random values (--seed {seed})")
+    if aside:
+        given, do = ("values", "do") if len(aside) > 1 else ("value", "does")
+        output.note(f"the {given} given for {reports.some(aside)} {do} not fit after the passes")

@@ -115,7 +115,7 @@ def show(
     options.start_jax(x64)
     pipeline = options.pipeline(passes, plugin)
     entry = options.find(target, args, factory, static_argnums, static_argnames)
-    programs = options.each(pipeline(options.trace(entry)))
+    programs = options.each(pipeline(options.trace(entry, pipeline)))
     selected = {"depth": depth, "only": only, "types": not no_types}
     if json or format is Format.json:
         output.write_json(_document(programs, stats, selected))

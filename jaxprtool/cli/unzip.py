@@ -157,7 +157,7 @@ def unzip(
     entry = options.find(target, args, factory, static_argnums, static_argnames)
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
-        traced = options.trace(entry)
+        traced = options.trace(entry, pipeline)
         parts = _split(entry, traced, choice)
         split_time = time.perf_counter() - start
         programs = options.each(pipeline(Programs({"init": parts.init, "apply": parts.apply})))

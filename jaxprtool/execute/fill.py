@@ -58,6 +58,23 @@ def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
     return Filled(tuple(arguments), tuple(random))
 
 
+def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Values by argument name, of those that passes have given another shape the type alone.
+
+    One lane's value does not do for all of them; `fill` makes random values of a type. Also gives
+    the names of the values that are left aside.
+    """
+    values, aside = dict(given), []
+    for name, aval in zip(program.arg_names, program.in_avals, strict=True):
+        value = values.get(name)
+        if isinstance(value, jax.ShapeDtypeStruct) or name not in values:
+            continue
+        if jnp.shape(value) != aval.shape:
+            values[name] = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+            aside.append(name)
+    return values, tuple(aside)
+
+
 def random_array(aval: Any, seed: tuple[int, int], name: str = "argument") -> Any:
     """An array of an abstract value's shape and dtype, the same for the same seed.
 

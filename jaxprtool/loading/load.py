@@ -52,9 +52,12 @@ class Entry:
     static_argnums: int | Sequence[int] = ()
     static_argnames: str | Sequence[str] = ()
 
-    def trace(self) -> Program:
-        """The Program. Raises ArgumentsError or UserFunctionError, as `trace` does."""
-        return trace_call(self.name, self.fun, self._call())
+    def trace(self, axes: Sequence[tuple[Any, int]] = ()) -> Program:
+        """The Program, with these named axes free in it.
+
+        Raises ArgumentsError or UserFunctionError, as `trace` does.
+        """
+        return trace_call(self.name, self.fun, self._call(), axes)
 
     def arguments(self) -> list[Any]:
         """The flat arguments in the Program's order: arrays, scalars or `ShapeDtypeStruct`s."""

@@ -354,6 +354,8 @@ def _raised(name: str, error: BaseException) -> UserFunctionError:
     if "Non-hashable static arguments" in text and "Tracer" in text:
         text = "an inner function takes an argument as static, and was given a traced one"
         hint = "write static(...) around it, or name it with --static-argnames"
+    if "unbound axis name" in text:
+        hint = '`jaxprtool vmap --axis-name NAME` binds it, as does -p "batch(axis_name=...)"'
     return UserFunctionError(
         f"{name} raised {kind}: {text}" if text else f"{name} raised {kind}", hint
     )

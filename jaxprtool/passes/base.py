@@ -37,6 +37,11 @@ class Pass:
     def __call__(self, program: Program) -> Program | Programs:
         raise NotImplementedError
 
+    @property
+    def bound_axes(self) -> tuple[tuple[Any, int], ...]:
+        """The named axes that the pass binds, with their sizes: free in what it is given."""
+        return ()
+
     def __str__(self) -> str:
         """The pass as a pipeline spells it, options that differ from their defaults included."""
         given = [

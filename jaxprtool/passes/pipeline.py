@@ -75,6 +75,14 @@ class Pipeline:
     def __str__(self) -> str:
         return ", ".join(map(str, self.steps))
 
+    @property
+    def bound_axes(self) -> tuple[tuple[Any, int], ...]:
+        """The named axes that its passes bind: a function is traced for them with these free."""
+        axes: dict[Any, int] = {}
+        for step in reversed(self.steps):  # of one name, the first to bind it has its say
+            axes.update(step.transform.bound_axes)
+        return tuple(axes.items())
+
     def __call__(self, program: Program | Programs) -> Program | Programs:
         """The program after every pass, each of which is type-checked; see `run`."""
         return self.run(program)

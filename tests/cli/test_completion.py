@@ -46,6 +46,8 @@ def test_the_last_pass_of_a_pipeline_is_completed():
     assert complete_passes("dc") == ["dce"]
     assert complete_passes("dce, dc") == ["dce, dce"]
     assert complete_passes("nothing") == []
+    assert complete_passes("batch(in_axes=(None, d") == []
+    assert complete_passes("batch(in_axes=(None, 0)), dc") == ["batch(in_axes=(None, 0)), dce"]
 
 
 def test_backends_by_name():
@@ -70,6 +72,7 @@ def answers(monkeypatch, capsys, *words):
         (["opt", "models/mlp.py:loss", "-p", "dc"], ["dce"]),
         (["passes", "dc"], ["dce"]),
         (["run", "models/mlp.py:loss", "--back"], ["--backend"]),
+        (["vmap", "models/mlp.py:loss", "--axis-"], ["--axis-size", "--axis-name"]),
         (["emit", "models/mlp.py:loss", "--to", "hlo-"], ["hlo-optimized", "hlo-proto"]),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 from jax import export
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.fill import fill, random_array
+from jaxprtool.execute.fill import fill, random_array, refitted
 from tests.execute.programs import program
 
 S = jax.ShapeDtypeStruct
@@ -83,3 +83,12 @@ def test_values_that_no_longer_fit_after_a_pass_are_refused():
     assert fill(batched, {"a0": S((3,), jnp.float32)}).arguments[0].shape == (8, 3)
     with pytest.raises(ArgumentsError, match="an argument 'a0' that has no value"):
         fill(batched, {})
+
+
+def test_values_that_no_longer_fit_after_a_pass_give_way_to_their_types():
+    batched = program(lambda w, x, y: x + y + w, np.ones(3), np.ones((8, 3)), np.ones((8, 3)))
+    w, x, y = np.ones(3, np.float32), np.ones(3, np.float32), S((3,), jnp.float32)
+    values, aside = refitted(batched, {"a0": w, "a1": x, "a2": y})
+    assert values["a0"] is w and values["a2"] is y and aside == ("a1",)
+    filled = fill(batched, values)
+    assert filled.random == ("a1", "a2") and filled.arguments[1].shape == (8, 3)

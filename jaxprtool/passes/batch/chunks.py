@@ -77,8 +77,8 @@ def _check_lanes_apart(body: Any, name: Any, chunk: int) -> None:
         inner = (each for _, held in bodies(eqn) for each in held.eqns)
         if _is_over(eqn, name) and not any(_is_over(each, name) for each in inner):
             raise BatchUnsupported(
-                f"{named(eqn)} is over the mapped axis '{name}' and needs all its lanes, and with "
-                f"chunk={chunk} there are {chunk} at a time",
+                f"{named(eqn)} needs all lanes of the mapped axis '{name}', and chunk={chunk} has "
+                f"{chunk} at a time",
                 "leave chunk out",
             )
 

@@ -32,6 +32,7 @@ from jaxprtool.passes.batch.axes import (
     check_unmapped,
     flat_in_axes,
     flat_out_axes,
+    free_axes,
 )
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.body import batch_body
@@ -55,6 +56,10 @@ class Tile(Pass):
     #: The axis along which the tiles of a result are put together; None if all tiles give the same.
     out_axes: Any = 0
 
+    @property
+    def bound_axes(self) -> tuple[tuple[Any, int], ...]:
+        return () if self.axis_name is None else ((self.axis_name, self.tile_size),)
+
     def __call__(self, program: Program) -> Program:
         """An argument of size m along its axis is one of size `tile_size * m` in the new program.
 
@@ -71,7 +76,7 @@ class Tile(Pass):
         out_axes = flat_out_axes(program.out_tree, self.out_axes)
         dims = _dims("in_axes", in_axes, program.in_avals, program.arg_names)
         outs = _dims("out_axes", out_axes, program.out_avals, program.out_names)
-        free = tuple(entry for entry in program.axis_env if entry[0] != self.axis_name)
+        free = free_axes(program, self.axis_name, self.tile_size)
         axis = Axis(self.axis_name, self.tile_size)
         with jaxcompat.axes_bound(free):
             body, out_dims = batch_body(program.jaxpr, dims, axis, outs, outermost=True)

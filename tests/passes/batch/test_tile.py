@@ -126,6 +126,12 @@ def test_a_mistake_says_which_value_and_which_axis(fun, options, message):
         Tile(**{"tile_size": 3, **options})(program.replace(arg_names=names))
 
 
+def test_a_program_that_was_traced_for_another_number_of_tiles_is_refused():
+    program = trace(lambda x: lax.pmean(x, "i"), X[:4], axis_env=[("i", 2)])
+    with pytest.raises(BatchError, match="traced with an axis 'i' of size 2, and 3 lanes"):
+        Tile(3, "i")(program)
+
+
 def test_an_axis_that_is_no_axis_is_a_mistake_of_type():
     with pytest.raises(BatchTypeError, match="in_axes"):
         Tile(3, in_axes="x")(trace(jnp.sin, X))

@@ -36,6 +36,15 @@ def jaxs_batching_rule(primitive: Primitive) -> Callable[..., Any] | None:
     return batching.fancy_primitive_batchers.get(primitive)
 
 
+def broadcasting_primitives() -> list[str]:
+    """The names of the primitives that JAX batches by leaving it to them to broadcast."""
+    return [
+        primitive.name
+        for primitive, rule in batching.fancy_primitive_batchers.items()
+        if getattr(rule, "func", None) is batching.broadcast_batcher
+    ]
+
+
 def match_axis(axis: Any, source: int | None, target: int, x: Any) -> Any:
     """A value mapped along dimension `source`, or unmapped, made to be mapped along `target`."""
     return batching.matchaxis(axis, source, target, x)

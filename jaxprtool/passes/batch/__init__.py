@@ -26,7 +26,10 @@ from jaxprtool.passes.batch import (  # noqa: F401  (they fill the tables)
     branches,
     calls,
     custom_derivatives,
+    elementwise,
+    layout,
     loops,
+    reductions,
     refs,
     sharding,
 )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxprtool.formats.python.emit import python_rules, to_python
     from jaxprtool.ir.equivalence import equivalent
     from jaxprtool.loading.example import example, static
+    from jaxprtool.mapping import vmap
     from jaxprtool.passes.base import Pass
     from jaxprtool.passes.dce import dce_jaxpr
     from jaxprtool.passes.pipeline import Pipeline
@@ -42,6 +43,7 @@ _HOME = {
     "trace": "jaxprtool.api",
     "unzip": "jaxprtool.api",
     "variable": "jaxprtool.primitives",
+    "vmap": "jaxprtool.mapping",
     "write": "jaxprtool.formats.jaxpr.write",
     "xla_computation": "jaxprtool.staging",
 }
@@ -66,6 +68,7 @@ __all__ = [
     "trace",
     "unzip",
     "variable",
+    "vmap",
     "write",
     "xla_computation",
 ]

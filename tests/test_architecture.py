@@ -13,7 +13,7 @@ PACKAGE = Path(jaxprtool.__file__).parent
 FLOORS = [
     {"__main__"},
     {"cli"},
-    {"api", "staging"},
+    {"api", "mapping", "staging"},
     {"targets"},
     {"loading", "passes", "analysis", "render", "formats", "execute"},
     {"primitives"},

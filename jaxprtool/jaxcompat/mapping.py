@@ -8,16 +8,19 @@ a number, an array, or a tracer of an outer transformation.
 
 from __future__ import annotations
 
-import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
-from jax._src import api, api_util, config, core, effects, source_info_util
+from jax._src import api, api_util, config, core, dtypes, effects, source_info_util
+from jax._src import linear_util as lu
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
 
+from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 from jaxprtool.jaxcompat.tracing import attach_constants
 
 
@@ -30,7 +33,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
     the jaxpr that is written. `scope` are the name scopes outside.
     """
 
-    __slots__ = ("axis", "dims", "operands", "ordered", "scope")
+    parent_trace: Any
 
     def __init__(self, debug: Any, parent: Any, axis: Any):
         super().__init__(debug, parent_trace=parent)
@@ -38,6 +41,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         self.operands: list[Any] = []
         self.dims: list[int] = []
         self.ordered = False
+        self.asking = False
         self.scope = source_info_util.current_name_stack()
 
     def argument(self, value: Any, dim: int) -> Any:
@@ -52,7 +56,9 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
 
     def invalidate(self) -> None:
         super().invalidate()
-        self._invalidated = True
+        core.Trace.invalidate(self)  # which JAX's tracing to jaxprs leaves out
+        self.operands.clear()  # derivatives of custom functions may hold on to the trace
+        self.parent_trace = None
 
     def stage_value(self, value: Any) -> Any:
         return value if self.owns(value) else self.parent_trace.stage_value(value)
@@ -66,40 +72,67 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
                     return primitive.bind_with_trace(self.parent_trace, values, avals, params)
             if not self._waits(found):
                 return self._at_once(primitive, values, params)
-        results = super().process_primitive(primitive, values, params)
-        if primitive not in pe.forwarding_rules:
-            return results
-        return [self._unwrapped(result) for result in results]
+        return super().process_primitive(primitive, values, params)
+
+    # Primitives that take functions. These may close over mapped values, so that only tracing them
+    # tells whether the equation depends on one: `emit_eqn` gets all that it depends on.
 
     def process_custom_jvp_call(
         self, prim: Any, fun: Any, jvp: Any, values: Any, /, **options: Any
     ) -> Any:
         if not any(isinstance(value, core.Tracer) for value in values):
             return self._run(fun, values)
-        return super().process_custom_jvp_call(prim, fun, jvp, values, **options)
+        with self._asking(fun, jvp):
+            return super().process_custom_jvp_call(prim, fun, jvp, values, **options)
 
     def process_custom_vjp_call(
         self, prim: Any, fun: Any, fwd: Any, bwd: Any, values: Any, /, **options: Any
     ) -> Any:
         if not any(isinstance(value, core.Tracer) for value in values):
             return self._run(fun, values)
-        return super().process_custom_vjp_call(prim, fun, fwd, bwd, values, **options)
+        with self._asking(fun, fwd):
+            return super().process_custom_vjp_call(prim, fun, fwd, bwd, values, **options)
+
+    def process_shard_map(self, *args: Any, **options: Any) -> Any:
+        with self._asking():
+            return super().process_shard_map(*args, **options)
+
+    def process_call(self, *args: Any) -> Any:  # JAX 0.10
+        with self._asking():
+            return super().process_call(*args)
 
     def make_eqn(
-        self, operands: Any, avals: Any, primitive: Any, params: Any, effs: Any, *rest: Any, **kw: Any
+        self, operands: Any, avals: Any, primitive: Any, params: Any, effs: Any, *a: Any, **kw: Any
     ) -> Any:
         self.ordered = self.ordered or any(map(_is_ordered, effs))
-        return super().make_eqn(operands, avals, primitive, params, effs, *rest, **kw)
+        if config._check_vma.value:
+            avals = [_in_lane(aval, {self.axis.name}) for aval in avals]
+        return super().make_eqn(operands, avals, primitive, params, effs, *a, **kw)
 
     def emit_eqn(
-        self, operands: Any, avals: Any, primitive: Any, params: Any, effs: Any, *rest: Any, **kw: Any
+        self, operands: Any, avals: Any, primitive: Any, params: Any, effs: Any, *a: Any, **kw: Any
     ) -> Any:
-        """What holds a function, which may close over mapped values, is seen here to do so or not."""
-        if all(map(self._is_constant, operands)) and not self._waits(effs):
+        if self.asking and all(map(self._is_constant, operands)) and not self._waits(effs):
             with self._outside(), core.set_current_trace(self.parent_trace):
                 values = map(self.get_const, operands)
-                return primitive.bind(*values, **primitive.get_bind_params(params))
-        return super().emit_eqn(operands, avals, primitive, params, effs, *rest, **kw)
+                return list(primitive.bind(*values, **primitive.get_bind_params(params)))
+        return super().emit_eqn(operands, avals, primitive, params, effs, *a, **kw)
+
+    @contextmanager
+    def _asking(self, *functions: Any) -> Iterator[None]:
+        """While an equation is staged that may depend on no mapped value after all.
+
+        JAX reads what it has learned of a function and its derivative from the one that was run;
+        if both were, as where the equation was run and differentiated at once, from the latter.
+        """
+        self.asking = True
+        try:
+            yield
+        finally:
+            self.asking = False
+        if functions and all(map(_has_run, functions)):
+            for store in filter(None, functions[0].stores):
+                store.reset()
 
     # --- what is not staged ---------------------------------------------------------------------
 
@@ -122,7 +155,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
             for result, dim in zip(results, dims, strict=True)
         ]
 
-    @contextlib.contextmanager
+    @contextmanager
     def _outside(self) -> Iterator[None]:
         """The context of what is run at once: name scopes from the outermost on."""
         stack = self.scope.transform("vmap") + source_info_util.current_name_stack()
@@ -154,9 +187,13 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
     def _is_constant(self, tracer: Any) -> bool:
         return isinstance(tracer.val, core.Literal) or tracer.val in self.frame.constvar_to_val
 
-    def _unwrapped(self, value: Any) -> Any:
-        """A constant that an equation gives back as it is."""
-        return self.get_const(value) if self.owns(value) and self._is_constant(value) else value
+
+def _has_run(function: Any) -> bool:
+    """Whether a wrapped function has been run and has noted what else than results it has."""
+    try:
+        return bool([store.val for store in function.stores if store is not None])
+    except lu.StoreException:
+        return False
 
 
 def _is_ordered(effect: Any) -> bool:
@@ -166,7 +203,191 @@ def _is_ordered(effect: Any) -> bool:
 def _lane_aval(axis: Any, dim: int, aval: Any) -> Any:
     """The type of one lane of a value that is mapped along a dimension."""
     aval = core.mapped_aval(axis.size, dim, aval)
-    if axis.spmd_name is None or not config._check_vma.value:
+    return _in_lane(aval, axis.spmd_name) if axis.spmd_name and config._check_vma.value else aval
+
+
+def _in_lane(aval: Any, names: Any) -> Any:
+    """A type without the manual axes of these names, which in one lane do not vary."""
+    if not isinstance(aval, core.ShapedArray) or aval.mat.varying.isdisjoint(names):
         return aval
-    varying = aval.mat.varying - frozenset(axis.spmd_name)
-    return aval.update(manual_axis_type=aval.mat.update(varying=varying))
+    return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - {*names}))
+
+
+class Lanes:
+    """A function traced in one lane: what goes in, the context it is run in, and what comes out.
+
+    `operands` are the values that the jaxpr takes, and `dims` along which dimensions they are
+    mapped. `axis` is an `axis_data`.
+    """
+
+    def __init__(self, axis: Any, debug: Any):
+        self._trace = _LaneBatchTrace(debug, core.trace_ctx.trace, axis)
+        self.operands, self.dims = self._trace.operands, self._trace.dims
+
+    def elements(self, values: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+        """One lane of each value; of those that are registered, as their types will have it."""
+        trace = self._trace
+
+        @cache
+        def index() -> Any:
+            return trace.argument(batching.make_iota(trace.axis.size), 0)
+
+        def element(value: Any, spec: Any) -> Any:
+            handler = batching.to_elt_handlers.get(type(value))
+            if handler:
+                return handler(element, index, value, spec)
+            if spec is None:
+                return value
+            return trace.argument(value, operator.index(spec) % len(core.typeof(value).shape))
+
+        return list(map(element, values, specs))
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """The context in which the function is run, and in which its tracers may be used."""
+        axis = self._trace.axis
+        with (
+            core.set_current_trace(self._trace),
+            core.extend_axis_env_nd([(axis.name, axis.size)]),
+            core.add_spmd_axis_names(axis.spmd_name),
+            core.add_explicit_mesh_axis_names(axis.explicit_mesh_axis),
+            source_info_util.set_name_stack(source_info_util.NameStack()),
+        ):
+            yield
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is a tracer of this trace, which is mapped, or may be."""
+        return self._trace.owns(value)
+
+    def jaxpr(self, results: Sequence[Any]) -> Any:
+        """The closed jaxpr of what was traced; its constants are what it closes over."""
+        trace = self._trace
+        debug = trace.frame.debug_info._replace(arg_names=None, result_paths=None)
+        written = trace.to_jaxpr(list(results), debug, source_info_util.current())
+        return attach_constants(*written)
+
+    def close(self) -> None:
+        """End the life of the tracers; if JAX is to check that they have ended, it does."""
+        with core.ensure_no_leaks(self._trace):
+            del self._trace
+
+
+def assembled(axis: Any, result: Any, spec: Any, leaf: Callable[[Any, Any], Any]) -> Any:
+    """A result of one lane made one of all: of a registered type, from its parts.
+
+    `leaf(part, spec)` gives each part as it is for all lanes, mapped along `spec`.
+    """
+    handler = batching.from_elt_handlers.get(type(result))
+    if handler is None:
+        return leaf(result, spec)
+    return handler(lambda _, part, spec: assembled(axis, part, spec, leaf), axis.size, result, spec)
+
+
+def is_vmappable(value: Any) -> bool:
+    """Whether a value is of a type that is registered with `register_vmappable`."""
+    return batching.is_vmappable(value)
+
+
+def is_element(value: Any) -> bool:
+    """Whether a value stands for one lane of a registered type."""
+    return type(value) in batching.from_elt_handlers
+
+
+def vmappable_specs() -> tuple[type, ...]:
+    """The types, besides int, that say for registered types how they are mapped."""
+    return tuple({spec for spec, _ in batching.vmappables.values()})
+
+
+def vmap_debug_info(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What errors and jaxprs of a mapped function say of it."""
+    return api_util.debug_info("vmap", fun, args, kwargs)
+
+
+def check_refs(debug: Any, values: Sequence[Any], axes: Sequence[Any]) -> None:
+    """Check that no argument is a view of a ref, and none two times the same ref.
+
+    Raises TypeError and ValueError.
+    """
+    api_util.check_no_transformed_refs_args(lambda: debug, values)
+    if config.mutable_array_checks.value:
+        avals = [
+            None if axis is None or batching.is_vmappable(value) else core.typeof(value)
+            for value, axis in zip(values, axes, strict=True)
+        ]
+        api_util.check_no_aliased_ref_args(lambda: debug, avals, values)
+
+
+def mapped_mesh_axes(values: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The axes of an explicit mesh that the mapped dimension of values is sharded over, if any.
+
+    Raises ValueError if values disagree, or if an unmapped one is sharded over them too.
+    """
+    names = api._mapped_axis_spec(values, axes)
+    api._check_ema_unmapped_args(names, values, axes)
+    return names
+
+
+def spmd_axis_names(names: Any, mesh_axes: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+    """`spmd_axis_name` of a vmap as a tuple; None if the arguments' sharding says the same.
+
+    Raises ValueError if it says another thing.
+    """
+    if names is None:
+        return None
+    names = names if isinstance(names, tuple) else (names,)
+    if mesh_axes is None:
+        return names
+    if config.remove_size_one_mesh_axis_from_type.value:
+        sizes = mesh_lib.get_abstract_mesh().shape
+        names = tuple(name for name in names if sizes[name] != 1)
+    if names == mesh_axes:
+        return None
+    raise ValueError(
+        "Only one of spmd_axis_name or arrays sharded on `Explicit` mesh axis type is allowed. "
+        f"Got spmd_axis_name={names} and arrays sharded on explicit_mesh_axis={mesh_axes}"
+    )
+
+
+def evaluated(closed: Any, operands: Sequence[Any]) -> list[Any]:
+    """The results of a closed jaxpr, whose equations are run, or written if JAX is tracing."""
+    trace = core.trace_ctx.trace
+    high = open_jaxpr(closed).is_high and trace.requires_low
+    if type(trace) is not pe.DynamicJaxprTrace or high:
+        return core.jaxpr_as_fun(closed)(*operands)
+    return _written(trace, closed, operands)
+
+
+def _written(trace: Any, closed: Any, operands: Sequence[Any]) -> list[Any]:
+    """A jaxpr's equations written into the one being traced: as if evaluated, at half the price.
+
+    They are typed already, and no transformation stands between them and the jaxpr.
+    """
+    source = source_info_util.current()
+    scopes = source.name_stack
+    values = [*closed.consts, *operands]
+    tracers = [trace.to_jaxpr_tracer(dtypes.canonicalize_value(x), source) for x in values]
+    env = dict(zip([*closed.constvars, *closed.invars], tracers, strict=True))
+
+    def read(atom: Any) -> Any:
+        if type(atom) is core.Literal:
+            return pe.DynamicJaxprTracer(trace, atom.aval, atom, source)
+        return env[atom]
+
+    for eqn in closed.eqns:
+        ins, avals = list(map(read, eqn.invars)), [v.aval for v in eqn.outvars]
+        consts = pe.try_constant_folding(eqn.primitive, ins, eqn.params, avals)
+        where = eqn.source_info
+        if scopes.stack:
+            where = where.replace(name_stack=scopes + where.name_stack)
+        if consts is not None:
+            outs = [trace.new_const(x, where, aval) for x, aval in zip(consts, avals, strict=True)]
+        else:
+            effs = eqn.effects and {
+                effect.replace(env[effect.input].val)
+                if isinstance(effect, effects.JaxprInputEffect)
+                else effect
+                for effect in eqn.effects
+            }
+            outs = trace.emit_eqn(ins, avals, eqn.primitive, eqn.params, effs, where, eqn.ctx)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return list(map(read, closed.outvars))

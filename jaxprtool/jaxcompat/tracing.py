@@ -129,8 +129,11 @@ def _other_jit_params() -> dict[str, Any]:
 
 
 def is_staging() -> bool:
-    """Whether what is run now becomes a jaxpr, be it under other transformations of JAX's."""
+    """Whether what is run now becomes a jaxpr, be it under other transformations of JAX's.
+
+    Under our own `vmap` too some of it becomes one, but is evaluated at once: that does not count.
+    """
     trace = core.trace_ctx.trace
-    while trace is not None and not isinstance(trace, pe.DynamicJaxprTrace):
+    while trace is not None and type(trace) is not pe.DynamicJaxprTrace:
         trace = getattr(trace, "parent_trace", None)
     return trace is not None

@@ -1,0 +1,234 @@
+"""`vmap`, a drop-in for `jax.vmap` that maps a function by rewriting its jaxpr.
+
+The function is traced once, in one lane, with its mapped arguments; what does not depend on these
+stays what it is, so that Python code can look at it. The pass makes the mapped jaxpr of the trace,
+which is then evaluated on the arguments, be it by JAX's outer transformations or at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial, update_wrapper
+from itertools import compress
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.passes.batch.axes import (
+    BatchError,
+    BatchTypeError,
+    axis_size_of,
+    check_axes,
+    check_unmapped,
+    flat_in_axes,
+    flat_out_axes,
+    result_dims,
+)
+from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.body import batch_body
+
+
+def vmap(
+    fun: Callable[..., Any],
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Hashable | None = None,
+    axis_size: Any = None,
+    spmd_axis_name: Any = None,
+) -> Callable[..., Any]:
+    """`fun` mapped over an axis of its arguments, as `jax.vmap` does it, by our batching pass.
+
+    `in_axes` says which axis of each positional argument is mapped, `out_axes` where the mapped
+    axis of the results is to be: an int, None (not mapped), or a tree of them that is a prefix of
+    the arguments' or the results'. Keyword arguments are mapped along their first axis. Collectives
+    in `fun` may name the axis by `axis_name`; `axis_size` is needed if no argument has it;
+    `spmd_axis_name` are the mesh axes that the lanes are spread over.
+
+    Raises BatchError, a ValueError, for axes and sizes that do not fit, BatchTypeError, a
+    TypeError, for what can be no axis, and BatchUnsupported for an equation that cannot be mapped.
+    """
+    if not callable(fun) or isinstance(fun, staticmethod) or inspect.isgeneratorfunction(fun):
+        raise BatchTypeError(f"Expected a callable value, no generator or staticmethod, got {fun}")
+    check_axes(in_axes, out_axes, jaxcompat.vmappable_specs())
+
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        values, in_tree = jax.tree.flatten((args, kwargs), is_leaf=jaxcompat.is_vmappable)
+        axes = flat_in_axes(in_tree, in_axes)
+        debug = jaxcompat.vmap_debug_info(fun, args, kwargs)
+        jaxcompat.check_refs(debug, values, axes)
+        avals = [_mapped_type(value, axis) for value, axis in zip(values, axes, strict=True)]
+        size = axis_size_of(axis_size, axes, avals, lambda: _names(fun, args, kwargs))
+        mesh_axes = jaxcompat.mapped_mesh_axes(values, axes)
+        spmd = jaxcompat.spmd_axis_names(spmd_axis_name, mesh_axes)
+        axis = Axis(axis_name, size, spmd, mesh_axes)
+
+        def lane(elements: Sequence[Any]) -> tuple[list[Any], Any]:
+            args, kwargs = jax.tree.unflatten(in_tree, elements)
+            return jax.tree.flatten(fun(*args, **kwargs), is_leaf=jaxcompat.is_vmappable)
+
+        return _mapped(lane, axis, values, axes, out_axes, debug)
+
+    update_wrapper(mapped, fun)
+    name = _function_name(fun)
+    mapped.__name__, mapped.__doc__ = name, _documentation(fun, name)
+    return mapped
+
+
+def _mapped(
+    lane: Callable[[Sequence[Any]], tuple[list[Any], Any]],
+    axis: Axis,
+    values: Sequence[Any],
+    axes: Sequence[Any],
+    out_axes: Any,
+    debug: Any,
+) -> Any:
+    """The result of a function that takes flat values of one lane, and gives these and a tree."""
+    lanes = jaxcompat.Lanes(axis.data, debug)
+    outs, out_tree = _results(lanes, lane, axis, lanes_in=(values, axes), out_axes=out_axes)
+    lanes.close()
+    return jax.tree.unflatten(out_tree, outs)
+
+
+def _results(
+    lanes: Any, lane: Callable[..., Any], axis: Axis, lanes_in: Any, out_axes: Any
+) -> tuple[list[Any], Any]:
+    """The flat results and their tree.
+
+    A result of a registered type is asked for its parts first, and put together when these are
+    there: its `from_elt` is called twice.
+    """
+    parts: list[_Part] = []
+    with lanes.inside():
+        results, out_tree = lane(lanes.elements(*lanes_in))
+        specs = flat_out_axes(out_tree, out_axes)
+        for place, (result, spec) in enumerate(zip(results, specs, strict=True)):
+            registered = jaxcompat.is_element(result)
+            note = partial(_noted, parts, place, axis if registered else None)
+            jaxcompat.assembled(axis.data, result, spec, note)
+        closed = lanes.jaxpr([part.lane for part in parts if lanes.holds(part.lane)])
+    outs = _evaluated(lanes, closed, axis, parts, out_tree)
+    if any(map(jaxcompat.is_element, results)):
+        each = iter(outs)
+        with lanes.inside():
+            outs = [
+                jaxcompat.assembled(axis.data, result, spec, lambda *_: next(each))
+                for result, spec in zip(results, specs, strict=True)
+            ]
+    return outs, out_tree
+
+
+class _Part(NamedTuple):
+    """An array of a result: of which, what it is in one lane, and where it is to be mapped."""
+
+    place: int
+    lane: Any
+    axis: Any
+
+
+def _noted(parts: list[_Part], place: int, axis: Axis | None, value: Any, spec: Any) -> Any:
+    """Note a part of a result. Gives, if there is an `axis`, an array of the part's mapped type.
+
+    It is what a registered type puts together for the time being, and holds no values.
+    """
+    try:
+        aval = jax.typeof(value)
+    except TypeError as error:
+        raise BatchTypeError(
+            f"Output from batched function {value!r} with type {type(value)} is not a valid JAX "
+            "type"
+        ) from error
+    if not (spec is None or type(spec) is int):
+        raise BatchError(f"at vmap out_axes, got axis spec {spec} but output has type {aval}")
+    parts.append(_Part(place, value, spec))
+    if axis is None or spec is None or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return value
+    aval = axis.aval(aval, spec % (aval.ndim + 1))
+    return np.broadcast_to(np.zeros((), aval.dtype), aval.shape)
+
+
+def _evaluated(
+    lanes: Any, closed: Any, axis: Axis, parts: Sequence[_Part], out_tree: Any
+) -> list[Any]:
+    """The parts of the results for all lanes, each mapped along the axis that is asked for."""
+    dims = result_dims(
+        [part.axis for part in parts],
+        [jax.typeof(part.lane).ndim for part in parts],
+        lambda: [f"result {part.place}" for part in parts],
+    )
+    staged = [lanes.holds(part.lane) for part in parts]
+    outs = list(compress(dims, staged))
+    body, out_dims = batch_body(closed, lanes.dims, axis, outs, outermost=True)
+    found: list[Dim] = [None] * out_tree.num_leaves
+    for part, dim in zip(compress(parts, staged), out_dims, strict=True):
+        if part.axis is None:
+            found[part.place] = dim
+    check_unmapped([None] * len(found), found, out_tree, axis.name)
+    values = iter(jaxcompat.evaluated(body, lanes.operands))
+    return [
+        next(values) if flag else _broadcast(part.lane, dim, axis)
+        for part, dim, flag in zip(parts, dims, staged, strict=True)
+    ]
+
+
+def _broadcast(value: Any, dim: Dim, axis: Axis) -> Any:
+    """A value that is the same in all lanes, mapped along a dimension; None leaves it as it is."""
+    return value if dim is None else jaxcompat.match_axis(axis.data, None, dim, value)
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+
+def _mapped_type(value: Any, axis: Any) -> Any:
+    """The type of an argument; None if it is not mapped, or as a registered type has it."""
+    if type(axis) is not int or jaxcompat.is_vmappable(value):
+        return None
+    try:
+        aval = jax.typeof(value)
+    except TypeError:
+        raise BatchTypeError(
+            f"Argument {value!r} of type {type(value)} is not a valid JAX type"
+        ) from None
+    if not hasattr(aval, "shape"):
+        raise BatchError(
+            f"vmap was requested to map a value of non-array type {aval} along axis {axis}, but "
+            "non-array types can't be mapped along an integer axis"
+        )
+    return aval
+
+
+def _names(fun: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
+    """What each flat argument is called in errors: `argument params['w']`."""
+    try:
+        parameters = list(inspect.signature(fun).bind(*args, **kwargs).signature.parameters)
+    except (TypeError, ValueError):
+        parameters = []
+
+    def name(path: Any) -> str:
+        first = path[0].idx
+        if first < len(parameters):
+            return f"argument {parameters[first]}{jax.tree_util.keystr(path[1:])}"
+        return f"args{jax.tree_util.keystr(path)}"
+
+    flat = partial(jax.tree.leaves_with_path, is_leaf=jaxcompat.is_vmappable)
+    return [
+        *(name(path) for path, _ in flat(args)),
+        *(f"kwargs{jax.tree_util.keystr(path)}" for path, _ in flat(kwargs)),
+    ]
+
+
+# --- metadata -----------------------------------------------------------------------------------
+
+
+def _function_name(fun: Any) -> str:
+    """The name of a function, or of the one in a partial."""
+    while not hasattr(fun, "__name__") and isinstance(fun, partial):
+        fun = fun.func
+    return getattr(fun, "__name__", "<unnamed function>")
+
+
+def _documentation(fun: Any, name: str) -> str:
+    text = f"`{name}` mapped over an axis that its mapped arguments have in addition."
+    return f"{text}\n\nOriginal documentation:\n\n{fun.__doc__}" if fun.__doc__ else text

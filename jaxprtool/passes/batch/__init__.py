@@ -25,10 +25,15 @@ from jaxprtool.passes.base import Pass
 from jaxprtool.passes.batch import (  # noqa: F401  (they fill the tables)
     branches,
     calls,
+    collectives,
+    contractions,
     custom_derivatives,
     elementwise,
+    indexing,
     layout,
+    linalg,
     loops,
+    random,
     reductions,
     refs,
     sharding,
@@ -39,6 +44,7 @@ from jaxprtool.passes.batch.axes import (
     check_axes,
     check_unmapped,
     flat_out_axes,
+    free_axes,
     program_axes,
     result_dims,
 )
@@ -91,6 +97,12 @@ class Batch(Pass):
     #: Map so many lanes at a time, in a scan, so that memory is bounded.
     chunk: int | None = None
 
+    @property
+    def bound_axes(self) -> tuple[tuple[Any, int], ...]:
+        if self.axis_name is None or self.axis_size is None:
+            return ()
+        return ((self.axis_name, self.axis_size),)
+
     def __call__(self, program: Program) -> Program:
         """Raises BatchError and BatchTypeError for axes that do not fit the program, as `jax.vmap`
         does, and BatchUnsupported, which names the equation, for what cannot be batched.
@@ -103,7 +115,7 @@ class Batch(Pass):
         spmd = self.spmd_axis_name
         axis = Axis(self.axis_name, size, (spmd,) if isinstance(spmd, str) else spmd)
         # The axis is bound here; a name of the program's that is the same is the mapped one.
-        free = tuple(entry for entry in program.axis_env if entry[0] != self.axis_name)
+        free = free_axes(program, self.axis_name, size)
         with jaxcompat.axes_bound(free):
             if self.chunk is None:
                 jaxpr, out_dims = batch_body(program.jaxpr, dims, axis, outs, outermost=True)

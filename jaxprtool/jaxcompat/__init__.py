@@ -27,6 +27,7 @@ from jax.extend.core import (
 
 from jaxprtool.jaxcompat.batching import (
     NO_SOURCE,
+    SCAN_LEAVES_CONSTS,
     allocates_ref,
     aval_of,
     axes_of_spec,
@@ -41,6 +42,7 @@ from jaxprtool.jaxcompat.batching import (
     mapped_sharding,
     match_axis,
     renamed_effects,
+    result_types,
     source_info,
     spec_with_entry,
     tracing_context,
@@ -97,7 +99,13 @@ from jaxprtool.jaxcompat.lowering import (
     with_border_names,
     xla_computation,
 )
-from jaxprtool.jaxcompat.mapped_rules import mapped_jvp_params, mapped_vjp_params
+from jaxprtool.jaxcompat.mapped_rules import (
+    jvp_result_dims,
+    mapped_jvp_params,
+    mapped_vjp_params,
+    more_consts,
+    vjp_result_dims,
+)
 from jaxprtool.jaxcompat.mapping import (
     Lanes,
     assembled,
@@ -177,6 +185,7 @@ __all__ = [
     "NO_SOURCE",
     "ONE_JAXPR_CLASS",
     "SCAN_KEEPS_TREES",
+    "SCAN_LEAVES_CONSTS",
     "TESTED_VERSIONS",
     "UNSPECIFIED",
     "AbstractRef",
@@ -248,6 +257,7 @@ __all__ = [
     "jax_dce_rules",
     "jaxpr_as_fun",
     "jaxs_batching_rule",
+    "jvp_result_dims",
     "keep_backend_probing_quiet",
     "key_implementation",
     "key_implementations",
@@ -265,6 +275,7 @@ __all__ = [
     "mapped_vjp_params",
     "match_axis",
     "module_under_axes",
+    "more_consts",
     "name_stack",
     "new_jaxpr",
     "new_jaxpr_eqn",
@@ -280,6 +291,7 @@ __all__ = [
     "registered_primitives",
     "rename_module",
     "renamed_effects",
+    "result_types",
     "replace_jaxpr",
     "scan_count_params",
     "scan_counts",
@@ -301,6 +313,7 @@ __all__ = [
     "user_frame",
     "user_place",
     "varying_axes",
+    "vjp_result_dims",
     "vmap_debug_info",
     "vmappable_specs",
     "with_border_names",

@@ -9,6 +9,7 @@ from typing import Any
 from jax._src import callback, config, core, effects, pjit, shard_map, source_info_util
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import batching, pxla
+from jax._src.lax.control_flow import loops
 from jax._src.state.types import RefEffect
 from jax.extend.core import JaxprEqn, Primitive, Var
 
@@ -96,6 +97,12 @@ source_info = source_info_util.SourceInfo
 NO_SOURCE = source_info_util.new_source_info()
 
 
+def result_types(primitive: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """The types of an equation's results."""
+    results, _ = primitive.abstract_eval(*avals, **params)
+    return list(results) if primitive.multiple_results else [results]
+
+
 def aval_of(value: Any) -> Any:
     """The type of a constant."""
     return core.typeof(value)
@@ -143,3 +150,7 @@ def forbidden_in_loops(effs: Iterable[Any], masked: bool) -> str | None:
 def allocates_ref(eqn: JaxprEqn) -> bool:
     """Whether an equation makes a ref, a kind of value that no traced function may return."""
     return bool(eqn.primitive.ref_allocating)
+
+
+#: Since 0.12 JAX's rule for scan leaves constants mapped where they are.
+SCAN_LEAVES_CONSTS = "const_axes" in loops._scan_batching_rule.__code__.co_varnames

@@ -67,12 +67,15 @@ def nbytes(shape: Iterable[Any], dtype: Any) -> int:
 def result_sizes(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Any
 ) -> list[int]:
-    """The bytes of each result of an equation, of all lanes."""
+    """The bytes of each result of an equation, of all lanes; none if all dimensions are in front,
+    where operands then meet, whatever comes out."""
+    if not any(dims):
+        return []
     lanes = [
-        jax.ShapeDtypeStruct(lane_shape(x, dim), x.dtype)
+        jax.core.ShapedArray(lane_shape(x, dim), x.dtype)
         for x, dim in zip(operands, dims, strict=True)
     ]
-    results = jax.tree.leaves(jax.eval_shape(lambda *xs: primitive.bind(*xs, **params), *lanes))
+    results = jaxcompat.result_types(primitive, lanes, params)
     return [nbytes((axis.size, *result.shape), result.dtype) for result in results]
 
 

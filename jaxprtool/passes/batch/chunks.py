@@ -141,6 +141,9 @@ def _halves(call: Call, inside: set[Var], known: dict[Any, Any]) -> tuple[list[J
     if known[request] is None:
         return [], call.eqn
     first, second, same, taken = known[request]
+    # What both calls take can be donated to neither.
+    kept = {**call.operand_params, "donated_invars": (False,) * len(call.operands)}
+    call = replace(call, operand_params=kept)
     passed = [Var(v.aval) for v in first.outvars[sum(same) :]]
     return (
         [call.filtered(_not(mapped), same, first, more_outs=passed)],
@@ -276,12 +279,10 @@ class _Chunks:
             if places[i] is None:
                 made[v] = lasts[i], None
                 continue
-            pieces, at, out = (
-                (next(stacks), *lasts[i : i + 1]),
-                (places[i], last_places[i]),
-                outs[v],
-            )
-            made[v] = self._computed(_joined, *pieces, places=at, out=out or 0), out or 0
+            out = outs[v] or 0
+            pieces = next(stacks), *lasts[i : i + 1]
+            at = places[i], last_places[i]
+            made[v] = self._computed(_joined, *pieces, places=at, out=out), out
         return made
 
     def _scanned(

@@ -16,6 +16,7 @@ from jaxprtool.passes.batch import Batch, BatchError, BatchTypeError
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((3, 4)).astype(np.float32)
 XS = RNG.standard_normal((10, 3)).astype(np.float32)
+AXIS = [("i", 10)]
 
 
 def batched(fun, args, in_axes, chunk, size=10, **options):
@@ -187,6 +188,11 @@ def test_a_jit_called_twice_stays_one_jaxpr():
         assert bodies[0] is bodies[1]
 
 
+def test_a_donated_argument_is_there_for_all_chunks():
+    result = batched(jax.jit(layer, donate_argnums=0), (W, XS), (None, 0), 5)
+    assert_same(result(jnp.array(W), XS), jax.vmap(layer, (None, 0))(W, XS))
+
+
 def test_leading_lanes_are_cut_without_a_transpose():
     assert "transpose" not in primitives(batched(layer, (W, XS), (None, 0), 5))
     assert primitives(batched(layer, (W, XS.T), (None, 1), 5)).count("transpose") == 1
@@ -235,6 +241,18 @@ def test_gradients_of_each_lane_in_chunks():
     assert_same(result(W, XS), jax.vmap(gradient, (None, 0))(W, XS))
 
 
+def test_a_rule_that_would_sum_over_a_chunk_alone_fails():
+    @jax.custom_vjp
+    def fun(x):
+        return x * 2
+
+    fun.defvjp(lambda x: (fun(x), None), lambda _, g: (lax.psum(g, "i"),))
+    result = batched(fun, (XS,), 0, 4, axis_name="i", axis_env=AXIS)
+    np.testing.assert_allclose(result(XS), XS * 2)
+    with pytest.raises(NameError, match="unbound axis name"):
+        jax.grad(lambda x: result(x).sum())(XS)
+
+
 # --- effects ------------------------------------------------------------------------------------
 
 
@@ -271,7 +289,6 @@ def test_an_ordered_effect_of_each_lane_is_refused_with_its_line():
 
 # --- what is refused ----------------------------------------------------------------------------
 
-AXIS = [("i", 10)]
 COLLECTIVES = {
     "psum": lambda x: x - lax.psum(x, "i"),
     "psum over two names": lambda x: x - lax.psum(x, ("i", "j")),

@@ -255,6 +255,39 @@ def test_custom_derivatives_may_close_over_mapped_values():
     assert_alike(fun, VECTOR)
 
 
+def scaled_by_a_count(w, x):
+    count, total = lax.scan(lambda c, _: ((c[0] + w, c[1] * x), None), (w, x), length=3)[0]
+    return total if count * 2 > 3 else -total
+
+
+def chosen_by_a_jits_result(w, x):
+    total, scale = jax.jit(lambda w, x: (x + w, jnp.sin(w) + 1))(w, x)
+    offset = float(scale * 2) + np.asarray(scale) + complex(scale).real
+    return total * offset if scale > 1 else -total
+
+
+@pytest.mark.parametrize("fun", [scaled_by_a_count, chosen_by_a_jits_result])
+@pytest.mark.parametrize("w", [0.7, -0.7])
+def test_python_may_look_at_unmapped_results_of_what_has_mapped_operands(fun, w):
+    assert_alike(fun, w, VECTOR, in_axes=(None, 0))
+
+
+def test_it_may_look_at_them_after_an_effect_which_happens_once():
+    def fun(x):
+        jax.debug.print("{x}", x=x)
+        count, total = lax.cond(True, lambda y: (2, y), lambda y: (3, -y), x)
+        return total if count == 2 else x
+
+    assert printed(vmap(fun)) == printed(jax.vmap(fun)) == "0.0\n1.0\n2.0\n"
+
+
+def test_under_a_jit_there_is_nothing_to_look_at():
+    mapped = [jax.jit(v(chosen_by_a_jits_result, in_axes=(None, 0))) for v in (jax.vmap, vmap)]
+    for fun in mapped:
+        with pytest.raises(jax.errors.ConcretizationTypeError):
+            fun(2.0, VECTOR)
+
+
 def test_python_control_flow_on_mapped_values_is_jaxs_error():
     theirs, ours = assert_both_raise(lambda v: v(by_sign)(VECTOR, VECTOR))
     assert "traced array with shape bool[]" in ours and "traced array with shape bool[]" in theirs

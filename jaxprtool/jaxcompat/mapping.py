@@ -14,14 +14,45 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import numpy as np
 from jax._src import api, api_util, config, core, dtypes, effects, source_info_util
 from jax._src import linear_util as lu
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
 
-from jaxprtool.jaxcompat.jaxprs import open_jaxpr
-from jaxprtool.jaxcompat.tracing import attach_constants
+from jaxprtool.jaxcompat.jaxprs import new_jaxpr, open_jaxpr
+from jaxprtool.jaxcompat.tracing import attach_constants, is_staging
+
+
+class _LaneTracer(pe.DynamicJaxprTracer):
+    """A value that is staged. If it does not depend on the lane after all, Python may look at it.
+
+    A jit or a loop may have mapped operands and a result that depends on none of them. JAX's vmap
+    has run it by the time that somebody asks.
+    """
+
+    __slots__ = ()
+
+    def to_concrete_value(self) -> Any:
+        return self._trace.concrete(self)
+
+    def __float__(self) -> float:
+        value = self.to_concrete_value()
+        return super().__float__() if value is None else float(value)
+
+    def __complex__(self) -> complex:
+        value = self.to_concrete_value()
+        return super().__complex__() if value is None else complex(value)
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        value = self.to_concrete_value()
+        if value is None:
+            return super().__array__(*args, **options)
+        return np.asarray(value, *args, **options)
+
+
+core.pytype_aval_mappings[_LaneTracer] = lambda tracer: tracer.aval
 
 
 # JAX knows by "BatchTrace" in a trace's name that it is under a vmap, and by "DynamicJaxprTrace"
@@ -43,6 +74,9 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         self.ordered = False
         self.asking = False
         self.scope = source_info_util.current_name_stack()
+        self.runs = not is_staging()  # whether what is run by the trace around has values
+        self.same: set[Any] = set()  # variables that may be the same in all lanes
+        self.known: dict[Any, Any] = {}
 
     def argument(self, value: Any, dim: int) -> Any:
         """One lane of a value that is mapped along a dimension, counted from 0."""
@@ -58,6 +92,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         super().invalidate()
         core.Trace.invalidate(self)  # which JAX's tracing to jaxprs leaves out
         self.operands.clear()  # derivatives of custom functions may hold on to the trace
+        self.known.clear()
         self.parent_trace = None
 
     def stage_value(self, value: Any) -> Any:
@@ -107,7 +142,18 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         self.ordered = self.ordered or any(map(_is_ordered, effs))
         if config._check_vma.value:
             avals = [_in_lane(aval, {self.axis.name}) for aval in avals]
-        return super().make_eqn(operands, avals, primitive, params, effs, *a, **kw)
+        eqn, results = super().make_eqn(operands, avals, primitive, params, effs, *a, **kw)
+        if self.runs and (
+            (len(results) > 1 and primitive in pe.dce_rules)
+            or all(self._is_constant(t) or t.val in self.same for t in operands)
+        ):
+            self.same.update(eqn.outvars)
+        return eqn, results
+
+    def var_to_tracer(self, var: Any, source: Any, parent: Any = None) -> Any:
+        if getattr(var.aval, "has_qdd", False):
+            return super().var_to_tracer(var, source, parent)
+        return _LaneTracer(self, var.aval, var, source, parent)
 
     def emit_eqn(
         self, operands: Any, avals: Any, primitive: Any, params: Any, effs: Any, *a: Any, **kw: Any
@@ -133,6 +179,33 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         if functions and all(map(_has_run, functions)):
             for store in filter(None, functions[0].stores):
                 store.reset()
+
+    def concrete(self, tracer: Any) -> Any:
+        """The value of a tracer, if it is the same in all lanes and there are values; else None."""
+        if tracer.val not in self.same:
+            return None
+        if tracer.val not in self.known:
+            self.known[tracer.val] = self._value(tracer)
+        return core.to_concrete_value(self.known[tracer.val])
+
+    def _value(self, tracer: Any) -> Any:
+        """What the equations without effects make of constants alone; None if they cannot."""
+        closed = self.closed([tracer])
+        eqns = [eqn for eqn in closed.eqns if not eqn.effects]
+        debug = closed.debug_info
+        parts = closed.constvars, closed.consts, closed.invars, closed.outvars
+        needed, used = pe.dce_jaxpr(open_jaxpr(new_jaxpr(*parts, eqns, debug)), [True])
+        given = {*closed.constvars}.union(*(eqn.outvars for eqn in needed.eqns))
+        read = {v for eqn in needed.eqns for v in eqn.invars if isinstance(v, core.Var)}
+        if any(used) or not {*read, *needed.outvars} <= given:
+            return None
+        with self._outside(), core.set_current_trace(self.parent_trace):
+            return core.eval_jaxpr(needed, closed.consts)[0]
+
+    def closed(self, results: Sequence[Any]) -> Any:
+        """The closed jaxpr of what was staged; its constants are what it closes over."""
+        debug = self.frame.debug_info._replace(arg_names=None, result_paths=None)
+        return attach_constants(*self.to_jaxpr(list(results), debug, source_info_util.current()))
 
     # --- what is not staged ---------------------------------------------------------------------
 
@@ -261,10 +334,7 @@ class Lanes:
 
     def jaxpr(self, results: Sequence[Any]) -> Any:
         """The closed jaxpr of what was traced; its constants are what it closes over."""
-        trace = self._trace
-        debug = trace.frame.debug_info._replace(arg_names=None, result_paths=None)
-        written = trace.to_jaxpr(list(results), debug, source_info_util.current())
-        return attach_constants(*written)
+        return self._trace.closed(results)
 
     def close(self) -> None:
         """End the life of the tracers; if JAX is to check that they have ended, it does."""

@@ -92,7 +92,7 @@ def custom_vjp_rule(
     fwd, bwd = params["fwd_jaxpr_thunk"], params["bwd"]
     if getattr(bwd.f, "call_with_accums", None) is not None:
         raise TypeError("its backward rule accumulates into gradient buffers")
-    with setting_of(eqn), _traced_anew(fwd):
+    with setting_of(eqn), traced_anew(fwd):
         forward = attach_constants(*fwd.call_wrapped(*perturbed))
         _, res_tree, forwarded_operands = params["out_trees"]()
         forwarded = [None if i is None else i - num_consts for i in forwarded_operands]
@@ -124,7 +124,7 @@ def custom_vjp_rule(
 
 
 @contextmanager
-def _traced_anew(fwd: Any) -> Iterator[None]:
+def traced_anew(fwd: Any) -> Iterator[None]:
     """Have JAX trace a forward rule anew, in here and when it is called next.
 
     JAX remembers the rule's jaxpr for every choice of operands to differentiate by, but the trees

@@ -14,13 +14,17 @@ from typing import Any
 from jax._src import core
 from jax._src import linear_util as lu
 from jax._src.interpreters import batching
+from jax.extend.core import JaxprEqn
 
 from jaxprtool.jaxcompat.batching import axis_mapped
-from jaxprtool.jaxcompat.custom_rules import BWD_GIVES_LOGS
-from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants
+from jaxprtool.jaxcompat.custom_rules import BWD_GIVES_LOGS, traced_anew
+from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, setting_of
 
 Dims = Sequence[int | None]
 Batch = Callable[[Any, Dims, Dims], tuple[Any, Dims]]
+
+
+# --- custom_jvp ---------------------------------------------------------------------------------
 
 
 def mapped_jvp_params(
@@ -33,21 +37,42 @@ def mapped_jvp_params(
     rule = params["jvp_jaxpr_fun"]
 
     def mapped_jvp(*in_zeros: bool) -> tuple[Any, Sequence[Any], Sequence[bool]]:
-        with axis_mapped(axis):
-            jaxpr, consts, out_zeros = rule.call_wrapped(*in_zeros)
-            tangents = [dim for dim, zero in zip(dims, in_zeros, strict=True) if not zero]
-            outs = [dim for dim, zero in zip(out_dims, out_zeros, strict=True) if not zero]
-            wanted = (*out_dims, *outs)
-            closed = attach_constants(jaxpr, consts)
-            mapped, given = batch(closed, (*dims, *tangents), wanted)
-        if tuple(given) != wanted:
-            raise NotImplementedError(
-                f"the rule {rule.debug_info.func_name}, under vmap, gives a tangent that is mapped "
-                "of a result that is not"
-            )
+        mapped, given, out_zeros = _mapped_jvp(rule, axis, batch, dims, in_zeros, out_dims)
+        _require_unmapped(rule, given, out_dims)
+        nonzero = (dim for dim, zero in zip(out_dims, out_zeros, strict=True) if not zero)
+        _require_unmapped(rule, given[len(out_dims) :], [*nonzero])
         return *detach_constants(mapped), list(out_zeros)
 
     return {"jvp_jaxpr_fun": lu.wrap_init(mapped_jvp, debug_info=rule.debug_info)}
+
+
+def _mapped_jvp(
+    rule: Any, axis: Any, batch: Batch, dims: Dims, in_zeros: Sequence[bool], out_dims: Dims
+) -> tuple[Any, Dims, Sequence[bool]]:
+    """A rule's mapped jaxpr, where its results and their tangents are mapped, and which of the
+    tangents are zero."""
+    with axis_mapped(axis):
+        jaxpr, consts, out_zeros = rule.call_wrapped(*in_zeros)
+        tangents = [dim for dim, zero in zip(dims, in_zeros, strict=True) if not zero]
+        outs = [dim for dim, zero in zip(out_dims, out_zeros, strict=True) if not zero]
+        closed = attach_constants(jaxpr, consts)
+        return *batch(closed, (*dims, *tangents), (*out_dims, *outs)), out_zeros
+
+
+def jvp_result_dims(eqn: JaxprEqn, axis: Any, batch: Batch, dims: Dims) -> Dims:
+    """Where a custom_jvp rule, of operands that are mapped at `dims`, gives results or their
+    tangents mapped. Raises what the rule raises."""
+    rule, count = eqn.params["jvp_jaxpr_fun"], len(eqn.outvars)
+    with setting_of(eqn):
+        everything, free = (False,) * len(dims), (None,) * count
+        _, given, out_zeros = _mapped_jvp(rule, axis, batch, dims, everything, free)
+    tangents = iter(given[count:])
+    pairs = zip(given, out_zeros, strict=False)
+    both = [(dim, None if zero else next(tangents)) for dim, zero in pairs]
+    return [tangent if dim is None else dim for dim, tangent in both]
+
+
+# --- custom_vjp ---------------------------------------------------------------------------------
 
 
 def mapped_vjp_params(
@@ -58,30 +83,76 @@ def mapped_vjp_params(
     Backwards, JAX maps the rule itself: it sums the cotangents of operands that are unmapped.
     """
     fwd, bwd, out_trees = params["fwd_jaxpr_thunk"], params["bwd"], params["out_trees"]
+    num_consts = params["num_consts"]
     residual_dims: list[int | None] = []
 
     def mapped_fwd(*perturbed: bool) -> tuple[Any, Sequence[Any]]:
-        with axis_mapped(axis):
-            closed = attach_constants(*fwd.call_wrapped(*perturbed))
-            count = len(closed.outvars) - len(out_dims)
-            mapped, given = batch(closed, dims, (*(None,) * count, *out_dims))
+        mapped, given = _mapped_fwd(fwd, axis, batch, dims, perturbed, out_dims)
+        count = len(given) - len(out_dims)
+        _require_unmapped(fwd, given[count:], out_dims)
         residual_dims[:] = given[:count]
         return detach_constants(mapped)
 
     def bwd_dims() -> Dims:
-        offset = params["num_consts"]
         own = iter(residual_dims)
-        forwarded = [next(own) if i is None else dims[i - offset] for i in out_trees()[2]]
+        forwarded = [next(own) if i is None else dims[i - num_consts] for i in out_trees()[2]]
         return [*forwarded, *out_dims]
 
-    more = ()
+    more: tuple[Any, ...] = ()
     if BWD_GIVES_LOGS:
-        name = fwd.debug_info.func_name
-        more = (lambda: len(out_trees()[2])), name
-    mapped_bwd = batching.batch_custom_vjp_bwd(
+        more = (lambda: len(out_trees()[2])), params["call_jaxpr"].debug_info.func_name
+    backward = batching.batch_custom_vjp_bwd(
         bwd, core.TraceTag(), axis, bwd_dims, tuple(dims), *more
     )
+
+    def mapped_bwd(*args: Any) -> Any:
+        with axis_mapped(axis):
+            return backward.call_wrapped(*args)
+
     return {
         "fwd_jaxpr_thunk": lu.wrap_init(mapped_fwd, debug_info=fwd.debug_info),
-        "bwd": mapped_bwd,
+        "bwd": lu.wrap_init(mapped_bwd, debug_info=bwd.debug_info),
     }
+
+
+def _mapped_fwd(
+    fwd: Any, axis: Any, batch: Batch, dims: Dims, perturbed: Sequence[bool], out_dims: Dims
+) -> tuple[Any, Dims]:
+    """A forward rule's mapped jaxpr, and where its residuals and its results are mapped."""
+    with axis_mapped(axis):
+        closed = attach_constants(*fwd.call_wrapped(*perturbed))
+        residuals = (None,) * (len(closed.outvars) - len(out_dims))
+        return batch(closed, dims, (*residuals, *out_dims))
+
+
+def vjp_result_dims(eqn: JaxprEqn, axis: Any, batch: Batch, dims: Dims) -> Dims:
+    """Where a custom_vjp's forward rule, of operands that are mapped at `dims`, gives results
+    mapped. Raises what the rule raises."""
+    fwd, count = eqn.params["fwd_jaxpr_thunk"], len(eqn.outvars)
+    with setting_of(eqn), traced_anew(fwd):
+        everything, free = (True,) * len(dims), (None,) * count
+        _, given = _mapped_fwd(fwd, axis, batch, dims, everything, free)
+    return given[len(given) - count :]
+
+
+def more_consts(params: dict[str, Any], count: int) -> dict[str, Any]:
+    """The parameters of a custom call that takes so many constants more, before its operands."""
+    changed = {"num_consts": params["num_consts"] + count}
+    if "out_trees" not in params:
+        return changed
+    out_trees = params["out_trees"]
+
+    def shifted() -> tuple[Any, Any, list[int | None]]:
+        *trees, forwarded = out_trees()
+        return *trees, [None if i is None else i + count for i in forwarded]
+
+    return {**changed, "out_trees": shifted}
+
+
+def _require_unmapped(rule: Any, given: Dims, wanted: Dims) -> None:
+    """Refuse a rule that gives something mapped of a result that is the same in all lanes."""
+    if any(dim is None and got is not None for dim, got in zip(wanted, given, strict=False)):
+        raise NotImplementedError(
+            f"the rule {rule.debug_info.func_name}, under vmap, gives something that is mapped of "
+            "a result that is not"
+        )

@@ -1,4 +1,9 @@
-"""Batching of custom_jvp and custom_vjp calls: the function, and its rules when they are asked."""
+"""Batching of custom_jvp and custom_vjp calls: the function, and its rules when they are asked.
+
+A result that is the same in all lanes may have a derivative that is not, by the user's rule. So
+that the call has a derivative then, such a result is mapped too, as in `grad` of `jax.vmap`. To
+find out, the rule is traced; only where a mapped call gives an unmapped result.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +14,38 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import CustomJVP, CustomVJP
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.body import batch_body
+from jaxprtool.passes.batch.body import batch_body, lifted
 from jaxprtool.passes.batch.table import Rebuilt, structured_rules
 
 
 def _custom_derivative(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     jvp = eqn.primitive.name in CustomJVP.primitives
     call = (CustomJVP if jvp else CustomVJP).of(eqn)
-    body, out_dims = batch_body(call.body, dims, axis)
+    own_dims = tuple(dims[eqn.params["num_consts"] :])
 
     def batch(rule: Any, dims: Sequence[Dim], outs: Sequence[Dim]) -> Any:
         return batch_body(rule, dims, axis, outs)
 
+    body, out_dims = batch_body(call.body, dims, axis)
+    if None in out_dims and own_dims != (None,) * len(own_dims):
+        asked = jaxcompat.jvp_result_dims if jvp else jaxcompat.vjp_result_dims
+        try:
+            more = asked(eqn, axis.data, batch, own_dims)
+        except Exception:  # the rule is the user's, and may not be one for all of its operands
+            more = out_dims
+        wanted = [b if a is None else a for a, b in zip(out_dims, more, strict=True)]
+        body, out_dims = batch_body(call.body, dims, axis, wanted)
     mapped = jaxcompat.mapped_jvp_params if jvp else jaxcompat.mapped_vjp_params
-    own_dims = tuple(dims[eqn.params["num_consts"] :])
     rules = mapped(eqn.params, axis.data, batch, own_dims, out_dims)
+    body, consts = lifted(body)
+    if consts:
+        rules |= jaxcompat.more_consts(eqn.params, len(consts))
 
     def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
         new = call.rebuild(operands=operands, outs=outs, body=body)
         return new.replace(params={**new.params, **rules})
 
-    return Rebuilt(tuple(dims), out_dims, build)
+    return Rebuilt(tuple(dims), out_dims, build, consts)
 
 
 for _name in (*CustomJVP.primitives, *CustomVJP.primitives):

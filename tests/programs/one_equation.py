@@ -69,7 +69,8 @@ def _batched(
             values[i] if i is not None else a.val if type(a) is Literal else consts[a]
             for i, a in pairs
         ]
-        results, where = rule(Axis(None, size), eqn.primitive, operands, operand_dims, eqn.params)
+        case = Axis(None, size), eqn.primitive, operands, operand_dims, eqn.params
+        results, where = rule(*case) or jaxs_rule(*case)
         several = eqn.primitive.multiple_results
         out_dims[:] = where if several else [where]
         return list(results) if several else [results]

@@ -21,13 +21,15 @@ class Axis:
     """A mapped axis: its name, if collectives may name it, and its size, the number of lanes.
 
     `spmd_name` are the mesh axes that its lanes are spread over (`spmd_axis_name` of jax.vmap),
-    `mesh_axes` the explicit mesh axes over which the mapped dimension of arguments is sharded.
+    `mesh_axes` the explicit mesh axes over which the mapped dimension of arguments is sharded. On a
+    `plain` axis JAX's own rules are used where they could be.
     """
 
     name: Hashable
     size: Any
     spmd_name: tuple[Any, ...] | None = None
     mesh_axes: tuple[Any, ...] | None = None
+    plain: bool = False
 
     @cached_property
     def data(self) -> Any:

@@ -11,15 +11,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.outline import bodies, equations
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.cost import cost_of
 from jaxprtool.passes.batch.moves import MOVES, Moves
 from jaxprtool.passes.batch.table import failed, structured_rules
 from jaxprtool.passes.batch.templates import (
@@ -34,6 +35,9 @@ from jaxprtool.passes.batch.templates import (
 # Batched bodies by the body they came from, so that a body which many equations share is batched
 # once for each pattern of mapped arguments and stays shared.
 _batched: WeakKeyDictionary[Any, dict[Hashable, tuple[Any, tuple[Dim, ...]]]] = WeakKeyDictionary()
+
+# New bodies in which a rule has left values mapped where JAX's would not.
+_strayed: WeakSet[Any] = WeakSet()
 
 
 def forget_bodies() -> None:
@@ -56,16 +60,32 @@ def batch_body(
     None they are mapped, or not, as it comes. If the jaxpr is the `outermost`, its equations'
     name scopes are put in `vmap(...)`.
 
+    Where our rules leave values mapped elsewhere than JAX's would, this may save moves and cost
+    others later: the outermost jaxpr is then batched by JAX's rules too, and the better is taken.
+
     Free named axes must be bound. Raises BatchUnsupported, which names the equation.
     """
     outs = (None,) * len(body.outvars) if outs is None else tuple(outs)
+    made = _batch_body(body, tuple(dims), axis, outs, outermost)
+    if outermost and jaxcompat.open_jaxpr(made[0]) in _strayed:
+        plain = _batch_body(body, tuple(dims), replace(axis, plain=True), outs, outermost)
+        return made if cost_of(made[0]).within(cost_of(plain[0])) else plain
+    return made
+
+
+def _batch_body(
+    body: Any, dims: tuple[Dim, ...], axis: Axis, outs: tuple[Dim, ...], outermost: bool
+) -> tuple[Any, tuple[Dim, ...]]:
     # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
     anchor = body if body.consts else jaxcompat.open_jaxpr(body)
     known = _batched.setdefault(anchor, {})
-    request = (tuple(dims), axis, outs, outermost, jaxcompat.tracing_context())
+    request = (dims, axis, outs, outermost, jaxcompat.tracing_context())
     if request not in known:
         with _uncollected():
-            known[request] = _Run(templates_of(axis), outermost).body(body, dims, outs)
+            run = _Run(templates_of(axis), outermost)
+            known[request] = run.body(body, dims, outs)
+            if run.strays or any(held in _strayed for eqn in run.held for _, held in bodies(eqn)):
+                _strayed.add(jaxcompat.open_jaxpr(known[request][0]))
     return known[request]
 
 
@@ -105,7 +125,8 @@ class _Run:
     """The batching of one jaxpr.
 
     `values` has of each variable of the old jaxpr that is mapped, or has another name now, the
-    atom that it has become, and its kind (see `Templates`).
+    atom that it has become, and its kind (see `Templates`). `held` are the new equations that hold
+    jaxprs.
     """
 
     templates: Templates
@@ -116,6 +137,8 @@ class _Run:
     consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
     kinds: dict[int, int] = field(default_factory=dict)
     scopes: dict[int, Any] = field(default_factory=dict)
+    held: list[JaxprEqn] = field(default_factory=list)
+    strays: bool = False
 
     def body(self, body: Any, dims: Sequence[Dim], outs: Sequence[Dim]) -> Any:
         """The batched body, and where its results are mapped."""
@@ -168,6 +191,7 @@ class _Run:
             if template is None or template.alone is None:
                 self._equation(eqn, operands, key, template)
                 continue
+            self.strays |= template.strays
             step, source = template.alone, eqn.source_info
             if outermost:
                 scope = scopes.get(id(source.name_stack)) or self._within(source.name_stack)
@@ -201,6 +225,7 @@ class _Run:
             results = None if template else self._structured(eqn, operands, dims)
             if results is None:
                 template = template or self._template(eqn, operands, dims, signature)
+                self.strays |= template.strays
                 atoms = self._written(template, operands, eqn)
                 results = list(zip(atoms, template.kinds, strict=True))
         except JaxprToolError:
@@ -330,5 +355,6 @@ class _Run:
         if self.outermost:
             new = new.replace(source_info=self._under_vmap(new.source_info))
         self.eqns.append(new)
+        self.held.append(new)
         pairs = zip(outs, rebuilt.out_dims, strict=True)
         return [(out, self.templates.kind(out.aval, dim)) for out, dim in pairs]

@@ -17,16 +17,15 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import Primitive
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.table import batch_rules, jaxs_rule
+from jaxprtool.passes.batch.table import batch_rules
 
-#: A rule of `batch_rules`, or None in place of its result: it leaves this case to JAX's rule.
 OwnRule = Callable[[Axis, Primitive, Sequence[Any], Sequence[Dim], dict[str, Any]], Any]
 
 
 def rule_for(*names: str) -> Callable[[OwnRule], OwnRule]:
-    """Enter a rule in `batch_rules` for these primitives.
+    """Enter a rule in `batch_rules` for these primitives, one that JAX's rule could stand in for.
 
-    Lanes that are spread over mesh axes are left to JAX's rule, and what the rule gives None for.
+    It does for lanes that are spread over mesh axes, and on an axis that is `plain`.
     """
 
     def enter(rule: OwnRule) -> OwnRule:
@@ -37,9 +36,9 @@ def rule_for(*names: str) -> Callable[[OwnRule], OwnRule]:
             dims: Sequence[Dim],
             params: dict[str, Any],
         ) -> Any:
-            spread = axis.spmd_name is not None or axis.mesh_axes is not None
-            made = None if spread else rule(axis, primitive, operands, dims, params)
-            return jaxs_rule(axis, primitive, operands, dims, params) if made is None else made
+            if axis.plain or axis.spmd_name is not None or axis.mesh_axes is not None:
+                return None
+            return rule(axis, primitive, operands, dims, params)
 
         batch_rules.update(dict.fromkeys(names, guarded))
         return rule

@@ -78,7 +78,7 @@ def _fft(
     """A transform is along the last dimensions; what is before them stays, unless the result, which
     is larger for some kinds, would be dearer to move than the operand."""
     x, dim = only(operands, dims)
-    (size,) = result_sizes(axis, primitive, operands, dims, params)
+    size = sum(result_sizes(axis, primitive, operands, dims, params))
     stays = dim < x.ndim - len(params["fft_lengths"]) and size <= nbytes(x.shape, x.dtype)
     target = dim if stays else 0
     return primitive.bind(placed(axis, x, dim, target), **params), target

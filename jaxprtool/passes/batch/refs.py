@@ -34,7 +34,7 @@ def _written(
     """What is written to a whole ref is mapped as the ref is; JAX's own rule relies on it."""
     ref, value, *others = operands
     dim = dims[0]
-    if not others and None not in (dim, dims[1]):
+    if not others and dim is not None and dims[1] is not None:
         value = jaxcompat.match_axis(axis.data, dims[1], dim, value)
         dims = (dim, dim)
     return jaxs_rule(axis, primitive, (ref, value, *others), dims, params)

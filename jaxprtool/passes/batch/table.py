@@ -26,8 +26,10 @@ class BatchUnsupported(UnsupportedError, NotImplementedError):
 
 #: `rule(axis, primitive, operands, dims, params) -> (results, dims)`. Results and their dimensions
 #: are lists if the primitive has multiple results, as in JAX's own table. At least one operand is
-#: mapped, unless the equation has an effect.
-Rule = Callable[[Axis, Primitive, Sequence[Any], Sequence[Dim], dict[str, Any]], tuple[Any, Any]]
+#: mapped, unless the equation has an effect. None leaves the case to JAX's own rule.
+Rule = Callable[
+    [Axis, Primitive, Sequence[Any], Sequence[Dim], dict[str, Any]], tuple[Any, Any] | None
+]
 
 #: The open table: a plug-in adds its primitive's rule by name.
 batch_rules: dict[str, Rule] = {}

@@ -9,7 +9,7 @@ write it down with the equation's own operands.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -43,7 +43,8 @@ class Step:
 class Template:
     """The equations that take an equation's place; `outs` are its results, as `inputs` of a step,
     and `kinds` those of the results. `binders` are the variables that effects on refs name. If
-    the operands go to a single equation and its results are the template's, that is `alone`."""
+    the operands go to a single equation and its results are the template's, that is `alone`. It
+    `strays` if a rule of ours leaves results where JAX's would not."""
 
     consts: tuple[Any, ...]
     steps: tuple[Step, ...]
@@ -51,6 +52,7 @@ class Template:
     kinds: tuple[int, ...]
     binders: tuple[Var, ...]
     alone: Step | None
+    strays: bool
 
 
 def trace_rule(
@@ -61,13 +63,18 @@ def trace_rule(
     Raises what its rule raises.
     """
     primitive, axis = eqn.primitive, templates.axis
-    rule = batch_rules.get(primitive.name, jaxs_rule)
+    own: list[bool] = []
 
     def call(*operands: Any) -> tuple[Sequence[Any], Sequence[Dim]]:
-        results, out_dims = rule(axis, primitive, operands, dims, eqn.params)
+        rule = batch_rules.get(primitive.name)
+        made = rule and rule(axis, primitive, operands, dims, eqn.params)
+        own.append(made is not None)
+        results, out_dims = made or jaxs_rule(axis, primitive, operands, dims, eqn.params)
         return (results, out_dims) if primitive.multiple_results else ([results], [out_dims])
 
-    return _traced(call, avals, templates, eqn)
+    template = _traced(call, avals, templates, eqn)
+    strays = own[0] and not axis.plain and any(templates.dims[kind] for kind in template.kinds)
+    return replace(template, strays=strays)
 
 
 def trace_match(aval: Any, source: Dim, target: int, templates: Templates) -> Template:
@@ -123,7 +130,7 @@ def _template(jaxpr: Any, kinds: Sequence[int]) -> Template:
     if len(steps) == 1 and not steps[0].effects and not jaxpr.consts:
         whole = [*jaxpr.eqns[0].invars, *jaxpr.eqns[0].outvars]
         alone = steps[0] if whole == [*jaxpr.invars, *jaxpr.outvars] else None
-    return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), alone)
+    return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), alone, False)
 
 
 def _plain(value: Any) -> Any:

@@ -438,6 +438,33 @@ def test_collectives_over_the_mapped_axis_of_mapped_and_unmapped_values():
     assert_alike(lambda x: lax.all_gather(x, "i"), MATRIX, axis_name="i", around=jax.jit)
 
 
+def test_what_collectives_make_of_unmapped_values_python_may_look_at():
+    def fun(w, x):
+        turned = lax.ppermute(w, "i", [(0, 1), (1, 2), (2, 0)])
+        return x if lax.psum(w, "i") > 5 else jax.jit(lambda y: lax.pmax(y, "i"))(turned) * x
+
+    for w in 1.0, 2.0:
+        assert_alike(fun, w, VECTOR, in_axes=(None, 0), axis_name="i")
+
+
+def test_custom_derivatives_may_name_the_mapped_axis():
+    @jax.custom_jvp
+    def total(y):
+        return lax.ppermute(y, "i", [(0, 2), (1, 0), (2, 1)]) + lax.axis_index("i")
+
+    total.defjvp(lambda p, t: (total(*p), t[0] * 3))
+    around = [lambda f: f, lambda f: jax.grad(lambda *a: f(*a).sum(), argnums=(0, 1))]
+    for transformed in around:
+        assert_alike(
+            lambda w, x: total(w) * total(x),
+            2.0,
+            VECTOR,
+            in_axes=(None, 0),
+            axis_name="i",
+            around=transformed,
+        )
+
+
 def test_the_size_of_the_mapped_axis_is_known_inside():
     def fun(x):
         return x * (2 if lax.axis_size("i") == 3 else 1) + jax.jit(lambda: lax.psum(1, "i"))()

@@ -58,7 +58,7 @@ core.pytype_aval_mappings[_LaneTracer] = lambda tracer: tracer.aval
 # JAX knows by "BatchTrace" in a trace's name that it is under a vmap, and by "DynamicJaxprTrace"
 # that it is under a jit.
 class _LaneBatchTrace(pe.DynamicJaxprTrace):
-    """Stages what depends on mapped values, happens after such, or names the mapped axis.
+    """Stages what depends on mapped values, or has an effect after one that does.
 
     `operands` are the values that are mapped, and `dims` where, in the order of the arguments of
     the jaxpr that is written. `scope` are the name scopes outside.
@@ -101,12 +101,8 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
     def process_primitive(self, primitive: Any, values: Sequence[Any], params: Any, /) -> Any:
         if not any(map(self.owns, values)):
             found = self._effects(primitive, values, params)
-            if not found:
-                with self._outside():
-                    avals = tuple(map(core.typeof, values))
-                    return primitive.bind_with_trace(self.parent_trace, values, avals, params)
             if not self._waits(found):
-                return self._at_once(primitive, values, params)
+                return self._at_once(primitive, values, params, bool(found))
         return super().process_primitive(primitive, values, params)
 
     # Primitives that take functions. These may close over mapped values, so that only tracing them
@@ -158,7 +154,11 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
     def emit_eqn(
         self, operands: Any, avals: Any, primitive: Any, params: Any, effs: Any, *a: Any, **kw: Any
     ) -> Any:
-        if self.asking and all(map(self._is_constant, operands)) and not self._waits(effs):
+        if (
+            self.asking
+            and all(map(self._is_constant, operands))
+            and not (self._waits(effs) or _names_axis(params, self.axis.name))
+        ):
             with self._outside(), core.set_current_trace(self.parent_trace):
                 values = map(self.get_const, operands)
                 return list(primitive.bind(*values, **primitive.get_bind_params(params)))
@@ -214,13 +214,21 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         with core.set_current_trace(self):
             return fun.call_wrapped(*values)
 
-    def _at_once(self, primitive: Any, values: Any, params: Any) -> Any:
-        """An effect on unmapped values, which JAX's rules may refuse, or repeat for each lane."""
-        rule = batching.fancy_primitive_batchers.get(primitive)
-        with self._outside(), core.set_current_trace(self.parent_trace):
+    def _at_once(self, primitive: Any, values: Any, params: Any, has_effects: bool) -> Any:
+        """An equation on unmapped values.
+
+        If it may name the axis, or has an effect, JAX's rule knows what it is: it may differ from
+        lane to lane, be refused, or happen once for each lane.
+        """
+        rule = None
+        if has_effects or self.axis.name is not core.no_axis_name:
+            rule = batching.fancy_primitive_batchers.get(primitive)
+        with self._outside():
             if rule is None:
-                return primitive.bind(*values, **params)
-            results, dims = rule(self.axis, list(values), [None] * len(values), **params)
+                avals = tuple(map(core.typeof, values))
+                return primitive.bind_with_trace(self.parent_trace, values, avals, params)
+            with core.set_current_trace(self.parent_trace):
+                results, dims = rule(self.axis, list(values), [None] * len(values), **params)
         if not primitive.multiple_results:
             return results if dims is None else self.argument(results, dims)
         return [
@@ -249,13 +257,8 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
             return ()  # a primitive without types, or a fault, which binding it will report
 
     def _waits(self, effs: Any) -> bool:
-        """Whether effects have to wait for others that are staged, or belong to the mapped axis."""
-        return any(
-            effect.name == self.axis.name
-            if isinstance(effect, core.NamedAxisEffect)
-            else self.ordered
-            for effect in effs
-        )
+        """Whether effects have to wait for others that are staged."""
+        return self.ordered and any(map(_is_ordered, effs))
 
     def _is_constant(self, tracer: Any) -> bool:
         return isinstance(tracer.val, core.Literal) or tracer.val in self.frame.constvar_to_val
@@ -267,6 +270,18 @@ def _has_run(function: Any) -> bool:
         return bool([store.val for store in function.stores if store is not None])
     except lu.StoreException:
         return False
+
+
+def _names_axis(params: Any, name: Any) -> bool:
+    """Whether parameters name an axis, at any depth: not every collective has an effect."""
+    return any(
+        name in value if type(value) is tuple else type(value) is type(name) and value == name
+        for value in params.values()
+    ) or any(
+        _names_axis(eqn.params, name)
+        for jaxpr in core.jaxprs_in_params(params)
+        for eqn in open_jaxpr(jaxpr).eqns
+    )
 
 
 def _is_ordered(effect: Any) -> bool:

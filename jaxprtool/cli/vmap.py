@@ -47,7 +47,7 @@ _InAxes = Annotated[
         metavar="EXPR",
         parser=_in_axes,
         help="The mapped axis of each argument: an integer, None where all lanes share it, or "
-        'a tuple with an entry for each positional argument: "(None, 0)".',
+        'a tuple with an entry for each positional argument that is traced: "(None, 0)".',
         rich_help_panel=_MAPPED,
     ),
 ]

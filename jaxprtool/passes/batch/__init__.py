@@ -33,7 +33,6 @@ from jaxprtool.passes.batch import (  # noqa: F401  (they fill the tables)
     layout,
     linalg,
     loops,
-    random,
     reductions,
     refs,
     sharding,

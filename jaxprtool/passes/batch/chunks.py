@@ -10,7 +10,8 @@ each slice is as large as the whole argument, and n // k of these would be added
 
 Lanes of different chunks never meet. So collectives over the mapped axis are refused, and the axis
 bears no name in a chunk: what is only traced later, such as the rule of a custom derivative, then
-fails loudly instead of summing over one chunk.
+fails loudly instead of summing over one chunk. Random bits that lanes draw together, as JAX has the
+lanes of `rbg` keys do, depend on the chunk.
 """
 
 from __future__ import annotations

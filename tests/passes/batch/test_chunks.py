@@ -1,9 +1,16 @@
 """`chunk=k` gives what all lanes at once give, in less memory, or says why it cannot."""
 
+import random
+from collections import Counter
+from dataclasses import replace
+
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import io_callback
 
@@ -12,6 +19,8 @@ from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.outline import equations, named, top_jaxpr
 from jaxprtool.ir.program import type_check
 from jaxprtool.passes.batch import Batch, BatchError, BatchTypeError
+from tests.programs import random_programs
+from tests.programs.mapped import flat, mappings, ours, same_programs
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((3, 4)).astype(np.float32)
@@ -373,3 +382,46 @@ def test_few_lanes_and_many(size):
         program = Batch(**options, chunk=chunk)(trace(fun, w, XS[0]))
         assert_same(jax.jit(program)(w, xs), (xs @ w, (xs[:, ::-1] + w).T, w))
         assert ("scan" in primitives(program)) == (size > chunk)
+
+
+# --- random programs ----------------------------------------------------------------------------
+
+
+def prove_random_programs(examples, seed):
+    """Random programs, mapped at random axes: in chunks as all lanes at once, events included."""
+    outcomes = Counter()
+
+    @hypothesis.seed(seed)
+    @settings(max_examples=examples)
+    @given(random_programs(), st.integers(0, 2**20), st.integers(1, 3))
+    def check(drawn, seed, chunk):
+        case = drawn.case()
+        with case.setting():
+            program = flat(case.program())
+            for drawn_mapping in mappings(program, random.Random(seed), 1):
+                mapping = replace(drawn_mapping, size=5)
+                try:
+                    whole = ours(program, mapping)
+                except JaxprToolError:
+                    outcomes["refused"] += 1
+                    continue
+                axes = mapping.in_axes, mapping.out_axes, mapping.size, mapping.axis_name
+                chunked = Batch(*axes, chunk=chunk)(program)
+                type_check(chunked)
+                same_programs(chunked, whole, mapping.stack(case.arguments()))
+                outcomes["same"] += 1
+
+    check()
+    jax.clear_caches()
+    return outcomes
+
+
+def test_random_programs_in_chunks_compute_the_same():
+    assert prove_random_programs(examples=20, seed=0)["same"] >= 8
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", range(10))
+def test_many_random_programs_in_chunks_compute_the_same(part, record_property):
+    outcomes = prove_random_programs(examples=200, seed=100 + part)
+    record_property("outcomes", dict(outcomes))

@@ -157,7 +157,7 @@ def vmap(
     from jaxprtool.passes.batch import Batch
     from jaxprtool.passes.pipeline import Pipeline, Step
 
-    batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name, chunk)
+    batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name or None, chunk)
     pipeline = Pipeline((Step(batch), *options.pipeline(passes, plugin).steps))
     watcher = Watcher(before_all=False, after_all=False, after=frozenset())
     entry = options.find(target, args, factory, static_argnums, static_argnames)
@@ -215,15 +215,15 @@ def _summary(batch: Batch, program: Program, row: Row) -> str:
     mapped = _mapped(batch, program)
     for name, dim in mapped:
         dims.setdefault(_root(name), set()).add(dim)
-    places: dict[int | None, dict[str, None]] = {}
+    names: dict[int | None, dict[str, None]] = {}
     for name, dim in mapped:
         root = _root(name)
-        places.setdefault(dim, {})[root if len(dims[root]) == 1 else name] = None
+        names.setdefault(dim, {})[root if len(dims[root]) == 1 else name] = None
     parts = [
-        f"{reports.some(list(names))} {'unmapped' if dim is None else f'at axis {dim}'}"
-        for dim, names in sorted(places.items(), key=lambda item: (item[0] is None, item[0]))
+        f"{reports.some(list(each))} {'unmapped' if dim is None else f'at axis {dim}'}"
+        for dim, each in sorted(names.items(), key=lambda item: (item[0] is None, item[0]))
     ]
-    lanes = f"{batch.axis_size} lanes"
+    lanes = "1 lane" if batch.axis_size == 1 else f"{batch.axis_size} lanes"
     if batch.axis_name is not None:
         lanes += f" of axis '{batch.axis_name}'"
     if batch.chunk is not None:

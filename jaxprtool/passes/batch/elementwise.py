@@ -23,6 +23,7 @@ from jaxprtool.passes.batch.placing import (
     meeting_dim,
     nbytes,
     placed,
+    prefers_jaxs,
     result_sizes,
     rule_for,
     with_one_lane,
@@ -73,11 +74,14 @@ def _add_any(
     return lax.add_p.bind(*terms), target
 
 
-@rule_for("clamp")
+@rule_for("clamp", always=True)
 def _clamp(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
-    """Bounds are scalars or have the shape of what they bound, each for itself."""
+    """Bounds are scalars or have the shape of what they bound, each for itself. JAX's rule fails
+    for a scalar that only its upper bound makes differ by lane."""
+    if prefers_jaxs(axis) and lane_shape(operands[1], dims[1]):
+        return None
     prepared, target = _of_one_shape(axis, operands, dims, {1})
     return primitive.bind(*prepared, **params), target
 
@@ -114,7 +118,7 @@ def _of_one_shape(
     return [prepared(i, x, d) for i, (x, d) in enumerate(zip(operands, dims, strict=True))], target
 
 
-@rule_for("tie")
+@rule_for("tie", always=True)
 def _tie(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:

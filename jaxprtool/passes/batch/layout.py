@@ -95,7 +95,7 @@ def _concatenate(
     return lax.concatenate(parts, dimension + (dimension >= target)), target
 
 
-@rule_for("bitcast_convert_type")
+@rule_for("bitcast_convert_type", always=True)
 def _bitcast_convert_type(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:

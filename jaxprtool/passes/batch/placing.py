@@ -22,11 +22,15 @@ from jaxprtool.passes.batch.table import batch_rules
 OwnRule = Callable[[Axis, Primitive, Sequence[Any], Sequence[Dim], dict[str, Any]], Any]
 
 
-def rule_for(*names: str) -> Callable[[OwnRule], OwnRule]:
-    """Enter a rule in `batch_rules` for these primitives, one that JAX's rule could stand in for.
+def prefers_jaxs(axis: Axis) -> bool:
+    """Whether JAX's rules are to be used where they could: on an axis that is `plain`, and for
+    lanes that are spread over mesh axes."""
+    return axis.plain or axis.spmd_name is not None or axis.mesh_axes is not None
 
-    It does for lanes that are spread over mesh axes, and on an axis that is `plain`.
-    """
+
+def rule_for(*names: str, always: bool = False) -> Callable[[OwnRule], OwnRule]:
+    """Enter a rule in `batch_rules` for these primitives, one that JAX's rule could stand in for,
+    unless it is there `always`, since JAX's is not right."""
 
     def enter(rule: OwnRule) -> OwnRule:
         def guarded(
@@ -36,11 +40,9 @@ def rule_for(*names: str) -> Callable[[OwnRule], OwnRule]:
             dims: Sequence[Dim],
             params: dict[str, Any],
         ) -> Any:
-            if axis.plain or axis.spmd_name is not None or axis.mesh_axes is not None:
-                return None
-            return rule(axis, primitive, operands, dims, params)
+            return None if prefers_jaxs(axis) else rule(axis, primitive, operands, dims, params)
 
-        batch_rules.update(dict.fromkeys(names, guarded))
+        batch_rules.update(dict.fromkeys(names, rule if always else guarded))
         return rule
 
     return enter

@@ -9,7 +9,7 @@ from jax import lax
 from jax.extend.core import primitives
 
 from jaxprtool import trace
-from jaxprtool.passes.batch import Axis, Batch, batch_rules
+from jaxprtool.passes.batch import Axis, Batch, batch_body, batch_rules
 from tests.programs.mapped import Cost
 from tests.programs.one_equation import example, savings
 
@@ -133,6 +133,14 @@ def test_a_net_is_mapped_without_a_transpose_but_at_its_end():
     eqns = Batch((None, None, 0), 0, 8)(program).jaxpr.eqns
     transposes = [i for i, eqn in enumerate(eqns) if eqn.primitive.name == "transpose"]
     assert transposes == [len(eqns) - 1]
+
+
+def test_where_jaxs_rules_fail_ours_are_used_on_a_plain_axis_too():
+    scalar = jax.ShapeDtypeStruct((), "float32")
+    program = trace(lax.clamp, scalar, scalar, scalar)
+    for axis in [Axis(None, 3), Axis(None, 3, plain=True)]:
+        _, dims = batch_body(program.jaxpr, [None, None, 0], axis)
+        assert dims == (0,)
 
 
 @pytest.mark.parametrize("spread", [{"spmd_name": ("i",)}, {"mesh_axes": ("i",)}])

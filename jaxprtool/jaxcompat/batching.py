@@ -62,9 +62,15 @@ def mapped_aval(axis: Any, dim: int | None, aval: Any) -> Any:
     return aval.update(manual_axis_type=aval.mat.update(varying=varying))
 
 
-def mapped_sharding(axis: Any, sharding: Any, dim: int, mesh: Any, ndim: int) -> Any:
-    """The sharding of a jit's operand or result of `ndim` dimensions that is mapped along `dim`."""
-    return pjit._pjit_batcher_for_sharding(sharding, dim, axis.spmd_name, mesh, ndim)
+def mapped_sharding(axis: Any, sharding: Any, dim: int, mesh: Any, aval: Any) -> Any:
+    """The sharding of a jit's operand or result that is of type `aval`, mapped along `dim`."""
+    if not _SHARDINGS_ARE_OF_TYPES:
+        aval = aval.ndim
+    return pjit._pjit_batcher_for_sharding(sharding, dim, axis.spmd_name, mesh, aval)
+
+
+#: Since 0.12 JAX asks for the type there, and before for its number of dimensions.
+_SHARDINGS_ARE_OF_TYPES = "aval" in pjit._pjit_batcher_for_sharding.__annotations__
 
 
 def tracing_context() -> Hashable:

@@ -110,13 +110,13 @@ def _select(
     index = jaxcompat.match_axis(axis.data, dims[0], 0, operands[0])
     if len(branches) == 2:
         index = lax.gt(index, lax.full_like(index, 0, shape=()))  # a quarter of the bytes
-    selected = [lax.stop_gradient(x) is not x for x in operands[1:]]
+    selected = [jnp.issubdtype(x.dtype, jnp.inexact) for x in operands[1:]]
     pairs = zip(dims[1:], selected, strict=True)
     ins = tuple(0 if dim is None and flag else dim for dim, flag in pairs)
     ins, outs = _layout(branches, ins, axis, selected)
     triples = zip(operands[1:], dims[1:], ins, strict=True)
     values = [_moved(axis, x, dim, to) for x, dim, to in triples]
-    fixed = [lax.stop_gradient(x) for x in values]
+    fixed = [lax.stop_gradient(x) if flag else x for x, flag in zip(values, selected, strict=True)]
     given = []
     for i, branch in enumerate(branches):
         own = [

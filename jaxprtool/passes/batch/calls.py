@@ -67,7 +67,7 @@ def _laid_out(
         sharding
         if dim is None or jaxcompat.is_unspecified(sharding)
         else jaxcompat.mapped_sharding(
-            axis.data, sharding, dim, eqn.params["ctx_mesh"], len(atom.aval.shape) + 1
+            axis.data, sharding, dim, eqn.params["ctx_mesh"], axis.aval(atom.aval, dim)
         )
         for sharding, dim, atom in zip(params[f"{side}_shardings"], dims, atoms, strict=True)
     )

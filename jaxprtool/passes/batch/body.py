@@ -81,7 +81,7 @@ def _batch_body(
     known = _batched.setdefault(anchor, {})
     request = (dims, axis, outs, outermost, jaxcompat.tracing_context())
     if request not in known:
-        with _uncollected():
+        with _young_collections():
             run = _Run(templates_of(axis), outermost)
             known[request] = run.body(body, dims, outs)
             if run.strays or any(held in _strayed for eqn in run.held for _, held in bodies(eqn)):
@@ -108,16 +108,15 @@ def lifted(body: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection in here: a large jaxpr is made of much that lives, and no garbage,
-    and collections that are made for it take several times as long as making it."""
-    enabled = gc.isenabled()
-    gc.disable()
+def _young_collections() -> Iterator[None]:
+    """Only young garbage is collected in here. A large jaxpr is made of much that lives, and full
+    collections made because of it take several times as long as making it."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(thresholds[0], 1_000_000, 1_000_000)
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        gc.set_threshold(*thresholds)
 
 
 @dataclass(eq=False)
@@ -157,7 +156,7 @@ class _Run:
             consts=[*body.consts, *(value for _, value in made)],
             invars=invars,
             outvars=results,
-            eqns=self.moves.needed(self.eqns, results),
+            eqns=self.eqns,
             debug_info=body.debug_info,
         )
         return new, out_dims
@@ -167,6 +166,7 @@ class _Run:
         values, known, moves, written = self.values, self.templates.known, self.moves, self.eqns
         unmapped, outermost, scopes = self.kinds, self.outermost, self.scopes
         SourceInfo, named = jaxcompat.source_info, self.templates.axis.name is not None
+        waiting = moves.waiting
         for eqn, operation in zip(jaxpr.eqns, operations(jaxpr), strict=True):
             operands: list[Atom] = []
             signature: list[Any] = [operation]
@@ -182,32 +182,41 @@ class _Run:
                     operands.append(value[0])
                     signature.append(value[1])
             if same and not eqn.effects and not (named and self._names_axis(eqn)):
-                written.append(eqn)
-                if eqn.primitive.name in MOVES:
-                    moves.found(eqn)
+                self._write(eqn)
                 continue
             key = tuple(signature)
             template = None if operation is None else known.get(key)
             if template is None or template.alone is None:
                 self._equation(eqn, operands, key, template)
                 continue
-            self.strays |= template.strays
             step, source = template.alone, eqn.source_info
             if outermost:
                 scope = scopes.get(id(source.name_stack)) or self._within(source.name_stack)
                 source = SourceInfo(source.traceback, scope)
-            outs: list[Any] = [Var(aval) for aval in step.avals]
+            outs: list[Any] = list(map(Var, step.avals))
             new = JaxprEqn(
                 operands, outs, step.primitive, step.params, step.effects, source, step.ctx
             )
-            if step.move is None or type(operands[0]) is Literal:
-                written.append(new)
+            if step.move is not None and type(operands[0]) is not Literal:
+                outs[0] = moves.moved(step.move, new)
             else:
-                outs[0], needed = moves.moved(step.move, new)
-                if needed is not None:
-                    written.append(needed)
+                for atom in operands:
+                    if type(atom) is not Literal and atom in waiting:
+                        moves.needed(atom, written)
+                written.append(new)
             for v, result in zip(eqn.outvars, zip(outs, template.kinds, strict=True), strict=True):
                 values[v] = result
+
+    def _write(self, eqn: JaxprEqn) -> None:
+        """Write an equation down, after the moves that it needs; a move not until it is needed."""
+        if eqn.primitive.name in MOVES and len(eqn.invars) == 1:
+            self.moves.found(eqn)
+            return
+        waiting = self.moves.waiting
+        for atom in eqn.invars:
+            if type(atom) is not Literal and atom in waiting:
+                self.moves.needed(atom, self.eqns)
+        self.eqns.append(eqn)
 
     def _equation(
         self,
@@ -219,7 +228,7 @@ class _Run:
         """An equation of more than one step, or that holds jaxprs, or is met for the first time."""
         dims = [self.templates.dims[kind] for kind in signature[1:]]
         if not (eqn.effects or any(dim is not None for dim in dims) or self._names_axis(eqn)):
-            self.eqns.append(eqn.replace(invars=operands))
+            self._write(eqn.replace(invars=operands))
             return
         try:
             results = None if template else self._structured(eqn, operands, dims)
@@ -271,6 +280,8 @@ class _Run:
             dim = self.templates.dims[kind]
             if out is not None and out != dim:
                 result, dim = self._matched(result, dim, out, None), out
+            if type(result) is not Literal and result in self.moves.waiting:
+                self.moves.needed(result, self.eqns)
             results.append(result)
             dims.append(dim)
         return results, tuple(dims)
@@ -308,12 +319,9 @@ class _Run:
             new = JaxprEqn(ins, outs, step.primitive, step.params, effs, source, step.ctx)
             if step.move is None or type(ins[0]) is Literal:
                 values += outs
-                self.eqns.append(new)
-                continue
-            result, needed = self.moves.moved(step.move, new)
-            values.append(result)
-            if needed is not None:
-                self.eqns.append(needed)
+                self._write(new)
+            else:
+                values.append(self.moves.moved(step.move, new))
         return [values[i] if type(i) is int else i for i in template.outs]
 
     def _constant(self, value: Any) -> Var:
@@ -354,7 +362,7 @@ class _Run:
         new = rebuilt.build(moved, outs)
         if self.outermost:
             new = new.replace(source_info=self._under_vmap(new.source_info))
-        self.eqns.append(new)
+        self._write(new)
         self.held.append(new)
         pairs = zip(outs, rebuilt.out_dims, strict=True)
         return [(out, self.templates.kind(out.aval, dim)) for out, dim in pairs]

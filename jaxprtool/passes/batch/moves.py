@@ -2,12 +2,13 @@
 
 Batching makes many, to bring mapped dimensions together. Each is made once for a value, however
 many equations ask for it, and one that follows another is merged with it: two transposes are one
-or none, a broadcast of a broadcast is a broadcast. A move that only led to merged ones goes.
+or none, a broadcast of a broadcast is a broadcast. A move is written down when an equation needs
+its result, so that one which only led to merged ones never is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +17,15 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 Params = dict[str, Any]
 
 
-def move_key(eqn: JaxprEqn) -> Hashable:
-    """A key that equations share if they are the same move; None for what is none."""
+_numbers: dict[Hashable, int] = {}
+
+
+def move_number(eqn: JaxprEqn) -> int | None:
+    """A number that equations share if they are the same move; None for what is none."""
     if eqn.primitive.name not in MOVES or len(eqn.invars) != 1:
         return None
-    return eqn.primitive, tuple(eqn.params.items()), eqn.ctx
+    key = eqn.primitive, tuple(eqn.params.items()), eqn.ctx
+    return _numbers.setdefault(key, len(_numbers))
 
 
 def _transposes(first: JaxprEqn, second: JaxprEqn) -> Params:
@@ -62,36 +67,28 @@ MOVES = frozenset({"transpose", "broadcast_in_dim", "reshape", "squeeze"})
 class Moves:
     """The moves of one new jaxpr.
 
-    `made` has what moves have made, by key and operand, `origins` the move that made a value, and
-    `passed` the values that a merged move has gone past.
+    `made` has what moves have made, by number and operand, `origins` the move that made a value,
+    and `waiting` those moves that are not written down yet, by what they make.
     """
 
     made: dict[Hashable, Atom] = field(default_factory=dict)
     origins: dict[Var, JaxprEqn] = field(default_factory=dict)
-    passed: set[Var] = field(default_factory=set)
+    waiting: dict[Any, JaxprEqn] = field(default_factory=dict)
 
     def found(self, eqn: JaxprEqn) -> None:
-        """Take note of a move that is in the jaxpr already."""
-        self.origins[eqn.outvars[0]] = eqn
-        if type(eqn.invars[0]) is not Literal:
-            self.made.setdefault((move_key(eqn), eqn.invars[0]), eqn.outvars[0])
+        """Take note of a move, which is to be written down when it is needed."""
+        self.origins[eqn.outvars[0]] = self.waiting[eqn.outvars[0]] = eqn
 
-    def moved(self, key: Hashable, eqn: JaxprEqn) -> tuple[Atom, JaxprEqn | None]:
-        """The result of a move whose operand is a variable, and the equation that it needs yet."""
-        given = eqn.invars[0]
-        if (known := self.made.get((key, given))) is not None:
-            return known, None
-        merged = self._merged(eqn)
-        needed = None
-        if type(merged) is JaxprEqn:
-            source = merged.invars[0]
-            known = None if type(source) is Literal else self.made.get((move_key(merged), source))
-            if known is None:
+    def moved(self, number: int, eqn: JaxprEqn) -> Atom:
+        """The result of a move whose operand is a variable; moves of one number are the same."""
+        asked = number, eqn.invars[0]
+        if asked not in self.made:
+            merged = self._merged(eqn)
+            if type(merged) is JaxprEqn:
                 self.found(merged)
-                needed, known = merged, merged.outvars[0]
-            merged = known
-        self.made[key, given] = merged
-        return merged, needed
+                merged = merged.outvars[0]
+            self.made[asked] = merged
+        return self.made[asked]
 
     def _merged(self, eqn: JaxprEqn) -> JaxprEqn | Atom:
         """A move merged with the one before it, if there is one; a value if nothing is left."""
@@ -102,7 +99,6 @@ class Moves:
         params = merge[1](first, eqn)
         if params is None:
             return eqn
-        self.passed.add(eqn.invars[0])
         source, out = first.invars[0], eqn.outvars[0]
         dims = params.get("permutation", params.get("broadcast_dimensions"))
         if dims == tuple(range(len(out.aval.shape))) and source.aval.shape == out.aval.shape:
@@ -110,14 +106,10 @@ class Moves:
         primitive = (first, eqn)[merge[0]].primitive
         return eqn.replace(primitive=primitive, params=params, invars=[source])
 
-    def needed(self, eqns: list[JaxprEqn], results: Sequence[Atom]) -> list[JaxprEqn]:
-        """The equations without the moves that nothing needs since later ones were merged."""
-        if not self.passed:
-            return eqns
-        read = {atom for atom in results if type(atom) is not Literal}
-        idle = self.passed - read
-        for eqn in eqns:
-            for atom in eqn.invars:
-                if type(atom) is not Literal and atom in idle:
-                    idle.discard(atom)
-        return [eqn for eqn in eqns if idle.isdisjoint(eqn.outvars)]
+    def needed(self, atom: Var, written: list[JaxprEqn]) -> None:
+        """Write down the move that makes a value, and those that it needs, before its first use."""
+        eqn = self.waiting.pop(atom)
+        source = eqn.invars[0]
+        if type(source) is not Literal and source in self.waiting:
+            self.needed(source, written)
+        written.append(eqn)

@@ -19,7 +19,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.moves import move_key
+from jaxprtool.passes.batch.moves import move_number
 from jaxprtool.passes.batch.table import batch_rules, jaxs_rule
 from jaxprtool.passes.dce import dce_body
 
@@ -35,8 +35,8 @@ class Step:
     ctx: Any
     inputs: tuple[Any, ...]
     avals: tuple[Any, ...]
-    #: What the step does, if it is a move: equal for equal moves; see `moves`.
-    move: Hashable
+    #: Its number, if it is a move; see `moves`.
+    move: int | None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -73,8 +73,9 @@ def trace_rule(
         return (results, out_dims) if primitive.multiple_results else ([results], [out_dims])
 
     template = _traced(call, avals, templates, eqn)
-    strays = own[0] and not axis.plain and any(templates.dims[kind] for kind in template.kinds)
-    return replace(template, strays=strays)
+    if own[0] and not axis.plain and any(templates.dims[kind] for kind in template.kinds):
+        return replace(template, strays=True, alone=None)
+    return template
 
 
 def trace_match(aval: Any, source: Dim, target: int, templates: Templates) -> Template:
@@ -121,13 +122,13 @@ def _template(jaxpr: Any, kinds: Sequence[int]) -> Template:
             eqn.ctx,
             numbered(eqn.invars),
             tuple(v.aval for v in eqn.outvars),
-            move_key(eqn),
+            move_number(eqn),
         )
         for eqn in jaxpr.eqns
     )
     outs = numbered(jaxpr.outvars)
     alone = None
-    if len(steps) == 1 and not steps[0].effects and not jaxpr.consts:
+    if len(steps) == 1 and not (steps[0].effects or jaxpr.consts):
         whole = [*jaxpr.eqns[0].invars, *jaxpr.eqns[0].outvars]
         alone = steps[0] if whole == [*jaxpr.invars, *jaxpr.outvars] else None
     return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), alone, False)

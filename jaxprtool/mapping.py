@@ -155,7 +155,7 @@ def _evaluated(
     """The parts of the results for all lanes, each mapped along the axis that is asked for."""
     dims = result_dims(
         [part.axis for part in parts],
-        [jax.typeof(part.lane).ndim for part in parts],
+        [getattr(jax.typeof(part.lane), "ndim", 0) for part in parts],
         lambda: [f"result {part.place}" for part in parts],
     )
     staged = [lanes.holds(part.lane) for part in parts]
@@ -182,9 +182,12 @@ def _broadcast(value: Any, dim: Dim, axis: Axis) -> Any:
 
 
 def _mapped_type(value: Any, axis: Any) -> Any:
-    """The type of an argument; None if it is not mapped, or as a registered type has it."""
-    if type(axis) is not int or jaxcompat.is_vmappable(value):
+    """The type of an argument; None if it is not mapped, or only a registered type knows how."""
+    if type(axis) is not int:
         return None
+    if jaxcompat.is_vmappable(value):
+        likely = hasattr(value, "shape") and hasattr(value, "dtype")
+        return jax.core.ShapedArray(value.shape, value.dtype) if likely else None
     try:
         aval = jax.typeof(value)
     except TypeError:

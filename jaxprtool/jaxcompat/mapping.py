@@ -436,9 +436,9 @@ def spmd_axis_names(names: Any, mesh_axes: tuple[Any, ...] | None) -> tuple[Any,
 def evaluated(closed: Any, operands: Sequence[Any]) -> list[Any]:
     """The results of a closed jaxpr, whose equations are run, or written if JAX is tracing."""
     trace = core.trace_ctx.trace
-    high = open_jaxpr(closed).is_high and trace.requires_low
-    if type(trace) is not pe.DynamicJaxprTrace or high:
-        return core.jaxpr_as_fun(closed)(*operands)
+    jaxpr = open_jaxpr(closed)
+    if type(trace) is not pe.DynamicJaxprTrace or (jaxpr.is_high and trace.requires_low):
+        return core.eval_jaxpr(jaxpr, closed.consts, *operands)
     return _written(trace, closed, operands)
 
 

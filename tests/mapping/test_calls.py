@@ -87,3 +87,13 @@ def test_user_code_is_run_once_with_what_it_raises_passed_on():
         vmap(failing)(MATRIX)
     vmap(lambda x: calls.append(x.shape) or x)(MATRIX)
     assert calls == [(4,), (4,)]
+
+
+def test_nans_are_found_where_they_arise():
+    with jax.debug_nans(True):
+        assert_both_raise(lambda v: v(lambda x: lax.log(x - 1))(VECTOR))
+
+
+def test_tokens_are_results_too():
+    tokens = [v(lambda x: lax.create_token(), out_axes=None)(VECTOR) for v in (jax.vmap, vmap)]
+    assert type(tokens[0]) is type(tokens[1])

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import sparse
 from jax.interpreters import batching
 
 from jaxprtool import vmap
@@ -185,3 +186,15 @@ def test_registered_types_may_ask_for_the_index_of_their_lane():
     assert_alike(lambda pair: pair[0] * 10 + pair[1], row, in_axes=(ByName("i", 0),), axis_size=3)
     assert_both_raise(lambda v: v(lambda x: x, in_axes=(ByName("i", 0),))(VECTOR))
     assert_both_raise(lambda v: v(lambda x: x, out_axes=ByName("i", 0))(VECTOR))
+
+
+def test_sparse_arrays_which_jax_registers():
+    def batches(count):
+        dense = jnp.arange(1.0, 9.0).reshape(count, -1, 2)
+        return sparse.BCOO.fromdense(dense, n_batch=1), dense.shape
+
+    stack, shape = batches(2)
+    assert_alike(lambda m: m.todense(), stack)
+    assert_alike(lambda m, x: m @ x, stack, jnp.ones(shape[-1]), in_axes=(0, None))
+    doubled = [v(lambda m: m * 2, out_axes=0)(stack).todense() for v in (jax.vmap, vmap)]
+    assert (doubled[0] == doubled[1]).all() and doubled[1].shape == shape

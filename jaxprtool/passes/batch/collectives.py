@@ -16,7 +16,7 @@ from jax import lax
 from jaxprtool.jaxcompat import Primitive
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.placing import placed, rule_for
-from jaxprtool.passes.batch.table import batch_rules, jaxs_rule
+from jaxprtool.passes.batch.table import jaxs_rule
 
 Params = dict[str, Any]
 
@@ -36,6 +36,7 @@ def _reduce(
     return primitive.bind(x, **{**params, "axes": axes}), None
 
 
+@rule_for("ppermute", always=True)
 def _permute(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
@@ -66,10 +67,7 @@ def _permute(
     return lanes, dim
 
 
-# JAX's rules cannot stand in for this one and those below.
-batch_rules["ppermute"] = _permute
-
-
+@rule_for("all_to_all", always=True)
 def _all_to_all(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
@@ -81,9 +79,7 @@ def _all_to_all(
     return jaxs_rule(axis, primitive, [placed(axis, x, None, 0)], [0], params)
 
 
-batch_rules["all_to_all"] = _all_to_all
-
-
+@rule_for("reduce_scatter", always=True)
 def _reduce_scatter(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
@@ -93,6 +89,3 @@ def _reduce_scatter(
     if dim is None or axis.name in names or params["tiled"] or dim <= params["scatter_dimension"]:
         return None
     return primitive.bind(x, **params), dim - 1
-
-
-batch_rules["reduce_scatter"] = _reduce_scatter

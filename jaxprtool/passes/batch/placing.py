@@ -40,12 +40,20 @@ def rule_for(*names: str, always: bool = False) -> Callable[[OwnRule], OwnRule]:
             dims: Sequence[Dim],
             params: dict[str, Any],
         ) -> Any:
-            return None if prefers_jaxs(axis) else rule(axis, primitive, operands, dims, params)
+            if prefers_jaxs(axis) or any(map(_is_of_keys, operands)):
+                return None
+            return rule(axis, primitive, operands, dims, params)
 
         batch_rules.update(dict.fromkeys(names, rule if always else guarded))
         return rule
 
     return enter
+
+
+def _is_of_keys(x: Any) -> bool:
+    """Whether an array is one of random keys. It is laid out as by JAX's rules: what the rbg
+    generators draw for an array of keys depends on where in it each key is."""
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def lane_shape(x: Any, dim: Dim) -> tuple[Any, ...]:

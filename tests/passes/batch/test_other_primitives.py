@@ -75,13 +75,12 @@ def test_triangular_solves_with_one_matrix(left_side, transpose_a, conjugate_a):
         every(solve(left_side, transpose_a, conjugate_a), matrix, side, ways=ways, derivatives=0)
 
 
-def test_columns_in_all_lanes_are_the_rows_of_one_solve():
-    program = batched(solve(True, False, False), MATRIX, array(3, 1), in_axes=(None, 0))
-    assert [e.primitive.name for e in program.jaxpr.eqns] == [
-        "reshape",
-        "triangular_solve",
-        "reshape",
-    ]
+@pytest.mark.parametrize(("left_side", "shape", "dim"), [(True, (3, 2), 1), (False, (2, 3), 0)])
+def test_lanes_of_one_matrix_are_one_solve_without_moves(left_side, shape, dim):
+    fun = solve(left_side, False, False)
+    program = Batch((None, dim), dim, 4)(trace(fun, MATRIX, array(*shape)))
+    names = [e.primitive.name for e in program.jaxpr.eqns]
+    assert names == ["reshape", "triangular_solve", "reshape"]
 
 
 def test_triangular_solves_with_a_matrix_in_each_lane():
@@ -160,6 +159,21 @@ def test_keys_are_made_and_used_where_they_are_mapped(impl):
     every(wrapped, jax.random.key_data(keys), ways=[0, 1, 2], derivatives=0)
     ways = [(1, 0, 0), (None, None, 0)]
     every(used, keys, array(3), jnp.bool_(1), ways=ways, derivatives=0)
+
+
+LAYOUTS = {
+    "sliced": lambda keys: lax.dynamic_slice(keys, (1,), (2,)),
+    "concatenated": lambda keys: jnp.concatenate([keys, keys[:1]]),
+    "updated": lambda keys: keys.at[0].set(keys[1]),
+    "reshaped": lambda keys: keys.reshape(3, 1)[:, 0],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_rbg_keys_draw_together_is_what_they_draw_laid_out_by_jax(layout):
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), 3)
+    draw = jax.vmap(jax.random.uniform)
+    prove(lambda keys: draw(LAYOUTS[layout](keys)), keys, in_axes=1, derivatives=0)
 
 
 def test_seeds_and_numbers_folded_in_may_be_mapped():

@@ -96,10 +96,10 @@ def test_a_primitive_that_broadcasts_and_has_several_results():
     assert saved[1, None] == Cost(2, 64)
 
 
-def test_keys_move_as_other_values_do():
-    keys = jax.random.split(jax.random.key(0), 4)
-    (eqn,) = Batch((1, None), 1, 3)(trace(lax.ne, keys, keys)).jaxpr.eqns[1:]
-    assert eqn.outvars[0].aval.shape == (4, 3)
+def test_keys_are_left_to_jaxs_rules():
+    keys = jax.random.split(jax.random.key(0), (4, 3))
+    case = primitives.ne_p, [keys, keys[:, 0]], [1, None], {}
+    assert batch_rules["ne"](Axis(None, 3), *case) is None
 
 
 @pytest.mark.parametrize("dims", [(0, None), (None, 0), (1, None)])

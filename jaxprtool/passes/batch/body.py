@@ -30,6 +30,7 @@ from jaxprtool.passes.batch.templates import (
     templates_of,
     trace_match,
     trace_rule,
+    trace_rule_once,
 )
 
 # Batched bodies by the body they came from, so that a body which many equations share is batched
@@ -296,9 +297,10 @@ class _Run:
         signature: tuple[Any, ...],
     ) -> Template:
         """The template of an equation whose signature is new, or has no number."""
-        new = trace_rule(eqn, [a.aval for a in operands], dims, self.templates)
-        if signature[0] is not None:
-            self.templates.known[signature] = new
+        avals = [atom.aval for atom in operands]
+        if signature[0] is None:
+            return trace_rule_once(eqn, avals, dims, self.templates)
+        new = self.templates.known[signature] = trace_rule(eqn, avals, dims, self.templates)
         return new
 
     def _written(

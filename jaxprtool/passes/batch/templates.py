@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.moves import move_number
@@ -73,9 +73,43 @@ def trace_rule(
         return (results, out_dims) if primitive.multiple_results else ([results], [out_dims])
 
     template = _traced(call, avals, templates, eqn)
-    if own[0] and not axis.plain and any(templates.dims[kind] for kind in template.kinds):
+    moved = any(templates.dims[kind] for kind in template.kinds)
+    # What is inside of a body may stray as well, and is now part of the template.
+    if own[0] and not axis.plain and (moved or holds_jaxpr(eqn.params.values())):
         return replace(template, strays=True, alone=None)
     return template
+
+
+# Templates of equations that hold jaxprs, by the first that they hold: they live as long as it.
+_of_bodies: WeakKeyDictionary[Any, dict[Hashable, Template]] = WeakKeyDictionary()
+
+
+def trace_rule_once(
+    eqn: JaxprEqn, avals: Sequence[Any], dims: Sequence[Dim], templates: Templates
+) -> Template:
+    """The template of an equation that is not told from others by a number (see `operations`)."""
+    held = [body for _, body in sub_jaxprs(eqn)]
+    if not held:
+        return trace_rule(eqn, avals, dims, templates)
+    known = _of_bodies.setdefault(held[0], {})
+    params = tuple((name, _weak(value)) for name, value in eqn.params.items())
+    key = templates, eqn.primitive, params, eqn.ctx, tuple(avals), tuple(dims)
+    try:
+        if key in known:
+            return known[key]
+    except TypeError:  # a parameter that cannot be hashed
+        return trace_rule(eqn, avals, dims, templates)
+    new = trace_rule(eqn, avals, dims, templates)
+    if not any(body is held[0] for step in new.steps for _, body in sub_jaxprs(step)):
+        known[key] = new
+    return new
+
+
+def _weak(value: Any) -> Any:
+    """A parameter, with references that do not keep them alive in place of jaxprs."""
+    if type(value) in (tuple, list):
+        return tuple(map(_weak, value))
+    return ref(value) if holds_jaxpr([value]) else value
 
 
 def trace_match(aval: Any, source: Dim, target: int, templates: Templates) -> Template:
@@ -229,3 +263,4 @@ def forget_templates() -> None:
     _tables.clear()
     _operations.clear()
     _numbered.clear()
+    _of_bodies.clear()

@@ -137,11 +137,6 @@ def _scan_body(scan: Scan, dims: Dims, axis: Axis) -> _Laid:
     mapped = natural.layout.carry
     front = _Layout((*consts, *in_front(xs, held[n + k :])), _at(mapped, 0))
     all_front = _Layout((*in_front(consts, held[:n]), *front.fixed[n:]), front.carry)
-    if natural.layout == front == all_front and natural.falls == mapped:
-        return natural
-    layouts = [natural, loop.laid_to_follow(natural)]
-    layouts += [loop.laid(front), loop.laid(all_front)]
-    layouts += [loop.laid_to_follow(laid) for laid in layouts[2:]]
     types = [atom.aval for atom in scan.eqn.invars], [v.aval for v in scan.eqn.outvars]
 
     def costs(laid: _Laid) -> list[Cost]:
@@ -153,6 +148,13 @@ def _scan_body(scan: Scan, dims: Dims, axis: Axis) -> _Laid:
         outside += cost_of_moves(types[1], outs, theirs, axis)
         return [outside + cost_of(laid.body).times(scan.length)]
 
+    if natural.layout == front == all_front and natural.falls == mapped:
+        return natural
+    if not costs(natural)[0].moved:
+        return natural
+    layouts = [natural, loop.laid_to_follow(natural)]
+    layouts += [loop.laid(front), loop.laid(all_front)]
+    layouts += [loop.laid_to_follow(laid) for laid in layouts[2:]]
     return cheapest(layouts, layouts[2 if jaxcompat.SCAN_LEAVES_CONSTS else 3], costs)
 
 

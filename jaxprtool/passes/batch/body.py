@@ -366,5 +366,6 @@ class _Run:
             new = new.replace(source_info=self._under_vmap(new.source_info))
         self._write(new)
         self.held.append(new)
+        self.strays |= rebuilt.strays
         pairs = zip(outs, rebuilt.out_dims, strict=True)
         return [(out, self.templates.kind(out.aval, dim)) for out, dim in pairs]

@@ -41,7 +41,7 @@ def _cond(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt | None:
             index=operands[0], operands=operands[1:], outs=results, branches=branches
         )
 
-    return Rebuilt((None, *own), outs, build)
+    return Rebuilt((None, *own), outs, build, strays=outs != _at(outs, 0))
 
 
 structured_rules["cond"] = _cond
@@ -61,7 +61,7 @@ def _layout(
         natural = tuple(0 if dim is None else dim for dim in natural)
     front = _at(dims, 0), _at(natural, 0)
     choices = [(dims, natural), (dims, front[1]), front]
-    if choices[0] == front:
+    if choices[0] == front or axis.plain:
         return front
 
     def costs(choice: tuple[Dims, Dims]) -> list[Cost]:

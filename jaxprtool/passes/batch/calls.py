@@ -18,6 +18,8 @@ from jaxprtool.passes.batch.table import Rebuilt, structured_rules
 def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     call = Call.of(eqn)
     body, out_dims = batch_body(call.body, dims, axis)
+    if eqn.primitive.name == "remat2" and axis.plain:
+        body, out_dims = batch_body(call.body, dims, axis, _in_front(out_dims))
     if eqn.primitive.name not in _HOLDS_CONSTANTS:
         return _with_operands(call, body, dims, out_dims)
     changes: dict[str, Any] = {}
@@ -37,7 +39,13 @@ def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
 _HOLDS_CONSTANTS = ("jit", "closed_call", "eval_jaxpr")
 
 
+def _in_front(dims: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Where JAX has the results of a remat."""
+    return tuple(None if dim is None else 0 for dim in dims)
+
+
 def _with_operands(call: Call, body: Any, dims: Sequence[Dim], out_dims: Sequence[Dim]) -> Rebuilt:
+    """A call whose body holds no constants: it takes them as operands."""
     body, consts = lifted(body)
 
     def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
@@ -45,7 +53,8 @@ def _with_operands(call: Call, body: Any, dims: Sequence[Dim], out_dims: Sequenc
         new = replace(call, operands=tuple(own), outs=tuple(outs))
         return new.filtered([True] * len(own), [True] * len(outs), body, more)
 
-    return Rebuilt(tuple(dims), tuple(out_dims), build, consts)
+    strays = tuple(out_dims) != _in_front(out_dims)
+    return Rebuilt(tuple(dims), tuple(out_dims), build, consts, strays)
 
 
 for _name in Call.primitives:

@@ -103,7 +103,8 @@ def _scan(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
         )
 
     operand_dims = (*consts, *laid.layout.carry, *_stacked(xs))
-    return Rebuilt(operand_dims, (*laid.outs[:k], *_stacked(laid.outs[k:])), build)
+    out_dims = (*laid.outs[:k], *_stacked(laid.outs[k:]))
+    return Rebuilt(operand_dims, out_dims, build, strays=any(laid.outs))
 
 
 structured_rules["scan"] = _scan
@@ -137,6 +138,10 @@ def _scan_body(scan: Scan, dims: Dims, axis: Axis) -> _Laid:
     mapped = natural.layout.carry
     front = _Layout((*consts, *in_front(xs, held[n + k :])), _at(mapped, 0))
     all_front = _Layout((*in_front(consts, held[:n]), *front.fixed[n:]), front.carry)
+    theirs = front if jaxcompat.SCAN_LEAVES_CONSTS else all_front
+    if axis.plain:
+        outs = _at(natural.outs, 0)
+        return _Laid(theirs, batch(theirs, outs)[0], outs, outs[:k])
     types = [atom.aval for atom in scan.eqn.invars], [v.aval for v in scan.eqn.outvars]
 
     def costs(laid: _Laid) -> list[Cost]:
@@ -176,7 +181,10 @@ def _while(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
             body=laid.body,
         )
 
-    return Rebuilt((*dims[:b], *laid.layout.carry), laid.layout.carry, build)
+    carry = laid.layout.carry
+    rank = len(loop.cond.outvars[0].aval.shape)
+    strays = not rank and any(carry)
+    return Rebuilt((*dims[:b], *carry), carry, build, strays=strays)
 
 
 structured_rules["while"] = _while
@@ -218,7 +226,8 @@ def _while_bodies(loop: While, dims: Dims, axis: Axis) -> tuple[_Laid, Any]:
         outside += cost_of_moves(types, carry, front.carry, axis)
         return [inside, inside + outside]  # it may run for ever, or once
 
-    best = cheapest(layouts, layouts[0 if rank else min(2, len(layouts) - 1)], costs)
+    theirs = layouts[0 if rank else min(2, len(layouts) - 1)]
+    best = theirs if axis.plain else cheapest(layouts, theirs, costs)
     return best, predicate(best)[0]
 
 

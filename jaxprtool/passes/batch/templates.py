@@ -107,8 +107,8 @@ def trace_rule_once(
 
 def _weak(value: Any) -> Any:
     """A parameter, with references that do not keep them alive in place of jaxprs."""
-    if type(value) in (tuple, list):
-        return tuple(map(_weak, value))
+    if isinstance(value, (tuple, list)):
+        return type(value), *map(_weak, value)
     return ref(value) if holds_jaxpr([value]) else value
 
 

@@ -40,8 +40,9 @@ from tests.programs.values import bits_agree, difference, values_agree
 #: What `jax.vmap` raises on purpose; ours must raise one of the same.
 FAMILIES = (NotImplementedError, ValueError, TypeError)
 
-#: What `jax.vmap` says where it fails for a fault of its own, at refs of which some are mapped.
-FAULTS = ("Triggering __jax_array__()",)
+#: What `jax.vmap` says where it fails for a fault of its own: at refs of which some are mapped, or
+#: at other dimensions than the first.
+FAULTS = ("Triggering __jax_array__()", "Invalid shape for `")
 
 #: What moves data and computes nothing.
 MOVES = frozenset(["transpose", "broadcast_in_dim", "copy", "copy_p"])

@@ -134,7 +134,7 @@ def prove_random_programs(examples: int, seed: int, ways: int) -> Counter[str]:
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_random_programs_batch_as_in_jax(chunk):
-    assert prove_random_programs(examples=15, seed=chunk, ways=1)["programs"] >= 15
+    assert prove_random_programs(examples=10, seed=chunk, ways=1)["programs"] >= 10
 
 
 @pytest.mark.sweep
@@ -245,15 +245,15 @@ def test_two_axes_of_many_random_programs(chunk, record_property):
 
 
 @pytest.mark.parametrize("file", sample_files())
-def test_samples_and_their_gradients_batch_as_in_jax(file):
-    for case in sample_programs(file):
+def test_a_program_of_each_sample_batches_as_in_jax(file):
+    for case in sample_programs(file)[:1]:
         program = case.program()
         prove_all(program, case.arguments(), mappings(program, random.Random(case.name), 1))
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("file", sample_files())
-def test_samples_and_their_gradients_batch_in_many_ways(file):
+def test_samples_and_their_gradients_batch_as_in_jax(file):
     for case in sample_programs(file):
         program = case.program()
         prove_all(program, case.arguments(), mappings(program, random.Random(case.name), 6))

@@ -205,7 +205,7 @@ def inexact_value(x: Any) -> bool:
     return hasattr(x, "dtype") and inexact(x)
 
 
-@pytest.mark.parametrize("chunk", range(0, CHUNKS, 2))
+@pytest.mark.parametrize("chunk", range(0, CHUNKS, 4))
 def test_derivatives_of_some_harnesses_are_those_of_jax(chunk):
     assert prove_harnesses(97, chunk).total() > 10
 

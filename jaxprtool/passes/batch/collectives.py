@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -25,7 +26,8 @@ Params = dict[str, Any]
 def _reduce(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
-    """Named axes become dimensions, which are numbers among the names."""
+    """Named axes become dimensions, which are numbers among the names. Where no name is left it is
+    a reduction as any other, which can be differentiated where a collective cannot."""
     ((x,), (dim,)), names = (operands, dims), params["axes"]
     if dim is None or axis.name not in names or params["axis_index_groups"] is not None:
         return None
@@ -33,7 +35,12 @@ def _reduce(
         dim if name == axis.name else name + (name >= dim) if isinstance(name, int) else name
         for name in names
     )
+    if all(isinstance(name, int) for name in axes) and jnp.issubdtype(x.dtype, jnp.number):
+        return _REDUCTIONS[primitive.name](x, axes), None
     return primitive.bind(x, **{**params, "axes": axes}), None
+
+
+_REDUCTIONS = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_min}
 
 
 @rule_for("ppermute", always=True)

@@ -6,6 +6,7 @@ of each variable where it is sown. A variable inside loops has an index for each
 
 Two facts are kept of each value beside it: whether it comes from keys and constants alone
 (`early`), and whether it comes from variables, other arguments and constants alone (`ready`).
+An effect needs, beside its operands, to be `reached`: the conditions of branches and loops around.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Flow:
         return Flow(outs, [site.inside(scope, **loop) for site in self.sites], self.stuck)
 
 
-def flow(closed: Any, facts: Sequence[Fact], tag: str) -> Flow:
+def flow(closed: Any, facts: Sequence[Fact], tag: str, reached: Fact = CONSTANT) -> Flow:
     """The flow through a closed jaxpr."""
     known = dict.fromkeys(closed.constvars, CONSTANT)
     known.update(zip(closed.invars, facts, strict=True))
@@ -91,7 +92,7 @@ def flow(closed: Any, facts: Sequence[Fact], tag: str) -> Flow:
         return CONSTANT if isinstance(atom, jaxcompat.Literal) else known[atom]
 
     for eqn in closed.eqns:
-        inner = flow_equation(eqn, [of(atom) for atom in eqn.invars], tag)
+        inner = flow_equation(eqn, [of(atom) for atom in eqn.invars], tag, reached)
         known.update(zip(eqn.outvars, inner.outs, strict=True))
         found.sites += inner.sites
         found.stuck += inner.stuck
@@ -99,51 +100,59 @@ def flow(closed: Any, facts: Sequence[Fact], tag: str) -> Flow:
     return found
 
 
-def flow_equation(eqn: Any, facts: list[Fact], tag: str) -> Flow:
+def flow_equation(eqn: Any, facts: list[Fact], tag: str, reached: Fact = CONSTANT) -> Flow:
     """The flow through one equation."""
-    found = _flow_inside(eqn, facts, tag)
-    whole, lasting = both(*facts), _has_lasting_effect(eqn)
-    if found.stuck and not found.sites and not lasting and any(whole):
-        # What it does inside, to a ref of its own, can be done by one program as a whole.
-        return Flow([KEY if whole.early else LATE] * len(eqn.outvars))
+    found = _flow_inside(eqn, facts, tag, reached)
+    whole = _as_a_whole(eqn, facts, reached)
+    # What it does inside, to a ref of its own, can be done by a program as a whole: by each that
+    # has all of its operands, if both have, and by one rather than by none.
+    if not found.sites and (all(whole) or (found.stuck and any(whole))):
+        return Flow([whole] * len(eqn.outvars))
     return found
 
 
-def _flow_inside(eqn: Any, facts: list[Fact], tag: str) -> Flow:
+def _flow_inside(eqn: Any, facts: list[Fact], tag: str, reached: Fact) -> Flow:
     if eqn.primitive.name == "sow" and eqn.params["tag"] == tag and both(*facts).early:
         return Flow([CONSTANT] * len(eqn.outvars), [Site((eqn.params["name"],), eqn)])
     structured = view(eqn)
     match structured:
         case Scan():
-            return _flow_scan(structured, facts, tag)
+            return _flow_scan(structured, facts, tag, reached)
         case While():
-            return _flow_while(structured, facts, tag)
+            return _flow_while(structured, facts, tag, reached)
         case Cond():
-            sides = [flow(branch, facts[1:], tag) for branch in structured.branches]
+            taken = both(reached, facts[0])
+            sides = [flow(branch, facts[1:], tag, taken) for branch in structured.branches]
             if not any(side.sites for side in sides):
                 # All that happens in a branch depends on the index too.
                 given = [both(facts[0], fact) for fact in facts[1:]]
-                sides = [flow(branch, given, tag) for branch in structured.branches]
+                sides = [flow(branch, given, tag, taken) for branch in structured.branches]
             outs = [both(facts[0], *each) for each in zip(*(s.outs for s in sides), strict=True)]
             sites, stuck = ([x for s in sides for x in getattr(s, k)] for k in ("sites", "stuck"))
             return Flow(outs, sites, stuck)
         case CustomJVP():
             # It stays whole, for its rules to hold.
-            inner = flow(structured.body, facts, tag)
+            inner = flow(structured.body, facts, tag, reached)
             out = both(*facts)
             if inner.sites:
                 ready = all(out.ready for out in inner.outs)
                 out = Fact(ready and out.early, ready)
             return inner.inside([out] * len(eqn.outvars))
         case Call() | ShardMap():
-            inner = flow(structured.body, facts, tag)
+            inner = flow(structured.body, facts, tag, reached)
             return inner.inside(inner.outs, scope_of(eqn))
-    out = both(*facts)
-    lasting = _has_lasting_effect(eqn)
-    stuck = [eqn] if lasting and not (out.early or out.ready) else []
-    if out.ready and (_meets_ref(eqn) or lasting):
-        out = LATE
+    out = _as_a_whole(eqn, facts, reached)
+    stuck = [eqn] if _has_lasting_effect(eqn) and not any(out) else []
     return Flow([out] * len(eqn.outvars), stuck=stuck)
+
+
+def _as_a_whole(eqn: Any, facts: list[Fact], reached: Fact) -> Fact:
+    """The fact of an equation that is not looked into; an effect happens in one program."""
+    out = both(*facts)
+    if _meets_ref(eqn) or _has_lasting_effect(eqn):
+        out = both(out, reached)
+        return LATE if out.ready else out
+    return out
 
 
 def _has_lasting_effect(eqn: Any) -> bool:
@@ -155,23 +164,23 @@ def _meets_ref(eqn: Any) -> bool:
     return any(isinstance(atom.aval, jaxcompat.AbstractRef) for atom in atoms)
 
 
-def _flow_scan(scan: Scan, facts: list[Fact], tag: str) -> Flow:
+def _flow_scan(scan: Scan, facts: list[Fact], tag: str, reached: Fact) -> Flow:
     n, k = len(scan.consts), len(scan.carry)
     carry = facts[n : n + k]
     while True:
-        body = flow(scan.body, [*facts[:n], *carry, *facts[n + k :]], tag)
+        body = flow(scan.body, [*facts[:n], *carry, *facts[n + k :]], tag, reached)
         new = [both(*pair) for pair in zip(carry, body.outs[:k], strict=True)]
         if new == carry:
             return body.inside([*carry, *body.outs[k:]], length=scan.length)
         carry = new
 
 
-def _flow_while(loop: While, facts: list[Fact], tag: str) -> Flow:
+def _flow_while(loop: While, facts: list[Fact], tag: str, reached: Fact) -> Flow:
     c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
     carry = facts[b:]
     while True:
-        (more,) = flow(loop.cond, [*facts[:c], *carry], tag).outs
-        body = flow(loop.body, [*facts[c:b], *carry], tag)
+        (more,) = flow(loop.cond, [*facts[:c], *carry], tag, reached).outs
+        body = flow(loop.body, [*facts[c:b], *carry], tag, both(reached, more))
         new = [both(more, *pair) for pair in zip(carry, body.outs, strict=True)]
         if new == carry:
             return body.inside(carry, length=None)
@@ -193,6 +202,7 @@ class Reference:
     given: Mapping[str, Any] | None = None
     recorded: dict[Path, list[dict[tuple[int, ...], list[Any]]]] = field(default_factory=dict)
     _count: Counter[Path] = field(default_factory=Counter)
+    _reached: Fact = CONSTANT
 
     def evaluate(self, closed: Any, facts: Sequence[Fact], args: Sequence[Any]) -> list[Any]:
         """The results of a closed jaxpr on flat arguments."""
@@ -214,7 +224,7 @@ class Reference:
 
         for eqn in closed.eqns:
             ins, operands = ([f(atom) for atom in eqn.invars] for f in (of, read))
-            outs = flow_equation(eqn, ins, self.tag).outs
+            outs = flow_equation(eqn, ins, self.tag, self._reached).outs
             with eqn.ctx.manager:
                 results = self._equation(eqn, ins, operands, scopes, at)
             known.update(zip(eqn.outvars, outs, strict=True))
@@ -239,16 +249,18 @@ class Reference:
                 index = min(max(int(operands[0]), 0), len(structured.branches) - 1)
                 # All branches, so that the variables of each are met.
                 sides = {}
+                outside, self._reached = self._reached, both(self._reached, facts[0])
                 for i, branch in enumerate(structured.branches):
                     given = operands[1:] if i == index else _with_refs_copied(operands[1:])
-                    if i == index or flow(branch, facts[1:], self.tag).sites:
+                    if i == index or flow(branch, facts[1:], self.tag, self._reached).sites:
                         sides[i] = self._run(branch, facts[1:], given, scopes, at)[0]
+                self._reached = outside
                 return sides[index]
             case Call():
                 scope = scope_of(eqn)
                 inner = scopes if scope is None else (*scopes, scope)
                 return self._run(structured.body, facts, operands, inner, at)[0]
-            case CustomJVP() if flow(structured.body, facts, self.tag).sites:
+            case CustomJVP() if flow(structured.body, facts, self.tag, self._reached).sites:
                 # The rules of `tests.programs.rules`, which hold for the operands alone.
                 scaled = [_scaled(x) for x in operands]
                 return self._run(structured.body, facts, scaled, scopes, at)[0]
@@ -275,7 +287,7 @@ class Reference:
     ) -> list[Any]:
         n, k = len(scan.consts), len(scan.carry)
         consts, carry, xs = operands[:n], operands[n : n + k], operands[n + k :]
-        found = _flow_scan(scan, facts, self.tag)
+        found = _flow_scan(scan, facts, self.tag, self._reached)
         inner = [*facts[:n], *found.outs[:k], *facts[n + k :]]
         start, rows = self._count.copy(), {}
         for i in reversed(range(scan.length)) if scan.reverse else range(scan.length):
@@ -292,7 +304,7 @@ class Reference:
     ) -> list[Any]:
         c, b = len(loop.cond_consts), len(loop.body_consts)
         cond_consts, consts, carry = operands[:c], operands[c : c + b], operands[c + b :]
-        found = _flow_while(loop, facts, self.tag)
+        found = _flow_while(loop, facts, self.tag, self._reached)
         inner = found.outs
         start, i = self._count.copy(), 0
         while True:

@@ -30,8 +30,9 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.structured import Call, Cond, Scan, ShardMap, While, view
 from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Literal, Var
+from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
-from jaxprtool.passes.unzip.known import BOTH, EARLY, Context, Known
+from jaxprtool.passes.unzip.known import BOTH, EARLY, Context, Known, meet
 from jaxprtool.passes.unzip.loops import as_scan
 from jaxprtool.passes.unzip.split import Split, split
 
@@ -104,8 +105,9 @@ def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
     eqn = part.body.eqns[position]
     if position in part.parts and isinstance(cond := view(eqn), Cond):
         # Variables of branches are computed whichever is taken: the index does not matter.
-        known = [part.known[v] if isinstance(v, Var) else BOTH for v in cond.operands]
-        return tuple(split(branch, known, context) for branch in cond.branches)
+        index, *known = [part.known[v] if isinstance(v, Var) else BOTH for v in eqn.invars]
+        with context.under(meet((part.reached, index))):
+            return tuple(split(branch, known, context) for branch in cond.branches)
     return part.parts.get(position, ())
 
 
@@ -190,7 +192,12 @@ class _Walk:
             self.extras[var] = extra
 
     def is_late(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation is left for apply, or a part of it."""
+        """Whether an equation is left for apply, or a part of it.
+
+        One with an effect is where init does not know whether it is run, early as its operands are.
+        """
+        if has_lasting_effect(eqn) and not self.part.reached.early:
+            return True
         return not all(self.known(atom).early for atom in (*eqn.invars, *eqn.outvars))
 
     def add(self, var: Var, place: Place, factor: float = 1) -> int:
@@ -312,11 +319,11 @@ def _while(walk: _Walk, position: int, eqn: JaxprEqn, parts: Sequence[Split]) ->
     operands = (*loop.cond_consts, *loop.carry)
     ins = [*map(walk.node, loop.cond_consts), *carry]
     (again,), _ = walk.enter((position, 0), cond, operands, ins, math.inf)
+    if walk.is_late(eqn):
+        walk.need([again])
     for var in eqn.outvars:
         if walk.known(var) == EARLY:
             walk.need([again, SOURCE if walk.terms.once else None], walk.nodes[var])
-        elif not walk.known(var).early:
-            walk.need([again])
 
 
 def _loop(

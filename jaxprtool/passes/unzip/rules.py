@@ -226,7 +226,7 @@ def _cond(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     outs = tuple(meet((index, *each)) for each in zip(*(p.outs for p in parts), strict=True))
     variables = tuple(v for part in parts for v in part.variables)
     for part in parts:
-        if part.early.effects and (variables or not index.early):
+        if part.early.effects and (part.variables or not index.early):
             raise UnsupportedError(
                 f"a branch of {named(eqn)} has an effect that belongs to init, "
                 "which cannot know whether the branch will be taken"

@@ -60,9 +60,11 @@ class Split:
     `places` the variable that it is in apply. `parts` are the splits of the bodies inside, by the
     position of the equation that holds them. `stuck` are equations with an effect that neither
     half can have. `passes_on` says that a value sown under the tag is no variable and stays sown.
+    `reached` is what is known of the conditions that decide whether it is run.
     """
 
     body: Any
+    reached: Known
     ins: tuple[Known, ...]
     outs: tuple[Known, ...]
     known: dict[Var, Known]
@@ -140,7 +142,7 @@ def split(body: Any, ins: Sequence[Known], context: Context) -> Split:
 
 
 def _split(body: Any, ins: tuple[Known, ...], context: Context) -> Split:
-    walk = _Walk(body, ins)
+    walk = _Walk(body, ins, context.reached)
     context.bodies.append(body)
     for position, eqn in enumerate(body.eqns):
         if _is_plain(eqn):
@@ -192,8 +194,8 @@ class _Walk:
     values that are no longer sown there.
     """
 
-    def __init__(self, body: Any, ins: tuple[Known, ...]):
-        self.body, self.ins = body, ins
+    def __init__(self, body: Any, ins: tuple[Known, ...], reached: Known):
+        self.body, self.ins, self.reached = body, ins, reached
         self.known = dict.fromkeys(body.constvars, BOTH)
         self.known.update(zip(body.invars, ins, strict=True))
         self.parts: dict[int, tuple[Split, ...]] = {}
@@ -319,6 +321,7 @@ class _Walk:
         outs = self.body.outvars
         return Split(
             self.body,
+            self.reached,
             self.ins,
             tuple(map(self.of, outs)),
             self.known,

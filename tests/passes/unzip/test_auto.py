@@ -27,6 +27,7 @@ from jaxprtool.primitives import sow_p
 from tests.programs import random_programs, same, sample_programs
 from tests.programs.halves import prove_unzip
 from tests.programs.random_programs import RandomProgram
+from tests.programs.recorder import record
 from tests.programs.samples import sample_files
 from tests.programs.values import difference, values_agree
 
@@ -397,6 +398,62 @@ def test_effects_happen_once():
     init, apply = unzip(fun, auto=True)(KEY, X)
     prints = [any("debug" in name for name in primitives(half)) for half in (init, apply)]
     assert sum(prints) == 1
+
+
+def note(x):
+    jax.debug.callback(lambda x: record(0, False, x), x)
+
+
+def noted_where(flag, value):
+    return jax.lax.cond(flag, lambda: (note(value), 1)[1], lambda: 0)
+
+
+def noted_while(u, value):
+    def body(count):
+        note(value)
+        return count + 0.3
+
+    return jax.lax.while_loop(lambda count: count < u, body, 0.0)
+
+
+EFFECTS_IN_BRANCHES_AND_LOOPS = {
+    "an early value where a late one decides": lambda u, x: noted_where(x > 0, u),
+    "a late value where an early one decides": lambda u, x: noted_where(u > 0, x),
+    "a late value for as long as an early one says": lambda u, x: noted_while(u, x),
+    "an early value for as long as a late one says": lambda u, x: noted_while(x, u),
+    "an early decision inside a late one": lambda u, x: jax.lax.cond(
+        x > 0, lambda: noted_where(u > 0, 1.0), lambda: 2
+    ),
+    "an early decision inside a late one, in a call": lambda u, x: jax.lax.cond(
+        x > 0, lambda: jax.jit(lambda: noted_where(u > 0, 1.0))(), lambda: 2
+    ),
+    "a late decision inside an early one": lambda u, x: jax.lax.cond(
+        u > 0, lambda: noted_where(x > 0, 1.0), lambda: 2
+    ),
+    "a loop of an early length inside a late decision": lambda u, x: jax.lax.cond(
+        x > 0, lambda: noted_while(u, 1.0), lambda: 2.0
+    ),
+    "a late decision inside a loop of an early length": lambda u, x: jax.lax.while_loop(
+        lambda i: i < u, lambda i: (noted_where(x > 0, 1.0), i + 0.3)[1], 0.0
+    ),
+    "each of the early values inside a late decision": lambda u, x: jax.lax.cond(
+        x > 0, lambda: jax.lax.scan(lambda c, v: (c, note(v)), 0, u * jnp.arange(3.0))[0], lambda: 2
+    ),
+}
+
+
+@pytest.mark.parametrize("x", [0.5, -0.5])
+@pytest.mark.parametrize("once", [False, True], ids=["auto", "known"])
+@pytest.mark.parametrize("what", EFFECTS_IN_BRANCHES_AND_LOOPS)
+def test_what_a_late_effect_needs_is_a_variable_though_no_result_needs_it(what, once, x):
+    def fun(u, x):
+        EFFECTS_IN_BRANCHES_AND_LOOPS[what](jnp.sin(u), x)
+        return x
+
+    args = [jnp.float32(0.9), jnp.float32(x)]
+    sown = sow_cut(trace(fun, *args), [True, False], "cut", once)
+    proof = prove_unzip(sown, 0, args, tag="cut", gradients=False, compiled=False)
+    assert proof.variables == 1
 
 
 def test_refs_stay_in_apply():

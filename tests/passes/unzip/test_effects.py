@@ -155,6 +155,19 @@ def test_an_effect_of_the_key_in_a_branch_with_variables_is_refused():
         unzip(f)(KEY, X, True)
 
 
+def test_an_effect_of_the_key_in_one_branch_happens_where_another_has_variables():
+    def f(key, x):
+        def other(x):
+            debug(1, jax.random.uniform(key))
+            return jnp.sin(x)
+
+        flag = variable(jax.random.uniform(key) > 2, name="flag")
+        return lax.cond(flag, lambda x: layer(key, x), other, x)
+
+    init, apply = unzips(f, KEY, X, count=2)
+    assert (tags(init, KEY), tags(apply, init(KEY), X)) == ([1], [])
+
+
 def test_what_a_callback_gives_without_arguments_is_asked_for_once():
     def f(key, x):
         now = io(1, 0.0)

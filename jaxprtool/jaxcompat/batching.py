@@ -153,10 +153,5 @@ def forbidden_in_loops(effs: Iterable[Any], masked: bool) -> str | None:
     return None
 
 
-def allocates_ref(eqn: JaxprEqn) -> bool:
-    """Whether an equation makes a ref, a kind of value that no traced function may return."""
-    return bool(eqn.primitive.ref_allocating)
-
-
 #: Since 0.12 JAX's rule for scan leaves constants mapped where they are.
 SCAN_LEAVES_CONSTS = "const_axes" in loops._scan_batching_rule.__code__.co_varnames

@@ -12,9 +12,6 @@ from jaxprtool import jaxcompat
 #: The dimension of a value along which it is mapped; None: it is unmapped, the same in all lanes.
 Dim = int | None
 
-#: In place of a dimension that is asked for: wherever the value's mapped dimension falls.
-ANY = None
-
 
 @dataclass(frozen=True)
 class Axis:

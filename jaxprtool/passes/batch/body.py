@@ -194,19 +194,22 @@ class _Run:
             if outermost:
                 scope = scopes.get(id(source.name_stack)) or self._within(source.name_stack)
                 source = SourceInfo(source.traceback, scope)
-            outs: list[Any] = list(map(Var, step.avals))
+            outs: list[Any] = [Var(step.avals[0])] if step.single else list(map(Var, step.avals))
             new = JaxprEqn(
                 operands, outs, step.primitive, step.params, step.effects, source, step.ctx
             )
             if step.move is not None and type(operands[0]) is not Literal:
-                outs[0] = moves.moved(step.move, new)
-            else:
+                values[eqn.outvars[0]] = moves.moved(step.move, new), template.kinds[0]
+                continue
+            if waiting:
                 for atom in operands:
                     if type(atom) is not Literal and atom in waiting:
                         moves.needed(atom, written)
-                written.append(new)
-            for v, result in zip(eqn.outvars, zip(outs, template.kinds, strict=True), strict=True):
-                values[v] = result
+            written.append(new)
+            if step.single:
+                values[eqn.outvars[0]] = outs[0], template.kinds[0]
+            else:
+                values.update(zip(eqn.outvars, zip(outs, template.kinds, strict=True), strict=True))
 
     def _write(self, eqn: JaxprEqn) -> None:
         """Write an equation down, after the moves that it needs; a move not until it is needed."""

@@ -37,6 +37,8 @@ class Step:
     avals: tuple[Any, ...]
     #: Its number, if it is a move; see `moves`.
     move: int | None
+    #: Whether it has one result.
+    single: bool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -157,6 +159,7 @@ def _template(jaxpr: Any, kinds: Sequence[int]) -> Template:
             numbered(eqn.invars),
             tuple(v.aval for v in eqn.outvars),
             move_number(eqn),
+            len(eqn.outvars) == 1,
         )
         for eqn in jaxpr.eqns
     )

@@ -11,7 +11,7 @@ from jax._src import mesh as mesh_lib
 from jax._src.interpreters import batching, pxla
 from jax._src.lax.control_flow import loops
 from jax._src.state.types import RefEffect
-from jax.extend.core import JaxprEqn, Primitive, Var
+from jax.extend.core import Primitive, Var
 
 from jaxprtool.jaxcompat.checking import inside_shard_map
 

@@ -127,7 +127,7 @@ def test_passes_run_afterwards_and_are_not_counted(cli):
 
 def test_collectives_over_the_axis_become_operations_on_it(cli):
     result = cli("vmap", "lanes.py:centred", "--axis-size", "4", "--axis-name", "rows")
-    assert "psum[axes=(0,)" in result.out and "rows" not in result.out.split("\n\n", 1)[1]
+    assert "reduce_sum[axes=(0,)" in result.out and "rows" not in result.out.split("\n\n", 1)[1]
 
 
 # --- where it goes ----------------------------------------------------------------------------

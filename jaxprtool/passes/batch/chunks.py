@@ -158,13 +158,16 @@ def _half_bodies(
     """The bodies of both calls, which results are the first's, which arguments the second takes.
 
     The first gives besides what the second takes before its arguments. None if all that it would
-    do is to make constants, of the body's own or of arguments that are not `given` as variables.
+    do is to make constants for the second, of the body's own or of arguments that are not `given`
+    as variables.
     """
     parts = _parted(body, mapped, known)
-    arguments = set(keep(body.invars, given))
-    if not any(e.effects or not arguments.isdisjoint(_variables(e.invars)) for e in parts.once):
-        return None
     same = [not _is_var(v) or v not in parts.inside for v in body.outvars]
+    arguments = set(keep(body.invars, given))
+    if not any(same) and not any(
+        e.effects or not arguments.isdisjoint(_variables(e.invars)) for e in parts.once
+    ):
+        return None
     differing = keep(body.outvars, _not(same))
     reads = _read(parts.others, differing)
     made = {v for eqn in parts.once for v in eqn.outvars}

@@ -384,6 +384,18 @@ def test_few_lanes_and_many(size):
         assert ("scan" in primitives(program)) == (size > chunk)
 
 
+def test_what_a_jit_makes_of_no_argument_is_the_same_in_all_chunks():
+    def f(x):
+        jax.debug.callback(seen.append, jax.jit(lambda x: (jnp.zeros(2), x))(x)[0])
+        return x
+
+    seen: list = []
+    chunked = Batch(axis_size=5, chunk=1)(trace(f, jnp.ones(3)))
+    np.testing.assert_array_equal(chunked(jnp.ones((5, 3))), jnp.ones((5, 3)))
+    jax.effects_barrier()
+    assert len(seen) == 1
+
+
 # --- random programs ----------------------------------------------------------------------------
 
 

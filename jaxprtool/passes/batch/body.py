@@ -9,6 +9,7 @@ repeat, or which names the mapped axis. Every other one is replaced by its templ
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -108,16 +109,29 @@ def lifted(body: Any) -> tuple[Any, tuple[Any, ...]]:
     return _lifted[body], tuple(body.consts)
 
 
+_lock = threading.Lock()
+_thresholds: list[tuple[int, int, int]] = []
+
+
 @contextmanager
 def _young_collections() -> Iterator[None]:
     """Only young garbage is collected in here. A large jaxpr is made of much that lives, and full
-    collections made because of it take several times as long as making it."""
-    thresholds = gc.get_threshold()
-    gc.set_threshold(thresholds[0], 1_000_000, 1_000_000)
+    collections made because of it take several times as long as making it.
+
+    The thresholds are the process's: whoever comes first raises them, and the last to leave, of
+    all threads, puts them back.
+    """
+    with _lock:
+        _thresholds.append(gc.get_threshold())
+        gc.set_threshold(_thresholds[0][0], 1_000_000, 1_000_000)
     try:
         yield
     finally:
-        gc.set_threshold(*thresholds)
+        with _lock:
+            before = _thresholds[0]
+            _thresholds.pop()
+            if not _thresholds:
+                gc.set_threshold(*before)
 
 
 @dataclass(eq=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -202,6 +205,16 @@ def test_equal_options_of_different_sign_are_kept_apart():
     programs = [Batch(axis_size=1)(trace(beyond(zero), values(3))) for zero in (0.0, -0.0)]
     fills = [e.params["fill_value"] for p in programs for e in p.jaxpr.eqns if e.params.get("mode")]
     assert list(map(repr, fills)) == ["0.0", "-0.0"]
+
+
+def test_garbage_is_collected_afterwards_as_before():
+    thresholds = gc.get_threshold()
+    program = trace(lambda x: jax.jit(jnp.sin)(x), values(3))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda size: Batch(axis_size=size)(program), range(1, 40)))
+    with pytest.raises(JaxprToolError):
+        Batch(axis_size=2, axis_name="i")(trace(lambda x: primitive("none").bind(x), values(3)))
+    assert gc.get_threshold() == thresholds
 
 
 # --- rules of others --------------------------------------------------------------------------

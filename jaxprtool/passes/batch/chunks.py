@@ -121,7 +121,9 @@ def _parted(body: Any, mapped: Sequence[bool], known: dict[Any, Any]) -> _Parts:
     """A body in its two parts; `known` has the halves of the bodies of jits."""
     parts = _Parts(inside=set(keep(body.invars, mapped)))
     for eqn in body.eqns:
-        if parts.inside.isdisjoint(_variables(eqn.invars)):
+        # A ref that is made here may be written to by every lane: each chunk has its own.
+        makes_ref = any(isinstance(v.aval, jaxcompat.AbstractRef) for v in eqn.outvars)
+        if parts.inside.isdisjoint(_variables(eqn.invars)) and not makes_ref:
             parts.once.append(eqn)
             continue
         if eqn.primitive.name == "jit":

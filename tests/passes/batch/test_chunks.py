@@ -340,8 +340,8 @@ def test_collectives_over_other_axes_are_not():
     assert_same(jax.jit(jax.vmap(result, axis_name="other"))(xs), want)
 
 
-def test_a_ref_that_lanes_share_is_refused_and_one_of_each_lane_is_not():
-    def shared(w, x):
+def test_each_lane_has_its_own_refs():
+    def alike(w, x):
         ref = jax.new_ref(w)
         return x + ref[x.astype(int)]
 
@@ -351,8 +351,10 @@ def test_a_ref_that_lanes_share_is_refused_and_one_of_each_lane_is_not():
         return ref[...]
 
     xs = jnp.arange(10.0) % 3
-    with pytest.raises(UnsupportedError, match=r"get at .*uses a ref that all chunks"):
-        batched(shared, (W[:, 0], xs), (None, 0), 4)
+    args = W[:, 0], xs
+    assert_same(
+        jax.jit(batched(alike, args, (None, 0), 4))(*args), jax.vmap(alike, (None, 0))(*args)
+    )
     assert_same(jax.jit(batched(own, (xs,), 0, 4))(xs), xs + 1)
 
 
@@ -394,6 +396,16 @@ def test_what_a_jit_makes_of_no_argument_is_the_same_in_all_chunks():
     np.testing.assert_array_equal(chunked(jnp.ones((5, 3))), jnp.ones((5, 3)))
     jax.effects_barrier()
     assert len(seen) == 1
+
+
+def test_a_ref_that_is_made_of_no_argument_is_each_chunks_own():
+    def f(x):
+        ref = jax.new_ref(jnp.zeros(()))
+        ref[...] += x
+        return ref[...]
+
+    chunked = Batch(axis_size=5, chunk=2)(trace(f, 1.0))
+    np.testing.assert_array_equal(jax.jit(chunked)(jnp.arange(5.0)), jnp.arange(5.0))
 
 
 # --- random programs ----------------------------------------------------------------------------

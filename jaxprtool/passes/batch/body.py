@@ -22,7 +22,7 @@ from jaxprtool.ir.outline import bodies, equations
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.cost import cost_of
-from jaxprtool.passes.batch.moves import MOVES, Moves
+from jaxprtool.passes.batch.moves import Moves, is_move
 from jaxprtool.passes.batch.table import failed, structured_rules
 from jaxprtool.passes.batch.templates import (
     Template,
@@ -227,7 +227,7 @@ class _Run:
 
     def _write(self, eqn: JaxprEqn) -> None:
         """Write an equation down, after the moves that it needs; a move not until it is needed."""
-        if eqn.primitive.name in MOVES and len(eqn.invars) == 1:
+        if is_move(eqn):
             self.moves.found(eqn)
             return
         waiting = self.moves.waiting

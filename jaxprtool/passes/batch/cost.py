@@ -32,9 +32,9 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.moved + other.moved, self.equations + other.equations)
 
-    def times(self, trips: int) -> Cost:
-        """The cost of a body that is written once and runs so many times."""
-        return Cost(self.moved * trips, self.equations)
+    def times(self, trips: Any) -> Cost:
+        """The cost of a body that is written once and runs so many times; see `_size`."""
+        return Cost(self.moved * _size(trips), self.equations)
 
     def within(self, other: Cost) -> bool:
         """Whether it is no more, in either figure."""
@@ -109,4 +109,5 @@ def _bytes(aval: Any) -> int:
 
 
 def _size(size: Any) -> int:
+    """A size, or number of trips; a symbolic one counts as 1, since it cannot be compared."""
     return size if isinstance(size, int) else 1

@@ -17,15 +17,9 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 Params = dict[str, Any]
 
 
-_numbers: dict[Hashable, int] = {}
-
-
-def move_number(eqn: JaxprEqn) -> int | None:
-    """A number that equations share if they are the same move; None for what is none."""
-    if eqn.primitive.name not in MOVES or len(eqn.invars) != 1:
-        return None
-    key = eqn.primitive, tuple(eqn.params.items()), eqn.ctx
-    return _numbers.setdefault(key, len(_numbers))
+def is_move(eqn: JaxprEqn) -> bool:
+    """Whether an equation only lays a value out anew."""
+    return eqn.primitive.name in MOVES and len(eqn.invars) == 1
 
 
 def _transposes(first: JaxprEqn, second: JaxprEqn) -> Params:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -19,7 +20,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.moves import move_number
+from jaxprtool.passes.batch.moves import is_move
 from jaxprtool.passes.batch.table import batch_rules, jaxs_rule
 from jaxprtool.passes.dce import dce_body
 
@@ -35,7 +36,7 @@ class Step:
     ctx: Any
     inputs: tuple[Any, ...]
     avals: tuple[Any, ...]
-    #: Its number, if it is a move; see `moves`.
+    #: The number of its operation, if it is a move; see `moves`.
     move: int | None
     #: Whether it has one result.
     single: bool
@@ -158,7 +159,7 @@ def _template(jaxpr: Any, kinds: Sequence[int]) -> Template:
             eqn.ctx,
             numbered(eqn.invars),
             tuple(v.aval for v in eqn.outvars),
-            move_number(eqn),
+            _operation(eqn) if is_move(eqn) else None,
             len(eqn.outvars) == 1,
         )
         for eqn in jaxpr.eqns
@@ -195,15 +196,20 @@ class Templates:
     axis: Axis
     known: dict[Hashable, Template] = field(default_factory=dict)
     kinds: dict[tuple[Any, Dim], int] = field(default_factory=dict)
-    dims: list[Dim] = field(default_factory=list)
+    dims: dict[int, Dim] = field(default_factory=dict)
 
     def kind(self, aval: Any, dim: Dim) -> int:
         """The number of values of this type that are mapped along this dimension."""
-        number = self.kinds.setdefault((aval, dim), len(self.dims))
-        if number == len(self.dims):
-            self.dims.append(dim)
+        number = self.kinds.get((aval, dim))
+        if number is None:
+            number = next(_new_number)
+            self.dims[number] = dim
+            number = self.kinds.setdefault((aval, dim), number)
         return number
 
+
+#: Numbers that no other thread gets, and that are not given again when all is forgotten.
+_new_number = count()
 
 #: Numbers of operations: of primitives with their parameters, in a context.
 _operations: dict[Hashable, int] = {}
@@ -229,7 +235,7 @@ def _operation(eqn: JaxprEqn) -> int | None:
     try:
         number = _operations.get(key)
         if number is None and not holds_jaxpr(params.values()):
-            number = _operations[key] = len(_operations)
+            number = _operations.setdefault(key, next(_new_number))
     except TypeError:
         return None
     return number

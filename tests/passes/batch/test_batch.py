@@ -121,6 +121,18 @@ def test_symbolic_shapes_and_sizes():
     assert mapped.out_avals[0].shape == (lanes,)
 
 
+@pytest.mark.parametrize("in_axes", [(0, 0), (2, 3), (1, None), (None, 2)])
+def test_a_scan_of_symbolic_length(in_axes):
+    def f(w, xs):
+        return jax.lax.scan(lambda c, x: (c @ w + x, c.T @ x), jnp.zeros((3, 3)), xs)
+
+    (n,) = jax.export.symbolic_shape("n")
+    stack = jax.ShapeDtypeStruct((n, 3, 3), jnp.float32)
+    mapped = Batch(in_axes, axis_size=4)(trace(f, spec(3, 3), stack))
+    type_check(mapped)
+    assert mapped.out_avals[1].shape == (4, n, 3, 3)
+
+
 def test_a_named_axis_is_bound():
     def centred(x):
         return x - jax.lax.pmean(x, "i") + jax.lax.axis_index("i")

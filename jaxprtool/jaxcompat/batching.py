@@ -6,14 +6,16 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from typing import Any
 
+import jax
 from jax._src import callback, config, core, effects, pjit, shard_map, source_info_util
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import batching, pxla
 from jax._src.lax.control_flow import loops
 from jax._src.state.types import RefEffect
-from jax.extend.core import Primitive, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, Var
 
 from jaxprtool.jaxcompat.checking import inside_shard_map
+from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 
 
 def axis_data(name: Any, size: Any, spmd_name: Any, mesh_axes: Any) -> Any:
@@ -112,6 +114,24 @@ def result_types(primitive: Primitive, avals: Sequence[Any], params: dict[str, A
 def aval_of(value: Any) -> Any:
     """The type of a constant."""
     return core.typeof(value)
+
+
+def names_axis(params: dict[str, Any], name: Any) -> bool:
+    """Whether parameters name an axis, at any depth: not every collective has an effect."""
+    seen: set[Any] = set()
+
+    def names(params: dict[str, Any]) -> bool:
+        if any(
+            name in value if type(value) is tuple else type(value) is type(name) and value == name
+            for value in params.values()
+        ):
+            return True
+        held = jax.tree.leaves(list(params.values()))
+        inner = {open_jaxpr(x) for x in held if isinstance(x, Jaxpr | ClosedJaxpr)} - seen
+        seen.update(inner)
+        return any(names(eqn.params) for jaxpr in inner for eqn in jaxpr.eqns)
+
+    return names(params)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from jax._src import mesh as mesh_lib
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
 
+from jaxprtool.jaxcompat.batching import names_axis
 from jaxprtool.jaxcompat.jaxprs import new_jaxpr, open_jaxpr
 from jaxprtool.jaxcompat.tracing import attach_constants, is_staging
 
@@ -157,7 +158,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         if (
             self.asking
             and all(map(self._is_constant, operands))
-            and not (self._waits(effs) or _names_axis(params, self.axis.name))
+            and not (self._waits(effs) or names_axis(params, self.axis.name))
         ):
             with self._outside(), core.set_current_trace(self.parent_trace):
                 values = map(self.get_const, operands)
@@ -270,18 +271,6 @@ def _has_run(function: Any) -> bool:
         return bool([store.val for store in function.stores if store is not None])
     except lu.StoreException:
         return False
-
-
-def _names_axis(params: Any, name: Any) -> bool:
-    """Whether parameters name an axis, at any depth: not every collective has an effect."""
-    return any(
-        name in value if type(value) is tuple else type(value) is type(name) and value == name
-        for value in params.values()
-    ) or any(
-        _names_axis(eqn.params, name)
-        for jaxpr in core.jaxprs_in_params(params)
-        for eqn in open_jaxpr(jaxpr).eqns
-    )
 
 
 def _is_ordered(effect: Any) -> bool:

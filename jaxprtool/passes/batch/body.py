@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.outline import bodies, equations
+from jaxprtool.ir.outline import bodies
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.cost import cost_of
@@ -264,12 +264,7 @@ class _Run:
     def _names_axis(self, eqn: JaxprEqn) -> bool:
         """Whether an equation names the mapped axis, at any depth: not all that do have effects."""
         name = self.templates.axis.name
-        inner = (e for _, body in bodies(eqn) for e in equations(body))
-        values = (value for e in (eqn, *inner) for value in e.params.values())
-        return name is not None and any(
-            name in value if type(value) is tuple else type(value) is type(name) and name == value
-            for value in values
-        )
+        return name is not None and jaxcompat.names_axis(eqn.params, name)
 
     def _unmapped_kind(self, aval: Any) -> int:
         kind = self.kinds.get(id(aval))  # the types of the old jaxpr live as long as it does

@@ -241,7 +241,7 @@ def _operation(eqn: JaxprEqn) -> int | None:
     return number
 
 
-_FLOATS: frozenset[type] = frozenset({float, complex})
+_FLOATS: frozenset[type] = frozenset({float, complex, np.float32, np.float64})
 
 
 def _params_key(params: dict[str, Any]) -> Hashable:

@@ -12,7 +12,7 @@ from jax._src import mesh as mesh_lib
 from jax._src.interpreters import batching, pxla
 from jax._src.lax.control_flow import loops
 from jax._src.state.types import RefEffect
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
 
 from jaxprtool.jaxcompat.checking import inside_shard_map
 from jaxprtool.jaxcompat.jaxprs import open_jaxpr
@@ -96,6 +96,17 @@ _VMAP = source_info_util.NameStack().transform("vmap")
 def under_vmap(name_stack: Any) -> Any:
     """The name scopes of an equation, with `vmap` around them."""
     return _VMAP + name_stack
+
+
+def source_under(call: JaxprEqn) -> Callable[[Any], Any]:
+    """What an equation inside a call has for its `source_info` once it stands in its place.
+
+    Its name scopes come to be inside those of the call.
+    """
+    outer = call.source_info.name_stack
+    if not outer.stack:
+        return lambda info: info
+    return lambda info: info.replace(name_stack=outer + info.name_stack)
 
 
 #: What makes a `source_info` of a traceback and name scopes.

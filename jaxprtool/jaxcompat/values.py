@@ -17,7 +17,7 @@ from jax._src.numpy import ufuncs
 from jax._src.random import prng
 from jax._src.state import indexing as state_indexing
 from jax._src.state import types as state_types
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Literal
 
 from jaxprtool.jaxcompat.jaxprs import close_jaxpr, new_jaxpr, open_jaxpr
 
@@ -120,6 +120,16 @@ def literal_value(value: Any, aval: Any) -> Any:
     if kind in typed and type(value) in typed and (aval.weak_type or data.item() != value):
         return typed[kind](kind(value), aval.dtype)
     return literals.TypedNdArray(data, aval)
+
+
+def as_literal(value: Any, aval: Any) -> Literal | None:
+    """A literal for a scalar of this type; None for what cannot be one: arrays, keys, refs."""
+    if getattr(aval, "shape", None) != () or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return None
+    if isinstance(aval, AbstractRef) or isinstance(value, core.Tracer):
+        return None
+    data = np.asarray(value).astype(aval.dtype, copy=False)
+    return Literal(literal_value(data.item() if aval.weak_type else data, aval), aval)
 
 
 def key_implementations() -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 The text is a Python expression list that is parsed and never evaluated. Each item names a pass,
 with its options as literals: `dce`, `batch(axis_size=8)`. Where an earlier pass has made several
-programs, `apply.dce` runs on the one called `apply` alone, and a bare `dce` on each of them.
+programs, `apply.dce` runs on the one called `apply` alone, and a bare `dce` on each of them. `-O1`
+names a whole pipeline (`passes/levels.py`), whose passes are repeated until nothing changes.
 
 After every pass the result is type-checked, so that a program is never ill typed without the name
 of the pass that broke it.
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from jaxprtool import expressions
@@ -27,6 +28,7 @@ from jaxprtool.errors import (
 )
 from jaxprtool.passes import registry
 from jaxprtool.passes.base import Pass, build
+from jaxprtool.passes.levels import MOST_ROUNDS, levels
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program, Programs
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """A pass, and the name of the one program that it is for; None means every program."""
+    """A pass, or a named pipeline, and the one program that it is for; None means every program."""
 
-    transform: Pass
+    transform: Pass | Pipeline
     only: str | None = None
 
     def __str__(self) -> str:
@@ -57,9 +59,15 @@ class Observer:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order; called with a Program it gives the rewritten one (or several, by name)."""
+    """Passes in order; called with a Program it gives the rewritten one (or several, by name).
+
+    They are repeated, at most `rounds` times, as long as they change anything. A pipeline that has
+    a `name` is one of `levels`.
+    """
 
     steps: tuple[Step, ...] = ()
+    rounds: int = 1
+    name: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Pipeline:
@@ -73,7 +81,15 @@ class Pipeline:
         return cls(tuple(_step(source, node) for node in source.args))
 
     def __str__(self) -> str:
-        return ", ".join(map(str, self.steps))
+        return f"-{self.name}" if self.name else ", ".join(map(str, self.steps))
+
+    def passes(self) -> Iterator[Pass]:
+        """Its passes, those of the pipelines that it names included."""
+        for step in self.steps:
+            if isinstance(step.transform, Pipeline):
+                yield from step.transform.passes()
+            else:
+                yield step.transform
 
     @property
     def bound_axes(self) -> tuple[tuple[Any, int], ...]:
@@ -101,8 +117,15 @@ class Pipeline:
         """
         observer = observer or Observer()
         result = program
-        for step in self.steps:
-            result = _run_step(step, result, observer, check)
+        settled: list[Any] = [None] * len(self.steps)  # what a step was given and left as it was
+        for _ in range(self.rounds):
+            before = result
+            for i, step in enumerate(self.steps):
+                if settled[i] is not result:
+                    given, result = result, _run_step(step, result, observer, check)
+                    settled[i] = result if result is given else None
+            if result is before:
+                break
         return result
 
 
@@ -131,16 +154,24 @@ def _run_step(
             results.update({f"{name}.{part}": each for part, each in made.items()})
         else:
             results[name] = made
+    if len(results) == len(state) and all(results[name] is state[name] for name in state):
+        return state
     return type(state)(results)
 
 
 def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> Program | Programs:
+    """What a pass makes of a program: the very same object if it changes nothing."""
     from jaxprtool.ir.program import type_check  # imports JAX, which reading a pipeline does not
 
+    if isinstance(step.transform, Pipeline):
+        return step.transform.run(program, observer, check=check)
     observer.before(step, program)
     start = time.perf_counter()
     result = _apply(step, program)
     seconds = time.perf_counter() - start
+    if _unchanged(program, result):
+        observer.after(step, program, program, seconds)
+        return program
     for each in result.values() if isinstance(result, Mapping) else [result]:
         try:
             if check:
@@ -149,6 +180,13 @@ def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> 
             raise CheckError(f"pass '{step}' broke the program: {error.message}") from error
     observer.after(step, program, result, seconds)
     return result
+
+
+def _unchanged(program: Program, result: Program | Programs) -> bool:
+    if isinstance(result, Mapping) or result.jaxpr is not program.jaxpr:
+        return False
+    names = (field.name for field in fields(program) if field.name != "jaxpr")
+    return all(getattr(program, name) == getattr(result, name) for name in names)
 
 
 def _apply(step: Step, program: Program) -> Program | Programs:
@@ -168,7 +206,24 @@ def _apply(step: Step, program: Program) -> Program | Programs:
     return result
 
 
+def _level(name: str) -> Pipeline:
+    """The pipeline that a row of `levels` describes."""
+    repeated, last = (
+        Pipeline.parse(text).steps for text in (levels[name].repeated, levels[name].last)
+    )
+    if not last:
+        return Pipeline(repeated, MOST_ROUNDS, name)
+    return Pipeline((Step(Pipeline(repeated, MOST_ROUNDS)), *last), name=name)
+
+
 def _step(source: expressions.Source, node: ast.expr) -> Step:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node = node.operand
+        if not isinstance(node, ast.Name) or node.id not in levels:
+            known = ", ".join(f"-{name}" for name in levels)
+            raise source.fail(
+                node, f"'-{source.segment(node)}' is no pipeline", f"there are: {known}"
+            )
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     call = node
@@ -186,6 +241,8 @@ def _step(source: expressions.Source, node: ast.expr) -> Step:
         raise source.fail(
             node, f"'{source.segment(node)}' is no pass", "a pass is NAME or NAME(option=value)"
         )
+    if name in levels and call is node:
+        return Step(_level(name), only or None)
     return Step(build(registry.find(name), args, kwargs), only or None)
 
 

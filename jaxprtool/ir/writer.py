@@ -1,0 +1,223 @@
+"""Writing a jaxpr anew from the front, at every depth: what passes that replace values stand on.
+
+`rewrite(jaxpr, visitor)` walks each body once, in order. `visitor(writer)` is asked once per body
+for a *rule*; the rule gets each equation, whose operands are already what they have become and
+whose bodies are already rewritten, and answers with None to keep it or with the atoms that its
+results are from now on. Before it answers it may write equations of its own (`Writer.add`,
+`emit`, `splice`) and make constants (`Writer.constant`). A body that several equations share is
+rewritten once and stays shared; one in which nothing changes stays the very same object.
+
+Compare `ir.rewrite.map_equations`, whose rule must define the equation's own variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.rewrite import with_bodies
+from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+
+#: What the results of an equation are from now on, one atom for each; None keeps the equation.
+Rule = Callable[[JaxprEqn], Sequence[Atom] | None]
+Visitor = Callable[["Writer"], Rule]
+
+#: The primitives whose bodies may have constants of their own; other bodies are given all they use.
+_HOLD_CONSTANTS = frozenset({"scan", "while", "cond", "jit", "closed_call", "eval_jaxpr"})
+
+
+def rewrite(jaxpr: Any, visitor: Visitor, *, nested: bool = True) -> Any:
+    """`jaxpr`, closed or open, rewritten by the rule that `visitor` gives for each of its bodies.
+
+    Arguments and results stay in number and type, of the jaxpr and of each body in it. A rule's
+    answer is not taken, and its equation kept, where a result would change its type; a weak type
+    may change, except that of a body's own results. The Python closures of custom derivatives are
+    left alone. With `nested=False` only the outermost body is rewritten.
+    """
+    done: dict[tuple[Any, bool], Any] = {}
+
+    def body_of(body: Any, constants: bool) -> Any:
+        key = body, constants
+        if key not in done:
+            done[key] = Writer(body, constants, inside).written(visitor)
+        return done[key]
+
+    def inside(eqn: JaxprEqn) -> JaxprEqn:
+        if not nested or not holds_jaxpr(eqn.params.values()):
+            return eqn
+        constants = eqn.primitive.name in _HOLD_CONSTANTS
+        return with_bodies(eqn, partial(body_of, constants=constants))
+
+    return body_of(jaxpr, True)
+
+
+class Writer:
+    """One body while it is written anew: its equations so far, and what its variables are now."""
+
+    def __init__(self, body: Any, holds_constants: bool, inside: Callable[[JaxprEqn], JaxprEqn]):
+        self.body = body
+        #: Whether `constant` may give arrays; scalars are literals and always possible.
+        self.holds_constants = holds_constants
+        self._inside = inside
+        jaxpr = jaxcompat.open_jaxpr(body)
+        self.eqns: list[JaxprEqn] = []
+        #: Old variables that have gone, and the atoms in their place.
+        self.became: dict[Var, Atom] = {}
+        #: The equation that defines a variable, of those written so far.
+        self.definition: dict[Var, JaxprEqn] = {}
+        self._results = {v for v in jaxpr.outvars if isinstance(v, Var)}
+        self.constvars = list(jaxpr.constvars)
+        closed = body if isinstance(body, jaxcompat.ClosedJaxpr) else None
+        self.consts = list(closed.consts) if closed is not None else []
+        #: The values of constants of the body, by variable.
+        self.constant_values: dict[Var, Any] = dict(zip(self.constvars, self.consts, strict=False))
+
+    # --- what a rule may ask and do ------------------------------------------------------------
+
+    def now(self, atom: Atom) -> Atom:
+        """What an atom of the old body is in the new one."""
+        return atom if type(atom) is Literal else self.became.get(atom, atom)
+
+    def value(self, atom: Atom) -> Any:
+        """The value of an atom that is a literal or a constant; None for every other."""
+        if type(atom) is Literal:
+            return atom.val
+        return self.constant_values.get(atom)
+
+    def defined_by(self, atom: Atom, primitive: str) -> JaxprEqn | None:
+        """The equation of this primitive that defines an atom; None if it is defined otherwise."""
+        if type(atom) is Literal:
+            return None
+        eqn = self.definition.get(atom)
+        return eqn if eqn is not None and eqn.primitive.name == primitive else None
+
+    def add(self, eqn: JaxprEqn) -> list[Var]:
+        """Write an equation as it is; gives its results."""
+        self.eqns.append(eqn)
+        for var in eqn.outvars:
+            self.definition[var] = eqn
+        return eqn.outvars
+
+    def emit(
+        self, primitive: Any, operands: Sequence[Atom], params: dict[str, Any], like: JaxprEqn
+    ) -> list[Var]:
+        """Write an equation without effects, with result types, source line and context of `like`.
+
+        `primitive` is the primitive itself, `like.primitive` or that of another equation.
+        """
+        outs = [Var(v.aval) for v in like.outvars]
+        return self.add(
+            jaxcompat.new_jaxpr_eqn(
+                list(operands), outs, primitive, params, set(), like.source_info, like.ctx
+            )
+        )
+
+    def trace(
+        self, fun: Callable[..., Any], operands: Sequence[Atom], like: JaxprEqn
+    ) -> list[Atom]:
+        """Write what a JAX function computes of these operands, as if at `like`; gives its results.
+
+        The function takes and gives flat values, and is traced in the context of `like`.
+        """
+        closed = jaxcompat.traced_like(like, fun, operands)
+        return self.splice(closed, operands, like, keep_source=False)
+
+    def splice(
+        self, closed: Any, operands: Sequence[Atom], call: JaxprEqn, *, keep_source: bool = True
+    ) -> list[Atom]:
+        """Write the equations of a closed jaxpr, on fresh variables; gives its results.
+
+        They bear their own source lines in the scopes of `call`, or its own source line. Raises
+        ValueError if the jaxpr has constants that this body cannot hold.
+        """
+        jaxpr = jaxcompat.open_jaxpr(closed)
+        names: dict[Var, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
+        for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
+            names[var] = self.constant(const, var.aval)
+        source_of = jaxcompat.source_under(call) if keep_source else lambda _: call.source_info
+        for eqn in jaxpr.eqns:
+            ins = [v if type(v) is Literal else names[v] for v in eqn.invars]
+            outs = [Var(v.aval) for v in eqn.outvars]
+            names.update(zip(eqn.outvars, outs, strict=True))
+            new = eqn.replace(invars=ins, outvars=outs, source_info=source_of(eqn.source_info))
+            if eqn.effects:
+                new = new.replace(effects=jaxcompat.renamed_effects(eqn.effects, names))
+            self.add(new)
+        return [v if type(v) is Literal else names[v] for v in jaxpr.outvars]
+
+    def constant(self, value: Any, aval: Any) -> Atom:
+        """An atom for a constant of this type: a literal for a scalar, else a constant of the body.
+
+        Raises ValueError for an array if the body cannot hold it.
+        """
+        if literal := jaxcompat.as_literal(value, aval):
+            return literal
+        for var, known in self.constant_values.items():
+            if known is value and var.aval == aval:
+                return var
+        if not self.holds_constants:
+            raise ValueError("this body cannot hold constants")
+        var = Var(aval)
+        self.constvars.append(var)
+        self.consts.append(value)
+        self.constant_values[var] = value
+        return var
+
+    # --- the walk ------------------------------------------------------------------------------
+
+    def written(self, visitor: Visitor) -> Any:
+        """The body as the rule of `visitor` rewrites it; the same object if nothing changes."""
+        jaxpr = jaxcompat.open_jaxpr(self.body)
+        became, rule, inside = self.became, visitor(self), self._inside
+        changed = False
+        for old in jaxpr.eqns:
+            eqn = old
+            if became:
+                operands = [v if type(v) is Literal else became.get(v, v) for v in eqn.invars]
+                if any(new is not v for new, v in zip(operands, eqn.invars, strict=True)):
+                    eqn = eqn.replace(invars=operands)
+                    if eqn.effects:
+                        effects = jaxcompat.renamed_effects(eqn.effects, became)
+                        eqn = eqn.replace(effects=effects)
+            if eqn.params:
+                eqn = inside(eqn)
+            mark = len(self.eqns)
+            atoms = rule(eqn)
+            if atoms is not None and not self._take(eqn.outvars, atoms):
+                del self.eqns[mark:]
+                atoms = None
+            if atoms is None:
+                self.add(eqn)
+            changed |= eqn is not old or atoms is not None
+        outvars = list(map(self.now, jaxpr.outvars))
+        if not changed and len(self.constvars) == len(jaxpr.constvars):
+            return self.body
+        return jaxcompat.replace_jaxpr(
+            self.body,
+            constvars=self.constvars,
+            consts=self.consts,
+            invars=jaxpr.invars,
+            outvars=outvars,
+            eqns=self.eqns,
+            debug_info=jaxpr.debug_info,
+        )
+
+    def _take(self, outvars: Sequence[Var], atoms: Sequence[Atom]) -> bool:
+        """Let results be these atoms, if all have the types for it."""
+        for var, atom in zip(outvars, atoms, strict=True):
+            if not (var.aval == atom.aval or self._may_change(var, atom.aval)):
+                return False
+        for var, atom in zip(outvars, atoms, strict=True):
+            if var is not atom:
+                self.became[var] = atom
+        return True
+
+    def _may_change(self, var: Var, aval: Any) -> bool:
+        if isinstance(var, jaxcompat.DropVar):
+            return True
+        if var in self._results or not hasattr(var.aval, "weak_type"):
+            return False
+        return bool(var.aval.strip_weak_type() == aval.strip_weak_type())

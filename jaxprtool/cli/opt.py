@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 _WATCHED = "What is watched (on stderr)"
 
 
+_Level = Annotated[
+    str | None,
+    typer.Option(
+        "-O",
+        metavar="0|1|2",
+        help="A named pipeline, run after the passes of -p: `jaxprtool explain -O1`.",
+        rich_help_panel="Passes",
+    ),
+]
 _NoCheck = Annotated[
     bool,
     typer.Option(
@@ -88,6 +97,7 @@ def opt(
     static_argnames: options.StaticArgnames = None,
     x64: options.X64 = False,
     passes: options.Passes = None,
+    level: _Level = None,
     plugin: options.Plugin = None,
     no_check: _NoCheck = False,
     print_before_all: _PrintBeforeAll = False,
@@ -104,6 +114,7 @@ def opt(
     [bold]Examples[/]
 
       jaxprtool opt samples/transformer.py:loss -p dce
+      jaxprtool opt samples/transformer.py:loss -O1 --stats
       jaxprtool opt samples/rnn.py:loss -p "dce(drop_inputs=True)" --stats --timing
       jaxprtool opt samples/transformer.py:loss -p dce --print-after-all
       jaxprtool opt samples/transformer.py:loss -p dce -o loss.jaxpr
@@ -118,7 +129,8 @@ def opt(
     options.start_jax(x64)
     from jaxprtool.cli import watch
 
-    pipeline = options.pipeline(passes, plugin)
+    named = None if level is None else f"-O{level}"
+    pipeline = options.pipeline(", ".join(filter(None, (passes, named))), plugin)
     watcher = watch.Watcher(print_before_all, print_after_all, _checked(print_after, pipeline))
     entry = options.find(target, args, factory, static_argnums, static_argnames)
     result = pipeline.run(options.trace(entry, pipeline), watcher, check=not no_check)

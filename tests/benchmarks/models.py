@@ -15,9 +15,11 @@ from jaxprtool.jaxcompat import Var
 
 def transformer_gradient(layers: int = 48) -> Any:
     """The closed jaxpr of value_and_grad of an unrolled pre-norm transformer's loss."""
+    return jax.make_jaxpr(jax.value_and_grad(transformer_loss))(*transformer_shapes(layers))
 
-    def spec(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+def transformer_loss(params: Any, x: Any) -> Any:
+    """The mean square of what the layers make of f32[32,64]."""
 
     def norm(x, scale):
         mean = x.mean(-1, keepdims=True)
@@ -30,14 +32,20 @@ def transformer_gradient(layers: int = 48) -> Any:
         x = x + jax.nn.softmax(q @ k.T / 8.0) @ v @ p["o"]
         return x + jax.nn.gelu(norm(x, p["norm2"]) @ p["up"]) @ p["down"]
 
-    def loss(params, x):
-        for p in params:
-            x = layer(x, p)
-        return jnp.square(x).mean()
+    for p in params:
+        x = layer(x, p)
+    return jnp.square(x).mean()
+
+
+def transformer_shapes(layers: int) -> tuple[Any, Any]:
+    """The types of the arguments of `transformer_loss`."""
+
+    def spec(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
 
     shapes = {name: spec(64, 64) for name in ("q", "k", "v", "o")}
     shapes |= {"norm1": spec(64), "norm2": spec(64), "up": spec(64, 256), "down": spec(256, 64)}
-    return jax.make_jaxpr(jax.value_and_grad(loss))([shapes] * layers, spec(32, 64))
+    return [shapes] * layers, spec(32, 64)
 
 
 def synthetic(size: int, live_every: int = 2) -> Any:

@@ -82,13 +82,14 @@ def _names(tree: ast.Module) -> Iterator[str]:
 def complete_passes(incomplete: str) -> list[str]:
     """Pipelines that begin with what is typed, the last of its passes completed."""
     from jaxprtool.passes import registry
+    from jaxprtool.passes.levels import levels
 
     if incomplete.count("(") > incomplete.count(")"):
         return []  # among the options of a pass
     before, comma, typed = incomplete.rpartition(",")
     space = typed[: len(typed) - len(typed.lstrip())]
     with warnings.catch_warnings(action="ignore"):
-        names = registry.available()
+        names = [*registry.available(), *(f"-{name}" for name in levels)]
     return [before + comma + space + name for name in names if name.startswith(typed.strip())]
 
 

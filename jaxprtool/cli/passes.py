@@ -1,4 +1,4 @@
-"""`jaxprtool passes`: which passes there are, and the options of one."""
+"""`jaxprtool passes`: which passes and named pipelines there are, and the options of one pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def passes(
     json: options.Json = False,
     traceback: options.Traceback = False,
 ) -> None:
-    """List the passes that a pipeline may name, or the options of one.
+    """List the passes and pipelines that a pipeline may name, or the options of a pass.
 
     [bold]Examples[/]
 
@@ -44,6 +44,7 @@ def passes(
 def _list_all(json: bool) -> None:
     from jaxprtool.passes import registry
     from jaxprtool.passes.base import summary
+    from jaxprtool.passes.levels import levels
 
     found = []
     for source in registry.available().values():
@@ -53,11 +54,14 @@ def _list_all(json: bool) -> None:
             output.warning(error.message)
             continue
         found.append({"name": source.name, "help": help_line, "origin": source.origin})
+    pipelines = {f"-{name}": str(level) for name, level in levels.items()}
     if json:
-        output.write_json({"passes": found})
+        output.write_json({"passes": found, "pipelines": pipelines})
     else:
         rows = [(p["name"], p["help"], p["origin"]) for p in found]
         output.write_table(("pass", "what it does", "from"), rows)
+        output.write("")
+        output.write_table(("pipeline", "its passes"), list(pipelines.items()))
 
 
 def _show_one(name: str, json: bool) -> None:

@@ -25,6 +25,10 @@ class Level:
     repeated: str = ""
     last: str = ""
 
+    def __str__(self) -> str:
+        repeated = f"{self.repeated}, until nothing changes" if self.repeated else "none"
+        return f"{repeated}; then {self.last}" if self.last else repeated
+
 
 _EXACT = "inline, forward, fold, simplify, cse, dce"
 

@@ -42,7 +42,8 @@ class Step:
     only: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.only}.{self.transform}" if self.only else str(self.transform)
+        text = str(self.transform)
+        return f"{self.only}.{text.removeprefix('-')}" if self.only else text
 
 
 class Observer:

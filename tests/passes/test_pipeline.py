@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import jaxprtool
+from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError, PipelineError
+from jaxprtool.passes import pipeline as pipeline_module
 from jaxprtool.passes import registry
 from jaxprtool.passes.base import Pass, options, summary
+from jaxprtool.passes.levels import Level, levels
 from jaxprtool.passes.pipeline import Observer, Pipeline
 
 
@@ -136,7 +139,9 @@ def test_an_observer_sees_every_pass_on_every_program(program):
         ("split, rihgt.dce", "there are: left, right", "did you mean 'right'?"),
         ("dce(", "never closed", None),
         ("'dce'", "is no pass", "NAME or NAME(option=value)"),
-        ("-O1", "is no pass", None),
+        ("-O7", "'-O7' is no pipeline", "there are: -O0, -O1, -O2"),
+        ("-dce", "'-dce' is no pipeline", "there are: -O0, -O1, -O2"),
+        ("-1", "'-1' is no pipeline", "there are: -O0, -O1, -O2"),
         ("dce()()", "is no pass", None),
         ("drop_inputs=True", "option 'drop_inputs' belongs to no pass", None),
         ("dce(**{})", "unpacking", None),
@@ -160,3 +165,76 @@ def test_options_come_from_the_fields_and_help_from_the_docstring():
         ("extra", "Any", False),
     ]
     assert summary(Scale) == "Rename the program; the options are there to be checked."
+
+
+# --- named pipelines ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shorten(Pass):
+    """Take the last equation away, as long as there is more than one."""
+
+    name: ClassVar[str] = "shorten"
+
+    def __call__(self, program):
+        *eqns, _ = program.jaxpr.eqns
+        if not eqns:
+            return program
+        jaxpr = jaxcompat.replace_jaxpr(
+            program.jaxpr,
+            constvars=program.jaxpr.constvars,
+            consts=program.jaxpr.consts,
+            invars=program.jaxpr.invars,
+            outvars=eqns[-1].outvars,
+            eqns=eqns,
+            debug_info=program.jaxpr.debug_info,
+        )
+        return program.replace(jaxpr=jaxpr)
+
+
+class Seen(Observer):
+    def __init__(self):
+        self.passes = []
+
+    def after(self, step, program, result, seconds):
+        self.passes.append(str(step))
+
+
+@pytest.fixture
+def shorten(monkeypatch):
+    jaxprtool.register(Shorten)
+    monkeypatch.setitem(levels, "O9", Level("shorten, dce", last="scale(2.0)"))
+    return jaxprtool.trace(lambda x: jnp.sin(jnp.cos(jnp.tan(jnp.exp(x)))), jnp.ones(3))
+
+
+def test_a_named_pipeline_is_repeated_until_nothing_changes(shorten):
+    seen = Seen()
+    after = Pipeline.parse("-O9").run(shorten, seen)
+    assert [e.primitive.name for e in after.jaxpr.eqns] == ["exp"]
+    # The fourth round of `shorten` changes nothing, and `dce` has seen what it left.
+    assert seen.passes == ["shorten", "dce"] * 3 + ["shorten", "scale(factor=2.0)"]
+
+
+def test_a_named_pipeline_stops_at_the_bound(shorten, monkeypatch):
+    monkeypatch.setattr(pipeline_module, "MOST_ROUNDS", 2)
+    after = Pipeline.parse("-O9")(shorten)
+    assert [e.primitive.name for e in after.jaxpr.eqns] == ["exp", "tan"]
+
+
+def test_a_program_in_which_nothing_changes_is_the_very_same(program):
+    assert Pipeline.parse("-O0")(program) is program
+    clean = Pipeline.parse("dce")(program)
+    assert Pipeline.parse("dce, -O0")(clean) is clean
+
+
+def test_named_pipelines_stand_among_passes_and_for_one_program(shorten):
+    pipeline = Pipeline.parse("split, left.O9, -O0")
+    assert str(pipeline) == "split, left.O9, -O0"
+    assert [each.name for each in pipeline.passes()] == ["split", "shorten", "dce", "scale"]
+    programs = pipeline(shorten)
+    assert [len(p.jaxpr.eqns) for p in programs.values()] == [1, 4]
+
+
+def test_each_level_is_made_of_passes_that_there_are():
+    for name in levels:
+        assert str(Pipeline.parse(f"-{name}")) == f"-{name}"

@@ -4,22 +4,23 @@
 for a *rule*; the rule gets each equation, whose operands are already what they have become and
 whose bodies are already rewritten, and answers with None to keep it or with the atoms that its
 results are from now on. Before it answers it may write equations of its own (`Writer.add`,
-`emit`, `splice`) and make constants (`Writer.constant`). A body that several equations share is
-rewritten once and stays shared; one in which nothing changes stays the very same object.
+`emit`, `splice`) and make constants (`Writer.constant`); where its answer is None, or is not
+taken, these are taken back. A body that several equations share is rewritten once and stays
+shared; one in which nothing changes stays the very same object.
 
 Compare `ir.rewrite.map_equations`, whose rule must define the equation's own variables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rewrite import with_bodies
-from jaxprtool.ir.structured import holds_jaxpr
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
+from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 
 #: What the results of an equation are from now on, one atom for each; None keeps the equation.
 Rule = Callable[[JaxprEqn], Sequence[Atom] | None]
@@ -29,20 +30,21 @@ Visitor = Callable[["Writer"], Rule]
 _HOLD_CONSTANTS = frozenset({"scan", "while", "cond", "jit", "closed_call", "eval_jaxpr"})
 
 
-def rewrite(jaxpr: Any, visitor: Visitor, *, nested: bool = True) -> Any:
+def rewrite(jaxpr: Any, visitor: Visitor, *, nested: bool = True, outside_in: bool = False) -> Any:
     """`jaxpr`, closed or open, rewritten by the rule that `visitor` gives for each of its bodies.
 
     Arguments and results stay in number and type, of the jaxpr and of each body in it. A rule's
     answer is not taken, and its equation kept, where a result would change its type; a weak type
     may change, except that of a body's own results. The Python closures of custom derivatives are
-    left alone. With `nested=False` only the outermost body is rewritten.
+    left alone. With `nested=False` only the outermost body is rewritten. With `outside_in=True`
+    the rule sees an equation before its bodies are rewritten, which happens only if it is kept.
     """
     done: dict[tuple[Any, bool], Any] = {}
 
     def body_of(body: Any, constants: bool) -> Any:
         key = body, constants
         if key not in done:
-            done[key] = Writer(body, constants, inside).written(visitor)
+            done[key] = Writer(body, constants, inside, outside_in).written(visitor)
         return done[key]
 
     def inside(eqn: JaxprEqn) -> JaxprEqn:
@@ -57,11 +59,18 @@ def rewrite(jaxpr: Any, visitor: Visitor, *, nested: bool = True) -> Any:
 class Writer:
     """One body while it is written anew: its equations so far, and what its variables are now."""
 
-    def __init__(self, body: Any, holds_constants: bool, inside: Callable[[JaxprEqn], JaxprEqn]):
+    def __init__(
+        self,
+        body: Any,
+        holds_constants: bool,
+        inside: Callable[[JaxprEqn], JaxprEqn],
+        outside_in: bool = False,
+    ):
         self.body = body
         #: Whether `constant` may give arrays; scalars are literals and always possible.
         self.holds_constants = holds_constants
         self._inside = inside
+        self._outside_in = outside_in
         jaxpr = jaxcompat.open_jaxpr(body)
         self.eqns: list[JaxprEqn] = []
         #: Old variables that have gone, and the atoms in their place.
@@ -74,6 +83,8 @@ class Writer:
         self.consts = list(closed.consts) if closed is not None else []
         #: The values of constants of the body, by variable.
         self.constant_values: dict[Var, Any] = dict(zip(self.constvars, self.consts, strict=False))
+        #: Their variables by the identity of the value and its type, once one is asked for.
+        self._constant_of: dict[tuple[int, Any], Var] | None = None
 
     # --- what a rule may ask and do ------------------------------------------------------------
 
@@ -126,12 +137,20 @@ class Writer:
         return self.splice(closed, operands, like, keep_source=False)
 
     def splice(
-        self, closed: Any, operands: Sequence[Atom], call: JaxprEqn, *, keep_source: bool = True
+        self,
+        closed: Any,
+        operands: Sequence[Atom],
+        call: JaxprEqn,
+        *,
+        keep_source: bool = True,
+        rule: Rule | None = None,
     ) -> list[Atom]:
         """Write the equations of a closed jaxpr, on fresh variables; gives its results.
 
-        They bear their own source lines in the scopes of `call`, or its own source line. Raises
-        ValueError if the jaxpr has constants that this body cannot hold.
+        They bear their own source lines in the scopes of `call`, or its own source line. A rule
+        is asked about each, as if it stood in this body already; it answers as a visitor's does,
+        and is the one who has to mind types. Raises ValueError if the jaxpr has constants that
+        this body cannot hold.
         """
         jaxpr = jaxcompat.open_jaxpr(closed)
         names: dict[Var, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
@@ -140,12 +159,18 @@ class Writer:
         source_of = jaxcompat.source_under(call) if keep_source else lambda _: call.source_info
         for eqn in jaxpr.eqns:
             ins = [v if type(v) is Literal else names[v] for v in eqn.invars]
-            outs = [Var(v.aval) for v in eqn.outvars]
-            names.update(zip(eqn.outvars, outs, strict=True))
-            new = eqn.replace(invars=ins, outvars=outs, source_info=source_of(eqn.source_info))
+            outs = [v if type(v) is DropVar else Var(v.aval) for v in eqn.outvars]
+            changes: dict[str, Any] = {}
             if eqn.effects:
-                new = new.replace(effects=jaxcompat.renamed_effects(eqn.effects, names))
-            self.add(new)
+                names.update(zip(eqn.outvars, outs, strict=True))
+                changes["effects"] = jaxcompat.renamed_effects(eqn.effects, names)
+            source = source_of(eqn.source_info)
+            new = eqn.replace(invars=ins, outvars=outs, source_info=source, **changes)
+            atoms: Sequence[Atom] | None = None
+            if rule is not None:
+                atoms = rule(new)
+                new = self._inside(new) if atoms is None and self._outside_in else new
+            names.update(zip(eqn.outvars, self.add(new) if atoms is None else atoms, strict=True))
         return [v if type(v) is Literal else names[v] for v in jaxpr.outvars]
 
     def constant(self, value: Any, aval: Any) -> Atom:
@@ -155,16 +180,26 @@ class Writer:
         """
         if literal := jaxcompat.as_literal(value, aval):
             return literal
-        for var, known in self.constant_values.items():
-            if known is value and var.aval == aval:
-                return var
+        if self._constant_of is None:
+            known = self.constant_values.items()
+            self._constant_of = {(id(held), var.aval): var for var, held in known}
+        if (id(value), aval) in self._constant_of:
+            return self._constant_of[id(value), aval]
         if not self.holds_constants:
             raise ValueError("this body cannot hold constants")
         var = Var(aval)
         self.constvars.append(var)
         self.consts.append(value)
         self.constant_values[var] = value
+        self._constant_of[id(value), aval] = var
         return var
+
+    def can_hold(self, closed: Any) -> bool:
+        """Whether the constants of a closed jaxpr can be constants of this body."""
+        return self.holds_constants or all(
+            jaxcompat.as_literal(const, var.aval)
+            for var, const in zip(closed.constvars, closed.consts, strict=True)
+        )
 
     # --- the walk ------------------------------------------------------------------------------
 
@@ -172,6 +207,8 @@ class Writer:
         """The body as the rule of `visitor` rewrites it; the same object if nothing changes."""
         jaxpr = jaxcompat.open_jaxpr(self.body)
         became, rule, inside = self.became, visitor(self), self._inside
+        before, after = (None, inside) if self._outside_in else (inside, None)
+        eqns, constvars = self.eqns, self.constvars
         changed = False
         for old in jaxpr.eqns:
             eqn = old
@@ -182,16 +219,19 @@ class Writer:
                     if eqn.effects:
                         effects = jaxcompat.renamed_effects(eqn.effects, became)
                         eqn = eqn.replace(effects=effects)
-            if eqn.params:
-                eqn = inside(eqn)
-            mark = len(self.eqns)
+            if before is not None and eqn.params:
+                eqn = before(eqn)
+            written, held = len(eqns), len(constvars)
             atoms = rule(eqn)
-            if atoms is not None and not self._take(eqn.outvars, atoms):
-                del self.eqns[mark:]
-                atoms = None
-            if atoms is None:
+            if atoms is None or not self._take(eqn.outvars, atoms):
+                if len(eqns) > written or len(constvars) > held:
+                    self._take_back(written, held)
+                if after is not None and eqn.params:
+                    eqn = after(eqn)
                 self.add(eqn)
-            changed |= eqn is not old or atoms is not None
+                changed |= eqn is not old
+            else:
+                changed = True
         outvars = list(map(self.now, jaxpr.outvars))
         if not changed and len(self.constvars) == len(jaxpr.constvars):
             return self.body
@@ -205,6 +245,14 @@ class Writer:
             debug_info=jaxpr.debug_info,
         )
 
+    def _take_back(self, written: int, held: int) -> None:
+        """Forget all but the first of the equations and constants."""
+        del self.eqns[written:]
+        for var in self.constvars[held:]:
+            del self.constant_values[var]
+        del self.constvars[held:], self.consts[held:]
+        self._constant_of = None
+
     def _take(self, outvars: Sequence[Var], atoms: Sequence[Atom]) -> bool:
         """Let results be these atoms, if all have the types for it."""
         for var, atom in zip(outvars, atoms, strict=True):
@@ -216,8 +264,22 @@ class Writer:
         return True
 
     def _may_change(self, var: Var, aval: Any) -> bool:
-        if isinstance(var, jaxcompat.DropVar):
+        if isinstance(var, DropVar):
             return True
         if var in self._results or not hasattr(var.aval, "weak_type"):
             return False
         return bool(var.aval.strip_weak_type() == aval.strip_weak_type())
+
+
+def occurs(jaxpr: Any, primitives: Collection[str], known: dict[Any, bool]) -> bool:
+    """Whether an equation of one of these primitives is in a jaxpr, at any depth.
+
+    `known` keeps what was found of each body; it is for one set of primitives.
+    """
+    if jaxpr not in known:
+        known[jaxpr] = any(
+            eqn.primitive.name in primitives
+            or any(occurs(body, primitives, known) for _, body in sub_jaxprs(eqn))
+            for eqn in jaxpr.eqns
+        )
+    return known[jaxpr]

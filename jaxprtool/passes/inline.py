@@ -1,0 +1,105 @@
+"""Inlining: the equations of a call's body are written in the place of the call, at every depth.
+
+A call is opened from the outside in, so that each equation is written once however deep the calls
+are nested. What is written keeps its own source lines and settings, in the name scopes of the call.
+
+A call stays as it is
+
+*   if it has a reason to be one (`has_reason`): a jit with donated operands, shardings, layouts,
+    compiler options or `keep_unused`, one that is marked to be left to XLA to inline (`inline=` in
+    JAX 0.12), and every call under `compute_on` or `set_xla_metadata`, which mark the call as a
+    whole. `force=True` inlines these too;
+*   if opening it would be wrong: a `nest` call with a value sown inside, whose scope is part of the
+    name; and one with constants that the body around it cannot hold, such as that of a remat.
+
+`custom_jvp` and `custom_vjp` are inlined only if asked for, since that loses the user's rule of
+differentiation; so is `remat`, since that loses what it is for: the body of one that JAX has
+differentiated (`differentiated=True`) computes a second time what the forward pass has computed,
+and once it is inlined, cse or XLA finds the two to be the same and keeps the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import PipelineError, did_you_mean
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import view
+from jaxprtool.ir.writer import Rule, Writer, occurs, rewrite
+from jaxprtool.jaxcompat import Atom, JaxprEqn
+from jaxprtool.passes.base import Pass
+from jaxprtool.primitives import scope_of, sow_p
+
+#: The kinds of calls that a user may name, and their primitives on any JAX.
+KINDS: dict[str, tuple[str, ...]] = {
+    "jit": ("jit",),
+    "closed_call": ("closed_call", "eval_jaxpr", "call"),
+    "custom_jvp": ("custom_jvp_call",),
+    "custom_vjp": ("custom_vjp_call",),
+    "remat": ("remat2",),
+}
+
+#: How a jit may say that it is to be inlined without being kept from it here.
+_INLINEABLE = (False, True, "jax_late")
+
+
+@dataclass(frozen=True)
+class Inline(Pass):
+    """Write the bodies of calls in their places, at every depth."""
+
+    name: ClassVar[str] = "inline"
+
+    #: Which calls: some of jit, closed_call, custom_jvp, custom_vjp, remat.
+    calls: tuple[str, ...] = ("jit", "closed_call")
+    #: Also those that have a reason to stay, such as donation or shardings.
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        for call in self.calls:
+            if call not in KINDS:
+                known = ", ".join(KINDS)
+                raise PipelineError(
+                    f"pass 'inline' knows no calls '{call}'; it knows: {known}",
+                    did_you_mean(call, KINDS),
+                )
+
+    def __call__(self, program: Program) -> Program:
+        primitives = frozenset(name for call in self.calls for name in KINDS[call])
+        sows: dict[Any, bool] = {}
+
+        def visitor(writer: Writer) -> Rule:
+            def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+                if eqn.primitive.name not in primitives:
+                    return None
+                if not self.force and has_reason(eqn):
+                    return None
+                body = view(eqn).body
+                if scope_of(eqn) is not None and occurs(body, {sow_p.name}, sows):
+                    return None
+                if len(body.constvars) != len(body.consts) or not writer.can_hold(body):
+                    return None
+                return writer.splice(body, eqn.invars, eqn, rule=rule)
+
+            return rule
+
+        return program.replace(jaxpr=rewrite(program.jaxpr, visitor, outside_in=True))
+
+
+def has_reason(call: JaxprEqn) -> bool:
+    """Whether a call asks for something that holds for it as a whole, and is lost without it."""
+    if call.ctx.compute_type is not None or call.ctx.xla_metadata:
+        return True
+    if call.primitive.name != "jit":
+        return False
+    p = call.params
+    return (
+        any(p["donated_invars"])
+        or p["keep_unused"]
+        or bool(p["compiler_options_kvs"])
+        or not all(map(jaxcompat.is_unspecified, (*p["in_shardings"], *p["out_shardings"])))
+        or any(layout is not None for layout in (*p["in_layouts"], *p["out_layouts"]))
+        or jaxcompat.inline_as_word(p["inline"]) not in _INLINEABLE
+    )

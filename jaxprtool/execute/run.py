@@ -116,7 +116,7 @@ def run(
         if device is not None:
             arguments = [jax.device_put(a, device) for a in arguments]
         lower_time, compile_time, call = _compile(program, arguments)
-        with _failures_reported(program):
+        with failures_reported(program):
             first_time, outs = _timed(call, *arguments)
             times = [_timed(call, *arguments)[0] for _ in range(repeat)]
     median = statistics.median(times) if times else None
@@ -163,7 +163,7 @@ def _timed(fun: Callable, *args: Any) -> tuple[float, Any]:
 
 
 @contextmanager
-def _failures_reported(program: Program) -> Iterator[None]:
+def failures_reported(program: Program) -> Iterator[None]:
     """Turn what a running program raises into errors that say whose they are."""
     with jaxcompat.callback_failures() as failures:
         try:

@@ -1,0 +1,78 @@
+"""What a program does besides giving results: the calls that leave it, as it is stepped through.
+
+A call that gives nothing (a print, a callback for debugging, a check) is noted down and not made.
+One that gives something is made, or answered with what it gave in an earlier run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.execute.compare import difference, values_agree
+from jaxprtool.execute.stepwise import Stepper
+from jaxprtool.ir.outline import named
+from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.jaxcompat import JaxprEqn
+
+
+@dataclass(eq=False)
+class Event:
+    """One call: the equation, what it was given, and what it gave."""
+
+    eqn: JaxprEqn
+    operands: list[Any]
+    results: Sequence[Any] = ()
+
+    def difference(self, other: Event) -> str | None:
+        """How another call differs, in words."""
+        if self.eqn.primitive.name != other.eqn.primitive.name:
+            return f"is {named(self.eqn)} before, {named(other.eqn)} after"
+        fault = difference(self.operands, other.operands, values_agree)
+        return None if fault is None else f"({named(other.eqn)}) is given other values: {fault}"
+
+
+@dataclass
+class Effects:
+    """The calls of one run, in order; `earlier` are those of a run that has been before."""
+
+    earlier: Sequence[Event] = ()
+    events: list[Event] = field(default_factory=list)
+
+    def call(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        """The results of an equation for which `leaves_the_program` holds."""
+        number, event = len(self.events), Event(eqn, operands)
+        self.events.append(event)
+        whole = holds_jaxpr(eqn.params.values())
+        if not eqn.outvars and not whole:
+            return []
+        known = self.earlier[number] if number < len(self.earlier) else None
+        if known is not None and not whole and known.difference(event) is None:
+            event.results = known.results
+        else:
+            event.results = Stepper.bind(eqn, operands)
+        return event.results
+
+
+def leaves_the_program(eqn: JaxprEqn) -> bool:
+    """Whether an equation does something that is seen from outside; writing to a ref is not."""
+    if all(map(jaxcompat.is_removable_effect, eqn.effects)):
+        return False
+    atoms = (*eqn.invars, *eqn.outvars)
+    return not any(isinstance(atom.aval, jaxcompat.AbstractRef) for atom in atoms)
+
+
+def effects_differ(before: Sequence[Event], after: Sequence[Event]) -> str | None:
+    """The first call in which two runs differ, in words; None if there is none."""
+    for number, (old, new) in enumerate(zip_longest(before, after), 1):
+        if new is None:
+            return f"{named(old.eqn)} is not called any more (effect {number} of {len(before)})"
+        if old is None:
+            return f"{named(new.eqn)} is called and was not before (effect {number})"
+        fault = old.difference(new)
+        if fault is not None:
+            return f"effect {number} {fault}"
+    return None

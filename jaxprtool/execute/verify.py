@@ -1,0 +1,201 @@
+"""Run two programs on the same inputs and compare all that they do.
+
+Integers, booleans, keys, types, NaNs and infinities must be equal, floats and complex numbers by
+the tolerance of their dtype. XLA rounds the bodies of loops and branches as a whole, and what it
+rounds otherwise may grow: programs whose results differ are also run one equation at a time, and
+that decides.
+
+What a program does besides, through callbacks, is compared by what each of them is given, in
+order. For that a program with such effects runs one equation at a time from the first. A callback
+that gives nothing is not called; one that gives something is called for the program before, and
+the program after is handed the same, so that a generator of data does not move on between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import checkify
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import (
+    ArgumentsError,
+    CheckError,
+    JaxprToolError,
+    UnsupportedError,
+    described,
+)
+from jaxprtool.execute.compare import difference, values_agree
+from jaxprtool.execute.effects import Effects, Event, effects_differ, leaves_the_program
+from jaxprtool.execute.fill import random_array
+from jaxprtool.execute.run import failures_reported
+from jaxprtool.execute.stepwise import Stepper
+from jaxprtool.execute.trail import Trail, first_difference
+from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import JaxprEqn
+
+
+def verify(before: Program, after: Program, args: Any = None, *, seed: int = 0) -> None:
+    """Raise CheckError unless both programs compute the same.
+
+    `args` are the arguments of `before`, in order, as arrays or in any pytree; without them they
+    are random values by type, drawn with `seed`. `after` may lack some of the arguments, which are
+    told apart by name. The error says where the first result differs, by how much, and names the
+    first equation that computes something else. Raises ArgumentsError for arguments that do not
+    fit, and UnsupportedError for a program that cannot run: one that has free named axes, takes a
+    ref, or has a symbolic dimension.
+    """
+    for program in (before, after):
+        require_runnable(program)
+    arguments = _random(before, seed) if args is None else jax.tree.leaves(args)
+    Runs(before, arguments).compare(after)
+
+
+def require_runnable(program: Program) -> None:
+    """Raise UnsupportedError for a program that cannot be run by itself."""
+    if program.axis_env:
+        axes = ", ".join(repr(name) for name, _ in program.axis_env)
+        raise UnsupportedError(
+            f"{program.name} cannot be run to compare it: it has the free named axes {axes}",
+            "batch(axis_name=…) binds one",
+        )
+    for name, aval in zip(program.arg_names, program.in_avals, strict=True):
+        if isinstance(aval, jaxcompat.AbstractRef):
+            raise UnsupportedError(
+                f"{program.name} cannot be run to compare it: its argument '{name}' is a ref"
+            )
+        if not all(isinstance(n, int) for n in aval.shape):
+            raise UnsupportedError(
+                f"{program.name} cannot be run to compare it: its argument '{name}' is "
+                f"{type_of(aval)}, of no known size",
+                "write the sizes in --args",
+            )
+
+
+def _random(program: Program, seed: int) -> list[Any]:
+    pairs = zip(program.in_avals, program.arg_names, strict=True)
+    return [random_array(aval, (seed, i), name) for i, (aval, name) in enumerate(pairs)]
+
+
+class Runs:
+    """A program on fixed arguments, run when it is first compared."""
+
+    def __init__(self, program: Program, arguments: Sequence[Any]):
+        self.program = program
+        self._arguments = [jnp.asarray(x) for x in arguments]
+        self._run: _Run | None = None
+        if len(self._arguments) != len(program.in_avals):
+            raise ArgumentsError(
+                f"{program.name} takes {len(program.in_avals)} arrays, not {len(self._arguments)}"
+            )
+        pairs = zip(program.arg_names, program.in_avals, self._arguments, strict=True)
+        for name, aval, value in pairs:
+            if (aval.shape, aval.dtype) != (value.shape, value.dtype):
+                raise ArgumentsError(
+                    f"argument '{name}' of {program.name} is {type_of(aval)}, "
+                    f"not {type_of(jaxcompat.aval_of(value))}"
+                )
+
+    def compare(self, after: Program) -> Runs:
+        """The runs of `after` on the same arguments.
+
+        Raises CheckError, naming what differs first, if it does not do the same.
+        """
+        _same_results_declared(self.program, after)
+        runs = Runs(after, self._arguments_of(after))
+        stepped = _has_effects(self.program) or _has_effects(after)
+        if self._run is None or self._run.stepped != stepped:
+            self._run = _run(self.program, self._arguments, stepped, ())
+        old = self._run
+        try:
+            new = runs._run = _run(after, runs._arguments, stepped, old.effects)
+        except JaxprToolError as error:
+            raise CheckError(f"{after.name} cannot be run any more: {error.message}") from error
+        fault = effects_differ(old.effects, new.effects)
+        if fault is not None:
+            raise CheckError(f"{after.name} does something else: {fault}")
+        fault = difference(old.values, new.values, values_agree, after.out_names)
+        if fault is not None and (where := self._where_first(runs)) is not None:
+            raise CheckError(f"{after.name} computes something else: {fault}; {where}")
+        return runs
+
+    def _arguments_of(self, after: Program) -> list[Any]:
+        """The arguments of another program, which may have fewer."""
+        known = dict(zip(self.program.arg_names, self._arguments, strict=True))
+        if after.arg_names == self.program.arg_names:
+            return self._arguments
+        for name in after.arg_names:
+            if name not in known:
+                raise CheckError(f"{after.name} takes an argument '{name}' that was not there")
+        return [known[name] for name in after.arg_names]
+
+    def _where_first(self, after: Runs) -> str | None:
+        """Which equations differ first; None if results agree when each runs by itself."""
+        old = Trail(self.program.jaxpr, self._arguments, Effects())
+        new = Trail(after.program.jaxpr, after._arguments, Effects(old.effects.events))
+        pairs = zip(old.results, new.results, strict=True)
+        wrong = [i for i, (a, b) in enumerate(pairs) if _differ(a.data, b.data)]
+        return first_difference(old, new, wrong) if wrong else None
+
+
+def _differ(a: Any, b: Any) -> bool:
+    return difference([a], [b], values_agree) is not None
+
+
+def _same_results_declared(before: Program, after: Program) -> None:
+    if before.out_names != after.out_names:
+        names = (", ".join(p.out_names) or "nothing" for p in (before, after))
+        raise CheckError("{} gives {} before, {} after".format(after.name, *names))
+    pairs = zip(before.out_names, before.out_avals, after.out_avals, strict=True)
+    for name, old, new in pairs:
+        if type_of(old) != type_of(new):
+            raise CheckError(
+                f"{name} of {after.name} is {type_of(old)} before, {type_of(new)} after"
+            )
+
+
+def _has_effects(program: Program) -> bool:
+    return not all(map(jaxcompat.is_removable_effect, program.jaxpr.effects))
+
+
+@dataclass
+class _Run:
+    """What a program gave and did, and whether it was run one equation at a time."""
+
+    values: list[Any]
+    effects: Sequence[Event]
+    stepped: bool
+
+
+class _Steps(Stepper):
+    """A run that notes what leaves the program."""
+
+    def __init__(self, effects: Effects):
+        self.effects = effects
+
+    def apply(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        if leaves_the_program(eqn):
+            return self.effects.call(eqn, operands)
+        return self.bind(eqn, operands)
+
+
+def _run(
+    program: Program, arguments: Sequence[Any], stepped: bool, earlier: Sequence[Event]
+) -> _Run:
+    effects = Effects(earlier)
+    with failures_reported(program):
+        try:
+            if stepped:
+                values = _Steps(effects).run(program.jaxpr, arguments)
+            else:
+                values = jaxcompat.jaxpr_as_fun(program.jaxpr)(*arguments)
+            return _Run(jax.block_until_ready(list(values)), effects.events, stepped)
+        except (jax.errors.JaxRuntimeError, checkify.JaxRuntimeError):
+            raise  # told by `failures_reported`
+        except Exception as error:  # whatever a primitive raises when it runs
+            raise UnsupportedError(f"{program.name} cannot be run: {described(error)}") from error

@@ -77,6 +77,15 @@ _Timing = Annotated[
     bool,
     typer.Option("--timing", metavar="", help="How long each pass took.", rich_help_panel=_WATCHED),
 ]
+_Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        metavar="",
+        help="Run the program before and after each pass, and compare what they give.",
+        rich_help_panel="Passes",
+    ),
+]
 _Out = Annotated[
     str | None,
     typer.Option(
@@ -100,6 +109,7 @@ def opt(
     level: _Level = None,
     plugin: options.Plugin = None,
     no_check: _NoCheck = False,
+    verify: _Verify = False,
     print_before_all: _PrintBeforeAll = False,
     print_after_all: _PrintAfterAll = False,
     print_after: _PrintAfter = None,
@@ -115,6 +125,7 @@ def opt(
 
       jaxprtool opt samples/transformer.py:loss -p dce
       jaxprtool opt samples/transformer.py:loss -O1 --stats
+      jaxprtool opt samples/transformer.py:loss -O1 --verify
       jaxprtool opt samples/rnn.py:loss -p "dce(drop_inputs=True)" --stats --timing
       jaxprtool opt samples/transformer.py:loss -p dce --print-after-all
       jaxprtool opt samples/transformer.py:loss -p dce -o loss.jaxpr
@@ -127,13 +138,17 @@ def opt(
         hint = f"`jaxprtool emit TARGET -o {out}` writes what its name says"
         raise OutputError(f"opt writes .jaxpr files, and '{out}' is named otherwise", hint)
     options.start_jax(x64)
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import verifying, watch
 
     named = None if level is None else f"-O{level}"
     pipeline = options.pipeline(", ".join(filter(None, (passes, named))), plugin)
     watcher = watch.Watcher(print_before_all, print_after_all, _checked(print_after, pipeline))
     entry = options.find(target, args, factory, static_argnums, static_argnames)
-    result = pipeline.run(options.trace(entry, pipeline), watcher, check=not no_check)
+    program = options.trace(entry, pipeline)
+    verifier = verifying.Verifier(watcher, program, entry.arguments()) if verify else None
+    result = pipeline.run(program, verifier or watcher, check=not no_check)
+    if verifier is not None:
+        verifier.write_summary()
     programs = options.each(result)
     if out is not None:
         write_jaxprs(programs, out)

@@ -34,6 +34,9 @@ class Pass:
 
     name: ClassVar[str] = ""
 
+    #: Whether what it makes computes the same of the same arguments: so that both can be compared.
+    preserves: ClassVar[bool] = True
+
     def __call__(self, program: Program) -> Program | Programs:
         raise NotImplementedError
 

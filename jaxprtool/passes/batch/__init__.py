@@ -77,6 +77,7 @@ class Batch(Pass):
     """Add a mapped axis: the jaxpr of vmap(f) from the jaxpr of f."""
 
     name: ClassVar[str] = "batch"
+    preserves: ClassVar[bool] = False
 
     #: Where arguments are mapped: an int, None, or a prefix of the tree of positional arguments.
     in_axes: Any = 0

@@ -43,6 +43,7 @@ class Tile(Pass):
     """Cut an axis in tiles and map over them: from the program of one tile to that of all."""
 
     name: ClassVar[str] = "tile"
+    preserves: ClassVar[bool] = False
 
     #: The number of tiles, the size of the axis over them.
     tile_size: int

@@ -49,6 +49,7 @@ class Unzip(Pass):
     """Split a function that declares variables in two: init, which makes them, and apply."""
 
     name: ClassVar[str] = "unzip"
+    preserves: ClassVar[bool] = False
 
     #: The tag that variables are sown under.
     tag: str | None = VARIABLE

@@ -70,6 +70,7 @@ class Reap(_Harvest):
     """Give the values that are sown under a tag, by name, in place of the results."""
 
     name: ClassVar[str] = "reap"
+    preserves: ClassVar[bool] = False
 
     def __call__(self, program: Program) -> Program:
         from jaxprtool_harvest.programs import reaped
@@ -82,6 +83,7 @@ class CallAndReap(_Harvest):
     """Give the values that are sown under a tag, by name, after the results."""
 
     name: ClassVar[str] = "call_and_reap"
+    preserves: ClassVar[bool] = False
 
     def __call__(self, program: Program) -> Program:
         from jaxprtool_harvest.programs import reaped
@@ -94,6 +96,7 @@ class Plant(_Harvest):
     """Take the values that are sown under a tag as a first argument, a dict by name."""
 
     name: ClassVar[str] = "plant"
+    preserves: ClassVar[bool] = False
 
     def __call__(self, program: Program) -> Program:
         from jaxprtool_harvest.programs import planted

@@ -24,6 +24,7 @@ class MixedPrecision(Pass):
     """Multiply matrices and convolve in a narrower dtype, accumulating in the original one."""
 
     name: ClassVar[str] = "mixed_precision"
+    preserves: ClassVar[bool] = False
     compute_dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:

@@ -1,0 +1,80 @@
+"""`opt --verify`: every pass's result is run beside the program that the pass was given."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxprtool.cli import output
+from jaxprtool.errors import CheckError
+from jaxprtool.execute.fill import fill, refitted
+from jaxprtool.execute.verify import Runs, require_runnable
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.pipeline import Observer, Step
+
+
+class Verifier(Observer):
+    """Compares what passes make with what they were given, on the same inputs; tells `inner` too.
+
+    `arguments` are those of the program that the pipeline starts with. One that is a type alone,
+    or whose shape a pass has changed, or that a pass has added, is filled with random values.
+    Raises CheckError for the first pass that makes something else of a program.
+    """
+
+    def __init__(self, inner: Observer, program: Program, arguments: Sequence[Any]):
+        self._inner = inner
+        self._given = dict(zip(program.arg_names, arguments, strict=True))
+        self._runs: dict[int, Runs] = {}
+        self._compared: set[int] = set()
+        self._left: set[int] = set()
+
+    def before(self, step: Step, program: Program) -> None:
+        self._inner.before(step, program)
+
+    def after(
+        self, step: Step, program: Program, result: Program | Programs, seconds: float
+    ) -> None:
+        self._inner.after(step, program, result, seconds)
+        if isinstance(result, Programs) or not _preserves(step):
+            self._leave(step, "it changes what is computed")
+        elif program.axis_env:
+            self._leave(step, f"{program.name} has named axes that nothing binds yet")
+        else:
+            self._compared.add(id(step))
+            if result is not program:
+                self._compare(step, program, result)
+
+    def _compare(self, step: Step, program: Program, result: Program) -> None:
+        with contextlib.redirect_stdout(sys.stderr):
+            runs = self._runs.pop(id(program), None) or self._new_runs(program)
+            try:
+                self._runs[id(result)] = runs.compare(result)
+            except CheckError as error:
+                raise CheckError(f"pass '{step}': {error.message}", error.hint) from error
+
+    def _new_runs(self, program: Program) -> Runs:
+        require_runnable(program)
+        types = zip(program.arg_names, program.in_avals, strict=True)
+        free = {name: jax.ShapeDtypeStruct(aval.shape, aval.dtype) for name, aval in types}
+        given, _ = refitted(program, {**free, **self._given})
+        return Runs(program, fill(program, given).arguments)
+
+    def _leave(self, step: Step, why: str) -> None:
+        if id(step) not in self._left:
+            self._left.add(id(step))
+            output.note(f"pass '{step}' is not compared: {why}")
+
+    def write_summary(self) -> None:
+        """Say how many passes were compared."""
+        count = len(self._compared)
+        passes = "1 pass" if count == 1 else f"{count or 'no'} passes"
+        output.say(f"verified: {passes} on the same inputs")
+
+
+def _preserves(step: Step) -> bool:
+    return isinstance(step.transform, Pass) and step.transform.preserves

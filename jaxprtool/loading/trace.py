@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
+from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
 from jaxprtool.loading.example import Static
 
@@ -93,14 +94,13 @@ def trace_call(
         raise
     except (Exception, SystemExit) as error:
         raise _raised(name, error) from error
-    paths, _ = jax.tree_util.tree_flatten_with_path(out)
     return Program(
         name=name,
         jaxpr=jaxpr,
         in_tree=jax.tree.structure((call.args, call.kwargs)),
         out_tree=jax.tree.structure(out),
         arg_names=unique([path for path, _ in named_leaves(fun, call)]),
-        out_names=unique(["result" + jax.tree_util.keystr(path) for path, _ in paths]),
+        out_names=paths("result", out),
         axis_env=tuple((name, size) for name, size in axis_env or ()),
     )
 
@@ -185,20 +185,6 @@ def named_leaves(fun: Callable[..., Any], call: Call) -> list[tuple[str, Any]]:
         for name, value in values
         for path, leaf in _flatten(name, value)
     ]
-
-
-def unique(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, with a number added to those that have come before."""
-    seen: set[str] = set()
-    result = []
-    for name in names:
-        chosen, number = name, 1
-        while chosen in seen:
-            number += 1
-            chosen = f"{name}_{number}"
-        seen.add(chosen)
-        result.append(chosen)
-    return tuple(result)
 
 
 # --- static arguments ---------------------------------------------------------------------------

@@ -1,0 +1,28 @@
+"""How the flat arguments and results of a program are named: one readable path for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+
+def paths(root: str, value: Any) -> tuple[str, ...]:
+    """The path of each leaf of a pytree that is called `root`: `result[0]['w']`."""
+    leaves = jax.tree_util.tree_flatten_with_path(value)[0]
+    return unique([root + jax.tree_util.keystr(path) for path, _ in leaves])
+
+
+def unique(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, with a number added to those that have come before."""
+    seen: set[str] = set()
+    result = []
+    for name in names:
+        chosen, number = name, 1
+        while chosen in seen:
+            number += 1
+            chosen = f"{name}_{number}"
+        seen.add(chosen)
+        result.append(chosen)
+    return tuple(result)

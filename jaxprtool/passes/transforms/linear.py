@@ -1,0 +1,224 @@
+"""vjp, linearize and linear_transpose as passes.
+
+    parts = trace(loss, params, x).apply("vjp")    # or "linearize"
+    result, residuals = parts["forward"](params, x)
+    grads = parts["backward"](residuals, 1.0)      # linearize: backward(residuals, (d_params, d_x))
+
+`forward` gives the results and what `backward` needs of them, the residuals: a dict by the source
+line and the primitive that made each, `model.py:12 tanh`. One that was named with
+`checkpoint_name` bears that name, and an argument its own. Constants of the program are constants
+of `backward` too, and what it would not read is no residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.paths import paths
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.structured import keep
+from jaxprtool.jaxcompat import Literal, Var
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.transforms.residuals import residual_names
+from jaxprtool.passes.transforms.retrace import function_of, main_results, retraced, with_names
+
+
+@dataclass(frozen=True)
+class Vjp(Pass):
+    """Split in two: forward gives residuals too, backward pulls cotangents back through them."""
+
+    name: ClassVar[str] = "vjp"
+
+    #: Whether the result is a pair, of what is differentiated and of what is handed on.
+    has_aux: bool = False
+
+    def __call__(self, program: Program) -> Programs:
+        """`backward` takes (residuals, cotangents) and gives a tuple of cotangents, one for each
+        positional argument. Raises ArgumentsError, and UnsupportedError as `retraced` does.
+        """
+        count = len(main_results(program, self.name, self.has_aux))
+        tree = program.out_tree.children()[0] if self.has_aux else program.out_tree
+        example = jax.tree.unflatten(tree, range(count))
+        avals = [aval.to_ct_aval() for aval in program.out_avals[:count]]
+        given = _Given((example,), avals, paths("cotangents", example))
+        return _halves(program, self.name, jax.vjp, self.has_aux, given)
+
+
+@dataclass(frozen=True)
+class Linearize(Pass):
+    """Split in two: forward gives residuals too, backward pushes tangents through them."""
+
+    name: ClassVar[str] = "linearize"
+
+    #: Whether the result is a pair, of what is differentiated and of what is handed on.
+    has_aux: bool = False
+
+    def __call__(self, program: Program) -> Programs:
+        """`backward`, so called as the counterpart of `forward`, is the linear function that
+        `jax.linearize` gives: it takes (residuals, tangents), with a tuple of tangents, one for
+        each positional argument, and gives those of the results. Raises as `Vjp` does.
+        """
+        main_results(program, self.name, self.has_aux)
+        tree = program.in_tree.children()[0]
+        count = tree.num_leaves
+        avals = [aval.to_tangent_aval() for aval in program.in_avals[:count]]
+        names = [f"d_{name}" for name in program.arg_names[:count]]
+        given = _Given((jax.tree.unflatten(tree, range(count)),), avals, names)
+
+        def linearize(fun: Any, *primals: Any, has_aux: bool) -> tuple[Any, ...]:
+            out, pushed, *aux = jax.linearize(fun, *primals, has_aux=has_aux)
+            spread = jax.tree_util.Partial(_spread, pushed)
+            return out, spread, *aux
+
+        return _halves(program, self.name, linearize, self.has_aux, given)
+
+
+def _spread(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    return function(*args)
+
+
+@dataclass(frozen=True)
+class LinearTranspose(Pass):
+    """Transpose a linear function: from cotangents of its results to those of its arguments."""
+
+    name: ClassVar[str] = "linear_transpose"
+
+    def __call__(self, program: Program) -> Program:
+        """Takes one argument, of the tree of the results, and the program's keyword arguments;
+        gives a tuple of cotangents, one for each positional argument. Raises UnsupportedError,
+        which names the line, for a program that is not linear.
+        """
+        fun = function_of(program)
+        args, kwargs = program.in_tree.children()
+        count = args.num_leaves
+        primals = jax.tree.unflatten(args, program.in_avals[:count])
+
+        def transpose(cotangents: Any, **kwargs: Any) -> Any:
+            return jax.linear_transpose(lambda *args: fun(*args, **kwargs), *primals)(cotangents)
+
+        results = jax.tree.unflatten(program.out_tree, range(program.out_tree.num_leaves))
+        keywords = jax.tree.unflatten(kwargs, range(kwargs.num_leaves))
+        return retraced(
+            program,
+            self.name,
+            transpose,
+            in_tree=jax.tree.structure(((results,), keywords)),
+            avals=[*(a.to_ct_aval() for a in program.out_avals), *program.in_avals[count:]],
+            arg_names=[*paths("cotangents", results), *program.arg_names[count:]],
+            hint="it must be linear in all its positional arguments; `vjp` takes any program",
+        )
+
+
+# --- forward and backward -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What `backward` takes beside residuals: arguments as an example, their types and names."""
+
+    example: tuple[Any, ...]
+    avals: Sequence[Any]
+    names: Sequence[str]
+
+
+def _halves(
+    program: Program, transform: str, split: Callable[..., Any], has_aux: bool, given: _Given
+) -> Programs:
+    """forward and backward, by a function of JAX's that gives the results and a linear function.
+
+    The linear function is a pytree, and its leaves are the residuals.
+    """
+    fun = function_of(program)
+    trees: list[Any] = []
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        out, linear, *aux = split(lambda *args: fun(*args, **kwargs), *args, has_aux=has_aux)
+        leaves, tree = jax.tree.flatten(linear)
+        trees.append(tree)
+        return (out, *aux), leaves
+
+    whole = retraced(program, transform, both)
+    count = whole.out_tree.children()[0].num_leaves
+    outs, held = whole.jaxpr.outvars[:count], whole.jaxpr.outvars[count:]
+    constants = dict(zip(whole.jaxpr.constvars, whole.jaxpr.consts, strict=True))
+    needed = [v for v in held if isinstance(v, Var) and v not in constants]
+    named = residual_names(list(dict.fromkeys(needed)), whole.jaxpr, whole.arg_names)
+
+    def backward(residuals: dict[str, Any], *args: Any) -> Any:
+        values = {**constants, **{var: residuals[name] for var, name in named.items()}}
+        leaves = [v.val if isinstance(v, Literal) else values[v] for v in held]
+        return jax.tree.unflatten(trees[0], leaves)(*args)
+
+    by_name = dict(sorted((name, var) for var, name in named.items()))
+    late = retraced(
+        program,
+        transform,
+        backward,
+        in_tree=jax.tree.structure((({name: 0 for name in by_name}, *given.example), {})),
+        avals=[*(var.aval for var in by_name.values()), *given.avals],
+        arg_names=[*(f"residuals[{name!r}]" for name in by_name), *given.names],
+    )
+    read = _variables_read(late.jaxpr)
+    kept = [v in read for v in late.jaxpr.invars[: len(by_name)]]
+    residuals = dict(keep(list(by_name.items()), kept))
+    return Programs(
+        {
+            "forward": _forward(program, whole, outs, residuals, has_aux),
+            "backward": _backward(late, kept, residuals, given),
+        }
+    )
+
+
+def _variables_read(jaxpr: Any) -> set[Var]:
+    atoms = [*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]
+    return {atom for atom in atoms if isinstance(atom, Var)}
+
+
+def _forward(
+    program: Program, whole: Program, outs: Sequence[Any], residuals: dict[str, Var], has_aux: bool
+) -> Program:
+    """From the program's arguments to (results, residuals), and aux."""
+    name = f"{program.name}_forward"
+    parts = whole.out_tree.children()[0].children()
+    count = parts[0].num_leaves
+    numbers = iter(range(len(outs)))
+    main, *aux = [
+        jax.tree.unflatten(p, [next(numbers) for _ in range(p.num_leaves)]) for p in parts
+    ]
+    result = (main, {name: 0 for name in residuals}, *aux)
+    outvars = [*outs[:count], *residuals.values(), *outs[count:]]
+    out_names = paths("result", result)
+    jaxpr = whole.jaxpr
+    debug = with_names(jaxpr, name, whole.arg_names, ()).debug_info._replace(result_paths=out_names)
+    new = jaxcompat.new_jaxpr(
+        jaxpr.constvars, jaxpr.consts, jaxpr.invars, outvars, jaxpr.eqns, debug
+    )
+    return whole.replace(
+        name=name, jaxpr=new, out_tree=jax.tree.structure(result), out_names=out_names
+    )
+
+
+def _backward(
+    late: Program, kept: Sequence[bool], residuals: dict[str, Var], given: _Given
+) -> Program:
+    """The linear half, which takes those residuals alone that it reads."""
+    name = f"{late.name}_backward"
+    flags = [*kept, *(True for _ in given.avals)]
+    arg_names = keep(late.arg_names, flags)
+    jaxpr = late.jaxpr
+    debug = jaxcompat.filter_debug_info(jaxpr.debug_info, flags, [True] * len(jaxpr.outvars))
+    new = jaxcompat.new_jaxpr(
+        jaxpr.constvars,
+        jaxpr.consts,
+        keep(jaxpr.invars, flags),
+        jaxpr.outvars,
+        jaxpr.eqns,
+        debug._replace(func_src_info=name),
+    )
+    in_tree = jax.tree.structure((({name: 0 for name in residuals}, *given.example), {}))
+    return late.replace(name=name, jaxpr=new, in_tree=in_tree, arg_names=arg_names)

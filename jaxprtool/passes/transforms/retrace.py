@@ -1,0 +1,165 @@
+"""A program as the function that it came from, and the program that a function of it traces to.
+
+The function is evaluated equation by equation: JAX's transformations see the same operations, from
+the same lines of source, as if they ran the user's own function.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import (
+    ArgumentsError,
+    JaxprToolError,
+    UnsupportedError,
+    UserFunctionError,
+    described,
+    user_frames,
+)
+from jaxprtool.ir.paths import paths, unique
+from jaxprtool.ir.program import Program
+
+#: Characters of what JAX says of an error that are shown.
+_LONGEST_REASON = 300
+
+
+def function_of(program: Program, name: str | None = None) -> Callable[..., Any]:
+    """The function that a program is of, under its own name or another; for use under a trace."""
+    evaluate = jaxcompat.jaxpr_as_fun(program.jaxpr)
+
+    def fun(*args: Any, **kwargs: Any) -> Any:
+        return jax.tree.unflatten(program.out_tree, evaluate(*jax.tree.leaves((args, kwargs))))
+
+    fun.__name__ = fun.__qualname__ = name or program.name
+    return fun
+
+
+def retraced(
+    program: Program,
+    transform: str,
+    fun: Callable[..., Any],
+    *,
+    in_tree: Any = None,
+    avals: Sequence[Any] | None = None,
+    arg_names: Sequence[str] | None = None,
+    out_names: Sequence[str] | None = None,
+    hint: str | None = None,
+) -> Program:
+    """The program that `fun` traces to, on arguments like the program's, or of these types.
+
+    Its constants are the program's, and those that JAX adds. `transform` is what an error calls
+    the transformation. Raises UnsupportedError if JAX cannot transform the program, with the
+    source line of the equation at fault if it is known, and UserFunctionError if the rule of a
+    custom derivative raises.
+    """
+    in_tree = program.in_tree if in_tree is None else in_tree
+    arg_names = program.arg_names if arg_names is None else unique(arg_names)
+    results: list[Any] = []
+
+    def flat(*leaves: Any) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(in_tree, leaves)
+        out = fun(*args, **kwargs)
+        flat_out, tree = jax.tree.flatten(out)
+        results[:] = tree, paths("result", out)
+        return flat_out
+
+    with reported(program, transform, hint), jaxcompat.axes_bound(program.axis_env):
+        avals = program.in_avals if avals is None else avals
+        jaxpr = jaxcompat.trace_flat(flat, program.name, avals)
+    out_tree, default_names = results
+    out_names = default_names if out_names is None else unique(out_names)
+    return program.replace(
+        jaxpr=with_names(jaxpr, program.name, arg_names, out_names),
+        in_tree=in_tree,
+        out_tree=out_tree,
+        arg_names=tuple(arg_names),
+        out_names=tuple(out_names),
+    )
+
+
+def with_names(jaxpr: Any, name: str, arg_names: Sequence[str], out_names: Sequence[str]) -> Any:
+    """A closed jaxpr that bears the names of a program, as JAX keeps them for debugging."""
+    named = jaxcompat.with_border_names(jaxpr, arg_names, out_names)
+    return jaxcompat.with_function_name(named, name)
+
+
+@contextmanager
+def reported(program: Program, transform: str, hint: str | None = None) -> Iterator[None]:
+    """Turn what JAX raises when it transforms a program into an error of ours, on one line."""
+    try:
+        yield
+    except JaxprToolError:
+        raise
+    except Exception as error:  # JAX's rules raise many types, and a user's rules any
+        if user_frames(error):
+            raise UserFunctionError(f"{transform} of {program.name}: {described(error)}") from error
+        message = f"{transform} of {program.name}{_place(error)}: {_reason(error)}"
+        raise UnsupportedError(message, hint) from error
+
+
+def _place(error: Exception) -> str:
+    """The source line of the equation at fault: JAX hangs its traceback on what it raises."""
+    frames = [] if error.__cause__ is None else user_frames(error.__cause__)  # type: ignore[arg-type]
+    return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).partition("\n\n")[0].split())
+    text = text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
+    return text or type(error).__name__
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def positional(program: Program) -> list[list[int]]:
+    """For each positional argument of a program, its flat arguments."""
+    groups: list[list[int]] = []
+    start = 0
+    for tree in program.in_tree.children()[0].children():
+        groups.append(list(range(start, start + tree.num_leaves)))
+        start += tree.num_leaves
+    return groups
+
+
+def chosen(
+    program: Program, transform: str, option: str, numbers: int | Sequence[int]
+) -> tuple[int, ...]:
+    """The positions, counted from 0, of the arguments that an option such as `argnums` names.
+
+    Raises ArgumentsError if there is no such positional argument.
+    """
+    count = len(positional(program))
+    numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    for number in numbers:
+        if not -count <= number < count:
+            has = f"it has {count}" if count else "it has none"
+            raise ArgumentsError(
+                f"{transform}: {program.name} has no positional argument {number} for {option}; "
+                f"{has}",
+                f"its arguments are: {', '.join(program.arg_names)}" if program.arg_names else None,
+            )
+    return tuple(number % count for number in numbers)
+
+
+def main_results(program: Program, transform: str, has_aux: bool) -> list[int]:
+    """The flat results that are differentiated: with `has_aux`, those of the first of a pair.
+
+    Raises ArgumentsError if the program does not give one.
+    """
+    if not has_aux:
+        return list(range(len(program.out_avals)))
+    parts = program.out_tree.children()
+    node = program.out_tree.node_data()
+    if node is None or node[0] is not tuple or len(parts) != 2:
+        raise ArgumentsError(
+            f"{transform}: with has_aux, {program.name} must give a pair (result, aux), not "
+            f"{program.out_tree}"
+        )
+    return list(range(parts[0].num_leaves))

@@ -27,8 +27,11 @@ from tests.programs.plans import (
 )
 from tests.programs.recorder import record
 from tests.programs.rules import with_jvp_rule, with_vjp_rule
+from tests.programs.waste import WASTEFUL
 
 Values = list[Any]
+
+EVERY = OPS | COLLECTIVES | WASTEFUL
 
 
 def function_of(plan: Plan) -> Callable[..., tuple[Any, ...]]:
@@ -95,7 +98,7 @@ class _Builder:
         """The values that one step adds."""
         match step:
             case Op():
-                operation = OPS.get(step.name) or COLLECTIVES[step.name]
+                operation = EVERY[step.name]
                 out = operation.apply(*(coerce(pick(env, r), step.type) for r in step.args))
                 return list(out) if isinstance(out, tuple | list) else [out]
             case Const():

@@ -29,6 +29,7 @@ from tests.programs.plans import (
     Step,
     While,
 )
+from tests.programs.waste import WASTEFUL
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
@@ -44,6 +45,15 @@ _REFS = st.integers(0, 9)
 def random_programs(*, collectives: bool = False) -> st.SearchStrategy[RandomProgram]:
     """Random programs, with arguments; those with collectives are for the axes `ops.AXES`."""
     return _plans(OPS | COLLECTIVES if collectives else OPS).map(RandomProgram)
+
+
+def wasteful_programs() -> st.SearchStrategy[RandomProgram]:
+    """Random programs that have what rewriting passes look for, half of them on special values."""
+
+    def special(plan: Plan, specials: bool) -> RandomProgram:
+        return RandomProgram(replace(plan, specials=specials))
+
+    return st.builds(special, _plans(OPS | WASTEFUL), st.booleans())
 
 
 @dataclass(frozen=True)
@@ -143,8 +153,8 @@ def _steps(scope: _Scope) -> st.SearchStrategy[Step]:
 def _ops(draw: Draw, scope: _Scope) -> Op:
     t = draw(scope.types)
     names = [name for name, op in scope.operations.items() if t.kind in op.kinds]
-    # Where there are collectives, they are what the program is about.
-    names += [name for name in names if name in COLLECTIVES] * 2
+    # Where there are others than the plain ones, they are what the program is about.
+    names += [name for name in names if name not in OPS] * 2
     name = draw(st.sampled_from(names))
     return Op(name, t, draw(_refs(scope.operations[name].arity)))
 

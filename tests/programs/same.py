@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -36,9 +37,9 @@ from tests.programs import stepwise
 from tests.programs.case import Case
 from tests.programs.gradients import XLA_FAULT, Gradients, gradients_of, is_xla_fault
 from tests.programs.recorder import Event, Recording, recording
-from tests.programs.values import bits_agree, difference, values_agree
+from tests.programs.values import Comparison, bits_agree, difference, values_agree
 
-__all__ = ["Verdict", "count_equations", "lasting_effects", "prove", "same"]
+__all__ = ["Original", "Verdict", "count_equations", "lasting_effects", "prove", "same"]
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,87 @@ def same(
     arguments, of all inexact results, by tolerance: in reverse mode, or forward if the original
     has no reverse, or not at all if the original is not differentiable (the verdict tells).
     """
-    _same_declarations(before, after)
-    used_stepwise = _same_values(before.jaxpr, after.jaxpr, args, exact=exact)
-    kind = _same_gradients(before.jaxpr, after.jaxpr, args) if gradients else "not asked for"
-    return Verdict(used_stepwise, kind)
+    return Original(before, args).same(after, exact=exact, gradients=gradients)
+
+
+class Original:
+    """A program and arguments, run at most once each way, for many rewritten programs.
+
+    With `fewer_effects` a rewritten program need not declare all effects of the original: one
+    whose branches that are never taken have gone has none of theirs.
+    """
+
+    def __init__(self, program: Program, args: Sequence[Any], *, fewer_effects: bool = False):
+        self.program, self.args, self._fewer_effects = program, args, fewer_effects
+
+    def same(self, after: Program, *, exact: bool = True, gradients: bool = True) -> Verdict:
+        """`same`, of this program and another."""
+        _same_declarations(self.program, after, self._fewer_effects)
+        stepwise = self._same_values(after.jaxpr, exact=exact)
+        kind = self.same_gradients(after) if gradients else "not asked for"
+        return Verdict(stepwise, kind)
+
+    def same_steps(self, after: Program, *, exact: bool = True) -> None:
+        """Compare the programs run one equation at a time alone: it compiles no loop."""
+        _same_declarations(self.program, after, self._fewer_effects)
+        self._same_steps(after.jaxpr, exact=exact)
+
+    @cached_property
+    def compiled(self) -> Run | None:
+        return _compiled(self.program.jaxpr, self.args)
+
+    @cached_property
+    def steps(self) -> Run:
+        return _run(stepwise.evaluate, self.program.jaxpr, self.args)
+
+    @cached_property
+    def gradients(self) -> Gradients | str:
+        return gradients_of(self.program.jaxpr, self.args)
+
+    def _same_values(self, after: Any, *, exact: bool) -> bool:
+        """Compare a run of each; says whether that had to be done step by step."""
+        old, new = self.compiled, _compiled(after, self.args)
+        if old is None or new is None:
+            self._same_steps(after)
+            return True
+        _same_events(old[1], new[1])
+        fault = difference(old[0], new[0], bits_agree if exact else values_agree)
+        if not exact:
+            _fail("results", fault)
+        if fault is None and not (exact and old[1].events):
+            return False
+        self._same_steps(after)
+        fault = difference(old[0], new[0], values_agree)
+        if fault is not None and difference(old[0], self.steps[0], values_agree) is None:
+            _fail("results, compiled", fault)
+        return True
+
+    def _same_steps(self, after: Any, *, exact: bool = True) -> None:
+        old, new = self.steps, _run(stepwise.evaluate, after, self.args)
+        agree = bits_agree if exact else values_agree
+        _fail("results, step by step", difference(old[0], new[0], agree))
+        _same_order(old[1].events, new[1].events, agree)
+        _same_declaration("text printed", old[1].printed.getvalue(), new[1].printed.getvalue())
+
+    def same_gradients(self, after: Program) -> str:
+        """Compare derivatives; gives their mode, or why there is none."""
+        old = self.gradients
+        if not isinstance(old, Gradients):
+            return old
+        new = gradients_of(after.jaxpr, self.args, old.mode)
+        if new == XLA_FAULT:
+            return XLA_FAULT
+        if not isinstance(new, Gradients):
+            raise AssertionError(f"{old.mode} gradients: lost: {new}")
+        fault = difference(old.values, new.values, values_agree)
+        _fail(f"{old.mode} gradients", fault)
+        return old.mode
 
 
 # --- what the programs declare ----------------------------------------------------------------
 
 
-def _same_declarations(before: Program, after: Program) -> None:
+def _same_declarations(before: Program, after: Program, fewer_effects: bool) -> None:
     for what, name in (
         ("structure of the arguments", "in_tree"),
         ("structure of the results", "out_tree"),
@@ -111,7 +183,9 @@ def _same_declarations(before: Program, after: Program) -> None:
         _same_declaration(f"number of {what}s", len(old), len(new))
         for i, (a, b) in enumerate(zip(old, new, strict=True)):
             _same_declaration(f"type of {what} {i}", _type(a), _type(b))
-    _same_declaration("effects", _effect_kinds(before.jaxpr), _effect_kinds(after.jaxpr))
+    kinds, left = _effect_kinds(before.jaxpr), _effect_kinds(after.jaxpr)
+    if not (fewer_effects and set(left) <= set(kinds)):
+        _same_declaration("effects", kinds, left)
 
 
 def _same_declaration(what: str, before: Any, after: Any) -> None:
@@ -176,34 +250,6 @@ def _compiled(closed: Any, args: Sequence[Any]) -> Run | None:
         return None
 
 
-def _same_values(before: Any, after: Any, args: Sequence[Any], *, exact: bool) -> bool:
-    """Compare a run of each; says whether that had to be done step by step."""
-    old, new = _compiled(before, args), _compiled(after, args)
-    if old is None or new is None:
-        _same_steps(before, after, args)
-        return True
-    _same_events(old[1], new[1])
-    fault = difference(old[0], new[0], bits_agree if exact else values_agree)
-    if not exact:
-        _fail("results", fault)
-    if fault is None and not (exact and old[1].events):
-        return False
-    steps = _same_steps(before, after, args)
-    fault = difference(old[0], new[0], values_agree)
-    if fault is not None and difference(old[0], steps, values_agree) is None:
-        _fail("results, compiled", fault)
-    return True
-
-
-def _same_steps(before: Any, after: Any, args: Sequence[Any]) -> list[Any]:
-    """Compare the programs run one equation at a time; gives the results."""
-    old, new = (_run(stepwise.evaluate, closed, args) for closed in (before, after))
-    _fail("results, step by step", difference(old[0], new[0], bits_agree))
-    _same_order(old[1].events, new[1].events)
-    _same_declaration("text printed", old[1].printed.getvalue(), new[1].printed.getvalue())
-    return old[0]
-
-
 def _fail(what: str, fault: str | None) -> None:
     if fault is not None:
         raise AssertionError(f"{what}: {fault}")
@@ -221,25 +267,8 @@ def _same_events(old: Recording, new: Recording) -> None:
     _same_declaration("number of lines printed", *map(len, lines))
 
 
-def _same_order(old: Sequence[Event], new: Sequence[Event]) -> None:
+def _same_order(old: Sequence[Event], new: Sequence[Event], agree: Comparison) -> None:
     _same_declaration("callbacks in order", [e.tag for e in old], [e.tag for e in new])
     for a, b in zip(old, new, strict=True):
-        fault = difference([a.value], [b.value], bits_agree)
+        fault = difference([a.value], [b.value], agree)
         _fail(f"what callback {a.tag} saw", fault)
-
-
-# --- their gradients --------------------------------------------------------------------------
-
-
-def _same_gradients(before: Any, after: Any, args: Sequence[Any]) -> str:
-    old = gradients_of(before, args)
-    if not isinstance(old, Gradients):
-        return old
-    new = gradients_of(after, args, old.mode)
-    if new == XLA_FAULT:
-        return XLA_FAULT
-    if not isinstance(new, Gradients):
-        raise AssertionError(f"{old.mode} gradients: lost: {new}")
-    fault = difference(old.values, new.values, values_agree)
-    _fail(f"{old.mode} gradients", fault)
-    return old.mode

@@ -1,5 +1,5 @@
 """Comparing arrays, as the package itself does it."""
 
-from jaxprtool.execute.compare import bits_agree, difference, values_agree
+from jaxprtool.execute.compare import Comparison, bits_agree, difference, values_agree
 
-__all__ = ["bits_agree", "difference", "values_agree"]
+__all__ = ["Comparison", "bits_agree", "difference", "values_agree"]

@@ -159,7 +159,7 @@ def _halves(
         program,
         transform,
         backward,
-        in_tree=jax.tree.structure((({name: 0 for name in by_name}, *given.example), {})),
+        in_tree=jax.tree.structure(((dict.fromkeys(by_name, 0), *given.example), {})),
         avals=[*(var.aval for var in by_name.values()), *given.avals],
         arg_names=[*(f"residuals[{name!r}]" for name in by_name), *given.names],
     )
@@ -190,7 +190,7 @@ def _forward(
     main, *aux = [
         jax.tree.unflatten(p, [next(numbers) for _ in range(p.num_leaves)]) for p in parts
     ]
-    result = (main, {name: 0 for name in residuals}, *aux)
+    result = (main, dict.fromkeys(residuals, 0), *aux)
     outvars = [*outs[:count], *residuals.values(), *outs[count:]]
     out_names = paths("result", result)
     jaxpr = whole.jaxpr
@@ -220,5 +220,5 @@ def _backward(
         jaxpr.eqns,
         debug._replace(func_src_info=name),
     )
-    in_tree = jax.tree.structure((({name: 0 for name in residuals}, *given.example), {}))
+    in_tree = jax.tree.structure(((dict.fromkeys(residuals, 0), *given.example), {}))
     return late.replace(name=name, jaxpr=new, in_tree=in_tree, arg_names=arg_names)

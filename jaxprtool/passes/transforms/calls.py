@@ -1,0 +1,271 @@
+"""checkpoint, jit, pmap, named_call and disable_jit as passes, with the options of JAX's own.
+
+    trace(loss, x).apply("checkpoint(policy='dots_saveable'), grad")
+    trace(step, state, x).apply("jit(name='train_step', donate_argnums=0)")
+
+`closed`, which binds arguments, is in a module of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import jax
+
+from jaxprtool import expressions, jaxcompat
+from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError, did_you_mean
+from jaxprtool.ir.outline import equations
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import Call
+from jaxprtool.ir.writer import Rule, Writer, rewrite
+from jaxprtool.jaxcompat import Atom, JaxprEqn
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.batch.axes import free_axes, program_axes
+from jaxprtool.passes.batch.axis import Axis
+from jaxprtool.passes.transforms.closed import Closed
+from jaxprtool.passes.transforms.retrace import chosen, function_of, retraced
+from jaxprtool.primitives import scope_of, sow_p
+
+__all__ = ["Checkpoint", "Closed", "DisableJit", "Jit", "NamedCall", "Pmap"]
+
+
+@dataclass(frozen=True)
+class Checkpoint(Pass):
+    """Have a derivative recompute what it needs: the jaxpr of checkpoint(f)."""
+
+    name: ClassVar[str] = "checkpoint"
+
+    #: What may be saved: one of `jax.checkpoint_policies` as text, `dots_saveable` or
+    #: `save_only_these_names('a', 'b')`, or, from Python, a policy itself.
+    policy: Any = None
+
+    #: Whether XLA is kept from merging what is recomputed with what it was computed from.
+    prevent_cse: bool = True
+
+    def __call__(self, program: Program) -> Program:
+        """Raises PipelineError for a policy that JAX does not have."""
+        policy = policy_of(self.policy) if isinstance(self.policy, str) else self.policy
+        fun = jax.checkpoint(function_of(program), prevent_cse=self.prevent_cse, policy=policy)
+        return retraced(program, self.name, fun, out_names=program.out_names)
+
+
+class _Named(Pass):
+    """A pass that has an option called `name`, as JAX's function has.
+
+    Of the class, `name` is the pass's, and is set below it; of an instance it is the option.
+    """
+
+    def __str__(self) -> str:
+        given = [
+            f"{f.name}={value!r}"
+            for f in fields(self)
+            if (value := getattr(self, f.name)) != f.default
+        ]
+        name = type(self).name
+        return f"{name}({', '.join(given)})" if given else name
+
+
+@dataclass(frozen=True)
+class Jit(_Named):
+    """Put the program in one call: the jaxpr of jit(f)."""
+
+    #: The call's name; the program's own if none is given.
+    name: str | None = None  # type: ignore[misc, assignment]
+
+    #: The positional arguments whose memory the results may take.
+    donate_argnums: int | tuple[int, ...] = ()
+
+    #: The keyword arguments whose memory they may take.
+    donate_argnames: str | tuple[str, ...] = ()
+
+    #: Whether arguments that are not used are passed all the same.
+    keep_unused: bool = False
+
+    #: Whether JAX is to splice the call in wherever it is traced again; here it does so at once.
+    inline: bool = False
+
+    def __call__(self, program: Program) -> Program:
+        """Raises ArgumentsError for arguments to donate that are not there."""
+        numbers = chosen(program, "jit", "donate_argnums", self.donate_argnums)
+        given = self.donate_argnames
+        names = (given,) if isinstance(given, str) else given
+        keywords = program.in_tree.children()[1].node_data()[1]
+        for name in names:
+            if name not in keywords:
+                raise ArgumentsError(
+                    f"jit: {program.name} has no keyword argument '{name}' for donate_argnames",
+                    did_you_mean(name, keywords),
+                )
+        fun = jax.jit(
+            function_of(program, self.name),
+            donate_argnums=numbers,
+            donate_argnames=names,
+            keep_unused=self.keep_unused,
+            inline=self.inline,
+        )
+        return retraced(program, "jit", fun, out_names=program.out_names)
+
+
+Jit.name = "jit"  # type: ignore[misc, assignment]
+
+
+@dataclass(frozen=True)
+class NamedCall(_Named):
+    """Put the program in a name scope, which profiles show: the jaxpr of named_call(f)."""
+
+    #: The name of the scope; the program's own if none is given.
+    name: str | None = None  # type: ignore[misc, assignment]
+
+    def __call__(self, program: Program) -> Program:
+        fun = jax.named_call(function_of(program), name=self.name or program.name)
+        return retraced(program, "named_call", fun, out_names=program.out_names)
+
+
+NamedCall.name = "named_call"  # type: ignore[misc, assignment]
+
+
+@dataclass(frozen=True)
+class Pmap(Pass):
+    """Map over devices, one lane on each: the jaxpr of pmap(f).
+
+    Equations keep the context that they were traced in, where no mesh is set.
+    """
+
+    name: ClassVar[str] = "pmap"
+
+    #: The name by which collectives call the axis.
+    axis_name: Hashable = None
+
+    #: Where arguments are mapped: 0, None, or a prefix of the tree of positional arguments.
+    in_axes: Any = 0
+
+    #: Where results are mapped.
+    out_axes: Any = 0
+
+    #: The number of devices; all of this process's if none is given.
+    axis_size: int | None = None
+
+    @property
+    def bound_axes(self) -> tuple[tuple[Any, int], ...]:
+        return () if self.axis_name is None else ((self.axis_name, self._size()),)
+
+    def _size(self) -> int:
+        return jax.local_device_count() if self.axis_size is None else self.axis_size
+
+    def __call__(self, program: Program) -> Program:
+        """Raises BatchError for axes that do not fit the program, as `batch` does, and
+        UnsupportedError if there are not as many devices.
+        """
+        dims, size = program_axes(program, self.in_axes, self._size())
+        if size > (there := jax.local_device_count()):
+            raise UnsupportedError(
+                f"pmap of {program.name} over {size} devices: there are {there}",
+                "XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of a CPU",
+            )
+        axis = Axis(None, size)
+        avals = [
+            aval if dim is None else axis.aval(aval, dim)
+            for aval, dim in zip(program.in_avals, dims, strict=True)
+        ]
+        free = free_axes(program, self.axis_name, size)
+        mapped = jax.pmap(
+            function_of(program),
+            axis_name=self.axis_name,
+            in_axes=self.in_axes,
+            out_axes=self.out_axes,
+            axis_size=size,
+        )
+        program = program.replace(axis_env=free)
+        return retraced(program, "pmap", mapped, avals=avals, out_names=program.out_names)
+
+
+# --- disable_jit ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DisableJit(Pass):
+    """Splice in the body of every jit and closed call, at every depth, whatever it asks for.
+
+    What `inline` keeps for a reason (donation, shardings, backends, `keep_unused`) goes too, as
+    under `jax.disable_jit`. That one also runs loops and branches in Python, which takes values:
+    here they stay, and `unroll` takes loops apart. Calls of `nest` with something sown in them
+    stay, as does a call whose arrays are constants in a body that cannot hold any.
+    """
+
+    name: ClassVar[str] = "disable_jit"
+
+    def __call__(self, program: Program) -> Program:
+        return program.replace(jaxpr=rewrite(program.jaxpr, _without_calls))
+
+
+_PLAIN_CALLS = frozenset({"jit", "call", "closed_call", "eval_jaxpr"})
+
+
+def _without_calls(writer: Writer) -> Rule:
+    def rule(eqn: JaxprEqn) -> list[Atom] | None:
+        if eqn.primitive.name not in _PLAIN_CALLS:
+            return None
+        call = Call.of(eqn)
+        if scope_of(eqn) is not None and _sows(call.body):
+            return None
+        if call.body.consts and not writer.holds_constants:
+            return None
+        return writer.splice(call.body, call.operands, eqn)
+
+    return rule
+
+
+def _sows(body: Any) -> bool:
+    return any(eqn.primitive is sow_p for eqn in equations(jaxcompat.open_jaxpr(body)))
+
+
+# --- policies of checkpoint -----------------------------------------------------------------------
+
+#: Those of `jax.checkpoint_policies` that make a policy when they are called.
+_MAKERS = frozenset(
+    {
+        "offload_dot_with_no_batch_dims",
+        "save_and_offload_only_these_names",
+        "save_any_names_but_these",
+        "save_anything_except_these_names",
+        "save_from_both_policies",
+        "save_only_these_names",
+    }
+)
+
+
+def policy_of(text: str) -> Callable[..., Any]:
+    """The policy that text names, as `jax.checkpoint_policies` has it: `dots_saveable`.
+
+    Those that take arguments are written as calls with literals, `save_only_these_names('a')`; of
+    `save_from_both_policies` the arguments are policies. Raises PipelineError.
+    """
+    source = expressions.read(text, "the policy", PipelineError)
+    if len(source.args) != 1 or source.keywords:
+        raise PipelineError(f"a policy is one of jax.checkpoint_policies, not '{text}'")
+    return _policy(source, source.args[0])
+
+
+def _policy(source: expressions.Source, node: ast.expr) -> Callable[..., Any]:
+    called = isinstance(node, ast.Call)
+    name_node = node.func if isinstance(node, ast.Call) else node
+    name = source.segment(name_node).removeprefix("jax.").removeprefix("checkpoint_policies.")
+    known = {n for n in vars(jax.checkpoint_policies) if not n.startswith("_")}
+    if name not in known:
+        hint = did_you_mean(name, known) or f"there are: {', '.join(sorted(known))}"
+        raise source.fail(node, f"JAX has no checkpoint policy '{name}'", hint)
+    policy: Callable[..., Any] = getattr(jax.checkpoint_policies, name)
+    if called is not (name in _MAKERS):
+        raise source.fail(node, f"the policy {name} takes {'no ' if called else ''}arguments")
+    if not isinstance(node, ast.Call):
+        return policy
+    read = _policy if name == "save_from_both_policies" else expressions.Source.literal
+    args = [read(source, arg) for arg in node.args]
+    kwargs = {k.arg: read(source, k.value) for k in node.keywords if k.arg is not None}
+    try:
+        return policy(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise source.fail(node, f"the policy {name} cannot be made: {error}") from None

@@ -1,0 +1,207 @@
+"""closed: bind some of a program's arguments to values, which become constants.
+
+    program.apply("closed({0: 3.0, 'training': False})")
+    program.apply(Closed({"params": params}))
+
+A key is the position of an argument, or a path as `Program.arg_names` spells them: of one flat
+value, `params['w']`, or of a whole part of the arguments, `params`, which takes a value of the
+same tree. A number stands for a scalar, lists within lists for an array. An argument that is
+wholly bound is gone, as from a `functools.partial`; a part of one is None in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import keep
+from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.transforms.retrace import chosen, positional
+
+
+@dataclass(frozen=True)
+class Closed(Pass):
+    """Bind some arguments to values, by position or by name, as constants of the program."""
+
+    name: ClassVar[str] = "closed"
+
+    #: The values by position or name: `{0: 3.0, 'training': False}`.
+    args: dict[int | str, Any]
+
+    def __call__(self, program: Program) -> Program:
+        """Raises ArgumentsError for an argument that is not there, or a value that does not fit."""
+        values: dict[int, Any] = {}
+        for key, value in self.args.items():
+            for i, leaf in _leaves(program, key, value):
+                name = program.arg_names[i]
+                if i in values:
+                    raise ArgumentsError(f"closed: argument {name} is bound twice")
+                values[i] = _of_type(name, leaf, program.in_avals[i])
+        return _bound(program, values) if values else program
+
+
+def _bound(program: Program, values: dict[int, Any]) -> Program:
+    """The program with flat arguments bound: scalars become literals, others constants."""
+    jaxpr = program.jaxpr
+    literals: dict[Var, Literal] = {}
+    constvars, consts = list(jaxpr.constvars), list(jaxpr.consts)
+    for i, value in values.items():
+        var = jaxpr.invars[i]
+        if (literal := jaxcompat.as_literal(value, var.aval)) is not None:
+            literals[var] = literal
+        else:
+            constvars.append(var)
+            consts.append(value)
+
+    def now(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else literals.get(atom, atom)
+
+    def replaced(eqn: JaxprEqn) -> JaxprEqn:
+        if not any(isinstance(v, Var) and v in literals for v in eqn.invars):
+            return eqn
+        return eqn.replace(invars=list(map(now, eqn.invars)))
+
+    free = [i not in values for i in range(len(jaxpr.invars))]
+    arg_names = keep(program.arg_names, free)
+    outs = [True] * len(jaxpr.outvars)
+    new = jaxcompat.new_jaxpr(
+        constvars,
+        consts,
+        keep(jaxpr.invars, free),
+        list(map(now, jaxpr.outvars)),
+        list(map(replaced, jaxpr.eqns)),
+        jaxcompat.filter_debug_info(jaxpr.debug_info, free, outs),
+    )
+    return program.replace(jaxpr=new, in_tree=_remaining(program, free), arg_names=arg_names)
+
+
+def _remaining(program: Program, free: Sequence[bool]) -> Any:
+    """The structure of the arguments that are left."""
+    marks = [0 if flag else None for flag in free]
+    args, kwargs = jax.tree.unflatten(program.in_tree, marks)
+    numbers, names = program.in_tree.children()
+    gone = [tree.num_leaves > 0 for tree in numbers.children()]
+    args = tuple(a for a, had in zip(args, gone, strict=True) if jax.tree.leaves(a) or not had)
+    trees = zip(names.node_data()[1], names.children(), strict=True)
+    had_leaves = {name for name, tree in trees if tree.num_leaves}
+    kwargs = {k: v for k, v in kwargs.items() if jax.tree.leaves(v) or k not in had_leaves}
+    return jax.tree.structure((args, kwargs))
+
+
+# --- which arguments ------------------------------------------------------------------------------
+
+
+def _leaves(program: Program, key: int | str, value: Any) -> list[tuple[int, Any]]:
+    """The flat arguments that a key stands for, each with its part of the value."""
+    if isinstance(key, str):
+        leaves, tree = _named(program, key)
+    elif isinstance(key, int) and not isinstance(key, bool):
+        (number,) = chosen(program, "closed", "args", key)
+        leaves = positional(program)[number]
+        tree = program.in_tree.children()[0].children()[number]
+    else:
+        raise ArgumentsError(f"closed: {key!r} is neither the position nor the name of an argument")
+    try:
+        return list(zip(leaves, tree.flatten_up_to(value), strict=True))
+    except ValueError:
+        wanted = ", ".join(program.arg_names[i] for i in leaves)
+        raise ArgumentsError(
+            f"closed: argument {key} is of structure {tree}, and the value is not",
+            f"its parts are: {wanted}" if wanted else None,
+        ) from None
+
+
+def _named(program: Program, key: str) -> tuple[list[int], Any]:
+    """The flat arguments whose path is, or begins with, `key`, and the tree that they are in."""
+    names = program.arg_names
+    if key in names:
+        return [names.index(key)], jax.tree.structure(0)
+    found = [i for i, name in enumerate(names) if name.startswith((f"{key}[", f"{key}."))]
+    if not found:
+        roots = dict.fromkeys([*names, *(name.split("[")[0] for name in names)])
+        raise ArgumentsError(
+            f"closed: {program.name} has no argument '{key}'",
+            did_you_mean(key, roots) or f"its arguments are: {', '.join(names)}",
+        )
+    example = jax.tree.unflatten(program.in_tree, range(len(names)))
+    ways = [way for way, _ in jax.tree.leaves_with_path(example)]
+    first, suffix = found[0], names[found[0]][len(key) :]
+    for depth in range(len(ways[first]) + 1):
+        if jax.tree_util.keystr(ways[first][depth:]) == suffix:
+            inside = [i for i, way in enumerate(ways) if way[:depth] == ways[first][:depth]]
+            if inside == found:
+                return found, _subtree(program.in_tree, first, depth)
+    raise ArgumentsError(
+        f"closed: '{key}' is no one part of the arguments of {program.name}",
+        f"bind each by its own name: {', '.join(names[i] for i in found)}",
+    )
+
+
+def _subtree(tree: Any, leaf: int, depth: int) -> Any:
+    """The part of a structure that is `depth` steps down the way to a leaf."""
+    for _ in range(depth):
+        for child in tree.children():
+            if leaf < child.num_leaves:
+                tree = child
+                break
+            leaf -= child.num_leaves
+    return tree
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _of_type(name: str, value: Any, aval: Any) -> Any:
+    """A value as an array of the type of an argument. Raises ArgumentsError if it does not fit."""
+    shown = type_of(aval)
+    shape = getattr(aval, "shape", None)
+    if isinstance(aval, jaxcompat.AbstractRef) or shape is None:
+        raise ArgumentsError(f"closed: argument {name} is {shown}, which is no value to bind")
+    if not all(isinstance(n, int) for n in shape):
+        raise ArgumentsError(f"closed: argument {name} is {shown}, whose size is not known")
+    if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        if getattr(value, "dtype", None) != aval.dtype or value.shape != shape:
+            raise ArgumentsError(
+                f"closed: argument {name} is {shown}, and the value is not",
+                "from Python, bind an array of keys: Closed({...: jax.random.key(0)})",
+            )
+        return value
+    try:
+        given = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        raise ArgumentsError(f"closed: the value of argument {name} is no array") from None
+    if given.shape != shape:
+        raise ArgumentsError(
+            f"closed: argument {name} is {shown}, and the value has shape {given.shape}"
+        )
+    if not _holds(aval.dtype, given):
+        raise ArgumentsError(f"closed: argument {name} is {shown}, which cannot hold {value!r}")
+    return value if getattr(value, "dtype", None) == aval.dtype else given.astype(aval.dtype)
+
+
+#: The kinds of numbers, each of which holds those before it.
+_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+
+
+def _holds(dtype: Any, value: np.ndarray) -> bool:
+    """Whether a dtype can hold values: the kind must fit, and integers their range."""
+
+    def kind(of: Any) -> int:
+        return next((i for i, k in enumerate(_KINDS) if jnp.issubdtype(of, k)), len(_KINDS))
+
+    if kind(value.dtype) > kind(dtype):
+        return False
+    if jnp.issubdtype(dtype, jnp.integer) and value.dtype != np.bool_:
+        bounds = jnp.iinfo(dtype)
+        return bool(np.all((value >= bounds.min) & (value <= bounds.max)))
+    return True

@@ -75,7 +75,7 @@ def derivative_of(
     `expected` is what JAX may raise where there is none.
     """
     failure: Exception | None = None
-    for name, derivative in (("reverse", _reverse), ("forward", _forward)):
+    for name, derivative in (("reverse", reverse), ("forward", _forward)):
         if mode not in (None, name):
             continue
         try:
@@ -99,7 +99,8 @@ def has_refs(jaxpr: Any) -> bool:
     )
 
 
-def _reverse(function: Any, primals: list[Any]) -> list[Any]:
+def reverse(function: Any, primals: list[Any]) -> list[Any]:
+    """The derivatives by all arguments, along a fixed direction of the results."""
     results, pullback = jax.vjp(function, *primals)
     return list(pullback([_direction(r) for r in results]))
 

@@ -1,0 +1,280 @@
+"""verify runs two programs on the same inputs, and names what differs first."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+from jaxprtool.errors import ArgumentsError, CheckError, UnsupportedError
+from jaxprtool.execute.verify import verify
+from jaxprtool.ir.rewrite import map_equations
+from jaxprtool.jaxcompat import jaxpr_as_fun
+from tests.execute.programs import program
+
+X = jnp.arange(1.0, 4.0)
+
+
+def rewritten(before, rule):
+    """A program with equations replaced, at every depth."""
+    return before.replace(jaxpr=map_equations(before.jaxpr, rule))
+
+
+def swapped(before, old, new):
+    """A program with one binary primitive in another's place."""
+    other = {"add": lax.add_p, "mul": lax.mul_p, "sub": lax.sub_p, "ge": lax.ge_p}[new]
+
+    def rule(eqn):
+        return [eqn.replace(primitive=other)] if eqn.primitive.name == old else None
+
+    return rewritten(before, rule)
+
+
+def refuses(before, after, *args, match):
+    with pytest.raises(CheckError, match=match) as caught:
+        verify(before, after, args or None)
+    assert caught.value.exit_code == 1
+    return caught.value.message
+
+
+def line_of(text):
+    """The line of this file that holds a comment."""
+    with open(__file__) as file:
+        return next(n for n, line in enumerate(file, 1) if line.rstrip().endswith(f"# {text}"))
+
+
+def sums(x):
+    y = jnp.sin(x)
+    z = y + x  # the sum
+    return {"out": jnp.tanh(z), "same": y}
+
+
+# --- what agrees ------------------------------------------------------------------------------
+
+
+def test_a_program_agrees_with_itself_and_with_one_that_computes_it_otherwise():
+    before = program(sums, X)
+    verify(before, before)
+    verify(before, program(lambda x: {"same": jnp.sin(x), "out": jnp.tanh(x + jnp.sin(x))}, X))
+    doubled = program(lambda x: x * 2.0 / 3.0, X)
+    verify(doubled, program(lambda x: x * (2.0 / 3.0), X), (X,))
+
+
+def test_nans_infinities_and_keys_agree():
+    def special(x):
+        return x / 0, jnp.sqrt(-x), jax.random.split(jax.random.key(3))
+
+    verify(program(special, X), program(lambda x: special(x * 1), X))
+
+
+def test_rounding_that_grows_inside_a_loop_is_no_difference():
+    """XLA fuses the body of a loop; chaos makes what it rounds otherwise large."""
+
+    def chaos(x, extra):
+        def body(x, _):
+            y = 3.9999 * x * (1 - x)
+            return y + extra * 0.0, None
+
+        return lax.scan(body, x, None, length=100)[0]
+
+    before = program(lambda x: chaos(x, 0.0), jnp.float32(0.37))
+    verify(before, program(lambda x: chaos(x, 1.0), jnp.float32(0.37)), (jnp.float32(0.37),))
+
+
+def test_arguments_may_go():
+    before = program(lambda x, y: x + 1, X, X)
+    after = program(lambda x: x + 1, X)
+    verify(before, after, (X, X))
+    wrong = program(lambda x: x + 2, X)
+    refuses(before, wrong, X, X, match=r"result\[0\] \(float32\[3\]\) differs in 3 of 3")
+
+
+# --- what differs -----------------------------------------------------------------------------
+
+
+def test_the_first_result_that_differs_is_named_and_by_how_much():
+    before = program(lambda x: (x, x.at[1].add(2.0)), X)
+    after = program(lambda x: (x, x.at[1].add(2.5)), X)
+    refuses(
+        before,
+        after,
+        X,
+        match=r"result\[1\] \(float32\[3\]\) differs in 1 of 3 elements: at \[1\] 4\.0 before, "
+        r"4\.5 after; by 0\.5 at most",
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda x: x > 2, lambda x: x >= 2),
+        (lambda x: jnp.int32(x), lambda x: jnp.int32(x).at[2].add(1)),
+        (lambda x: x / 0, lambda x: -x / 0),
+        (lambda x: x * jnp.nan, lambda x: x),
+        (lambda x: jax.random.key(1), lambda x: jax.random.key(2)),
+        (lambda x: x * 1.0001, lambda x: x),
+    ],
+)
+def test_values_that_differ(before, after):
+    refuses(program(before, X), program(after, X), X, match="computes something else")
+
+
+def test_types_and_results_must_be_the_same():
+    before = program(lambda x: x, X)
+    refuses(before, program(lambda x: x.astype("bfloat16"), X), match=r"bf16\[3\] after")
+    refuses(before, program(lambda x: (x, x), X), match="gives result")
+    other = before.replace(arg_names=("other",))
+    refuses(before, other, match="takes an argument 'other'")
+
+
+# --- the first equation -----------------------------------------------------------------------
+
+
+def test_the_first_equation_that_differs_is_named():
+    before = program(sums, X)
+    message = refuses(before, swapped(before, "add", "mul"), X, match="the first equation")
+    line = line_of("the sum")
+    assert f"the first equation that differs is mul at {__file__}:{line}" in message
+    assert f"before, there was add at {__file__}:{line}" in message
+
+
+@pytest.mark.parametrize("where", ["scan", "while", "cond", "jit", "remat", "refs"])
+def test_it_is_named_inside_loops_branches_and_calls(where):
+    def inner(x):
+        y = jnp.sin(x)
+        return jnp.cos(y) * y  # deep inside
+
+    def outer(x):
+        match where:
+            case "scan":
+                return lax.scan(lambda c, row: (inner(c), c * row), x, jnp.ones(2))
+            case "while":
+                return lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, inner(s[1])), (0, x))
+            case "cond":
+                return lax.cond(x[0] > 0, inner, lambda x: x, x)
+            case "jit":
+                return jax.jit(inner)(x)
+            case "remat":
+                return jax.checkpoint(inner)(x)
+        ref = jax.new_ref(x)
+        lax.fori_loop(0, 2, lambda i, _: ref.__setitem__(..., inner(ref[...])), None)
+        return ref[...]
+
+    before = program(outer, X)
+    after = swapped(before, "mul", "sub")
+    line = line_of("deep inside")
+    refuses(before, after, X, match=rf"differs is sub at \S+:{line} ")
+
+
+def test_a_wrong_predicate_is_found_though_its_value_occurs_elsewhere():
+    def f(x):
+        other = x[0] < 0
+        return lax.cond(x[0] < 2, jnp.sin, jnp.cos, x), other  # predicate
+
+    before = program(f, X)
+
+    def rule(eqn):
+        is_predicate = eqn.primitive.name == "lt" and eqn.invars[1].val == 2
+        return [eqn.replace(primitive=lax.ge_p)] if is_predicate else None
+
+    message = refuses(before, rewritten(before, rule), X, match="the first equation")
+    assert f"differs is ge at {__file__}:{line_of('predicate')} giving bool[] False" in message
+
+
+def test_results_that_change_places_blame_no_equation():
+    before = program(lambda x: (jnp.sin(x), jnp.cos(x)), X)
+    first, second = before.jaxpr.outvars
+    after = program(lambda x: jaxpr_as_fun(before.jaxpr)(x)[::-1], X)
+    assert first is not second
+    refuses(before, after, X, match="other values are handed on")
+
+
+def test_what_a_right_rewriting_makes_anew_is_not_blamed():
+    def before(x, y):
+        z = jnp.dot(x, y).T
+        return jnp.exp(z - 1)
+
+    def after(x, y):
+        z = jnp.dot(y.T, x.T)
+        return jnp.exp(z + 1)  # wrong
+
+    a, b = jnp.arange(6.0).reshape(2, 3) / 10, jnp.arange(12.0).reshape(3, 4) / 10
+    args = a, b
+    line = line_of("wrong")
+    refuses(program(before, *args), program(after, *args), *args, match=rf"add at \S+:{line} ")
+
+
+# --- effects ----------------------------------------------------------------------------------
+
+
+def prints(x, *, order=("first", "second"), scale=1.0):
+    for name in order:
+        jax.debug.print(name + " {}", x * scale, ordered=True)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"order": ("first",)}, "is not called any more"),
+        ({"order": ("first", "second", "third")}, "is called and was not before"),
+        ({"scale": 2.0}, "effect 1 .* is given other values"),
+    ],
+)
+def test_effects_must_be_the_same(changed, what):
+    before = program(prints, X)
+    verify(before, program(prints, X))
+    refuses(before, program(lambda x: prints(x, **changed), X), X, match=what)
+
+
+def test_prints_are_not_printed(capfd):
+    verify(program(prints, X), program(lambda x: prints(x), X))
+    assert capfd.readouterr().out == ""
+
+
+def test_a_callback_that_gives_something_is_called_once():
+    calls = []
+
+    def count(x):
+        calls.append(x)
+        return np.float32(len(calls))
+
+    def f(x):
+        like = jax.ShapeDtypeStruct((), jnp.float32)
+        return io_callback(count, like, x, ordered=True) + io_callback(count, like, x, ordered=True)
+
+    before = program(f, X)
+    after = before.replace(jaxpr=jax.make_jaxpr(jaxpr_as_fun(before.jaxpr))(X))
+    verify(before, after)
+    assert len(calls) == 2
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+def test_arguments_that_do_not_fit_are_refused():
+    before = program(lambda x: x, X)
+    with pytest.raises(ArgumentsError, match="takes 1 arrays, not 2"):
+        verify(before, before, (X, X))
+    with pytest.raises(ArgumentsError, match=r"'a0' of <lambda> is f32\[3\], not i32\[2\]"):
+        verify(before, before, (jnp.arange(2),))
+
+
+def test_programs_that_cannot_run_are_refused():
+    free = program(lambda x: x, X).replace(axis_env=(("i", 2),))
+    with pytest.raises(UnsupportedError, match="free named axes 'i'"):
+        verify(free, free)
+    (n,) = jax.export.symbolic_shape("n")
+    symbolic = program(lambda x: x, jax.ShapeDtypeStruct((n,), jnp.float32))
+    with pytest.raises(UnsupportedError, match=r"'a0' is f32\[n\]"):
+        verify(symbolic, symbolic)
+
+
+def test_an_error_in_the_program_after_is_its_fault():
+    def fails(x):
+        raise ValueError("not today")
+
+    before = program(lambda x: jax.pure_callback(lambda v: v, x, x), X)
+    after = program(lambda x: jax.pure_callback(fails, x, x), X)
+    refuses(before, after, X, match="cannot be run any more")

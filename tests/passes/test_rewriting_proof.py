@@ -1,0 +1,176 @@
+"""Every rewriting pass on JAX's own test programs, on random programs, and on the samples.
+
+Each pass alone, the named pipelines, and random pipelines are held against the original by
+`tests.programs.rewriting`: values to the last bit, callbacks, derivatives, and the number of
+equations. JAX's programs are wrapped in what the passes look for, by turns.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxprtool.passes import registry
+from tests.programs import Case, harness_programs, sample_programs
+from tests.programs.random_programs import RandomProgram, wasteful_programs
+from tests.programs.rewriting import (
+    LEVELS,
+    PASSES,
+    REWRITERS,
+    gradient_case,
+    prove_rewrites,
+    random_pipeline,
+)
+from tests.programs.samples import sample_files
+from tests.programs.waste import WASTE, wasteful
+
+CHUNKS = 8
+
+
+def assert_none(failures: dict[str, BaseException]) -> None:
+    lines = [
+        f"{name}: {' '.join(getattr(e, '__notes__', ()))}: {type(e).__name__}: {str(e)[:500]}"
+        for name, group in failures.items()
+        for e in (group.exceptions if isinstance(group, ExceptionGroup) else [group])
+    ]
+    assert not failures, f"{len(failures)} programs failed\n" + "\n".join(lines)
+
+
+def prove_all(cases, prove: Callable[[int, object], Counter[str]]) -> Counter[str]:
+    """Prove numbered cases, and report all that fail at the end."""
+    outcomes: Counter[str] = Counter()
+    failures: dict[str, BaseException] = {}
+    for number, case in cases:
+        try:
+            outcomes.update(prove(number, case))
+        except Exception as error:
+            failures[case.name] = error
+        if number % 200 == 199:
+            jax.clear_caches()
+    assert_none(failures)
+    return outcomes
+
+
+# --- JAX's own test programs ------------------------------------------------------------------
+
+
+def prove_harnesses(every: int, chunk: int, *, gradients: int, compiled: int) -> Counter[str]:
+    """Each program as it is by the named pipelines, and wrapped, by turns, by all rewriters.
+
+    Every `gradients`-th is differentiated, every `compiled`-th run as JAX runs it, too.
+    """
+
+    def prove(number, case):
+        rng = random.Random(number)
+        kind = list(WASTE)[number % len(WASTE)]
+        outcomes = prove_rewrites(case, LEVELS)
+        return outcomes + prove_rewrites(
+            wasteful(case, kind),
+            (*REWRITERS, random_pipeline(rng)),
+            gradients=number % gradients == 0,
+            compiled=number % compiled == 1,
+        )
+
+    # Numbers differ from chunk to chunk so that each kind of program meets each kind of wrapping.
+    cases = harness_programs(every)[chunk::CHUNKS]
+    return prove_all(((i + chunk, case) for i, case in enumerate(cases)), prove)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_some_harnesses_compute_the_same(chunk):
+    assert prove_harnesses(200, chunk, gradients=5, compiled=5)["programs"] > 10
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_all_harnesses_compute_the_same(chunk, record_property):
+    outcomes = prove_harnesses(1, chunk, gradients=9, compiled=9)
+    record_property("outcomes", dict(outcomes))
+    assert outcomes["programs"] > 1200
+
+
+# --- random programs --------------------------------------------------------------------------
+
+
+def prove_random_programs(examples: int, seed: int) -> Counter[str]:
+    """Random programs, every third of them differentiated, by all rewriters."""
+    outcomes: Counter[str] = Counter()
+
+    @hypothesis.seed(seed)
+    @settings(max_examples=examples)
+    @given(wasteful_programs(), st.integers(0, 2**20))
+    def check(drawn: RandomProgram, seed: int) -> None:
+        case, rng = drawn.case(), random.Random(seed)
+        if seed % 3 == 0:
+            case = gradient_case(case) or case
+        outcomes.update(
+            prove_rewrites(
+                case,
+                (*REWRITERS, random_pipeline(rng)),
+                gradients=seed % 8 == 1,
+                compiled=seed % 8 == 2,
+            )
+        )
+
+    check()
+    jax.clear_caches()
+    return outcomes
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_random_programs_compute_the_same(chunk):
+    assert prove_random_programs(examples=6, seed=chunk)["programs"] >= 6
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chunk", range(8))
+def test_many_random_programs_compute_the_same(chunk, record_property):
+    outcomes = prove_random_programs(examples=100, seed=100 + chunk)
+    record_property("outcomes", dict(outcomes))
+
+
+# --- samples ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", sample_files())
+def test_a_program_of_each_sample_computes_the_same(file):
+    prove_rewrites(sample_programs(file)[0], LEVELS)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("file", sample_files())
+def test_samples_and_their_gradients_compute_the_same(file, record_property):
+    outcomes: Counter[str] = Counter()
+    for number, case in enumerate(sample_programs(file)):
+        pipeline = random_pipeline(random.Random(number))
+        for rewriter in (*REWRITERS, pipeline):
+            outcomes += prove_rewrites(case, [rewriter], compiled=True, gradients=True)
+    record_property("outcomes", dict(outcomes))
+
+
+# --- what is tried ----------------------------------------------------------------------------
+
+
+def test_every_rewriting_pass_is_tried():
+    tried = {each.name for rewriter in PASSES for each in rewriter.pipeline.passes()}
+    classes = (
+        registry.find(name)
+        for name, source in registry.available().items()
+        if source.origin == "jaxprtool"
+    )
+    assert tried == {cls.name for cls in classes if cls.preserves}
+
+
+@pytest.mark.parametrize("rewriter", REWRITERS, ids=str)
+def test_every_rewriter_finds_something(rewriter):
+    case = Case("tanh", lambda x, y: jnp.tanh(x * y) + x, (jnp.float32(0.3), jnp.arange(3.0)))
+    programs = (wasteful(case, kind).program() for kind in WASTE)
+    assert any(rewriter(program).jaxpr is not program.jaxpr for program in programs)

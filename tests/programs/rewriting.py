@@ -1,0 +1,188 @@
+"""The referee of rewriting passes: each alone, the named pipelines, and random pipelines of all.
+
+`prove_rewrites(case, rewriters)` traces a case once, runs the original once, and holds what each
+rewriter makes of it against that (`same.Original`). A rewriter that gives the very same jaxpr back,
+or one that is the same up to names as what another one has made, needs no run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.program import Program
+from jaxprtool.passes.pipeline import Pipeline
+from tests.programs.case import Case
+from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS, has_refs, reverse
+from tests.programs.mapped import are_equivalent
+from tests.programs.same import Original, count_equations, lasting_effects
+
+
+@dataclass(frozen=True)
+class Rewriter:
+    """A pipeline, and what may be expected of what it makes.
+
+    It may leave more equations (`grows`), give up derivative rules (`drops_rules`), drop code
+    that never runs, with its effects (`drops_effects`), or round otherwise (not `exact`). One that
+    `settles` gives a program that it has made back as it is.
+    """
+
+    text: str
+    grows: bool = False
+    drops_rules: bool = False
+    drops_effects: bool = False
+    exact: bool = True
+    settles: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        return Pipeline.parse(self.text)
+
+    def __call__(self, program: Program) -> Program:
+        result = self.pipeline(program)
+        assert isinstance(result, Program)
+        return result
+
+
+_CALLS = '("jit", "closed_call", "custom_jvp", "custom_vjp", "remat")'
+
+PASSES: tuple[Rewriter, ...] = (
+    Rewriter("inline", drops_effects=True),
+    Rewriter(f"inline(calls={_CALLS})", drops_rules=True, drops_effects=True),
+    Rewriter("forward", drops_effects=True),
+    Rewriter("fold", drops_effects=True),
+    Rewriter("simplify", drops_effects=True),
+    Rewriter("simplify(fast=True)", drops_effects=True, exact=False),
+    Rewriter("cse"),
+    Rewriter("dce"),
+    Rewriter("hoist"),
+    Rewriter("unroll(max_length=4)", grows=True, drops_effects=True),
+    Rewriter("sink"),
+    Rewriter("schedule"),
+)
+LEVELS = (
+    Rewriter("-O1", drops_effects=True, settles=True),
+    Rewriter("-O2", drops_effects=True),
+)
+REWRITERS = (*PASSES, *LEVELS)
+
+
+def random_pipeline(rng: random.Random) -> Rewriter:
+    """Two to five of the passes, exact and keeping derivative rules, in any order."""
+    chosen = rng.choices([r for r in PASSES if r.exact and not r.drops_rules], k=rng.randint(2, 5))
+    return Rewriter(
+        ", ".join(r.text for r in chosen),
+        grows=any(r.grows for r in chosen),
+        drops_effects=any(r.drops_effects for r in chosen),
+    )
+
+
+def prove_rewrites(
+    case: Any, rewriters: Iterable[Rewriter], *, compiled: bool = False, gradients: bool = False
+) -> Counter[str]:
+    """Prove each rewriter on a case; says how often what was found.
+
+    Programs are compared one equation at a time, to the last bit; if `compiled` also as JAX's
+    evaluator runs them, and if `gradients` so are their derivatives. Raises an ExceptionGroup of
+    what fails, each with the rewriter as its note.
+    """
+    outcomes: Counter[str] = Counter({"programs": 1})
+    failures: list[Exception] = []
+    with case.setting():
+        before = case.program()
+        proof = _Proof(Original(before, case.arguments(), fewer_effects=True), compiled, gradients)
+        for rewriter in rewriters:
+            try:
+                outcomes.update(proof.of(rewriter))
+            except Exception as error:
+                error.add_note(f"rewritten by {rewriter.text}")
+                failures.append(error)
+    if failures:
+        raise ExceptionGroup(f"{case.name} rewritten", failures)
+    return outcomes
+
+
+class _Proof:
+    """What is known of one original."""
+
+    def __init__(self, original: Original, compiled: bool, gradients: bool):
+        self.original, self.compiled, self.gradients = original, compiled, gradients
+        self._equations = count_equations(original.program.jaxpr)
+        self._proven: list[Program] = []
+
+    def of(self, rewriter: Rewriter) -> Iterable[str]:
+        """Prove one rewriter; says how."""
+        before = self.original.program
+        after = rewriter(before)
+        yield "rewritings"
+        if after.jaxpr is before.jaxpr:
+            yield "nothing to rewrite"
+            return
+        self._check_size(rewriter, after)
+        if not rewriter.drops_effects:
+            assert lasting_effects(after.jaxpr) == lasting_effects(before.jaxpr)
+        if rewriter.settles:
+            assert rewriter(after).jaxpr is after.jaxpr, "a second time, it changes something"
+        if any(are_equivalent(after.jaxpr, p.jaxpr) for p in self._proven):
+            yield "as another"
+            return
+        yield from self._compare(rewriter, after)
+        if rewriter.exact and not rewriter.drops_rules:
+            self._proven.append(after)
+
+    def _check_size(self, rewriter: Rewriter, after: Program) -> None:
+        if not rewriter.grows:
+            equations = count_equations(after.jaxpr)
+            assert equations <= self._equations, f"{self._equations} equations became {equations}"
+
+    def _compare(self, rewriter: Rewriter, after: Program) -> Iterable[str]:
+        if self.compiled:
+            verdict = self.original.same(after, exact=rewriter.exact, gradients=False)
+            yield "step by step" if verdict.stepwise else "compiled"
+        else:
+            self.original.same_steps(after, exact=rewriter.exact)
+            yield "step by step"
+        if self.gradients and not rewriter.drops_rules:
+            yield f"gradients: {self.original.same_gradients(after).split(':')[0]}"
+
+
+def gradient_case(case: Case) -> Case | None:
+    """The gradient of a case as a case of its own; None if it has none in reverse."""
+    with case.setting():
+        program, args = case.program(), case.arguments()
+        at = [i for i, aval in enumerate(program.in_avals) if _inexact(aval)]
+        outs = [i for i, aval in enumerate(program.out_avals) if _inexact(aval)]
+        if not at or not outs:
+            return None
+
+        def gradient(*flat: Any) -> Any:
+            def function(*xs: Any) -> list[Any]:
+                full = list(flat)
+                for i, x in zip(at, xs, strict=True):
+                    full[i] = x
+                results = jaxcompat.jaxpr_as_fun(program.jaxpr)(*full)
+                return [results[i] for i in outs]
+
+            return reverse(function, [flat[i] for i in at])
+
+        refs = NO_DERIVATIVE_OF_REFS if has_refs(program.jaxpr) else ()
+        try:
+            jax.make_jaxpr(gradient)(*args)
+        except (*NO_DERIVATIVE, *refs):
+            return None
+    return Case(f"gradient of {case.name}", gradient, tuple(args), x64=case.x64)
+
+
+def _inexact(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)

@@ -1,0 +1,337 @@
+"""Scheduling: equations in an order that keeps fewer bytes alive at once; values do not change.
+
+The model of what is alive is that of `ir.liveness`. Equations with effects, and sown values, keep
+their order among themselves, and so does whatever touches a ref; for the rest only their operands
+count. Bodies are scheduled from the inside out, so that a loop or call weighs what its own peak
+is. A body keeps its order, and stays the very same object, unless the new order's peak is
+strictly lower.
+
+`sink` moves equations towards their first readers, in one walk. `schedule` takes the best of
+several orders: the one found, the one of `sink`, list schedules that run from the front and from
+the back and greedily take what frees most (as XLA's list scheduler for memory does), and depth
+first from the results, the operands that need most first (R. Sethi and J. D. Ullman, "The
+generation of optimal code for arithmetic expressions", 1970). To find the best order is NP-hard
+(R. Sethi, "Complete register allocation problems", 1975); these take n log n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any, ClassVar
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.liveness import Lifetimes, Liveness
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.rewrite import with_bodies
+from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.base import Pass
+from jaxprtool.primitives import sow_p
+
+#: The equations of a body in another order, as numbers.
+Order = list[int]
+
+
+@dataclass(frozen=True)
+class Sink(Pass):
+    """Move each equation to just before its first reader, where that lowers peak memory."""
+
+    name: ClassVar[str] = "sink"
+
+    def __call__(self, program: Program) -> Program:
+        return program.replace(jaxpr=_Scheduler(lambda graph: [sunk(graph)])(program.jaxpr))
+
+
+@dataclass(frozen=True)
+class Schedule(Pass):
+    """Reorder equations, at every depth, to lower the peak of live bytes; it never rises."""
+
+    name: ClassVar[str] = "schedule"
+
+    #: Lower the peak. If not, put each equation close to its readers, whatever the peak.
+    memory: bool = True
+
+    def __call__(self, program: Program) -> Program:
+        if not self.memory:
+            close = _Scheduler(lambda graph: [depth_first(graph, by_need=False)], always=True)
+            return program.replace(jaxpr=close(program.jaxpr))
+        return program.replace(jaxpr=_Scheduler(_orders)(program.jaxpr))
+
+
+# --- the walk ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The equations of a body by number: their values, and which must run before and after each.
+
+    The numbers of `before` are in rising order. `pinned` are those that keep their order.
+    """
+
+    life: Lifetimes
+    before: list[list[int]]
+    after: list[list[int]]
+    pinned: list[bool]
+
+
+class _Scheduler:
+    """Reorders the bodies of a program, each by the best of the orders that `orders` gives for it.
+
+    With `always` the first is taken, be it better or not.
+    """
+
+    def __init__(self, orders: Callable[[Graph], Iterable[Order]], always: bool = False):
+        self._orders = orders
+        self._always = always
+        self._liveness = Liveness()
+        self._done: dict[Any, Any] = {}
+        self._sowing: dict[Any, bool] = {}
+
+    def __call__(self, jaxpr: Any) -> Any:
+        """A jaxpr, closed or open, reordered at every depth; itself if that is no better."""
+        if jaxpr not in self._done:
+            self._done[jaxpr] = self._reordered(jaxpr)
+        return self._done[jaxpr]
+
+    def _reordered(self, jaxpr: Any) -> Any:
+        body = jaxcompat.open_jaxpr(jaxpr)
+        eqns = [
+            with_bodies(eqn, self) if eqn.params and holds_jaxpr(eqn.params.values()) else eqn
+            for eqn in body.eqns
+        ]
+        order = self._order(eqns, body.outvars)
+        if order is not None:
+            return jaxcompat.with_equations(jaxpr, [eqns[i] for i in order])
+        if any(new is not old for new, old in zip(eqns, body.eqns, strict=True)):
+            return jaxcompat.with_equations(jaxpr, eqns)
+        return jaxpr
+
+    def _order(self, eqns: Sequence[JaxprEqn], results: Sequence[Any]) -> Order | None:
+        """The best order; None if that is the one there is, or nothing is known."""
+        life = self._liveness.lifetimes(eqns, results)
+        if life is None:
+            return None
+        lowest = life.peak(range(len(eqns)))
+        bound = _bound(life)
+        best: Order | None = None
+        if not self._always and lowest <= bound:
+            return None
+        for order in self._orders(self._graph(eqns, life)):
+            peak = life.peak(order)
+            if peak < lowest or self._always:
+                best, lowest = order, peak
+                if peak <= bound:
+                    break
+        return None if best == list(range(len(eqns))) else best
+
+    def _graph(self, eqns: Sequence[JaxprEqn], life: Lifetimes) -> Graph:
+        pinned = self._pinned(eqns)
+        before = [sorted({life.maker[value] for value in reads}) for reads in life.reads]
+        last = None
+        for i, flag in enumerate(pinned):
+            if not flag:
+                continue
+            if last is not None and last not in before[i]:
+                before[i] = sorted((*before[i], last))
+            last = i
+        after: list[list[int]] = [[] for _ in eqns]
+        for i, earlier in enumerate(before):
+            for j in earlier:
+                after[j].append(i)
+        return Graph(life, before, after, pinned)
+
+    def _pinned(self, eqns: Sequence[JaxprEqn]) -> list[bool]:
+        """Which equations keep their order: those with effects, that sow, or that touch a ref."""
+        pinned = [bool(eqn.effects) or self._sows(eqn) for eqn in eqns]
+        if any(pinned):  # without, there is nothing that a ref's reader could be moved past
+            for i, eqn in enumerate(eqns):
+                atoms = *eqn.invars, *eqn.outvars
+                pinned[i] |= any(isinstance(v.aval, jaxcompat.AbstractRef) for v in atoms)
+        return pinned
+
+    def _sows(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation sows a value, at any depth."""
+        if eqn.primitive is sow_p:
+            return True
+        if not eqn.params or not holds_jaxpr(eqn.params.values()):
+            return False
+        for _, body in sub_jaxprs(eqn):
+            if body not in self._sowing:
+                self._sowing[body] = any(map(self._sows, body.eqns))
+            if self._sowing[body]:
+                return True
+        return False
+
+
+def _bound(life: Lifetimes) -> int:
+    """Bytes that are alive at once in every order: around some equation, or at the end."""
+    sizes = life.sizes
+    around = (
+        working + sum(sizes[value] for value in reads)
+        for working, reads in zip(life.working, life.reads, strict=True)
+    )
+    return max(max(around, default=0), sum(sizes[value] for value in life.kept))
+
+
+# --- orders -----------------------------------------------------------------------------------
+
+
+def _orders(graph: Graph) -> Iterator[Order]:
+    yield sunk(graph)
+    for greedy in (False, True):
+        yield from_the_front(graph, greedy)
+        yield from_the_back(graph, greedy)
+    yield depth_first(graph, by_need=True)
+
+
+def sunk(graph: Graph) -> Order:
+    """Every equation just before its first reader, unless it frees more than it makes."""
+    life = graph.life
+    staying = []
+    for i, makes in enumerate(life.makes):
+        made = sum(life.sizes[value] for value in makes)
+        freed = sum(
+            life.sizes[value]
+            for value in life.reads[i]
+            if life.readers[value][-1] == i and value not in life.kept
+        )
+        read = any(life.readers[value] or value in life.kept for value in makes)
+        staying.append(graph.pinned[i] or not read or freed > made)
+    roots = [i for i, stays in enumerate(staying) if stays]
+    return _from_roots(graph.before, (*roots, *range(len(staying))))
+
+
+def depth_first(graph: Graph, *, by_need: bool) -> Order:
+    """Each result with what it needs, one after the other.
+
+    `by_need` computes first what takes most bytes beyond those of its own results; otherwise the
+    operands keep the order in which they were.
+    """
+    before = graph.before
+    if by_need:
+        before = []
+        needs: list[int] = []
+        extra: list[int] = []
+        made = [sum(graph.life.sizes[v] for v in makes) for makes in graph.life.makes]
+        for i, earlier in enumerate(graph.before):
+            inner = sorted(earlier, key=extra.__getitem__, reverse=True)
+            before.append(inner)
+            held = need = 0
+            for j in inner:
+                need = max(need, held + needs[j])
+                held += made[j]
+            needs.append(max(need, held + graph.life.working[i]))
+            extra.append(needs[i] - made[i])
+    roots = [i for i, later in enumerate(graph.after) if not later]
+    return _from_roots(before, roots)
+
+
+def _from_roots(before: Sequence[Sequence[int]], roots: Sequence[int]) -> Order:
+    """The roots in order, each after those equations that it needs and that are not yet there."""
+    order: Order = []
+    state = [0] * len(before)  # 1 once it is waited for, 2 once it is there
+    stack: list[int] = []
+    for root in roots:
+        stack.append(root)
+        while stack:
+            i = stack[-1]
+            if state[i] == 0:
+                state[i] = 1
+                stack.extend(j for j in reversed(before[i]) if state[j] == 0)
+                continue
+            stack.pop()
+            if state[i] == 1:
+                state[i] = 2
+                order.append(i)
+    return order
+
+
+def from_the_front(graph: Graph, greedy: bool) -> Order:
+    """The equations whose operands are there: first what shrinks what is alive, and most.
+
+    Then what grows it least if `greedy`, else in the order in which they were.
+    """
+    life, sizes = graph.life, graph.life.sizes
+    left = [len(readers) for readers in life.readers]
+    # The numbers of the readers to come, added up: of the last one, its own.
+    rest = [sum(readers) for readers in life.readers]
+    change = [
+        sum(sizes[v] for v in makes if life.readers[v] or v in life.kept) for makes in life.makes
+    ]
+    for value, count in enumerate(left):
+        if count == 1 and value not in life.kept:
+            change[rest[value]] -= sizes[value]
+    waiting = [len(earlier) for earlier in graph.before]
+    heap: list[tuple[int, int]] = []
+
+    def push(i: int) -> None:
+        heappush(heap, (change[i] if greedy else min(change[i], 0), i))
+
+    for i, count in enumerate(waiting):
+        if not count:
+            push(i)
+    order: Order = []
+    done = [False] * len(waiting)
+    while heap:
+        _, i = heappop(heap)
+        if done[i]:
+            continue
+        done[i] = True
+        order.append(i)
+        for value in life.reads[i]:
+            left[value] -= 1
+            rest[value] -= i
+            if left[value] == 1 and value not in life.kept:
+                last = rest[value]
+                change[last] -= sizes[value]
+                if not waiting[last]:
+                    push(last)
+        for j in graph.after[i]:
+            waiting[j] -= 1
+            if not waiting[j]:
+                push(j)
+    return order
+
+
+def from_the_back(graph: Graph, greedy: bool) -> Order:
+    """The same from the results: of the equations that nothing left needs, the last is chosen."""
+    life, sizes = graph.life, graph.life.sizes
+    alive = [value in life.kept for value in range(len(sizes))]
+    change = [
+        sum(sizes[v] for v in reads if not alive[v])
+        - sum(sizes[v] for v in makes if life.readers[v] or alive[v])
+        for reads, makes in zip(life.reads, life.makes, strict=True)
+    ]
+    waiting = [len(later) for later in graph.after]
+    heap: list[tuple[int, int]] = []
+
+    def push(i: int) -> None:
+        heappush(heap, (change[i] if greedy else min(change[i], 0), -i))
+
+    for i, count in enumerate(waiting):
+        if not count:
+            push(i)
+    order: Order = []
+    done = [False] * len(waiting)
+    while heap:
+        i = -heappop(heap)[1]
+        if done[i]:
+            continue
+        done[i] = True
+        order.append(i)
+        for value in life.reads[i]:
+            if alive[value]:
+                continue
+            alive[value] = True
+            for j in life.readers[value]:
+                change[j] -= sizes[value]
+                if not waiting[j] and not done[j]:
+                    push(j)
+        for j in graph.before[i]:
+            waiting[j] -= 1
+            if not waiting[j]:
+                push(j)
+    order.reverse()
+    return order

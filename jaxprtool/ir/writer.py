@@ -13,7 +13,7 @@ Compare `ir.rewrite.map_equations`, whose rule must define the equation's own va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -271,15 +271,15 @@ class Writer:
         return bool(var.aval.strip_weak_type() == aval.strip_weak_type())
 
 
-def occurs(jaxpr: Any, primitives: Collection[str], known: dict[Any, bool]) -> bool:
-    """Whether an equation of one of these primitives is in a jaxpr, at any depth.
+def occurs(jaxpr: Any, named: Callable[[str], bool], known: dict[Any, bool]) -> bool:
+    """Whether an equation of a primitive with such a name is in a jaxpr, at any depth.
 
-    `known` keeps what was found of each body; it is for one set of primitives.
+    `known` keeps what was found of each body; it is for one question.
     """
     if jaxpr not in known:
         known[jaxpr] = any(
-            eqn.primitive.name in primitives
-            or any(occurs(body, primitives, known) for _, body in sub_jaxprs(eqn))
+            named(eqn.primitive.name)
+            or any(occurs(body, named, known) for _, body in sub_jaxprs(eqn))
             for eqn in jaxpr.eqns
         )
     return known[jaxpr]

@@ -77,7 +77,7 @@ class Inline(Pass):
                 if not self.force and has_reason(eqn):
                     return None
                 body = view(eqn).body
-                if scope_of(eqn) is not None and occurs(body, {sow_p.name}, sows):
+                if scope_of(eqn) is not None and occurs(body, sow_p.name.__eq__, sows):
                     return None
                 if len(body.constvars) != len(body.consts) or not writer.can_hold(body):
                     return None

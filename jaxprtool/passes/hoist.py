@@ -1,0 +1,276 @@
+"""Hoisting: what each iteration of a scan or a while loop computes alike is computed before it.
+
+An equation of a loop's body, or of a while's condition, is *invariant* if it reads literals,
+constants of the loop and results of invariant equations alone. Bodies are taken from the inside
+out, so that an equation leaves as many loops as it is invariant in.
+
+Which of the invariant equations leave:
+
+*   One that computes leaves, together with the equations that it needs, if its result takes no more
+    bytes than the largest value that it is computed from, or no more than `SMALL`; or if it costs
+    far more than to read its result does (`_DEAR`, and whatever holds jaxprs).
+*   One that only moves, repeats or makes up values (`_MOVES`: broadcasts, iotas, reshapes, ...),
+    and one whose result is larger than all it is computed from, leaves only for one that needs it.
+    By itself it would save little and be kept in memory for as long as the loop runs, where it is
+    now fused into what reads it.
+
+These never leave: equations with effects and those that touch refs; collectives and whatever says
+where values lie or keeps computations apart (`_STAYS`); user code that runs outside of JAX. Where
+JAX cannot tell that a loop runs at all, it is taken that it does: what leaves is pure, and at worst
+computed in vain. But a while loop, which may never end, is not moved out of such a loop.
+
+Compare XLA's WhileLoopInvariantCodeMotion, which also leaves alone what is not worth its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structural_key import UNREPEATABLE
+from jaxprtool.ir.structured import Scan, While, holds_jaxpr, keep, sub_jaxprs
+from jaxprtool.ir.writer import Rule, Writer, occurs, rewrite
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.passes.base import Pass
+
+#: Results of so many bytes may leave a loop whatever they are computed from.
+SMALL = 65536
+
+#: What computes nothing.
+_MOVES = frozenset(
+    {
+        *("bitcast_convert_type", "broadcast_in_dim", "broadcast_to", "concatenate"),
+        *("dynamic_slice", "expand_dims", "iota", "iota_2x32_shape", "name", "pad"),
+        *("pvary", "random_clone", "random_unwrap", "random_wrap", "reduced_vary_cast"),
+        *("reduced_vary_cast_p", "reshape", "rev", "slice", "split", "squeeze", "stack"),
+        *("stop_gradient", "tile", "transpose", "unstack"),
+        *("vary_unreduced_cast", "vary_unreduced_cast_p"),
+    }
+)
+
+#: What costs so much more than its size that it leaves even if that grows.
+_DEAR = frozenset(
+    {
+        *("conv_general_dilated", "dot_general", "fft", "ragged_dot_general", "random_bits"),
+        *("rng_bit_generator", "scaled_dot", "scaled_matmul", "symmetric_product"),
+        *("threefry2x32", "triangular_solve"),
+    }
+)
+
+#: What stays where it is, itself and whatever holds it; collectives by the start of their names.
+_STAYS = UNREPEATABLE | {
+    *("call_exported", "call_hi_primitive", "call_hi_primitive_linearized", "core_map"),
+    *("custom_partitioning", "debug_callback", "debug_print", "ffi_call", "inspect_sharding"),
+    *("io_callback", "layout_constraint", "pallas_call", "relayout", "remat_opt", "reshard"),
+    *("shard_map", "sharding_constraint", "stage", "tpu_custom_call"),
+    "with_memory_space_constraint",
+}
+_COLLECTIVES = (
+    *("all_gather", "all_to_all", "pbroadcast", "pgather", "pmax", "pmin", "ppermute", "precv"),
+    *("preduced", "psend", "psum", "ragged_all_to_all", "reduce_scatter", "unreduced_"),
+)
+
+
+@dataclass(frozen=True)
+class Hoist(Pass):
+    """Compute once, before a loop, what each of its iterations computes alike."""
+
+    name: ClassVar[str] = "hoist"
+
+    def __call__(self, program: Program) -> Program:
+        hoisting = _Hoisting()
+
+        def visitor(writer: Writer) -> Rule:
+            def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+                match eqn.primitive.name:
+                    case "scan":
+                        return hoisting.scan(writer, eqn)
+                    case "while":
+                        return hoisting.loop(writer, eqn)
+                return None
+
+            return rule
+
+        return program.replace(jaxpr=rewrite(program.jaxpr, visitor))
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A body in two: what has left, from the loop's constants, and the rest.
+
+    The rest takes those of the constants that are `used`, then the results of what has `left`.
+    """
+
+    left: Any
+    used: list[bool]
+    rest: Any
+
+
+@dataclass
+class _Hoisting:
+    """What is known of the bodies met in one run: shared bodies are looked at once."""
+
+    taken: dict[tuple[Any, int, bool, bool], _Taken | None] = field(default_factory=dict)
+    staying: dict[Any, bool] = field(default_factory=dict)
+    endless: dict[Any, bool] = field(default_factory=dict)
+
+    def scan(self, writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
+        scan = Scan.of(eqn)
+        runs = isinstance(scan.length, int)
+        if runs and scan.length == 0:
+            return None
+        taken = self.take(scan.body, len(scan.consts), writer.holds_constants, runs)
+        if taken is None:
+            return None
+        consts = _constants(writer, taken, scan.consts, eqn)
+        writer.add(scan.rebuild(consts=consts, body=taken.rest))
+        return eqn.outvars
+
+    def loop(self, writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
+        loop = While.of(eqn)
+        changes: dict[str, Any] = {}
+        # The condition is always evaluated once, whether the body runs or not.
+        for part, runs in (("cond", True), ("body", False)):
+            body, consts = getattr(loop, part), getattr(loop, f"{part}_consts")
+            taken = self.take(body, len(consts), writer.holds_constants, runs)
+            if taken is not None:
+                changes[part] = taken.rest
+                changes[f"{part}_consts"] = _constants(writer, taken, consts, eqn)
+        if not changes:
+            return None
+        writer.add(loop.rebuild(**changes))
+        return eqn.outvars
+
+    def take(self, body: Any, count: int, holds_constants: bool, runs: bool) -> _Taken | None:
+        """A body, whose first `count` arguments are constants of the loop, in two.
+
+        None if nothing leaves. `holds_constants` says whether constants may be used outside, and
+        `runs` that the body is known to run at least once.
+        """
+        key = body, count, holds_constants, runs
+        if key not in self.taken:
+            constants = body.invars[:count]
+            if holds_constants:
+                constants = [*constants, *body.constvars]
+            leaving = self.leaving(body.eqns, constants, runs)
+            self.taken[key] = _split(body, count, leaving) if leaving else None
+        return self.taken[key]
+
+    def leaving(self, eqns: Sequence[JaxprEqn], constants: Any, runs: bool) -> list[JaxprEqn]:
+        """The equations that leave a body, in order."""
+        # The bytes of the largest value outside that a value is computed from, or its own.
+        origin = {v: _bytes(v.aval) for v in constants if _is_array(v.aval)}
+        invariant: list[tuple[JaxprEqn, bool]] = []
+        for eqn in eqns:
+            if eqn.effects or not all(type(v) is Literal or v in origin for v in eqn.invars):
+                continue
+            if self.stays(eqn, runs):
+                continue
+            source = 0
+            for v in eqn.invars:
+                if type(v) is not Literal and _at_most(source, origin[v]):
+                    source = origin[v]
+            result = sum(_bytes(v.aval) for v in eqn.outvars)
+            pays = _pays(eqn, result, source)
+            grown = result if pays and _at_most(source, result) else source
+            origin.update((v, grown) for v in eqn.outvars)
+            invariant.append((eqn, pays))
+        needed: set[Var] = set()
+        chosen = []
+        for eqn, pays in reversed(invariant):
+            if pays or not needed.isdisjoint(eqn.outvars):
+                needed.update(v for v in eqn.invars if type(v) is not Literal)
+                chosen.append(eqn)
+        return chosen[::-1]
+
+    def stays(self, eqn: JaxprEqn, runs: bool) -> bool:
+        """Whether an invariant equation must not be moved out of a loop that may not run at all,
+        or, if it `runs`, out of any."""
+        if _must_stay(eqn.primitive.name) or not all(_is_array(v.aval) for v in eqn.outvars):
+            return True
+        if not runs and _may_not_end(eqn.primitive.name):
+            return True
+        return any(
+            occurs(body, _must_stay, self.staying)
+            or (not runs and occurs(body, _may_not_end, self.endless))
+            for _, body in sub_jaxprs(eqn)
+        )
+
+
+def _must_stay(primitive: str) -> bool:
+    return primitive in _STAYS or primitive.startswith(_COLLECTIVES)
+
+
+def _may_not_end(primitive: str) -> bool:
+    return primitive == "while"
+
+
+def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:
+    """Whether a result of so many bytes, from a value of so many, pays for being kept."""
+    name = eqn.primitive.name
+    if name in _MOVES:
+        return False
+    if _at_most(result, SMALL) or _at_most(result, source):
+        return True
+    return name in _DEAR or holds_jaxpr(eqn.params.values())
+
+
+def _is_array(aval: Any) -> bool:
+    return hasattr(aval, "dtype") and not isinstance(aval, jaxcompat.AbstractRef)
+
+
+def _bytes(aval: Any) -> Any:
+    """The bytes of an array; an expression if its shape is symbolic."""
+    return aval.size * aval.dtype.itemsize
+
+
+def _at_most(size: Any, limit: Any) -> bool:
+    """Whether one size is known to be no larger than another."""
+    try:
+        return bool(size <= limit)
+    except jax.core.InconclusiveDimensionOperation:
+        return False
+
+
+# --- the loop without what has left --------------------------------------------------------------
+
+
+def _constants(
+    writer: Writer, taken: _Taken, consts: Sequence[Atom], loop: JaxprEqn
+) -> tuple[Atom, ...]:
+    """The constants of the loop without what has left, which is written before it."""
+    return (*keep(consts, taken.used), *writer.splice(taken.left, consts, loop))
+
+
+def _split(body: Any, count: int, leaving: list[JaxprEqn]) -> _Taken:
+    """A body, whose first `count` arguments are constants, in what leaves and the rest."""
+    gone = set(map(id, leaving))
+    eqns = [eqn for eqn in body.eqns if id(eqn) not in gone]
+    read = _read(eqns, body.outvars)
+    made = [v for eqn in leaving for v in eqn.outvars if v in read]
+    constants, others = body.invars[:count], body.invars[count:]
+    used = [v in read for v in constants]
+    rest = _part(body, [*keep(constants, used), *made, *others], body.outvars, eqns)
+    return _Taken(_part(body, constants, made, leaving), used, rest)
+
+
+def _part(
+    body: Any, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
+) -> Any:
+    """A closed jaxpr of some of the equations of a body, with the constants that they read."""
+    read = _read(eqns, outvars)
+    held = [v in read for v in body.constvars]
+    constants = keep(body.constvars, held), keep(body.consts, held)
+    debug = body.debug_info._replace(arg_names=None, result_paths=None)
+    return jaxcompat.new_jaxpr(*constants, invars, outvars, eqns, debug)
+
+
+def _read(eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> set[Var]:
+    read = {v for eqn in eqns for v in eqn.invars if type(v) is not Literal}
+    read.update(v for v in outvars if type(v) is not Literal)
+    return read

@@ -1,0 +1,123 @@
+"""Unrolling: a scan of few iterations becomes the equations of one iteration after the other.
+
+An iteration's elements of `xs` are sliced out of these, as JAX does for `scan(unroll=...)`, and
+what the iterations give is concatenated. Loops are taken from the inside out, so that scans in
+scans become straight-line code too, and the program grows by the product of their lengths.
+
+A scan stays a loop if its length is symbolic, if a value is sown in it (which would be sown again
+in each iteration, under one name), if it goes over refs or makes an empty array of keys, and if its
+body has constants that the body around it cannot hold. While loops stay: of one whose number of
+iterations is known, as in `fori_loop` between constants, JAX has made a scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import PipelineError
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import Scan
+from jaxprtool.ir.writer import Rule, Writer, occurs, rewrite
+from jaxprtool.jaxcompat import Atom, JaxprEqn
+from jaxprtool.passes.base import Pass
+from jaxprtool.primitives import sow_p
+
+
+@dataclass(frozen=True)
+class Unroll(Pass):
+    """Write scans of few iterations as straight-line code, at every depth."""
+
+    name: ClassVar[str] = "unroll"
+
+    #: Scans of more iterations stay loops.
+    max_length: int = 8
+
+    def __post_init__(self) -> None:
+        if self.max_length < 0:
+            raise PipelineError(
+                f"option 'max_length' of pass 'unroll' is {self.max_length}: "
+                "no scan is shorter than 0 iterations"
+            )
+
+    def __call__(self, program: Program) -> Program:
+        sows: dict[Any, bool] = {}
+
+        def visitor(writer: Writer) -> Rule:
+            def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+                if eqn.primitive.name != "scan":
+                    return None
+                scan = Scan.of(eqn)
+                if not isinstance(scan.length, int) or scan.length > self.max_length:
+                    return None
+                if not writer.can_hold(scan.body) or occurs(scan.body, sow_p.name.__eq__, sows):
+                    return None
+                if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in scan.xs):
+                    return None
+                return _unrolled(writer, scan) if scan.length else _not_run(writer, scan)
+
+            return rule
+
+        return program.replace(jaxpr=rewrite(program.jaxpr, visitor))
+
+
+def _unrolled(writer: Writer, scan: Scan) -> list[Atom]:
+    """The results of a scan, whose iterations are written one after the other."""
+    length, width = scan.length, len(scan.xs)
+
+    def elements(*xs: Any) -> list[Any]:
+        return [lax.index_in_dim(x, i, keepdims=False) for i in range(length) for x in xs]
+
+    def stacked(*values: Any) -> list[Any]:
+        columns = (values[i::count] for i in range(count))
+        return [lax.concatenate([lax.expand_dims(v, [0]) for v in c], 0) for c in columns]
+
+    rows = writer.trace(elements, scan.xs, scan.eqn)
+    carry: Sequence[Atom] = scan.carry
+    ys: list[Sequence[Atom]] = [()] * length
+    for i in reversed(range(length)) if scan.reverse else range(length):
+        row = rows[i * width : (i + 1) * width]
+        operands = _retyped(writer, [*scan.consts, *carry, *row], scan)
+        outs = writer.splice(scan.body, operands, scan.eqn)
+        carry, ys[i] = outs[: len(carry)], outs[len(carry) :]
+    count = len(scan.ys)
+    return [*carry, *writer.trace(stacked, [y for row in ys for y in row], scan.eqn)]
+
+
+def _retyped(writer: Writer, operands: list[Atom], scan: Scan) -> list[Atom]:
+    """The operands of an iteration, weakly typed where its body says so.
+
+    JAX lets a carry be weakly typed where an iteration begins and strongly where it ends.
+    """
+    params = scan.body.invars
+    for i, (atom, param) in enumerate(zip(operands, params, strict=True)):
+        weak = getattr(param.aval, "weak_type", False)
+        if getattr(atom.aval, "weak_type", False) != weak:
+            as_param = partial(
+                lax.convert_element_type_p.bind,
+                new_dtype=param.aval.dtype,
+                weak_type=weak,
+                sharding=None,
+            )
+            (operands[i],) = writer.trace(lambda x, f=as_param: [f(x)], [atom], scan.eqn)
+    return operands
+
+
+def _not_run(writer: Writer, scan: Scan) -> list[Atom] | None:
+    """The results of a scan of no iterations: what it was given, and empty arrays."""
+    avals = [v.aval for v in scan.ys]
+    if any(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) for aval in avals):
+        return None
+
+    def empty(*zeros: Any) -> list[Any]:
+        pairs = zip(zeros, avals, strict=True)
+        return [lax.broadcast_in_dim(zero, aval.shape, ()) for zero, aval in pairs]
+
+    zeros = [writer.constant(0, jaxcompat.array_type((), a.dtype, a.weak_type)) for a in avals]
+    return [*scan.carry, *writer.trace(empty, zeros, scan.eqn)]

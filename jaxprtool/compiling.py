@@ -1,0 +1,238 @@
+"""`jit`, a drop-in for `jax.jit` that rewrites a function's jaxpr before it is compiled.
+
+What it gives is what `jax.jit` gives, of a function that traces the user's to a Program, runs the
+passes on that, and writes the result into what JAX is tracing. So static arguments, donation,
+shardings, caches and `lower` are JAX's own, and a call that is compiled already takes the same way
+through JAX as any other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError, PipelineError
+from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.paths import paths, unique
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.loading.trace import function_name
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.pipeline import Observer, Pipeline, Step
+
+jaxcompat.hide_from_tracebacks(__file__)
+
+#: The keyword argument that holds what a function closes over and JAX traces, after all others.
+_CLOSED_OVER = "\U0010ffff closed over"
+
+Passes = str | Pipeline | Pass | Callable[[Program], Program | Programs]
+
+
+def jit(
+    fun: Callable[..., Any] | None = None, /, *, passes: Passes = "-O1", **jit_options: Any
+) -> Any:
+    """`jax.jit` of `fun`, whose jaxpr the passes rewrite before it is compiled.
+
+    `passes` is a pipeline as text, a Pipeline, a pass, or a function from a Program to a Program;
+    it runs once for every signature that `fun` is traced for. `jit_options` are those of
+    `jax.jit`, and what comes back is what that gives. Without `fun` it gives a decorator.
+
+    A pipeline may change what the function gives (`grad`), but not what it takes. Raises
+    PipelineError at once for text that is no pipeline; when the function is traced, PipelineError
+    for passes that make several programs of it or change its arguments, and what the passes raise.
+    What `fun` raises is raised as it is.
+    """
+    if fun is None:
+        return functools.partial(jit, passes=passes, **jit_options)
+    transform = _Transform.of(passes)
+    if not callable(fun):
+        return jax.jit(fun, **jit_options)  # which says what is wrong with it
+    rewritten = _rewritten(fun, transform, jit_options)
+    return jax.jit(rewritten, **jit_options)
+
+
+def _rewritten(
+    fun: Callable[..., Any], transform: _Transform, options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """The function that `jax.jit` traces."""
+    static = jaxcompat.static_arguments(
+        fun, options.get("static_argnums"), options.get("static_argnames")
+    )
+
+    @functools.wraps(fun)
+    def rewritten(*args: Any, **kwargs: Any) -> Any:
+        if jax.config.jax_disable_jit:
+            return fun(*args, **kwargs)
+        call = _Call.of(fun, args, kwargs, *static)
+        program, operands = call.traced(transform.bound_axes)
+        with jaxcompat.at_once():
+            result = transform(program)
+        _check_arguments(program, result, transform)
+        outs = jaxcompat.written(result.jaxpr, operands)
+        return jax.tree.unflatten(result.out_tree, outs)
+
+    if not hasattr(fun, "__name__"):
+        rewritten.__name__ = function_name(fun)
+    return rewritten
+
+
+# --- tracing --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of `fun`: its arguments, and which of them reach it as they are."""
+
+    fun: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    static_args: frozenset[int]
+    static_kwargs: frozenset[str]
+
+    @classmethod
+    def of(
+        cls, fun: Any, args: Any, kwargs: Any, numbers: Sequence[int], names: frozenset[str]
+    ) -> _Call:
+        count = len(args)
+        positions = frozenset(n % count for n in numbers if -count <= n < count)
+        return cls(fun, args, kwargs, positions, names & kwargs.keys())
+
+    def traced(self, bound_axes: Sequence[tuple[Any, int]]) -> tuple[Program, list[Any]]:
+        """The program of the call, and what it is to be evaluated on.
+
+        Values that JAX traces outside and `fun` closes over are arguments of the program.
+        """
+        args = tuple(a for i, a in enumerate(self.args) if i not in self.static_args)
+        kwargs = {k: v for k, v in self.kwargs.items() if k not in self.static_kwargs}
+        leaves, in_tree = jax.tree.flatten((args, kwargs))
+        found: dict[str, Any] = {}
+
+        def flat(*leaves: Any) -> list[Any]:
+            out = self._called(*jax.tree.unflatten(in_tree, leaves))
+            found["names"] = paths("result", out)
+            outs, found["tree"] = jax.tree.flatten(out)
+            return outs
+
+        debug = jaxcompat.jit_debug_info(
+            self.fun,
+            self.args,
+            self.kwargs,
+            self.static_args,
+            self.static_kwargs,
+            lambda: found["names"],
+        )
+        with jaxcompat.axes_bound(bound_axes):
+            closed, lifted = jaxcompat.trace_lifted(flat, debug, leaves)
+        names = debug.arg_names
+        if names is None or len(names) != len(leaves):
+            names = paths("argument", leaves)
+        program = Program(
+            name=function_name(self.fun),
+            jaxpr=closed,
+            in_tree=in_tree,
+            out_tree=found["tree"],
+            arg_names=unique(names),
+            out_names=found["names"],
+            axis_env=tuple(bound_axes),
+        )
+        return _with_lifted(program, lifted), [*leaves, *lifted]
+
+    def _called(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What the function gives for traced arguments, and the static ones in their places."""
+        rest = iter(args)
+        full = [a if i in self.static_args else next(rest) for i, a in enumerate(self.args)]
+        return self.fun(*full, **kwargs, **{k: self.kwargs[k] for k in self.static_kwargs})
+
+
+def _with_lifted(program: Program, lifted: Sequence[Any]) -> Program:
+    """The program with the lifted values, which its jaxpr takes first, as its last argument.
+
+    It is a keyword argument, so that positions mean what they mean to the user.
+    """
+    if not lifted:
+        return program
+    count = len(lifted)
+    example = jax.tree.unflatten(program.in_tree, range(program.in_tree.num_leaves))
+    args, kwargs = example
+    in_tree = jax.tree.structure((args, {**kwargs, _CLOSED_OVER: [0] * count}))
+    jaxpr = program.jaxpr
+    names = (*program.arg_names, *(f"closed_over[{i}]" for i in range(count)))
+    invars = [*jaxpr.invars[count:], *jaxpr.invars[:count]]
+    new = jaxcompat.new_jaxpr(
+        jaxpr.constvars, jaxpr.consts, invars, jaxpr.outvars, jaxpr.eqns, jaxpr.debug_info
+    )
+    return program.replace(jaxpr=new, in_tree=in_tree, arg_names=unique(names))
+
+
+# --- passes ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Transform:
+    """The passes, however they were given: called with a program it gives the rewritten one."""
+
+    run: Callable[[Program], Any]
+    text: str
+    bound_axes: tuple[tuple[Any, int], ...] = ()
+
+    @classmethod
+    def of(cls, passes: Passes) -> _Transform:
+        if isinstance(passes, str):
+            passes = Pipeline.parse(passes)
+        elif isinstance(passes, Pass):
+            passes = Pipeline((Step(passes),))
+        if isinstance(passes, Pipeline):
+            return cls(functools.partial(_run, passes), str(passes), passes.bound_axes)
+        if not callable(passes):
+            raise PipelineError(
+                f"passes is a pipeline, a pass or a function of a Program, not {passes!r}"
+            )
+        return cls(passes, function_name(passes))
+
+    def __call__(self, program: Program) -> Program:
+        result = self.run(program)
+        if isinstance(result, Programs):
+            raise PipelineError(
+                f"the passes '{self.text}' make several programs of {program.name}: "
+                f"{', '.join(result)}; jit compiles one"
+            )
+        if not isinstance(result, Program):
+            raise PipelineError(
+                f"the passes '{self.text}' gave no Program, but {type(result).__name__}"
+            )
+        return result
+
+
+class _Current(Observer):
+    """Which pass is running."""
+
+    step: Step | None = None
+
+    def before(self, step: Step, program: Program) -> None:
+        self.step = step
+
+
+def _run(pipeline: Pipeline, program: Program) -> Program | Programs:
+    """Run a pipeline. An error bears a note that says which pass raised it."""
+    current = _Current()
+    try:
+        return pipeline.run(program, current, check=False)
+    except JaxprToolError as error:
+        error.add_note(f"Raised by pass '{current.step}' of jaxprtool.jit on {program.name}.")
+        raise
+
+
+def _check_arguments(program: Program, result: Program, transform: _Transform) -> None:
+    """Refuse a result that takes other arguments than the function."""
+    old, new = ([type_of(aval) for aval in p.in_avals] for p in (program, result))
+    if program.in_tree == result.in_tree and old == new:
+        return
+    raise PipelineError(
+        f"the passes '{transform.text}' change what {program.name} takes: "
+        f"({', '.join(old)}) before, ({', '.join(new)}) after",
+        "trace the function and apply them to the Program, or apply jax.jit to that",
+    )

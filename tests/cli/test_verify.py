@@ -1,0 +1,110 @@
+import textwrap
+
+import pytest
+
+PLUGIN = """
+    from dataclasses import dataclass
+    from typing import ClassVar
+    from jax import lax
+    from jaxprtool import Pass, Programs, register
+    from jaxprtool.ir.rewrite import map_equations
+
+    @dataclass(frozen=True)
+    class Wrong(Pass):
+        '''Make sines of cosines.'''
+        name: ClassVar[str] = "verify_wrong"
+        def __call__(self, program):
+            def rule(eqn):
+                if eqn.primitive.name == "cos":
+                    return [eqn.replace(primitive=lax.sin_p)]
+            return program.replace(jaxpr=map_equations(program.jaxpr, rule))
+
+    @dataclass(frozen=True)
+    class OnPurpose(Wrong):
+        '''The same, on purpose.'''
+        name: ClassVar[str] = "verify_on_purpose"
+        preserves: ClassVar[bool] = False
+
+    @dataclass(frozen=True)
+    class Halves(Pass):
+        '''Give the program twice.'''
+        name: ClassVar[str] = "verify_halves"
+        preserves: ClassVar[bool] = False
+        def __call__(self, program):
+            return Programs({"left": program, "right": program})
+
+    register(Halves)
+    register(Wrong)
+    register(OnPurpose)
+"""
+
+
+@pytest.fixture
+def plugin(folder):
+    (folder / "verify_plugin.py").write_text(textwrap.dedent(PLUGIN))
+    return "verify_plugin.py"
+
+
+def test_passes_that_are_right_are_counted(cli):
+    result = cli("opt", "functions.py:wasteful", "-p", "dce, dce", "--verify")
+    assert result.code == 0
+    assert result.lines[-1] == "verified: 2 passes on the same inputs"
+    assert "cos" in result.out
+
+
+def test_the_first_wrong_pass_and_equation_are_named_and_nothing_is_written(cli, folder, plugin):
+    arguments = ("opt", "functions.py:wasteful", "-p", "dce, verify_wrong, dce")
+    result = cli(*arguments, "--plugin", plugin, "--verify", "-o", "out.jaxpr")
+    assert result.code == 1
+    assert result.out == "" and not (folder / "out.jaxpr").exists()
+    (line,) = [line for line in result.lines if line.startswith("error: ")]
+    assert line.startswith("error: pass 'verify_wrong': wasteful computes something else: result ")
+    assert "the first equation that differs is sin at" in line and "functions.py:26" in line
+    assert cli(*arguments, "--plugin", plugin, "-o", "out.jaxpr").code == 0
+
+
+def test_the_passes_of_a_named_pipeline_are_compared_one_by_one(cli, plugin, monkeypatch):
+    from jaxprtool.passes.levels import Level, levels
+
+    monkeypatch.setitem(levels, "O1", Level("dce, verify_wrong"))
+    result = cli("opt", "functions.py:wasteful", "--plugin", plugin, "-O1", "--verify")
+    assert result.code == 1 and "error: pass 'verify_wrong'" in result.err
+
+
+def test_a_pass_that_changes_what_is_computed_is_not_compared(cli, plugin):
+    pipeline = "verify_on_purpose, dce, batch(axis_size=3), dce"
+    result = cli("opt", "functions.py:wasteful", "-p", pipeline, "--plugin", plugin, "--verify")
+    assert result.code == 0
+    notes = [line for line in result.lines if line.startswith("note: ")]
+    assert notes == [
+        "note: pass 'verify_on_purpose' is not compared: it changes what is computed",
+        "note: pass 'batch(axis_size=3)' is not compared: it changes what is computed",
+    ]
+    assert result.lines[-1] == "verified: 2 passes on the same inputs"
+
+
+def test_several_programs_are_each_compared(cli, plugin):
+    pipeline = "verify_halves, dce, right.verify_wrong"
+    result = cli("opt", "functions.py:wasteful", "-p", pipeline, "--plugin", plugin, "--verify")
+    assert result.code == 1 and "error: pass 'right.verify_wrong'" in result.err
+    pipeline = "verify_halves, dce"
+    result = cli("opt", "functions.py:wasteful", "-p", pipeline, "--plugin", plugin, "--verify")
+    assert result.code == 0 and result.lines[-1] == "verified: 1 pass on the same inputs"
+
+
+def test_axes_that_a_later_pass_binds_are_not_there_to_run_with(cli, folder):
+    (folder / "named.py").write_text(
+        "import jax, jaxprtool\n"
+        "@jaxprtool.example('f32[2]')\n"
+        "def f(x):\n    return jax.lax.psum(x, 'i')\n"
+    )
+    pipeline = 'dce, batch(axis_size=3, axis_name="i"), dce'
+    result = cli("opt", "named.py:f", "-p", pipeline, "--verify")
+    assert result.code == 0
+    assert "note: pass 'dce' is not compared: f has named axes that nothing binds yet" in result.err
+    assert result.lines[-1] == "verified: 1 pass on the same inputs"
+
+
+def test_what_the_function_prints_is_no_result(cli):
+    result = cli("opt", "functions.py:prints", "-p", "dce", "--verify")
+    assert result.code == 0 and "the sum is" not in result.err

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 
 import hypothesis
 import jax
@@ -26,6 +25,7 @@ from tests.programs.rewriting import (
     PASSES,
     REWRITERS,
     gradient_case,
+    prove_all,
     prove_rewrites,
     random_pipeline,
 )
@@ -33,30 +33,6 @@ from tests.programs.samples import sample_files
 from tests.programs.waste import WASTE, wasteful
 
 CHUNKS = 8
-
-
-def assert_none(failures: dict[str, BaseException]) -> None:
-    lines = [
-        f"{name}: {' '.join(getattr(e, '__notes__', ()))}: {type(e).__name__}: {str(e)[:500]}"
-        for name, group in failures.items()
-        for e in (group.exceptions if isinstance(group, ExceptionGroup) else [group])
-    ]
-    assert not failures, f"{len(failures)} programs failed\n" + "\n".join(lines)
-
-
-def prove_all(cases, prove: Callable[[int, object], Counter[str]]) -> Counter[str]:
-    """Prove numbered cases, and report all that fail at the end."""
-    outcomes: Counter[str] = Counter()
-    failures: dict[str, BaseException] = {}
-    for number, case in cases:
-        try:
-            outcomes.update(prove(number, case))
-        except Exception as error:
-            failures[case.name] = error
-        if number % 200 == 199:
-            jax.clear_caches()
-    assert_none(failures)
-    return outcomes
 
 
 # --- JAX's own test programs ------------------------------------------------------------------

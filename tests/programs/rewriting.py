@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -186,3 +186,33 @@ def gradient_case(case: Case) -> Case | None:
 
 def _inexact(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+# --- many of them -----------------------------------------------------------------------------
+
+
+def assert_none(failures: dict[str, BaseException]) -> None:
+    """Report all failures together."""
+    lines = [
+        f"{name}: {' '.join(getattr(e, '__notes__', ()))}: {type(e).__name__}: {str(e)[:500]}"
+        for name, group in failures.items()
+        for e in (group.exceptions if isinstance(group, ExceptionGroup) else [group])
+    ]
+    assert not failures, f"{len(failures)} programs failed\n" + "\n".join(lines)
+
+
+def prove_all(
+    cases: Iterable[tuple[int, Any]], prove: Callable[[int, Any], Counter[str]]
+) -> Counter[str]:
+    """Prove numbered cases, and report all that fail at the end."""
+    outcomes: Counter[str] = Counter()
+    failures: dict[str, BaseException] = {}
+    for number, case in cases:
+        try:
+            outcomes.update(prove(number, case))
+        except Exception as error:
+            failures[case.name] = error
+        if number % 200 == 199:
+            jax.clear_caches()
+    assert_none(failures)
+    return outcomes

@@ -1,0 +1,160 @@
+"""batch and unzip of rewritten programs: they make of them what they make of the originals.
+
+What `-O2` leaves is batched, and held against `jax.vmap` of the original; and programs with
+variables are unzipped after it, which finds the same variables with the same values.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import hypothesis
+import jax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.execute.stepwise import evaluate
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.passes.pipeline import Pipeline
+from jaxprtool.passes.unzip import Unzip
+from tests.programs import harness_programs, sample_programs
+from tests.programs.halves import prove_unzip
+from tests.programs.mapped import flat, mappings, ours, same_programs, theirs
+from tests.programs.random_programs import RandomProgram, wasteful_programs
+from tests.programs.rewriting import assert_none, prove_all
+from tests.programs.samples import sample_files
+from tests.programs.sowing import sown
+from tests.programs.values import bits_agree, difference
+from tests.programs.waste import WASTE, wasteful
+
+CHUNKS = 4
+O2 = Pipeline.parse("-O2")
+
+
+def rewritten(program: Program) -> Program:
+    after = O2(program)
+    assert isinstance(after, Program)
+    return after
+
+
+# --- batch ------------------------------------------------------------------------------------
+
+
+def prove_batch(case: Any, rng: random.Random) -> Counter[str]:
+    """Batch what is left of a case as JAX maps the original, in one way of those drawn."""
+    with case.setting():
+        before, args = flat(case.program()), case.arguments()
+        after = rewritten(before)
+        (mapping,) = mappings(before, rng, 1)
+        try:
+            reference, _ = theirs(before, mapping)
+        except Exception as error:  # JAX's or the mapping's fault: see `test_proof`
+            return Counter({f"not mapped by JAX: {type(error).__name__}": 1})
+        result = ours(after, mapping)
+        type_check(result)
+        try:
+            how = same_programs(result, reference, mapping.stack(args))
+        except Exception as error:
+            error.add_note(f"mapped by {mapping}")
+            raise
+        return Counter({f"batched: {how}": 1})
+
+
+# --- unzip ------------------------------------------------------------------------------------
+
+
+def prove_unzipped(case: Any, rng: random.Random) -> Counter[str]:
+    """Sow values in a case, and unzip it before and after it is rewritten."""
+    with case.setting():
+        program, args = case.program(), case.arguments()
+        positional, _ = jax.tree.unflatten(program.in_tree, range(len(args)))
+        if not positional:
+            return Counter({"no arguments": 1})
+        key = rng.randrange(len(positional))
+        early = jax.tree.leaves(positional[key])
+        before = sown(program, early, rng)
+        try:
+            expected = Unzip(key_args=key)(before)["init"]
+        except UnsupportedError:
+            return Counter({"not unzipped": 1})
+        after = rewritten(before)
+        proof = prove_unzip(after, key, args, gradients=False, compiled=False)
+        assert proof.init.out_names == expected.out_names
+        keys = [args[i] for i in early]
+        values = (evaluate(init.jaxpr, keys) for init in (expected, proof.init))
+        fault = difference(*values, bits_agree, expected.out_names)
+        assert fault is None, fault
+        return Counter({"unzipped": 1, "variables": proof.variables})
+
+
+# --- programs ---------------------------------------------------------------------------------
+
+
+def prove_harnesses(every: int, chunk: int) -> Counter[str]:
+    """Wrapped programs, batched and unzipped by turns."""
+
+    def prove(number: int, case: Any) -> Counter[str]:
+        rng = random.Random(number)
+        case = wasteful(case, list(WASTE)[number % len(WASTE)])
+        return (prove_unzipped if number % 3 == 0 else prove_batch)(case, rng)
+
+    cases = harness_programs(1)[::every][chunk::CHUNKS]
+    return prove_all(((i + chunk, case) for i, case in enumerate(cases)), prove)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_some_harnesses_batch_and_unzip_behind_o2(chunk):
+    assert prove_harnesses(311, chunk).total() >= 4
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_many_harnesses_batch_and_unzip_behind_o2(chunk, record_property):
+    outcomes = prove_harnesses(3, chunk)
+    record_property("outcomes", dict(outcomes))
+    assert outcomes.total() > 300
+
+
+def prove_random_programs(examples: int, seed: int) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+
+    @hypothesis.seed(seed)
+    @settings(max_examples=examples)
+    @given(wasteful_programs(), st.integers(0, 2**20))
+    def check(drawn: RandomProgram, seed: int) -> None:
+        rng = random.Random(seed)
+        prove = prove_unzipped if seed % 3 == 0 else prove_batch
+        outcomes.update(prove(drawn.case(), rng))
+
+    check()
+    jax.clear_caches()
+    return outcomes
+
+
+def test_random_programs_batch_and_unzip_behind_o2():
+    assert prove_random_programs(examples=5, seed=0).total() >= 5
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("chunk", range(4))
+def test_many_random_programs_batch_and_unzip_behind_o2(chunk, record_property):
+    outcomes = prove_random_programs(examples=100, seed=100 + chunk)
+    record_property("outcomes", dict(outcomes))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("file", sample_files())
+def test_samples_batch_behind_o2(file, record_property):
+    outcomes: Counter[str] = Counter()
+    failures: dict[str, BaseException] = {}
+    for number, case in enumerate(sample_programs(file)):
+        try:
+            outcomes += prove_batch(case, random.Random(number))
+        except Exception as error:
+            failures[case.name] = error
+    assert_none(failures)
+    record_property("outcomes", dict(outcomes))

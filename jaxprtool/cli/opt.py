@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxprtool.cli import options, output
+from jaxprtool.cli import options, output, rewrites
 from jaxprtool.cli.emit import SUFFIXES
 from jaxprtool.cli.places import STDOUT, write_jaxprs
 from jaxprtool.errors import OutputError, PipelineError, did_you_mean
@@ -108,6 +108,7 @@ def opt(
     passes: options.Passes = None,
     level: _Level = None,
     plugin: options.Plugin = None,
+    rewrite: rewrites.Files = None,
     no_check: _NoCheck = False,
     verify: _Verify = False,
     print_before_all: _PrintBeforeAll = False,
@@ -127,6 +128,7 @@ def opt(
       jaxprtool opt samples/transformer.py:loss -O1 --stats
       jaxprtool opt samples/transformer.py:loss -O1 --verify
       jaxprtool opt samples/rnn.py:loss -p "dce(drop_inputs=True)" --stats --timing
+      jaxprtool opt samples/transformer.py:loss --rewrite samples/attention_rewrite.py
       jaxprtool opt samples/transformer.py:loss -p dce --print-after-all
       jaxprtool opt samples/transformer.py:loss -p dce -o loss.jaxpr
       jaxprtool opt samples/rnn.py:loss -o - | jaxprtool opt - -p dce
@@ -140,8 +142,9 @@ def opt(
     options.start_jax(x64)
     from jaxprtool.cli import verifying, watch
 
+    users = rewrites.load(rewrite)
     named = None if level is None else f"-O{level}"
-    pipeline = options.pipeline(", ".join(filter(None, (passes, named))), plugin)
+    pipeline = users.before(options.pipeline(", ".join(filter(None, (passes, named))), plugin))
     watcher = watch.Watcher(print_before_all, print_after_all, _checked(print_after, pipeline))
     entry = options.find(target, args, factory, static_argnums, static_argnames)
     program = options.trace(entry, pipeline)
@@ -149,6 +152,7 @@ def opt(
     result = pipeline.run(program, verifier or watcher, check=not no_check)
     if verifier is not None:
         verifier.write_summary()
+    rewrites.write_matches(users)
     programs = options.each(result)
     if out is not None:
         write_jaxprs(programs, out)

@@ -1,0 +1,98 @@
+"""The rewrites that a Python file defines, for pipelines to name and for `--rewrite` to run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from jaxprtool.errors import JaxprToolError, PluginError, described
+from jaxprtool.ir.program import Program
+from jaxprtool.passes import registry
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.patterns.define import Rewrite
+from jaxprtool.passes.patterns.match import Match
+from jaxprtool.passes.pipeline import Pipeline, Step
+
+
+def load_rewrites(path: str) -> list[Rewrite]:
+    """The rewrites in a Python file, those that it imports included, in order.
+
+    Raises PluginError if the file cannot be imported or has none, and whatever is wrong with one.
+    """
+    if not Path(path).is_file():
+        raise PluginError(f"there is no file {path}")
+    name = f"jaxprtool_rewrites_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{path} is no Python file", "rewrites are read from a file.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except JaxprToolError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"{path} cannot be imported: {described(error)}", "--traceback shows where"
+        ) from error
+    found = list(dict.fromkeys(v for v in vars(module).values() if isinstance(v, Rewrite)))
+    if not found:
+        raise PluginError(f"{path} has no rewrites", "@jaxprtool.rewrite(...) makes one")
+    return found
+
+
+@dataclass(frozen=True)
+class Counted(Pass):
+    """A rewrite of a file, under its name; it remembers its matches."""
+
+    rewrite: ClassVar[Rewrite]
+    found: ClassVar[list[Match]]
+
+    def __call__(self, program: Program) -> Program:
+        program, matches = self.rewrite.applied(program)
+        self.found.extend(matches)
+        return program
+
+
+class NamedRewrites:
+    """The rewrites of some files, as passes that a pipeline may name, and what they match."""
+
+    def __init__(self, paths: Sequence[str]):
+        """Load and register them. Raises what `load_rewrites` does, and PluginError for a name
+        that is taken."""
+        self._passes: dict[str, type[Counted]] = {}
+        for path in paths:
+            for made in load_rewrites(path):
+                if made.name in self._passes or made.name in registry.available():
+                    raise PluginError(
+                        f"rewrite '{made.name}' of {path} has the name of another pass",
+                        "rewrite(..., name=...) gives it one",
+                    )
+                self._passes[made.name] = _pass_of(made)
+        for cls in self._passes.values():
+            registry.register(cls)
+
+    def before(self, pipeline: Pipeline) -> Pipeline:
+        """A pipeline that begins with those that it does not name itself, in order."""
+        named = {each.name for each in pipeline.passes()}
+        first = [Step(each()) for name, each in self._passes.items() if name not in named]
+        return Pipeline((*first, *pipeline.steps)) if first else pipeline
+
+    def matches(self) -> dict[str, list[Match]]:
+        """What each has replaced so far."""
+        return {name: list(each.found) for name, each in self._passes.items()}
+
+
+def _pass_of(rewrite: Rewrite) -> type[Counted]:
+    fields = {
+        "__doc__": rewrite.__doc__ or Counted.__doc__,
+        "__module__": __name__,
+        "name": rewrite.name,
+        "rewrite": rewrite,
+        "found": [],
+    }
+    return type(rewrite.name, (Counted,), fields)

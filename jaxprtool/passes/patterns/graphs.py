@@ -1,0 +1,246 @@
+"""What is matched with what: a pattern as a graph, and a body of a program, indexed alike.
+
+Both are lists of equations with, for each variable, the equation that defines it. Both know of
+values that are one number throughout: literals, scalar constants, and what broadcasts them. JAX
+moves these about, into constants or out of loops, so they are compared by value.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.structured import (
+    Call,
+    Cond,
+    CustomJVP,
+    Scan,
+    While,
+    holds_jaxpr,
+    sub_jaxprs,
+    view,
+)
+from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
+
+#: What leaves a value that is one number throughout as it is, types apart.
+_SPREADING = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "squeeze"})
+
+
+class Graph:
+    """The equations of a jaxpr, by what they define.
+
+    `known` are arguments of the jaxpr that are one number throughout, with the number.
+    """
+
+    def __init__(self, jaxpr: Any, known: Mapping[Var, Any] | None = None):
+        body = jaxcompat.open_jaxpr(jaxpr)
+        self.eqns: list[JaxprEqn] = list(body.eqns)
+        self.inputs: list[Var] = list(body.invars)
+        self.outputs: list[Atom] = list(body.outvars)
+        consts = jaxpr.consts if isinstance(jaxpr, jaxcompat.ClosedJaxpr) else ()
+        #: The values of its constants; those of an open jaxpr are not known.
+        self.constants: dict[Var, Any] = dict(zip(body.constvars, consts, strict=False))
+        self.known: Mapping[Var, Any] = known or {}
+        self._numbers: dict[Var, Any] = {}
+
+    @cached_property
+    def by_primitive(self) -> dict[str, list[int]]:
+        """The places of the equations of each primitive, in order."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for i, eqn in enumerate(self.eqns):
+            found[eqn.primitive.name].append(i)
+        return dict(found)
+
+    @cached_property
+    def definition(self) -> dict[Any, int]:
+        """The place of the equation that defines a variable."""
+        return {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
+
+    @cached_property
+    def users(self) -> dict[Any, list[int]]:
+        """The places of the equations that use a variable; `len(eqns)` stands for the results."""
+        found: dict[Any, list[int]] = defaultdict(list)
+        for i, eqn in enumerate(self.eqns):
+            for v in eqn.invars:
+                if type(v) is not Literal:
+                    found[v].append(i)
+        for v in self.outputs:
+            if type(v) is not Literal:
+                found[v].append(len(self.eqns))
+        return found
+
+    def number(self, atom: Atom) -> Any:
+        """The number, as a NumPy scalar, that a value is throughout; None if that is not known."""
+        if type(atom) is Literal:
+            return np.asarray(atom.val).astype(atom.aval.dtype)[()]
+        if atom not in self._numbers:
+            self._numbers[atom] = self._find_number(atom)
+        return self._numbers[atom]
+
+    def value(self, atom: Atom) -> Any:
+        """The number that a value is throughout, or the array that it is; None if unknown."""
+        number = self.number(atom)
+        return number if number is not None else self.constants.get(atom)
+
+    def _find_number(self, var: Var) -> Any:
+        if var in self.known:
+            return self.known[var]
+        if var in self.constants:
+            value = self.constants[var]
+            if getattr(var.aval, "shape", None) == () and _is_plain(var.aval):
+                return np.asarray(value).astype(var.aval.dtype)[()]
+            return None
+        place = self.definition.get(var)
+        if place is None:
+            return None
+        eqn = self.eqns[place]
+        if eqn.primitive.name not in _SPREADING or len(eqn.invars) != 1:
+            return None
+        number = self.number(eqn.invars[0])
+        # A conversion may be one of weak to strong types alone.
+        return number if number is None or number.dtype == var.aval.dtype else None
+
+
+class Pattern(Graph):
+    """A pattern's graph, without what its results do not need.
+
+    `root` is the equation that a match is looked for from: the last one.
+    """
+
+    def __init__(self, closed: Any):
+        super().__init__(closed)
+        varying: set[Any] = set(self.inputs)
+        for eqn in self.eqns:
+            if any(v in varying for v in eqn.invars if type(v) is not Literal):
+                varying.update(eqn.outvars)
+        #: Which results are computed from arguments: the others are arguments, or constants.
+        self.computed = [
+            type(v) is not Literal and v in varying and v not in self.inputs for v in self.outputs
+        ]
+        wanted = {v for v, flag in zip(self.outputs, self.computed, strict=True) if flag}
+        alive: list[JaxprEqn] = []
+        for eqn in reversed(self.eqns):
+            if any(v in wanted for v in eqn.outvars) or eqn.effects:
+                alive.append(eqn)
+                wanted.update(v for v in eqn.invars if type(v) is not Literal)
+        self.eqns = alive[::-1]
+        used = {v for eqn in self.eqns for v in eqn.invars if type(v) is not Literal}
+        self.used_inputs = [v in used for v in self.inputs]
+        self.root = len(self.eqns) - 1
+        #: The equations that depend on no argument.
+        self.constant_places = [
+            i for i, eqn in enumerate(self.eqns) if not any(v in varying for v in eqn.outvars)
+        ]
+
+    @cached_property
+    def needed(self) -> frozenset[str]:
+        """The primitives without which a body has no match."""
+        numbers = (i for i, eqn in enumerate(self.eqns) if self.number(eqn.outvars[0]) is None)
+        return frozenset(self.eqns[i].primitive.name for i in numbers)
+
+    @cached_property
+    def outline(self) -> Any:
+        """The graph without its types and parameters: what tells it from others in a first look."""
+        number = {v: i for i, v in enumerate(self.inputs)}
+        rows = []
+        for eqn in self.eqns:
+            operands = [number.get(v, -1) if type(v) is not Literal else -1 for v in eqn.invars]
+            rows.append((eqn.primitive.name, tuple(operands), len(eqn.outvars)))
+            for v in eqn.outvars:
+                number[v] = len(number)
+        outs = [number[v] for v, flag in zip(self.outputs, self.computed, strict=True) if flag]
+        return tuple(rows), tuple(outs)
+
+    def is_connected(self) -> bool:
+        """Whether each equation can be reached from the root by values that they share."""
+        reached, todo = {self.root}, [self.root]
+        places: dict[Any, list[int]] = defaultdict(list)
+        for i, eqn in enumerate(self.eqns):
+            for v in (*eqn.invars, *eqn.outvars):
+                if type(v) is not Literal and type(v) is not DropVar:
+                    places[v].append(i)
+        while todo:
+            eqn = self.eqns[todo.pop()]
+            for v in (*eqn.invars, *eqn.outvars):
+                if type(v) is not Literal:
+                    new = [i for i in places.get(v, ()) if i not in reached]
+                    reached.update(new)
+                    todo += new
+        return len(reached) == len(self.eqns)
+
+
+def _is_plain(aval: Any) -> bool:
+    return not isinstance(aval, jaxcompat.AbstractRef) and isinstance(aval.dtype, np.dtype)
+
+
+# --- numbers that bodies are given -------------------------------------------------------------
+
+
+def known_arguments(jaxpr: Any) -> dict[Var, Any]:
+    """The arguments of the bodies in a jaxpr that are always one and the same number.
+
+    A loop gets its constants, and a call its operands, from outside; where these are known to be a
+    number throughout, so is the argument. One that several callers give different numbers is not.
+    """
+    known: dict[Var, Any] = {}
+    unknown: set[Var] = set()
+    todo = [jaxpr]
+    seen: set[Any] = set()
+    while todo:
+        body = todo.pop()
+        graph = Graph(body, known)
+        for eqn in graph.eqns:
+            if not eqn.params or not holds_jaxpr(eqn.params.values()):
+                continue
+            inner = [each for _, each in sub_jaxprs(eqn)]
+            lowered = _give(graph, eqn, known, unknown)
+            todo += [each for each in inner if each not in seen or lowered]
+            seen.update(inner)
+    return known
+
+
+def _give(graph: Graph, eqn: JaxprEqn, known: dict[Var, Any], unknown: set[Var]) -> bool:
+    """Note what an equation gives its bodies; says whether a known number has become unknown."""
+    lowered = False
+    given = [(var, None if a is None else graph.number(a)) for var, a in _arguments(eqn)]
+    for var, number in given:
+        if var in unknown:
+            continue
+        same = var in known and number is not None and same_number(known[var], number)
+        if var in known and not same:
+            lowered = True
+            del known[var]
+        if number is None or (lowered and not same):
+            unknown.add(var)
+        else:
+            known[var] = number
+    return lowered
+
+
+def _arguments(eqn: JaxprEqn) -> list[tuple[Var, Atom | None]]:
+    """The arguments of an equation's bodies, each with the operand that it always is, or None."""
+    each = view(eqn)
+    pairs: list[tuple[Any, tuple[Any, ...]]] = []
+    if isinstance(each, Scan):
+        pairs = [(each.body, each.consts)]
+    elif isinstance(each, While):
+        pairs = [(each.cond, each.cond_consts), (each.body, each.body_consts)]
+    elif isinstance(each, Cond):
+        pairs = [(branch, each.operands) for branch in each.branches]
+    elif isinstance(each, Call | CustomJVP):
+        pairs = [(each.body, each.operands)]
+    found: list[tuple[Var, Atom | None]] = []
+    for body, operands in pairs:
+        rest = [None] * (len(body.invars) - len(operands))
+        found += zip(body.invars, (*operands, *rest), strict=True)
+    return found
+
+
+def same_number(a: Any, b: Any) -> bool:
+    """Whether two NumPy scalars are the same, to the bit."""
+    return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())

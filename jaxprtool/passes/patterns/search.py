@@ -1,0 +1,282 @@
+"""Where a pattern fits in a body: a search from the pattern's root against the flow of data.
+
+Each step makes a value of the pattern be one of the body's: an argument may be any value, the
+same wherever it stands; a literal or a constant is one of the same value; a result of an equation
+is the same result of one that is alike, and whose operands then are likewise. Where there is a
+choice (operands that may be swapped, several equations that use a value) the first is taken that
+leads on, in the order of the program: backtracking, as in any matcher of graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.jaxcompat import AbstractRef, Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.passes.patterns.graphs import Graph, Pattern, same_number
+
+#: Whose two operands may be swapped.
+COMMUTATIVE = frozenset({"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})
+
+#: Steps of one search; a pattern of a hundred equations takes some hundred where it fits.
+_MOST_STEPS = 100_000
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What the pattern's variables and equations are in the body."""
+
+    atoms: dict[Any, Atom]
+    places: dict[int, int]
+
+
+#: Whether an equation of the body can be this one of the pattern, operands and results apart.
+Alike = Callable[[JaxprEqn, JaxprEqn], bool]
+
+# What is left to do, as a chain: the first goal, and the rest of them. A goal is two equations by
+# their places, or two atoms, of the pattern and of the body.
+Goals = Any
+
+
+@dataclass(frozen=True)
+class _AsNumber:
+    """A variable of the pattern that is one number throughout, and is to be matched as such."""
+
+    var: Var
+
+
+class Search:
+    """One search, from one equation of a body; `alike` says which equations go together.
+
+    `exact` asks for the same literals and constants too. Equations that are `taken` do not fit.
+    """
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        body: Graph,
+        taken: set[int],
+        alike: Alike,
+        *,
+        exact: bool,
+    ):
+        self.pattern, self.body, self.taken = pattern, body, taken
+        self.alike, self.exact = alike, exact
+        self.atoms: dict[Any, Atom] = {}
+        self.places: dict[int, int] = {}
+        self._done: list[tuple[dict[Any, Any], Any]] = []
+
+    def fits(self, root: int) -> Iterator[Fit]:
+        """Every way in which the pattern fits with its root at this place."""
+        choices: list[tuple[Goals, int]] = [(((self.pattern.root, root), None), 0)]
+        for _ in range(_MOST_STEPS):
+            if not choices:
+                return
+            goals, mark = choices.pop()
+            self._undo(mark)
+            if goals is not None:
+                (p, q), rest = goals
+                if type(p) is int:
+                    ways = self._equation(p, q)
+                else:
+                    ways = self._bind(p.var, q) if type(p) is _AsNumber else self._atom(p, q)
+            else:
+                rest = None
+                missing = self._missing()
+                if missing is None:
+                    yield Fit(dict(self.atoms), dict(self.places))
+                    continue
+                ways = self._users(missing)
+            mark = len(self._done)
+            choices += [(_chain(way, rest), mark) for way in reversed(ways)]
+
+    # --- one step: the ways to go on, each as goals; none if this is not one --------------------
+
+    def _atom(self, p: Atom, q: Atom) -> list[list[Any]]:
+        if type(p) is Literal:
+            return self._number(p, q)
+        if p in self.atoms:
+            return [[]] if same_atom(self.atoms[p], q) else []
+        place = self.pattern.definition.get(p)
+        if place is None:
+            if p in self.pattern.constants:
+                return self._constant(p, q)
+            return self._bind(p, q) if _is_array(q.aval) else []
+        ways: list[list[Any]] = []
+        made_by = None if type(q) is Literal else self.body.definition.get(q)
+        if made_by is not None:
+            ways = [[(place, made_by), (p, q)]]
+        if self.pattern.number(p) is not None and self._number(p, q):
+            ways.append([(_AsNumber(p), q)])
+        return ways
+
+    def _bind(self, p: Any, q: Atom) -> list[list[Any]]:
+        self.atoms[p] = q
+        self._done.append((self.atoms, p))
+        return [[]]
+
+    def _number(self, p: Atom, q: Atom) -> list[list[Any]]:
+        """The pattern wants one number throughout; its type may be weak in either."""
+        number = self.body.number(q)
+        if number is None:
+            return []
+        if not self.exact:
+            return [[]]
+        same = p.aval.shape == q.aval.shape and same_number(number, self.pattern.number(p))
+        return [[]] if same else []
+
+    def _constant(self, p: Var, q: Atom) -> list[list[Any]]:
+        """The pattern wants a constant: an array of the same bits, or the same scalar."""
+        if not self.exact:
+            return self._bind(p, q)
+        if self.pattern.number(p) is not None:
+            return self._bind(p, q) if self._number(p, q) else []
+        if type(q) is Literal or q not in self.body.constants or p.aval != q.aval:
+            return []
+        same = _same_array(self.pattern.constants[p], self.body.constants[q])
+        return self._bind(p, q) if same else []
+
+    def _equation(self, i: int, j: int) -> list[list[Any]]:
+        if i in self.places:
+            return [[]] if self.places[i] == j else []
+        p, q = self.pattern.eqns[i], self.body.eqns[j]
+        if p.primitive is not q.primitive or j in self.taken or q.effects:
+            return []
+        if len(p.invars) != len(q.invars) or len(p.outvars) != len(q.outvars):
+            return []
+        if not self.alike(p, q):
+            return []
+        self.places[i] = j
+        self._done.append((self.places, i))
+        for a, b in zip(p.outvars, q.outvars, strict=True):
+            if type(a) is DropVar:
+                continue
+            if a in self.atoms and self.atoms[a] is not b:
+                return []
+            self._bind(a, b)
+        operands = list(zip(p.invars, q.invars, strict=True))
+        if len(operands) != 2 or p.primitive.name not in COMMUTATIVE:
+            return [operands]
+        return [operands, list(zip(p.invars, reversed(q.invars), strict=True))]
+
+    # --- the pattern's other roots --------------------------------------------------------------
+
+    def _missing(self) -> int | None:
+        """An equation of the pattern that has no place yet, and uses a value that has one."""
+        if len(self.places) == len(self.pattern.eqns):
+            return None
+        results = zip(self.pattern.outputs, self.pattern.computed, strict=True)
+        wanted = [v for v, flag in results if flag]
+        found: set[int] = set()
+        while wanted:
+            place = self.pattern.definition.get(wanted.pop())
+            if place is None or place in found or place in self.places:
+                continue
+            found.add(place)
+            wanted += [v for v in self.pattern.eqns[place].invars if type(v) is not Literal]
+        for i in sorted(found):
+            if any(type(v) is not Literal and v in self.atoms for v in self.pattern.eqns[i].invars):
+                return i
+        return min(found, default=None)
+
+    def _users(self, i: int) -> list[list[Any]]:
+        """The equations of the body that could have the place of the pattern's `i`."""
+        operands = (self.atoms.get(v) for v in self.pattern.eqns[i].invars if type(v) is Var)
+        users = [self.body.users[v] for v in operands if type(v) is Var]
+        fewest = dict.fromkeys(min(users, key=len, default=()))
+        return [[(i, j)] for j in fewest if j < len(self.body.eqns)]
+
+    def _undo(self, mark: int) -> None:
+        while len(self._done) > mark:
+            where, key = self._done.pop()
+            del where[key]
+
+
+def _chain(goals: list[Any], rest: Goals) -> Goals:
+    for goal in reversed(goals):
+        rest = goal, rest
+    return rest
+
+
+def same_atom(a: Atom, b: Atom) -> bool:
+    """Whether two atoms of a body are the same variable, or literals of the same bits."""
+    if type(a) is not Literal or type(b) is not Literal:
+        return a is b
+    if a.aval != b.aval:
+        return False
+    return _same_array(*(np.asarray(x.val).astype(x.aval.dtype) for x in (a, b)))
+
+
+def _is_array(aval: Any) -> bool:
+    return hasattr(aval, "shape") and hasattr(aval, "dtype") and not isinstance(aval, AbstractRef)
+
+
+def _same_array(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) for x in (a, b)):
+        return False
+    a, b = np.asarray(a), np.asarray(b)
+    return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+
+
+# --- which equations are alike ------------------------------------------------------------------
+
+_PLAIN = (bool, int, str, type(None), np.dtype)
+
+
+def in_outline(p: JaxprEqn, q: JaxprEqn) -> bool:
+    """For a first look: any two equations of one primitive."""
+    return True
+
+
+def same_parameters(p: JaxprEqn, q: JaxprEqn) -> bool:
+    """Whether two equations of one primitive do the same with operands of the same types.
+
+    Jaxprs in their parameters are the same up to names. So are the settings that both are in.
+    """
+    if p.ctx is not q.ctx and not _same_settings(p.ctx, q.ctx):
+        return False
+    if p.params.keys() != q.params.keys():
+        return False
+    unsure = False
+    for name, a in p.params.items():
+        b = q.params[name]
+        if a is b:
+            continue
+        if _is_plain(a) and _is_plain(b):
+            if a != b:
+                return False
+        else:
+            unsure = True
+    try:
+        return not unsure or difference(_alone(p), _alone(q.replace(ctx=p.ctx))) is None
+    except UnsupportedError:  # of a custom rule that cannot be traced, nothing can be said
+        return False
+
+
+def _same_settings(a: Any, b: Any) -> bool:
+    return jaxcompat.context_settings(a) == jaxcompat.context_settings(b)
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def _alone(eqn: JaxprEqn) -> Any:
+    operands = [Var(v.aval) for v in eqn.invars]
+    outs = [Var(v.aval) for v in eqn.outvars]
+    alone = eqn.replace(invars=operands, outvars=outs)
+    return jaxcompat.new_jaxpr((), (), operands, outs, [alone], _DEBUG)
+
+
+_DEBUG = jaxcompat.DebugInfo("pattern", "pattern", None, None)

@@ -1,0 +1,84 @@
+"""A user's pattern and replacement, traced at given types to jaxprs that can be matched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir import dtypes
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.inline import Inline
+
+#: Calls are inlined, in patterns as in the programs that they are looked for in.
+PLAIN_CALLS = Inline()
+#: A gradient has the bodies of functions with custom derivatives, and not the calls.
+ALL_CALLS = Inline(calls=("jit", "closed_call", "custom_jvp", "custom_vjp"))
+
+
+class Traced:
+    """A function's closed jaxpr at some types, and the structure of what it gives."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        in_tree: Any,
+        avals: Sequence[Any],
+        like: JaxprEqn | None = None,
+        results: Sequence[Any] | None = None,
+    ):
+        """Trace it in the setting of an equation; results become as weakly typed as `results`.
+
+        Raises whatever the function does.
+        """
+        trees = []
+
+        def flat(*leaves: Any) -> list[Any]:
+            args, kwargs = jax.tree.unflatten(in_tree, leaves)
+            outs, tree = jax.tree.flatten(fun(*args, **kwargs))
+            trees.append(tree)
+            outs = [x if isinstance(x, jax.core.Tracer) else jnp.asarray(x) for x in outs]
+            if results is None or len(results) != len(outs):
+                return outs
+            return [_with_weakness(x, aval) for x, aval in zip(outs, results, strict=True)]
+
+        with _wide(avals):
+            closed = jaxcompat.trace_in_setting(flat, avals, like)
+        self.closed = inlined(closed, PLAIN_CALLS)
+        self.out_tree = trees[-1]
+
+    @property
+    def out_avals(self) -> list[Any]:
+        return [v.aval for v in self.closed.outvars]
+
+    def forms(self) -> list[Any]:
+        """The jaxprs to look for: functions with custom derivatives as calls, and inlined."""
+        bare = inlined(self.closed, ALL_CALLS)
+        return [self.closed] if bare is self.closed else [self.closed, bare]
+
+
+def inlined(closed: Any, inline: Inline) -> Any:
+    """A closed jaxpr after inlining; the same object if there is nothing to inline."""
+    return inline(Program("pattern", closed, None, None, (), ())).jaxpr
+
+
+def _with_weakness(x: Any, aval: Any) -> Any:
+    """A value with the weak or strong type that it is expected to have; others are left alone."""
+    now = jax.typeof(x)
+    if aval is None or not hasattr(now, "weak_type"):
+        return x
+    if now.weak_type == aval.weak_type or now.strip_weak_type() != aval.strip_weak_type():
+        return x
+    convert = jax.lax.convert_element_type_p.bind
+    return convert(x, new_dtype=aval.dtype, weak_type=aval.weak_type, sharding=None)
+
+
+def _wide(avals: Sequence[Any]) -> Any:
+    """64-bit types stay as they are, whatever JAX's configuration is by now."""
+    narrow = not any(dtypes.needs_x64(aval.dtype) for aval in avals)
+    return nullcontext() if narrow else jax.enable_x64(True)

@@ -131,6 +131,11 @@ def without_named_axes(effs: Iterable[Any], axis_names: Iterable[Any]) -> set[An
     return set(core.filter_named_axis_effects(set(effs), set(axis_names)))
 
 
+def only_names_axes(effs: Iterable[Any]) -> bool:
+    """Whether all that an equation with these effects does is to mention named axes."""
+    return all(isinstance(effect, core.NamedAxisEffect) for effect in effs)
+
+
 @contextmanager
 def axes_bound(sizes: Iterable[tuple[Any, int]]) -> Iterator[None]:
     """Named axes of these sizes, for tracing and type checking."""

@@ -1,0 +1,227 @@
+"""Keys of equations and jaxprs by structure: equal for those that are the same but for names.
+
+`structure(jaxpr)` gives one object for all jaxprs that `ir.equivalence` calls equivalent, so that
+two bodies are compared by a look at two references; `parameters_key(eqn)` is the same for what an
+equation does, its operands left out. Both are exact, not digests that might collide: numbers are
+told apart by type and to the bit (0.0 is not -0.0, 1 is not True), arrays by content and place.
+Only functions, and objects that compare by identity, are compared by identity here, where
+`equivalent` follows the rules of custom derivatives into their jaxprs.
+
+A structure is found once for each jaxpr object, and lives as long as one of its jaxprs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.custom_rules import rule_key
+from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+#: Primitives of which two equations are not to be made one though they have no effect, and have
+#: equal operands: those whose results differ from call to call, those that are there to keep
+#: computations or copies apart, and `sow`, whose names count.
+UNREPEATABLE: frozenset[str] = frozenset(
+    {
+        *("rng_uniform", "pure_callback", "sow"),
+        *("optimization_barrier", "remat2", "copy", "copy_p", "device_put"),
+        *("infeed", "outfeed", "create_token", "after_all", "tie", "pin", "unpin"),
+        *("empty", "empty2", "empty_ref", "create_linear", "new_box", "new_log"),
+    }
+)
+
+
+class Structure:
+    """What jaxprs that are equal but for names have in common; compared by identity."""
+
+    __slots__ = ("__weakref__", "key", "repeatable")
+
+    def __init__(self, key: Hashable, repeatable: bool):
+        self.key = key
+        #: Whether two calls of such a jaxpr on the same operands may be made one.
+        self.repeatable = repeatable
+
+
+class Keyless(Exception):
+    """A parameter of a kind that has no key: what holds it equals only itself."""
+
+
+_structures: WeakKeyDictionary[Any, Structure] = WeakKeyDictionary()
+_by_key: WeakValueDictionary[Hashable, Structure] = WeakValueDictionary()
+
+
+def structure(jaxpr: Any) -> Structure:
+    """The structure of a jaxpr, closed or open. Raises Keyless if it has none."""
+    known = _structures.get(jaxpr)
+    if known is None:
+        key, repeatable = _jaxpr_key(jaxpr)
+        known = _by_key.setdefault(key, Structure(key, repeatable))
+        _structures[jaxpr] = known
+    return known
+
+
+def repeatable(eqn: JaxprEqn) -> bool:
+    """Whether two such equations on the same operands may be made one, its bodies not looked at."""
+    return eqn.primitive.name not in UNREPEATABLE and jaxcompat.only_names_axes(eqn.effects)
+
+
+def _jaxpr_key(jaxpr: Any) -> tuple[Hashable, bool]:
+    body = jaxcompat.open_jaxpr(jaxpr)
+    consts = tuple(map(value_key, getattr(jaxpr, "consts", ())))
+    numbers: dict[Var, int] = {}
+
+    def bound(variables: Sequence[Var]) -> tuple[Any, ...]:
+        for var in variables:
+            numbers[var] = len(numbers)
+        return tuple([var.aval for var in variables])
+
+    def atoms(operands: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple([literal_key(v) if type(v) is Literal else numbers[v] for v in operands])
+
+    borders = bound(body.constvars), bound(body.invars)
+    may_repeat, equations = True, []
+    for eqn in body.eqns:
+        params, held = parameters_key(eqn)
+        may_repeat &= repeatable(eqn) and all(inner.repeatable for inner in held)
+        effects = tuple(sorted(type(e).__name__ for e in eqn.effects)) if eqn.effects else ()
+        operands = atoms(eqn.invars)
+        equations.append(
+            (eqn.primitive, params, operands, bound(eqn.outvars), effects, id(eqn.ctx))
+        )
+    return (borders, consts, tuple(equations), atoms(body.outvars)), may_repeat
+
+
+def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
+    """A key for an equation's parameters, and the structures of the jaxprs among them.
+
+    Raises Keyless for parameters that have none.
+    """
+    params = eqn.params
+    if not params:
+        return (), ()
+    held: list[Structure] = []
+    if special := _SPECIAL.get(eqn.primitive.name):
+        return _key(special(eqn), held), held
+    # JAX's rules take a parameter that is None for one that is not there.
+    key: list[Hashable] = []
+    for name in sorted(params):
+        value = params[name]
+        if value is not None:
+            key += name, value if type(value) in _PLAIN else _key(value, held)
+    return tuple(key), held
+
+
+def _custom(eqn: JaxprEqn) -> Any:
+    """A custom call's parameters, with what its live rules close over in their place."""
+    plain = {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
+    return tuple(plain.items()), rule_key(eqn)
+
+
+def _reduce(eqn: JaxprEqn) -> Any:
+    """A reduction's parameters, without the function that its jaxpr was traced from."""
+    return tuple(eqn.params[name] for name in sorted(eqn.params) if name != "computation")
+
+
+#: What stands for the parameters of primitives that hold live functions.
+_SPECIAL: dict[str, Callable[[JaxprEqn], Any]] = {
+    "custom_jvp_call": _custom,
+    "custom_vjp_call": _custom,
+    "reduce": _reduce,
+}
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def value_key(value: Any) -> Hashable:
+    """A key for a parameter or a constant. Raises Keyless if it has none."""
+    return _key(value, [])
+
+
+#: Values that are their own keys; no key of another type is one of these.
+_PLAIN: frozenset[type] = frozenset({type(None), str, bytes, int})
+_INTEGERS: frozenset[type] = frozenset({int})
+
+
+def _key(value: Any, held: list[Structure]) -> Hashable:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is tuple and _INTEGERS.issuperset(map(type, value)):
+        return value
+    if isinstance(value, tuple | list):
+        return kind, *[_key(item, held) for item in value]
+    if isinstance(value, np.dtype):
+        return np.dtype, value
+    if isinstance(value, Jaxpr | ClosedJaxpr):
+        inner = structure(value)
+        held.append(inner)
+        return inner
+    if isinstance(value, dict):
+        return kind, frozenset((name, _key(item, held)) for name, item in value.items())
+    if isinstance(value, bool | int | float | complex | np.generic):
+        return kind, getattr(value, "dtype", None), np.asarray(value).tobytes()
+    if isinstance(value, np.ndarray | jax.Array):
+        return _array_key(value)
+    # References to objects that compare by identity would keep alive what these close over. No
+    # other object gets their number while a jaxpr with this key lives, since it holds them.
+    if kind.__hash__ is object.__hash__:
+        return "object", id(value)
+    try:
+        hash(value)
+    except TypeError:
+        raise Keyless from None
+    return kind, value
+
+
+def literal_key(literal: Any) -> Hashable:
+    """A key for a literal, of a Python number what its type can hold of it."""
+    aval, value = literal.aval, literal.val
+    if getattr(value, "dtype", None) != aval.dtype or isinstance(value, int | float | complex):
+        value = np.asarray(value).astype(aval.dtype, copy=False)
+    return aval.dtype, aval.weak_type, aval.shape, value.tobytes()
+
+
+def _array_key(array: Any) -> Hashable:
+    """A key for an array by its content; for a tracer, and for a mutable one, by identity."""
+    if isinstance(array, np.ndarray):
+        if array.dtype.hasobject:
+            raise Keyless
+        return "array", None, array.dtype, array.shape, _digest(array)
+    if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
+        return "object", id(array)
+    place = array.sharding if array.committed else None
+    weak = getattr(array, "weak_type", False)
+    return "array", (place, weak), array.dtype, array.shape, _device_digest(array)
+
+
+#: Longer arrays are known by a digest of as many bytes; shorter ones by their content.
+_DIGEST = 32
+
+
+def _digest(array: np.ndarray) -> bytes:
+    if array.nbytes <= _DIGEST:
+        return array.tobytes()
+    data = np.ascontiguousarray(array).view(np.uint8)
+    return hashlib.blake2b(data.data, digest_size=_DIGEST).digest()
+
+
+# Digests of JAX's arrays, which do not change, by identity, with what tells whether they live.
+_digests: dict[int, tuple[Any, bytes]] = {}
+
+
+def _device_digest(array: Any) -> bytes:
+    known = _digests.get(id(array))
+    if known is not None and known[0]() is array:
+        return known[1]
+    number = id(array)
+    is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    digest = _digest(np.asarray(jax.random.key_data(array) if is_key else array))
+    _digests[number] = ref(array, lambda _: _digests.pop(number, None)), digest
+    return digest

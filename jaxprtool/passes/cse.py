@@ -1,0 +1,182 @@
+"""Common-subexpression elimination: one equation for equal ones, and one constant, in each body.
+
+Equations are equal by structure: the same primitive on the same operands (in either order where
+that makes no difference to a bit), with equal parameters, in the same setting. Bodies are equal up
+to the names of their variables, arrays by content, numbers to the bit, functions only if they are
+the same; see `ir.structural_key`. A custom derivative counts as equal if its rules are the same
+functions.
+
+What is never merged: equations with effects, which reading a ref is, at any depth; `sow`, and what
+holds one; `optimization_barrier`, remat and `copy`, which are there to keep computations apart; and
+what may differ from call to call (`structural_key.UNREPEATABLE`). A body does not see what is
+computed around it: what a remat computes again stays computed again. A collective has no effect but
+that it names an axis, and is merged with one on the same operands in the same body.
+
+Bodies that are equal but distinct objects become one object, which JAX then lowers once. Their
+equations all bear the source lines of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.rewrite import with_bodies
+from jaxprtool.ir.structural_key import (
+    UNREPEATABLE,
+    Keyless,
+    literal_key,
+    parameters_key,
+    structure,
+    value_key,
+)
+from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.ir.writer import Rule, Writer, rewrite
+from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.passes.base import Pass
+
+
+@dataclass(frozen=True)
+class Cse(Pass):
+    """Compute equal things once, and keep equal constants once, at every depth."""
+
+    name: ClassVar[str] = "cse"
+
+    def __call__(self, program: Program) -> Program:
+        jaxpr = rewrite(program.jaxpr, _Merging().visit)
+        return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program
+
+
+#: The kinds of dtypes (`np.dtype.kind`; the small floats of ML are "V") for which a primitive gives
+#: the same bits with its two operands exchanged. Not products of complex numbers, which may be
+#: contracted to fused operations; and not the larger of two floats, of which one may be 0.0 and the
+#: other -0.0, or a subnormal number that the backend takes for one.
+_COMMUTATIVE: dict[str, str] = {
+    "add": "biufcV",
+    "add_any": "biufcV",
+    "mul": "biufV",
+    "and": "biu",
+    "or": "biu",
+    "xor": "biu",
+    "eq": "biufcV",
+    "ne": "biufcV",
+    "max": "biu",
+    "min": "biu",
+}
+
+
+class _Operation:
+    """What equations with equal parameters have in common; compared by identity."""
+
+    __slots__ = ("holds", "repeatable")
+
+    def __init__(self, holds: bool, repeatable: bool):
+        #: Whether there are jaxprs among the parameters.
+        self.holds = holds
+        #: Whether equations of it may be merged, as far as the parameters go.
+        self.repeatable = repeatable
+
+
+_WITHOUT_PARAMETERS = _Operation(False, True)
+
+
+class _Merging:
+    """What one run of the pass knows of the program: what its parameters say, and its bodies."""
+
+    def __init__(self) -> None:
+        # By identity of the parameters, with these, so that the number stays theirs.
+        self._operations: dict[int, tuple[_Operation, Any]] = {}
+        self._by_key: dict[Hashable, _Operation] = {}
+        self._bodies: dict[Hashable, Any] = {}
+
+    def visit(self, writer: Writer) -> Rule:
+        _share_constants(writer)
+        written: dict[Hashable, int] = {}
+        eqns, known = writer.eqns, self._operations
+
+        def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+            name, params, operation = eqn.primitive.name, eqn.params, _WITHOUT_PARAMETERS
+            if params:
+                found = known.get(id(params))
+                operation = self._operation(eqn) if found is None else found[0]
+            if (
+                operation.repeatable
+                and name not in UNREPEATABLE
+                and not (eqn.effects and not jaxcompat.only_names_axes(eqn.effects))
+            ):
+                operands: Any = [literal_key(v) if type(v) is Literal else v for v in eqn.invars]
+                kinds = _COMMUTATIVE.get(name)
+                if kinds is not None and eqn.invars[0].aval.dtype.kind in kinds:
+                    operands = (frozenset(operands),)
+                key = eqn.primitive, operation, eqn.ctx, *operands
+                index = written.setdefault(key, len(eqns))
+                if index < len(eqns):
+                    return _results(writer, index)
+            if operation.holds:
+                shared = with_bodies(eqn, self._shared)
+                return None if shared is eqn else writer.add(shared)
+            return None
+
+        return rule
+
+    def _operation(self, eqn: JaxprEqn) -> _Operation:
+        operation: _Operation | None
+        try:
+            key, held = parameters_key(eqn)
+            operation = self._by_key.get(key)
+            if operation is None:
+                repeatable = all(body.repeatable for body in held)
+                operation = self._by_key[key] = _Operation(bool(held), repeatable)
+        except Keyless:
+            operation = _Operation(holds_jaxpr(eqn.params.values()), False)
+        self._operations[id(eqn.params)] = operation, eqn.params
+        return operation
+
+    def _shared(self, body: Any) -> Any:
+        """The first of the bodies that are equal to this one."""
+        try:
+            return self._bodies.setdefault((structure(body), type(body)), body)
+        except Keyless:
+            return body
+
+
+def _results(writer: Writer, index: int) -> Sequence[Var]:
+    """The results of an equation that has been written; none of them is dropped from now on."""
+    eqn = writer.eqns[index]
+    if any(type(v) is DropVar for v in eqn.outvars):
+        outs = [Var(v.aval) if type(v) is DropVar else v for v in eqn.outvars]
+        writer.eqns[index] = eqn = eqn.replace(outvars=outs)
+        writer.definition.update(dict.fromkeys(outs, eqn))
+    return eqn.outvars
+
+
+def _share_constants(writer: Writer) -> None:
+    """Let equal constants of a body be the first of them. Only those of one type are looked at."""
+    if len(writer.consts) != len(writer.constvars):
+        return  # a body whose primitive passes the constants in its own way
+    by_type: dict[Any, list[int]] = {}
+    for i, var in enumerate(writer.constvars):
+        by_type.setdefault(var.aval, []).append(i)
+    gone: set[int] = set()
+    for same_type in by_type.values():
+        first: dict[Hashable, Var] = {}
+        for i in same_type if len(same_type) > 1 else ():
+            var = writer.constvars[i]
+            kept = first.setdefault(_constant_key(writer.consts[i]), var)
+            if kept is not var:
+                writer.became[var] = kept
+                del writer.constant_values[var]
+                gone.add(i)
+    if gone:
+        for held in writer.constvars, writer.consts:
+            held[:] = [item for i, item in enumerate(held) if i not in gone]
+
+
+def _constant_key(value: Any) -> Hashable:
+    try:
+        return value_key(value)
+    except Keyless:
+        return "itself", id(value)

@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jaxprtool.api import Program, Programs, load, trace, unzip
+    from jaxprtool.compiling import jit
+    from jaxprtool.execute.verify import verify
     from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.formats.jaxpr.write import write
     from jaxprtool.formats.python.emit import python_rules, to_python
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from jaxprtool.mapping import vmap
     from jaxprtool.passes.base import Pass
     from jaxprtool.passes.dce import dce_jaxpr
+    from jaxprtool.passes.patterns import Rewrite, rewrite
     from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.passes.registry import register
     from jaxprtool.primitives import nest, sow, variable
@@ -28,21 +31,25 @@ _HOME = {
     "Pipeline": "jaxprtool.passes.pipeline",
     "Program": "jaxprtool.api",
     "Programs": "jaxprtool.api",
+    "Rewrite": "jaxprtool.passes.patterns",
     "dce_jaxpr": "jaxprtool.passes.dce",
     "equivalent": "jaxprtool.ir.equivalence",
     "example": "jaxprtool.loading.example",
+    "jit": "jaxprtool.compiling",
     "load": "jaxprtool.api",
     "make_jaxpr": "jaxprtool.staging",
     "nest": "jaxprtool.primitives",
     "python_rules": "jaxprtool.formats.python.emit",
     "read": "jaxprtool.formats.jaxpr.read",
     "register": "jaxprtool.passes.registry",
+    "rewrite": "jaxprtool.passes.patterns",
     "sow": "jaxprtool.primitives",
     "static": "jaxprtool.loading.example",
     "to_python": "jaxprtool.formats.python.emit",
     "trace": "jaxprtool.api",
     "unzip": "jaxprtool.api",
     "variable": "jaxprtool.primitives",
+    "verify": "jaxprtool.execute.verify",
     "vmap": "jaxprtool.mapping",
     "write": "jaxprtool.formats.jaxpr.write",
     "xla_computation": "jaxprtool.staging",
@@ -53,21 +60,25 @@ __all__ = [
     "Pipeline",
     "Program",
     "Programs",
+    "Rewrite",
     "dce_jaxpr",
     "equivalent",
     "example",
+    "jit",
     "load",
     "make_jaxpr",
     "nest",
     "python_rules",
     "read",
     "register",
+    "rewrite",
     "sow",
     "static",
     "to_python",
     "trace",
     "unzip",
     "variable",
+    "verify",
     "vmap",
     "write",
     "xla_computation",

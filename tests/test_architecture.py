@@ -13,7 +13,7 @@ PACKAGE = Path(jaxprtool.__file__).parent
 FLOORS = [
     {"__main__"},
     {"cli"},
-    {"api", "mapping", "staging"},
+    {"api", "compiling", "mapping", "staging"},
     {"targets"},
     {"loading", "passes", "analysis", "render", "formats", "execute"},
     {"primitives"},

@@ -52,7 +52,8 @@ class Pass:
             for o in options(type(self))
             if (v := getattr(self, o.name)) != o.default
         ]
-        return f"{self.name}({', '.join(given)})" if given else self.name
+        name = type(self).name  # of an instance it may be an option, as of jit(name=...)
+        return f"{name}({', '.join(given)})" if given else name
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError
@@ -44,7 +45,10 @@ class Program:
         flat, tree = jax.tree.flatten((args, kwargs))
         if tree != self.in_tree:
             raise TypeError(f"{self.name} takes arguments of structure {self.in_tree}, not {tree}")
-        return jax.tree.unflatten(self.out_tree, jaxcompat.jaxpr_as_fun(self.jaxpr)(*flat))
+        outs = jaxcompat.jaxpr_as_fun(self.jaxpr)(*flat)
+        # A result that is a literal is a Python number to JAX's evaluator.
+        arrays = [out if hasattr(out, "shape") else jnp.asarray(out) for out in outs]
+        return jax.tree.unflatten(self.out_tree, arrays)
 
     @property
     def in_avals(self) -> list[Any]:

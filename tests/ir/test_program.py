@@ -63,3 +63,14 @@ def test_an_ill_typed_equation_is_found(program):
     with pytest.raises(CheckError, match=r"is not well typed: Variable .* not defined") as caught:
         type_check(program)
     assert "\n" not in caught.value.message
+
+
+def test_a_result_that_is_a_number_is_an_array():
+    program = jaxprtool.trace(lambda x: (x, 2.0, True), 1.0)
+    results = program(1.0)
+    assert [(r.shape, str(r.dtype), r.weak_type) for r in map(jnp.asarray, results)] == [
+        ((), "float32", True),
+        ((), "float32", True),
+        ((), "bool", False),
+    ]
+    assert all(isinstance(r, jax.Array) for r in results[1:])

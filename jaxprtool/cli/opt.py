@@ -171,7 +171,7 @@ def opt(
 
 def _checked(wanted: list[str] | None, pipeline: Pipeline) -> frozenset[str]:
     """The passes that --print-after names; each must be one that the pipeline runs."""
-    run = [each.name for each in pipeline.passes()]
+    run = [type(each).name for each in pipeline.passes()]
     for name in wanted or []:
         if name not in run:
             raise PipelineError(

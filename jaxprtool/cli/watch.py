@@ -52,7 +52,7 @@ class Watcher(Observer):
         programs = [each for _, each in options.each(result)]
         left = sum(stats(each).equations for each in programs)
         self.rows.append(Row(str(step), program.name, seconds, stats(program).equations, left))
-        if self._after_all or step.transform.name in self._after:
+        if self._after_all or type(step.transform).name in self._after:
             for each in programs:
                 _dump(f"after {step}", each)
 

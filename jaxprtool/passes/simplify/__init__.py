@@ -1,0 +1,61 @@
+"""Simplify: algebraic rules, rows of data, applied at every depth until none applies.
+
+A rule is a `Row`: a pattern, what takes its place, and conditions, all readable:
+
+    Row("add(x, neg(y))", "sub(x, y)")
+
+`simplify_rules` is the open list of them; a plug-in appends its own, of primitives of its own if
+it likes (`row.py` says what a row may hold, `pattern.py` how patterns are written).
+`jaxprtool explain simplify` prints the list. By default only rules that are exact apply: they
+keep every bit of a result, NaN, infinities and the sign of zero included, by IEEE arithmetic (a
+backend that flushes subnormal numbers to zero may do so in fewer places), and its derivatives. So
+`x * 0` stays, since x may be NaN, and so does `x + 0`, since x may be -0.
+
+What has a purpose that is not its value stays: `copy`, `reduce_precision`, `optimization_barrier`.
+
+Learnt from tinygrad's symbolic rules (patterns as data) and XLA's algebraic simplifier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxprtool.ir.program import Program
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.simplify import (
+    contractions,
+    elementwise,
+    layout,
+    reductions,
+    selection,
+    slicing,
+)
+from jaxprtool.passes.simplify.engine import simplified
+from jaxprtool.passes.simplify.pattern import Match
+from jaxprtool.passes.simplify.row import Condition, Row, equation, full
+
+__all__ = ["Condition", "Match", "Row", "Simplify", "equation", "full", "simplify_rules"]
+
+#: The open list: of the rules that apply to an equation the first is taken.
+simplify_rules: list[Row] = [
+    *elementwise.ROWS,
+    *layout.ROWS,
+    *slicing.ROWS,
+    *selection.ROWS,
+    *reductions.ROWS,
+    *contractions.ROWS,
+]
+
+
+@dataclass(frozen=True)
+class Simplify(Pass):
+    """Apply algebraic rules, exact ones unless told otherwise, until none applies."""
+
+    name: ClassVar[str] = "simplify"
+
+    #: Also apply rules that are right for real numbers but not for every bit of floating point.
+    fast: bool = False
+
+    def __call__(self, program: Program) -> Program:
+        return program.replace(jaxpr=simplified(program.jaxpr, simplify_rules, fast=self.fast))

@@ -1,0 +1,154 @@
+"""What a rule of `simplify` is: a row of text and conditions, and what it makes of a match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.extend.core.primitives
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive
+from jaxprtool.passes.simplify.pattern import Call, Match, Name, Node, Number, parsed
+
+#: Says of a match whether a rule holds; the first line of its docstring is shown to the user.
+Condition = Callable[[Match], bool]
+#: What becomes of the equation: an atom in place of its result, another equation, or None: as is.
+Outcome = Atom | JaxprEqn | None
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One rule: an equation that `pattern` fits is replaced by `replacement` (see `pattern.py`).
+
+    `when` are conditions, all of which must hold. `params` gives the parameters of the new
+    equation, or None where the rule does not apply; without it they are those of the first
+    equation of the pattern with the same primitive. `build` makes the whole outcome instead, and
+    the replacement is then only shown. `exact` says that every bit of the result stays, NaN,
+    infinities and the sign of zero included: always, never (for `fast` alone), or on a condition.
+    """
+
+    pattern: str
+    replacement: str
+    when: tuple[Condition, ...] = ()
+    params: Callable[[Match], dict[str, Any] | None] | None = None
+    build: Callable[[Match], Outcome] | None = None
+    exact: bool | Condition = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.pattern} → {self.replacement}"
+
+    @cached_property
+    def tree(self) -> Call:
+        """The pattern, read. Raises ValueError if it is malformed or no equation."""
+        tree = parsed(self.pattern)
+        if not isinstance(tree, Call):
+            raise ValueError(f"the pattern {self.pattern!r} is no equation")
+        return tree
+
+    @cached_property
+    def result(self) -> Node:
+        return parsed(self.replacement)
+
+    @property
+    def condition(self) -> str:
+        """All that is asked of a match, in words."""
+        functions = [*self.when, *(f for f in (self.params, self.build) if f is not None)]
+        return "; ".join(filter(None, map(_said, functions)))
+
+    @property
+    def exactness(self) -> str:
+        if callable(self.exact):
+            return f"exact if {_said(self.exact)}"
+        return "exact" if self.exact else "fast"
+
+    def outcome(self, match: Match, fast: bool) -> Outcome:
+        """What the rule makes of a match of its pattern; None if it does not apply."""
+        if not all(condition(match) for condition in self.when):
+            return None
+        if not (fast or self.exact is True or (callable(self.exact) and self.exact(match))):
+            return None
+        if self.build is not None:
+            return self.build(match)
+        node = self.result
+        if isinstance(node, Name):
+            return match[node.text]
+        if isinstance(node, Number):
+            return full(match, float(node.text))
+        params = self._params(match, node) if self.params is None else self.params(match)
+        if params is None:
+            return None
+        return equation(match, node.text, _operands(match, node.operands), params)
+
+    def _params(self, match: Match, node: Call) -> dict[str, Any]:
+        for eqn in match.eqns:
+            if eqn.primitive.name in node.primitives:
+                return eqn.params
+        return PARAMS.get(node.text, {})
+
+
+#: The parameters of a primitive of which nothing special is asked; no others have any.
+PARAMS: dict[str, dict[str, Any]] = {"mul": {"out_dtype": None}}
+
+
+def _said(function: Callable[..., Any]) -> str:
+    return (function.__doc__ or "").strip().partition("\n")[0].removesuffix(".")
+
+
+def _operands(match: Match, nodes: Sequence[Node]) -> list[Atom]:
+    atoms: list[Atom] = []
+    for node in nodes:
+        if isinstance(node, Number):
+            raise ValueError("a replacement's numbers stand alone")
+        if isinstance(node, Call):
+            raise ValueError("a replacement is one equation")
+        if node.is_rest:
+            atoms += match[node.text[1:]]
+        elif node.text.startswith("-"):
+            atom = match[node.text[1:]]
+            atoms.append(match.writer.constant(-match.value(node.text[1:]), atom.aval))
+        else:
+            atoms.append(match[node.text])
+    return atoms
+
+
+def equation(
+    match: Match, name: str, operands: Sequence[Atom], params: dict[str, Any] | None = None
+) -> JaxprEqn:
+    """The equation to be replaced, made one of another primitive, operands and parameters."""
+    name = match.eqn.primitive.name if "|" in name or name in _ROOT else name
+    if params is None:
+        params = PARAMS.get(name, {})
+    return match.eqn.replace(
+        primitive=_primitive(match, name), invars=list(operands), params=params
+    )
+
+
+#: In a replacement these stand for the primitive of the equation that is replaced.
+_ROOT = frozenset({"elementwise2", "unary"})
+
+
+def _primitive(match: Match, name: str) -> Primitive:
+    for eqn in match.eqns:
+        if eqn.primitive.name == name:
+            return eqn.primitive
+    return getattr(jax.extend.core.primitives, f"{name}_p")
+
+
+def full(match: Match, value: Any) -> Outcome:
+    """The result as one constant: a literal for a scalar, else a literal broadcast."""
+    aval = match.out
+    if any(map(jaxcompat.is_symbolic_dimension, aval.shape)) or jaxcompat.varying_axes(aval):
+        return None
+    data = np.asarray(value).astype(aval.dtype)
+    scalar = jax.core.ShapedArray((), aval.dtype, weak_type=aval.weak_type)
+    literal = jaxcompat.as_literal(data, scalar)
+    if literal is None or aval.shape == ():
+        return literal
+    params = {"shape": aval.shape, "broadcast_dimensions": (), "sharding": None}
+    return equation(match, "broadcast_in_dim", [literal], params)

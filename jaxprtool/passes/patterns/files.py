@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxprtool.errors import JaxprToolError, PluginError, described
 from jaxprtool.ir.program import Program
@@ -88,7 +88,7 @@ class NamedRewrites:
 
 
 def _pass_of(rewrite: Rewrite) -> type[Counted]:
-    fields = {
+    fields: dict[str, Any] = {
         "__doc__": rewrite.__doc__ or Counted.__doc__,
         "__module__": __name__,
         "name": rewrite.name,

@@ -8,7 +8,7 @@ moves these about, into constants or out of loops, so they are compared by value
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +62,19 @@ class Graph:
         return {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
 
     @cached_property
+    def dead(self) -> frozenset[int]:
+        """The places of equations that nobody needs; gradients are full of them."""
+        live = {v for v in self.outputs if type(v) is not Literal}
+        dead = []
+        for i in range(len(self.eqns) - 1, -1, -1):
+            eqn = self.eqns[i]
+            if eqn.effects or any(v in live for v in eqn.outvars):
+                live.update(v for v in eqn.invars if type(v) is not Literal)
+            else:
+                dead.append(i)
+        return frozenset(dead)
+
+    @cached_property
     def users(self) -> dict[Any, list[int]]:
         """The places of the equations that use a variable; `len(eqns)` stands for the results."""
         found: dict[Any, list[int]] = defaultdict(list)
@@ -73,6 +86,17 @@ class Graph:
             if type(v) is not Literal:
                 found[v].append(len(self.eqns))
         return found
+
+    def dead_after(self, places: frozenset[int]) -> set[int]:
+        """The dead equations that depend on results of these equations."""
+        found: set[int] = set()
+        todo = list(places)
+        while todo:
+            for v in self.eqns[todo.pop()].outvars:
+                new = [i for i in self.users[v] if i in self.dead and i not in found]
+                found.update(new)
+                todo += new
+        return found - places
 
     def number(self, atom: Atom) -> Any:
         """The number, as a NumPy scalar, that a value is throughout; None if that is not known."""
@@ -181,27 +205,35 @@ def _is_plain(aval: Any) -> bool:
 # --- numbers that bodies are given -------------------------------------------------------------
 
 
-def known_arguments(jaxpr: Any) -> dict[Var, Any]:
-    """The arguments of the bodies in a jaxpr that are always one and the same number.
+def known_arguments(holders: Mapping[Any, Sequence[JaxprEqn]]) -> dict[Var, Any]:
+    """The arguments of bodies that are always one and the same number, with the number.
 
     A loop gets its constants, and a call its operands, from outside; where these are known to be a
     number throughout, so is the argument. One that several callers give different numbers is not.
+    `holders` has the equations in each body that hold bodies, as `bodies_in` gives them.
     """
     known: dict[Var, Any] = {}
     unknown: set[Var] = set()
-    todo = [jaxpr]
-    seen: set[Any] = set()
+    todo = list(holders)
     while todo:
-        body = todo.pop()
+        body = todo.pop(0)
         graph = Graph(body, known)
-        for eqn in graph.eqns:
-            if not eqn.params or not holds_jaxpr(eqn.params.values()):
-                continue
-            inner = [each for _, each in sub_jaxprs(eqn)]
-            lowered = _give(graph, eqn, known, unknown)
-            todo += [each for each in inner if each not in seen or lowered]
-            seen.update(inner)
+        for eqn in holders[body]:
+            if _give(graph, eqn, known, unknown):
+                todo += [inner for _, inner in sub_jaxprs(eqn)]
     return known
+
+
+def bodies_in(jaxpr: Any) -> dict[Any, list[JaxprEqn]]:
+    """A jaxpr and all bodies in it, outer before inner, each with its equations that hold some."""
+    found: dict[Any, list[JaxprEqn]] = {}
+    todo = [jaxpr]
+    for body in todo:
+        if body not in found:
+            eqns = [e for e in body.eqns if e.params and holds_jaxpr(e.params.values())]
+            found[body] = eqns
+            todo += [inner for eqn in eqns for _, inner in sub_jaxprs(eqn)]
+    return found
 
 
 def _give(graph: Graph, eqn: JaxprEqn, known: dict[Var, Any], unknown: set[Var]) -> bool:

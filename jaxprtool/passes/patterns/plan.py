@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from jaxprtool.ir import writer as engine
 from jaxprtool.ir.writer import Rule, Writer
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns import types
-from jaxprtool.passes.patterns.graphs import Graph, Pattern, known_arguments
+from jaxprtool.passes.patterns.graphs import Graph, Pattern, bodies_in, known_arguments
 from jaxprtool.passes.patterns.match import Match
 from jaxprtool.passes.patterns.search import Fit, Search, in_outline, same_parameters
 from jaxprtool.passes.patterns.tracing import PLAIN_CALLS, Traced, inlined
@@ -38,8 +39,8 @@ _MORE_DIMS = (0, 1, 2)
 class Found:
     """A match, and what is written at `place`, that of its last equation.
 
-    `gone` are the places of its equations. `results` are the variables that become the results of
-    `jaxpr` on `operands`.
+    `gone` are the places of its equations, and of dead ones that use them. `results` are the
+    variables that become the results of `jaxpr` on `operands`.
     """
 
     match: Match
@@ -62,18 +63,21 @@ class Application:
         self._rewrite = rewrite
         self._traced: dict[Any, tuple[Traced, list[Pattern]] | None] = {}
         self._made: dict[Any, Any] = {}
-        self._jaxpr = inlined(jaxpr, PLAIN_CALLS)
-        written = engine.rewrite(self._jaxpr, self._visit, outside_in=True)
-        self.result = written if self.matches else jaxpr
+        self.result = jaxpr
+        start = inlined(jaxpr, PLAIN_CALLS)
+        self._bodies = bodies_in(start)
+        self._plans = {body: self._plan(body) for body in self._bodies}
+        if any(self._plans.values()):
+            self.result = engine.rewrite(start, self._visit, outside_in=True)
 
     @cached_property
     def _known(self) -> dict[Var, Any]:
-        return known_arguments(self._jaxpr)
+        return known_arguments(self._bodies)
 
     # --- writing --------------------------------------------------------------------------------
 
     def _visit(self, writer: Writer) -> Rule:
-        planned = self._plan(writer)
+        planned = [f for f in self._plans[writer.body] if writer.can_hold(f.jaxpr)]
         if not planned:
             return lambda eqn: None
         gone = frozenset().union(*(found.gone for found in planned))
@@ -95,9 +99,9 @@ class Application:
 
     # --- finding --------------------------------------------------------------------------------
 
-    def _plan(self, writer: Writer) -> list[Found]:
+    def _plan(self, jaxpr: Any) -> list[Found]:
         """What is to be replaced in a body, none sharing an equation: found from the front."""
-        body = Graph(writer.body)
+        body = Graph(jaxpr)
         outlines = [p for p in self._outlines(body) if p.needed <= body.by_primitive.keys()]
         if not outlines:
             return []
@@ -109,7 +113,7 @@ class Application:
         planned: list[Found] = []
         taken: set[int] = set()
         for place in sorted(places):
-            each = self._replaceable(writer, body, taken, place, places[place])
+            each = self._replaceable(body, taken, place, places[place])
             if place not in taken and (found := next(each, None)) is not None:
                 planned.append(found)
                 taken |= found.gone
@@ -134,7 +138,7 @@ class Application:
         return list(found.values())
 
     def _replaceable(
-        self, writer: Writer, body: Graph, taken: set[int], root: int, outlines: Sequence[Pattern]
+        self, body: Graph, taken: set[int], root: int, outlines: Sequence[Pattern]
     ) -> Iterator[Found]:
         """The matches with this root that can be replaced, and that the user's check accepts."""
         rewrite = self._rewrite
@@ -149,9 +153,11 @@ class Application:
                     if not rewrite.accepts(match):
                         continue
                     assert traced is not None
-                    found = self._found(form, fit, gone, match, traced[0], body.eqns[root])
-                    if writer.can_hold(found.jaxpr):
-                        yield found
+                    made = self._replacement(form, fit, match, traced[0], body.eqns[root])
+                    operands = tuple(fit.atoms[v] for v in form.inputs)
+                    results = [fit.atoms[v] for v in compress(form.outputs, form.computed)]
+                    dead = body.dead_after(gone)
+                    yield Found(match, max(gone), gone | dead, operands, made, tuple(results))
 
     def _rough(
         self, body: Graph, taken: set[int], root: int, outlines: Sequence[Pattern]
@@ -179,28 +185,18 @@ class Application:
             self._traced[key] = self._rewrite.pattern_at(avals, like)
         return self._traced[key]
 
-    def _found(
-        self,
-        form: Pattern,
-        fit: Fit,
-        gone: frozenset[int],
-        match: Match,
-        traced: Traced,
-        like: JaxprEqn,
-    ) -> Found:
-        results = [
-            fit.atoms[v] if flag else None
-            for v, flag in zip(form.outputs, form.computed, strict=True)
-        ]
-        operands = tuple(fit.atoms[v] for v in form.inputs)
-        avals = tuple(a.aval for a in operands)
-        wanted = tuple(None if v is None else v.aval for v in results)
-        key = avals, wanted, like.ctx
+    def _replacement(
+        self, form: Pattern, fit: Fit, match: Match, traced: Traced, like: JaxprEqn
+    ) -> Any:
+        """The jaxpr of the replacement for a match, with the results that the pattern computes."""
+        outs = zip(form.outputs, form.computed, strict=True)
+        results = tuple(fit.atoms[v].aval if flag else None for v, flag in outs)
+        avals = tuple(fit.atoms[v].aval for v in form.inputs)
+        key = avals, results, like.ctx
         if key not in self._made:
-            made = self._rewrite.replacement_at(avals, like, match, traced, wanted)
+            made = self._rewrite.replacement_at(avals, like, match, traced, results)
             self._made[key] = made
-        kept = tuple(v for v in results if v is not None)
-        return Found(match, max(gone), gone, operands, self._made[key], kept)
+        return self._made[key]
 
 
 def _exact(
@@ -222,24 +218,26 @@ def _given_away(form: Pattern, body: Graph, fit: Fit) -> frozenset[int] | None:
     """
     gone = set(fit.places.values())
     roots = {fit.atoms[v] for v, flag in zip(form.outputs, form.computed, strict=True) if flag}
-    for i in sorted(form.constant_places, reverse=True):
+
+    def used_up_to(var: Var, place: int) -> bool:
+        users = body.users[var]
+        return any(i <= place and i not in gone and i not in body.dead for i in users)
+
+    for i in reversed(form.constant_places):
         place = fit.places.get(i)
-        if place is not None and place in gone:
-            outs = body.eqns[place].outvars
-            if any(user not in gone for v in outs if v not in roots for user in body.users[v]):
-                gone.discard(place)
-    if not gone:
+        if place is not None and any(
+            used_up_to(v, len(body.eqns)) for v in body.eqns[place].outvars
+        ):
+            gone.discard(place)
+    if not gone.isdisjoint(body.dead):
         return None
-    last = max(gone)
+    last = max(body.definition[v] for v in roots)
     for place in gone:
         for v in body.eqns[place].outvars:
-            least = last if v in roots else len(body.eqns)
-            if any(user not in gone and user <= least for user in body.users[v]):
+            if used_up_to(v, last if v in roots else len(body.eqns)):
                 return None
     inputs = [fit.atoms[v] for v in form.inputs]
     if any(type(a) is not Literal and body.definition.get(a) in gone for a in inputs):
-        return None
-    if not all(body.definition.get(v) in gone for v in roots):
         return None
     return frozenset(gone)
 

@@ -222,6 +222,7 @@ def _device_digest(array: Any) -> bytes:
         return known[1]
     number = id(array)
     is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-    digest = _digest(np.asarray(jax.random.key_data(array) if is_key else array))
+    with jax.ensure_compile_time_eval():  # also while JAX traces what is around
+        digest = _digest(np.asarray(jax.random.key_data(array) if is_key else array))
     _digests[number] = ref(array, lambda _: _digests.pop(number, None)), digest
     return digest

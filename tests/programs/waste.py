@@ -188,7 +188,7 @@ def _known_branches(x: Any, y: Any) -> Any:
     return (
         lax.switch(index, [lax.add, lax.sub, lax.mul], x, y),
         lax.switch(index * 2 + 5, [lax.add, lax.sub, lax.mul], x, y),
-        lax.cond(_first(jnp.ones(1)) > 0, lambda a, b: (a, b), lambda a, b: (b, a), x, y),
+        *lax.cond(_first(jnp.ones(1)) > 0, lambda a, b: (a, b), lambda a, b: (b, a), x, y),
         lax.cond(jnp.sum(x == x) > 1, lax.add, lax.add, x, y),
     )
 

@@ -195,7 +195,7 @@ class _Hoisting:
             return True
         if not runs and _may_not_end(eqn.primitive.name):
             return True
-        return any(
+        return holds_jaxpr(eqn.params.values()) and any(
             occurs(body, _must_stay, self.staying)
             or (not runs and occurs(body, _may_not_end, self.endless))
             for _, body in sub_jaxprs(eqn)
@@ -233,7 +233,7 @@ def _at_most(size: Any, limit: Any) -> bool:
     """Whether one size is known to be no larger than another."""
     try:
         return bool(size <= limit)
-    except jax.core.InconclusiveDimensionOperation:
+    except jax.errors.InconclusiveDimensionOperation:
         return False
 
 

@@ -1,0 +1,324 @@
+"""fold computes what is constant, within its limit, and opens control flow of known course."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxprtool
+from jaxprtool import jaxcompat
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.structured import sub_jaxprs, view
+from jaxprtool.passes.fold import Fold
+from tests.programs.same import count_equations, same
+
+x = jnp.arange(12.0).reshape(3, 4) / 10
+
+
+def count(jaxpr):
+    """Equations by primitive, at every depth."""
+    total = Counter(eqn.primitive.name for eqn in jaxpr.eqns)
+    for eqn in jaxpr.eqns:
+        for _, body in sub_jaxprs(eqn):
+            total += count(body)
+    return total
+
+
+def constant_bytes(program):
+    return sum(np.asarray(c).nbytes for c in program.jaxpr.consts)
+
+
+def fold(fun, *args, max_bytes=65536):
+    """The program of `fun` after fold, checked to compute the same; twice folds nothing more."""
+    before = jaxprtool.trace(fun, *args)
+    after = Fold(max_bytes)(before)
+    type_check(after)
+    assert Fold(max_bytes)(after).jaxpr is after.jaxpr
+    assert count_equations(after.jaxpr) <= count_equations(before.jaxpr)
+    if after.jaxpr is not before.jaxpr:
+        same(before, after, jax.tree.leaves(args), gradients=False)
+    return after
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def test_scalars_become_literals():
+    after = fold(lambda a: a * jnp.sin(jnp.float32(2) * 3), x)
+    assert count(after.jaxpr) == {"mul": 1}
+    assert not after.jaxpr.consts
+
+
+def test_a_mask_becomes_a_constant():
+    after = fold(lambda a: jnp.where(jnp.tril(jnp.ones((3, 4), bool)), a, 0.0), x)
+    assert "iota" not in count(after.jaxpr)
+    assert [c.dtype for c in after.jaxpr.consts] == [bool]
+    assert all(type(c) is np.ndarray for c in after.jaxpr.consts)
+
+
+def test_equal_elements_become_a_broadcast_literal():
+    after = fold(lambda a: a + (jnp.ones((3, 4)) * 2 + 1), x)
+    assert count(after.jaxpr) == {"broadcast_in_dim": 1, "add": 1}
+    assert not after.jaxpr.consts
+
+
+def test_what_only_expands_stays_and_the_program_is_the_same_object():
+    program = jaxprtool.trace(lambda a: a + jnp.arange(4.0) + jnp.zeros((3, 4)), x)
+    folded = Fold()(program)
+    assert folded is program
+
+
+def test_constants_of_the_program_are_computed_with():
+    c = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    after = fold(lambda a: a @ jnp.sin(c) + c.T.sum(), x)
+    assert count(after.jaxpr)["sin"] == 0
+    assert len(after.jaxpr.consts) == 1
+
+
+def test_constants_do_not_grow_past_the_limit():
+    def fun(a):
+        masks = [jnp.tril(jnp.ones((n, n), bool)) for n in (10, 11, 12)]
+        return [jnp.where(mask, a[0, 0], 0) for mask in masks]
+
+    after = fold(fun, x, max_bytes=300)
+    assert constant_bytes(after) <= 300
+    assert len(after.jaxpr.consts) == 2
+    assert constant_bytes(fold(fun, x)) == 100 + 121 + 144
+    assert not fold(fun, x, max_bytes=0).jaxpr.consts
+    # What an earlier run has spent is not there to be spent again.
+    twice = Fold(300)(Fold(300)(jaxprtool.trace(fun, x)))
+    assert constant_bytes(twice) <= 300
+
+
+def test_a_constant_may_take_the_place_of_another():
+    c = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    after = fold(
+        lambda a: a + lax.transpose(c, (1, 0)), np.ones((64, 64), np.float32), max_bytes=1024
+    )
+    assert count(after.jaxpr) == {"add": 1}
+    (held,) = after.jaxpr.consts
+    np.testing.assert_array_equal(held, c.T)
+
+
+def test_an_array_that_is_needed_twice_costs_once():
+    def fun(a):
+        rows = [jnp.arange(4.0) * 2 + k for k in (1, 1)]
+        return a + rows[0], a * rows[1]
+
+    after = fold(fun, x, max_bytes=16)
+    assert len(after.jaxpr.consts) == 1
+    assert count(after.jaxpr) == count(jaxprtool.trace(lambda a: (a + x, a * x), x).jaxpr)
+
+
+def test_random_numbers_of_a_constant_key_are_drawn_once():
+    after = fold(lambda a: a * jax.random.normal(jax.random.key(3), (4,)), x)
+    assert count(after.jaxpr) == {"mul": 1}
+
+
+def test_a_key_stays_where_it_is_needed_itself():
+    after = fold(lambda a: (jax.random.key(3), a), x)
+    assert count(after.jaxpr)["random_seed"] == 1
+
+
+def test_what_is_inside_bodies_is_folded():
+    def fun(a):
+        def step(c, row):
+            return c + row * jnp.sin(jnp.float32(1)), jnp.where(jnp.arange(4) > 1, row, 0)
+
+        return lax.scan(step, a[0], a)
+
+    after = fold(fun, x)
+    assert count(after.jaxpr)["sin"] == 0
+    assert count(after.jaxpr)["iota"] == 0
+
+
+def test_calls_and_short_loops_of_constants_are_computed():
+    def fun(a):
+        powers = lax.scan(lambda c, _: (c * 2, c), jnp.float32(1), length=4)[1]
+        chosen = lax.cond(powers[3] > 3, jnp.sin, jnp.cos, powers)
+        return a + jax.nn.relu(chosen) + jnp.sort(powers)
+
+    after = fold(fun, x)
+    assert count(after.jaxpr) == {"add": 2}
+
+
+def test_long_loops_and_big_intermediate_values_are_left():
+    def fun(a):
+        long = lax.scan(lambda c, _: (c * 1.5, None), jnp.float32(1), length=5000)[0]
+        big = jnp.sin(jnp.arange(1_000_000.0)).sum()
+        return a + long + big
+
+    program = jaxprtool.trace(fun, x)
+    after = Fold()(program)
+    assert count(after.jaxpr)["scan"] == 1
+    assert count(after.jaxpr)["sin"] == 1
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda: jax.debug.print("{}", jnp.float32(2) * 3),
+        lambda: jax.pure_callback(np.sin, jnp.float32(1), jnp.float32(1)),
+        lambda: lax.optimization_barrier(jnp.float32(1) + jnp.float32(1)),
+        lambda: lax.rng_uniform(jnp.float32(0), jnp.float32(1), (2,)),
+        lambda: jaxprtool.sow(jnp.float32(1), tag="t", name="n"),
+        lambda: jax.checkpoint(jnp.sin)(jnp.float32(1)),
+        lambda: lax.platform_dependent(cpu=lambda: 1.0, default=lambda: 2.0),
+        lambda: jax.new_ref(jnp.float32(1))[...],
+    ],
+)
+def test_what_is_more_than_its_value_stays(fun):
+    before = jaxprtool.trace(fun)
+    after = Fold()(before)
+    type_check(after)
+    primitives = [eqn.primitive.name for eqn in before.jaxpr.eqns]
+    kept = count(after.jaxpr)
+    for name in set(primitives) - {"mul", "add", "convert_element_type"}:
+        assert kept[name] == count(before.jaxpr)[name]
+
+
+def test_committed_constants_are_left():
+    c = jax.device_put(np.arange(4.0, dtype=np.float32), jax.devices()[0])
+    before = jaxprtool.trace(lambda a: a + jnp.sin(c), x)
+    assert count(Fold()(before).jaxpr)["sin"] == 1
+
+
+def test_wide_types_are_computed_in_them_whatever_the_setting():
+    with jax.enable_x64(True):
+        before = jaxprtool.trace(lambda a: a * jnp.sin(jnp.float64(1) / 3), np.float64(2))
+    after = Fold()(before)
+    type_check(after)
+    assert count(after.jaxpr) == {"mul": 1}
+    with jax.enable_x64(True):
+        assert after(np.float64(2)) == before(np.float64(2))
+
+
+def test_bits_are_those_of_the_backend():
+    operands = np.array([0.0, -0.0, np.nan, np.inf, 1e-40, 0.1], np.float32)
+    after = fold(lambda a: (a + 1, jnp.exp(operands) * operands - operands / 3), x)
+    assert len(after.jaxpr.consts) == 1
+
+
+def test_folding_works_while_jax_traces_what_is_around():
+    found = []
+
+    def outer(a):
+        def inner(b):
+            return b + a + jnp.sin(jnp.float32(2))
+
+        program = jaxprtool.trace(lambda b: b * jnp.sin(jnp.float32(2)), x)
+        found.append(count(Fold()(program).jaxpr))
+        closed = jax.make_jaxpr(inner)(x)
+        program = program.replace(jaxpr=closed)
+        found.append(Fold()(program))
+        return found[-1].jaxpr.consts[0]
+
+    jax.jit(outer)(x)
+    assert found[0] == {"mul": 1}
+    assert count(found[1].jaxpr) == {"add": 2}
+    assert isinstance(found[1].jaxpr.consts[0], jax.core.Tracer)
+
+
+def test_results_that_are_constant_become_literals_and_keep_their_types():
+    after = fold(lambda a: (jnp.float32(2) * 3, 2.0 * jnp.sin(1.0), a), x)
+    assert not after.jaxpr.eqns
+
+
+# --- control flow -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("index", "kept"), [(-3, "sin"), (0, "sin"), (1, "cos"), (9, "cos")])
+def test_a_cond_with_a_constant_index_becomes_its_branch(index, kept):
+    fun = lambda a: lax.switch(jnp.int32(index) * 1, [jnp.sin, jnp.cos], a)  # noqa: E731
+    assert count(fold(fun, x).jaxpr) == {kept: 1}
+
+
+def test_effects_and_refs_of_the_branch_stay_in_order():
+    def fun(a):
+        ref = jax.new_ref(a)
+
+        def branch():
+            ref[...] = ref[...] * 2
+            jax.debug.print("inside", ordered=True)
+
+        jax.debug.print("before", ordered=True)
+        lax.cond(jnp.int32(1) > 0, branch, lambda: None)
+        jax.debug.print("after", ordered=True)
+        return ref[...]
+
+    after = fold(fun, x)
+    assert count(after.jaxpr)["cond"] == 0
+
+
+def test_what_an_opened_branch_makes_known_is_folded_too():
+    def fun(a):
+        scale = lax.cond(jnp.int32(1) > 0, lambda: 2.0, lambda: a[0, 0])
+        return lax.cond(scale > 1, jnp.sin, jnp.cos, a)
+
+    assert count(fold(fun, x).jaxpr)["cos"] == 0
+
+
+def test_a_scan_of_no_rounds_becomes_its_initial_carry():
+    after = fold(lambda a: lax.scan(lambda c, row: (c + row, c), a[0], a[:0]), x)
+    assert count(after.jaxpr)["scan"] == 0
+    assert [c.shape for c in after.jaxpr.consts] == [(0, 4)]
+
+
+def test_a_scan_of_one_round_becomes_its_body_unless_that_is_more():
+    after = fold(lambda a: lax.scan(lambda c, row: (c + jnp.sin(row), None), a[0], a[:1]), x)
+    assert count(after.jaxpr)["scan"] == 0
+    after = fold(lambda a: lax.scan(lambda c, row: (c + row, c), a[0], a[:1]), x)
+    assert count(after.jaxpr)["scan"] == 1
+
+
+def test_a_while_that_never_starts_becomes_its_initial_carry():
+    def fun(a):
+        return lax.fori_loop(jnp.int32(2) + 1, 3, lambda i, c: jnp.sin(c), a)
+
+    assert not fold(fun, x).jaxpr.eqns
+
+
+def test_a_while_that_starts_stays():
+    program = jaxprtool.trace(
+        lambda a: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, a)), x
+    )
+    assert Fold()(program).jaxpr is program.jaxpr
+
+
+def test_loops_with_effects_are_not_taken_away():
+    def fun(a):
+        def step(c, _):
+            jax.debug.print("step")
+            return c, None
+
+        return lax.scan(step, a, length=0)[0]
+
+    program = jaxprtool.trace(fun, x)
+    assert count(Fold()(program).jaxpr)["scan"] == 1
+
+
+def test_symbolic_lengths_and_shapes_are_left():
+    n, m = jax.export.symbolic_shape("n, m")
+
+    def fun(a):
+        rows = lax.scan(lambda c, row: (c, row), 0.0, a)[1]
+        return rows + jnp.zeros((n, m)) * 2
+
+    program = jaxprtool.trace(fun, jax.ShapeDtypeStruct((n, m), jnp.float32))
+    after = Fold()(program)
+    type_check(after)
+    assert count(after.jaxpr) == count(program.jaxpr)
+
+
+def test_a_body_that_holds_no_constants_gets_none():
+    def loss(a):
+        return jax.checkpoint(lambda b: jnp.sin(b * (jnp.arange(4.0) * 3 + 1)))(a).sum()
+
+    after = fold(jax.value_and_grad(loss), x)
+    for eqn in after.jaxpr.eqns:
+        if eqn.primitive.name == "remat2":
+            assert not view(eqn).body.constvars
+    assert isinstance(after.jaxpr, jaxcompat.ClosedJaxpr)

@@ -1,4 +1,4 @@
-"""The Typer application: `jaxprtool show|opt|run|emit|unzip|vmap|passes|backends`.
+"""The Typer application: `jaxprtool show|opt|run|emit|unzip|vmap|passes|explain|backends`.
 
 Nothing here, nor what it imports, imports JAX: help and completion answer without it.
 """
@@ -14,6 +14,7 @@ from typer.main import get_command
 from jaxprtool.cli import completion, errors
 from jaxprtool.cli.backends import backends
 from jaxprtool.cli.emit import emit
+from jaxprtool.cli.explain import explain
 from jaxprtool.cli.opt import opt
 from jaxprtool.cli.passes import passes
 from jaxprtool.cli.run import run
@@ -36,7 +37,7 @@ app = typer.Typer(
     context_settings=_HELP,
     epilog=_EPILOG,
 )
-for command in (show, opt, run, emit, unzip, vmap, passes, backends):
+for command in (show, opt, run, emit, unzip, vmap, passes, explain, backends):
     app.command(context_settings=_HELP)(command)
 
 

@@ -18,6 +18,9 @@ Documents may gain keys; the keys they have stay as they are:
               "equations_before", "equations_after", "programs": [PROGRAM…]}
     passes    {"passes": [{"name", "help", "origin"}…]}; with a NAME the same and
               "options": [{"name", "type", "default" (as text; null if it must be given)}…]
+    explain   {"name", "text", "options": as above}, and of a pass that works by rules "rules":
+              [{"pattern", "replacement", "condition", "exact"}…]; of a named pipeline
+              {"name", "text", "passes": [{"name", "when", "help"}…]}
     backends  {"backends": [{"platform", "version", "default", "devices": [{"id", "kind"}…]}…]}
 """
 
@@ -179,7 +182,8 @@ def write_table(
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left")
+        justify = "right" if column in right else "left"
+        table.add_column(column, justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     printer = console(stream)

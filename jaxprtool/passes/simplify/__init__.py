@@ -4,7 +4,12 @@ A rule is a `Row`: a pattern, what takes its place, and conditions, all readable
 
     Row("add(x, neg(y))", "sub(x, y)")
 
-`simplify_rules` is the open list of them; a plug-in appends its own, of primitives of its own if
+A small letter stands for a value, a capital for a constant, a number for that constant (`0` is
+not `-0`; `~0` has all bits set), `*xs` for all other operands. `unary` and `elementwise2` are
+primitives that compute element by element, `resize` is a reshape or squeeze, `layout` that or a
+broadcast. What is exact on a condition alone is done by `fast` in all other cases.
+
+`simplify_rules` is the open list of rows; a plug-in appends its own, of primitives of its own if
 it likes (`row.py` says what a row may hold, `pattern.py` how patterns are written).
 `jaxprtool explain simplify` prints the list. By default only rules that are exact apply: they
 keep every bit of a result, NaN, infinities and the sign of zero included, by IEEE arithmetic (a
@@ -56,6 +61,19 @@ class Simplify(Pass):
 
     #: Also apply rules that are right for real numbers but not for every bit of floating point.
     fast: bool = False
+
+    @staticmethod
+    def rules() -> list[dict[str, str]]:
+        """The rules in words, for `jaxprtool explain`."""
+        return [
+            {
+                "pattern": row.pattern,
+                "replacement": row.replacement,
+                "condition": row.condition,
+                "exact": row.exactness,
+            }
+            for row in simplify_rules
+        ]
 
     def __call__(self, program: Program) -> Program:
         return program.replace(jaxpr=simplified(program.jaxpr, simplify_rules, fast=self.fast))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxprtool.passes.simplify.elementwise import discrete
+from jaxprtool.passes.simplify.conditions import discrete
 from jaxprtool.passes.simplify.pattern import Match
 from jaxprtool.passes.simplify.row import Outcome, Row, equation
 

@@ -19,15 +19,18 @@ from jaxprtool.errors import PluginError
 from jaxprtool.ir.outline import named
 from jaxprtool.ir.writer import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
-from jaxprtool.passes.simplify.pattern import Call, Match, Name
+from jaxprtool.passes.simplify.conditions import NEVER_INEXACT, is_inexact
+from jaxprtool.passes.simplify.pattern import Call, Match, Number, scalar_value
 from jaxprtool.passes.simplify.row import Outcome, Row
 
 #: No equation is rewritten as often by rows that do not undo each other.
 MOST_STEPS = 100
 
-#: The rows of a primitive by what one of the operands must be: the name of the primitive that
-#: defines it, `_CONSTANT`, or None where that is left open.
-_Table = dict[str, dict[str | None, list[Row]]]
+#: What is asked of one of the operands: the name of the primitive that defines it, the value of a
+#: constant, `_CONSTANT` for any constant; None where nothing is.
+_Head = str | float | None
+#: The rows of a primitive by what they ask of an operand.
+_Rows = dict[_Head, list[Row]]
 _CONSTANT = "a constant"
 
 
@@ -36,13 +39,20 @@ def simplified(jaxpr: Any, rows: Sequence[Row], *, fast: bool) -> Any:
 
     Raises PluginError if rows undo each other for ever.
     """
-    table = _table_of(tuple(row for row in rows if fast or row.exact is not False))
-    return rewrite(jaxpr, partial(_visitor, table, fast))
+    rows = tuple(row for row in rows if fast or row.exact is not False)
+    tables = _table_of(rows), _table_of(tuple(r for r in rows if _may_be_inexact(r, fast)))
+    return rewrite(jaxpr, partial(_visitor, tables, fast))
 
 
-@lru_cache(maxsize=8)
-def _table_of(rows: tuple[Row, ...]) -> _Table:
-    table: _Table = {}
+def _may_be_inexact(row: Row, fast: bool) -> bool:
+    """Whether a rule may apply to floating-point and complex numbers."""
+    asked = row.when if fast else (*row.when, row.exact)
+    return NEVER_INEXACT.isdisjoint(asked)
+
+
+@lru_cache(maxsize=16)
+def _table_of(rows: tuple[Row, ...]) -> dict[str, _Rows]:
+    table: dict[str, _Rows] = {}
     for row in rows:
         for primitive in row.tree.primitives:
             of_primitive = table.setdefault(primitive, {})
@@ -51,66 +61,78 @@ def _table_of(rows: tuple[Row, ...]) -> _Table:
     return table
 
 
-def _heads(tree: Call) -> Sequence[str | None]:
-    """What one of the operands is, wherever the pattern fits."""
+def _heads(tree: Call) -> Sequence[_Head]:
+    """What one of the operands is, wherever the pattern fits: the operand that is the rarest."""
+    heads: Sequence[_Head] = [None]
     for node in tree.operands:
         if isinstance(node, Call):
             return sorted(node.primitives)
-        if not isinstance(node, Name) or node.is_constant:
-            return [_CONSTANT]
-    return [None]
+        if isinstance(node, Number) and node.text != "~0":
+            heads = [float(node.text)]
+        elif heads == [None] and (isinstance(node, Number) or node.is_constant):
+            heads = [_CONSTANT]
+    return heads
 
 
-def _visitor(table: _Table, fast: bool, writer: Writer) -> Rule:
+def _visitor(tables: tuple[dict[str, _Rows], ...], fast: bool, writer: Writer) -> Rule:
     definition, constants = writer.definition, writer.constant_values
+    of_all, of_inexact = tables
 
-    def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
-        of_primitive = table.get(eqn.primitive.name)
-        if of_primitive is None or eqn.effects:
-            return None
-        new, steps = eqn, 0
-        while of_primitive is not None:
-            outcome = None
-            for head in _operand_heads(new):
-                for row in of_primitive.get(head, ()):
-                    outcome = _apply(row, new, writer, fast)
-                    if outcome is not None:
-                        break
-                if outcome is not None:
-                    break
-            if outcome is None:
-                break
-            if not isinstance(outcome, JaxprEqn):
-                return [outcome]
-            steps += 1
-            if steps > MOST_STEPS:
-                raise PluginError(f"simplify: '{row.name}' never ends on {named(eqn)}")
-            new = outcome
-            of_primitive = table.get(new.primitive.name)
-        return None if new is eqn else writer.add(new)
+    def rows_of(eqn: JaxprEqn) -> _Rows | None:
+        rows = of_all.get(eqn.primitive.name)
+        return of_inexact.get(eqn.primitive.name) if rows and is_inexact(eqn) else rows
 
-    def _operand_heads(eqn: JaxprEqn) -> list[str | None]:
-        heads: list[str | None] = [None]
+    def step(eqn: JaxprEqn, rows: _Rows) -> Outcome:
+        """What the first rule that applies makes of an equation."""
+        for row in rows.get(None, ()):
+            if (outcome := _apply(row, eqn, writer, fast)) is not None:
+                return outcome
         for atom in eqn.invars:
             if type(atom) is Literal or atom in constants:
-                head = _CONSTANT
-            elif atom in definition:
-                head = definition[atom].primitive.name
+                heads = _constant_heads(atom, writer)
+            elif (behind := definition.get(atom)) is not None:
+                heads = (behind.primitive.name,)
             else:
                 continue
-            if head not in heads:
-                heads.append(head)
-        return heads
+            for head in heads:
+                for row in rows.get(head, ()):
+                    if (outcome := _apply(row, eqn, writer, fast)) is not None:
+                        return outcome
+        return None
+
+    def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+        rows = rows_of(eqn)
+        if rows is None or eqn.effects:
+            return None
+        new, steps = eqn, 0
+        while rows is not None and (outcome := step(new, rows)) is not None:
+            if not isinstance(outcome, JaxprEqn):
+                return [outcome]
+            new, steps = outcome, steps + 1
+            if steps > MOST_STEPS:
+                raise PluginError(f"simplify: rules undo each other for ever on {named(eqn)}")
+            rows = rows_of(new)
+        return None if new is eqn else writer.add(new)
 
     return rule
 
 
+def _constant_heads(atom: Atom, writer: Writer) -> Sequence[_Head]:
+    value = writer.value(atom)
+    if isinstance(value, float | int):
+        return _CONSTANT, float(value)
+    value = scalar_value(atom, writer)
+    if value is None:
+        return ()
+    return _CONSTANT, float(value.real if value.dtype.kind == "c" else value)
+
+
 def _apply(row: Row, eqn: JaxprEqn, writer: Writer, fast: bool) -> Outcome:
     match = Match(writer)
-    if not match.matches(row.tree, eqn):
+    if not row.matches(match, eqn):
         return None
     outcome = row.outcome(match, fast)
-    if outcome is None:
+    if outcome is None or any(e.params.get("out_dtype") for e in match.eqns):
         return None
     if isinstance(outcome, JaxprEqn):
         return outcome if _is_plain(eqn) and _is_plain(outcome) else None

@@ -56,9 +56,9 @@ def adds_units(match: Match) -> bool:
 
 
 RESHAPES = [
-    Row("reshape|squeeze(x)", "x", (same_shape,)),
-    Row("reshape|squeeze(reshape|squeeze(x))", "reshape(x)", params=reshaped),
-    Row("reshape|squeeze(broadcast_in_dim(x))", "reshape(x)", (adds_units,), params=reshaped),
+    Row("resize(x)", "x", (same_shape,)),
+    Row("resize(resize(x))", "reshape(x)", params=reshaped),
+    Row("resize(broadcast_in_dim(x))", "reshape(x)", (adds_units,), params=reshaped),
 ]
 
 
@@ -77,11 +77,10 @@ def _through(match: Match) -> Outcome:
     return outer.replace(primitive=unary.primitive, invars=operands, params=unary.params)
 
 
-_INNER = "reshape|squeeze|broadcast_in_dim"
 UNDONE = [
-    Row(f"reshape|squeeze(unary({_INNER}(x)))", "unary(x)", build=_through),
-    Row(f"reshape|squeeze(elementwise2({_INNER}(x), C))", "elementwise2(x, C)", build=_through),
-    Row(f"reshape|squeeze(elementwise2(C, {_INNER}(x)))", "elementwise2(C, x)", build=_through),
+    Row("resize(unary(layout(x)))", "unary(x)", build=_through),
+    Row("resize(elementwise2(layout(x), C))", "elementwise2(x, C)", build=_through),
+    Row("resize(elementwise2(C, layout(x)))", "elementwise2(C, x)", build=_through),
 ]
 
 
@@ -132,9 +131,7 @@ def _placed(sizes: Sequence[Any], kept: Sequence[int], rank: int) -> tuple[int, 
 BROADCASTS = [
     Row("broadcast_in_dim(x)", "x", (same_shape,)),
     Row("broadcast_in_dim(broadcast_in_dim(x))", "broadcast_in_dim(x)", params=_merged_broadcast),
-    Row(
-        "broadcast_in_dim(reshape|squeeze(x))", "broadcast_in_dim(x)", params=_broadcast_of_reshaped
-    ),
+    Row("broadcast_in_dim(resize(x))", "broadcast_in_dim(x)", params=_broadcast_of_reshaped),
 ]
 
 
@@ -162,10 +159,9 @@ def _sum_broadcasts_itself(match: Match) -> Outcome:
 
 def _absorbed(match: Match, primitive: str, params: Params) -> Outcome:
     y, shape = match["y"], match.out.shape
-    dims = match.inner.params["broadcast_dimensions"]
-    if not unasked(match.inner):
+    if y.aval.shape and len(y.aval.shape) != len(shape):
         return None
-    if y.aval.shape != () and tuple(dims) != tuple(range(len(shape))):
+    if not unasked(match.inner):
         return None
     broadcast = match.inner.outvars[0]
     operands = list(match.eqn.invars)
@@ -185,7 +181,7 @@ def _meet(operands: Sequence[Atom], shape: Sequence[Any]) -> bool:
 
 ABSORBED = [
     Row("elementwise2(x, broadcast_in_dim(y))", "elementwise2(x, y)", build=_broadcasts_itself),
-    Row("elementwise2(broadcast_in_dim(y), x)", "elementwise2(y, x)", build=_broadcasts_itself),
+    Row("ordered2(broadcast_in_dim(y), x)", "ordered2(y, x)", build=_broadcasts_itself),
     Row("add_any(x, broadcast_in_dim(y))", "add(x, y)", build=_sum_broadcasts_itself),
     Row("select_n(broadcast_in_dim(p), *xs)", "select_n(p, *xs)", (_is_scalar,)),
 ]

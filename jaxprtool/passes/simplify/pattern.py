@@ -6,14 +6,14 @@
 A lower-case letter stands for any value, the same one wherever it is written twice. A capital
 stands for a constant: a literal, or a scalar among the body's constants. A number stands for that
 constant: `0` is +0 and not -0, which is written `-0`; `~0` has all bits set. `*xs` stands for all
-operands that are left. A primitive may be several, `reshape|squeeze(x)`, or one of `CLASSES`. The
+operands that are left. A primitive may be several, `add|add_any(x, y)`, or one of `CLASSES`. The
 operands of a commutative primitive are tried in both orders.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,20 +23,33 @@ import numpy as np
 from jaxprtool.ir.writer import Writer
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
-COMMUTATIVE = frozenset("add add_any mul max min and or xor eq ne".split())
+COMMUTATIVE = frozenset(["add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"])
 
-#: What a pattern may call primitives of a kind. Those of `elementwise2` broadcast dimensions of
-#: size 1, and scalars, by themselves; those of `unary` compute each element from one operand.
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: What a pattern may call primitives of a kind.
 CLASSES: dict[str, frozenset[str]] = {
-    "elementwise2": frozenset(
+    # What broadcasts dimensions of size 1, and scalars, by itself.
+    "elementwise2": _names(
         "add and atan2 complex div eq ge gt le lt max min mul ne nextafter or pow rem "
-        "shift_left shift_right_arithmetic shift_right_logical sub xor".split()
+        "shift_left shift_right_arithmetic shift_right_logical sub xor"
     ),
-    "unary": frozenset(
+    # What computes each element from one operand's.
+    "unary": _names(
         "abs cbrt ceil conj convert_element_type cos cosh erf erf_inv erfc exp exp2 expm1 floor "
         "imag integer_pow is_finite log log1p logistic neg not real round rsqrt sign sin sinh "
-        "sqrt square tan tanh".split()
+        "sqrt square tan tanh"
     ),
+    # Those of `elementwise2` whose operands are not to be exchanged.
+    "ordered2": _names(
+        "atan2 complex div ge gt le lt nextafter pow rem shift_left shift_right_arithmetic "
+        "shift_right_logical sub"
+    ),
+    "resize": _names("reshape squeeze"),
+    "layout": _names("reshape squeeze broadcast_in_dim"),
 }
 
 _TOKEN = re.compile(
@@ -46,17 +59,13 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class Name:
-    """Any value (`x`), any constant (`C`), a constant negated (`-C`), or all that is left (`*xs`)."""
+    """Any value (`x`), any constant (`C`, negated `-C`), or all operands left (`*xs`)."""
 
     text: str
 
     @property
     def is_constant(self) -> bool:
         return self.text.isupper()
-
-    @property
-    def is_rest(self) -> bool:
-        return self.text.startswith("*")
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ class Number:
         kind = value.dtype.kind
         if self.text == "~0":
             return bool(kind in "biu" and (value if kind == "b" else ~value == 0))
-        if not value == float(self.text):
+        if value != float(self.text):
             return False
         if value != 0 or kind in "biu":
             return True
@@ -177,43 +186,78 @@ class Match:
         assert value is not None, name
         return value
 
-    def matches(self, pattern: Call, eqn: JaxprEqn) -> bool:
-        """Whether the pattern fits an equation; binds the names if it does."""
-        for operands in _orders(pattern, eqn):
-            eqns, names = len(self.eqns), dict(self.names)
-            self.eqns.append(eqn)
-            if self._operands(pattern.operands, operands):
-                return True
-            del self.eqns[eqns:]
-            self.names = names
-        return False
 
-    def _operands(self, nodes: Sequence[Node], atoms: Sequence[Atom]) -> bool:
-        if nodes and isinstance(last := nodes[-1], Name) and last.is_rest:
-            if len(atoms) < len(nodes) - 1:
+#: Whether an operand, or an equation, fits; binds names, which are of no use where it does not.
+OperandMatcher = Callable[[Match, Any], bool]
+Matcher = Callable[[Match, JaxprEqn], bool]
+
+
+@cache
+def matcher(pattern: Call) -> Matcher:
+    """The function that matches a pattern with an equation of one of its primitives.
+
+    Patterns become functions because they are tried on most equations of a program.
+    """
+    nodes = pattern.operands
+    rest = nodes[-1].text[1:] if nodes and _is_rest(nodes[-1]) else None
+    operands = tuple(map(_operand_matcher, nodes if rest is None else nodes[:-1]))
+    count = len(operands)
+
+    def in_order(match: Match, atoms: Sequence[Atom]) -> bool:
+        for fits, atom in zip(operands, atoms, strict=False):
+            if not fits(match, atom):
                 return False
-            self.names[last.text[1:]] = tuple(atoms[len(nodes) - 1 :])
-            nodes, atoms = nodes[:-1], atoms[: len(nodes) - 1]
-        return len(nodes) == len(atoms) and all(map(self._operand, nodes, atoms))
+        if rest is not None:
+            match.names[rest] = tuple(atoms[count:])
+        return True
 
-    def _operand(self, node: Node, atom: Atom) -> bool:
-        if isinstance(node, Call):
-            eqn = None if type(atom) is Literal else self.writer.definition.get(atom)
-            return (
-                eqn is not None
-                and eqn.primitive.name in node.primitives
-                and len(eqn.outvars) == 1
-                and self.matches(node, eqn)
-            )
-        if isinstance(node, Number):
-            return node.is_value(atom, self.writer)
-        if node.is_constant and scalar_value(atom, self.writer) is None:
+    def matches(match: Match, eqn: JaxprEqn) -> bool:
+        atoms = eqn.invars
+        if len(atoms) != count and (rest is None or len(atoms) < count):
             return False
-        return self.names.setdefault(node.text, atom) is atom
+        match.eqns.append(eqn)
+        return in_order(match, atoms)
+
+    def matches_in_any_order(match: Match, eqn: JaxprEqn) -> bool:
+        eqns, names = len(match.eqns), dict(match.names)
+        if matches(match, eqn):
+            return True
+        if len(eqn.invars) != 2 or eqn.primitive.name not in COMMUTATIVE:
+            return False
+        del match.eqns[eqns + 1 :]
+        match.names = names
+        return in_order(match, eqn.invars[::-1])
+
+    any_order = count == 2 and rest is None and not COMMUTATIVE.isdisjoint(pattern.primitives)
+    return matches_in_any_order if any_order and not _is_symmetric(nodes) else matches
 
 
-def _orders(pattern: Call, eqn: JaxprEqn) -> Iterator[Sequence[Atom]]:
-    operands = eqn.invars
-    yield operands
-    if len(operands) == 2 and eqn.primitive.name in COMMUTATIVE:
-        yield operands[::-1]
+def _is_rest(node: Node) -> bool:
+    return isinstance(node, Name) and node.text.startswith("*")
+
+
+def _is_symmetric(nodes: Sequence[Node]) -> bool:
+    """Whether two values of which nothing is known."""
+    return all(isinstance(node, Name) and not node.is_constant for node in nodes)
+
+
+def _operand_matcher(node: Node) -> OperandMatcher:
+    if isinstance(node, Number):
+        return lambda match, atom: node.is_value(atom, match.writer)
+    if isinstance(node, Name):
+        text = node.text
+        if not node.is_constant:
+            return lambda match, atom: match.names.setdefault(text, atom) is atom
+        return lambda match, atom: (
+            scalar_value(atom, match.writer) is not None
+            and match.names.setdefault(text, atom) is atom
+        )
+    primitives, inner = node.primitives, matcher(node)
+
+    def defined(match: Match, atom: Atom) -> bool:
+        eqn = None if type(atom) is Literal else match.writer.definition.get(atom)
+        if eqn is None or eqn.primitive.name not in primitives or len(eqn.outvars) != 1:
+            return False
+        return inner(match, eqn)
+
+    return defined

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxprtool.passes.simplify.elementwise import discrete, integers
+from jaxprtool.passes.simplify.conditions import discrete, integers
 from jaxprtool.passes.simplify.layout import is_unit, unasked
 from jaxprtool.passes.simplify.pattern import Match
 from jaxprtool.passes.simplify.row import Outcome, Row, equation
@@ -16,13 +16,8 @@ from jaxprtool.passes.simplify.row import Outcome, Row, equation
 Params = dict[str, Any]
 
 
-def _no_axes(match: Match) -> bool:
-    """over no dimensions"""
-    return not match.eqn.params["axes"] and unasked(match.eqn)
-
-
 def _unit_axes(match: Match) -> Params | None:
-    """over dimensions of size 1"""
+    """over dimensions of size 1, or none"""
     axes, shape = match.eqn.params["axes"], match.aval("x").shape
     if not unasked(match.eqn) or not all(is_unit(shape[axis]) for axis in axes):
         return None
@@ -62,12 +57,10 @@ def _times_size(match: Match) -> Outcome:
 
 _ORDERED = ("reduce_max", "reduce_min")
 _BITWISE = ("reduce_and", "reduce_or")
-_IDEMPOTENT = (*_ORDERED, *_BITWISE)
 
 # The derivative of a maximum is shared between equal elements, and none at NaN: of floating-point
 # numbers it would change. A sum of one number is that number for XLA, -0 too.
 ROWS = [
-    *(Row(f"{name}(x)", "x", (_no_axes,)) for name in ("reduce_sum", "reduce_prod", *_IDEMPOTENT)),
     *(
         Row(f"{name}(x)", "squeeze(x)", params=_unit_axes)
         for name in ("reduce_sum", "reduce_prod", *_BITWISE)

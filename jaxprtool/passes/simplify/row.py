@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.extend.core.primitives
@@ -13,12 +13,22 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive
-from jaxprtool.passes.simplify.pattern import Call, Match, Name, Node, Number, parsed
+from jaxprtool.passes.simplify.pattern import (
+    CLASSES,
+    Call,
+    Match,
+    Matcher,
+    Name,
+    Node,
+    Number,
+    matcher,
+    parsed,
+)
 
 #: Says of a match whether a rule holds; the first line of its docstring is shown to the user.
-Condition = Callable[[Match], bool]
+Condition: TypeAlias = Callable[[Match], bool]
 #: What becomes of the equation: an atom in place of its result, another equation, or None: as is.
-Outcome = Atom | JaxprEqn | None
+Outcome: TypeAlias = Atom | JaxprEqn | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +62,10 @@ class Row:
         return tree
 
     @cached_property
+    def matches(self) -> Matcher:
+        return matcher(self.tree)
+
+    @cached_property
     def result(self) -> Node:
         return parsed(self.replacement)
 
@@ -69,8 +83,9 @@ class Row:
 
     def outcome(self, match: Match, fast: bool) -> Outcome:
         """What the rule makes of a match of its pattern; None if it does not apply."""
-        if not all(condition(match) for condition in self.when):
-            return None
+        for condition in self.when:
+            if not condition(match):
+                return None
         if not (fast or self.exact is True or (callable(self.exact) and self.exact(match))):
             return None
         if self.build is not None:
@@ -107,7 +122,7 @@ def _operands(match: Match, nodes: Sequence[Node]) -> list[Atom]:
             raise ValueError("a replacement's numbers stand alone")
         if isinstance(node, Call):
             raise ValueError("a replacement is one equation")
-        if node.is_rest:
+        if node.text.startswith("*"):
             atoms += match[node.text[1:]]
         elif node.text.startswith("-"):
             atom = match[node.text[1:]]
@@ -121,16 +136,12 @@ def equation(
     match: Match, name: str, operands: Sequence[Atom], params: dict[str, Any] | None = None
 ) -> JaxprEqn:
     """The equation to be replaced, made one of another primitive, operands and parameters."""
-    name = match.eqn.primitive.name if "|" in name or name in _ROOT else name
+    name = match.eqn.primitive.name if name in CLASSES else name
     if params is None:
         params = PARAMS.get(name, {})
     return match.eqn.replace(
         primitive=_primitive(match, name), invars=list(operands), params=params
     )
-
-
-#: In a replacement these stand for the primitive of the equation that is replaced.
-_ROOT = frozenset({"elementwise2", "unary"})
 
 
 def _primitive(match: Match, name: str) -> Primitive:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxprtool.jaxcompat import Atom
-from jaxprtool.passes.simplify.elementwise import booleans
+from jaxprtool.passes.simplify.conditions import booleans
 from jaxprtool.passes.simplify.pattern import Match, scalar_value
 from jaxprtool.passes.simplify.row import Outcome, Row
 

@@ -69,7 +69,7 @@ def _slice_of_part(match: Match) -> Outcome:
         size = x.aval.shape[dim]
         if not _known(size):
             return None
-        if 0 <= first and last <= size:
+        if first >= 0 and last <= size:
             bounds[dim] = first, last, stride
             return equation(match, "slice", [x], _slice(bounds))
         first, last = first - size, last - size
@@ -143,8 +143,10 @@ def _flattened(match: Match) -> Outcome:
     operands: list[Atom] = []
     for x in match["xs"]:
         inner = writer.defined_by(x, "concatenate")
-        same = inner is not None and inner.params["dimension"] == dim
-        operands += inner.invars if same else [x]
+        if inner is not None and inner.params["dimension"] == dim:
+            operands += inner.invars
+        else:
+            operands.append(x)
     if len(operands) == len(match["xs"]):
         return None
     return equation(match, "concatenate", operands, match.eqn.params)

@@ -1,0 +1,59 @@
+import json
+
+from jaxprtool.passes.simplify import simplify_rules
+
+
+def test_the_rules_of_simplify_are_a_table(cli):
+    result = cli("explain", "simplify")
+    assert result.code == 0 and result.err == ""
+    lines = [line.split() for line in result.out.splitlines()]
+    assert ["equation", "replacement", "condition", "exact"] in lines
+    assert ["neg(neg(x))", "x", "exact"] in lines
+    assert ["fast", "bool", "False"] in lines
+    assert max(map(len, result.out.splitlines())) <= 100
+
+
+def test_the_rules_as_json(cli):
+    explained = json.loads(cli("explain", "simplify", "--json").out)
+    assert len(explained["rules"]) == len(simplify_rules)
+    assert all(
+        list(rule) == ["pattern", "replacement", "condition", "exact"]
+        for rule in explained["rules"]
+    )
+    assert {"mul(x, 0)", "pad(x, y)"} <= {rule["pattern"] for rule in explained["rules"]}
+
+
+def test_a_pass_is_explained_by_all_that_its_docstrings_say(cli):
+    result = cli("explain", "dce")
+    assert "Liveness flows backwards" in result.out
+    assert "drop_inputs   bool   False" in result.out.splitlines()
+    assert "rules" not in json.loads(cli("explain", "dce", "--json").out)
+
+
+def test_a_named_pipeline_is_explained_by_its_passes(cli):
+    assert cli("explain", "-O1").out == cli("explain", "O1").out
+    explained = json.loads(cli("explain", "-O2", "--json").out)
+    assert [p["name"] for p in explained["passes"]][-3:] == ["dce", "hoist", "schedule"]
+    assert explained["passes"][-1]["when"] == "once, at the end"
+
+
+def test_rules_of_a_plug_in_are_among_them(cli, folder, monkeypatch):
+    monkeypatch.setattr("jaxprtool.passes.simplify.simplify_rules", list(simplify_rules))
+    (folder / "more.py").write_text(
+        "from jaxprtool.passes.simplify import Row, simplify_rules\n"
+        "simplify_rules.append(Row('halve(double(x))', 'x'))\n"
+    )
+    assert "halve(double(x))" in cli("explain", "simplify", "--plugin", "more.py").out
+
+
+def test_what_cannot_be_explained_is_said(cli):
+    assert cli("explain", "simplifi").lines == [
+        "error: unknown pass 'simplifi'",
+        "hint: did you mean 'simplify'?",
+    ]
+    assert cli("explain", "-O9").lines[0] == "error: '-O9' is no pipeline"
+    assert cli("explain").lines[0] == "error: explain wants a pass"
+    assert (
+        cli("explain", "dce", "-O1").lines[0]
+        == "error: explain takes one name, not 'dce' and '-O1'"
+    )

@@ -1,0 +1,223 @@
+"""What `simplify` does with whole programs, and how a plug-in adds a rule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxprtool import jaxcompat, trace
+from jaxprtool.errors import PluginError
+from jaxprtool.ir.program import type_check
+from jaxprtool.jaxcompat import Primitive
+from jaxprtool.passes.dce import Dce
+from jaxprtool.passes.pipeline import Pipeline
+from jaxprtool.passes.simplify import Match, Row, Simplify, equation, simplify_rules
+from jaxprtool.passes.simplify.engine import simplified
+from tests.programs import Case, prove, sample_programs
+from tests.programs.same import count_equations
+
+VECTOR = jax.ShapeDtypeStruct((4,), jnp.float32)
+MATRIX = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+
+
+def primitives(program):
+    return [eqn.primitive.name for eqn in program.jaxpr.eqns]
+
+
+def simple(fun, *args, fast=False):
+    """The primitives of a function after simplify and dce, which is type-checked."""
+    program = Dce()(Simplify(fast)(trace(fun, *args)))
+    type_check(program)
+    return primitives(program)
+
+
+def test_rules_apply_to_what_rules_have_made():
+    assert simple(lambda x: -((-x).reshape(2, 2).reshape(4) * 1.0), VECTOR) == []
+
+
+def test_nothing_to_do_gives_the_same_jaxpr():
+    program = trace(lambda x: jnp.sin(x) @ x, VECTOR)
+    assert Simplify()(program).jaxpr is program.jaxpr
+    once = Simplify()(trace(lambda x: -(-jnp.sin(x)), VECTOR))
+    assert Simplify()(once).jaxpr is once.jaxpr
+
+
+def test_bodies_at_every_depth_are_simplified():
+    def fun(x):
+        def body(c, _):
+            return lax.cond(c[0] > 0, lambda c: -(-c), jnp.sin, c), None
+
+        return lax.scan(body, x, None, length=3)[0]
+
+    before = trace(fun, VECTOR)
+    after = Dce()(Simplify()(before))
+    assert count_equations(before.jaxpr) - count_equations(after.jaxpr) == 2
+
+
+def test_what_may_be_nan_or_minus_zero_stays_unless_fast():
+    fun = lambda x: (x * 0.0, x + 0.0, x - x)  # noqa: E731
+    assert simple(fun, VECTOR) == ["mul", "add", "sub"]
+    assert simple(fun, VECTOR, fast=True) == ["broadcast_in_dim"] * 2
+    assert simple(fun, jax.ShapeDtypeStruct((), jnp.float32), fast=True) == []
+
+
+def test_what_has_a_purpose_stays():
+    fun = lambda x: lax.reduce_precision(jnp.copy(x), 8, 23)  # noqa: E731
+    assert simple(fun, VECTOR) == ["copy", "reduce_precision"]
+    assert simple(lambda x: -lax.optimization_barrier(-x), VECTOR) == [
+        "neg",
+        "optimization_barrier",
+        "neg",
+    ]
+
+
+def test_the_sums_of_a_gradient_over_dimensions_of_size_1_go():
+    def loss(x, b):
+        return jnp.sin(x + b).sum()
+
+    program = trace(jax.grad(loss, 1), MATRIX, VECTOR)
+    assert primitives(program)[-3:] == ["reduce_sum", "reshape", "reduce_sum"]
+    assert primitives(Dce()(Simplify()(program)))[-2:] == ["cos", "reduce_sum"]
+
+
+def test_a_broadcast_into_what_broadcasts_by_itself_goes():
+    def fun(x, s):
+        return x * jnp.broadcast_to(s, x.shape) + jnp.broadcast_to(x[:1], x.shape)
+
+    assert simple(fun, MATRIX, jax.ShapeDtypeStruct((), jnp.float32)) == ["mul", "slice", "add"]
+
+
+def test_a_sum_takes_the_negative_of_a_broadcast_in():
+    def loss(x):
+        return jax.nn.softmax(x).at[0].get().sum()
+
+    names = primitives(Dce()(trace(jax.grad(loss), MATRIX)))
+    assert "neg" in names and "sub" in names
+    assert "neg" not in simple(jax.grad(loss), MATRIX)
+
+
+def test_symbolic_sizes_are_left_alone_where_nothing_is_known():
+    n, m = jax.export.symbolic_shape("n, m")
+    x = jax.ShapeDtypeStruct((n, 1, m), jnp.float32)
+
+    def fun(x):
+        parts = lax.concatenate([x, x], 0)
+        whole = lax.slice(parts, (0, 0, 0), (2 * n, 1, m))
+        half = lax.slice(parts, (n, 0, 0), (2 * n, 1, m))
+        return lax.reduce_sum(whole, (1,)), half, lax.reduce_sum(x, (0,)), x * 1.0
+
+    program = trace(fun, x)
+    after = Dce()(Simplify()(program))
+    type_check(after)
+    assert primitives(after) == ["concatenate", "slice", "squeeze", "reduce_sum"]
+
+
+def test_keys_move_like_all_else():
+    keys = jax.random.split(jax.random.key(0), 6)
+    assert simple(lambda k: k.reshape(2, 3).T.T.reshape(6), keys) == []
+
+
+def test_effects_stay():
+    def fun(x):
+        jax.debug.print("{}", -(-x))
+        return -(-x)
+
+    expected = primitives(trace(lambda x: jax.debug.print("{}", x), VECTOR))
+    assert len(expected) == 1 and simple(fun, VECTOR) == expected
+
+
+def test_inside_shard_map():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+
+    def body(x):
+        return -(-x) * 1.0 + jnp.zeros_like(x)
+
+    fun = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)
+    before, after, _ = prove(Case("shards", fun, (jnp.arange(4.0),)), Simplify())
+    assert after.jaxpr is not before.jaxpr
+
+
+def test_gradients_of_what_is_simplified_are_the_same():
+    def fun(x, y):
+        z = x - (-jnp.broadcast_to(y[:, :1], x.shape)) * 1.0
+        p = jnp.broadcast_to(z[0, 0] > 0, z.shape)
+        return lax.select(p, z / 2.0, -(-z).T.reshape(4, 3).T * 3.0).sum(0)
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), jnp.float32)
+    before, after, verdict = prove(Case("gradients", fun, (x, x)), Simplify())
+    assert verdict.gradients == "reverse"
+    assert count_equations(Dce()(after).jaxpr) < count_equations(before.jaxpr)
+
+
+@pytest.mark.parametrize("file", ["transformer.py", "rnn.py"])
+def test_samples_and_their_gradients_compute_the_same(file):
+    for case in sample_programs(file):
+        before, after, _ = prove(case, Simplify(), gradients=False)
+        assert count_equations(after.jaxpr) <= count_equations(before.jaxpr)
+
+
+# --- plug-ins ---------------------------------------------------------------------------------
+
+halve_p = Primitive("halve")
+halve_p.def_abstract_eval(lambda x: x)
+
+
+@pytest.fixture
+def rules():
+    before = list(simplify_rules)
+    yield simplify_rules
+    simplify_rules[:] = before
+
+
+def test_a_plug_in_adds_a_rule_of_its_own_primitive(rules):
+    def fun(x, y):
+        return halve_p.bind(x) + halve_p.bind(x), halve_p.bind(x) + halve_p.bind(y)
+
+    rules.append(Row("add(halve(x), halve(x))", "x"))
+    assert simple(fun, VECTOR, VECTOR) == ["halve", "halve", "add"]
+
+
+def test_a_rule_may_build_its_equation(rules):
+    def doubled(match: Match):
+        """there are two of them"""
+        return equation(match, "mul", [match["x"], match.writer.constant(2, SCALAR)])
+
+    rules.append(Row("add(x, x)", "mul(x, 2)", build=doubled))
+    assert simple(lambda x: x + x, VECTOR) == ["mul"]
+    assert Simplify.rules()[-1] == {
+        "pattern": "add(x, x)",
+        "replacement": "mul(x, 2)",
+        "condition": "there are two of them",
+        "exact": "exact",
+    }
+
+
+SCALAR = trace(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32)).in_avals[0]
+
+
+def test_rules_that_undo_each_other_are_reported():
+    rows = [Row("max(x, y)", "min(y, x)"), Row("min(x, y)", "max(y, x)")]
+    program = trace(lambda x, y: lax.max(x, y), VECTOR, VECTOR)
+    with pytest.raises(PluginError, match="for ever on"):
+        simplified(program.jaxpr, rows, fast=False)
+
+
+@pytest.mark.parametrize("pattern", ["add(x", "add(x,, y)", "add x", "x", "add(x) y", "add(x; y)"])
+def test_a_malformed_pattern_is_reported(pattern):
+    program = trace(jnp.sin, VECTOR)
+    with pytest.raises(ValueError, match="pattern"):
+        simplified(program.jaxpr, [Row(pattern, "x")], fast=False)
+
+
+def test_the_type_of_a_result_never_changes():
+    program = trace(lambda x: lax.convert_element_type(x, jnp.int32), VECTOR)
+    rows = [Row("convert_element_type(x)", "x")]
+    assert simplified(program.jaxpr, rows, fast=False) is program.jaxpr
+
+
+def test_it_is_a_pass_of_a_pipeline():
+    program = Pipeline.parse("simplify(fast=True), dce").run(trace(lambda x: x * 0.0 + x, VECTOR))
+    assert primitives(program) == []
+    assert jaxcompat.open_jaxpr(program.jaxpr).outvars == jaxcompat.open_jaxpr(program.jaxpr).invars

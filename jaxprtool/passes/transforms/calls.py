@@ -84,7 +84,8 @@ class Jit(_Named):
     #: Whether arguments that are not used are passed all the same.
     keep_unused: bool = False
 
-    #: Whether JAX is to splice the call in wherever it is traced again; here it does so at once.
+    #: Whether JAX splices the call in: 0.10 when it is traced, which is at once, 0.12 when it is
+    #: lowered.
     inline: bool = False
 
     def __call__(self, program: Program) -> Program:

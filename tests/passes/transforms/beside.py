@@ -1,0 +1,211 @@
+"""Each transformation of a program beside JAX's of the function that the program was traced from.
+
+`prove_transform(case, name)` makes both and raises AssertionError unless they are equivalent, or
+both refused. What JAX makes of `vjp` and `linearize` is a closure, and no program: there the two
+halves are run, one equation at a time, beside JAX's result traced as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.loading.trace import sort_out, trace
+from jaxprtool.passes.pipeline import Pipeline
+from tests.programs import stepwise, values
+from tests.programs.case import Case
+from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS
+from tests.programs.recorder import recording
+from tests.programs.samples import Sample
+
+#: What JAX raises for what it cannot transform; `trace` turns it into an error of ours.
+REFUSED = (*NO_DERIVATIVE, *NO_DERIVATIVE_OF_REFS, JaxprToolError)
+
+#: A jacobian has a row for each number in an argument or a result: of more there is none here.
+MOST_ROWS = 200
+
+
+def prove_transform(case: Case | Sample, name: str) -> str:
+    """Try one pass on a case. Says what came of it: "same", "refused", or why it was not tried."""
+    with case.setting(), recording():
+        fun, args = flat_function(case)
+        return PROOFS[name](fun, args)
+
+
+def flat_function(case: Case | Sample) -> tuple[Callable[..., Any], list[Any]]:
+    """The function of a case, of flat arguments."""
+    if isinstance(case, Case):
+        fun, statics, args = case.fun, {}, case.arguments()
+        tree = jax.tree.structure((case.args, case.kwargs))
+    else:
+        e = case.entry
+        call = sort_out(e.fun, e.args, e.kwargs, e.static_argnums, e.static_argnames)
+        fun, statics, args = e.fun, call.static_args, case.arguments()
+        tree = jax.tree.structure((call.args, call.kwargs))
+
+    def flat(*leaves: Any) -> Any:
+        given, kwargs = jax.tree.unflatten(tree, leaves)
+        positions = list(given)
+        for position, value in sorted(statics.items()):
+            positions.insert(position, value)
+        return fun(*positions, **kwargs)
+
+    return flat, args
+
+
+def applied(pipeline: str, program: Program) -> Any:
+    """What a pipeline makes of a program."""
+    return Pipeline.parse(pipeline)(program)
+
+
+def inexact(x: Any) -> bool:
+    dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def total_of(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The sum of all inexact results of a function."""
+
+    def total(*args: Any) -> Any:
+        outs = [x for x in jax.tree.leaves(fun(*args)) if inexact(x)]
+        return sum((jnp.real(x).astype(jnp.float32).sum() for x in outs), jnp.float32(0))
+
+    return total
+
+
+def direction(aval: Any, seed: int) -> Any:
+    """A fixed random value of a tangent's type."""
+    if aval.dtype == jax.dtypes.float0:
+        return np.zeros(aval.shape, aval.dtype)
+    rng = np.random.RandomState(seed)
+    return jnp.asarray(rng.uniform(0.5, 1.5, aval.shape), aval.dtype)
+
+
+# --- passes that give one program -----------------------------------------------------------------
+
+
+def compared(ours: Callable[[], Program], theirs: Callable[[], Program]) -> str:
+    """Compare two programs. Says "same", or "refused" if both are."""
+    try:
+        expected = theirs()
+    except REFUSED as error:
+        return _refused(ours, error)
+    made = ours()
+    type_check(made)
+    found = difference(made, expected)
+    assert found is None, found
+    return "same"
+
+
+def _refused(ours: Callable[[], Any], error: Exception) -> str:
+    try:
+        ours()
+    except JaxprToolError:
+        return "refused"
+    raise AssertionError(f"JAX raised {type(error).__name__}: {error}") from error
+
+
+def _wrapped(name: str, function: Callable[..., Any]) -> Callable[..., str]:
+    def prove(fun: Callable[..., Any], args: list[Any]) -> str:
+        return compared(
+            lambda: applied(name, trace(fun, *args)), lambda: trace(function(fun), *args)
+        )
+
+    return prove
+
+
+def _derivative(name: str, function: Callable[..., Any], rows: int) -> Callable[..., str]:
+    """Of the sum of the results, by all inexact arguments."""
+
+    def prove(fun: Callable[..., Any], args: list[Any]) -> str:
+        at = tuple(i for i, x in enumerate(args) if inexact(x))
+        if not at:
+            return "no inexact argument"
+        if sum(np.size(args[i]) for i in at) > rows:
+            return "too large"
+        total = total_of(fun)
+        return compared(
+            lambda: applied(f"{name}(argnums={at!r})", trace(total, *args)),
+            lambda: trace(function(total, argnums=at), *args),
+        )
+
+    return prove
+
+
+def _jvp(fun: Callable[..., Any], args: list[Any]) -> str:
+    tangents = [jax.typeof(x).to_tangent_aval() for x in args]
+    shapes = [jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in tangents]
+    return compared(
+        lambda: applied("jvp", trace(fun, *args)),
+        lambda: trace(lambda p, t: jax.jvp(fun, p, t), tuple(args), tuple(shapes)),
+    )
+
+
+# --- passes that give two -------------------------------------------------------------------------
+
+
+def _vjp(fun: Callable[..., Any], args: list[Any]) -> str:
+    def whole(args: Any, cotangents: Any) -> Any:
+        out, pull = jax.vjp(fun, *args)
+        return out, pull(cotangents)
+
+    program = trace(fun, *args)
+    avals = [aval.to_ct_aval() for aval in program.out_avals]
+    return _halves("vjp", program, whole, args, avals, program.out_tree)
+
+
+def _linearize(fun: Callable[..., Any], args: list[Any]) -> str:
+    def whole(args: Any, tangents: Any) -> Any:
+        out, push = jax.linearize(fun, *args)
+        return out, push(*tangents)
+
+    program = trace(fun, *args)
+    avals = [aval.to_tangent_aval() for aval in program.in_avals]
+    return _halves("linearize", program, whole, args, avals, jax.tree.structure(tuple(args)))
+
+
+def _halves(
+    name: str,
+    program: Program,
+    whole: Callable[..., Any],
+    args: list[Any],
+    avals: Sequence[Any],
+    tree: Any,
+) -> str:
+    """`whole(args, given)` is what JAX makes of both halves at once."""
+    given = [direction(aval, i) for i, aval in enumerate(avals)]
+    try:
+        expected = trace(whole, tuple(args), jax.tree.unflatten(tree, given))
+    except REFUSED as error:
+        return _refused(lambda: applied(name, program), error)
+    parts = applied(name, program)
+    forward, backward = parts["forward"], parts["backward"]
+    count = program.out_tree.num_leaves
+    outs = stepwise.evaluate(forward.jaxpr, args)
+    late = stepwise.evaluate(backward.jaxpr, [*outs[count:], *given])
+    theirs = stepwise.evaluate(expected.jaxpr, [*args, *given])
+    found = values.difference(theirs, [*outs[:count], *late], values.bits_agree)
+    assert found is None, found
+    return "same"
+
+
+PROOFS: dict[str, Callable[[Callable[..., Any], list[Any]], str]] = {
+    "grad": _derivative("grad", jax.grad, 10**9),
+    "value_and_grad": _derivative("value_and_grad", jax.value_and_grad, 10**9),
+    "jacfwd": _derivative("jacfwd", jax.jacfwd, MOST_ROWS),
+    "jacrev": _derivative("jacrev", jax.jacrev, MOST_ROWS),
+    "hessian": _derivative("hessian", jax.hessian, MOST_ROWS),
+    "jvp": _jvp,
+    "vjp": _vjp,
+    "linearize": _linearize,
+    "checkpoint": _wrapped("checkpoint", jax.checkpoint),
+    "jit": _wrapped("jit", jax.jit),
+    "named_call": _wrapped("named_call", jax.named_call),
+}

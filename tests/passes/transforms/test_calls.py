@@ -1,0 +1,193 @@
+"""checkpoint, jit, pmap, named_call and disable_jit: what they make, their options and errors."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxprtool import Pipeline, nest, trace, variable
+from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.outline import equations
+from jaxprtool.ir.program import type_check
+from jaxprtool.jaxcompat import name_stack, open_jaxpr
+from jaxprtool.passes.batch.axes import BatchError
+from jaxprtool.passes.transforms.calls import Checkpoint, Jit, NamedCall
+
+X = jnp.ones((2, 3))
+policies = jax.checkpoint_policies
+
+
+def model(x, y=2.0, *, scale=1.0):
+    return scale * jax.nn.gelu(jnp.where(x > 0, x, y)).sum()
+
+
+def primitives(program):
+    return {eqn.primitive.name for eqn in equations(open_jaxpr(program.jaxpr))}
+
+
+POLICIES = {
+    "dots_saveable": policies.dots_saveable,
+    "checkpoint_policies.nothing_saveable": policies.nothing_saveable,
+    "save_only_these_names('a', 'b')": policies.save_only_these_names("a", "b"),
+    "offload_dot_with_no_batch_dims('device', 'pinned_host')": (
+        policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+    ),
+    "save_from_both_policies(dots_saveable, save_any_names_but_these('a'))": (
+        policies.save_from_both_policies(
+            policies.dots_saveable, policies.save_any_names_but_these("a")
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("text", POLICIES)
+def test_checkpoint_takes_jaxs_policies_as_text(text):
+    program = trace(model, X).apply(f'checkpoint(policy="{text}", prevent_cse=False)')
+    direct = jax.checkpoint(model, policy=POLICIES[text], prevent_cse=False)
+    assert difference(program, trace(direct, X)) is None
+
+
+def test_checkpoint_takes_a_policy_itself():
+    program = trace(model, X).apply(Checkpoint(policies.dots_saveable))
+    assert program.jaxpr.eqns[0].params["policy"] is policies.dots_saveable
+    assert program.out_names == ("result",)
+
+
+def test_a_checkpointed_program_recomputes_in_its_gradient():
+    program = trace(model, X).apply("checkpoint, grad")
+    assert difference(program, trace(jax.grad(jax.checkpoint(model)), X)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("dots", "no checkpoint policy 'dots'"),
+        ("dot_saveable", "no checkpoint policy"),
+        ("save_only_these_names", "takes arguments"),
+        ("dots_saveable(1)", "takes no arguments"),
+        ("save_from_both_policies(1)", "no checkpoint policy '1'"),
+        ("offload_dot_with_no_batch_dims()", "cannot be made"),
+        ("a, b", "a policy is one of"),
+    ],
+)
+def test_a_policy_that_jax_does_not_have_is_told(text, says):
+    with pytest.raises(PipelineError, match=says):
+        trace(model, X).apply(f'checkpoint(policy="{text}")')
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"donate_argnums": (0, 1)}, {"donate_argnames": "scale"}, {"keep_unused": True}],
+)
+def test_jit_makes_one_call_with_jaxs_options(options):
+    program = Jit(**options)(trace(model, X, 3.0, scale=2.0))
+    assert difference(program, trace(jax.jit(model, **options), X, 3.0, scale=2.0)) is None
+    (call,) = program.jaxpr.eqns
+    assert call.params["name"] == "model"
+
+
+def test_jit_and_named_call_have_an_option_called_name():
+    program = trace(model, X).apply("jit(name='train_step')")
+    assert program.jaxpr.eqns[0].params["name"] == "train_step"
+    assert program.name == "model"
+    program = trace(model, X).apply("named_call(name='head')")
+    assert {name_stack(eqn).split("/")[0] for eqn in program.jaxpr.eqns} == {"head"}
+
+
+def test_such_a_pass_is_spelled_as_it_was_given():
+    for text in ("jit(name='a', donate_argnums=1)", "jit", "named_call(name='b')", "named_call"):
+        assert str(Pipeline.parse(text)) == text
+    assert (Jit.name, NamedCall.name) == ("jit", "named_call")
+
+
+def test_jit_is_inlined_where_this_jax_does_so():
+    direct = trace(jax.jit(model, inline=True), X)
+    assert difference(trace(model, X).apply("jit(inline=True)"), direct) is None
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "says"),
+    [
+        ("jit(donate_argnums=7)", "no positional argument 7 for donate_argnums"),
+        ("jit(donate_argnames='scal')", "no keyword argument 'scal'"),
+    ],
+)
+def test_what_cannot_be_donated_is_told(pipeline, says):
+    with pytest.raises(ArgumentsError, match=says):
+        trace(model, X, scale=1.0).apply(pipeline)
+
+
+def summed(x):
+    return x / jax.lax.psum(x, "i")
+
+
+def test_pmap_maps_over_devices_and_binds_its_axis():
+    pipeline = Pipeline.parse("pmap(axis_name='i', axis_size=1)")
+    assert pipeline.bound_axes == (("i", 1),)
+    program = pipeline(trace(summed, jnp.ones(3), axis_env=pipeline.bound_axes))
+    assert program.axis_env == ()
+    assert program.in_avals[0].shape == (1, 3)
+    x = jnp.arange(1.0, 4.0)[None]
+    assert jnp.array_equal(program(x), jax.pmap(summed, axis_name="i")(x))
+
+
+def test_pmap_leaves_arguments_that_are_not_mapped():
+    program = trace(lambda x, w: x * w, X, X).apply("pmap(in_axes=(0, None))")
+    devices = jax.local_device_count()
+    assert [a.shape for a in program.in_avals] == [(devices, 2, 3), (2, 3)]
+
+
+def test_pmap_tells_of_devices_and_axes_that_are_not_there():
+    with pytest.raises(UnsupportedError, match="over 4096 devices: there are"):
+        trace(model, X).apply("pmap(axis_size=4096)")
+    with pytest.raises(BatchError):
+        trace(model, X).apply("pmap(in_axes=(0, 0, 0), axis_size=1)")
+
+
+def test_disable_jit_makes_what_jax_traces_without_jit():
+    with jax.disable_jit():
+        direct = trace(model, X, X)
+    program = trace(model, X, X)
+    assert difference(program.apply("disable_jit"), direct) is None
+    assert difference(program.apply("jit(donate_argnums=0), disable_jit"), direct) is None
+
+
+def test_disable_jit_goes_into_loops_branches_and_custom_rules():
+    inner = jax.jit(lambda x: jnp.sin(x) * 2.0)
+
+    @jax.custom_jvp
+    def custom(x):
+        return inner(x)
+
+    custom.defjvp(lambda primals, tangents: (custom(*primals), tangents[0]))
+
+    def fun(x):
+        x = jax.lax.scan(lambda c, _: (inner(c), None), x, length=2)[0]
+        x = jax.lax.cond(x.sum() > 0, inner, lambda x: x, x)
+        return custom(jax.checkpoint(lambda x: jax.jit(jnp.cos)(x))(x))
+
+    before = trace(fun, jnp.ones(3))
+    after = before.apply("disable_jit")
+    assert "jit" in primitives(before)
+    assert "jit" not in primitives(after)
+    assert {"scan", "cond", "custom_jvp_call"} <= primitives(after)
+    assert jnp.array_equal(before(jnp.ones(3)), after(jnp.ones(3)))
+
+
+def test_disable_jit_leaves_scopes_with_something_sown_in_them():
+    def fun(key):
+        with_variable = nest(lambda k: variable(jax.random.normal(k), name="w"), scope="a")
+        return nest(lambda x: jnp.sin(x), scope="b")(with_variable(key))
+
+    program = trace(fun, jax.random.key(0)).apply("disable_jit")
+    names = [
+        e.params["name"] for e in equations(open_jaxpr(program.jaxpr)) if e.primitive.name == "jit"
+    ]
+    assert names == ["nest:a"]
+    assert list(program.apply("unzip")) == ["init", "apply"]
+
+
+def test_disable_jit_of_a_program_without_calls_is_that_program():
+    program = trace(lambda x: x + 1, X)
+    assert program.apply("disable_jit") is program
+    type_check(program)

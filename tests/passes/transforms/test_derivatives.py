@@ -1,0 +1,192 @@
+"""grad, value_and_grad, jacfwd, jacrev, hessian and jvp: options, names, trees and errors."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxprtool
+from jaxprtool import trace
+from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import type_check
+
+PARAMS = {"w": jnp.ones((3, 4)), "b": jnp.ones(4)}
+X = jnp.ones((2, 3))
+
+
+def loss(params, x, *, scale=2.0):
+    return scale * jnp.tanh(x @ params["w"] + params["b"]).sum()
+
+
+def with_aux(params, x):
+    hidden = jnp.tanh(x @ params["w"])
+    return hidden.sum(), {"hidden": hidden}
+
+
+FUNCTIONS = {
+    "grad": jax.grad,
+    "value_and_grad": jax.value_and_grad,
+    "jacfwd": jax.jacfwd,
+    "jacrev": jax.jacrev,
+    "hessian": jax.hessian,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_pass_makes_what_jax_traces_to(name):
+    program = trace(loss, PARAMS, X, scale=3.0).apply(name)
+    assert difference(program, trace(FUNCTIONS[name](loss), PARAMS, X, scale=3.0)) is None
+    assert program.name == "loss"
+    assert program.arg_names == ("params['b']", "params['w']", "x", "scale")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("argnums", [1, (0, 1), (-1,)])
+def test_argnums_are_jaxs(name, argnums):
+    program = trace(loss, PARAMS, X).apply(f"{name}(argnums={argnums})")
+    assert difference(program, trace(FUNCTIONS[name](loss, argnums=argnums), PARAMS, X)) is None
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_aux_is_handed_on(name):
+    program = trace(with_aux, PARAMS, X).apply(f"{name}(has_aux=True)")
+    assert difference(program, trace(FUNCTIONS[name](with_aux, has_aux=True), PARAMS, X)) is None
+    type_check(program)
+
+
+def test_results_are_named_by_their_paths():
+    assert trace(loss, PARAMS, X).apply("grad").out_names == ("result['b']", "result['w']")
+    names = trace(with_aux, PARAMS, X).apply("value_and_grad(has_aux=True)").out_names
+    assert names == ("result[0][0]", "result[0][1]['hidden']", "result[1]['b']", "result[1]['w']")
+
+
+def test_transformations_follow_each_other():
+    def cube(x):
+        return x**3
+
+    program = trace(cube, 2.0).apply("grad, grad, dce")
+    assert program(2.0) == 12.0
+    assert (
+        difference(trace(cube, 2.0).apply("grad, grad"), trace(jax.grad(jax.grad(cube)), 2.0))
+        is None
+    )
+
+
+def test_holomorphic_functions_have_complex_derivatives():
+    z = jnp.complex64(1 + 2j)
+    program = trace(jnp.sin, z).apply("grad(holomorphic=True)")
+    assert program(z) == jax.grad(jnp.sin, holomorphic=True)(z)
+    program = trace(jnp.sin, z).apply("jacfwd(holomorphic=True)")
+    assert program(z) == jax.jacfwd(jnp.sin, holomorphic=True)(z)
+
+
+def test_integers_have_derivatives_of_dtype_float0_if_allowed():
+    program = trace(lambda x, i: x * i, 2.0, 3).apply("grad(argnums=(0, 1), allow_int=True)")
+    assert [aval.dtype for aval in program.out_avals] == [jnp.float32, jax.dtypes.float0]
+
+
+def test_jvp_takes_primals_and_tangents_and_keywords():
+    program = trace(loss, PARAMS, X, scale=2.0).apply("jvp")
+    args = (PARAMS, X), (PARAMS, X)
+    assert program.arg_names == (
+        *("params['b']", "params['w']", "x"),
+        *("d_params['b']", "d_params['w']", "d_x"),
+        "scale",
+    )
+    assert program.out_names == ("result", "d_result")
+    result, tangent = program(*args, scale=2.0)
+    assert (result, tangent) == jax.jvp(loss, *args)
+
+
+def test_jvp_hands_on_aux():
+    program = trace(with_aux, PARAMS, X).apply("jvp(has_aux=True)")
+    args = (PARAMS, X), (PARAMS, X)
+    direct = trace(lambda p, t: jax.jvp(with_aux, p, t, has_aux=True), *args)
+    assert difference(program, direct) is None
+    assert program.out_names == ("result[0]", "d_result[0]", "result[1]['hidden']")
+
+
+def test_a_program_from_a_file_has_its_custom_rules(tmp_path):
+    @jax.custom_jvp
+    def clipped(x):
+        return jnp.maximum(x, 0)
+
+    clipped.defjvp(lambda primals, tangents: (clipped(*primals), 3 * tangents[0]))
+
+    @jax.custom_vjp
+    def twice(x):
+        return jnp.sin(x)
+
+    twice.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (2 * g * jnp.cos(x),))
+    x = jnp.arange(4.0)
+    program = trace(lambda x: (clipped(x) + twice(x)).sum(), x)
+    jaxprtool.write(program, tmp_path / "f.jaxpr")
+    gradient = jaxprtool.read(tmp_path / "f.jaxpr").apply("grad")
+    assert jnp.array_equal(gradient(x), 3 + 2 * jnp.cos(x))
+
+
+def test_free_axes_stay_free():
+    program = trace(lambda x: jax.lax.psum(x**2, "i"), 3.0, axis_env=[("i", 4)]).apply("grad")
+    assert program.axis_env == (("i", 4),)
+    type_check(program)
+    mapped = program.apply("batch(axis_name='i', axis_size=4)")
+    expected = jax.vmap(jax.grad(lambda x: jax.lax.psum(x**2, "i")), axis_name="i")(jnp.arange(4.0))
+    assert jnp.array_equal(mapped(jnp.arange(4.0)), expected)
+
+
+def while_loop(x):
+    return jax.lax.while_loop(lambda c: c < 3.0, lambda c: c * 2.0, x)
+
+
+@pytest.mark.parametrize(
+    ("fun", "args", "pipeline", "error", "says"),
+    [
+        (loss, (PARAMS, X), "grad(argnums=2)", ArgumentsError, "no positional argument 2 for arg"),
+        (
+            lambda i: i * 1.0,
+            (3,),
+            "grad",
+            ArgumentsError,
+            "real or complex arguments, and i is i32",
+        ),
+        (
+            lambda x: x,
+            (X,),
+            "grad",
+            UnsupportedError,
+            r"one number as a result, .* gives f32\[2,3\]",
+        ),
+        (lambda x: (x, x), (1.0,), "grad", UnsupportedError, "one number as a result"),
+        (loss, (PARAMS, X), "grad(has_aux=True)", ArgumentsError, "must give a pair"),
+        (
+            lambda x: jnp.int32(x),
+            (1.0,),
+            "grad",
+            UnsupportedError,
+            "real results, and result is i32",
+        ),
+        (lambda x: x * 1j, (1.0,), "jacrev", UnsupportedError, "real results, and result is c64"),
+        (loss, (PARAMS, X), "grad(holomorphic=True)", ArgumentsError, "argument must be complex"),
+        (lambda z: z.real, (1j,), "jacfwd(holomorphic=True)", ArgumentsError, "result must be com"),
+        (lambda z: z, (1j,), "jacfwd", ArgumentsError, "real arguments, and z is c64"),
+        (while_loop, (1.0,), "grad", UnsupportedError, r"at test_derivatives.py:\d+: Reverse-mode"),
+        (loss, (PARAMS, X), "grad(argnums='x')", PipelineError, "option 'argnums' of pass 'grad'"),
+    ],
+)
+def test_mistakes_are_told_on_one_line(fun, args, pipeline, error, says):
+    with pytest.raises(error, match=says) as raised:
+        trace(fun, *args).apply(pipeline)
+    assert "\n" not in raised.value.message
+
+
+def test_what_a_users_rule_raises_is_the_users():
+    @jax.custom_vjp
+    def broken(x):
+        return x
+
+    def backward(residuals, cotangent):
+        raise KeyError("no such rule")
+
+    broken.defvjp(lambda x: (x, None), backward)
+    with pytest.raises(jaxprtool.errors.UserFunctionError, match=r"grad of .*KeyError"):
+        trace(lambda x: broken(x), 1.0).apply("grad")

@@ -1,0 +1,149 @@
+"""vjp, linearize and linear_transpose: two halves, their residuals and what these are called."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxprtool import trace
+from jaxprtool.errors import ArgumentsError, UnsupportedError
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import type_check
+
+PARAMS = {"w": jnp.full((3, 4), 0.1), "b": jnp.ones(4)}
+X = jnp.ones((2, 3))
+
+
+def model(params, x):
+    return jnp.exp(x @ params["w"] + params["b"])
+
+
+def residuals_of(parts):
+    return list(parts["forward"](PARAMS, X)[1])
+
+
+def line_of(text):
+    with open(__file__) as file:
+        return next(i for i, line in enumerate(file, 1) if text in line)
+
+
+def test_the_halves_together_are_jaxs_vjp():
+    parts = trace(model, PARAMS, X).apply("vjp")
+    assert list(parts) == ["forward", "backward"]
+    result, residuals = parts["forward"](PARAMS, X)
+    cotangents = jnp.arange(8.0).reshape(2, 4)
+    expected, pull = jax.vjp(model, PARAMS, X)
+    assert jnp.array_equal(result, expected)
+    gradients = jax.tree.leaves(parts["backward"](residuals, cotangents))
+    for ours, theirs in zip(gradients, jax.tree.leaves(pull(cotangents)), strict=True):
+        assert jnp.array_equal(ours, theirs)
+
+
+def test_the_halves_together_are_jaxs_linearize():
+    parts = trace(model, PARAMS, X).apply("linearize")
+    result, residuals = parts["forward"](PARAMS, X)
+    expected, push = jax.linearize(model, PARAMS, X)
+    assert jnp.array_equal(result, expected)
+    assert jnp.array_equal(parts["backward"](residuals, (PARAMS, X)), push(PARAMS, X))
+
+
+@pytest.mark.parametrize("name", ["vjp", "linearize"])
+def test_residuals_are_named_by_source_line_or_argument(name):
+    parts = trace(model, PARAMS, X).apply(name)
+    names = residuals_of(parts)
+    line = line_of('return jnp.exp(x @ params["w"]')
+    assert f"test_linear.py:{line} exp" in names
+    assert {"x", "params['w']"} <= set(names)
+    assert "params['b']" not in names  # backward does not read it
+    assert parts["backward"].arg_names[: len(names)] == tuple(f"residuals[{n!r}]" for n in names)
+
+
+def test_backward_names_what_it_takes_and_gives():
+    parts = trace(model, PARAMS, X).apply("vjp")
+    assert parts["backward"].arg_names[-1] == "cotangents"
+    assert parts["backward"].out_names == ("result[0]['b']", "result[0]['w']", "result[1]")
+    assert (parts["forward"].name, parts["backward"].name) == ("model_forward", "model_backward")
+    parts = trace(model, PARAMS, X).apply("linearize")
+    assert parts["backward"].arg_names[-3:] == ("d_params['b']", "d_params['w']", "d_x")
+
+
+def test_equal_names_are_numbered_and_checkpoint_names_kept():
+    def fun(x):
+        first = checkpoint_name(jnp.sin(x) * 2.0, "first")
+        return jnp.sin(jnp.sin(first)) * first
+
+    names = trace(fun, 1.0).apply("vjp")["forward"].out_names
+    line = line_of("return jnp.sin(jnp.sin(first)) * first")
+    assert "result[1]['first']" in names
+    assert {f"result[1]['test_linear.py:{line} cos{n}']" for n in ("", "_2")} <= set(names)
+
+
+def test_a_residual_inside_a_call_or_loop_has_the_line_in_it():
+    def fun(x):
+        def step(c, a):
+            c = jnp.exp(c) * a
+            return c, c
+
+        return jax.jit(lambda x: jnp.sin(x))(jax.lax.scan(step, x[0], x)[1]).sum()
+
+    names = trace(fun, jnp.ones(3)).apply("vjp")["forward"].out_names
+    assert f"result[1]['test_linear.py:{line_of('c = jnp.exp(c) * a')} exp']" in names
+    assert f"result[1]['test_linear.py:{line_of('return jax.jit(lambda x: jnp')} cos']" in names
+
+
+def test_constants_are_constants_of_both_halves():
+    table = jnp.arange(3.0)
+    parts = trace(lambda x: jnp.sin(x * table).sum(), X[0]).apply("vjp")
+    assert len(parts["forward"](X[0])[1]) == 1
+    assert any(const is table for const in parts["backward"].jaxpr.consts)
+
+
+@pytest.mark.parametrize("name", ["vjp", "linearize"])
+def test_aux_comes_last_and_needs_a_pair(name):
+    parts = trace(lambda x: (jnp.sin(x), {"x": x}), 2.0).apply(f"{name}(has_aux=True)")
+    result, residuals, aux = parts["forward"](2.0)
+    assert result == jnp.sin(2.0) and aux == {"x": 2.0} and len(residuals) == 1
+    with pytest.raises(ArgumentsError, match="must give a pair"):
+        trace(jnp.sin, 2.0).apply(f"{name}(has_aux=True)")
+
+
+def test_keyword_arguments_are_not_differentiated():
+    program = trace(lambda x, *, scale: jnp.sin(x) * scale, 2.0, scale=3.0)
+    parts = program.apply("vjp")
+    _, residuals = parts["forward"](2.0, scale=3.0)
+    assert "scale" in residuals
+    assert parts["backward"](residuals, 1.0) == (jnp.cos(2.0) * 3.0,)
+
+
+def test_a_pass_can_be_for_one_half():
+    parts = trace(model, PARAMS, X).apply("vjp, backward.dce")
+    for part in parts.values():
+        type_check(part)
+
+
+def test_integer_arguments_have_float0_cotangents():
+    parts = trace(lambda x, i: x * i, 2.0, 3).apply("vjp")
+    assert [a.dtype for a in parts["backward"].out_avals] == [jnp.float32, jax.dtypes.float0]
+
+
+def test_linear_transpose_is_jaxs():
+    def linear(x, y):
+        return {"a": 3 * x + y.sum(), "b": x.T}
+
+    args = jnp.ones((2, 3)), jnp.ones(4)
+    program = trace(linear, *args).apply("linear_transpose")
+    cotangents = {"a": jnp.ones((2, 3)), "b": jnp.ones((3, 2))}
+    direct = trace(lambda cotangents: jax.linear_transpose(linear, *args)(cotangents), cotangents)
+    assert difference(program, direct) is None
+    assert program.arg_names == ("cotangents['a']", "cotangents['b']")
+
+
+def test_a_program_that_is_not_linear_has_no_transpose():
+    with pytest.raises(UnsupportedError, match=r"at test_linear.py:\d+: .*sin") as raised:
+        trace(lambda x: jnp.sin(x), 1.0).apply("linear_transpose")
+    assert "linear in all" in raised.value.hint
+
+
+def test_a_while_loop_has_no_reverse():
+    with pytest.raises(UnsupportedError, match=r"vjp of .* Reverse-mode"):
+        trace(lambda x: jax.lax.while_loop(lambda c: c < 3, jnp.exp, x), 1.0).apply("vjp")

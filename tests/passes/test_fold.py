@@ -202,6 +202,36 @@ def test_bits_are_those_of_the_backend():
     assert len(after.jaxpr.consts) == 1
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, bool])
+def test_what_numpy_computes_has_the_bits_of_the_backend(dtype):
+    info = np.array([0, 1]) if dtype is bool else np.iinfo(dtype)
+    ends = (info[0], info[1]) if dtype is bool else (info.min, info.max)
+    a = np.array([*ends, 0, 1, 1, 0], dtype)
+    b = np.array([*ends, 1, 1, 0, ends[1]], dtype)
+
+    def fun(x):
+        numbers = [] if dtype is bool else [a + b, lax.sub(a, b), lax.mul(a, b), lax.mul(a, a)]
+        compared = [op(a, b) for op in (lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge)]
+        bits = [lax.bitwise_and(a, b), lax.bitwise_or(a, b), lax.bitwise_xor(a, b)]
+        extremes = [lax.max(a, b), lax.min(a, b), lax.bitwise_not(a)]
+        kinds = np.int8, np.int32, np.uint8, np.float32, np.bool_
+        converted = [lax.convert_element_type(a, kind) for kind in kinds]
+        square = lax.broadcast_in_dim(lax.mul(a, a) if numbers else a, (2, 6), (1,))
+        moved = [
+            lax.transpose(square, (1, 0)),
+            lax.reshape(square, (3, 4)),
+            lax.slice(square, (0, 1), (2, 6), (1, 2)),
+            lax.concatenate([square, square], 0),
+            lax.select(lax.gt(lax.iota(np.int32, 6), 2), a, b),
+            lax.squeeze(lax.slice(square, (0, 1), (1, 6)), (0,)),
+        ]
+        return numbers, compared, bits, extremes, converted, moved, x
+
+    program = jaxprtool.trace(fun, x)
+    after = fold(fun, x)
+    assert set(count(after.jaxpr)) <= {"broadcast_in_dim"} < set(count(program.jaxpr))
+
+
 def test_folding_works_while_jax_traces_what_is_around():
     found = []
 

@@ -1,0 +1,246 @@
+"""Constant folding: what does not depend on the program's arguments is computed once, here.
+
+A *known* value is a literal, a constant of the body it is in, or the result of a pure equation of
+known values. Where something else needs a known value, the value takes the place of the equations
+that lead to it:
+
+*   a scalar becomes a literal;
+*   an array whose elements are all the same bits becomes a broadcast literal, which costs no bytes
+    (if its equation has no other result);
+*   another array becomes a constant of the body, if the program's constants do not grow by more
+    than `max_bytes` in one run of the pass. What counts is the size of the new constants less that
+    of constants that only they had a use for. An array that is equal to another costs once in each
+    body.
+
+An equation is left that only makes a big array of a small one (`iota`, and `broadcast_in_dim`): it
+is as good as the constant, and smaller. Then its own operands are what is needed. So is one with a
+value of more than 16 times `max_bytes` on the way, or with too much work in its loops.
+
+Values are what the default backend computes, one equation at a time, each as a kernel of its own,
+in the setting it was traced in; on another backend an `exp` may have another last bit. They become
+arrays of NumPy, at home on no device. Constants on a device, under a mesh, or that are tracers
+(while JAX traces around the pass) are left, and so are what has effects, random numbers that
+differ from call to call, and calls of code that is not JAX's.
+
+Control flow whose course is known is opened: a cond with a constant index becomes its branch, a
+scan of no rounds its initial carry, a scan of one round its body (unless that takes more equations,
+for slicing and stacking), and a while whose condition fails on the constants it starts with its
+initial carry.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import holds_jaxpr, keep, sub_jaxprs
+from jaxprtool.ir.writer import Rule, Writer, rewrite
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.fold.known import Number, Values, is_plain_type, size_of
+from jaxprtool.passes.fold.opening import OPENERS
+
+
+@dataclass(frozen=True)
+class Fold(Pass):
+    """Compute constant expressions once, and open control flow whose course is constant."""
+
+    name: ClassVar[str] = "fold"
+
+    #: By how many bytes the program's constants may grow.
+    max_bytes: int = 65536
+
+    def __call__(self, program: Program) -> Program:
+        jaxpr = fold_jaxpr(program.jaxpr, self.max_bytes)
+        return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program
+
+
+def fold_jaxpr(jaxpr: Any, max_bytes: int) -> Any:
+    """A closed jaxpr with what is constant in it computed; itself if nothing is."""
+    folding = _Folding(jaxpr, max_bytes)
+    while True:
+        folding.opened = False
+        jaxpr = rewrite(jaxpr, folding.visit)
+        if not folding.opened:
+            return jaxpr
+
+
+# --- the pass ---------------------------------------------------------------------------------
+
+#: Primitives that make an array of little, and cost less than the array.
+_EXPANDING: frozenset[str] = frozenset({"iota", "broadcast_in_dim"})
+
+#: Constants that this pass has made, by identity: what tells whether they live, and their price.
+_prices: dict[int, tuple[Any, int]] = {}
+
+
+def _price(value: Any) -> int:
+    known = _prices.get(id(value))
+    return known[1] if known is not None and known[0]() is value else 0
+
+
+def _set_price(value: Any, price: int) -> None:
+    number = id(value)
+    _prices[number] = weakref.ref(value, lambda _: _prices.pop(number, None)), price
+
+
+def _paid(jaxpr: Any, seen: set[Any]) -> int:
+    """The prices of the constants of a jaxpr and of those in it."""
+    seen.add(jaxpr)
+    total = sum(map(_price, getattr(jaxpr, "consts", ())))
+    for eqn in jaxpr.eqns:
+        if holds_jaxpr(eqn.params.values()):
+            total += sum(_paid(body, seen) for _, body in sub_jaxprs(eqn) if body not in seen)
+    return total
+
+
+@dataclass(frozen=True, eq=False)
+class _Uniform:
+    """An array all of whose elements are this scalar."""
+
+    element: np.ndarray
+
+
+class _Folding:
+    """One run of the pass: the known values of the program, and the bytes that are left."""
+
+    def __init__(self, jaxpr: Any, max_bytes: int) -> None:
+        self._left = max_bytes - (_paid(jaxpr, set()) if _prices else 0)
+        self._values = Values(16 * max_bytes)
+        #: Whether control flow has been opened, whose equations have not been looked at.
+        self.opened = False
+
+    def visit(self, writer: Writer) -> Rule:
+        jaxpr = jaxcompat.open_jaxpr(writer.body)
+        known: dict[Var, Number] = {}
+        for var, value in writer.constant_values.items():
+            number = self._values.of_constant(value) if is_plain_type(var.aval) else None
+            if number is not None:
+                known[var] = number
+        found = self._values.follow(jaxpr.eqns, known)
+        values: dict[Var, Any] = {}
+        if not all(eqn.primitive.name in _EXPANDING for eqn in found):
+            values = self._needed_values(writer, known, found)
+
+        def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+            if eqn.outvars and eqn.outvars[0] in values:
+                return [_atom(writer, eqn, var, values[var]) for var in eqn.outvars]
+            opener = OPENERS.get(eqn.primitive.name)
+            atoms = opener(writer, eqn, self._values) if opener is not None else None
+            self.opened |= atoms is not None
+            return atoms
+
+        return rule
+
+    def _needed_values(
+        self, writer: Writer, known: dict[Var, Number], found: Sequence[JaxprEqn]
+    ) -> dict[Var, Any]:
+        """The results of the equations that go: of each its value, or None if nothing needs it."""
+        jaxpr = jaxcompat.open_jaxpr(writer.body)
+        freed = _freed(writer, found) if writer.constvars else {}
+        folded, held = {id(eqn) for eqn in found}, set[Number]()
+        needed = {v for v in jaxpr.outvars if type(v) is not Literal}
+        values: dict[Var, Any] = {}
+        for eqn in reversed(jaxpr.eqns):
+            if id(eqn) in folded:
+                wanted = {v: known[v] for v in eqn.outvars if v in needed}
+                taken = self._taken(writer, eqn, wanted, freed.get(id(eqn), 0), held)
+                if taken is not None:
+                    values.update(dict.fromkeys(eqn.outvars))
+                    values.update(taken)
+                    continue
+            needed.update(v for v in eqn.invars if type(v) is not Literal)
+        if values and len(writer.consts) == len(writer.constvars):
+            _drop_constants(writer, needed)
+        return values
+
+    def _taken(
+        self,
+        writer: Writer,
+        eqn: JaxprEqn,
+        wanted: dict[Var, Number],
+        freed: int,
+        held: set[Number],
+    ) -> dict[Var, Any] | None:
+        """The values of an equation's needed results; None if the equation is to stay."""
+        arrays = {v: number for v, number in wanted.items() if v.aval.shape != ()}
+        cost = sum(size_of(v.aval) for v, number in arrays.items() if number not in held)
+        if (arrays and _expands(eqn)) or cost - freed > self._left:
+            return None
+        if any(jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in wanted):
+            return None
+        values = {v: self._values.value(number) for v, number in wanted.items()}
+        if any(value is None for value in values.values()):
+            return None
+        if arrays and len(eqn.outvars) == 1 and (uniform := _uniform(values[eqn.outvars[0]])):
+            return {eqn.outvars[0]: uniform}
+        if arrays and not writer.holds_constants:
+            return None
+        for i, (v, number) in enumerate(arrays.items()):
+            if number not in held:
+                _set_price(values[v], size_of(v.aval) - (freed if i == 0 else 0))
+        held.update(arrays.values())
+        self._left -= cost - freed if cost else 0
+        return values
+
+
+def _drop_constants(writer: Writer, needed: set[Var]) -> None:
+    """Drop the constants of a body that nothing needs any more."""
+    flags = [v in needed for v in writer.constvars]
+    for v, flag in zip(writer.constvars, flags, strict=True):
+        if not flag:
+            del writer.constant_values[v]
+    writer.constvars[:] = keep(writer.constvars, flags)
+    writer.consts[:] = keep(writer.consts, flags)
+
+
+def _freed(writer: Writer, found: Sequence[JaxprEqn]) -> dict[int, int]:
+    """The bytes of constants that nothing reads when an equation is gone, by its identity."""
+    jaxpr = jaxcompat.open_jaxpr(writer.body)
+    uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if type(v) is not Literal)
+    uses.update(v for v in jaxpr.outvars if type(v) is not Literal)
+    free = {v: size_of(value) for v, value in writer.constant_values.items() if v.aval.shape}
+    by_equation: dict[int, int] = {}
+    for eqn in found:
+        operands = (v for v in eqn.invars if type(v) is not Literal and uses[v] == 1)
+        by_equation[id(eqn)] = total = sum(free.get(v, 0) for v in operands)
+        if len(eqn.outvars) == 1:
+            free[eqn.outvars[0]] = total
+    return by_equation
+
+
+def _expands(eqn: JaxprEqn) -> bool:
+    """Whether an equation makes an array of something smaller, and is as good as the array."""
+    size = sum(size_of(v.aval) for v in eqn.invars if type(v) is not Literal)
+    return eqn.primitive.name in _EXPANDING and size_of(eqn.outvars[0].aval) > size
+
+
+def _uniform(value: np.ndarray) -> _Uniform | None:
+    """An array as one of equal elements, if all their bits are equal."""
+    if value.size == 0:
+        return None
+    element = value[(0,) * value.ndim]
+    if value.tobytes() != np.asarray(element).tobytes() * value.size:
+        return None
+    return _Uniform(np.asarray(element))
+
+
+def _atom(writer: Writer, eqn: JaxprEqn, var: Var, value: Any) -> Atom:
+    """What a result of an equation that goes is from now on."""
+    if value is None:
+        return var  # nothing reads it
+    if not isinstance(value, _Uniform):
+        return writer.constant(value, var.aval)
+    scalar = jaxcompat.array_type((), var.aval.dtype, var.aval.weak_type)
+    operand = writer.constant(value.element, scalar)
+    params = {"shape": var.aval.shape, "broadcast_dimensions": (), "sharding": None}
+    return writer.emit(lax.broadcast_in_dim_p, [operand], params, eqn)[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,11 +18,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
+from jaxprtool.execute.stepwise import Stepper
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.pipeline import Pipeline
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS, has_refs, reverse
 from tests.programs.mapped import are_equivalent
+from tests.programs.recorder import recording
 from tests.programs.same import Original, count_equations, lasting_effects
 
 
@@ -71,6 +73,13 @@ PASSES: tuple[Rewriter, ...] = (
     Rewriter("sink"),
     Rewriter("schedule"),
 )
+#: JAX's transformations that compute the same.
+TRANSFORMS: tuple[Rewriter, ...] = (
+    Rewriter("checkpoint", grows=True),
+    Rewriter("disable_jit", drops_effects=True),
+    Rewriter("jit", grows=True),
+    Rewriter('named_call("name")', grows=True),
+)
 LEVELS = (
     Rewriter("-O1", drops_effects=True, settles=True),
     Rewriter("-O2", drops_effects=True),
@@ -79,8 +88,13 @@ REWRITERS = (*PASSES, *LEVELS)
 
 
 def random_pipeline(rng: random.Random) -> Rewriter:
-    """Two to five of the passes, exact and keeping derivative rules, in any order."""
+    """Two to five of the passes, exact and keeping derivative rules, in any order.
+
+    Some of them are behind one of JAX's transformations.
+    """
     chosen = rng.choices([r for r in PASSES if r.exact and not r.drops_rules], k=rng.randint(2, 5))
+    if rng.random() < 0.2:
+        chosen.insert(0, rng.choice(TRANSFORMS[1:]))
     return Rewriter(
         ", ".join(r.text for r in chosen),
         grows=any(r.grows for r in chosen),
@@ -89,22 +103,21 @@ def random_pipeline(rng: random.Random) -> Rewriter:
 
 
 def prove_rewrites(
-    case: Any, rewriters: Iterable[Rewriter], *, compiled: bool = False, gradients: bool = False
+    case: Any, rewriters: Iterable[Rewriter], deep: Collection[Rewriter] = ()
 ) -> Counter[str]:
     """Prove each rewriter on a case; says how often what was found.
 
-    Programs are compared one equation at a time, to the last bit; if `compiled` also as JAX's
-    evaluator runs them, and if `gradients` so are their derivatives. Raises an ExceptionGroup of
+    Programs are compared one equation at a time, to the last bit. What those of `deep` make is also
+    compared as JAX's evaluator runs it, and so are its derivatives. Raises an ExceptionGroup of
     what fails, each with the rewriter as its note.
     """
     outcomes: Counter[str] = Counter({"programs": 1})
     failures: list[Exception] = []
     with case.setting():
-        before = case.program()
-        proof = _Proof(Original(before, case.arguments(), fewer_effects=True), compiled, gradients)
+        proof = _Proof(Original(case.program(), case.arguments(), fewer_effects=True))
         for rewriter in rewriters:
             try:
-                outcomes.update(proof.of(rewriter))
+                outcomes.update(proof.of(rewriter, rewriter in deep))
             except Exception as error:
                 error.add_note(f"rewritten by {rewriter.text}")
                 failures.append(error)
@@ -116,12 +129,12 @@ def prove_rewrites(
 class _Proof:
     """What is known of one original."""
 
-    def __init__(self, original: Original, compiled: bool, gradients: bool):
-        self.original, self.compiled, self.gradients = original, compiled, gradients
+    def __init__(self, original: Original):
+        self.original = original
         self._equations = count_equations(original.program.jaxpr)
-        self._proven: list[Program] = []
+        self._proven: dict[bool, list[Program]] = {False: [], True: []}
 
-    def of(self, rewriter: Rewriter) -> Iterable[str]:
+    def of(self, rewriter: Rewriter, deep: bool) -> Iterable[str]:
         """Prove one rewriter; says how."""
         before = self.original.program
         after = rewriter(before)
@@ -134,27 +147,53 @@ class _Proof:
             assert lasting_effects(after.jaxpr) == lasting_effects(before.jaxpr)
         if rewriter.settles:
             assert rewriter(after).jaxpr is after.jaxpr, "a second time, it changes something"
-        if any(are_equivalent(after.jaxpr, p.jaxpr) for p in self._proven):
+        proven = self._proven[deep]
+        if any(are_equivalent(after.jaxpr, p.jaxpr) for p in proven):
             yield "as another"
             return
-        yield from self._compare(rewriter, after)
+        yield from self._deeply(rewriter, after) if deep else self._step_by_step(rewriter, after)
         if rewriter.exact and not rewriter.drops_rules:
-            self._proven.append(after)
+            proven.append(after)
 
     def _check_size(self, rewriter: Rewriter, after: Program) -> None:
         if not rewriter.grows:
             equations = count_equations(after.jaxpr)
             assert equations <= self._equations, f"{self._equations} equations became {equations}"
 
-    def _compare(self, rewriter: Rewriter, after: Program) -> Iterable[str]:
-        if self.compiled:
-            verdict = self.original.same(after, exact=rewriter.exact, gradients=False)
-            yield "step by step" if verdict.stepwise else "compiled"
-        else:
+    def _step_by_step(self, rewriter: Rewriter, after: Program) -> Iterable[str]:
+        try:
             self.original.same_steps(after, exact=rewriter.exact)
+        except AssertionError:
+            if rewriter.exact or self._all_finite:
+                raise
+            yield "not finite"
+        else:
             yield "step by step"
-        if self.gradients and not rewriter.drops_rules:
+
+    def _deeply(self, rewriter: Rewriter, after: Program) -> Iterable[str]:
+        verdict = self.original.same(after, exact=rewriter.exact, gradients=False)
+        yield "compiled, then step by step" if verdict.stepwise else "compiled"
+        if not rewriter.drops_rules:
             yield f"gradients: {self.original.same_gradients(after).split(':')[0]}"
+
+    @cached_property
+    def _all_finite(self) -> bool:
+        """Whether a run meets finite numbers alone: rules that are not exact ask for that."""
+        stepper = _Finite()
+        with recording():
+            stepper.run(self.original.program.jaxpr, self.original.args)
+        return stepper.all_finite
+
+
+class _Finite(Stepper):
+    all_finite = True
+
+    def apply(self, eqn: Any, operands: list[Any]) -> Any:
+        results = super().apply(eqn, operands)
+        for x in (*operands, *results):
+            if jnp.issubdtype(getattr(x, "dtype", bool), jnp.inexact):
+                self.all_finite &= bool(jnp.isfinite(x[...]).all())
+        return results
 
 
 def gradient_case(case: Case) -> Case | None:

@@ -67,7 +67,8 @@ class NamedRewrites:
         self._passes: dict[str, type[Counted]] = {}
         for path in paths:
             for made in load_rewrites(path):
-                if made.name in self._passes or made.name in registry.available():
+                taken = registry.available().get(made.name)
+                if made.name in self._passes or (taken and taken.origin != __name__):
                     raise PluginError(
                         f"rewrite '{made.name}' of {path} has the name of another pass",
                         "rewrite(..., name=...) gives it one",

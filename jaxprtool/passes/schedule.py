@@ -1,10 +1,10 @@
 """Scheduling: equations in an order that keeps fewer bytes alive at once; values do not change.
 
 The model of what is alive is that of `ir.liveness`. Equations with effects, and sown values, keep
-their order among themselves, and so does whatever touches a ref; for the rest only their operands
-count. Bodies are scheduled from the inside out, so that a loop or call weighs what its own peak
-is. A body keeps its order, and stays the very same object, unless the new order's peak is
-strictly lower.
+their order among themselves, and so does whatever touches a ref; a value is read before it is
+donated; for the rest only operands count. Bodies are scheduled from the inside out, so that a loop
+or call weighs what its own peak is. A body keeps its order, and stays the very same object, unless
+the new order's peak is strictly lower.
 
 `sink` moves equations towards their first readers, in one walk. `schedule` takes the best of
 several orders: the one found, the one of `sink`, list schedules that run from the front and from
@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
@@ -26,7 +27,7 @@ from jaxprtool.ir.liveness import Lifetimes, Liveness
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.base import Pass
 from jaxprtool.primitives import sow_p
 
@@ -128,14 +129,10 @@ class _Scheduler:
 
     def _graph(self, eqns: Sequence[JaxprEqn], life: Lifetimes) -> Graph:
         pinned = self._pinned(eqns)
-        before = [sorted({life.maker[value] for value in reads}) for reads in life.reads]
-        last = None
-        for i, flag in enumerate(pinned):
-            if not flag:
-                continue
-            if last is not None and last not in before[i]:
-                before[i] = sorted((*before[i], last))
-            last = i
+        needs = [{life.maker[value] for value in reads} for reads in life.reads]
+        for i, j in (*pairwise(i for i, flag in enumerate(pinned) if flag), *_donations(eqns)):
+            needs[j].add(i)
+        before = list(map(sorted, needs))
         after: list[list[int]] = [[] for _ in eqns]
         for i, earlier in enumerate(before):
             for j in earlier:
@@ -163,6 +160,26 @@ class _Scheduler:
             if self._sowing[body]:
                 return True
         return False
+
+
+def _donations(eqns: Sequence[JaxprEqn]) -> Iterator[tuple[int, int]]:
+    """Calls that donate an operand and its other readers: pairs that must keep their order."""
+    donated = [
+        (v, i)
+        for i, eqn in enumerate(eqns)
+        if eqn.primitive.name == "jit"
+        for v, flag in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
+        if flag and type(v) is not Literal
+    ]
+    readers: dict[Atom, list[int]] = {v: [] for v, _ in donated}
+    if not donated:
+        return
+    for i, eqn in enumerate(eqns):
+        for v in eqn.invars:
+            if type(v) is not Literal and v in readers:
+                readers[v].append(i)
+    for v, i in donated:
+        yield from ((min(i, j), max(i, j)) for j in readers[v] if j != i)
 
 
 def _bound(life: Lifetimes) -> int:

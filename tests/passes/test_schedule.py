@@ -209,6 +209,22 @@ def test_sown_values_keep_their_order(transform):
     assert sows(transform(program).jaxpr) == sows(program.jaxpr)
 
 
+@pytest.mark.parametrize("transform", [Sink(), Schedule(), Schedule(memory=False)])
+def test_a_value_is_read_before_it_is_donated(transform):
+    consume = jax.jit(lambda a: a * 2, donate_argnums=0)
+
+    def run(a):
+        b = a + 1
+        read = jnp.sin(b)
+        return consume(b), early(a) + read
+
+    program = jaxprtool.trace(run, X)
+    after = transform(program)
+    assert after.jaxpr is not program.jaxpr
+    for old, new in zip(program(X), after(X), strict=True):  # the donated array is gone
+        np.testing.assert_array_equal(old, new)
+
+
 def test_without_memory_everything_is_close_to_its_reader():
     def run(a):
         big, small = jnp.sin(a), jnp.exp(a)

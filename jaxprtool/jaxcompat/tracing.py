@@ -9,7 +9,7 @@ from itertools import compress
 from typing import Any
 
 import jax
-from jax._src import core, pjit
+from jax._src import config, core, pjit
 from jax._src import linear_util as lu
 from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import ClosedJaxpr, DebugInfo, JaxprEqn, Var
@@ -26,10 +26,15 @@ from jaxprtool.jaxcompat.jaxprs import (
 
 @contextmanager
 def setting_of(eqn: JaxprEqn) -> Iterator[None]:
-    """The context an equation was traced in, with the axes that are manual there bound."""
+    """The context an equation was traced in, with the axes that are manual there bound.
+
+    Types are checked for what varies over these axes if some value of the equation does.
+    """
     mesh = eqn.ctx.cur_abstract_mesh
     sizes = [] if mesh.empty else [(name, mesh.shape[name]) for name in mesh.manual_axes]
-    with eqn.ctx.manager, axes_bound(sizes):
+    types = (getattr(v.aval, "mat", None) for v in (*eqn.invars, *eqn.outvars)) if sizes else ()
+    varies = any(manual is not None and manual.varying for manual in types)
+    with eqn.ctx.manager, axes_bound(sizes), config._check_vma(varies):
         yield
 
 

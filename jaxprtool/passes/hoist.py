@@ -7,12 +7,13 @@ out, so that an equation leaves as many loops as it is invariant in.
 Which of the invariant equations leave:
 
 *   One that computes leaves, together with the equations that it needs, if its result takes no more
-    bytes than the largest value that it is computed from, or no more than `SMALL`; or if it costs
-    far more than to read its result does (`_DEAR`, and whatever holds jaxprs).
+    bytes than the largest constant that it is computed from, or no more than `SMALL`; or if it
+    costs far more than to read its result does (`_DEAR`, and whatever holds jaxprs).
 *   One that only moves, repeats or makes up values (`_MOVES`: broadcasts, iotas, reshapes, ...),
     and one whose result is larger than all it is computed from, leaves only for one that needs it.
     By itself it would save little and be kept in memory for as long as the loop runs, where it is
     now fused into what reads it.
+*   So does one that is computed from literals alone: in the loop it is known to be constant.
 
 These never leave: equations with effects and those that touch refs; collectives and whatever says
 where values lie or keeps computations apart (`_STAYS`); user code that runs outside of JAX. Where
@@ -211,11 +212,11 @@ def _may_not_end(primitive: str) -> bool:
 
 
 def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:
-    """Whether a result of so many bytes, from a value of so many, pays for being kept."""
+    """Whether a result of so many bytes, from constants of so many, pays for being kept."""
     name = eqn.primitive.name
     if name in _MOVES:
         return False
-    if _at_most(result, SMALL) or _at_most(result, source):
+    if source != 0 and (_at_most(result, SMALL) or _at_most(result, source)):
         return True
     return name in _DEAR or holds_jaxpr(eqn.params.values())
 

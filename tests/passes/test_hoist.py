@@ -182,6 +182,19 @@ def test_what_only_moves_or_makes_up_values_stays_unless_something_that_leaves_n
     assert at_top(needed) == ["transpose", "sin", "scan"]
 
 
+def test_what_is_computed_from_literals_alone_stays_unless_it_is_dear():
+    def run(a):
+        def body(c, row):
+            noise = jax.random.uniform(jax.random.key(0), (4,))
+            return c + jnp.sqrt(lax.iota(jnp.float32, 4)) + noise * row, None
+
+        return lax.scan(body, a[0], a)
+
+    after = hoist(run, x)
+    assert "sqrt" in inside(loop_of(after.jaxpr).body)
+    assert {"random_seed", "random_bits"} <= set(at_top(after))
+
+
 def shapes(*sizes):
     return [jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes]
 

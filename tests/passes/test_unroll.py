@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool import sow
@@ -144,6 +145,22 @@ def test_a_scan_of_symbolic_length_stays_and_one_over_symbolic_rows_goes():
     type_check(after)
     assert "scan" not in names(after.jaxpr)
     assert after.out_avals == program.out_avals
+
+
+def test_iterations_on_devices_vary_over_the_axes_that_the_scan_does():
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "d")
+
+    def run(a):
+        body = lambda c, r: (c + lax.psum(r, "d"), c * 2)  # noqa: E731
+        return lax.scan(body, a[0] * 0, a)[1]
+
+    with jax.set_mesh(mesh):
+        spec = P(None, "d")
+        program = jaxprtool.trace(jax.shard_map(run, in_specs=spec, out_specs=spec), x)
+        after = Unroll()(program)
+        type_check(after)
+        np.testing.assert_array_equal(after(x), program(x))
+    assert "scan" not in names(after.jaxpr)
 
 
 def test_a_scan_with_something_sown_stays():

@@ -88,6 +88,8 @@ def test_constants_do_not_grow_past_the_limit():
     assert len(after.jaxpr.consts) == 2
     assert constant_bytes(fold(fun, x)) == 100 + 121 + 144
     assert not fold(fun, x, max_bytes=0).jaxpr.consts
+    after = fold(lambda a: a * jnp.sin(jnp.float32(1)), x, max_bytes=0)
+    assert count(after.jaxpr) == {"mul": 1}
     # What an earlier run has spent is not there to be spent again.
     twice = Fold(300)(Fold(300)(jaxprtool.trace(fun, x)))
     assert constant_bytes(twice) <= 300
@@ -295,6 +297,41 @@ def test_a_scan_of_no_rounds_becomes_its_initial_carry():
     after = fold(lambda a: lax.scan(lambda c, row: (c + row, c), a[0], a[:0]), x)
     assert count(after.jaxpr)["scan"] == 0
     assert [c.shape for c in after.jaxpr.consts] == [(0, 4)]
+
+
+def test_an_empty_stack_of_keys_is_left_to_its_scan():
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    def fun(k):
+        return lax.scan(lambda c, row: (c, jax.random.split(row)), 0, k[:0])[1]
+
+    program = jaxprtool.trace(fun, keys)
+    assert count(Fold()(program).jaxpr)["scan"] == 1
+
+
+def test_a_loop_that_may_not_change_its_types_is_left():
+    # The carry comes in weakly typed and goes out as a result, whose type may not change.
+    program = jaxprtool.trace(lambda a: lax.scan(lambda c, _: (c * 2, None), a, length=1)[0], 1.0)
+    (eqn,) = [e for e in program.jaxpr.eqns if e.primitive.name == "scan"]
+    weak = jaxcompat.Var(eqn.outvars[0].aval.update(weak_type=True))
+    assert eqn.invars[0].aval.weak_type is eqn.outvars[0].aval.weak_type
+    strong = jaxcompat.Var(weak.aval.update(weak_type=False))
+    eqns = [
+        e if e is not eqn else e.replace(outvars=[strong, *e.outvars[1:]])
+        for e in program.jaxpr.eqns
+    ]
+    changed = jaxcompat.replace_jaxpr(
+        program.jaxpr,
+        constvars=program.jaxpr.constvars,
+        consts=program.jaxpr.consts,
+        invars=program.jaxpr.invars,
+        outvars=[strong],
+        eqns=eqns,
+        debug_info=program.jaxpr.debug_info,
+    )
+    after = Fold()(program.replace(jaxpr=changed))
+    assert count(after.jaxpr)["scan"] == 1
+    assert after.jaxpr.outvars[0].aval.weak_type is False
 
 
 def test_a_scan_of_one_round_becomes_its_body_unless_that_is_more():

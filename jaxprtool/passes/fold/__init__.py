@@ -8,19 +8,21 @@ that lead to it:
 *   an array whose elements are all the same bits becomes a broadcast literal, which costs no bytes
     (if its equation has no other result);
 *   another array becomes a constant of the body, if the program's constants do not grow by more
-    than `max_bytes` in one run of the pass. What counts is the size of the new constants less that
-    of constants that only they had a use for. An array that is equal to another costs once in each
-    body.
+    than `max_bytes` in this run of the pass and earlier ones in the process. What counts is the
+    size of the new constants less that of constants that only they had a use for. An array that is
+    equal to another costs once in each body.
 
 An equation is left that only makes a big array of a small one (`iota`, and `broadcast_in_dim`): it
 is as good as the constant, and smaller. Then its own operands are what is needed. So is one with a
-value of more than 16 times `max_bytes` on the way, or with too much work in its loops.
+value of more than 1 MiB on the way (or 16 times `max_bytes`), with a while loop, or with too much
+work in its other loops.
 
 Values are what the default backend computes, one equation at a time, each as a kernel of its own,
 in the setting it was traced in; on another backend an `exp` may have another last bit. They become
-arrays of NumPy, at home on no device. Constants on a device, under a mesh, or that are tracers
-(while JAX traces around the pass) are left, and so are what has effects, random numbers that
-differ from call to call, and calls of code that is not JAX's.
+arrays of NumPy, at home on no device. Constants that are committed to a device, or are tracers
+(while JAX traces around the pass), are left, and so are what runs under a mesh or has effects,
+remat, random numbers that differ from call to call, and calls of code that is not JAX's. A call
+with custom derivatives goes if all its operands are constants: nothing differentiates it.
 
 Control flow whose course is known is opened: a cond with a constant index becomes its branch, a
 scan of no rounds its initial carry, a scan of one round its body (unless that takes more equations,
@@ -69,8 +71,8 @@ def fold_jaxpr(jaxpr: Any, max_bytes: int) -> Any:
     folding = _Folding(jaxpr, max_bytes)
     while True:
         folding.opened = False
-        jaxpr = rewrite(jaxpr, folding.visit)
-        if not folding.opened:
+        before, jaxpr = jaxpr, rewrite(jaxpr, folding.visit)
+        if jaxpr is before or not folding.opened:
             return jaxpr
 
 
@@ -78,6 +80,9 @@ def fold_jaxpr(jaxpr: Any, max_bytes: int) -> Any:
 
 #: Primitives that make an array of little, and cost less than the array.
 _EXPANDING: frozenset[str] = frozenset({"iota", "broadcast_in_dim"})
+
+#: The largest value on the way to another, in bytes, unless `max_bytes` is large.
+_LARGEST = 1 << 20
 
 #: Constants that this pass has made, by identity: what tells whether they live, and their price.
 _prices: dict[int, tuple[Any, int]] = {}
@@ -115,7 +120,7 @@ class _Folding:
 
     def __init__(self, jaxpr: Any, max_bytes: int) -> None:
         self._left = max_bytes - (_paid(jaxpr, set()) if _prices else 0)
-        self._values = Values(16 * max_bytes)
+        self._values = Values(max(_LARGEST, 16 * max_bytes))
         #: Whether control flow has been opened, whose equations have not been looked at.
         self.opened = False
 
@@ -174,7 +179,7 @@ class _Folding:
         """The values of an equation's needed results; None if the equation is to stay."""
         arrays = {v: number for v, number in wanted.items() if v.aval.shape != ()}
         cost = sum(size_of(v.aval) for v, number in arrays.items() if number not in held)
-        if (arrays and _expands(eqn)) or cost - freed > self._left:
+        if arrays and (_expands(eqn) or (cost and cost - freed > self._left)):
             return None
         if any(jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in wanted):
             return None

@@ -58,17 +58,12 @@ def _open_scan(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
 
 def _without_rounds(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
     used = [v for v in scan.ys if type(v) is not DropVar]
-    if scan.eqn.effects or not (
-        writer.holds_constants and all(is_plain_type(v.aval) for v in used)
-    ):
+    plain = all(is_plain_type(v.aval) and isinstance(v.aval.dtype, np.dtype) for v in used)
+    if scan.eqn.effects or not plain or (used and not writer.holds_constants):
         return None
-    return [
-        *scan.carry,
-        *(
-            writer.constant(np.zeros(v.aval.shape, v.aval.dtype), v.aval) if v in used else v
-            for v in scan.ys
-        ),
-    ]
+    empty = {v: np.zeros(v.aval.shape, v.aval.dtype) for v in used}
+    ys = [writer.constant(empty[v], v.aval) if v in empty else v for v in scan.ys]
+    return [*scan.carry, *ys]
 
 
 def _with_one_round(writer: Writer, scan: Scan) -> Sequence[Atom] | None:

@@ -120,6 +120,9 @@ class Rewrite(Pass):
         self._outlines: dict[Any, list[Pattern]] = {}
         self._check_pattern()
 
+    def __str__(self) -> str:
+        return self.name
+
     def to(self, replacement: Function) -> Function:
         """Decorates the function that takes the pattern's place; it gets the same arguments."""
         self.replacement = replacement

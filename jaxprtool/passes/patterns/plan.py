@@ -141,14 +141,16 @@ class Application:
         self, body: Graph, taken: set[int], root: int, outlines: Sequence[Pattern]
     ) -> Iterator[Found]:
         """The matches with this root that can be replaced, and that the user's check accepts."""
-        rewrite = self._rewrite
+        rewrite, seen = self._rewrite, set()
         for avals, sizes in self._rough(body, taken, root, outlines):
             traced = self._pattern(avals, body.eqns[root])
             for form in () if traced is None else traced[1]:
                 for fit in _exact(form, body, taken, root, avals):
                     gone = _given_away(form, body, fit)
-                    if gone is None:
+                    key = gone, *(id(fit.atoms[v]) for v in form.inputs)
+                    if gone is None or key in seen:
                         continue
+                    seen.add(key)  # a sum of one value and itself fits in two ways that are one
                     match = _match(rewrite, form, body, fit, gone, sizes)
                     if not rewrite.accepts(match):
                         continue

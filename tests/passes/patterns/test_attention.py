@@ -94,7 +94,7 @@ def test_in_a_gradient_it_shares_values_and_only_a_pattern_with_these_is_found(r
     assert rewrites["attention"](program) is program
     after, matches = rewrites["saved_attention"].applied(program)
     type_check(after)
-    assert [match.source.split("/")[-1] for match in matches] == ["transformer.py:84"]
+    assert len(matches) == 1 and "transformer.py:" in matches[0].source
 
 
 def test_under_checkpoint_the_forward_part_of_a_gradient_shares_nothing(rewrites):

@@ -1,0 +1,372 @@
+"""Where a pattern is found, and where it is not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxprtool
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.jaxcompat import jaxpr_as_fun
+from jaxprtool.passes.patterns import rewrite
+from tests.programs.rules import with_jvp_rule
+
+X = jnp.array([0.5, -1.5, 2.0])
+ANY = "f32[...]"
+
+
+def names(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for _, body in sub_jaxprs(eqn):
+            yield from names(body)
+
+
+def count(made, fun, *args):
+    """How often a rewrite matches a function's program, which must compute the same after it."""
+    program = jaxprtool.trace(fun, *args)
+    after, matches = made.applied(program)
+    type_check(after)
+    if not matches:
+        assert after is program
+    if not any(isinstance(arg, jax.ShapeDtypeStruct) for arg in args):
+        outs = (jaxpr_as_fun(p.jaxpr)(*args) for p in (program, after))
+        for old, new in zip(*outs, strict=True):
+            assert old.dtype == new.dtype and old.weak_type == new.weak_type
+            np.testing.assert_allclose(new, old, rtol=1e-5)
+    return len(matches)
+
+
+def tanh_of_product(x, y):
+    return jnp.tanh(x * y)
+
+
+@pytest.fixture
+def product():
+    """tanh(x * y) by exponentials."""
+
+    def by_exp(x, y):
+        e = jnp.exp(2 * (x * y))
+        return ((e - 1) / (e + 1)).astype(x.dtype)
+
+    return rewrite(tanh_of_product, by_exp, ANY, ANY)
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def test_it_is_found_and_its_place_is_told(product):
+    program = jaxprtool.trace(lambda a: jnp.tanh(a * 2.0) + a, X)
+    (match,) = product.matches(program)
+    assert str(match).startswith("tanh_of_product(x: f32[3], y=2.0) at ")
+    assert match.source.startswith(f"{__file__}:")
+    assert [eqn.primitive.name for eqn in match.equations] == ["mul", "tanh"]
+    assert match.types["y"].shape == () and match.values == {"y": 2.0}
+    assert list(names(product(program).jaxpr)).count("tanh") == 0
+
+
+def test_a_program_without_it_comes_back_as_it_was(product):
+    program = jaxprtool.trace(lambda a: jax.jit(jnp.sin)(a) * a, X)
+    assert product(program) is program
+
+
+def test_literals_must_be_equal():
+    twice = rewrite(lambda x: x * 2.0, lambda x: x + x, ANY)
+    assert count(twice, lambda a: a * 2.0, X) == 1
+    assert count(twice, lambda a: a * 2.5, X) == 0
+    assert count(twice, lambda a: a * 2.0, X.astype(jnp.bfloat16)) == 1
+    nothing = rewrite(lambda x: x + 0.0, lambda x: x, ANY)
+    assert count(nothing, lambda a: a + -0.0, X) == 0
+
+
+def test_operands_may_be_swapped_where_that_is_the_same():
+    twice = rewrite(lambda x: x * 2.0, lambda x: x + x, ANY)
+    assert count(twice, lambda a: 2.0 * a, X) == 1
+    less = rewrite(lambda x: x - 2.0, lambda x: x + -2.0, ANY)
+    assert count(less, lambda a: 2.0 - a, X) == 0
+    both = rewrite(lambda x, y: x * y + jnp.sin(x), lambda x, y: jnp.sin(x) + x * y, ANY, ANY)
+    assert count(both, lambda a, b: jnp.sin(b) + a * b, X, X) == 1
+
+
+def test_an_argument_is_the_same_value_wherever_it_stands():
+    square = rewrite(lambda x: x * x, jnp.square, ANY)
+    assert count(square, lambda a, b: a * a + a * b, X, X) == 1
+    product = rewrite(lambda x, y: jnp.sin(x) * jnp.cos(y), lambda x, y: jnp.cos(y) * jnp.sin(x),
+                      ANY, ANY)  # fmt: skip
+    assert count(product, lambda a: jnp.sin(a) * jnp.cos(a), X) == 1
+
+
+def test_two_equal_equations_may_be_one_in_the_program():
+    pattern = rewrite(lambda x: (x + 1.0) * (x + 1.0), lambda x: jnp.square(x + 1.0), ANY)
+
+    def shared(a):
+        b = a + 1.0
+        return b * b
+
+    assert count(pattern, shared, X) == 1
+
+
+def test_constants_of_the_pattern_are_compared_by_content():
+    table = np.array([1.0, 2.0, 3.0], np.float32)
+    made = rewrite(lambda x: x * table, lambda x: x + x * (table - 1), "f32[3]")
+    assert count(made, lambda a: a * table.copy(), X) == 1
+    assert count(made, lambda a: a * (table + 1), X) == 0
+
+
+def test_a_number_is_known_inside_a_loop_that_is_given_it():
+    below = rewrite(
+        lambda x, m: jnp.where(m, x, -1.0),
+        lambda x, m: jnp.where(m, x + 1.0, 0.0) - 1.0, "f32[...]", "bool[...]",
+    )  # fmt: skip
+
+    def loop(a, number):
+        low = jnp.full(3, number)
+        return jax.lax.scan(lambda c, m: (jnp.where(m, c, low), None), a, jnp.eye(3, dtype=bool))[0]
+
+    assert count(below, lambda a: loop(a, -1.0), X) == 1
+    assert count(below, lambda a: loop(a, -2.0), X) == 0
+
+
+# --- types --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3, 4)])
+def test_any_float_and_any_shape(product, dtype, shape):
+    x = jax.ShapeDtypeStruct(shape, dtype)
+    assert count(product, lambda a, b: jnp.tanh(a * b), x, x) == 1
+
+
+def test_a_pattern_that_computes_a_float_otherwise_by_its_precision_is_found_in_each():
+    total = rewrite(lambda x: x.sum(-1) * 2.0, lambda x: (x * 2.0).sum(-1), "f32[...,n]")
+    for dtype in ("float32", "bfloat16", "float16"):
+        assert count(total, lambda a: a.sum(-1) * 2.0, jax.ShapeDtypeStruct((2, 3), dtype)) == 1
+
+
+def test_64_bit_types_wherever_x64_is_on(product):
+    with jax.enable_x64(True):
+        assert count(product, lambda a: jnp.tanh(a * a), np.arange(3.0)) == 1
+        program = jaxprtool.trace(lambda a: jnp.tanh(a * a), np.arange(3.0))
+    assert len(product.matches(program)) == 1
+
+
+def test_a_name_is_one_size():
+    trace = rewrite(lambda x: (x @ x).sum(), lambda x: x.sum(0) @ x.sum(1), "f32[n,n]")
+    assert count(trace, lambda a: (a @ a).sum(), jnp.ones((3, 3))) == 1
+    pair = rewrite(
+        lambda x, y: x.sum() * y.sum(), lambda x, y: y.sum() * x.sum(), "f32[n]", "f32[n]"
+    )
+    assert count(pair, lambda a, b: a.sum() * b.sum(), X, X) == 1
+    assert count(pair, lambda a, b: a.sum() * b.sum(), X, jnp.ones(4)) == 0
+
+
+def test_an_expression_of_names_is_what_they_make_of_it():
+    def halves(x, y):
+        return jnp.sin(x).sum() * y.sum()
+
+    made = rewrite(halves, lambda x, y: y.sum() * jnp.sin(x).sum(), "f32[2*n]", "f32[n]")
+    assert count(made, halves, jnp.ones(6), jnp.ones(3)) == 1
+    assert count(made, halves, jnp.ones(7), jnp.ones(3)) == 0
+
+
+def test_numbers_are_examples_and_the_rank_is_asked_for():
+    made = rewrite(lambda x: jnp.sin(x) * 2.0, lambda x: 2.0 * jnp.sin(x), "f32[8,128]")
+    assert count(made, lambda a: jnp.sin(a) * 2.0, jnp.ones((3, 1))) == 1
+    assert count(made, lambda a: jnp.sin(a) * 2.0, X) == 0
+
+
+def test_numbers_that_follow_from_sizes_follow_those_of_the_match():
+    mean = rewrite(lambda x: x.sum() / x.shape[0], jnp.mean, "f32[n]")
+    assert count(mean, lambda a: a.sum() / 3, X) == 1
+    assert count(mean, lambda a: a.sum() / 4, X) == 0
+
+
+def test_symbolic_sizes_of_a_program():
+    (n,) = jax.export.symbolic_shape("n")
+    mean = rewrite(lambda x: x.sum() / x.shape[0], jnp.mean, "f32[k]")
+    program = jaxprtool.trace(lambda a: a.sum() / n, jax.ShapeDtypeStruct((n,), "float32"))
+    (match,) = mean.matches(program)
+    assert match.sizes == {"k": n}
+
+
+def test_weak_types_of_results_stay():
+    one = rewrite(lambda x: x * 1, lambda x: x, ANY)
+    assert count(one, lambda a: (a * 1, jnp.sin(a * 1)), jnp.asarray(2.0)) == 2
+    assert count(one, lambda a: (a * 1, jnp.sin(a * 1)), jnp.asarray(2.0, jnp.float32)) == 2
+
+
+# --- what a match gives away --------------------------------------------------------------------
+
+
+def test_a_match_that_shares_a_value_with_others_is_left_alone(product):
+    def shares(a, b):
+        c = a * b
+        return jnp.tanh(c) + c
+
+    assert count(product, shares, X, X) == 0
+    with_it = rewrite(
+        lambda x, y: (jnp.tanh(x * y), x * y),
+        lambda x, y: (jnp.tanh(y * x), y * x), ANY, ANY,
+    )  # fmt: skip
+    assert count(with_it, shares, X, X) == 1
+    assert count(product, lambda a, b: (jnp.tanh(a * b), a * b), X, X) == 1
+
+
+def test_what_depends_on_no_argument_may_be_shared():
+    def shifted(x):
+        return x + jnp.arange(float(x.shape[0]))
+
+    made = rewrite(
+        lambda x: jnp.sin(shifted(x)), lambda x: jnp.cos(shifted(x) - np.pi / 2), "f32[n]"
+    )
+
+    def shares(a):
+        places = jnp.arange(3.0)
+        return jnp.sin(a + places) * places
+
+    assert count(made, shares, X) == 1
+
+
+def test_dead_code_shares_nothing(product):
+    def wasteful(a, b):
+        c = a * b
+        jnp.cos(c + jnp.tanh(c))
+        return jnp.tanh(c)
+
+    assert count(product, wasteful, X, X) == 1
+
+
+def test_several_results_are_replaced_at_the_last():
+    pair = rewrite(
+        lambda x: (jnp.sin(x), jnp.cos(x)),
+        lambda x: (jnp.cos(x - np.pi / 2), jnp.sin(x + np.pi / 2)), ANY,
+    )  # fmt: skip
+    assert count(pair, lambda a: jnp.sin(a) * jnp.cos(a), X) == 1
+    assert count(pair, lambda a: jnp.cos(a) * jnp.sin(a), X) == 1
+
+    def used_between(a):
+        s = jnp.sin(a)
+        t = s + 1
+        return t * jnp.cos(a)
+
+    assert count(pair, used_between, X) == 0
+    assert count(pair, lambda a, b: jnp.sin(a) * jnp.cos(b), X, X) == 0
+
+
+def test_a_result_that_is_an_argument_needs_no_replacing():
+    made = rewrite(lambda x: (jnp.sin(x), x), lambda x: (jnp.cos(x - np.pi / 2), x), ANY)
+    assert count(made, lambda a: jnp.sin(a) + a, X) == 1
+
+
+def test_matches_do_not_overlap_and_are_found_from_the_front():
+    three = rewrite(lambda x, y, z: x + y + z, lambda x, y, z: x + (y + z), ANY, ANY, ANY)
+    assert count(three, lambda a: a + 1.0 + 2.0 + 3.0, X) == 1
+    assert count(three, lambda a: a + 1.0 + 2.0 + 3.0 + 4.0, X) == 2
+
+
+def test_what_is_put_there_is_not_matched_again():
+    more = rewrite(lambda x: x * 1.5, lambda x: (x * 1.5) * 1.5 / 1.5, ANY)
+    assert count(more, lambda a: a * 1.5, X) == 1
+
+
+def test_a_check_decides(product):
+    seen = []
+
+    @product.check
+    def _(match):
+        seen.append(match)
+        return match.types["x"].ndim == 2
+
+    assert count(product, lambda a: jnp.tanh(a * a), X) == 0
+    assert count(product, lambda a: jnp.tanh(a * a), jnp.ones((2, 2))) == 1
+    assert [match.types["x"].ndim for match in seen] == [1, 2]
+
+
+# --- where --------------------------------------------------------------------------------------
+
+
+def inner(a):
+    return jnp.tanh(a * 3.0)
+
+
+WHERE = {
+    "jit": lambda a: jax.jit(inner)(a),
+    "across a jit": lambda a: jnp.tanh(jax.jit(lambda b: b * 3.0)(a)),
+    "scan": lambda a: jax.lax.scan(lambda c, _: (inner(c), None), a, None, length=2)[0],
+    "while": lambda a: jax.lax.while_loop(lambda c: (c > 1).any(), inner, a),
+    "cond": lambda a: jax.lax.cond(a[0] > 0, inner, jnp.sin, a),
+    "remat": lambda a: jax.checkpoint(inner)(a),
+    "custom_jvp": with_jvp_rule(inner),
+    "vmap": lambda a: jax.vmap(inner)(jnp.stack([a, a])),
+    "deep": lambda a: jax.checkpoint(
+        lambda b: jax.lax.scan(lambda c, _: (jax.jit(inner)(c), None), b, None, length=2)[0]
+    )(a),
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_it_is_found_in_every_body(product, where):
+    assert count(product, WHERE[where], X) == 1
+
+
+def test_a_body_that_is_shared_is_rewritten_once(product):
+    body = jax.checkpoint(inner)
+    assert count(product, lambda a: body(a) + body(a + 1), X) == 1
+
+
+def test_it_is_found_in_a_shard_map(product):
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+    mapped = jax.shard_map(inner, mesh=mesh, in_specs=spec, out_specs=spec)
+    assert count(product, lambda a: mapped(a), jnp.arange(4.0)) == 1
+
+
+def test_a_function_with_a_rule_of_its_own_is_found_whole_and_in_gradients():
+    made = rewrite(lambda x: jax.nn.relu(x) * 2.0, lambda x: jax.nn.relu(x * 2.0), ANY)
+    assert count(made, lambda a: jax.nn.relu(a) * 2.0, X) == 1
+    assert count(made, lambda a: jnp.maximum(a, 0) * 2.0, X) == 1
+    bare = rewrite(lambda x: jnp.maximum(x, 0) * 2.0, lambda x: jnp.maximum(x * 2.0, 0), ANY)
+    assert count(bare, lambda a: jax.nn.relu(a) * 2.0, X) == 0
+
+
+def test_loops_are_matched_by_what_their_bodies_do():
+    def power(x):
+        return jax.lax.fori_loop(0, 3, lambda _, c: jax.jit(jnp.sin)(c) * x, x)
+
+    made = rewrite(power, lambda x: jnp.sin(jnp.sin(jnp.sin(x) * x) * x) * x, ANY)
+    assert count(made, power, X) == 1
+    other = jax.lax.fori_loop
+    assert count(made, lambda a: other(0, 3, lambda _, c: jnp.cos(c) * a, a), X) == 0
+    assert count(made, lambda a: other(0, 4, lambda _, c: jnp.sin(c) * a, a), X) == 0
+
+
+def test_effects_stay_where_they_are(product):
+    def noisy(a):
+        b = a * 3.0
+        jax.debug.print("between {}", a, ordered=True)
+        return jnp.tanh(b)
+
+    program = jaxprtool.trace(noisy, X)
+    after, matches = product.applied(program)
+    assert len(matches) == 1
+    assert (
+        list(names(after.jaxpr)).count("debug_callback")
+        + list(names(after.jaxpr)).count("debug_print")
+        == 1
+    )
+
+
+def test_a_body_that_cannot_hold_the_constants_of_the_replacement_is_left_alone():
+    table = np.arange(3.0, dtype=np.float32)
+    made = rewrite(lambda x: jnp.tanh(x * 3.0), lambda x: jnp.tanh(x * 3.0) + 0 * table, "f32[n]")
+    assert count(made, inner, X) == 1
+    program = jaxprtool.trace(lambda a: jax.checkpoint(inner)(a), X)
+    assert made(program) is program
+
+
+def test_a_rewrite_is_a_pass_and_runs_twice_alike(product):
+    program = jaxprtool.trace(lambda a: jnp.tanh(a * a) + jnp.tanh(a * 2.0), X)
+    once, again = program.apply(product), program.apply(product)
+    assert jaxprtool.equivalent(once, again)
+    assert str(product) == "tanh_of_product"

@@ -35,12 +35,13 @@ from jaxprtool.passes.simplify import (
     reductions,
     selection,
     slicing,
+    together,
 )
 from jaxprtool.passes.simplify.engine import simplified
 from jaxprtool.passes.simplify.pattern import Match
-from jaxprtool.passes.simplify.row import Condition, Row, equation, full
+from jaxprtool.passes.simplify.row import Condition, Row, emit, equation, full
 
-__all__ = ["Condition", "Match", "Row", "Simplify", "equation", "full", "simplify_rules"]
+__all__ = ["Condition", "Match", "Row", "Simplify", "emit", "equation", "full", "simplify_rules"]
 
 #: The open list: of the rules that apply to an equation the first is taken.
 simplify_rules: list[Row] = [
@@ -50,6 +51,7 @@ simplify_rules: list[Row] = [
     *selection.ROWS,
     *reductions.ROWS,
     *contractions.ROWS,
+    *together.ROWS,
 ]
 
 

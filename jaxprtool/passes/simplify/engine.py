@@ -3,10 +3,11 @@
 A body is walked once, from the front. What an equation is simplified to depends on the equations
 before it alone, and those are final, so that one walk reaches the fixed point.
 
-It ends: a row puts one atom, or one equation, in the place of one equation. Rows whose pattern
-reaches through an operand to the equation behind it leave an equation that reads older values;
-those that look at one equation alone make another primitive, or constant, of it that no row turns
-back. Rows of a plug-in that turn an equation in circles are reported.
+It ends: a row puts one atom, or one equation, in the place of one equation; a row that writes two
+takes two or more away. Rows whose pattern reaches through an operand to the equation behind it
+leave an equation that reads older values; those that look at one equation alone make another
+primitive, or constant, of it that no row turns back. Rows of a plug-in that turn an equation in
+circles are reported.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jaxprtool.ir.outline import named
 from jaxprtool.ir.writer import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.simplify.conditions import NEVER_INEXACT, is_inexact
-from jaxprtool.passes.simplify.pattern import Call, Match, Number, scalar_value
+from jaxprtool.passes.simplify.pattern import Call, Match, Number, Uses, scalar_value
 from jaxprtool.passes.simplify.row import Outcome, Row
 
 #: No equation is rewritten as often by rows that do not undo each other.
@@ -77,6 +78,7 @@ def _heads(tree: Call) -> Sequence[_Head]:
 def _visitor(tables: tuple[dict[str, _Rows], ...], fast: bool, writer: Writer) -> Rule:
     definition, constants = writer.definition, writer.constant_values
     of_all, of_inexact = tables
+    uses = Uses(writer)
 
     def rows_of(eqn: JaxprEqn) -> _Rows | None:
         rows = of_all.get(eqn.primitive.name)
@@ -85,7 +87,7 @@ def _visitor(tables: tuple[dict[str, _Rows], ...], fast: bool, writer: Writer) -
     def step(eqn: JaxprEqn, rows: _Rows) -> Outcome:
         """What the first rule that applies makes of an equation."""
         for row in rows.get(None, ()):
-            if (outcome := _apply(row, eqn, writer, fast)) is not None:
+            if (outcome := _apply(row, eqn, writer, uses, fast)) is not None:
                 return outcome
         for atom in eqn.invars:
             if type(atom) is Literal or atom in constants:
@@ -96,7 +98,7 @@ def _visitor(tables: tuple[dict[str, _Rows], ...], fast: bool, writer: Writer) -
                 continue
             for head in heads:
                 for row in rows.get(head, ()):
-                    if (outcome := _apply(row, eqn, writer, fast)) is not None:
+                    if (outcome := _apply(row, eqn, writer, uses, fast)) is not None:
                         return outcome
         return None
 
@@ -107,12 +109,18 @@ def _visitor(tables: tuple[dict[str, _Rows], ...], fast: bool, writer: Writer) -
         new, steps = eqn, 0
         while rows is not None and (outcome := step(new, rows)) is not None:
             if not isinstance(outcome, JaxprEqn):
+                uses.consumed.clear()
+                if type(outcome) is not Literal:
+                    uses.aliases.add(outcome)
                 return [outcome]
             new, steps = outcome, steps + 1
             if steps > MOST_STEPS:
                 raise PluginError(f"simplify: rules undo each other for ever on {named(eqn)}")
             rows = rows_of(new)
-        return None if new is eqn else writer.add(new)
+        if new is eqn:
+            return None
+        uses.remove_consumed()
+        return writer.add(new)
 
     return rule
 
@@ -127,15 +135,21 @@ def _constant_heads(atom: Atom, writer: Writer) -> Sequence[_Head]:
     return _CONSTANT, float(value.real if value.dtype.kind == "c" else value)
 
 
-def _apply(row: Row, eqn: JaxprEqn, writer: Writer, fast: bool) -> Outcome:
-    match = Match(writer)
-    if not row.matches(match, eqn):
+def _apply(row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, fast: bool) -> Outcome:
+    match = Match(writer, uses)
+    if not row.matches(match, eqn) or any(e.params.get("out_dtype") for e in match.eqns):
+        return None
+    if row.once and not all(map(_is_plain, match.eqns)):
         return None
     outcome = row.outcome(match, fast)
-    if outcome is None or any(e.params.get("out_dtype") for e in match.eqns):
+    if outcome is None:
         return None
     if isinstance(outcome, JaxprEqn):
-        return outcome if _is_plain(eqn) and _is_plain(outcome) else None
+        if not (_is_plain(eqn) and _is_plain(outcome)):
+            return None
+        if row.once:
+            uses.consumed += match.eqns[1:]
+        return outcome
     was, now = eqn.outvars[0].aval, outcome.aval
     same = was == now or was.strip_weak_type() == now.strip_weak_type()
     return outcome if same else None

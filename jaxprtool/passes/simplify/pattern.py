@@ -13,6 +13,7 @@ operands of a commutative primitive are tried in both orders.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from jaxprtool.ir.writer import Writer
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var, open_jaxpr
 
 COMMUTATIVE = frozenset(["add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"])
 
@@ -149,13 +150,51 @@ def _node(tokens: Sequence[str], at: int) -> tuple[Node, int]:
     return Call(names, tuple(operands), token), at + 1
 
 
+class Uses:
+    """How often the variables of a body are read, and which equations are read no more."""
+
+    #: An equation that is to go is looked for among so many before, so that time stays linear.
+    FARTHEST = 1000
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._counts: Counter[Any] | None = None
+        #: What other variables have become: it is read in their places.
+        self.aliases: set[Var] = set()
+        #: Equations that nothing reads once the one that is being replaced is written anew.
+        self.consumed: list[JaxprEqn] = []
+
+    def is_only(self, eqn: JaxprEqn) -> bool:
+        """Whether the result of an equation is read once in the body."""
+        if self._counts is None:
+            jaxpr = open_jaxpr(self._writer.body)
+            self._counts = Counter(v for e in jaxpr.eqns for v in e.invars if type(v) is Var)
+            self._counts.update(v for v in jaxpr.outvars if type(v) is Var)
+        var = eqn.outvars[0]
+        return self._counts[var] == 1 and var not in self.aliases and self._place(eqn) is not None
+
+    def _place(self, eqn: JaxprEqn) -> int | None:
+        eqns = self._writer.eqns
+        places = range(len(eqns) - 1, max(len(eqns) - 1 - self.FARTHEST, -1), -1)
+        return next((i for i in places if eqns[i] is eqn), None)
+
+    def remove_consumed(self) -> None:
+        """Take the equations that nothing reads any more out of the new body."""
+        for eqn in self.consumed:
+            place = self._place(eqn)
+            assert place is not None, eqn
+            del self._writer.eqns[place]
+        self.consumed.clear()
+
+
 class Match:
     """Where a pattern has matched: the values of its names, and its equations, outermost first."""
 
-    __slots__ = ("eqns", "names", "writer")
+    __slots__ = ("eqns", "names", "uses", "writer")
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, uses: Uses) -> None:
         self.writer = writer
+        self.uses = uses
         self.eqns: list[JaxprEqn] = []
         self.names: dict[str, Any] = {}
 

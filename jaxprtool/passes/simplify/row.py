@@ -12,7 +12,7 @@ import jax.extend.core.primitives
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
 from jaxprtool.passes.simplify.pattern import (
     CLASSES,
     Call,
@@ -38,8 +38,12 @@ class Row:
     `when` are conditions, all of which must hold. `params` gives the parameters of the new
     equation, or None where the rule does not apply; without it they are those of the first
     equation of the pattern with the same primitive. `build` makes the whole outcome instead, and
-    the replacement is then only shown. `exact` says that every bit of the result stays, NaN,
-    infinities and the sign of zero included: always, never (for `fast` alone), or on a condition.
+    the replacement is then only shown.
+
+    `exact` says that every bit of the result stays, NaN, infinities and the sign of zero included:
+    always, never (for `fast` alone), or on a condition. Where the rule is `once`, the inner
+    equations of the pattern must have no other use, and go; `build` may then write as many less
+    one by `emit`.
     """
 
     pattern: str
@@ -48,6 +52,7 @@ class Row:
     params: Callable[[Match], dict[str, Any] | None] | None = None
     build: Callable[[Match], Outcome] | None = None
     exact: bool | Condition = True
+    once: bool = False
 
     @property
     def name(self) -> str:
@@ -73,7 +78,8 @@ class Row:
     def condition(self) -> str:
         """All that is asked of a match, in words."""
         functions = [*self.when, *(f for f in (self.params, self.build) if f is not None)]
-        return "; ".join(filter(None, map(_said, functions)))
+        once = ["the inner equations have no other use"] if self.once else []
+        return "; ".join([*filter(None, map(_said, functions)), *once])
 
     @property
     def exactness(self) -> str:
@@ -87,6 +93,8 @@ class Row:
             if not condition(match):
                 return None
         if not (fast or self.exact is True or (callable(self.exact) and self.exact(match))):
+            return None
+        if self.once and not all(map(match.uses.is_only, match.eqns[1:])):
             return None
         if self.build is not None:
             return self.build(match)
@@ -142,6 +150,16 @@ def equation(
     return match.eqn.replace(
         primitive=_primitive(match, name), invars=list(operands), params=params
     )
+
+
+def emit(match: Match, name: str, operands: Sequence[Atom], params: Any, aval: Any) -> Var:
+    """Write an equation of one result of this type before the one that is replaced."""
+    primitive, out = _primitive(match, name), Var(aval)
+    eqn = match.eqn.replace(
+        primitive=primitive, invars=list(operands), outvars=[out], params=params
+    )
+    match.writer.add(eqn)
+    return out
 
 
 def _primitive(match: Match, name: str) -> Primitive:

@@ -355,4 +355,17 @@ EXAMPLES: dict[str, Example] = {
     "transpose(dot_general(x, y)) → dot_general(y, x)": Example(
         lambda x, y: lax.dot(x, y).T, "i", "f", ((3, 4), (4, 5))
     ),
+    # --- together
+    "add|add_any|sub|mul|div|max|min(transpose(x), transpose(y)) → transpose(add|…(x, y))": Example(
+        lambda x, y: lax.sub(x.T, y.T), "fi", shapes=((12, 12), (12, 12))
+    ),
+    "add|add_any|sub|mul|div|max|min(reshape(x), reshape(y)) → reshape(add|…(x, y))": _two(
+        lambda x, y: lax.div(x.reshape(9, 16), y.reshape(9, 16)), "f"
+    ),
+    "mul(mul(neg(x), y), C) → mul(mul(x, y), -C)": _two(lambda x, y: y * -x * _of(x, 3), "fi"),
+    "div(mul(neg(x), y), C) → div(mul(x, y), -C)": _two(lambda x, y: -x * y / _of(x, 3), "f"),
+    "add|add_any(z, mul(neg(x), y)) → sub(z, mul(x, y))": _two(
+        lambda x, y: -x * y + lax.sign(y), "fi"
+    ),
+    "sub(z, mul(neg(x), y)) → add(z, mul(x, y))": _two(lambda x, y: lax.sign(y) - y * -x, "fi"),
 }

@@ -39,14 +39,14 @@ def test_rules_apply_to_what_rules_have_made():
 def test_nothing_to_do_gives_the_same_jaxpr():
     program = trace(lambda x: jnp.sin(x) @ x, VECTOR)
     assert Simplify()(program).jaxpr is program.jaxpr
-    once = Simplify()(trace(lambda x: -(-jnp.sin(x)), VECTOR))
+    once = Simplify()(trace(lambda x: lax.neg(-jnp.sin(x)), VECTOR))
     assert Simplify()(once).jaxpr is once.jaxpr
 
 
 def test_bodies_at_every_depth_are_simplified():
     def fun(x):
         def body(c, _):
-            return lax.cond(c[0] > 0, lambda c: -(-c), jnp.sin, c), None
+            return lax.cond(c[0] > 0, lambda c: lax.neg(-c), jnp.sin, c), None
 
         return lax.scan(body, x, None, length=3)[0]
 
@@ -120,8 +120,8 @@ def test_keys_move_like_all_else():
 
 def test_effects_stay():
     def fun(x):
-        jax.debug.print("{}", -(-x))
-        return -(-x)
+        jax.debug.print("{}", lax.neg(-x))
+        return lax.neg(-x)
 
     expected = primitives(trace(lambda x: jax.debug.print("{}", x), VECTOR))
     assert len(expected) == 1 and simple(fun, VECTOR) == expected
@@ -132,7 +132,7 @@ def test_inside_shard_map():
     spec = jax.sharding.PartitionSpec("d")
 
     def body(x):
-        return -(-x) * 1.0 + jnp.zeros_like(x)
+        return lax.neg(-x) * 1.0 + jnp.zeros_like(x)
 
     fun = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)
     before, after, _ = prove(Case("shards", fun, (jnp.arange(4.0),)), Simplify())
@@ -143,7 +143,7 @@ def test_gradients_of_what_is_simplified_are_the_same():
     def fun(x, y):
         z = x - (-jnp.broadcast_to(y[:, :1], x.shape)) * 1.0
         p = jnp.broadcast_to(z[0, 0] > 0, z.shape)
-        return lax.select(p, z / 2.0, -(-z).T.reshape(4, 3).T * 3.0).sum(0)
+        return lax.select(p, z / 2.0, lax.neg(-z).T.reshape(4, 3).T * 3.0).sum(0)
 
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), jnp.float32)
     before, after, verdict = prove(Case("gradients", fun, (x, x)), Simplify())
@@ -156,6 +156,29 @@ def test_samples_and_their_gradients_compute_the_same(file):
     for case in sample_programs(file):
         before, after, _ = prove(case, Simplify(), gradients=False)
         assert count_equations(after.jaxpr) <= count_equations(before.jaxpr)
+
+
+def test_what_is_moved_alike_is_moved_once_if_nothing_else_reads_it():
+    program = trace(lambda x, y: x.T + y.T, MATRIX, MATRIX)
+    assert primitives(Simplify()(program)) == ["add", "transpose"]
+
+    def shared(x, y):
+        z = x.T
+        return z + y.T, z
+
+    program = trace(shared, MATRIX, MATRIX)
+    assert Simplify()(program).jaxpr is program.jaxpr
+
+
+def test_a_value_read_through_another_name_is_not_taken_away():
+    def fun(x, y):
+        z = -x
+        same = z.reshape(2, 2).reshape(4)  # becomes z, which then has three readers
+        return same * y * 2.0, same, jnp.sin(same)
+
+    x = jnp.arange(4.0)
+    before, after, _ = prove(Case("aliases", fun, (x, x)), Simplify())
+    assert primitives(Dce()(after)) == ["neg", "mul", "mul", "sin"]
 
 
 # --- plug-ins ---------------------------------------------------------------------------------

@@ -136,6 +136,7 @@ class Pmap(Pass):
     """
 
     name: ClassVar[str] = "pmap"
+    preserves: ClassVar[bool] = False
 
     #: The name by which collectives call the axis.
     axis_name: Hashable = None

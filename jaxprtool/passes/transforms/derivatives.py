@@ -68,6 +68,7 @@ class Grad(_Reverse):
     """Differentiate: the jaxpr of grad(f), for f whose result is one number."""
 
     name: ClassVar[str] = "grad"
+    preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]] = jax.grad
     scalar: ClassVar[bool] = True
 
@@ -77,6 +78,7 @@ class ValueAndGrad(_Reverse):
     """Give the result and the gradient: the jaxpr of value_and_grad(f)."""
 
     name: ClassVar[str] = "value_and_grad"
+    preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]] = jax.value_and_grad
     scalar: ClassVar[bool] = True
 
@@ -86,6 +88,7 @@ class Jacrev(_Reverse):
     """The jacobian, row by row in reverse mode: the jaxpr of jacrev(f)."""
 
     name: ClassVar[str] = "jacrev"
+    preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]] = jax.jacrev
 
 
@@ -120,6 +123,7 @@ class Jacfwd(_Forward):
     """The jacobian, column by column in forward mode: the jaxpr of jacfwd(f)."""
 
     name: ClassVar[str] = "jacfwd"
+    preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]] = jax.jacfwd
 
 
@@ -128,6 +132,7 @@ class Hessian(_Forward):
     """The second derivatives, forward over reverse: the jaxpr of hessian(f)."""
 
     name: ClassVar[str] = "hessian"
+    preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]] = jax.hessian
 
 
@@ -136,6 +141,7 @@ class Jvp(Pass):
     """Push tangents forward: from (primals, tangents) to the results and their tangents."""
 
     name: ClassVar[str] = "jvp"
+    preserves: ClassVar[bool] = False
 
     #: Whether the result is a pair, of what is differentiated and of what is handed on.
     has_aux: bool = False

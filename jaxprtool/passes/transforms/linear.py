@@ -33,6 +33,7 @@ class Vjp(Pass):
     """Split in two: forward gives residuals too, backward pulls cotangents back through them."""
 
     name: ClassVar[str] = "vjp"
+    preserves: ClassVar[bool] = False
 
     #: Whether the result is a pair, of what is differentiated and of what is handed on.
     has_aux: bool = False
@@ -54,6 +55,7 @@ class Linearize(Pass):
     """Split in two: forward gives residuals too, backward pushes tangents through them."""
 
     name: ClassVar[str] = "linearize"
+    preserves: ClassVar[bool] = False
 
     #: Whether the result is a pair, of what is differentiated and of what is handed on.
     has_aux: bool = False
@@ -87,6 +89,7 @@ class LinearTranspose(Pass):
     """Transpose a linear function: from cotangents of its results to those of its arguments."""
 
     name: ClassVar[str] = "linear_transpose"
+    preserves: ClassVar[bool] = False
 
     def __call__(self, program: Program) -> Program:
         """Takes one argument, of the tree of the results, and the program's keyword arguments;

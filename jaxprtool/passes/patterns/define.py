@@ -172,9 +172,12 @@ class Rewrite(Pass):
         return self._outlines[key]
 
     def _forms(self, sizes: dict[str, Any], floats: Any, more: int) -> list[Pattern]:
-        avals = tuple(each.aval(sizes, floats, more) for each in self.declarations)
-        at = self.pattern_at(avals, None)
-        return [] if at is None else at[1]
+        forms = []
+        for weak in (False, True) if any(d.is_scalar for d in self.declarations) else (False,):
+            avals = tuple(each.aval(sizes, floats, more, weak) for each in self.declarations)
+            at = self.pattern_at(avals, None)
+            forms += [] if at is None else at[1]
+        return forms
 
     def pattern_at(
         self, avals: Sequence[Any], like: JaxprEqn | None

@@ -42,18 +42,23 @@ class Declared:
     dtype: Any
     dims: tuple[Any, ...]
     more_dims: bool = False
-    weak_type: bool = False
 
-    def aval(self, sizes: Mapping[str, Any], floats: Any = None, more: int = 0) -> Any:
+    @property
+    def is_scalar(self) -> bool:
+        return not self.dims and not self.more_dims
+
+    def aval(
+        self, sizes: Mapping[str, Any], floats: Any = None, more: int = 0, weak: bool = False
+    ) -> Any:
         """A type of this declaration, with these sizes for the names.
 
         `floats` is the dtype of those declared as floats, if not their own; `more` is how many
-        dimensions an ellipsis stands for.
+        dimensions an ellipsis stands for; `weak` has scalars weakly typed, as Python's are.
         """
         leading = tuple(range(2, 2 + more)) if self.more_dims else ()
         dtype = floats if floats is not None and kind(self.dtype) is jnp.floating else self.dtype
         shape = (*leading, *(_size(dim, sizes) for dim in self.dims))
-        return jaxcompat.array_type(shape, dtype, self.weak_type)
+        return jaxcompat.array_type(shape, dtype, weak and self.is_scalar)
 
 
 def declared(value: Any, what: str) -> Declared:
@@ -65,7 +70,7 @@ def declared(value: Any, what: str) -> Declared:
         return _read(value, what)
     try:
         aval = jax.api_util.shaped_abstractify(value)
-        return Declared(aval.dtype, tuple(aval.shape), weak_type=aval.weak_type)
+        return Declared(aval.dtype, tuple(aval.shape))
     except (TypeError, AttributeError):
         kind = type(value).__name__
         raise ArgumentsError(f"{what} is declared by a {kind}, which is no type", _HINT) from None

@@ -190,6 +190,13 @@ def test_symbolic_sizes_of_a_program():
     assert match.sizes == {"k": n}
 
 
+def test_a_scalar_may_be_weakly_typed_or_not():
+    scaled = rewrite(lambda x, s: jnp.sin(x * s), lambda x, s: jnp.sin(s * x), "f32[n]", "f32[]")
+    for scalar in (jnp.asarray(2.0), jnp.asarray(2.0, jnp.float32)):
+        assert count(scaled, lambda a, s: jnp.sin(a * s), X, scalar) == 1
+    assert count(scaled, lambda a: jnp.sin(a * 2.0), X) == 1
+
+
 def test_weak_types_of_results_stay():
     one = rewrite(lambda x: x * 1, lambda x: x, ANY)
     assert count(one, lambda a: (a * 1, jnp.sin(a * 1)), jnp.asarray(2.0)) == 2

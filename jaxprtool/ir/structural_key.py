@@ -1,11 +1,12 @@
 """Keys of equations and jaxprs by structure: equal for those that are the same but for names.
 
-`structure(jaxpr)` gives one object for all jaxprs that `ir.equivalence` calls equivalent, so that
-two bodies are compared by a look at two references; `parameters_key(eqn)` is the same for what an
-equation does, its operands left out. Both are exact, not digests that might collide: numbers are
-told apart by type and to the bit (0.0 is not -0.0, 1 is not True), arrays by content and place.
-Only functions, and objects that compare by identity, are compared by identity here, where
-`equivalent` follows the rules of custom derivatives into their jaxprs.
+`structure(jaxpr)` gives one object for all jaxprs that are equal, so that two bodies are compared
+by a look at two references; `parameters_key(eqn)` is the same for what an equation does, its
+operands left out. Both are exact: numbers are told apart by type and to the bit (0.0 is not -0.0,
+1 is not True), arrays by content and place; only long arrays go by a digest, of 256 bits. Jaxprs of
+one structure are equivalent (`ir.equivalence`). They may be so and have different structures:
+functions are compared by identity here, where `equivalent` follows the rules of custom derivatives
+into their jaxprs.
 
 A structure is found once for each jaxpr object, and lives as long as one of its jaxprs.
 """
@@ -29,9 +30,8 @@ from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 #: computations or copies apart, and `sow`, whose names count.
 UNREPEATABLE: frozenset[str] = frozenset(
     {
-        *("rng_uniform", "pure_callback", "sow"),
-        *("optimization_barrier", "remat2", "copy", "copy_p", "device_put"),
-        *("infeed", "outfeed", "create_token", "after_all", "tie", "pin", "unpin"),
+        *("rng_uniform", "pure_callback", "sow", "create_token", "after_all", "psend", "precv"),
+        *("optimization_barrier", "remat2", "copy", "device_put", "tie", "pin", "unpin"),
         *("empty", "empty2", "empty_ref", "create_linear", "new_box", "new_log"),
     }
 )

@@ -393,3 +393,27 @@ def test_an_error_of_a_pass_says_which():
 
     with pytest.raises(PluginError, match="pass 'broken' failed"):
         jit(lambda x: x, passes=Broken())(1.0)
+
+
+# --- the default pipeline -------------------------------------------------------------------------
+
+
+def test_the_default_makes_less_and_computes_the_same():
+    gradient = jax.value_and_grad(model)
+    fun = jit(gradient)
+    assert len(fun.trace(PARAMS, X).jaxpr.eqns) < len(jax.jit(gradient).trace(PARAMS, X).jaxpr.eqns)
+    close(fun(PARAMS, X), gradient(PARAMS, X))
+
+
+@pytest.mark.parametrize("transform", [jax.grad, lambda f: jax.vmap(f, (None, 0))])
+def test_the_default_nests_in_transformations(transform):
+    xs = X if transform is jax.grad else jnp.stack([X, -X])
+    close(transform(jit(model))(PARAMS, xs), transform(model)(PARAMS, xs))
+
+
+def test_the_default_folds_nothing_that_is_traced_around():
+    def outer(x):
+        return jit(lambda y: (y * x + 0.0) * (2.0 * 3.0))(1.0)
+
+    close(jax.grad(outer)(2.0), 6.0)
+    close(jax.vmap(outer)(X), 6 * X)

@@ -49,18 +49,18 @@ def _innermost(eqn: JaxprEqn, index: int, place: str) -> tuple[JaxprEqn, str, An
 
     If a body only hands on what it is given, also the operand of `eqn` that this is.
     """
-    trail: list[JaxprEqn] = []
+    inside = False
     while True:
         place = _place(eqn) or place
         for body in _bodies(eqn):
             atom = body.outvars[index]
             if isinstance(atom, Literal):
                 continue
-            if (inner := _makers(body).get(atom)) is not None and not _is_filler(inner):
-                trail.append(eqn)
-                eqn, index = inner, inner.outvars.index(atom)
+            inner = _makers(body).get(atom)
+            if inner is not None and not (isinstance(view(eqn), Cond) and _is_filler(inner)):
+                eqn, index, inside = inner, inner.outvars.index(atom), True
                 break
-            if not trail and atom in body.invars and not isinstance(view(eqn), Cond | While):
+            if not inside and atom in body.invars and not isinstance(view(eqn), Cond | While):
                 operand = body.invars.index(atom)
                 if not _is_carry(eqn, operand):
                     return eqn, place, eqn.invars[operand]

@@ -7,6 +7,7 @@ the same lines of source, as if they ran the user's own function.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -143,9 +144,14 @@ def chosen(
             raise ArgumentsError(
                 f"{transform}: {program.name} has no positional argument {number} for {option}; "
                 f"{has}",
-                f"its arguments are: {', '.join(program.arg_names)}" if program.arg_names else None,
+                f"its arguments are: {_roots(program)}" if program.arg_names else None,
             )
     return tuple(number % count for number in numbers)
+
+
+def _roots(program: Program) -> str:
+    """What the arguments of a program are called as wholes: of `params['w']`, `params`."""
+    return ", ".join(dict.fromkeys(re.split(r"[\[.]", name)[0] for name in program.arg_names))
 
 
 def main_results(program: Program, transform: str, has_aux: bool) -> list[int]:

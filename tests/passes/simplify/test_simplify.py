@@ -177,7 +177,7 @@ def test_a_value_read_through_another_name_is_not_taken_away():
         return same * y * 2.0, same, jnp.sin(same)
 
     x = jnp.arange(4.0)
-    before, after, _ = prove(Case("aliases", fun, (x, x)), Simplify())
+    _, after, _ = prove(Case("aliases", fun, (x, x)), Simplify())
     assert primitives(Dce()(after)) == ["neg", "mul", "mul", "sin"]
 
 

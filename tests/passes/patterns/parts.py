@@ -36,11 +36,14 @@ def rewrite_of_a_part(program: Program, rng: random.Random) -> Rewrite | None:
 
 
 def is_pure(eqn: JaxprEqn) -> bool:
-    return (
-        not eqn.effects
-        and eqn.primitive is not sow_p
-        and all(hasattr(v.aval, "shape") for v in eqn.outvars)
-    )
+    """Whether an equation may be in a part.
+
+    A custom call that closes over values is another when JAX evaluates it: it takes them.
+    """
+    closes_over = eqn.primitive.name.startswith("custom_") and eqn.params.get("num_consts")
+    if eqn.effects or eqn.primitive is sow_p or closes_over:
+        return False
+    return all(hasattr(v.aval, "shape") for v in eqn.outvars)
 
 
 def is_used(eqns: list[JaxprEqn], program: Program, i: int) -> bool:

@@ -22,8 +22,11 @@ from tests.programs.random_programs import RandomProgram
 from tests.programs.samples import sample_files
 
 
-def prove_part(case, rng: random.Random, *, gradients: bool = False) -> int:
-    """Replace a part of a program by itself; gives how often it was found."""
+def prove_part(case, rng: random.Random, *, values: bool = True) -> int:
+    """Replace a part of a program by itself; gives how often it was found.
+
+    Without `values` the result is type-checked, and not run: what takes time is compiling it.
+    """
     with case.setting():
         before = case.program()
         part = rewrite_of_a_part(before, rng)
@@ -32,7 +35,8 @@ def prove_part(case, rng: random.Random, *, gradients: bool = False) -> int:
         after, matches = part.applied(before)
         assert matches, f"{case.name}: a part of it is not found: {part.outlines(None, 0, False)}"
         type_check(after)
-        same(before, after, case.arguments(), gradients=gradients)
+        if values:
+            same(before, after, case.arguments(), gradients=False)
     return len(matches)
 
 
@@ -45,14 +49,14 @@ def prove_harnesses(every: int, start: int, step: int) -> Counter[int]:
     return found
 
 
-def prove_random_programs(examples: int, seed: int) -> Counter[int]:
+def prove_random_programs(examples: int, seed: int, *, values: bool) -> Counter[int]:
     found: Counter[int] = Counter()
 
     @hypothesis.seed(seed)
     @settings(max_examples=examples)
     @given(random_programs(), st.randoms(use_true_random=False))
     def check(drawn: RandomProgram, rng: random.Random) -> None:
-        found[prove_part(drawn.case(), rng)] += 1
+        found[prove_part(drawn.case(), rng, values=values)] += 1
 
     check()
     jax.clear_caches()
@@ -60,12 +64,16 @@ def prove_random_programs(examples: int, seed: int) -> Counter[int]:
 
 
 def test_parts_of_some_harnesses_are_replaced_by_themselves():
-    found = prove_harnesses(10, 3, 20)
-    assert found.total() - found[0] > 30
+    found = prove_harnesses(10, 3, 60)
+    assert found.total() - found[0] > 8
 
 
 def test_parts_of_random_programs_are_replaced_by_themselves():
-    assert prove_random_programs(examples=8, seed=2).total() >= 8
+    assert prove_random_programs(examples=8, seed=2, values=False).total() >= 8
+
+
+def test_parts_of_a_few_random_programs_compute_the_same():
+    assert prove_random_programs(examples=1, seed=3, values=True).total() >= 1
 
 
 @pytest.mark.sweep
@@ -79,7 +87,8 @@ def test_parts_of_all_harnesses_are_replaced_by_themselves(chunk, record_propert
 @pytest.mark.sweep
 @pytest.mark.parametrize("chunk", range(8))
 def test_parts_of_many_random_programs_are_replaced_by_themselves(chunk, record_property):
-    record_property("found", dict(prove_random_programs(examples=100, seed=200 + chunk)))
+    found = prove_random_programs(examples=100, seed=200 + chunk, values=True)
+    record_property("found", dict(found))
 
 
 @pytest.mark.sweep

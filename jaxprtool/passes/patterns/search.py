@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import jax
@@ -26,7 +27,9 @@ from jaxprtool.passes.patterns.graphs import Graph, Pattern, same_number
 COMMUTATIVE = frozenset({"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})
 
 #: Steps of one search; a pattern of a hundred equations takes some hundred where it fits.
-_MOST_STEPS = 100_000
+_MOST_STEPS = 20_000
+#: Ways to fit in one place that are looked at: operands that may be swapped make very many.
+_MOST_FITS = 64
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,10 @@ class Search:
         self._done: list[tuple[dict[Any, Any], Any]] = []
 
     def fits(self, root: int) -> Iterator[Fit]:
-        """Every way in which the pattern fits with its root at this place."""
+        """The ways in which the pattern fits with its root at this place, the first of many."""
+        return islice(self._fits(root), _MOST_FITS)
+
+    def _fits(self, root: int) -> Iterator[Fit]:
         choices: list[tuple[Goals, int]] = [(((self.pattern.root, root), None), 0)]
         for _ in range(_MOST_STEPS):
             if not choices:

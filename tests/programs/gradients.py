@@ -57,7 +57,7 @@ def gradients_of(closed: Any, args: Sequence[Any], mode: str | None = None) -> G
         for i, x in zip(at, xs, strict=True):
             full[i] = x
         results = jaxcompat.jaxpr_as_fun(closed)(*full)
-        return [results[i] for i in outs]
+        return [jnp.asarray(results[i]) for i in outs]  # one may be a literal
 
     primals = [jnp.asarray(args[i]) for i in at]
     expected = NO_DERIVATIVE + (NO_DERIVATIVE_OF_REFS if has_refs(closed) else ())

@@ -211,7 +211,7 @@ def gradient_case(case: Case) -> Case | None:
                 for i, x in zip(at, xs, strict=True):
                     full[i] = x
                 results = jaxcompat.jaxpr_as_fun(program.jaxpr)(*full)
-                return [results[i] for i in outs]
+                return [jnp.asarray(results[i]) for i in outs]
 
             return reverse(function, [flat[i] for i in at])
 

@@ -268,6 +268,18 @@ def test_a_cond_with_a_constant_index_becomes_its_branch(index, kept):
     assert count(fold(fun, x).jaxpr) == {kept: 1}
 
 
+def test_an_equation_without_results_keeps_its_operands():
+    def fun(a):
+        lax.cond(jnp.int32(a.shape[0]) * 2 > 1, lambda b: None, lambda b: None, jnp.float32(2) * 3)
+        jax.jit(lambda b: None)(jnp.float32(2) * 3)
+        return a
+
+    program = jaxprtool.trace(fun, x)
+    after = Fold()(program)
+    type_check(after)
+    assert Fold()(after).jaxpr is after.jaxpr
+
+
 def test_effects_and_refs_of_the_branch_stay_in_order():
     def fun(a):
         ref = jax.new_ref(a)

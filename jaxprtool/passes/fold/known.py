@@ -81,6 +81,8 @@ class Values:
     def _of_equation(self, eqn: JaxprEqn, known: dict[Var, Number]) -> int | None:
         if eqn.effects or eqn.primitive.name in _NEVER or not self._is_plain(eqn):
             return None
+        if not eqn.outvars:
+            return None  # there is nothing to know; dce takes it away
         try:
             key, held = parameters_key(eqn)
         except Keyless:

@@ -168,8 +168,11 @@ class Writer:
             new = eqn.replace(invars=ins, outvars=outs, source_info=source, **changes)
             atoms: Sequence[Atom] | None = None
             if rule is not None:
+                written, held = len(self.eqns), len(self.constvars)
                 atoms = rule(new)
-                new = self._inside(new) if atoms is None and self._outside_in else new
+                if atoms is None:
+                    self._take_back(written, held)
+                    new = self._inside(new) if self._outside_in else new
             names.update(zip(eqn.outvars, self.add(new) if atoms is None else atoms, strict=True))
         return [v if type(v) is Literal else names[v] for v in jaxpr.outvars]
 
@@ -224,8 +227,7 @@ class Writer:
             written, held = len(eqns), len(constvars)
             atoms = rule(eqn)
             if atoms is None or not self._take(eqn.outvars, atoms):
-                if len(eqns) > written or len(constvars) > held:
-                    self._take_back(written, held)
+                self._take_back(written, held)
                 if after is not None and eqn.params:
                     eqn = after(eqn)
                 self.add(eqn)
@@ -247,7 +249,10 @@ class Writer:
 
     def _take_back(self, written: int, held: int) -> None:
         """Forget all but the first of the equations and constants."""
-        del self.eqns[written:]
+        if len(self.eqns) > written:
+            del self.eqns[written:]
+        if len(self.constvars) == held:
+            return
         for var in self.constvars[held:]:
             del self.constant_values[var]
         del self.constvars[held:], self.consts[held:]

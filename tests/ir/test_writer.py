@@ -236,6 +236,20 @@ def test_a_rule_is_asked_about_what_is_spliced_too():
     checked(new)
 
 
+def test_what_a_rule_wrote_for_a_spliced_equation_that_it_kept_goes():
+    def visitor(writer):
+        def rule(eqn):
+            if eqn.primitive.name == "jit":
+                return writer.splice(view(eqn).body, eqn.invars, eqn, rule=rule)
+            writer.trace(lambda a: [a + np.ones(4)], eqn.invars[:1], eqn)
+
+        return rule
+
+    new = rewrite(jax.make_jaxpr(jax.jit(lambda a: jnp.cos(jnp.sin(a))))(x), visitor)
+    assert names(new) == ["sin", "cos"]
+    assert not new.constvars
+
+
 def test_effects_follow_the_refs_that_they_are_on():
     @jax.jit
     def write(ref, a):

@@ -63,10 +63,12 @@ RESHAPES = [
 
 
 def _through(match: Match) -> Outcome:
-    """x has the shape of the result; no neg, which a sum may take in"""
+    """x has the shape of the result, and the function rounds alike in every shape"""
     outer, unary, inner = match.eqns
-    if unary.primitive.name == "neg":
+    if unary.primitive.name in ("pow", "atan2"):
         return None
+    if unary.primitive.name == "div" and not any(map(_is_many, match.out.shape)):
+        return None  # of one number XLA makes a quotient, of many a product with the inverse
     if match.aval("x").shape != match.out.shape or not (unasked(outer) and unasked(inner)):
         return None
     if inner.primitive.name == "broadcast_in_dim" and not _only_adds_units(inner):
@@ -75,6 +77,10 @@ def _through(match: Match) -> Outcome:
         return None
     operands = [match["x"] if v is inner.outvars[0] else v for v in unary.invars]
     return outer.replace(primitive=unary.primitive, invars=operands, params=unary.params)
+
+
+def _is_many(size: Any) -> bool:
+    return isinstance(size, int | np.integer) and bool(size > 1)
 
 
 UNDONE = [
@@ -144,12 +150,15 @@ def _is_scalar(match: Match) -> bool:
 
 
 def _broadcasts_itself(match: Match) -> Outcome:
-    """y is a scalar, or of the rank of the result, and broadcast along dimensions of size 1"""
-    return _absorbed(match, match.eqn.primitive.name, match.eqn.params)
+    """y is a scalar or of the rank of the result; it is no divisor"""
+    eqn = match.eqn
+    if eqn.primitive.name == "div" and eqn.invars[1] is match.inner.outvars[0]:
+        return None  # XLA multiplies by the inverse of what it broadcasts, which rounds otherwise
+    return _absorbed(match, eqn.primitive.name, eqn.params)
 
 
 def _sum_broadcasts_itself(match: Match) -> Outcome:
-    """y is a scalar, or of the rank of the result, and broadcast along dimensions of size 1"""
+    """y is a scalar or of the rank of the result"""
     if not jnp.issubdtype(match.out.dtype, jnp.number):
         return None  # what has a tangent type of its own
     if len({v.aval.weak_type for v in match.eqn.invars}) > 1:

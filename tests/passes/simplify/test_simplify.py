@@ -88,6 +88,20 @@ def test_a_broadcast_into_what_broadcasts_by_itself_goes():
     assert simple(fun, MATRIX, jax.ShapeDtypeStruct((), jnp.float32)) == ["mul", "slice", "add"]
 
 
+def test_a_broadcast_divisor_stays_since_xla_divides_otherwise_by_it():
+    x, y = jnp.linspace(0.1, 3, 600).reshape(20, 30), jnp.linspace(1, 2, 20)[:, None]
+    fun = lambda x, y: x / jnp.broadcast_to(y, x.shape)  # noqa: E731
+    assert simple(fun, x, y) == ["broadcast_in_dim", "div"]
+    assert simple(lambda x, y: jnp.broadcast_to(y, x.shape) / x, x, y) == ["div"]
+    prove(Case("numerator", lambda x, y: jnp.broadcast_to(y, x.shape) / x, (x, y)), Simplify())
+
+
+def test_functions_that_round_by_shape_keep_their_shape():
+    fun = lambda x: jnp.exp(x[None]).reshape(4)  # noqa: E731
+    assert simple(fun, VECTOR) == ["broadcast_in_dim", "exp", "reshape"]
+    assert simple(lambda x: jnp.sqrt(x[None]).reshape(4), VECTOR) == ["sqrt"]
+
+
 def test_a_sum_takes_the_negative_of_a_broadcast_in():
     def loss(x):
         return jax.nn.softmax(x).at[0].get().sum()

@@ -196,6 +196,11 @@ def _follow(
     return [*first[:dim], (start, end, 1), *first[dim + 1 :]]
 
 
+def _one_part(match: Match) -> bool:
+    """there is one part"""
+    return len(match.eqns[0].outvars) == 1
+
+
 def _split_again(match: Match) -> Outcome:
     """they are all the parts of one split, in order"""
     first = match["xs"][0]
@@ -214,7 +219,7 @@ CONCATENATES = [
     Row("concatenate(*xs)", "concatenate(*ys)", build=_flattened),
     Row("concatenate(*xs)", "slice(x)", build=_joined),
     Row("concatenate(*xs)", "x", build=_split_again),
-    Row("split(x)", "x", (_whole_slice,)),
+    Row("split(x)", "x", (_one_part,)),
 ]
 
 

@@ -268,6 +268,14 @@ def test_a_cond_with_a_constant_index_becomes_its_branch(index, kept):
     assert count(fold(fun, x).jaxpr) == {kept: 1}
 
 
+def test_a_branch_that_is_not_taken_stays_if_it_has_effects():
+    def fun(a):
+        lax.cond(jnp.int32(1) > 2, lambda: jax.debug.print("never"), lambda: None)
+        return a
+
+    assert count(fold(fun, x).jaxpr)["cond"] == 1
+
+
 def test_an_equation_without_results_keeps_its_operands():
     def fun(a):
         lax.cond(jnp.int32(a.shape[0]) * 2 > 1, lambda b: None, lambda b: None, jnp.float32(2) * 3)

@@ -27,7 +27,7 @@ with custom derivatives goes if all its operands are constants: nothing differen
 Control flow whose course is known is opened: a cond with a constant index becomes its branch, a
 scan of no rounds its initial carry, a scan of one round its body (unless that takes more equations,
 for slicing and stacking), and a while whose condition fails on the constants it starts with its
-initial carry.
+initial carry. One is left if an effect that it declares, such as a print, is in what would go.
 """
 
 from __future__ import annotations

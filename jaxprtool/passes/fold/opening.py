@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from jax import lax
 
+from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import Cond, Scan, While
 from jaxprtool.ir.writer import Writer
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal
@@ -33,7 +35,15 @@ def _open_cond(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
         return None
     cond = Cond.of(eqn)
     branch = cond.branches[clamped(values.value(number), cond)]
-    return writer.splice(branch, cond.operands, eqn) if writer.can_hold(branch) else None
+    effects = jaxcompat.operand_effects(branch, cond.operands) if eqn.effects else set()
+    if _lasting(effects) != _lasting(eqn.effects) or not writer.can_hold(branch):
+        return None
+    return writer.splice(branch, cond.operands, eqn)
+
+
+def _lasting(effects: Iterable[Any]) -> set[Any]:
+    """The effects that something outside could see: a program is to declare what it declared."""
+    return {effect for effect in effects if not jaxcompat.is_removable_effect(effect)}
 
 
 def _open_while(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] | None:

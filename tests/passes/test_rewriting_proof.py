@@ -14,7 +14,7 @@ import hypothesis
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from jaxprtool.passes import registry
@@ -79,7 +79,7 @@ def prove_random_programs(examples: int, seed: int) -> Counter[str]:
     outcomes: Counter[str] = Counter()
 
     @hypothesis.seed(seed)
-    @settings(max_examples=examples)
+    @settings(max_examples=examples, phases=[Phase.generate])  # to shrink one takes minutes
     @given(wasteful_programs(), st.integers(0, 2**20))
     def check(drawn: RandomProgram, seed: int) -> None:
         case, rng = drawn.case(), random.Random(seed)

@@ -129,7 +129,7 @@ def prove_random_programs(examples: int, seed: int) -> Counter[str]:
     outcomes: Counter[str] = Counter()
 
     @hypothesis.seed(seed)
-    @settings(max_examples=examples, phases=[Phase.generate])
+    @settings(max_examples=examples, phases=[Phase.generate])  # to shrink one takes minutes
     @given(wasteful_programs(), st.integers(0, 2**20))
     def check(drawn: RandomProgram, seed: int) -> None:
         rng = random.Random(seed)

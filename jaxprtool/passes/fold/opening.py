@@ -35,10 +35,12 @@ def _open_cond(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
         return None
     cond = Cond.of(eqn)
     branch = cond.branches[clamped(values.value(number), cond)]
-    effects = jaxcompat.operand_effects(branch, cond.operands) if eqn.effects else set()
-    if _lasting(effects) != _lasting(eqn.effects) or not writer.can_hold(branch):
-        return None
-    return writer.splice(branch, cond.operands, eqn)
+    if eqn.effects:
+        # JAX gives each branch the effects of all: those of its own are its equations'.
+        alone = jaxcompat.with_equations(branch, branch.eqns)
+        if _lasting(jaxcompat.operand_effects(alone, cond.operands)) != _lasting(eqn.effects):
+            return None
+    return writer.splice(branch, cond.operands, eqn) if writer.can_hold(branch) else None
 
 
 def _lasting(effects: Iterable[Any]) -> set[Any]:

@@ -23,6 +23,7 @@ from jaxprtool.errors import (
     described,
     user_frames,
 )
+from jaxprtool.ir.outline import equations, named
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
 
@@ -73,6 +74,7 @@ def retraced(
     with reported(program, transform, hint), jaxcompat.axes_bound(program.axis_env):
         avals = program.in_avals if avals is None else avals
         jaxpr = jaxcompat.trace_flat(flat, program.name, avals)
+    _check_forward(program, transform, jaxpr)
     out_tree, default_names = results
     out_names = default_names if out_names is None else unique(out_names)
     return program.replace(
@@ -88,6 +90,17 @@ def with_names(jaxpr: Any, name: str, arg_names: Sequence[str], out_names: Seque
     """A closed jaxpr that bears the names of a program, as JAX keeps them for debugging."""
     named = jaxcompat.with_border_names(jaxpr, arg_names, out_names)
     return jaxcompat.with_function_name(named, name)
+
+
+def _check_forward(program: Program, transform: str, jaxpr: Any) -> None:
+    """Refuse what JAX can trace, but neither run nor compile: custom_vjp functions forwards."""
+    for eqn in equations(jaxcompat.open_jaxpr(jaxpr)):
+        if eqn.primitive.name == "custom_lin":
+            raise UnsupportedError(
+                f"{transform} of {program.name}: the {named(eqn)} stands for a custom_vjp "
+                "function, which has no forward mode",
+                "`grad`, `jacrev` and `vjp` differentiate it in reverse",
+            )
 
 
 @contextmanager

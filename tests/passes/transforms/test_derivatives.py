@@ -190,3 +190,16 @@ def test_what_a_users_rule_raises_is_the_users():
     broken.defvjp(lambda x: (x, None), backward)
     with pytest.raises(jaxprtool.errors.UserFunctionError, match=r"grad of .*KeyError"):
         trace(lambda x: broken(x), 1.0).apply("grad")
+
+
+@pytest.mark.parametrize("pipeline", ["jvp", "linearize"])
+def test_a_rule_for_reverse_mode_alone_has_no_forward_mode(pipeline):
+    @jax.custom_vjp
+    def fun(x):
+        return jnp.sin(x)
+
+    fun.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * x,))
+    program = trace(lambda x: fun(x), 2.0)
+    assert program.apply("grad")(2.0) == 2.0
+    with pytest.raises(UnsupportedError, match="no forward mode"):
+        program.apply(pipeline)

@@ -105,8 +105,10 @@ def compared(ours: Callable[[], Program], theirs: Callable[[], Program]) -> str:
     type_check(made)
     found = difference(made, expected)
     if found is not None and "shard_map" in found:
-        # Dead code in its body, which JAX traces once more when the program is evaluated.
-        found = difference(applied("dce", made), applied("dce", expected))
+        # JAX traces its body anew when it is evaluated, and not always to the same equations.
+        args = [direction(aval, i) for i, aval in enumerate(made.in_avals)]
+        outs = [jaxcompat.jaxpr_as_fun(p.jaxpr)(*args) for p in (expected, made)]
+        found = values.difference(*outs, values.values_agree)
     assert found is None, found
     return "same"
 

@@ -36,8 +36,9 @@ def rewrite(jaxpr: Any, visitor: Visitor, *, nested: bool = True, outside_in: bo
     Arguments and results stay in number and type, of the jaxpr and of each body in it. A rule's
     answer is not taken, and its equation kept, where a result would change its type; a weak type
     may change, except that of a body's own results. The Python closures of custom derivatives are
-    left alone. With `nested=False` only the outermost body is rewritten. With `outside_in=True`
-    the rule sees an equation before its bodies are rewritten, which happens only if it is kept.
+    left alone, and so is what a call in the same body donates. With `nested=False` only the
+    outermost body is rewritten. With `outside_in=True` the rule sees an equation before its bodies
+    are rewritten, which happens only if it is kept.
     """
     done: dict[tuple[Any, bool], Any] = {}
 
@@ -78,6 +79,8 @@ class Writer:
         #: The equation that defines a variable, of those written so far.
         self.definition: dict[Var, JaxprEqn] = {}
         self._results = {v for v in jaxpr.outvars if isinstance(v, Var)}
+        #: Arrays that a call deletes: under a second name one might be read after that.
+        self.donated = _donated(jaxpr.eqns)
         self.constvars = list(jaxpr.constvars)
         closed = body if isinstance(body, jaxcompat.ClosedJaxpr) else None
         self.consts = list(closed.consts) if closed is not None else []
@@ -147,7 +150,8 @@ class Writer:
     ) -> list[Atom]:
         """Write the equations of a closed jaxpr, on fresh variables; gives its results.
 
-        They bear their own source lines in the scopes of `call`, or its own source line. A rule
+        They bear their own source lines in the scopes of `call`, or its own source line; calls
+        among them donate nothing. A rule
         is asked about each, as if it stood in this body already; it answers as a visitor's does,
         and is the one who has to mind types. Raises ValueError if the jaxpr has constants that
         this body cannot hold.
@@ -164,6 +168,9 @@ class Writer:
             if eqn.effects:
                 names.update(zip(eqn.outvars, outs, strict=True))
                 changes["effects"] = jaxcompat.renamed_effects(eqn.effects, names)
+            if any(eqn.params.get("donated_invars", ())):
+                # Of a call inside a call JAX takes no memory; in this body it would.
+                changes["params"] = {**eqn.params, "donated_invars": (False,) * len(ins)}
             source = source_of(eqn.source_info)
             new = eqn.replace(invars=ins, outvars=outs, source_info=source, **changes)
             atoms: Sequence[Atom] | None = None
@@ -259,9 +266,11 @@ class Writer:
         self._constant_of = None
 
     def _take(self, outvars: Sequence[Var], atoms: Sequence[Atom]) -> bool:
-        """Let results be these atoms, if all have the types for it."""
+        """Let results be these atoms, if all have the types for it and none is donated."""
         for var, atom in zip(outvars, atoms, strict=True):
             if not (var.aval == atom.aval or self._may_change(var, atom.aval)):
+                return False
+            if self.donated and var is not atom and any(a in self.donated for a in (var, atom)):
                 return False
         for var, atom in zip(outvars, atoms, strict=True):
             if var is not atom:
@@ -274,6 +283,17 @@ class Writer:
         if var in self._results or not hasattr(var.aval, "weak_type"):
             return False
         return bool(var.aval.strip_weak_type() == aval.strip_weak_type())
+
+
+def _donated(eqns: Sequence[JaxprEqn]) -> set[Var]:
+    """The operands whose memory the calls among equations may take for their results."""
+    return {
+        atom
+        for eqn in eqns
+        if eqn.primitive.name == "jit" and any(eqn.params["donated_invars"])
+        for atom, given in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
+        if given and isinstance(atom, Var)
+    }
 
 
 def occurs(jaxpr: Any, named: Callable[[str], bool], known: dict[Any, bool]) -> bool:

@@ -117,7 +117,6 @@ class _Forwarding:
     def __init__(self, writer: Writer, made: dict[Hashable, Any]):
         self.writer = writer
         self._made = made
-        self._donated: set[Atom] | None = None
 
     # --- calls and branches --------------------------------------------------------------------
 
@@ -418,17 +417,7 @@ class _Forwarding:
 
     def _donates(self, *atoms: Atom) -> bool:
         """Whether a call in this body donates one of these, so that it may have no second name."""
-        if self._donated is None:
-            self._donated = {
-                atom
-                for eqn in jaxcompat.open_jaxpr(self.writer.body).eqns
-                if eqn.primitive.name == "jit"
-                for atom, flag in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
-                if flag and type(atom) is not Literal
-            }
-        return bool(self._donated) and any(
-            type(atom) is not Literal and atom in self._donated for atom in atoms
-        )
+        return any(type(atom) is not Literal and atom in self.writer.donated for atom in atoms)
 
     def _narrowed(
         self, body: Any, names: dict[Var, Atom], invars: Sequence[Var], wanted: Sequence[bool]

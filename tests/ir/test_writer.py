@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import view
 from jaxprtool.ir.writer import occurs, rewrite
@@ -275,3 +276,30 @@ def test_occurs_looks_at_every_depth():
     jaxpr = jax.make_jaxpr(lambda a: lax.scan(lambda c, r: (jax.jit(jnp.sin)(c), r), 1.0, a))(x)
     assert occurs(jaxpr, "sin".__eq__, {})
     assert not occurs(jaxpr, "cos".__eq__, {})
+
+
+# --- donation -------------------------------------------------------------------------------------
+
+
+def test_what_a_call_donates_gets_no_second_name():
+    takes = jax.jit(lambda a: a * 2, donate_argnums=0)
+
+    def fun(x):
+        kept, given = x + 1, x + 1
+        return takes(given), kept
+
+    program = jaxprtool.trace(fun, jnp.ones(3))
+    after = program.apply("cse")
+    assert [e.primitive.name for e in after.jaxpr.eqns] == ["add", "add", "jit"]
+    for old, new in zip(program(jnp.ones(3)), after(jnp.ones(3)), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_a_call_inside_a_call_donates_nothing_once_it_stands_outside():
+    takes = jax.jit(lambda a: a * 2, donate_argnums=0)
+    program = jaxprtool.trace(lambda x: (jax.jit(lambda a: takes(a) + 1)(x), x), jnp.ones(3))
+    after = program.apply("inline")
+    assert [e.primitive.name for e in after.jaxpr.eqns] == ["mul", "add"]
+    x = jnp.ones(3)
+    after(x)
+    assert not x.is_deleted()

@@ -86,7 +86,7 @@ class Stepper:
         match structured:
             case Scan() if isinstance(structured.length, int):
                 return self._scan(structured, operands)
-            case While():
+            case While() if structured.cond.outvars[0].aval.shape == ():
                 return self._while(structured, operands)
             case Cond():
                 last = len(structured.branches) - 1

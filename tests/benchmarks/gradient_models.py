@@ -1,4 +1,4 @@
-"""Losses in pure JAX whose gradients the benchmarks of rewriting measure on, each with arguments."""
+"""Losses in pure JAX whose gradients the benchmarks of rewriting measure on, with arguments."""
 
 from __future__ import annotations
 

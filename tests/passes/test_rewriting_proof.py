@@ -40,17 +40,19 @@ CHUNKS = 8
 
 
 def prove_harnesses(every: int, chunk: int, *, deep: int) -> Counter[str]:
-    """Each program as it is by the named pipelines, and wrapped, by turns, by all rewriters.
+    """Each program as it is by the named pipelines, and each second, wrapped, by all rewriters.
 
-    Every `deep`-th is also run as JAX runs it, and differentiated, behind some of them.
+    Every `deep`-th of these is also run as JAX runs it, and differentiated, behind some of them.
     """
 
     def prove(number, case):
         rng = random.Random(number)
-        kind = list(WASTE)[number % len(WASTE)]
         outcomes = prove_rewrites(case, LEVELS)
+        if number % 2:
+            return outcomes
+        kind = list(WASTE)[number // 2 % len(WASTE)]
         rewriters = (*REWRITERS, random_pipeline(rng))
-        chosen = (REWRITERS[-1], rng.choice(rewriters)) if number % deep == 0 else ()
+        chosen = (REWRITERS[-1], rng.choice(rewriters)) if number // 2 % deep == 0 else ()
         return outcomes + prove_rewrites(wasteful(case, kind), rewriters, chosen)
 
     # Numbers differ from chunk to chunk so that each kind of program meets each kind of wrapping.
@@ -68,7 +70,7 @@ def test_some_harnesses_compute_the_same(chunk):
 def test_all_harnesses_compute_the_same(chunk, record_property):
     outcomes = prove_harnesses(1, chunk, deep=5)
     record_property("outcomes", dict(outcomes))
-    assert outcomes["programs"] > 1000
+    assert outcomes["programs"] > 900
 
 
 # --- random programs --------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The known values of a program: what is computed of literals and constants alone.
 
 Equations are computed one at a time, as the default backend does, each when its value is asked for
-and once for all that are equal. Those that only move data, or compute with integers, have the same
-bits anywhere, and are left to NumPy: a backend would first have to compile a kernel for each.
+and once for all that are equal. Those that only move data, compute with integers, or with floats
+what IEEE 754 prescribes to the bit, are left to NumPy: a backend would first have to compile a
+kernel for each.
 """
 
 from __future__ import annotations
@@ -246,35 +247,48 @@ def clamped(index: Any, cond: Cond) -> int:
 # --- what has the same bits anywhere ----------------------------------------------------------
 
 
-def _on_integers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule for integers and bools: it computes in their own type, and wraps around."""
+def _on(kinds: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule for dtypes of these kinds. Integers are computed in their own type, and wrap around.
+
+    Of floats there are those of 32 and 64 bits, for what IEEE 754 prescribes to the bit; not with
+    a NaN, whose bits it does not, nor with a subnormal number, which a backend may take for 0.
+    """
 
     def rule(eqn: JaxprEqn, *operands: np.ndarray) -> Any:
-        if any(x.dtype.kind not in "biu" for x in operands):
+        if any(x.dtype.kind not in kinds for x in operands):
             return None
-        with np.errstate(over="ignore"):
-            return np.asarray(function(*operands), eqn.outvars[0].aval.dtype)
+        with np.errstate(all="ignore"):
+            result = np.asarray(function(*operands), eqn.outvars[0].aval.dtype)
+        return result if all(map(_is_prescribed, (*operands, result))) else None
 
     return rule
 
 
-def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As `_on_integers`, but not for bools, of which NumPy has other sums and differences."""
-    rule = _on_integers(function)
-
-    def on_numbers(eqn: JaxprEqn, *operands: np.ndarray) -> Any:
-        return None if operands[0].dtype == bool else rule(eqn, *operands)
-
-    return on_numbers
+def _is_prescribed(x: np.ndarray) -> bool:
+    if x.dtype.kind != "f":
+        return True
+    if x.dtype.itemsize not in (4, 8) or np.isnan(x).any():
+        return False
+    return not ((x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny)).any()
 
 
 def _convert(eqn: JaxprEqn, x: np.ndarray) -> Any:
-    """A conversion between integers, or of bools or small integers to floats that hold them."""
+    """A conversion of integers, rounded to the nearest; or of floats that fit, to integers."""
     target = eqn.outvars[0].aval.dtype
-    small = x.dtype == bool or (x.dtype.itemsize <= 2 and target.itemsize >= 4)
-    if x.dtype.kind not in "biu" or not (target.kind in "iu" or (target.kind == "f" and small)):
+    if x.dtype.kind == "f":
+        fits = (
+            target.kind in "iu" and _is_prescribed(x) and (x == np.clip(x, *_range(target))).all()
+        )
+        return x.astype(target) if fits else None
+    if x.dtype.kind not in "biu" or not (target.kind in "iu" or target in (np.float32, np.float64)):
         return None
     return x.astype(target)
+
+
+def _range(dtype: np.dtype) -> tuple[int, int]:
+    """Integers of this type that floats hold exactly, and all between them."""
+    bounds = np.iinfo(dtype)
+    return max(bounds.min, -(2**24)), min(bounds.max, 2**24)
 
 
 def _broadcast(eqn: JaxprEqn, x: np.ndarray) -> Any:
@@ -287,10 +301,11 @@ def _broadcast(eqn: JaxprEqn, x: np.ndarray) -> Any:
 
 def _iota(eqn: JaxprEqn) -> Any:
     shape, axis = eqn.params["shape"], eqn.params["dimension"]
-    if eqn.outvars[0].aval.dtype.kind not in "iu":
+    dtype = eqn.outvars[0].aval.dtype
+    if dtype.kind not in "iu" and dtype not in (np.float32, np.float64):
         return None
     sizes = [size if i == axis else 1 for i, size in enumerate(shape)]
-    row = np.arange(shape[axis]).astype(eqn.outvars[0].aval.dtype)
+    row = np.arange(shape[axis]).astype(dtype)
     return np.broadcast_to(row.reshape(sizes), shape)
 
 
@@ -311,26 +326,25 @@ def _reshape(eqn: JaxprEqn, x: np.ndarray) -> Any:
 
 #: By primitive: what NumPy makes of the operands, or None where that is not sure to be the same.
 _SIMPLE: dict[str, Callable[..., Any]] = {
-    "add": _on_numbers(np.add),
-    "sub": _on_numbers(np.subtract),
-    "mul": _on_numbers(np.multiply),
-    "max": _on_integers(np.maximum),
-    "min": _on_integers(np.minimum),
-    "and": _on_integers(np.bitwise_and),
-    "or": _on_integers(np.bitwise_or),
-    "xor": _on_integers(np.bitwise_xor),
-    "not": _on_integers(np.invert),
-    **{
-        name: _on_integers(function)
-        for name, function in {
-            "eq": np.equal,
-            "ne": np.not_equal,
-            "lt": np.less,
-            "le": np.less_equal,
-            "gt": np.greater,
-            "ge": np.greater_equal,
-        }.items()
-    },
+    "add": _on("iuf", np.add),
+    "sub": _on("iuf", np.subtract),
+    "mul": _on("iuf", np.multiply),
+    "neg": _on("if", np.negative),
+    "abs": _on("if", np.abs),
+    "floor": _on("f", np.floor),
+    "ceil": _on("f", np.ceil),
+    "max": _on("biu", np.maximum),
+    "min": _on("biu", np.minimum),
+    "and": _on("biu", np.bitwise_and),
+    "or": _on("biu", np.bitwise_or),
+    "xor": _on("biu", np.bitwise_xor),
+    "not": _on("biu", np.invert),
+    "eq": _on("biuf", np.equal),
+    "ne": _on("biuf", np.not_equal),
+    "lt": _on("biuf", np.less),
+    "le": _on("biuf", np.less_equal),
+    "gt": _on("biuf", np.greater),
+    "ge": _on("biuf", np.greater_equal),
     "convert_element_type": _convert,
     "broadcast_in_dim": _broadcast,
     "iota": _iota,

@@ -27,7 +27,8 @@ Rule = Callable[[JaxprEqn], Sequence[Atom] | None]
 Visitor = Callable[["Writer"], Rule]
 
 #: The primitives whose bodies may have constants of their own; other bodies are given all they use.
-_HOLD_CONSTANTS = frozenset({"scan", "while", "cond", "jit", "closed_call", "eval_jaxpr"})
+#: Those of `while` may have none: JAX does not run such a loop if it meets a ref.
+_HOLD_CONSTANTS = frozenset({"scan", "cond", "jit", "closed_call", "eval_jaxpr"})
 
 
 def rewrite(jaxpr: Any, visitor: Visitor, *, nested: bool = True, outside_in: bool = False) -> Any:

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+import jax
+
 from jaxprtool.errors import PluginError
 from jaxprtool.ir.outline import named
 from jaxprtool.ir.writer import Rule, Writer, rewrite
@@ -130,7 +132,7 @@ def _constant_heads(atom: Atom, writer: Writer) -> Sequence[_Head]:
     if isinstance(value, float | int):
         return _CONSTANT, float(value)
     value = scalar_value(atom, writer)
-    if value is None:
+    if value is None or value.dtype == jax.dtypes.float0:
         return ()
     return _CONSTANT, float(value.real if value.dtype.kind == "c" else value)
 

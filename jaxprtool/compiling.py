@@ -72,7 +72,7 @@ def _rewritten(
         with jaxcompat.at_once():
             result = transform(program)
         _check_arguments(program, result, transform)
-        outs = jaxcompat.written(result.jaxpr, operands)
+        outs = jaxcompat.evaluated(result.jaxpr, operands)
         return jax.tree.unflatten(result.out_tree, outs)
 
     if not hasattr(fun, "__name__"):

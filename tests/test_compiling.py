@@ -370,14 +370,14 @@ def test_passes_that_are_none_are_told_at_once(passes, says):
     ("passes", "says"),
     [
         ("vjp", "make several programs of model: forward, backward"),
-        ("jvp", "change what model takes"),
+        ("closed(args={'scale': 1.0})", "change what model takes"),
         ("batch(axis_size=2)", "change what model takes"),
         (lambda program: None, "gave no Program, but NoneType"),
     ],
 )
 def test_passes_that_do_not_give_one_program_of_the_arguments_are_refused(passes, says):
     with pytest.raises(PipelineError, match=says):
-        jit(model, passes=passes)(PARAMS, X)
+        jit(model, passes=passes)(PARAMS, X, scale=2.0)
 
 
 def test_an_error_of_a_pass_says_which():

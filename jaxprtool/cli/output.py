@@ -182,8 +182,7 @@ def write_table(
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        justify = "right" if column in right else "left"
-        table.add_column(column, justify=justify, overflow="fold")
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     printer = console(stream)

@@ -134,7 +134,6 @@ from jaxprtool.jaxcompat.rewriting import (
     jit_debug_info,
     static_arguments,
     trace_lifted,
-    written,
 )
 from jaxprtool.jaxcompat.running import (
     TESTED_VERSIONS,
@@ -339,6 +338,5 @@ __all__ = [
     "with_equations",
     "with_function_name",
     "without_named_axes",
-    "written",
     "xla_computation",
 ]

@@ -1,4 +1,4 @@
-"""Tracing a function apart inside of a jit's own tracing, and writing a jaxpr into the latter."""
+"""Tracing a function apart inside of a jit's own tracing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from itertools import compress
 from typing import Any
 
-from jax._src import api_util, core, effects, source_info_util, traceback_util
+from jax._src import api_util, core, traceback_util
 from jax._src import linear_util as lu
 from jax._src.interpreters import partial_eval as pe
-from jax.extend.core import DebugInfo, Literal, jaxpr_as_fun
+from jax.extend.core import DebugInfo
 
 from jaxprtool.jaxcompat.jaxprs import ONE_JAXPR_CLASS, new_jaxpr
 from jaxprtool.jaxcompat.values import AbstractRef
@@ -80,50 +80,6 @@ def trace_lifted(
 def at_once() -> AbstractContextManager[None]:
     """A context in which operations on arrays are evaluated, whatever is being traced around."""
     return core.eval_context()
-
-
-def written(closed: Any, args: Sequence[Any]) -> list[Any]:
-    """What a closed jaxpr gives for arguments, its equations written into what is being traced.
-
-    They keep their source lines and contexts and are not looked at again, which takes a fraction
-    of the time that evaluating them under the trace does. Where nothing is being traced to a jaxpr
-    they are evaluated.
-    """
-    trace = core.trace_ctx.trace
-    if type(trace) is not pe.DynamicJaxprTrace or trace.requires_low:
-        return list(jaxpr_as_fun(closed)(*args))
-    around = source_info_util.current()
-    stack = around.name_stack
-    env: dict[Any, Any] = {}
-    for var, const in zip(closed.constvars, closed.consts, strict=True):
-        env[var] = trace.new_const(const, around, var.aval)
-    for var, arg in zip(closed.invars, args, strict=True):
-        env[var] = trace.to_jaxpr_tracer(arg, around)
-
-    def read(atom: Any) -> Any:
-        if isinstance(atom, Literal):
-            return pe.DynamicJaxprTracer(trace, atom.aval, atom, around)
-        return env[atom]
-
-    for eqn in closed.eqns:
-        source = eqn.source_info
-        if stack.stack:
-            source = source.replace(name_stack=stack + source.name_stack)
-        effs = {
-            e.replace(env[e.input].val) if isinstance(e, effects.JaxprInputEffect) else e
-            for e in eqn.effects
-        }
-        outs = trace.emit_eqn(
-            list(map(read, eqn.invars)),
-            [v.aval for v in eqn.outvars],
-            eqn.primitive,
-            eqn.params,
-            effs,
-            source,
-            eqn.ctx,
-        )
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return list(map(read, closed.outvars))
 
 
 def hide_from_tracebacks(path: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 import jaxprtool
 from jaxprtool.cli.main import main
 
-COMMANDS = ("show", "opt", "run", "emit", "unzip", "vmap", "passes", "backends")
+COMMANDS = ("show", "opt", "run", "emit", "unzip", "vmap", "passes", "explain", "backends")
 ROOT = Path(__file__).parents[2]
 
 

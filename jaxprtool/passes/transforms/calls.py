@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
@@ -52,24 +52,8 @@ class Checkpoint(Pass):
         return retraced(program, self.name, fun, out_names=program.out_names)
 
 
-class _Named(Pass):
-    """A pass that has an option called `name`, as JAX's function has.
-
-    Of the class, `name` is the pass's, and is set below it; of an instance it is the option.
-    """
-
-    def __str__(self) -> str:
-        given = [
-            f"{f.name}={value!r}"
-            for f in fields(self)
-            if (value := getattr(self, f.name)) != f.default
-        ]
-        name = type(self).name
-        return f"{name}({', '.join(given)})" if given else name
-
-
 @dataclass(frozen=True)
-class Jit(_Named):
+class Jit(Pass):
     """Put the program in one call: the jaxpr of jit(f)."""
 
     #: The call's name; the program's own if none is given.
@@ -114,7 +98,7 @@ Jit.name = "jit"  # type: ignore[misc, assignment]
 
 
 @dataclass(frozen=True)
-class NamedCall(_Named):
+class NamedCall(Pass):
     """Put the program in a name scope, which profiles show: the jaxpr of named_call(f)."""
 
     #: The name of the scope; the program's own if none is given.

@@ -74,12 +74,12 @@ PASSES: tuple[Rewriter, ...] = (
     Rewriter("sink"),
     Rewriter("schedule"),
 )
-#: JAX's transformations that compute the same.
+#: JAX's transformations that compute the same. It does not differentiate refs inside of some.
 TRANSFORMS: tuple[Rewriter, ...] = (
-    Rewriter("checkpoint", grows=True, drops_effects=True),
+    Rewriter("checkpoint", grows=True, drops_effects=True, drops_rules=True),
     Rewriter("disable_jit", drops_effects=True),
-    Rewriter("jit", grows=True, drops_effects=True),
-    Rewriter('named_call("name")', grows=True, drops_effects=True),
+    Rewriter("jit", grows=True, drops_effects=True, drops_rules=True),
+    Rewriter('named_call("name")', grows=True, drops_effects=True, drops_rules=True),
 )
 LEVELS = (
     Rewriter("-O1", drops_effects=True, settles=True),
@@ -99,6 +99,7 @@ def random_pipeline(rng: random.Random) -> Rewriter:
     return Rewriter(
         ", ".join(r.text for r in chosen),
         grows=any(r.grows for r in chosen),
+        drops_rules=any(r.drops_rules for r in chosen),
         drops_effects=any(r.drops_effects for r in chosen),
     )
 

@@ -139,7 +139,9 @@ def compiled(before: Program, after: Program, flat: Any, options: argparse.Names
     sides = [[built(p.jaxpr, flat) for p in (before, after)] for _ in range(options.builds)]
 
     def medians(stage: str) -> list[float]:
-        return [statistics.median(getattr(b, stage) for b in side) for side in zip(*sides, strict=True)]
+        return [
+            statistics.median(getattr(b, stage) for b in side) for side in zip(*sides, strict=True)
+        ]
 
     run, ratio = run_ratio(*sides[-1], options.runs)
     compiling = medians("compile")

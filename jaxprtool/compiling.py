@@ -162,8 +162,9 @@ def _with_lifted(program: Program, lifted: Sequence[Any]) -> Program:
     jaxpr = program.jaxpr
     names = (*program.arg_names, *(f"closed_over[{i}]" for i in range(count)))
     invars = [*jaxpr.invars[count:], *jaxpr.invars[:count]]
+    debug = jaxpr.debug_info._replace(arg_names=None)
     new = jaxcompat.new_jaxpr(
-        jaxpr.constvars, jaxpr.consts, invars, jaxpr.outvars, jaxpr.eqns, jaxpr.debug_info
+        jaxpr.constvars, jaxpr.consts, invars, jaxpr.outvars, jaxpr.eqns, debug
     )
     return program.replace(jaxpr=new, in_tree=in_tree, arg_names=unique(names))
 

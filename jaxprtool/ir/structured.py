@@ -36,7 +36,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 #: What a call says of an operand or a result of which nothing is asked.
-_UNASKED: dict[str, Any] = {
+UNASKED: dict[str, Any] = {
     "in_shardings": jaxcompat.UNSPECIFIED,
     "out_shardings": jaxcompat.UNSPECIFIED,
     "in_layouts": None,
@@ -220,11 +220,11 @@ class Call(View):
             outs=(*keep(self.outs, used_outs), *more_outs),
             body=body,
             operand_params={
-                k: (_UNASKED[k],) * ins + keep(v, used_operands)
+                k: (UNASKED[k],) * ins + keep(v, used_operands)
                 for k, v in self.operand_params.items()
             },
             out_params={
-                k: keep(v, used_outs) + (_UNASKED[k],) * outs for k, v in self.out_params.items()
+                k: keep(v, used_outs) + (UNASKED[k],) * outs for k, v in self.out_params.items()
             },
         )
 
@@ -335,7 +335,7 @@ def call(body: Any, operands: Sequence[Atom], outs: Sequence[Var], like: JaxprEq
     """A jit call of a closed jaxpr, bearing its name, in the place and context of `like`."""
     empty = jaxcompat.traced_like(like, jax.jit(list), ()).eqns[0]
     unasked = {
-        name: {k: (_UNASKED[k],) * len(values) for k in CALLS["jit"][i]}
+        name: {k: (UNASKED[k],) * len(values) for k in CALLS["jit"][i]}
         for i, (name, values) in enumerate((("operand_params", operands), ("out_params", outs)), 1)
     }
     eqn = Call.of(empty).rebuild(operands=tuple(operands), outs=tuple(outs), body=body, **unasked)

@@ -133,7 +133,6 @@ from jaxprtool.jaxcompat.rewriting import (
     hide_from_tracebacks,
     jit_debug_info,
     static_arguments,
-    trace_lifted,
 )
 from jaxprtool.jaxcompat.running import (
     TESTED_VERSIONS,
@@ -152,6 +151,7 @@ from jaxprtool.jaxcompat.tracing import (
     setting_of,
     trace_flat,
     trace_in_setting,
+    trace_lifted,
     traced_like,
 )
 from jaxprtool.jaxcompat.values import (

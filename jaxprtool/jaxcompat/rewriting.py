@@ -1,19 +1,13 @@
-"""Tracing a function apart inside of a jit's own tracing."""
+"""What `jax.jit` knows of a function and of where it is called."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import compress
 from typing import Any
 
 from jax._src import api_util, core, traceback_util
-from jax._src import linear_util as lu
-from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import DebugInfo
-
-from jaxprtool.jaxcompat.jaxprs import ONE_JAXPR_CLASS, new_jaxpr
-from jaxprtool.jaxcompat.values import AbstractRef
 
 
 def static_arguments(
@@ -46,35 +40,6 @@ def jit_debug_info(
         static_argnums=tuple(static_argnums),
         static_argnames=tuple(static_argnames),
     )._replace(result_paths=result_paths)
-
-
-def trace_lifted(
-    fun: Callable[..., list[Any]], debug: DebugInfo, args: Sequence[Any]
-) -> tuple[Any, list[Any]]:
-    """The closed jaxpr of a flat function, and what it takes before its arguments.
-
-    These are the traced values and the refs that it closes over; arrays are constants.
-    """
-    avals = [core.typeof(arg) for arg in args]
-    wrapped = lu.wrap_init(fun, debug_info=debug)
-    wrapped.debug_info = debug  # the paths of results too, which JAX would leave out
-    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(wrapped, avals)
-    count = len(consts) if ONE_JAXPR_CLASS else 0
-    constvars, invars = jaxpr.invars[:count] or jaxpr.constvars, jaxpr.invars[count:]
-    lifted = [
-        isinstance(c, core.Tracer) or isinstance(v.aval, AbstractRef)
-        for c, v in zip(consts, constvars, strict=True)
-    ]
-    held = [not flag for flag in lifted]
-    closed = new_jaxpr(
-        list(compress(constvars, held)),
-        list(compress(consts, held)),
-        [*compress(constvars, lifted), *invars],
-        jaxpr.outvars,
-        jaxpr.eqns,
-        jaxpr.debug_info._replace(arg_names=None),
-    )
-    return closed, list(compress(consts, lifted))
 
 
 def at_once() -> AbstractContextManager[None]:

@@ -22,6 +22,7 @@ from jaxprtool.jaxcompat.jaxprs import (
     open_jaxpr,
     replace_jaxpr,
 )
+from jaxprtool.jaxcompat.values import AbstractRef
 
 
 @contextmanager
@@ -83,6 +84,40 @@ def alone(eqn: JaxprEqn, operands: Sequence[Var], outs: Sequence[Var], like: Any
     return replace_jaxpr(like, constvars=[], consts=[], debug_info=debug, **parts)
 
 
+def trace_lifted(
+    fun: Callable[..., list[Any]], debug: DebugInfo, args: Sequence[Any]
+) -> tuple[Any, list[Any]]:
+    """The closed jaxpr of a flat function, and what it takes before its arguments.
+
+    These are the traced values and the refs that it closes over; arrays are constants. They have no
+    names in the jaxpr's `debug_info`.
+    """
+    avals = [core.typeof(arg) for arg in args]
+    wrapped = lu.wrap_init(fun, debug_info=debug)
+    wrapped.debug_info = debug  # the paths of results too, which JAX would leave out
+    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(wrapped, avals)
+    if not consts:
+        return close_jaxpr(jaxpr), []
+    count = len(consts) if ONE_JAXPR_CLASS else 0
+    constvars, invars = jaxpr.invars[:count] or jaxpr.constvars, jaxpr.invars[count:]
+    lifted = [
+        isinstance(const, core.Tracer) or isinstance(var.aval, AbstractRef)
+        for const, var in zip(consts, constvars, strict=True)
+    ]
+    held = [not flag for flag in lifted]
+    known = debug.arg_names
+    names = None if known is None else (*[""] * sum(lifted), *known)
+    closed = new_jaxpr(
+        list(compress(constvars, held)),
+        list(compress(consts, held)),
+        [*compress(constvars, lifted), *invars],
+        jaxpr.outvars,
+        jaxpr.eqns,
+        jaxpr.debug_info._replace(arg_names=names),
+    )
+    return closed, list(compress(consts, lifted))
+
+
 def bind_jit(
     fun: Callable[..., list[Any]], name: str, debug: DebugInfo, args: Sequence[Any]
 ) -> list[Any]:
@@ -91,26 +126,8 @@ def bind_jit(
     Traced values that it closes over become operands, arrays stay constants of its jaxpr. It is
     `jax.jit` at a fifth of its price, which is in its signature, caches and options.
     """
-    avals = [core.typeof(arg) for arg in args]
-    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(fun, debug_info=debug), avals)
-    if not consts:
-        closed = close_jaxpr(jaxpr)
-    else:
-        count = len(consts) if ONE_JAXPR_CLASS else 0
-        constvars, invars = jaxpr.invars[:count] or jaxpr.constvars, jaxpr.invars[count:]
-        lifted = [isinstance(const, core.Tracer) for const in consts]
-        held = [not flag for flag in lifted]
-        known = debug.arg_names
-        names = None if known is None else (*[""] * sum(lifted), *known)
-        closed = new_jaxpr(
-            list(compress(constvars, held)),
-            list(compress(consts, held)),
-            [*compress(constvars, lifted), *invars],
-            jaxpr.outvars,
-            jaxpr.eqns,
-            debug._replace(arg_names=names),
-        )
-        args = *compress(consts, lifted), *args
+    closed, lifted = trace_lifted(fun, debug, args)
+    args = *lifted, *args
     ins, outs = len(args), len(open_jaxpr(closed).outvars)
     return pjit.jit_p.bind(
         *args,

@@ -30,7 +30,17 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, CustomVJP, Scan, ShardMap, While, keep
+from jaxprtool.ir.structured import (
+    UNASKED,
+    Call,
+    Cond,
+    CustomJVP,
+    CustomVJP,
+    Scan,
+    ShardMap,
+    While,
+    keep,
+)
 from jaxprtool.ir.writer import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
@@ -451,19 +461,9 @@ _RULES: dict[str, Callable[[_Forwarding, JaxprEqn], Sequence[Atom] | None]] = {
 }
 
 
-#: What a call asks for of an operand or result that may be forwarded.
-_UNASKED: dict[str, Any] = {
-    "in_shardings": jaxcompat.UNSPECIFIED,
-    "out_shardings": jaxcompat.UNSPECIFIED,
-    "in_layouts": None,
-    "out_layouts": None,
-    "donated_invars": False,
-}
-
-
 def _plain(params: dict[str, tuple[Any, ...]], count: int) -> list[bool]:
     """Of which operands, or results, of a call nothing is asked."""
-    asked = [(params[name], plain) for name, plain in _UNASKED.items() if name in params]
+    asked = [(given, UNASKED[k]) for k, given in params.items() if k != "prevent_cse"]
     return [all(values[i] == plain for values, plain in asked) for i in range(count)]
 
 

@@ -47,6 +47,7 @@ class _Reverse(Pass):
     #: Whether to differentiate by integers too; their derivatives are of dtype float0.
     allow_int: bool = False
 
+    preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]]
     scalar: ClassVar[bool] = False
 
@@ -68,7 +69,6 @@ class Grad(_Reverse):
     """Differentiate: the jaxpr of grad(f), for f whose result is one number."""
 
     name: ClassVar[str] = "grad"
-    preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]] = jax.grad
     scalar: ClassVar[bool] = True
 
@@ -78,7 +78,6 @@ class ValueAndGrad(_Reverse):
     """Give the result and the gradient: the jaxpr of value_and_grad(f)."""
 
     name: ClassVar[str] = "value_and_grad"
-    preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]] = jax.value_and_grad
     scalar: ClassVar[bool] = True
 
@@ -88,7 +87,6 @@ class Jacrev(_Reverse):
     """The jacobian, row by row in reverse mode: the jaxpr of jacrev(f)."""
 
     name: ClassVar[str] = "jacrev"
-    preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]] = jax.jacrev
 
 
@@ -105,6 +103,7 @@ class _Forward(Pass):
     #: Whether the function is holomorphic; its arguments and results must then be complex.
     holomorphic: bool = False
 
+    preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]]
 
     def __call__(self, program: Program) -> Program:
@@ -123,7 +122,6 @@ class Jacfwd(_Forward):
     """The jacobian, column by column in forward mode: the jaxpr of jacfwd(f)."""
 
     name: ClassVar[str] = "jacfwd"
-    preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]] = jax.jacfwd
 
 
@@ -132,7 +130,6 @@ class Hessian(_Forward):
     """The second derivatives, forward over reverse: the jaxpr of hessian(f)."""
 
     name: ClassVar[str] = "hessian"
-    preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]] = jax.hessian
 
 

@@ -11,6 +11,7 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool import jaxcompat
+from jaxprtool.errors import PipelineError
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.structured import sub_jaxprs, view
 from jaxprtool.passes.fold import Fold
@@ -411,6 +412,11 @@ def test_a_body_that_holds_no_constants_gets_none():
         if eqn.primitive.name == "remat2":
             assert not view(eqn).body.constvars
     assert isinstance(after.jaxpr, jaxcompat.ClosedJaxpr)
+
+
+def test_a_negative_limit_is_refused():
+    with pytest.raises(PipelineError, match="max_bytes"):
+        Fold(max_bytes=-1)
 
 
 # --- what NumPy computes --------------------------------------------------------------------------

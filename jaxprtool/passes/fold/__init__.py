@@ -43,6 +43,7 @@ import numpy as np
 from jax import lax
 
 from jaxprtool import jaxcompat
+from jaxprtool.errors import PipelineError
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import holds_jaxpr, keep, sub_jaxprs
 from jaxprtool.ir.writer import Rule, Writer, rewrite
@@ -60,6 +61,10 @@ class Fold(Pass):
 
     #: By how many bytes the program's constants may grow.
     max_bytes: int = 65536
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 0:
+            raise PipelineError(f"option 'max_bytes' of pass 'fold' is negative: {self.max_bytes}")
 
     def __call__(self, program: Program) -> Program:
         jaxpr = fold_jaxpr(program.jaxpr, self.max_bytes)

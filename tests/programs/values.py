@@ -1,5 +1,26 @@
-"""Comparing arrays, as the package itself does it."""
+"""Comparing arrays, as the package itself does it, and where subnormal numbers are zeros."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
 
 from jaxprtool.execute.compare import Comparison, bits_agree, difference, values_agree
 
-__all__ = ["Comparison", "bits_agree", "difference", "values_agree"]
+__all__ = ["Comparison", "bits_agree", "difference", "flushed_bits_agree", "values_agree"]
+
+
+def flushed_bits_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where the bits are equal once subnormal numbers are zeros.
+
+    The CPU flushes them in arithmetic, but not in moves.
+    """
+    if np.iscomplexobj(a):
+        return flushed_bits_agree(a.real, b.real) & flushed_bits_agree(a.imag, b.imag)
+    return bits_agree(_flushed(a), _flushed(b))
+
+
+def _flushed(x: np.ndarray) -> np.ndarray:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    return np.where(np.abs(x) < jnp.finfo(x.dtype).tiny, np.copysign(np.zeros_like(x), x), x)

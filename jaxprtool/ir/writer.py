@@ -234,7 +234,7 @@ class Writer:
                 eqn = before(eqn)
             written, held = len(eqns), len(constvars)
             atoms = rule(eqn)
-            if atoms is None or not self._take(eqn.outvars, atoms):
+            if atoms is None or not self._take(eqn.outvars, atoms, written):
                 self._take_back(written, held)
                 if after is not None and eqn.params:
                     eqn = after(eqn)
@@ -266,17 +266,24 @@ class Writer:
         del self.constvars[held:], self.consts[held:]
         self._constant_of = None
 
-    def _take(self, outvars: Sequence[Var], atoms: Sequence[Atom]) -> bool:
-        """Let results be these atoms, if all have the types for it and none is donated."""
+    def _take(self, outvars: Sequence[Var], atoms: Sequence[Atom], written: int) -> bool:
+        """Let results be these atoms, if all may be; equations after `written` are the rule's."""
         for var, atom in zip(outvars, atoms, strict=True):
             if not (var.aval == atom.aval or self._may_change(var, atom.aval)):
                 return False
-            if self.donated and var is not atom and any(a in self.donated for a in (var, atom)):
+            if self.donated and var is not atom and not self._may_rename(var, atom, written):
                 return False
         for var, atom in zip(outvars, atoms, strict=True):
             if var is not atom:
                 self.became[var] = atom
         return True
+
+    def _may_rename(self, var: Var, atom: Atom, written: int) -> bool:
+        """Whether no donated array gets a second name: what takes its place must be new."""
+        if type(atom) is not Literal and atom in self.donated:
+            return False
+        new = (v for eqn in self.eqns[written:] for v in eqn.outvars)
+        return var not in self.donated or any(v is atom for v in new)
 
     def _may_change(self, var: Var, aval: Any) -> bool:
         if isinstance(var, DropVar):

@@ -295,6 +295,36 @@ def test_what_a_call_donates_gets_no_second_name():
         np.testing.assert_array_equal(old, new)
 
 
+def test_constants_are_not_donated():
+    takes = jax.jit(lambda a, b: (a * 2, b), donate_argnums=(0, 1))
+
+    def fun(x):
+        return takes(jnp.arange(3) + jnp.ones(3), jnp.sin(jnp.float32(1)) + x), 2.0
+
+    program = jaxprtool.trace(fun, jnp.ones(3))
+    for passes in ("fold", "simplify(fast=True)", "-O1", "-O2"):
+        after = program.apply(passes)
+        for _ in range(2):
+            jax.tree.map(np.testing.assert_array_equal, program(jnp.ones(3)), after(jnp.ones(3)))
+
+
+def test_a_literal_may_take_a_results_place_beside_a_donation():
+    takes = jax.jit(lambda a: a * 2, donate_argnums=0)
+    program = jaxprtool.trace(lambda x: (takes(x + 1), jnp.float32(1) + 2), jnp.ones(3))
+    after = program.apply("fold")
+    assert [e.primitive.name for e in after.jaxpr.eqns] == ["add", "jit"]
+
+
+def test_a_donated_result_may_be_computed_otherwise():
+    takes = jax.jit(lambda a: a * 2, donate_argnums=0)
+    program = jaxprtool.trace(lambda x: takes(-(-(x * 2 - 1.0) * 3)), jnp.ones(3))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        program(jnp.ones(3)),
+        program.apply("simplify, cse, dce")(jnp.ones(3)),
+    )
+
+
 def test_a_call_inside_a_call_donates_nothing_once_it_stands_outside():
     takes = jax.jit(lambda a: a * 2, donate_argnums=0)
     program = jaxprtool.trace(lambda x: (jax.jit(lambda a: takes(a) + 1)(x), x), jnp.ones(3))

@@ -161,7 +161,7 @@ class _Folding:
         needed = {v for v in jaxpr.outvars if type(v) is not Literal}
         values: dict[Var, Any] = {}
         for eqn in reversed(jaxpr.eqns):
-            if id(eqn) in folded:
+            if id(eqn) in folded and writer.donated.isdisjoint(eqn.outvars):
                 wanted = {v: known[v] for v in eqn.outvars if v in needed}
                 taken = self._taken(writer, eqn, wanted, freed.get(id(eqn), 0), held)
                 if taken is not None:

@@ -112,6 +112,8 @@ def _convert(x: Any, to: Type) -> Any:
         x = lax.real(x)
     if to.kind == "b":
         return x > lax.full((), 0, x.dtype)
+    if x.dtype.itemsize == 1 and to.dtype in ("i4", "u4"):
+        x = lax.convert_element_type(x, jnp.int8)  # 0.12 converts no constant from i4 to u4
     return lax.convert_element_type(x, to.jax_dtype)
 
 

@@ -140,6 +140,9 @@ class Original:
         if old is None or new is None:
             self._same_steps(after)
             return True
+        if _tags(old[1]) != _tags(new[1]) and _tags(old[1]) != _tags(self.steps[1]):
+            self._same_steps(after, exact=exact)  # JAX itself loses callbacks of the original
+            return True
         _same_events(old[1], new[1])
         fault = difference(old[0], new[0], bits_agree if exact else values_agree)
         if not exact:
@@ -272,6 +275,10 @@ def _same_events(old: Recording, new: Recording) -> None:
     _same_declaration("unordered callbacks", *(sorted(tags) for tags in others))
     lines = [sorted(r.printed.getvalue().splitlines()) for r in (old, new)]
     _same_declaration("number of lines printed", *map(len, lines))
+
+
+def _tags(recording: Recording) -> list[int]:
+    return sorted(event.tag for event in recording.events)
 
 
 def _same_order(old: Sequence[Event], new: Sequence[Event], agree: Comparison) -> None:

@@ -17,37 +17,15 @@ A `Rewrite` is a pass: `program.apply(dense)` replaces every match.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import compress
 from typing import Any, ClassVar
 
-import jax
-
 from jaxprtool import jaxcompat
-from jaxprtool.errors import (
-    ArgumentsError,
-    JaxprToolError,
-    PluginError,
-    UserFunctionError,
-    described,
-)
-from jaxprtool.ir import dtypes
-from jaxprtool.ir.outline import named, type_of
+from jaxprtool.errors import ArgumentsError, PluginError
 from jaxprtool.ir.program import Program
-from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.base import Pass
-from jaxprtool.passes.dce import dce_body
-from jaxprtool.passes.patterns import types
-from jaxprtool.passes.patterns.graphs import Pattern
+from jaxprtool.passes.patterns.definition import Check, Definition, Function
 from jaxprtool.passes.patterns.match import Match
 from jaxprtool.passes.patterns.plan import Application
-from jaxprtool.passes.patterns.tracing import Traced
-from jaxprtool.primitives import sow_p
-
-Function = Callable[..., Any]
-Check = Callable[[Match], bool]
 
 
 def rewrite(*args: Any, check: Check | None = None, name: str | None = None, **kwargs: Any) -> Any:
@@ -88,7 +66,7 @@ def rewrite(*args: Any, check: Check | None = None, name: str | None = None, **k
     return decorate
 
 
-class Rewrite(Pass):
+class Rewrite(Definition, Pass):
     """Replace every match of a pattern: a pass, made by `jaxprtool.rewrite`.
 
     Plain calls are inlined, in the program as in the pattern, before anything is looked for; a
@@ -102,36 +80,8 @@ class Rewrite(Pass):
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
-    def __init__(
-        self, pattern: Function, args: Sequence[Any], kwargs: dict[str, Any], name: str | None
-    ):
-        self.name = name or getattr(pattern, "__name__", "rewrite").strip("<>")
-        self.__doc__ = pattern.__doc__
-        self.pattern = pattern
-        self.replacement: Function | None = None
-        self.condition: Check | None = None
-        given = _arguments(self.name, pattern, args, kwargs)
-        leaves, self.in_tree = jax.tree.flatten(given.tree)
-        self.arg_names = given.names
-        self.declarations = [
-            types.declared(leaf, f"argument {path} of rewrite '{self.name}'")
-            for leaf, path in zip(leaves, given.names, strict=True)
-        ]
-        self._outlines: dict[Any, list[Pattern]] = {}
-        self._check_pattern()
-
     def __str__(self) -> str:
         return self.name
-
-    def to(self, replacement: Function) -> Function:
-        """Decorates the function that takes the pattern's place; it gets the same arguments."""
-        self.replacement = replacement
-        return replacement
-
-    def check(self, condition: Check) -> Check:
-        """Decorates a function that says of a `Match` whether it is to be replaced."""
-        self.condition = condition
-        return condition
 
     def __call__(self, program: Program) -> Program:
         """The program with every match replaced.
@@ -156,151 +106,3 @@ class Rewrite(Pass):
         if not application.matches:
             return program, []
         return program.replace(jaxpr=application.result), application.matches
-
-    # --- what an application asks ---------------------------------------------------------------
-
-    def outlines(self, floats: Any, more: int, symbolic: bool) -> list[Pattern]:
-        """The forms of the pattern at example types: with these floats, and so many dimensions
-        for an ellipsis; also with symbolic sizes if programs have them. None where it raises."""
-        key = floats, more, symbolic, dtypes.x64_enabled()
-        if key not in self._outlines:
-            found = self._forms(types.example_sizes(self.declarations), floats, more)
-            if symbolic:
-                names = types.names_of(self.declarations)
-                found += self._forms(types.symbolic_sizes(names), floats, more)
-            self._outlines[key] = found
-        return self._outlines[key]
-
-    def _forms(self, sizes: dict[str, Any], floats: Any, more: int) -> list[Pattern]:
-        forms = []
-        for weak in (False, True) if any(d.is_scalar for d in self.declarations) else (False,):
-            avals = tuple(each.aval(sizes, floats, more, weak) for each in self.declarations)
-            at = self.pattern_at(avals, None)
-            forms += [] if at is None else at[1]
-        return forms
-
-    def pattern_at(
-        self, avals: Sequence[Any], like: JaxprEqn | None
-    ) -> tuple[Traced, list[Pattern]] | None:
-        """The pattern at these types, traced in the setting of an equation, and its forms.
-
-        None if there is none: where it raises, or does not need all its arguments.
-        """
-        try:
-            traced = Traced(self.pattern, self.in_tree, avals, like)
-        except Exception:  # whatever the user's function raises: it is not for these types
-            return None
-        forms = [form for form in map(Pattern, traced.forms()) if _fault(form) is None]
-        return (traced, forms) if forms else None
-
-    def replacement_at(
-        self,
-        avals: Sequence[Any],
-        like: JaxprEqn,
-        match: Match,
-        pattern: Traced,
-        results: Sequence[Any],
-    ) -> Any:
-        """The jaxpr of the replacement at these types, with the results wanted of it.
-
-        `results` are the types of all results, None for those that are not wanted.
-        """
-        assert self.replacement is not None
-        what = f"the replacement of rewrite '{self.name}'"
-        try:
-            made = Traced(self.replacement, self.in_tree, avals, like, results)
-        except JaxprToolError:
-            raise
-        except Exception as error:
-            raise UserFunctionError(
-                f"{what} raised {described(error)} for {match}",
-                f"a check (@{self.name}.check) can leave such matches alone",
-            ) from error
-        if made.out_tree != pattern.out_tree:
-            raise PluginError(f"{what} gives {made.out_tree}, the pattern {pattern.out_tree}")
-        for new, old in zip(made.out_avals, results, strict=True):
-            if old is not None and new != old:
-                types_of = f"{type_of(new)}, the pattern {type_of(old)}"
-                raise PluginError(f"{what} gives {types_of}, for {match}")
-        if made.closed.effects:
-            raise PluginError(f"{what} has effects: {_shown_effects(made.closed)}")
-        return dce_body(made.closed, [old is not None for old in results], instantiate=True)[0]
-
-    def accepts(self, match: Match) -> bool:
-        """Whether the user's check, if any, wants a match replaced."""
-        if self.condition is None:
-            return True
-        try:
-            return bool(self.condition(match))
-        except Exception as error:
-            raise PluginError(
-                f"the check of rewrite '{self.name}' raised {described(error)} for {match}"
-            ) from error
-
-    def _check_pattern(self) -> None:
-        """Raise if what is given cannot be a pattern at all."""
-        sizes = types.example_sizes(self.declarations)
-        avals = [each.aval(sizes) for each in self.declarations]
-        what = f"the pattern of rewrite '{self.name}'"
-        try:
-            traced = Traced(self.pattern, self.in_tree, avals)
-        except Exception as error:
-            shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
-            hint = f"it was traced with {shown}; f32[8,64] gives other sizes" if shown else None
-            raise UserFunctionError(f"{what} raised {described(error)}", hint) from error
-        if traced.closed.effects:
-            raise PluginError(f"{what} has effects: {_shown_effects(traced.closed)}")
-        form = Pattern(traced.closed)
-        if fault := _fault(form):
-            unused = list(compress(self.arg_names, [not flag for flag in form.used_inputs]))
-            shown = f": {', '.join(unused)}" if unused and form.eqns else ""
-            raise PluginError(f"{what} {fault}{shown}")
-
-
-def _fault(form: Pattern) -> str | None:
-    """Why a graph cannot be looked for, if so."""
-    if not any(form.computed):
-        return "computes nothing: its results are its arguments, or constants"
-    if any(eqn.effects or eqn.primitive is sow_p for eqn in form.eqns):
-        return "has effects, or sows"
-    if not all(form.used_inputs):
-        return "does not use all its arguments"
-    if not form.is_connected():
-        return "falls into parts that share no value: each is a pattern of its own"
-    return None
-
-
-def _shown_effects(closed: Any) -> str:
-    return ", ".join(named(eqn) for eqn in closed.eqns if eqn.effects)
-
-
-@dataclass(frozen=True)
-class _Arguments:
-    """The example arguments of a pattern as `(args, kwargs)`, and a name for each leaf."""
-
-    tree: Any
-    names: tuple[str, ...]
-
-
-def _arguments(name: str, fun: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> _Arguments:
-    try:
-        bound = inspect.signature(fun).bind(*args, **kwargs)
-    except (TypeError, ValueError) as error:
-        raise ArgumentsError(
-            f"the types given do not fit the pattern of rewrite '{name}': {error}"
-        ) from None
-    parameters = iter(bound.signature.parameters.values())
-    places = []
-    for parameter in parameters:
-        value = bound.arguments.get(parameter.name, ())
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            places += [(f"{parameter.name}[{i}]", each) for i, each in enumerate(value)]
-        elif parameter.name in bound.arguments and parameter.kind is not parameter.VAR_KEYWORD:
-            places.append((parameter.name, value))
-    places = places[: len(bound.args)] + sorted(bound.kwargs.items())
-    names = [
-        path + jax.tree_util.keystr(inner)
-        for path, value in places
-        for inner, _ in jax.tree_util.tree_flatten_with_path(value)[0]
-    ]
-    return _Arguments((bound.args, bound.kwargs), tuple(names))

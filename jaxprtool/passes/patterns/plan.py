@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -23,13 +23,11 @@ from jaxprtool.ir import writer as engine
 from jaxprtool.ir.writer import Rule, Writer
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns import types
+from jaxprtool.passes.patterns.definition import Definition
 from jaxprtool.passes.patterns.graphs import Graph, Pattern, bodies_in, known_arguments
 from jaxprtool.passes.patterns.match import Match
 from jaxprtool.passes.patterns.search import Fit, Search, in_outline, same_parameters
 from jaxprtool.passes.patterns.tracing import PLAIN_CALLS, Traced, inlined
-
-if TYPE_CHECKING:
-    from jaxprtool.passes.patterns.define import Rewrite
 
 #: How many dimensions an ellipsis may stand for where the pattern is first looked for.
 _MORE_DIMS = (0, 1, 2)
@@ -58,7 +56,7 @@ class Application:
     very same object. `matches` are they, in the order in which the bodies are written.
     """
 
-    def __init__(self, rewrite: Rewrite, jaxpr: Any):
+    def __init__(self, rewrite: Definition, jaxpr: Any):
         self.matches: list[Match] = []
         self._rewrite = rewrite
         self._traced: dict[Any, tuple[Traced, list[Pattern]] | None] = {}
@@ -245,7 +243,7 @@ def _given_away(form: Pattern, body: Graph, fit: Fit) -> frozenset[int] | None:
 
 
 def _match(
-    rewrite: Rewrite,
+    rewrite: Definition,
     form: Pattern,
     body: Graph,
     fit: Fit,

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import jaxprtool
-from jaxprtool import jaxcompat
+from jaxprtool import jaxcompat, variable
 from jaxprtool.errors import PipelineError
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.structured import sub_jaxprs, view
@@ -412,6 +412,29 @@ def test_a_body_that_holds_no_constants_gets_none():
         if eqn.primitive.name == "remat2":
             assert not view(eqn).body.constvars
     assert isinstance(after.jaxpr, jaxcompat.ClosedJaxpr)
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_a_variable_in_a_scan_stays_one_value_for_each_iteration(length):
+    def fun(key, x):
+        def body(c, a):
+            return c * variable(jax.random.normal(key, (3,)), name="w"), a
+
+        return lax.scan(body, x, jnp.arange(float(length)))
+
+    program = jaxprtool.trace(fun, jax.random.key(0), jnp.ones(3))
+    for passes in ("fold", "-O1", "-O2"):
+        init = program.apply(passes).apply("unzip")["init"]
+        assert [aval.shape for aval in init.out_avals] == [(length, 3)]
+
+
+def test_a_scan_over_a_ref_stays():
+    def fun(x):
+        ref = jax.new_ref(x)
+        return lax.scan(lambda c, a: (c + a[...], None), 0.0, ref)[0]
+
+    program = jaxprtool.trace(fun, jnp.ones(1))
+    assert Fold()(program).jaxpr is program.jaxpr
 
 
 def test_a_negative_limit_is_refused():

@@ -241,6 +241,7 @@ def _run_scan(scan: Scan, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def clamped(index: Any, cond: Cond) -> int:
+    """The number of the branch that an index takes: the nearest that there is."""
     return min(max(int(index), 0), len(cond.branches) - 1)
 
 

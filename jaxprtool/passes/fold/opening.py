@@ -10,9 +10,10 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import Cond, Scan, While
-from jaxprtool.ir.writer import Writer
+from jaxprtool.ir.writer import Writer, occurs
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal
 from jaxprtool.passes.fold.known import Number, Values, clamped, is_plain_type
+from jaxprtool.primitives import sow_p
 
 #: What opens an equation: gives its results, or None where it is to stay.
 Opener = Callable[[Writer, JaxprEqn, Values], Sequence[Atom] | None]
@@ -65,6 +66,10 @@ def _open_scan(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
     if type(length) is not int or length > 1:
         return None
     scan = Scan.of(eqn)
+    if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in scan.xs):
+        return None  # a ref has no rows
+    if occurs(scan.body, sow_p.name.__eq__, {}):
+        return None  # what is sown in a scan is known as one value for each iteration
     return _without_rounds(writer, scan) if length == 0 else _with_one_round(writer, scan)
 
 

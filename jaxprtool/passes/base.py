@@ -20,6 +20,7 @@ from __future__ import annotations
 import types
 import typing
 from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxprtool.errors import PipelineError, did_you_mean
@@ -80,7 +81,7 @@ class Option:
 
 def options(cls: type[Pass]) -> list[Option]:
     """The options of a pass class, in the order in which they may be given by position."""
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)  # type: ignore[arg-type]  # mypy takes the instances' __hash__
     result = []
     for field in fields(cls):
         default = field.default
@@ -88,6 +89,12 @@ def options(cls: type[Pass]) -> list[Option]:
             default = field.default_factory()
         result.append(Option(field.name, hints[field.name], default))
     return result
+
+
+@lru_cache(maxsize=256)
+def _type_hints(cls: type) -> dict[str, Any]:
+    """Return the types of a class's fields, whose texts take a while to evaluate."""
+    return typing.get_type_hints(cls)
 
 
 def summary(cls: type[Pass]) -> str:

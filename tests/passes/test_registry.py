@@ -12,6 +12,7 @@ import jaxprtool
 from jaxprtool.errors import PipelineError, PluginError
 from jaxprtool.passes import registry
 from jaxprtool.passes.base import Pass
+from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.registry import PluginWarning, available, find, load_plugin
 
 PLUGIN = """
@@ -150,3 +151,32 @@ def test_listing_passes_does_not_import_jax():
     code = "import sys; from jaxprtool.passes import registry; registry.available(); "
     code += "sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_installed_packages_are_read_once(monkeypatch):
+    read, entry_points = [], registry.entry_points
+
+    def counted(**selection):
+        read.append(selection)
+        return entry_points(**selection)
+
+    monkeypatch.setattr(registry, "entry_points", counted)
+    registry._installed.cache_clear()
+    for text in ("dce, cse", "-O2", "dce"):
+        Pipeline.parse(text)
+    assert len(read) == 1
+
+
+def test_a_package_installed_meanwhile_and_a_pass_registered_meanwhile_are_found(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PipelineError, match="unknown pass 'late'"):
+        find("late")
+    (tmp_path / "late_plugin.py").write_text(PLUGIN.format(name="late"))
+    distribution(tmp_path, "late-plugin", "late", "late_plugin:Mine")
+    assert find("late").__module__ == "late_plugin"
+    (tmp_path / "file.py").write_text(PLUGIN.format(name="later"))
+    load_plugin(str(tmp_path / "file.py"))
+    assert find("later").name == "later"
+    assert {"late", "later", "dce"} <= set(available())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -154,11 +155,27 @@ def start_jax(x64: bool = False) -> None:
         from jaxprtool import jaxcompat
     gc.freeze()
     gc.enable()
+    for path in _own_frames():
+        jaxcompat.hide_frames(path)
     jaxcompat.keep_backend_probing_quiet()
     if x64:
         jax.config.update("jax_enable_x64", True)
     if version := jaxcompat.untested_version():
         output.warning(f"jaxprtool has not been tested with JAX {version}")
+
+
+def _own_frames() -> Iterator[str]:
+    """What stands on the stack below a command: Typer, Click, and what has started Python.
+
+    JAX would take them for code of the user's, and list them as sources of the HLO.
+    """
+    for name in ("typer", "click"):
+        if file := getattr(sys.modules.get(name), "__file__", None):
+            yield os.path.join(os.path.dirname(file), "")
+    yield "<frozen "
+    script = getattr(sys.modules["__main__"], "__file__", None) or ""
+    if os.path.basename(script).partition(".")[0] == "jaxprtool":
+        yield script
 
 
 @contextlib.contextmanager

@@ -32,11 +32,9 @@ def steps(report: RunReport, trace_time: float | None = None) -> dict[str, str]:
     times = report.times
     rows = {"device": _few(report.devices)}
     rows |= {} if trace_time is None else {"trace": _duration(trace_time)}
-    rows |= {
-        "lower": _duration(times.lower),
-        "compile": _duration(times.compile),
-        "first call": _duration(times.first_call),
-    }
+    if times.lower is not None and times.compile is not None:
+        rows |= {"lower": _duration(times.lower), "compile": _duration(times.compile)}
+    rows["first call"] = _duration(times.first_call)
     if times.repeat is not None:
         rows["later calls"] = f"{_duration(times.repeat)} (median of {times.repeats})"
     return rows

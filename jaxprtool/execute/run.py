@@ -15,6 +15,7 @@ from jax.experimental import checkify
 from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
 from jaxprtool.execute import backends
+from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import sub_jaxprs
 
@@ -33,10 +34,13 @@ class Output:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds each step took; `repeat` is the median of `repeats` calls after the first."""
+    """Seconds each step took; `repeat` is the median of `repeats` calls after the first.
 
-    lower: float
-    compile: float
+    Under `jax_disable_jit` nothing is lowered and compiled as a whole.
+    """
+
+    lower: float | None
+    compile: float | None
     first_call: float
     repeat: float | None
     repeats: int
@@ -108,16 +112,19 @@ def run(
     `arguments` are flat, one per invar. Without a number, a program with effects (prints,
     callbacks) runs once, so that they happen once, and any other is timed over REPEATS calls.
     Raises UnsupportedError if it cannot be compiled, BackendError if the device cannot run it,
-    and UserFunctionError if a callback or a check of the user's fails.
+    and UserFunctionError if a callback or a check of the user's fails, or `jax_debug_nans` or
+    `jax_debug_infs` forbid a result.
     """
     if repeat is None:
         repeat = 0 if program.jaxpr.effects else REPEATS
-    with jax.default_device(device) if device is not None else nullcontext():
+    check = FiniteCheck.from_config()
+    with jax.default_device(device) if device is not None else nullcontext(), unchecked():
         if device is not None:
             arguments = [jax.device_put(a, device) for a in arguments]
         lower_time, compile_time, call = _compile(program, arguments)
         with failures_reported(program):
             first_time, outs = _timed(call, *arguments)
+            check.require(program, arguments, outs)
             times = [_timed(call, *arguments)[0] for _ in range(repeat)]
     median = statistics.median(times) if times else None
     return RunReport(
@@ -131,27 +138,37 @@ def run(
     )
 
 
-def _compile(program: Program, arguments: Sequence[Any]) -> tuple[float, float, Callable]:
-    """Seconds to lower and to compile, and a function from flat arguments to flat results."""
-    checked = jaxcompat.has_checks(program.jaxpr)
+def _compile(
+    program: Program, arguments: Sequence[Any]
+) -> tuple[float | None, float | None, Callable]:
+    """Seconds to lower and to compile, and a function from flat arguments to flat results.
+
+    Under `jax_disable_jit` equations are compiled one by one, when they run: there are no times.
+    """
     fun = jaxcompat.jaxpr_as_fun(program.jaxpr)
+    checked = jaxcompat.has_checks(program.jaxpr)
     if checked:
         fun = checkify.checkify(fun)
+    if jax.config.jax_disable_jit:
+        return None, None, _thrower(fun) if checked else fun
     try:
         traced = jax.jit(fun).trace(*arguments)
         lower_time, lowered = _timed(traced.lower)
         compile_time, compiled = _timed(lowered.compile)
     except Exception as error:  # lowering rules raise what they like
         raise UnsupportedError(f"{program.name} cannot be compiled: {_one_line(error)}") from error
-    if not checked:
-        return lower_time, compile_time, compiled
+    return lower_time, compile_time, _thrower(compiled) if checked else compiled
+
+
+def _thrower(checked: Callable) -> Callable:
+    """A function that raises what a function under `checkify` gives beside its results."""
 
     def call(*flat: Any) -> Any:
-        failure, outs = compiled(*flat)
+        failure, outs = checked(*flat)
         failure.throw()
         return outs
 
-    return lower_time, compile_time, call
+    return call
 
 
 def _timed(fun: Callable, *args: Any) -> tuple[float, Any]:
@@ -172,6 +189,8 @@ def failures_reported(program: Program) -> Iterator[None]:
             raise UserFunctionError(
                 f"a check in {program.name} failed: {_one_line(error)}"
             ) from error
+        except FloatingPointError as error:
+            raise UserFunctionError(str(error)) from error
         except jax.errors.JaxRuntimeError as error:
             if failures:
                 first = failures[0]

@@ -33,8 +33,9 @@ from jaxprtool.execute.compare import difference, values_agree
 from jaxprtool.execute.effects import Effects, Event, effects_differ, leaves_the_program
 from jaxprtool.execute.fill import random_array
 from jaxprtool.execute.run import failures_reported
-from jaxprtool.execute.stepwise import Stepper
+from jaxprtool.ir.stepwise import Stepper
 from jaxprtool.execute.trail import Trail, first_difference
+from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import JaxprEqn
@@ -101,10 +102,12 @@ class Runs:
                     f"not {type_of(jaxcompat.aval_of(value))}"
                 )
 
+    @unchecked()
     def compare(self, after: Program) -> Runs:
         """The runs of `after` on the same arguments.
 
-        Raises CheckError, naming what differs first, if it does not do the same.
+        Raises CheckError, naming what differs first, if it does not do the same. A NaN is a value
+        like others here, whatever JAX's switches say.
         """
         _same_results_declared(self.program, after)
         runs = Runs(after, self._arguments_of(after))

@@ -7,7 +7,7 @@ each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,15 +40,31 @@ class Program:
         """Evaluate the program on arguments of the structure of the traced ones.
 
         Static arguments are left out, as when a `jax.jit(...).lower(...).compile()` is called.
-        Raises TypeError if the structure differs.
+        Raises TypeError if the structure differs, and FloatingPointError for results that
+        `jax_debug_nans` or `jax_debug_infs` forbid.
         """
         flat, tree = jax.tree.flatten((args, kwargs))
         if tree != self.in_tree:
             raise TypeError(f"{self.name} takes arguments of structure {self.in_tree}, not {tree}")
+        if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
+            return jax.tree.unflatten(self.out_tree, self._evaluated(flat))
+        from jaxprtool.ir.nonfinite import FiniteCheck, unchecked  # stands on this module
+
+        with unchecked():
+            outs = self._evaluated(flat)
+        FiniteCheck.from_config().require(self, flat, outs)
+        return jax.tree.unflatten(self.out_tree, outs)
+
+    def _evaluated(self, flat: Sequence[Any]) -> list[Any]:
+        """The flat results for flat arguments."""
         outs = jaxcompat.jaxpr_as_fun(self.jaxpr)(*flat)
         # A result that is a literal is a Python number to JAX's evaluator.
-        arrays = [out if hasattr(out, "shape") else jnp.asarray(out) for out in outs]
-        return jax.tree.unflatten(self.out_tree, arrays)
+        return [out if hasattr(out, "shape") else jnp.asarray(out) for out in outs]
+
+    @property
+    def __name__(self) -> str:
+        """The name that `jax.jit(program)` and whoever else asks a function for one is given."""
+        return self.name
 
     @property
     def in_avals(self) -> list[Any]:

@@ -198,7 +198,7 @@ def _apply(step: Step, program: Program) -> Program | Programs:
         result = step.transform(program)
     except JaxprToolError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(
             f"pass '{step}' failed on {program.name}: {described(error)}", "--traceback shows where"
         ) from error

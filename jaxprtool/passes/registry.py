@@ -99,7 +99,7 @@ def _loader(point: EntryPoint, origin: str) -> Callable[[], type[Pass]]:
     def load() -> type[Pass]:
         try:
             cls = point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginError(
                 f"pass '{point.name}' of {origin} cannot be imported: {described(error)}"
             ) from error

@@ -57,6 +57,13 @@ PLUGIN = """
             return {}["nothing"]
 
     @dataclass(frozen=True)
+    class Exits(Pass):
+        '''Leave Python.'''
+        name: ClassVar[str] = "cli_exits"
+        def __call__(self, program):
+            raise SystemExit(0)
+
+    @dataclass(frozen=True)
     class GivesNone(Pass):
         '''Give None.'''
         name: ClassVar[str] = "cli_gives_none"
@@ -88,6 +95,7 @@ def test_several_programs_bear_their_names(cli, plugin):
     ("name", "code", "message"),
     [
         ("cli_raises", 2, "error: pass 'cli_raises' failed on double: KeyError: 'nothing'"),
+        ("cli_exits", 2, "error: pass 'cli_exits' failed on double: SystemExit: 0"),
         ("cli_gives_none", 2, "error: pass 'cli_gives_none' gave no Program, but NoneType"),
         ("cli_breaks", 1, "error: pass 'cli_breaks' broke the program"),
     ],

@@ -80,6 +80,15 @@ def test_exit_codes_and_streams_of_a_process(folder):
     assert run("show", "functions.py:misfit").returncode == 3
 
 
+def test_hlo_names_no_source_but_the_users(folder):
+    script = os.path.join(os.path.dirname(sys.executable), "jaxprtool")
+    for command in ([script], COMMAND):
+        emit = [*command, "emit", "functions.py:double", "--to", "hlo"]
+        hlo = subprocess.run(emit, capture_output=True, text=True, check=True).stdout
+        files = hlo.partition("FileNames\n")[2].partition("\n\n")[0].splitlines()
+        assert [file.rpartition("/")[2] for file in files] == ['functions.py"']
+
+
 @pytest.mark.parametrize("options", [[], ["--json"], ["--format", "table"]])
 def test_a_closed_pipe_is_quiet(folder, options):
     reader, writer = os.pipe()

@@ -173,3 +173,29 @@ def test_shardings_in_the_program_and_of_the_arguments_are_kept(mesh):
     assert own_devices(constrained) == tuple(mesh.devices)
     given = jax.device_put(x, sharding)
     assert run(program(lambda x: x * 2, x), [given]).devices == tuple(mesh.devices)
+
+
+def test_a_nan_that_jax_is_told_to_forbid_is_the_users_own_error():
+    def f(x):
+        return jnp.log(x - 5.0), x
+
+    with jax.debug_nans(True), pytest.raises(UserFunctionError) as error:
+        run(program(f, X), [X])
+    assert error.value.message.startswith("result[0] of f has a NaN, from log at ")
+
+
+def test_under_disable_jit_equations_run_one_by_one():
+    def below(limit):
+        def f(x):
+            checkify.check(x.sum() < limit, "too large")
+            return jax.lax.fori_loop(0, 3, lambda i, c: c * 2, x)
+
+        return program(f, X)
+
+    fine, failing = below(10), below(1)
+    with jax.disable_jit():
+        report = run(fine, [X])
+        with pytest.raises(UserFunctionError, match="too large"):
+            run(failing, [X])
+    np.testing.assert_array_equal(report.outputs[0].value, X * 8)
+    assert report.times.lower is None and report.times.compile is None

@@ -27,6 +27,36 @@ def test_a_program_works_under_jaxs_transformations(program):
     np.testing.assert_array_equal(jax.vmap(total)(jnp.stack([x, x])), [6.0, 6.0])
 
 
+def test_jax_jit_of_a_program_bears_its_name(program):
+    program = program.replace(name="model")
+    assert "module @jit_model " in jax.jit(program).lower({"w": x}, scale=2.0).as_text()
+
+
+def lost(x):
+    unused = jnp.log(x - 10.0)
+    y = jax.lax.fori_loop(0, 2, lambda i, c: jnp.log(c - 5.0), jnp.sin(x))
+    return {"fine": x, "bad": jax.jit(lambda v: v * 2)(y), "unused": unused > 0}
+
+
+@pytest.mark.parametrize("switch", ["jax_debug_nans", "jax_debug_infs"])
+def test_a_program_heeds_the_switches_that_forbid_nans_and_infinities(switch):
+    program = jaxprtool.trace(lost, x)
+    divided = jaxprtool.trace(lambda x: 1 / (x - x), x)
+    assert jnp.isnan(program(x)["bad"]).all() and jnp.isinf(divided(x)).all()
+    wrong, fine = (program, divided) if switch == "jax_debug_nans" else (divided, program)
+    what = "a NaN, from log at" if switch == "jax_debug_nans" else "an infinity, from div at"
+    with getattr(jax, switch.removeprefix("jax_"))(True):
+        with pytest.raises(FloatingPointError, match=rf"{what} .*test_program.py:\d+$"):
+            wrong(x)
+        fine(x)
+        jax.make_jaxpr(wrong)(x)
+
+
+def test_of_a_nan_that_was_given_the_argument_is_named(program):
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="from the argument 'p"):
+        program({"w": np.full_like(x, np.nan)}, scale=2.0)
+
+
 def test_arguments_of_another_structure_are_refused(program):
     with pytest.raises(TypeError, match="takes arguments of structure"):
         program({"v": x}, scale=3.0)

@@ -17,7 +17,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.execute.stepwise import evaluate
+from jaxprtool.ir.stepwise import evaluate
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.stepwise import Stepper
+from jaxprtool.ir.stepwise import Stepper
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.pipeline import Pipeline
 from tests.programs.case import Case

@@ -1,0 +1,112 @@
+"""What `jax_debug_nans` and `jax_debug_infs` ask for: NaNs and infinities in results are an error.
+
+JAX checks the results of a jitted function and then runs it again, operation by operation, to find
+the one that made the NaN. A jaxpr does not say where the function turned these checks off, so a
+program is checked in the same way: its results first, and only then its equations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.outline import named
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.stepwise import Stepper
+from jaxprtool.jaxcompat import JaxprEqn, Var
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Turn JAX's own checks off, which stop at a NaN that no result depends on."""
+    with jax.debug_nans(False), jax.debug_infs(False):
+        yield
+
+
+@dataclass(frozen=True)
+class FiniteCheck:
+    """What is forbidden in results."""
+
+    nans: bool
+    infs: bool
+
+    @classmethod
+    def from_config(cls) -> FiniteCheck:
+        """The check that JAX's switches ask for now."""
+        return cls(jax.config.jax_debug_nans, jax.config.jax_debug_infs)
+
+    def require(self, program: Program, arguments: Sequence[Any], results: Sequence[Any]) -> None:
+        """Raise FloatingPointError, naming the equation to blame, if a result is not finite.
+
+        To find the equation, the program runs again, one equation at a time.
+
+        Args:
+            program: The program that was run.
+            arguments: Its flat arguments.
+            results: Its flat results; traced values are not checked.
+        """
+        faults = [self.fault(result) for result in results]
+        if not any(faults):
+            return
+        names = zip(program.arg_names, arguments, strict=True)
+        given = [_Value(x, f"the argument '{name}'" if self.fault(x) else "") for name, x in names]
+        with unchecked():
+            values = _Origins(self).run(program.jaxpr, given)
+        for name, fault, value in zip(program.out_names, faults, values, strict=True):
+            if fault:
+                origin = value.origin or "no single equation: run one by one, none makes it"
+                raise FloatingPointError(f"{name} of {program.name} has {fault}, from {origin}")
+
+    def fault(self, value: Any) -> str | None:
+        """What is forbidden and in a value, in words, or None."""
+        if isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype"):
+            return None
+        if isinstance(jaxcompat.aval_of(value), jaxcompat.AbstractRef):
+            return None
+        if not jnp.issubdtype(value.dtype, jnp.inexact):
+            return None
+        if self.nans and bool(jnp.isnan(value).any()):
+            return "a NaN"
+        return "an infinity" if self.infs and bool(jnp.isinf(value).any()) else None
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value, and what made the NaN or infinity in it, if there is one."""
+
+    data: Any
+    origin: str = ""
+
+
+class _Origins(Stepper):
+    """A run that keeps where each NaN and infinity comes from."""
+
+    def __init__(self, check: FiniteCheck):
+        self._fault = check.fault
+
+    def constant(self, value: Any) -> _Value:
+        return _Value(value, "a constant" if self._fault(jnp.asarray(value)) else "")
+
+    def number(self, value: _Value) -> Any:
+        return value.data
+
+    def row(self, value: _Value, i: int) -> _Value:
+        return _Value(value.data[i], value.origin)
+
+    def stack(self, rows: Sequence[_Value], var: Var) -> _Value:
+        return _Value(super().stack([row.data for row in rows], var), _first(rows))
+
+    def apply(self, eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
+        results = self.bind(eqn, [operand.data for operand in operands])
+        origin = _first(operands) or named(eqn)
+        return [_Value(x, origin if self._fault(x) else "") for x in results]
+
+
+def _first(values: Sequence[_Value]) -> str:
+    return next((value.origin for value in values if value.origin), "")

@@ -50,10 +50,11 @@ class Verifier(Observer):
                 self._compare(step, program, result)
 
     def _compare(self, step: Step, program: Program, result: Program) -> None:
+        assert isinstance(step.transform, Pass)
         with contextlib.redirect_stdout(sys.stderr):
             runs = self._runs.pop(id(program), None) or self._new_runs(program)
             try:
-                self._runs[id(result)] = runs.compare(result)
+                self._runs[id(result)] = runs.compare(result, step.transform.keeps_checks)
             except CheckError as error:
                 raise CheckError(f"pass '{step}': {error.message}", error.hint) from error
 

@@ -33,11 +33,12 @@ from jaxprtool.execute.compare import difference, values_agree
 from jaxprtool.execute.effects import Effects, Event, effects_differ, leaves_the_program
 from jaxprtool.execute.fill import random_array
 from jaxprtool.execute.run import failures_reported
-from jaxprtool.ir.stepwise import Stepper
 from jaxprtool.execute.trail import Trail, first_difference
+from jaxprtool.ir.callbacks import is_check
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.stepwise import Stepper
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -103,10 +104,11 @@ class Runs:
                 )
 
     @unchecked()
-    def compare(self, after: Program) -> Runs:
+    def compare(self, after: Program, checks: bool = True) -> Runs:
         """The runs of `after` on the same arguments.
 
-        Raises CheckError, naming what differs first, if it does not do the same. A NaN is a value
+        Without `checks`, it need not check and print what this program does for debugging. Raises
+        CheckError, naming what differs first, if it does not do the same. A NaN is a value
         like others here, whatever JAX's switches say.
         """
         _same_results_declared(self.program, after)
@@ -115,11 +117,12 @@ class Runs:
         if self._run is None or self._run.stepped != stepped:
             self._run = _run(self.program, self._arguments, stepped, ())
         old = self._run
+        effects = [e for e in old.effects if checks or not is_check(e.eqn)]
         try:
-            new = runs._run = _run(after, runs._arguments, stepped, old.effects)
+            new = runs._run = _run(after, runs._arguments, stepped, effects)
         except JaxprToolError as error:
             raise CheckError(f"{after.name} cannot be run any more: {error.message}") from error
-        fault = effects_differ(old.effects, new.effects)
+        fault = effects_differ(effects, new.effects)
         if fault is not None:
             raise CheckError(f"{after.name} does something else: {fault}")
         fault = difference(old.values, new.values, values_agree, after.out_names)

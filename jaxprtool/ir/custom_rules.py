@@ -11,7 +11,7 @@ refuses to differentiate by some of its operands, it is traced for the others al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,14 +118,31 @@ def _traced(
     except Exception:
         if not eqn.params["symbolic_zeros"]:
             raise
-        alone = tuple(_works(trace, eqn, i, count) for i in range(count))
-        return trace(eqn, alone), alone
+        alone = set(_working(trace, eqn, range(count)))
+        perturbed = tuple(i in alone for i in range(count))
+        return trace(eqn, perturbed), perturbed
 
 
-def _works(trace: Callable[..., Any], eqn: JaxprEqn, index: int, count: int) -> bool:
-    """Whether a rule does not raise if it is differentiated by one of its operands alone."""
+def _working(trace: Callable[..., Any], eqn: JaxprEqn, operands: Sequence[int]) -> Iterator[int]:
+    """Those operands that a rule does not raise for, of several that it raises for.
+
+    They are tried by halves: most rules refuse few of their operands, if any, and a rule may take
+    long to trace.
+    """
+    if len(operands) < 2:
+        return
+    middle = len(operands) // 2
+    for half in (operands[:middle], operands[middle:]):
+        if _works(trace, eqn, half):
+            yield from half
+        else:
+            yield from _working(trace, eqn, half)
+
+
+def _works(trace: Callable[..., Any], eqn: JaxprEqn, operands: Sequence[int]) -> bool:
+    """Whether a rule does not raise if it is differentiated by these operands alone."""
     try:
-        trace(eqn, tuple(i == index for i in range(count)))
+        trace(eqn, tuple(i in operands for i in range(_num_primals(eqn))))
     except Exception:  # the rule is the user's, and may raise anything
         return False
     return True

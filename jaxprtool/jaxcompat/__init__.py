@@ -49,6 +49,12 @@ from jaxprtool.jaxcompat.batching import (
     tracing_context,
     under_vmap,
 )
+from jaxprtool.jaxcompat.callbacks import (
+    DEBUG_EFFECTS,
+    FlatCallback,
+    callback_function,
+    is_check_effect,
+)
 from jaxprtool.jaxcompat.checking import (
     fits,
     inferred_types,
@@ -190,6 +196,7 @@ __all__ = [
     "ABSTRACT_TOKEN",
     "BWD_GIVES_LOGS",
     "CONTEXT_DEFAULTS",
+    "DEBUG_EFFECTS",
     "EMPTY_MESH",
     "HIGH_PRIMITIVES",
     "NO_SOURCE",
@@ -205,6 +212,7 @@ __all__ = [
     "ClosedJaxpr",
     "DebugInfo",
     "DropVar",
+    "FlatCallback",
     "FrozenDict",
     "IndexSlice",
     "Jaxpr",
@@ -234,6 +242,7 @@ __all__ = [
     "bind_jit",
     "broadcasting_primitives",
     "callback_failures",
+    "callback_function",
     "check_jaxpr",
     "check_refs",
     "close_jaxpr",
@@ -259,6 +268,7 @@ __all__ = [
     "inline_as_word",
     "inline_of_word",
     "inside_shard_map",
+    "is_check_effect",
     "is_element",
     "is_removable_effect",
     "is_staging",

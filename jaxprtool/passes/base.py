@@ -38,6 +38,9 @@ class Pass:
     #: Whether what it makes computes the same of the same arguments: so that both can be compared.
     preserves: ClassVar[bool] = True
 
+    #: Whether checks and debugging prints of the program are still made by what it makes.
+    keeps_checks: ClassVar[bool] = True
+
     def __call__(self, program: Program) -> Program | Programs:
         raise NotImplementedError
 

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.stepwise import Stepper
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.stepwise import Stepper
 from jaxprtool.passes.pipeline import Pipeline
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS, has_refs, reverse

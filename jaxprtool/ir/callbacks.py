@@ -1,0 +1,57 @@
+"""Python functions that a program calls while it runs, and stubs that stand for them in files."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import JaxprEqn
+
+#: The primitives that hold a Python function in their parameter `callback`.
+CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})
+
+#: What to do about a program that cannot be written for its callbacks.
+HINT = "-p drop_checks removes checks and prints; --callbacks stub writes callbacks that raise"
+
+
+@dataclass(frozen=True)
+class Stub:
+    """A callback that is not there: it has the name of a function, and raises when it is called."""
+
+    name: str
+
+    def __call__(self, *operands: Any) -> Any:
+        raise RuntimeError(self.message)
+
+    @property
+    def message(self) -> str:
+        """What calling the stub raises."""
+        return f"the callback {self.name} was left out when the program was written"
+
+
+def callback_name(eqn: JaxprEqn) -> str:
+    """The module and the qualified name of the function that an equation calls."""
+    function = eqn.params["callback"]
+    if isinstance(function, Stub):
+        return function.name
+    function = jaxcompat.callback_function(function)
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def stubbed(eqn: JaxprEqn) -> JaxprEqn:
+    """The equation with a stub in place of its callback, if it has one."""
+    if eqn.primitive.name not in CALLBACKS or isinstance(eqn.params["callback"], Stub):
+        return eqn
+    return eqn.replace(params={**eqn.params, "callback": Stub(callback_name(eqn))})
+
+
+def is_check(eqn: JaxprEqn) -> bool:
+    """Whether an equation gives nothing, and has no effect but those of checks or debugging."""
+    if eqn.outvars or not eqn.effects:
+        return False
+    return all(map(jaxcompat.is_check_effect, eqn.effects))

@@ -1,0 +1,235 @@
+"""Dropping checks: what looks at a program's values and gives none, at every depth.
+
+*   Checks of `checkify`, and callbacks and prints for debugging: equations that give nothing and
+    whose effects are those of checks or of debugging alone.
+*   Equinox's `error_if`, which hands its operand on. In a jaxpr it is a branch that does nothing
+    but call a function which raises, beside one that gives the operand, in a `custom_jvp` whose
+    rule hands the tangent on. The function is known by its module and name, the branch by its
+    results, which need the call; so a `pure_callback` whose value is used is never taken for one.
+
+What nothing but checks needed goes too. Rules of custom derivatives are followed: where one holds
+a check, the call follows the rule's jaxpr without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, ClassVar
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.callbacks import callback_name, is_check
+from jaxprtool.ir.custom_rules import (
+    JVPRule,
+    VJPRule,
+    jvp_params,
+    jvp_rule,
+    rule_key,
+    vjp_params,
+    vjp_rule,
+)
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import Cond, CustomJVP, CustomVJP, sub_jaxprs, view
+from jaxprtool.ir.writer import Rule, Writer, rewrite
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.dce import dce_body
+from jaxprtool.passes.inline import has_reason
+
+#: The functions with which Equinox's `error_if` raises, and opens a debugger.
+_RAISING = frozenset(
+    f"equinox._errors._error.<locals>.{name}" for name in ("raises", "display_msg")
+)
+
+#: The name of the jit that `error_if` is.
+_ERROR_IF = "branched_error_if_impl"
+
+#: How deep rules are followed that call functions with rules in turn.
+_DEEPEST_RULES = 8
+
+
+@dataclass(frozen=True)
+class DropChecks(Pass):
+    """Remove checks (Equinox's error_if, checkify's) and debugging prints and callbacks."""
+
+    name: ClassVar[str] = "drop_checks"
+
+    keeps_checks: ClassVar[bool] = False
+
+    def __call__(self, program: Program) -> Program:
+        return program.replace(jaxpr=_Dropping().cleaned(program.jaxpr))
+
+
+class _Dropping:
+    """The checks of one program; what is known of the rules of its custom derivatives, by key."""
+
+    def __init__(self) -> None:
+        self._rules: dict[Hashable, Any] = {}
+        self._checked: dict[Hashable, bool] = {}
+        self._forwarding: dict[Hashable, bool] = {}
+        self._unchecked: dict[Hashable, Callable[[], Any]] = {}
+
+    def cleaned(self, jaxpr: Any) -> Any:
+        """The jaxpr without checks and what only they needed; the same object if it has none."""
+        left = self._dropped(jaxpr)
+        return left if left is jaxpr else dce_body(left, [True] * len(left.outvars), True)[0]
+
+    def _dropped(self, jaxpr: Any) -> Any:
+        return rewrite(jaxpr, self._visitor)
+
+    def _visitor(self, writer: Writer) -> Rule:
+        def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+            if is_check(eqn):
+                return []
+            structured = view(eqn)
+            if isinstance(structured, Cond):
+                return _without_failing(structured, writer)
+            if isinstance(structured, CustomJVP):
+                return self._custom(eqn, structured, writer)
+            named = eqn.primitive.name == "jit" and eqn.params["name"] == _ERROR_IF
+            if named and not has_reason(eqn):
+                return _forwarded(structured.body, eqn.invars)
+            return None
+
+        return rule
+
+    # --- custom derivatives -----------------------------------------------------------------------
+
+    def _custom(self, eqn: JaxprEqn, call: Any, writer: Writer) -> Sequence[Atom] | None:
+        if not self._has_checks(eqn, 0):
+            return None
+        given = _forwarded(call.body, eqn.invars)
+        if given is not None and self._forwards(eqn, call):
+            return given
+        return writer.add(self._following(eqn))
+
+    def _rule(self, eqn: JaxprEqn) -> JVPRule | VJPRule | None:
+        """The rule of a custom call; None for one that cannot be traced."""
+        key = rule_key(eqn)
+        if key not in self._rules:
+            trace = vjp_rule if eqn.primitive.name in CustomVJP.primitives else jvp_rule
+            try:
+                self._rules[key] = trace(eqn)
+            except UnsupportedError:
+                self._rules[key] = None
+        return self._rules[key]
+
+    def _has_checks(self, eqn: JaxprEqn, depth: int) -> bool:
+        """Whether there is a check in the rule of a custom call, or in rules of calls in that."""
+        key = rule_key(eqn)
+        if key not in self._checked:
+            self._checked[key] = False  # a rule may call the function that it belongs to
+            bodies = _bodies(self._rule(eqn)) if depth < _DEEPEST_RULES else []
+            self._checked[key] = any(self._holds_check(body, depth + 1) for body in bodies)
+        return self._checked[key]
+
+    def _holds_check(self, jaxpr: Any, depth: int) -> bool:
+        for eqn in jaxpr.eqns:
+            structured = view(eqn)
+            if is_check(eqn) or (isinstance(structured, Cond) and _passing_branch(structured)):
+                return True
+            if isinstance(structured, CustomJVP) and self._has_checks(eqn, depth):
+                return True
+            if any(self._holds_check(body, depth) for _, body in sub_jaxprs(eqn)):
+                return True
+        return False
+
+    def _forwards(self, eqn: JaxprEqn, call: Any) -> bool:
+        """Whether the rule of a call that hands its operands on does so with their tangents."""
+        key = rule_key(eqn)
+        if key not in self._forwarding:
+            known = dict(self._forwarding)
+            self._forwarding[key] = True  # for calls in the rule: it is what is to be shown
+            if not self._rule_forwards(eqn, call):
+                self._forwarding = {**known, key: False}
+        return self._forwarding[key]
+
+    def _rule_forwards(self, eqn: JaxprEqn, call: Any) -> bool:
+        rule = self._rule(eqn)
+        if not isinstance(rule, JVPRule) or rule.jaxpr is None:
+            return False
+        if not all(rule.perturbed) or eqn.params["num_consts"]:
+            return False
+        body, outs = self._dropped(rule.jaxpr), len(call.outs)
+        if body.effects or not all(isinstance(v, Var) for v in call.body.outvars):
+            return False
+        primals, tangents = body.invars[: len(call.operands)], body.invars[len(call.operands) :]
+        given = iter(body.outvars[outs:])
+        for i, (var, zero) in enumerate(zip(call.body.outvars, rule.out_zeros, strict=True)):
+            source = call.body.invars.index(var)
+            if body.outvars[i] is not primals[source]:
+                return False
+            # The tangent of an integer has the type float0, and says nothing.
+            if var.aval.to_tangent_aval().dtype == jax.dtypes.float0:
+                zero or next(given)
+            elif zero or next(given) is not tangents[source]:
+                return False
+        return True
+
+    def _following(self, eqn: JaxprEqn) -> JaxprEqn:
+        """The call, following its rule without the checks in it."""
+        key, p, found = rule_key(eqn), eqn.params, self._rule(eqn)
+        rule = self._unchecked.setdefault(key, cache(partial(self._without_checks, found)))
+        rest = rule, p["num_consts"], p["symbolic_zeros"]
+        if isinstance(found, VJPRule):
+            made = vjp_params(p["call_jaxpr"], (found.fwd_name, found.bwd_name), *rest)
+        else:
+            assert found is not None
+            made = jvp_params(p["call_jaxpr"], found.name, *rest)
+        return eqn.replace(params=made)
+
+    def _without_checks(self, rule: Any) -> Any:
+        if isinstance(rule, VJPRule):
+            return replace(rule, fwd=self.cleaned(rule.fwd), bwd=self.cleaned(rule.bwd))
+        return replace(rule, jaxpr=self.cleaned(rule.jaxpr))
+
+
+def _without_failing(cond: Cond, writer: Writer) -> Sequence[Atom] | None:
+    """What a branching gives without a branch of Equinox's `error_if`; None for another."""
+    passing = _passing_branch(cond)
+    if passing is not None and writer.can_hold(passing):
+        return writer.splice(passing, cond.operands, cond.eqn)
+    if not any(map(jaxcompat.is_check_effect, cond.eqn.effects)):
+        return None
+    # JAX gives a branch the effects of all: those of checks in others are gone.
+    branches = tuple(jaxcompat.with_equations(b, b.eqns) for b in cond.branches)
+    return writer.add(cond.rebuild(branches=branches))
+
+
+def _passing_branch(cond: Cond) -> Any:
+    """The branch of Equinox's `error_if` that is taken where the check passes; None for others."""
+    if len(cond.branches) != 2:
+        return None
+    failing = [_does_nothing_but_raise(branch) for branch in cond.branches]
+    return cond.branches[failing.index(False)] if sum(failing) == 1 else None
+
+
+def _does_nothing_but_raise(branch: Any) -> bool:
+    """Whether a branch's results need a call of a function that always raises."""
+    needed = {atom for atom in branch.outvars if not isinstance(atom, Literal)}
+    for eqn in reversed(branch.eqns):
+        if needed.isdisjoint(eqn.outvars):
+            continue
+        if eqn.primitive.name == "pure_callback" and callback_name(eqn) in _RAISING:
+            return True
+        needed.update(atom for atom in eqn.invars if not isinstance(atom, Literal))
+    return False
+
+
+def _forwarded(body: Any, operands: Sequence[Atom]) -> Sequence[Atom] | None:
+    """What a call gives whose body hands on operands and literals, and does nothing else."""
+    place = {var: i for i, var in enumerate(body.invars)}
+    if body.effects or any(not isinstance(v, Literal) and v not in place for v in body.outvars):
+        return None
+    return [v if isinstance(v, Literal) else operands[place[v]] for v in body.outvars]
+
+
+def _bodies(rule: JVPRule | VJPRule | None) -> list[Any]:
+    """The jaxprs of a rule; one that only raises has none."""
+    if isinstance(rule, VJPRule):
+        return [rule.fwd, rule.bwd]
+    return [] if rule is None or rule.jaxpr is None else [rule.jaxpr]

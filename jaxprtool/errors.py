@@ -33,6 +33,10 @@ class ArgumentsError(JaxprToolError):
     """Arguments that cannot be read, or do not fit the function."""
 
 
+class StructureError(ArgumentsError, TypeError):
+    """Arguments of another structure than a program takes; names the first path that differs."""
+
+
 class PipelineError(JaxprToolError):
     """A pipeline that names an unknown pass or option, or is not well formed."""
 

@@ -23,9 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError, TargetError
+from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.outline import equations, top_jaxpr, type_of
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import Tree, describe, leaf_paths
+from jaxprtool.ir.trees import leaf_paths
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.example import Static
@@ -159,14 +160,7 @@ def fitted(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     """
     if any(isinstance(arg, Static) for arg in (*args, *kwargs.values())):
         raise ArgumentsError(f"{program.name} is a program, which has no static arguments left")
-    args, kwargs = _nested(program, args, kwargs)
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    if len(leaves) != len(program.in_avals) or not _fits(describe(tree), describe(program.in_tree)):
-        names = ", ".join(program.arg_names[:8]) + (", ..." if len(program.arg_names) > 8 else "")
-        raise ArgumentsError(
-            f"{program.name} takes arguments of structure {program.in_tree}, not {tree}",
-            f"it takes {names or 'nothing'}",
-        )
+    leaves = program.matched(*_nested(program, args, kwargs)).leaves
     triples = zip(program.arg_names, leaves, program.in_avals, strict=True)
     return tuple(_fitted_leaf(*triple) for triple in triples)
 
@@ -189,8 +183,8 @@ def _from_paths(program: Program, arg: Any, wanted: Any) -> Any:
     tree, positions = jax.tree.structure(wanted), jax.tree.leaves(wanted)
     if not _is_flat(arg) or tree.num_nodes == 1:
         return arg
-    paths = leaf_paths(tree, [program.arg_names[i] for i in positions])
-    if set(paths) != arg.keys() and _fits(describe(jax.tree.structure(arg)), describe(tree)):
+    paths = leaf_paths(tree)
+    if set(paths) != arg.keys() and _fits(tree, arg):
         return arg
     missing = [path for path in paths if path not in arg]
     left = [name for name in arg if name not in paths]
@@ -231,20 +225,11 @@ def _as_saved(value: Any, aval: Any) -> Any:
     return value
 
 
-def _fits(given: Tree, wanted: Tree) -> bool:
-    """Whether a structure is the one wanted; any container will do in place of a custom node."""
-    if wanted.kind == "custom":
-        return given == wanted or _num_leaves(given) == _num_leaves(wanted)
-    alike = given.kind == wanted.kind and given.keys == wanted.keys
-    return (
-        alike
-        and len(given.children) == len(wanted.children)
-        and all(map(_fits, given.children, wanted.children))
-    )
-
-
-def _num_leaves(tree: Tree) -> int:
-    return 1 if tree.kind == "leaf" else sum(map(_num_leaves, tree.children))
+def _fits(tree: Any, arg: Any) -> bool:
+    try:
+        return bool(matched_leaves(tree, arg, ""))
+    except Mismatch:
+        return False
 
 
 #: Kinds of numbers; a Python scalar stands for a value of its own kind and of those after it.

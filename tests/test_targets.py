@@ -120,9 +120,9 @@ def test_arguments_that_fit_are_given_flat(file):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("f32[3]", "scaled takes arguments of structure .* not"),
+        ("f32[3]", "the arguments do not fit scaled: it takes 2 positional arguments, not 1"),
         ("{'v': f32[3]}, f32[3], factor=1.0", "'params' lacks 'w', and has 'v', which scaled does"),
-        ("{'w': f32[3]}, f32[3], scale=1.0", "structure"),
+        ("{'w': f32[3]}, f32[3], scale=1.0", "the keyword argument 'factor' is missing"),
         ("{'w': f32[4]}, f32[3], factor=1.0", r"argument 'params\['w'\]' is f32\[4\], .* f32\[3\]"),
         ("{'w': i32[3]}, f32[3], factor=1.0", r"is i32\[3\]"),
         ("{'w': f32[3]}, f32[3], factor=1j", r"argument 'factor' is c64\[\], .* f32\[\]"),
@@ -139,7 +139,8 @@ def test_any_container_will_do_in_place_of_one_of_a_custom_type(tmp_path):
     jaxprtool.write(jaxprtool.trace(lambda p: p.first + p.second, Pair(1.0, 2.0)), path)
     read = jaxprtool.read(path)
     assert fitted(read, ((1.0, 2.0),), {}) == fitted(read, ([1.0, 2.0],), {})
-    with pytest.raises(ArgumentsError, match="structure"):
+    assert fitted(read, ({"second": 2.0, "first": 1.0},), {}) == (1.0, 2.0)
+    with pytest.raises(ArgumentsError, match="p is to have 2 entries, not 3"):
         fitted(read, ((1.0, 2.0, 3.0),), {})
 
 

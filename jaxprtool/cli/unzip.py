@@ -304,7 +304,7 @@ def _variables(parts: Unzipped) -> list[_Variable]:
     from jaxprtool.passes.unzip.variables import leaf_tree
 
     order = jax.tree.leaves(leaf_tree(parts.variables))
-    paths = leaf_paths(parts.init.out_tree, parts.init.out_names)
+    paths = leaf_paths(parts.init.out_tree)
     eqns = [variable.eqn for variable in parts.variables for _ in variable.avals]
     found = zip(order, paths, parts.init.out_avals, strict=True)
     return [_Variable(path, aval, eqns[i]) for i, path, aval in sorted(found, key=lambda f: f[0])]
@@ -362,7 +362,7 @@ def _run(
     filled = fill(traced, dict(zip(traced.arg_names, entry.arguments(), strict=True)), seed)
     values = dict(zip(traced.arg_names, filled.arguments, strict=True))
     made = execute(init, fill(init, values).arguments, (backend, None), 0, json)
-    paths = leaf_paths(init.out_tree, init.out_names)
+    paths = leaf_paths(init.out_tree)
     variables = dict(zip(paths, (out.value for out in made.outputs), strict=True))
     if len(variables) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)

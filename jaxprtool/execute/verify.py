@@ -14,6 +14,7 @@ the program after is handed the same, so that a generator of data does not move 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from jaxprtool.errors import (
     ArgumentsError,
     CheckError,
     JaxprToolError,
+    StructureError,
     UnsupportedError,
     described,
 )
@@ -54,8 +56,18 @@ def verify(before: Program, after: Program, args: Any = None, *, seed: int = 0) 
     """
     for program in (before, after):
         require_runnable(program)
-    arguments = _random(before, seed) if args is None else jax.tree.leaves(args)
+    arguments = _random(before, seed) if args is None else _flat(before, args)
     Runs(before, arguments).compare(after)
+
+
+def _flat(program: Program, args: Any) -> list[Any]:
+    """The flat arguments: of a call, its keyword arguments last, or of any other pytree."""
+    positional, keywords = jax.tree.unflatten(program.in_tree, program.in_avals)
+    if isinstance(args, tuple | list) and len(args) == len(positional) + len(keywords):
+        with suppress(StructureError):
+            named = dict(zip(keywords, args[len(positional) :], strict=True))
+            return program.matched(args[: len(positional)], named).leaves
+    return jax.tree.leaves(args)
 
 
 def require_runnable(program: Program) -> None:

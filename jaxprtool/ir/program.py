@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import CheckError
+from jaxprtool.errors import CheckError, StructureError
+from jaxprtool.ir.matching import Match, Mismatch, matched
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,27 +40,37 @@ class Program:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the program on arguments of the structure of the traced ones.
 
-        Static arguments are left out, as when a `jax.jit(...).lower(...).compile()` is called.
-        Raises TypeError if the structure differs, and FloatingPointError for results that
-        `jax_debug_nans` or `jax_debug_infs` forbid.
+        Static arguments are left out, as when a `jax.jit(...).lower(...).compile()` is called. In
+        place of a node whose class a file could not tell, any container of the same children fits.
+        Raises TypeError, which names the first path that differs, if the structure does, and
+        FloatingPointError for results that `jax_debug_nans` or `jax_debug_infs` forbid.
         """
-        flat, tree = jax.tree.flatten((args, kwargs))
-        if tree != self.in_tree:
-            raise TypeError(f"{self.name} takes arguments of structure {self.in_tree}, not {tree}")
+        match = self.matched(args, kwargs)
         if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
-            return jax.tree.unflatten(self.out_tree, self._evaluated(flat))
+            return match.result(self.out_tree, self._evaluated(match.leaves))
         from jaxprtool.ir.nonfinite import FiniteCheck, unchecked  # stands on this module
 
         with unchecked():
-            outs = self._evaluated(flat)
-        FiniteCheck.from_config().require(self, flat, outs)
-        return jax.tree.unflatten(self.out_tree, outs)
+            outs = self._evaluated(match.leaves)
+        FiniteCheck.from_config().require(self, match.leaves, outs)
+        return match.result(self.out_tree, outs)
 
     def _evaluated(self, flat: Sequence[Any]) -> list[Any]:
         """The flat results for flat arguments."""
         outs = jaxcompat.jaxpr_as_fun(self.jaxpr)(*flat)
         # A result that is a literal is a Python number to JAX's evaluator.
         return [out if hasattr(out, "shape") else jnp.asarray(out) for out in outs]
+
+    def matched(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Match:
+        """The flat arguments of a call. Raises StructureError, a TypeError; see `__call__`."""
+        flat, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+        if tree == self.in_tree:
+            return Match(flat)
+        try:
+            return matched(self.in_tree, self.arg_names, args, kwargs)
+        except Mismatch as mismatch:
+            message = f"the arguments do not fit {self.name}: {mismatch}"
+            raise StructureError(message) from None
 
     @property
     def __name__(self) -> str:

@@ -2,31 +2,30 @@
 
 JAX's `PyTreeDef` holds the Python types of its nodes. A program that is read from a file may have
 had nodes of a type that this process does not know; in its place stands an `Opaque` node, which
-has the same children and remembers the type's name.
+has the same children under the same keys and remembers the type's name.
 """
 
 from __future__ import annotations
 
 import ast
-import hashlib
-import re
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-#: Longer descriptions of a custom node's own data are cut, and told apart by a digest.
-_LONGEST_AUX = 160
+from jaxprtool.ir.held import Held, description
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree structure: "leaf", "none", "tuple", "list", "dict", "OrderedDict" or "custom".
+    """A tree structure: "leaf", "none", "tuple", "list", "dict", "OrderedDict", "held", "custom".
 
-    `keys` are those of a dict, one for each child. Of a custom node, `type_name` is the qualified
-    name of its type and `aux` a description of its own data.
+    `keys` are those of a dict, one for each child. Of a custom node, they are its children's keys
+    as JAX prints them (`.weight`), if it has any; `type_name` is the qualified name of its type and
+    `aux` a description of its own data. `held` is the leaf that a "held" node holds.
     """
 
     kind: str
@@ -34,45 +33,109 @@ class Tree:
     keys: tuple[Any, ...] = ()
     type_name: str = ""
     aux: str = ""
+    held: Held | None = None
 
 
 LEAF, NONE = Tree("leaf"), Tree("none")
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class Opaque:
-    """A node in place of one whose type is not at hand."""
+    """A node in place of one whose type is not at hand. `keys` are as in `Tree`."""
 
     type_name: str
     aux: str
+    keys: tuple[str, ...]
     children: tuple[Any, ...]
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, str]]:
-        return self.children, (self.type_name, self.aux)
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        return list(zip(self._entries(), self.children, strict=True)), self._own()
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return self.children, self._own()
 
     @classmethod
-    def tree_unflatten(cls, names: tuple[str, str], children: Sequence[Any]) -> Opaque:
-        return cls(*names, tuple(children))
+    def tree_unflatten(cls, own: Any, children: Sequence[Any]) -> Opaque:
+        return cls(own[0], own[1], own[2], tuple(children))
+
+    def _own(self) -> tuple[Any, ...]:
+        return self.type_name, self.aux, self.keys
+
+    def _entries(self) -> Iterator[Any]:
+        if self.keys:
+            return map(_key, self.keys)
+        return map(FlattenedIndexKey, range(len(self.children)))
+
+
+@dataclass(frozen=True)
+class _OtherKey:
+    """A key of a class of its own, known by how it is printed."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _key(text: str) -> Any:
+    """The key that JAX prints as `text`."""
+    if text.startswith(".") and text[1:].isidentifier():
+        return GetAttrKey(text[1:])
+    if text.startswith("[") and text.endswith("]"):
+        try:
+            value = ast.literal_eval(text[1:-1])
+        except (ValueError, SyntaxError, RecursionError):
+            return _OtherKey(text)
+        key = SequenceKey(value) if type(value) is int else DictKey(value)
+        return key if str(key) == text else _OtherKey(text)
+    return _OtherKey(text)
+
+
+def one_level(node: Any) -> tuple[list[Any], list[Any], Any]:
+    """The keys and the children of a node, and the structure in which each child is a leaf."""
+    pairs, tree = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda each: each is not node)
+    return [path[0] for path, _ in pairs if path], [child for _, child in pairs], tree
 
 
 def describe(tree: Any) -> Tree:
     """The plain description of a `PyTreeDef`."""
-    node = tree.node_data()
-    if node is None:
+    return _described(tree, jax.tree.unflatten(tree, range(tree.num_leaves)))
+
+
+def _described(tree: Any, example: Any) -> Tree:
+    if tree.node_data() is None:
         return LEAF
-    kind, data = node
-    children = tuple(map(describe, tree.children()))
+    keys, parts, _ = one_level(example)
+    children = tuple(map(_described, tree.children(), parts))
+    return node(tree, keys, children)
+
+
+def node(tree: Any, keys: Sequence[Any], children: tuple[Tree, ...] = ()) -> Tree:
+    """The description of the root of a `PyTreeDef`, whose children bear these keys."""
+    if tree.node_data() is None:
+        return LEAF
+    kind, data = tree.node_data()
     if kind is type(None):
         return NONE
+    if kind is Held:
+        return Tree("held", held=data)
     if kind in (tuple, list):
         return Tree(kind.__name__, children)
     if kind in (dict, OrderedDict) and all(map(_is_literal, data)):
         return Tree(kind.__name__, children, keys=tuple(data))
     if kind is Opaque:
-        return Tree("custom", children, type_name=data[0], aux=data[1])
+        return Tree("custom", children, type_name=data[0], aux=data[1], keys=data[2])
     name = f"{kind.__module__}.{kind.__qualname__}"
-    return Tree("custom", children, type_name=name, aux="" if data is None else _short(data))
+    aux = "" if data is None else description(data)
+    return Tree("custom", children, type_name=name, aux=aux, keys=_key_texts(keys))
+
+
+def _key_texts(keys: Sequence[Any]) -> tuple[str, ...]:
+    """How keys are printed; none if they are mere positions, or do not tell children apart."""
+    texts = tuple(map(str, keys))
+    told_apart = len(set(texts)) == len(texts)
+    return texts if told_apart and not any(type(k) is FlattenedIndexKey for k in keys) else ()
 
 
 def build(tree: Tree) -> Any:
@@ -81,41 +144,28 @@ def build(tree: Tree) -> Any:
 
 
 def same_tree(a: Any, b: Any) -> bool:
-    """Whether two `PyTreeDef`s are the same, an `Opaque` node being what it stands for."""
-    return a == b or describe(a) == describe(b)
+    """Whether two `PyTreeDef`s are the same, an `Opaque` node being what it stands for.
 
-
-def leaf_paths(tree: Any, names: Sequence[str]) -> list[str]:
-    """The way down to each leaf of a `PyTreeDef`, as `first/w`, from the leaves' names.
-
-    The names are those of a program, such as `params['first'].w`, of which as much counts as the
-    leaf is deep: an `Opaque` node does not know what its children are called.
+    One that was written without its children's keys is what it stands for, too.
     """
+    return a == b or _alike(describe(a), describe(b))
+
+
+def _alike(a: Tree, b: Tree) -> bool:
+    if a.kind == "custom" and not (a.keys and b.keys):
+        a, b = replace(a, keys=()), replace(b, keys=())
+    own = [replace(tree, children=()) for tree in (a, b)]
+    return (
+        own[0] == own[1]
+        and len(a.children) == len(b.children)
+        and all(map(_alike, a.children, b.children))
+    )
+
+
+def leaf_paths(tree: Any) -> list[str]:
+    """The way down to each leaf of a `PyTreeDef`, as `first/w`."""
     leaves = jax.tree.leaves_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
-    paths = []
-    for (keys, _), name in zip(leaves, names, strict=True):
-        own = [jax.tree_util.keystr((key,), simple=True) for key in keys]
-        steps = _steps(name)
-        paths.append("/".join(steps[-len(keys) :] if 0 < len(keys) <= len(steps) else own))
-    return paths
-
-
-def _steps(name: str) -> list[str]:
-    """The keys and attributes in a name: of `params['first'].w`, `first` and `w`."""
-    try:
-        node = ast.parse(name, mode="eval").body
-    except (SyntaxError, RecursionError, ValueError):
-        return []
-    steps: list[str] = []
-    while True:
-        match node:
-            case ast.Attribute():
-                steps.append(node.attr)
-            case ast.Subscript(slice=ast.Constant(value=key)):
-                steps.append(str(key))
-            case _:
-                return steps[::-1]
-        node = node.value
+    return [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
 
 
 def _example(tree: Tree) -> Any:
@@ -125,6 +175,8 @@ def _example(tree: Tree) -> Any:
             return 0
         case "none":
             return None
+        case "held":
+            return tree.held
         case "tuple":
             return children
         case "list":
@@ -134,7 +186,7 @@ def _example(tree: Tree) -> Any:
         case "OrderedDict":
             return OrderedDict(zip(tree.keys, children, strict=True))
         case "custom":
-            return Opaque(tree.type_name, tree.aux, children)
+            return Opaque(tree.type_name, tree.aux, tree.keys, children)
     raise ValueError(f"no kind of tree node: {tree.kind}")
 
 
@@ -144,11 +196,3 @@ def _is_literal(key: Any) -> bool:
         return bool(ast.literal_eval(repr(key)) == key)
     except (ValueError, SyntaxError, RecursionError):
         return False
-
-
-def _short(data: Any) -> str:
-    text = re.sub(r" at 0x[0-9a-f]+", "", repr(data))
-    if len(text) <= _LONGEST_AUX:
-        return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return f"{text[:_LONGEST_AUX]}... {digest}"

@@ -57,9 +57,24 @@ def test_of_a_nan_that_was_given_the_argument_is_named(program):
         program({"w": np.full_like(x, np.nan)}, scale=2.0)
 
 
-def test_arguments_of_another_structure_are_refused(program):
-    with pytest.raises(TypeError, match="takes arguments of structure"):
-        program({"v": x}, scale=3.0)
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        (({"v": x},), {"scale": 3.0}, r"p\['w'\] is missing$"),
+        (({"w": x, "v": x},), {"scale": 3.0}, r"p\['v'\] is not taken$"),
+        (({"w": (x, x)},), {"scale": 3.0}, r"p\['w'\] is to be an array, not a tuple$"),
+        (({"w": None},), {"scale": 3.0}, r"p\['w'\] is to be an array, not None$"),
+        (([x],), {"scale": 3.0}, "p is to be a dict, not a list$"),
+        ((x, x), {"scale": 3.0}, "it takes 1 positional argument, not 2$"),
+        (({"w": x},), {}, "the keyword argument 'scale' is missing$"),
+        (({"w": x},), {"scale": 3.0, "shift": 1.0}, "takes no keyword argument 'shift'$"),
+    ],
+)
+def test_arguments_of_another_structure_are_refused_by_the_first_path(
+    program, args, kwargs, message
+):
+    with pytest.raises(TypeError, match=message):
+        program(*args, **kwargs)
 
 
 def test_it_prints_as_its_jaxpr_and_shows_in_a_notebook(program):

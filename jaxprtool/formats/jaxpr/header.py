@@ -70,18 +70,20 @@ def structure_text(tree: Any, names: tuple[str, ...]) -> str:
 def _tree_text(tree: Tree, leaves: Iterator[str], indent: int) -> str:
     if tree.kind == "leaf":
         return next(leaves)
-    if tree.kind == "none":
-        return "None"
+    if tree.kind in ("none", "held"):
+        return values.encode(tree.held)
     children = [_tree_text(child, leaves, indent + 4) for child in tree.children]
     if tree.kind in ("tuple", "list"):
         opening, closing = ("(", ")") if tree.kind == "tuple" else ("[", "]")
         alone = tree.kind == "tuple" and len(children) == 1
         return _bracketed(opening, children, f",{closing}" if alone else closing, indent)
-    if tree.kind == "custom":
+    if tree.keys or tree.kind != "custom":
+        items = [f"{key!r}: {child}" for key, child in zip(tree.keys, children, strict=True)]
+        inside = _bracketed("{", items, "}", indent)
+    else:
         inside = _bracketed("[", children, "]", indent)
+    if tree.kind == "custom":
         return f"Node({tree.type_name!r}, {inside}" + (f", {tree.aux!r})" if tree.aux else ")")
-    items = [f"{key!r}: {child}" for key, child in zip(tree.keys, children, strict=True)]
-    inside = _bracketed("{", items, "}", indent)
     return inside if tree.kind == "dict" else f"{tree.kind}({inside})"
 
 

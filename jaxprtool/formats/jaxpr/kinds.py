@@ -39,6 +39,7 @@ from jaxprtool.formats.jaxpr.values import (
     add_record,
 )
 from jaxprtool.ir.dtypes import array_dtypes
+from jaxprtool.ir.held import LITERALS, Held, StandIn, description
 from jaxprtool.ir.trees import Opaque
 
 # --- numbers and dtypes -------------------------------------------------------------------------
@@ -298,17 +299,47 @@ def _tree(tree: Any, encode: Encode) -> str:
 
 
 def _opaque(node: Opaque, encode: Encode) -> str:
+    children = node.children
+    held = encode(dict(zip(node.keys, children, strict=True)) if node.keys else list(children))
     aux = f", {node.aux!r}" if node.aux else ""
-    return f"Node({node.type_name!r}, {encode(list(node.children))}{aux})"
+    return f"Node({node.type_name!r}, {held}{aux})"
 
 
-def _read_opaque(type_name: str, children: list[Any], aux: str = "") -> Opaque:
-    if not (isinstance(type_name, str) and isinstance(children, list) and isinstance(aux, str)):
-        raise ValueError("a node is written Node('type', [children], 'what is its own')")
-    return Opaque(type_name, aux, tuple(children))
+def _read_opaque(type_name: str, children: Any, aux: str = "") -> Opaque:
+    keys = tuple(children) if isinstance(children, dict) else ()
+    if not (
+        isinstance(type_name, str)
+        and isinstance(children, dict | list)
+        and all(isinstance(key, str) for key in keys)
+        and isinstance(aux, str)
+    ):
+        raise ValueError("a node is written Node('type', {'.key': child}, 'what is its own')")
+    parts = children.values() if isinstance(children, dict) else children
+    return Opaque(type_name, aux, keys, tuple(parts))
 
 
 add_kind(Opaque, _opaque, Node=_read_opaque)
+
+
+def _held(held: Held, encode: Encode) -> str:
+    if type(held.value) in LITERALS:
+        return f"Static({encode(held.value)})"
+    return f"Object({description(held.value)!r})"
+
+
+def _static(value: Any) -> Held:
+    if type(value) not in LITERALS:
+        raise ValueError("static is a number, a bool, a text or bytes; else it is an Object('...')")
+    return Held(value)
+
+
+def _object(text: str) -> Held:
+    if not isinstance(text, str):
+        raise ValueError("an object is written Object('how it prints')")
+    return Held(StandIn(text))
+
+
+add_kind(Held, _held, Static=_static, Object=_object)
 
 # Where JAX has a class of its own for closed jaxprs, a parameter may hold one that is open.
 add_maker("open", jaxcompat.open_jaxpr)

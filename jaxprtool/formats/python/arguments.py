@@ -162,7 +162,7 @@ def result_structure(program: Program) -> tuple[Any, str | None]:
 
 
 def _is_plain(tree: Tree) -> bool:
-    return tree.kind not in ("custom", "OrderedDict") and all(map(_is_plain, tree.children))
+    return tree.kind not in ("custom", "held", "OrderedDict") and all(map(_is_plain, tree.children))
 
 
 def _built(tree: Tree, indexes: Any) -> Any:

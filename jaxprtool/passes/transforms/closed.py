@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import keep
@@ -112,12 +113,14 @@ def _leaves(program: Program, key: int | str, value: Any) -> list[tuple[int, Any
         tree = program.in_tree.children()[0].children()[number]
     else:
         raise ArgumentsError(f"closed: {key!r} is neither the position nor the name of an argument")
+    if tree == jax.tree.structure(0):
+        return [(leaves[0], value)]  # nested lists are an array
     try:
-        return list(zip(leaves, tree.flatten_up_to(value), strict=True))
-    except ValueError:
+        return list(zip(leaves, matched_leaves(tree, value, str(key)), strict=True))
+    except Mismatch as mismatch:
         wanted = ", ".join(program.arg_names[i] for i in leaves)
         raise ArgumentsError(
-            f"closed: argument {key} is of structure {tree}, and the value is not",
+            f"closed: the value of argument {key} does not fit: {mismatch}",
             f"its parts are: {wanted}" if wanted else None,
         ) from None
 

@@ -1,0 +1,93 @@
+"""Leaves that are no arrays: held in the structure of a tree, as static arguments are.
+
+A function in an Equinox module, a string, an object: nothing of it is traced, but a program is made
+for it. In a program's structures it is a `Held` node without children, so that structures that
+hold different things are different. What the user gives and gets are the things themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+#: Longer descriptions are cut, and told apart by a digest.
+_LONGEST = 160
+
+#: What a file can hold as it is.
+LITERALS = (bool, int, float, complex, str, bytes)
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """What stands in a program from a file for an object that the file describes."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Held:
+    """A leaf that is no array; equal to another if what they hold is of one type and equal.
+
+    A `StandIn` is equal to what it describes.
+    """
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Held):
+            return NotImplemented
+        a, b = self.value, other.value
+        if a is b:
+            return True
+        if isinstance(a, StandIn) or isinstance(b, StandIn):
+            return description(a) == description(b)
+        if type(a) is not type(b):
+            return False
+        if type(a) in LITERALS:
+            return repr(a) == repr(b)  # tells -0.0 from 0.0, and a NaN from no NaN
+        try:
+            return bool(a == b)
+        except Exception:  # objects of others, which may compare as they like
+            return False
+
+    def __hash__(self) -> int:
+        return hash(repr(self.value)) if type(self.value) in LITERALS else hash(Held)
+
+    def __repr__(self) -> str:
+        return f"Held({description(self.value)})"
+
+
+jax.tree_util.register_pytree_node(Held, lambda held: ((), held), lambda held, _: held)
+
+
+def hold(tree: Any, is_traced: Callable[[Any], bool]) -> Any:
+    """A tree with each leaf held that is not traced."""
+    return jax.tree.map(lambda leaf: leaf if is_traced(leaf) else Held(leaf), tree)
+
+
+def release(tree: Any) -> Any:
+    """A tree with what is held in it as leaves again."""
+    return jax.tree.map(
+        lambda leaf: leaf.value if isinstance(leaf, Held) else leaf,
+        tree,
+        is_leaf=lambda node: isinstance(node, Held),
+    )
+
+
+def description(value: Any) -> str:
+    """How an object prints, without its address and cut to a length."""
+    if isinstance(value, StandIn):
+        return value.text
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    if len(text) <= _LONGEST:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{text[:_LONGEST]}... {digest}"

@@ -1,0 +1,196 @@
+"""The arguments of a call, fitted to the structure that a program takes.
+
+A program that was read from a file does not know the classes of its arguments' nodes. In place of
+such a node any container fits that has the same children: under the same keys, where both have
+some, and else in order. A result of that class is then made of the class that was given. All
+other nodes are to be as JAX has them: of the same class, with the same data of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.tree_util import keystr
+
+from jaxprtool.ir.held import Held, StandIn, description, release
+from jaxprtool.ir.trees import Opaque, Tree, node, one_level
+
+#: Characters of an object that an error shows.
+_LONGEST = 80
+
+_DICTS = ("dict", "OrderedDict")
+
+
+class Mismatch(Exception):
+    """Arguments of another structure; the message names the first path that differs."""
+
+
+@dataclass
+class Match:
+    """The leaves of a call's arguments, and what was given for a program's stand-ins."""
+
+    leaves: list[Any] = field(default_factory=list)
+    nodes: dict[Tree, Any] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+
+    def result(self, tree: Any, leaves: Sequence[Any]) -> Any:
+        """The results as a tree, what was given in place of stand-ins."""
+        return release(self._known(jax.tree.unflatten(tree, leaves)))
+
+    def _known(self, value: Any) -> Any:
+        return jax.tree.map(self._node, value, is_leaf=lambda each: isinstance(each, Opaque | Held))
+
+    def _node(self, value: Any) -> Any:
+        if isinstance(value, Held):
+            return Held(self.objects.get(description(value.value), value.value))
+        if not isinstance(value, Opaque):
+            return value
+        _, parts, tree = one_level(value)
+        return jax.tree.unflatten(self.nodes.get(node(tree, ()), tree), map(self._known, parts))
+
+
+def matched(
+    tree: Any, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Match:
+    """The match of a call's arguments with `tree`, the structure of `(args, kwargs)`.
+
+    `names` are the paths of its leaves. Raises Mismatch for arguments of another structure.
+    """
+    wanted, keywords = jax.tree.unflatten(tree, range(tree.num_leaves))
+    numbers, by_name = tree.children()
+    if len(args) != len(wanted):
+        arguments = "positional argument" + "s" * (len(wanted) != 1)
+        raise Mismatch(f"it takes {len(wanted)} {arguments}, not {len(args)}")
+    for name in (*keywords, *kwargs):
+        if name not in kwargs:
+            raise Mismatch(f"the keyword argument '{name}' is missing")
+        if name not in keywords:
+            raise Mismatch(f"it takes no keyword argument '{name}'")
+    found = Match()
+    for i, triple in enumerate(zip(numbers.children(), wanted, args, strict=True)):
+        _match(found, *triple, _root(triple[1], names, f"args[{i}]"))
+    for name, part in zip(keywords, by_name.children(), strict=True):
+        _match(found, part, keywords[name], kwargs[name], name)
+    return found
+
+
+def matched_leaves(tree: Any, value: Any, path: str) -> list[Any]:
+    """The leaves of a value of the structure `tree`; `path` is what it is called.
+
+    Raises Mismatch for a value of another structure.
+    """
+    found = Match()
+    _match(found, tree, jax.tree.unflatten(tree, range(tree.num_leaves)), value, path)
+    return found.leaves
+
+
+def _root(example: Any, names: Sequence[str], otherwise: str) -> str:
+    """What an argument is called as a whole: of `params['w']`, `params`."""
+    for path, i in jax.tree.leaves_with_path(example)[:1]:
+        rest = keystr(path)
+        if names[i].endswith(rest):
+            return names[i][: len(names[i]) - len(rest)]
+    return otherwise
+
+
+def _match(found: Match, tree: Any, example: Any, given: Any, path: str) -> None:
+    """Match a value with the part of the structure that is at `path`; `example` is one of it."""
+    keys, parts, _ = one_level(example)
+    given_keys, given_parts, given_tree = one_level(given)
+    wanted, own = node(tree, keys), node(given_tree, given_keys)
+    if wanted.held is not None:
+        _match_held(found, wanted.held, given, path)
+        return
+    if not _fits(wanted, own, tree, given_tree):
+        raise Mismatch(f"{path} is to be {_named(wanted)}, not {_shown(own, given)}")
+    if wanted.kind == "leaf":
+        found.leaves.append(given)
+        return
+    if wanted.kind == "custom" and wanted.type_name == own.type_name:
+        _match_data(found, wanted, own, tree, given_tree, path)
+    if (wanted.keys and own.keys) or wanted.kind in _DICTS:
+        by_key = dict(zip(given_keys, given_parts, strict=True))
+        given_parts = _by_name(wanted, keys, parts, by_key, path)
+    elif len(parts) != len(given_parts):
+        raise Mismatch(f"{path} is to have {len(parts)} entries, not {len(given_parts)}")
+    children = zip(tree.children(), parts, given_parts, map(str, keys), strict=True)
+    for part, one, other, key in children:
+        _match(found, part, one, other, path + key)
+
+
+def _fits(wanted: Tree, own: Tree, tree: Any, given_tree: Any) -> bool:
+    """Whether a node can be in place of another, its children and its data aside."""
+    if wanted.kind != "custom":
+        return wanted.kind == own.kind
+    if own.kind in ("leaf", "none", "held"):
+        return False
+    return tree.node_data()[0] is Opaque or wanted.type_name == own.type_name
+
+
+def _match_held(found: Match, wanted: Held, given: Any, path: str) -> None:
+    value = given.value if isinstance(given, Held) else given
+    if wanted != Held(value):
+        raise Mismatch(
+            f"{path} is no array and so held as it is: "
+            f"it is to be {_short(wanted.value)}, not {_short(value)}"
+        )
+    if isinstance(wanted.value, StandIn):
+        found.objects[wanted.value.text] = value
+
+
+def _match_data(
+    found: Match, wanted: Tree, own: Tree, tree: Any, given_tree: Any, path: str
+) -> None:
+    """Refuse a node that has other data of its own, and note what an Opaque node stands for."""
+    is_opaque = [each.node_data()[0] is Opaque for each in (tree, given_tree)]
+    data = (wanted.aux, own.aux) if any(is_opaque) else (tree.node_data(), given_tree.node_data())
+    if data[0] != data[1]:
+        raise Mismatch(
+            f"{path}, of class {wanted.type_name}, is to have the data "
+            f"{wanted.aux[:_LONGEST]}, not {own.aux[:_LONGEST]}"
+        )
+    if is_opaque == [True, False]:
+        found.nodes[wanted] = given_tree
+
+
+def _by_name(
+    wanted: Tree, keys: Sequence[Any], parts: Sequence[Any], given: Mapping[Any, Any], path: str
+) -> list[Any]:
+    """The given children in the order of `keys`. Those that have no leaves may be left out."""
+    by_name = {_simple(key): (key, part) for key, part in given.items()}
+    children = []
+    for key, part in zip(keys, parts, strict=True):
+        if _simple(key) in by_name:
+            children.append(by_name.pop(_simple(key))[1])
+        elif wanted.kind == "custom" and not jax.tree.leaves(part):
+            children.append(part)
+        else:
+            raise Mismatch(f"{path}{key} is missing")
+    for key, _ in by_name.values():
+        raise Mismatch(f"{path}{key} is not taken")
+    return children
+
+
+def _simple(key: Any) -> str:
+    return keystr((key,), simple=True)
+
+
+def _named(tree: Tree) -> str:
+    """A node in words, by the name of its class."""
+    if tree.kind in ("leaf", "none"):
+        return "an array" if tree.kind == "leaf" else "None"
+    name = tree.type_name.rpartition(".")[2] or tree.kind
+    return f"a{'n' * (name[0] in 'AEIOUaeiou')} {name}"
+
+
+def _shown(tree: Tree, value: Any) -> str:
+    is_array = hasattr(value, "dtype") or isinstance(value, int | float | complex)
+    return _short(value) if tree.kind == "leaf" and not is_array else _named(tree)
+
+
+def _short(value: Any) -> str:
+    text = description(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -1,6 +1,7 @@
 """What residuals are called: by where in the user's source they are computed.
 
-A value that a call, a loop or a branch gives is followed to the equation inside that computes it.
+A value that a call, a loop or a branch gives is followed to the equation inside that computes it,
+and through what JAX adds to a value that a policy of `jax.checkpoint` saves or offloads.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from typing import Any
+
+import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.paths import unique
@@ -35,7 +38,7 @@ def _name(value: Var, makers: dict[Var, JaxprEqn], known: dict[Var, str]) -> str
     place = ""
     while value not in known:
         eqn = makers[value]
-        eqn, place, operand = _innermost(eqn, eqn.outvars.index(value), place)
+        eqn, place, operand = _innermost(eqn, eqn.outvars.index(value), place, makers)
         if not isinstance(operand, Var):
             if eqn.primitive.name == "name":
                 return str(eqn.params["name"])
@@ -44,21 +47,32 @@ def _name(value: Var, makers: dict[Var, JaxprEqn], known: dict[Var, str]) -> str
     return known[value]
 
 
-def _innermost(eqn: JaxprEqn, index: int, place: str) -> tuple[JaxprEqn, str, Any]:
+def _innermost(
+    eqn: JaxprEqn, index: int, place: str, makers: dict[Var, JaxprEqn]
+) -> tuple[JaxprEqn, str, Any]:
     """The equation, at any depth, that computes a result of `eqn`, and its source line.
 
     If a body only hands on what it is given, also the operand of `eqn` that this is.
     """
     inside = False
     while True:
+        if _is_added(eqn):
+            operand = eqn.invars[index]
+            maker = makers.get(operand) if isinstance(operand, Var) else None
+            if maker is not None:
+                eqn, index = maker, maker.outvars.index(operand)
+                continue
+            if not inside:
+                return eqn, place, operand
         place = _place(eqn) or place
         for body in _bodies(eqn):
             atom = body.outvars[index]
             if isinstance(atom, Literal):
                 continue
-            inner = _makers(body).get(atom)
-            if inner is not None and not (isinstance(view(eqn), Cond) and _is_filler(inner)):
-                eqn, index, inside = inner, inner.outvars.index(atom), True
+            within = _makers(body)
+            inner = within.get(atom)
+            if inner is not None and not (isinstance(view(eqn), Cond) and _is_filler(inner, within)):
+                eqn, index, makers, inside = inner, inner.outvars.index(atom), within, True
                 break
             if not inside and atom in body.invars and not isinstance(view(eqn), Cond | While):
                 operand = body.invars.index(atom)
@@ -66,6 +80,19 @@ def _innermost(eqn: JaxprEqn, index: int, place: str) -> tuple[JaxprEqn, str, An
                     return eqn, place, eqn.invars[operand]
         else:
             return eqn, place, None
+
+
+def _is_added(eqn: JaxprEqn) -> bool:
+    """Whether an equation is what JAX adds to residuals: rounding to their own precision, a move.
+
+    See https://github.com/jax-ml/jax/pull/22244; moves that JAX adds have no line in the source.
+    """
+    if eqn.primitive.name == "device_put":
+        return jaxcompat.user_frame(eqn) is None
+    if eqn.primitive.name != "reduce_precision":
+        return False
+    own = jnp.finfo(eqn.outvars[0].aval.dtype)
+    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
 
 
 def _bodies(eqn: JaxprEqn) -> Sequence[Any]:
@@ -85,9 +112,12 @@ def _is_carry(eqn: JaxprEqn, operand: int) -> bool:
     return 0 <= operand - len(scan.consts) < len(scan.carry)
 
 
-def _is_filler(eqn: JaxprEqn) -> bool:
-    """Whether an equation only spreads a number, as a branch does that has no such residual."""
-    return eqn.primitive.name == "broadcast_in_dim" and isinstance(eqn.invars[0], Literal)
+def _is_filler(eqn: JaxprEqn, makers: dict[Var, JaxprEqn]) -> bool:
+    """Whether an equation only fills an array, as a branch does that has no such residual."""
+    if eqn.primitive.name == "broadcast_in_dim":
+        atom = eqn.invars[0]
+        return isinstance(atom, Literal) or (atom in makers and _is_filler(makers[atom], makers))
+    return eqn.primitive.name == "empty2"
 
 
 def _place(eqn: JaxprEqn) -> str:

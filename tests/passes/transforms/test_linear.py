@@ -1,5 +1,7 @@
 """vjp, linearize and linear_transpose: two halves, their residuals and what these are called."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -76,6 +78,44 @@ def test_equal_names_are_numbered_and_checkpoint_names_kept():
     line = line_of("return jnp.sin(jnp.sin(first)) * first")
     assert "result[1]['first']" in names
     assert {f"result[1]['test_linear.py:{line} cos{n}']" for n in ("", "_2")} <= set(names)
+
+
+@pytest.mark.parametrize("name", ["vjp", "linearize"])
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_a_residual_saved_under_a_policy_keeps_its_checkpoint_name(name, wrap):
+    def fun(x):
+        first = checkpoint_name(jnp.sin(x) * 2.0, "first")
+        return jnp.sin(checkpoint_name(jnp.exp(first) * x, "second")).sum()
+
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=["first"],
+        names_which_can_be_offloaded=["second"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+    parts = trace(wrap(jax.checkpoint(fun, policy=policy)), jnp.ones(3)).apply(name)
+    names = {f"result[1]['{residual}']" for residual in ("first", "second", "x")}
+    assert set(parts["forward"].out_names) == {"result[0]", *names}
+
+
+def test_a_residual_of_one_branch_keeps_its_checkpoint_name():
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("kept"))
+    def branch(x):
+        return jnp.sin(checkpoint_name(jnp.exp(x), "kept")) * x
+
+    parts = trace(lambda p, x: jax.lax.cond(p, branch, jnp.negative, x), True, X).apply("vjp")
+    assert "result[1]['kept']" in parts["forward"].out_names
+    assert not any("broadcast" in name for name in parts["forward"].out_names)
+
+
+def test_a_residual_that_a_policy_offloads_has_the_line_that_made_it():
+    def fun(x, w):
+        return jnp.sin(x @ w).sum()
+
+    policy = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+    parts = trace(jax.checkpoint(fun, policy=policy), X, PARAMS["w"]).apply("vjp")
+    line = line_of("return jnp.sin(x @ w).sum()")
+    assert f"result[1]['test_linear.py:{line} dot_general']" in parts["forward"].out_names
 
 
 def test_a_residual_inside_a_call_or_loop_has_the_line_in_it():

@@ -14,18 +14,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError, UnsupportedError
+from jaxprtool.ir.outline import bodies, equations, named, top_jaxpr, type_of
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.structured import keep
 from jaxprtool.jaxcompat import Literal, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.residuals import residual_names
-from jaxprtool.passes.transforms.retrace import function_of, main_results, retraced, with_names
+from jaxprtool.passes.transforms.retrace import (
+    chosen,
+    function_of,
+    main_results,
+    positional,
+    retraced,
+    with_names,
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,9 @@ def _spread(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     return function(*args)
 
 
+# --- transpose ------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class LinearTranspose(Pass):
     """Transpose a linear function: from cotangents of its results to those of its arguments."""
@@ -91,30 +106,132 @@ class LinearTranspose(Pass):
     name: ClassVar[str] = "linear_transpose"
     preserves: ClassVar[bool] = False
 
+    #: The positional arguments in which the function is linear; all of them if none are given.
+    argnums: int | tuple[int, ...] | None = None
+
     def __call__(self, program: Program) -> Program:
-        """Takes one argument, of the tree of the results, and the program's keyword arguments;
-        gives a tuple of cotangents, one for each positional argument. Raises UnsupportedError,
-        which names the line, for a program that is not linear.
+        """Takes the other positional arguments, then the cotangents, of the tree of the results,
+        and keyword arguments as the program does. Gives a tuple of cotangents, one for each
+        argument in `argnums`, or those of the one that a single number names.
+
+        Raises ArgumentsError for arguments that cannot be transposed, and UnsupportedError, which
+        names the line, for a program that is not linear in them.
         """
+        count, avals, names = len(positional(program)), program.in_avals, program.arg_names
+        numbers = range(count) if self.argnums is None else self.argnums
+        at = chosen(program, self.name, "argnums", numbers)
+        if len(set(at)) < len(at):
+            raise ArgumentsError(f"{self.name}: argnums has an argument of {program.name} twice")
+        args, kwargs = jax.tree.unflatten(program.in_tree, range(len(avals)))
+        moving = [args[n] for n in at]
+        others = [n for n in range(count) if n not in at]
+        _check_moving(program, jax.tree.leaves(moving))
+        primals = jax.tree.map(lambda i: avals[i], moving)
         fun = function_of(program)
-        args, kwargs = program.in_tree.children()
-        count = args.num_leaves
-        primals = jax.tree.unflatten(args, program.in_avals[:count])
 
-        def transpose(cotangents: Any, **kwargs: Any) -> Any:
-            return jax.linear_transpose(lambda *args: fun(*args, **kwargs), *primals)(cotangents)
+        def transpose(*args: Any, **kwargs: Any) -> Any:
+            *rest, cotangents = args
+            given = dict(zip(others, rest, strict=True))
 
-        results = jax.tree.unflatten(program.out_tree, range(program.out_tree.num_leaves))
-        keywords = jax.tree.unflatten(kwargs, range(kwargs.num_leaves))
+            def linear(values: Any) -> Any:
+                by_position = given | dict(zip(at, values, strict=True))
+                return fun(*(by_position[n] for n in range(count)), **kwargs)
+
+            pulled = _transposed(linear, primals, cotangents)
+            return pulled[0] if isinstance(self.argnums, int) else tuple(pulled)
+
+        rest = [args[n] for n in others]
+        results = jax.tree.unflatten(program.out_tree, range(len(program.out_avals)))
+        before, after = jax.tree.leaves(rest), jax.tree.leaves(kwargs)
+        in_avals = [avals[i] for i in before], program.out_avals, [avals[i] for i in after]
+        in_names = (
+            [names[i] for i in before],
+            paths("cotangents", results),
+            [names[i] for i in after],
+        )
+        told = self.argnums is not None
+        which = "the arguments of argnums" if told else "all arguments, or in those of argnums"
         return retraced(
             program,
             self.name,
             transpose,
-            in_tree=jax.tree.structure(((results,), keywords)),
-            avals=[*(a.to_ct_aval() for a in program.out_avals), *program.in_avals[count:]],
-            arg_names=[*paths("cotangents", results), *program.arg_names[count:]],
-            hint="it must be linear in all its positional arguments; `vjp` takes any program",
+            in_tree=jax.tree.structure(((*rest, results), kwargs)),
+            avals=list(chain(*in_avals)),
+            arg_names=list(chain(*in_names)),
+            hint=f"it must be linear in {which}; `vjp` takes any program",
         )
+
+
+def _is_float0(value: Any) -> bool:
+    return getattr(value, "dtype", None) == jax.dtypes.float0
+
+
+def _transposed(fun: Callable[[Any], Any], primals: Any, cotangents: Any) -> Any:
+    """What `jax.linear_transpose` gives; on JAX 0.10 too where values are of dtype float0.
+
+    There is one such value of each shape, so that they are left out.
+    """
+    leaves, tree = jax.tree.flatten(primals)
+    zeros = [np.zeros(x.shape, x.dtype) if _is_float0(x) else None for x in leaves]
+
+    def whole(values: Sequence[Any]) -> Any:
+        given = iter(values)
+        return jax.tree.unflatten(tree, [next(given) if x is None else x for x in zeros])
+
+    def without(values: Sequence[Any]) -> list[Any]:
+        return [x for x in values if not _is_float0(x)]
+
+    def linear(*values: Any) -> list[Any]:
+        return without(jax.tree.leaves(fun(whole(values))))
+
+    transpose = jax.linear_transpose(linear, *without(leaves))
+    return whole(transpose(without(jax.tree.leaves(cotangents))))
+
+
+def _check_moving(program: Program, leaves: Sequence[int]) -> None:
+    """Refuse types that JAX does not transpose: all must be inexact, or all integers."""
+    given = [(program.arg_names[i], program.in_avals[i]) for i in leaves]
+    values = [*given, *zip(program.out_names, program.out_avals, strict=True)]
+    kinds: dict[bool, str] = {}
+    for name, aval in values:
+        if _is_float0(aval):
+            continue
+        shown = f"{name} is {type_of(aval)}"
+        if not jnp.issubdtype(aval.dtype, jnp.number):
+            raise ArgumentsError(f"linear_transpose is of numbers, and {shown}", _ARGNUMS_HINT)
+        kinds.setdefault(jnp.issubdtype(aval.dtype, jnp.integer), shown)
+    if len(kinds) == 2:
+        raise ArgumentsError(
+            f"linear_transpose is of integers alone or of none, and {kinds[True]}, {kinds[False]}",
+            _ARGNUMS_HINT,
+        )
+    if True in kinds:
+        _check_integers(program, leaves)
+
+
+_ARGNUMS_HINT = "argnums says in which of its arguments a function is linear"
+
+#: What JAX takes for constant in integers, or has no transpose for that keeps them.
+_NOT_OF_INTEGERS = frozenset({"convert_element_type", "dot_general", "conv_general_dilated"})
+
+
+def _check_integers(program: Program, leaves: Sequence[int]) -> None:
+    """Refuse a program in which JAX's transpose would lose cotangents without a word."""
+    jaxpr = top_jaxpr(program)
+    moving = {jaxpr.invars[i] for i in leaves}
+    for eqn in jaxpr.eqns:
+        if moving.isdisjoint(v for v in eqn.invars if isinstance(v, Var)):
+            continue
+        moving.update(eqn.outvars)
+        for inner in chain([eqn], *(equations(body) for _, body in bodies(eqn))):
+            if inner.primitive.name in _NOT_OF_INTEGERS:
+                where = named(inner) if inner is eqn else f"{inner.primitive.name} in {named(eqn)}"
+                converted = inner.primitive.name == "convert_element_type"
+                raise UnsupportedError(
+                    f"linear_transpose of {program.name}: JAX's transpose of {where} loses the "
+                    "cotangents of integers",
+                    "an argument of type i32[] is not converted as a number is" * converted or None,
+                )
 
 
 # --- forward and backward -------------------------------------------------------------------------

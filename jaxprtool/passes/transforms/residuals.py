@@ -71,7 +71,8 @@ def _innermost(
                 continue
             within = _makers(body)
             inner = within.get(atom)
-            if inner is not None and not (isinstance(view(eqn), Cond) and _is_filler(inner, within)):
+            branch = isinstance(view(eqn), Cond)
+            if inner is not None and not (branch and _is_filler(inner, within)):
                 eqn, index, makers, inside = inner, inner.outvars.index(atom), within, True
                 break
             if not inside and atom in body.invars and not isinstance(view(eqn), Cond | While):

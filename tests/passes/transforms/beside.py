@@ -213,6 +213,31 @@ def _halves(
     return "same"
 
 
+def _linear_transpose(fun: Callable[..., Any], args: list[Any]) -> str:
+    """The transpose of what `linearize` gives, beside `vjp`."""
+
+    def whole(args: Any, cotangents: Any) -> Any:
+        _, push = jax.linearize(fun, *args)
+        tangents = [direction(jax.typeof(x).to_tangent_aval(), i) for i, x in enumerate(args)]
+        push(*tangents)
+        return jax.vjp(fun, *args)[1](cotangents)
+
+    program = trace(fun, *args)
+    given = [direction(aval.to_ct_aval(), i) for i, aval in enumerate(program.out_avals)]
+    pipeline = "linearize, backward.linear_transpose(argnums=1)"
+    try:
+        expected = trace(whole, tuple(args), jax.tree.unflatten(program.out_tree, given))
+    except REFUSED as error:
+        return _refused(lambda: applied(pipeline, program), error)
+    parts = applied(pipeline, program)
+    outs = stepwise.evaluate(parts["forward"].jaxpr, args)[program.out_tree.num_leaves :]
+    ours = stepwise.evaluate(parts["backward"].jaxpr, [*outs, *given])
+    theirs = stepwise.evaluate(expected.jaxpr, [*args, *given])
+    found = values.difference(theirs, ours, values.values_agree)
+    assert found is None, found
+    return "same"
+
+
 PROOFS: dict[str, Callable[[Callable[..., Any], list[Any]], str]] = {
     "grad": _derivative("grad", jax.grad, 10**9),
     "value_and_grad": _derivative("value_and_grad", jax.value_and_grad, 10**9),
@@ -222,6 +247,7 @@ PROOFS: dict[str, Callable[[Callable[..., Any], list[Any]], str]] = {
     "jvp": _jvp,
     "vjp": _vjp,
     "linearize": _linearize,
+    "linear_transpose": _linear_transpose,
     "checkpoint": _wrapped("checkpoint", jax.checkpoint),
     "jit": _wrapped("jit", jax.jit),
     "named_call": _wrapped("named_call", jax.named_call),

@@ -17,10 +17,11 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, PipelineError
+from jaxprtool.ir.held import release
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.loading.trace import function_name
+from jaxprtool.loading.trace import function_name, held, is_filtered, released
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.pipeline import Observer, Pipeline, Step
 
@@ -51,8 +52,35 @@ def jit(
     transform = _Transform.of(passes)
     if not callable(fun):
         return jax.jit(fun, **jit_options)  # which says what is wrong with it
+    if is_filtered(fun):
+        return _Filtered(
+            fun, jax.jit(_rewritten(released(fun), transform, jit_options), **jit_options)
+        )
     rewritten = _rewritten(fun, transform, jit_options)
     return jax.jit(rewritten, **jit_options)
+
+
+class _Filtered:
+    """What `jit` gives for a function that Equinox jits: called with leaves that are no arrays.
+
+    To JAX these are part of the structure of the arguments, and decide what is compiled anew.
+    """
+
+    def __init__(self, fun: Callable[..., Any], jitted: Any):
+        self._fun, self._jitted = fun, jitted
+        functools.update_wrapper(self, fun, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = held(self._fun, (args, kwargs))
+        return release(self._jitted(*args, **kwargs))
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """What `jax.jit(...).lower` gives."""
+        args, kwargs = held(self._fun, (args, kwargs))
+        return self._jitted.lower(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
 
 
 def _rewritten(

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.errors import ArgumentsError, TargetError
+from jaxprtool.errors import ArgumentsError, StructureError, TargetError
+from jaxprtool.ir.held import Held
 from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.outline import equations, top_jaxpr, type_of
 from jaxprtool.ir.program import Program
@@ -158,11 +159,19 @@ def fitted(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     for an argument whose leaves its names lead to: `first/w`. Raises ArgumentsError for a call of
     another structure, and for a value of another type.
     """
-    if any(isinstance(arg, Static) for arg in (*args, *kwargs.values())):
-        raise ArgumentsError(f"{program.name} is a program, which has no static arguments left")
-    leaves = program.matched(*_nested(program, args, kwargs)).leaves
+    has_static = any(isinstance(arg, Static) for arg in (*args, *kwargs.values()))
+    args, kwargs = jax.tree.map(_as_held, _nested(program, args, kwargs))
+    try:
+        leaves = program.matched(args, kwargs).leaves
+    except StructureError as error:
+        hint = "a program has no static arguments left" if has_static else None
+        raise StructureError(error.message, hint) from None
     triples = zip(program.arg_names, leaves, program.in_avals, strict=True)
     return tuple(_fitted_leaf(*triple) for triple in triples)
+
+
+def _as_held(leaf: Any) -> Any:
+    return Held(leaf.value) if isinstance(leaf, Static) else leaf
 
 
 def _nested(program: Program, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -126,7 +126,7 @@ def test_arguments_that_fit_are_given_flat(file):
         ("{'w': f32[4]}, f32[3], factor=1.0", r"argument 'params\['w'\]' is f32\[4\], .* f32\[3\]"),
         ("{'w': i32[3]}, f32[3], factor=1.0", r"is i32\[3\]"),
         ("{'w': f32[3]}, f32[3], factor=1j", r"argument 'factor' is c64\[\], .* f32\[\]"),
-        ("{'w': f32[3]}, f32[3], factor=static(1)", "no static arguments left"),
+        ("{'w': f32[3]}, f32[3], factor=static(1)", "factor is to be an array, not 1"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(file, args, message):

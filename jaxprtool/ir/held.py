@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,9 +67,11 @@ class Held:
 jax.tree_util.register_pytree_node(Held, lambda held: ((), held), lambda held, _: held)
 
 
-def hold(tree: Any, is_traced: Callable[[Any], bool]) -> Any:
-    """A tree with each leaf held that is not traced."""
-    return jax.tree.map(lambda leaf: leaf if is_traced(leaf) else Held(leaf), tree)
+def is_no_array(leaf: Any) -> bool:
+    """Whether a leaf can be no array: it is no number, and has no dtype."""
+    if isinstance(leaf, bool | int | float | complex):
+        return False
+    return not (hasattr(leaf, "dtype") or hasattr(leaf, "__jax_array__"))
 
 
 def release(tree: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
-from jaxprtool.ir.held import Held, StandIn, description, release
+from jaxprtool.ir.held import Held, StandIn, description, is_no_array, release
 from jaxprtool.ir.trees import Opaque, Tree, node, one_level
 
 #: Characters of an object that an error shows.
@@ -104,7 +104,8 @@ def _match(found: Match, tree: Any, example: Any, given: Any, path: str) -> None
     if wanted.held is not None:
         _match_held(found, wanted.held, given, path)
         return
-    if not _fits(wanted, own, tree, given_tree):
+    is_other = wanted.kind == own.kind == "leaf" and is_no_array(given)
+    if is_other or not _fits(wanted, own, tree, given_tree):
         raise Mismatch(f"{path} is to be {_named(wanted)}, not {_shown(own, given)}")
     if wanted.kind == "leaf":
         found.leaves.append(given)
@@ -187,8 +188,9 @@ def _named(tree: Tree) -> str:
 
 
 def _shown(tree: Tree, value: Any) -> str:
-    is_array = hasattr(value, "dtype") or isinstance(value, int | float | complex)
-    return _short(value) if tree.kind == "leaf" and not is_array else _named(tree)
+    if isinstance(value, Held):
+        return _short(value.value)
+    return _short(value) if tree.kind == "leaf" and is_no_array(value) else _named(tree)
 
 
 def _short(value: Any) -> str:

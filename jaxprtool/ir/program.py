@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError, StructureError
+from jaxprtool.ir.held import is_no_array
 from jaxprtool.ir.matching import Match, Mismatch, matched
 
 
@@ -64,7 +65,7 @@ class Program:
     def matched(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Match:
         """The flat arguments of a call. Raises StructureError, a TypeError; see `__call__`."""
         flat, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
-        if tree == self.in_tree:
+        if tree == self.in_tree and not any(map(is_no_array, flat)):
             return Match(flat)
         try:
             return matched(self.in_tree, self.arg_names, args, kwargs)

@@ -10,7 +10,7 @@ and what is not in the grammar is refused by name and column:
     zeros(f32[3])  ones(f32[3])  normal(f32[3,4], seed=1)  arange(10)  key(0)
     load('x.npz')['w']                  from a .npy, .npz or .safetensors file
     ref('params')                       an attribute of the target's module
-    static(...)                         a whole argument that is a Python value
+    static(...)                         a Python value, as an argument or in one
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jaxprtool.loading.files import load_arrays
 MAX_BYTES = 2**34
 
 _TYPES_HINT = "types are written as a jaxpr prints them: f32[8,128], bf16[], i32[3], key<fry>[]"
-_STATIC_HINT = "a Python value that is not traced is a whole argument static(...)"
+_STATIC_HINT = "a Python value that is not traced is written static(...)"
 _DIMENSION_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -78,16 +78,27 @@ def read_args(text: str, module: ModuleType | None = None) -> tuple[tuple, dict[
 
 
 def read_strings(tree: Any, module: ModuleType | None = None) -> Any:
-    """A pytree of arguments with every string in it read as one value in the notation of --args."""
+    """A pytree of arguments with every string in it read as one value in the notation of --args.
+
+    A string in a node of a class is read if it has a bracket (`f32[3]`); else it is a leaf of the
+    user's own, such as the name of an activation in a module.
+    """
     symbols = Symbols()
+
+    def read(leaf: Any) -> Any:
+        return _read_one(leaf, module, symbols) if _is_string(leaf) else leaf
+
+    def read_node(node: Any) -> Any:
+        if _is_string(node):
+            return read(node)
+        return jax.tree.map(lambda x: read(x) if _is_string(x) and set(x) & set("[(") else x, node)
+
     try:
-        leaves, structure = jax.tree.flatten(tree)
+        return jax.tree.map(
+            read_node, tree, is_leaf=lambda node: not isinstance(node, tuple | list | dict)
+        )
     except ValueError as error:  # dict keys that cannot be sorted, a node used wrongly
         raise ArgumentsError(f"the example arguments are no pytree: {error}") from error
-    return jax.tree.unflatten(
-        structure,
-        [_read_one(leaf, module, symbols) if _is_string(leaf) else leaf for leaf in leaves],
-    )
 
 
 def _read_one(text: str, module: ModuleType | None, symbols: Symbols) -> Any:
@@ -107,13 +118,7 @@ class _Reader:
         self.symbols = symbols
 
     def argument(self, node: ast.expr) -> Any:
-        """A whole argument, which alone may be static."""
-        if _called(node) == "static":
-            assert isinstance(node, ast.Call)
-            return Static(self._static(node))
-        return self._value(node)
-
-    def _value(self, node: ast.expr) -> Any:
+        """An argument, or a part of one."""
         read = self._VALUES.get(type(node))
         return read(self, node) if read else self._not_allowed(node)
 
@@ -134,7 +139,7 @@ class _Reader:
 
     def _dict(self, node: ast.Dict) -> dict[Any, Any]:
         pairs = expressions.dict_items(node)
-        result = {self.source.key(key, node): self._value(value) for key, value in pairs}
+        result = {self.source.key(key, node): self.argument(value) for key, value in pairs}
         try:
             sorted(result)
         except TypeError:
@@ -220,8 +225,6 @@ class _Reader:
         if not isinstance(node.func, ast.Name):
             raise self.source.not_allowed(node.func)
         name = node.func.id
-        if name == "static":
-            raise self.source.fail(node, "static(...) must be a whole argument")
         if name not in self._FUNCTIONS:
             raise self._unknown(node.func)
         try:
@@ -251,16 +254,16 @@ class _Reader:
             raise self.source.fail(node, f"{name}(...) needs an argument '{missing}'")
         return options
 
-    def _static(self, node: ast.Call) -> Any:
+    def _static(self, node: ast.Call) -> Static:
         value = self._options(node, ("value",))["value"]
         root = value
         while isinstance(root, ast.Subscript):
             root = root.value
-        return self._item(value) if _called(root) == "ref" else self.source.literal(value)
+        return Static(self._item(value) if _called(root) == "ref" else self.source.literal(value))
 
     def _array_type(self, node: ast.expr) -> jax.ShapeDtypeStruct:
         """The type that zeros, ones or normal fills: a shape in numbers, of a size to hold."""
-        struct = self._value(node)
+        struct = self.argument(node)
         if not isinstance(struct, jax.ShapeDtypeStruct):
             raise self.source.fail(node, "a type such as f32[3] is needed here")
         if jax.dtypes.issubdtype(struct.dtype, jax.dtypes.extended) or (
@@ -371,9 +374,9 @@ class _Reader:
         if node.id in dtypes.array_dtypes():
             hint = f"write {node.id}[] for a scalar, {node.id}[8,128] for an array"
             return self.source.fail(node, f"the type {node.id} needs a shape", hint)
-        if node.id in self._FUNCTIONS or node.id == "static":
+        if node.id in self._FUNCTIONS:
             return self.source.fail(node, f"{node.id} is a function: write {node.id}(...)")
-        known = [*dtypes.array_dtypes(), *self._FUNCTIONS, "static"]
+        known = [*dtypes.array_dtypes(), *self._FUNCTIONS]
         hint = did_you_mean(node.id, known) or _TYPES_HINT
         return self.source.fail(node, f"unknown name '{node.id}' in {self.source.what}", hint)
 
@@ -388,6 +391,7 @@ class _Reader:
         "normal": _normal,
         "ones": _ones,
         "ref": _ref,
+        "static": _static,
         "zeros": _zeros,
     }
     _VALUES: ClassVar[dict[type, Callable[[_Reader, Any], Any]]] = {
@@ -396,10 +400,10 @@ class _Reader:
         ast.Compare: _key_type,
         ast.Constant: _constant,
         ast.Dict: _dict,
-        ast.List: lambda self, node: list(map(self._value, node.elts)),
+        ast.List: lambda self, node: list(map(self.argument, node.elts)),
         ast.Name: _name,
         ast.Subscript: _subscript,
-        ast.Tuple: lambda self, node: tuple(map(self._value, node.elts)),
+        ast.Tuple: lambda self, node: tuple(map(self.argument, node.elts)),
         ast.UnaryOp: _number,
     }
 

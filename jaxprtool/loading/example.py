@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Static:
-    """A whole argument that the function gets as a Python value and that is not traced."""
+    """An argument, or a part of one, that the function gets as a Python value and not traced."""
 
     value: Any
 
@@ -33,7 +33,7 @@ class Example:
 
 
 def static(value: Any) -> Static:
-    """Mark a whole argument as a Python value that is not traced, such as a flag or a config."""
+    """Mark an argument, or a leaf of one, as a Python value that is not traced, such as a flag."""
     return Static(value)
 
 
@@ -49,6 +49,10 @@ def example(*args: Any, **kwargs: Any) -> Callable[[F], F]:
         try:
             fun.example_args = Example(args, kwargs)  # type: ignore[attr-defined]
         except (AttributeError, TypeError) as error:
+            inner = getattr(fun, "__wrapped__", None)  # of what Equinox jits, which is frozen
+            if inner is not None:
+                attach(inner)
+                return fun
             kind = type(fun).__name__
             raise ArgumentsError(
                 f"example arguments cannot be attached to an object of type {kind}",

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
+from jaxprtool.ir.held import Held, release
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
 from jaxprtool.loading.example import Static
@@ -27,7 +28,7 @@ class Call:
     """A call sorted out: which arguments are traced, and which the function gets as they are.
 
     `static_args` maps positions, `static_kwargs` names, to Python values; `args` and `kwargs` are
-    the others, in order.
+    the others, in order, with what is no array held in their structure.
     """
 
     args: tuple[Any, ...]
@@ -68,7 +69,9 @@ def trace(
 
     Arguments are arrays, `jax.ShapeDtypeStruct`s or other objects with a `.shape` and a `.dtype`,
     scalars, and pytrees of them; those marked `static(...)`, or named by `static_argnums` or
-    `static_argnames` as for `jax.jit`, reach the function as Python values. `axis_env` gives named
+    `static_argnames` as for `jax.jit`, reach the function as Python values. Leaves that are no
+    arrays (functions in a module, strings) do so too, and stay in the program's structures, as do
+    such results; if `fun` is one of Equinox's (`filter_jit`), so do scalars. `axis_env` gives named
     axes and their sizes, as for `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not
     fit the function, and UserFunctionError if it raises.
     """
@@ -83,13 +86,10 @@ def trace_call(
     axis_env: Sequence[tuple[Any, int]] | None = None,
 ) -> Program:
     """The Program, of this name, of a call that is sorted out. Raises UserFunctionError."""
-    positions = tuple(call.static_args)
-    traced = functools.partial(fun, **call.static_kwargs) if call.static_kwargs else fun
-    if positions:
-        traced = _unboxed(traced)
-    make = jax.make_jaxpr(traced, positions, axis_env=axis_env, return_shape=True)
+    traced = released(fun, **call.static_kwargs)
+    make = jax.make_jaxpr(traced, axis_env=axis_env, return_shape=True)
     try:
-        jaxpr, out = make(*_with_boxes(call), **call.kwargs)
+        jaxpr, out = make(*_with_static(call), **call.kwargs)
     except JaxprToolError:
         raise
     except (Exception, SystemExit) as error:
@@ -143,7 +143,7 @@ def sort_out(
 ) -> Call:
     """The traced and the static arguments of a call of `fun`.
 
-    Raises ArgumentsError if the call does not fit the signature, or a traced leaf is no array.
+    Raises ArgumentsError if the call does not fit the signature, or an array is none to JAX.
     """
     _check_fit(fun, args, kwargs)
     positions, names = _static_places(fun, len(args), static_argnums, static_argnames)
@@ -153,16 +153,20 @@ def sort_out(
     static_kwargs = {
         name: arg for name, arg in kwargs.items() if name in names or isinstance(arg, Static)
     }
-    call = Call(
+    traced = (
         tuple(arg for i, arg in enumerate(args) if i not in static_args),
         {name: arg for name, arg in kwargs.items() if name not in static_kwargs},
+    )
+    call = Call(
+        *traced,
         {i: _bare(arg) for i, arg in static_args.items()},
         {name: _bare(arg) for name, arg in static_kwargs.items()},
     )
     for path, leaf in named_leaves(fun, call):
-        _check_leaf(path, leaf)
-    traced = jax.tree.map(_as_array_type, (call.args, call.kwargs))
-    return replace(call, args=traced[0], kwargs=traced[1])
+        if is_traced(leaf):
+            _check_leaf(path, leaf)
+    types = jax.tree.map(_as_array_type, held(fun, traced))
+    return replace(call, args=types[0], kwargs=types[1])
 
 
 def named_leaves(fun: Callable[..., Any], call: Call) -> list[tuple[str, Any]]:
@@ -187,29 +191,69 @@ def named_leaves(fun: Callable[..., Any], call: Call) -> list[tuple[str, Any]]:
     ]
 
 
+# --- leaves that are no arrays ------------------------------------------------------------------
+
+
+def held(fun: Any, tree: Any) -> Any:
+    """A tree of arguments or results of a function, in which what is not traced is held."""
+    scalars = not is_filtered(fun)
+
+    def traced(leaf: Any) -> bool:
+        return is_traced(leaf) and (scalars or not isinstance(leaf, _SCALARS))
+
+    return jax.tree.map(lambda leaf: leaf if traced(leaf) else Held(_bare(leaf)), tree)
+
+
+def released(fun: Callable[..., Any], **static_kwargs: Any) -> Callable[..., Any]:
+    """A function that takes and gives trees with leaves held, and calls `fun` without that.
+
+    It has the name of `fun`, and the signature that is left when `static_kwargs` are given.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = release((args, kwargs))
+        return held(fun, fun(*args, **kwargs, **static_kwargs))
+
+    functools.update_wrapper(call, fun, updated=())
+    known = signature(functools.partial(fun, **static_kwargs))
+    if known is not None:
+        call.__signature__ = known  # type: ignore[attr-defined]
+    return call
+
+
+def is_traced(leaf: Any) -> bool:
+    """Whether a leaf is an array or taken for one: a scalar, what has a shape and a dtype."""
+    if isinstance(leaf, _SCALARS):
+        return True
+    if isinstance(leaf, Static | type):
+        return False
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return True
+    try:
+        jax.api_util.shaped_abstractify(leaf)
+    except TypeError:
+        return False
+    return True
+
+
+_SCALARS = (bool, int, float, complex)
+
+
+def is_filtered(fun: Any) -> bool:
+    """Whether a function is one of Equinox's transformations, which trace arrays alone."""
+    while callable(inner := getattr(fun, "func", None)):  # a partial, of functools or Equinox
+        fun = inner
+    package = type(fun).__module__.partition(".")[0]
+    return package == "equinox" and hasattr(fun, "__wrapped__")
+
+
 # --- static arguments ---------------------------------------------------------------------------
 
 
-class _Box:
-    """A static value on its way through JAX, which wants it hashable; the box is, by identity."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-
-def _unboxed(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """`fun` for boxed static arguments; it keeps the name and signature that JAX reports."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return fun(*(a.value if isinstance(a, _Box) else a for a in args), **kwargs)
-
-    return functools.update_wrapper(call, fun, updated=())
-
-
-def _with_boxes(call: Call) -> list[Any]:
+def _with_static(call: Call) -> list[Any]:
     args = list(call.args)
     for position, value in sorted(call.static_args.items()):
-        args.insert(position, _Box(value))
+        args.insert(position, Held(value))
     return args
 
 
@@ -281,20 +325,15 @@ def _flatten(name: str, value: Any) -> list[tuple[Any, Any]]:
 
 
 def _check_leaf(path: str, leaf: Any) -> None:
-    if isinstance(leaf, Static):
-        raise ArgumentsError(f"static(...) must be a whole argument, but stands at {path}")
     try:
         jax.api_util.shaped_abstractify(_as_array_type(leaf))
     except OverflowError:
         hint = "--x64 allows integers of 64 bits" if -(2**63) <= leaf < 2**63 else None
         raise ArgumentsError(f"argument {path} is {leaf}, too large for its type", hint) from None
     except TypeError:
-        kind = type(leaf).__name__
-        dtype = getattr(leaf, "dtype", None)
-        what = f"an array of dtype {dtype}" if dtype is not None else f"of type {kind}"
         raise ArgumentsError(
-            f"argument {path} is {what}, which JAX does not trace",
-            "to pass a whole argument as a Python value, write static(...)",
+            f"argument {path} is an array of dtype {leaf.dtype}, which JAX does not trace",
+            "to pass a value as it is, write static(...)",
         ) from None
 
 

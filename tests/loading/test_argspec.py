@@ -208,7 +208,6 @@ def test_load_and_its_items(tmp_path, monkeypatch):
         ("ref('params')", "ref(...) needs a module to look in"),
         ("static()", "static(...) needs an argument 'value'"),
         ("static(f32[3])", "a subscript is not allowed"),
-        ("[static(1)]", "static(...) must be a whole argument (column 2)"),
     ],
 )
 def test_functions_used_wrongly(text, expected):

@@ -182,9 +182,6 @@ def test_static_places_that_are_none():
     assert "static_argnames has 'nmaes', which is no parameter | did you mean 'names'?" in fault(
         ArgumentsError, scaled, X, 1, X, static_argnames="nmaes"
     )
-    assert "static(...) must be a whole argument, but stands at x[0]" in fault(
-        ArgumentsError, jitted, [static(1)]
-    )
 
 
 def test_axis_env_names_axes():
@@ -213,13 +210,7 @@ def test_a_functions_own_parameters_may_bear_any_name():
         ),
         ((X, X, X, X), {}, "do not fit scaled(x, names, y): too many positional arguments"),
         ((X, X, X), {"z": X}, "do not fit scaled(x, names, y): got an unexpected keyword arg"),
-        (
-            (X, X, {"a": "b"}),
-            {},
-            "argument y['a'] is of type str, which JAX does not trace | to pass",
-        ),
         ((X, X, np.array(["b"])), {}, "argument y is an array of dtype <U1, which JAX does not"),
-        ((X, X, object()), {}, "argument y is of type object, which JAX does not trace"),
         ((X, X, 2**40), {}, "argument y is 1099511627776, too large for its type | --x64"),
         ((X, X, {1: X, "a": X}), {}, "argument y is not a pytree"),
     ],
@@ -253,7 +244,6 @@ def mismatched(x):
         (branch, (1.0,), "branch raised TracerBoolConversionError: Attempted boolean conversion"),
         (leave, (1.0,), "leave called sys.exit(3) while it was traced"),
         (mismatched, (1.0,), "carry c has type float32[] but the corresponding output carry"),
-        (lambda x: "text", (1.0,), "lambda raised TypeError: "),
         (lambda x: {}["a"], (1.0,), "lambda raised KeyError: 'a'"),
     ],
 )

@@ -113,7 +113,7 @@ class Liveness:
         known = [peak for peak in peaks if peak is not None]
         if len(known) != len(peaks):
             return None
-        hungriest = max(known)
+        hungriest = max(known, default=0)
         return results + hungriest if eqn.primitive.name in _LOOPS else max(results, hungriest)
 
 

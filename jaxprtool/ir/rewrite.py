@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.structured import map_sub_jaxprs, view
+from jaxprtool.ir.structured import High, map_sub_jaxprs, view
 from jaxprtool.jaxcompat import JaxprEqn
 
 #: The equations to put in an equation's place, or None to keep it. Together they must define the
@@ -59,4 +59,4 @@ def with_bodies(eqn: JaxprEqn, function: Callable[[Any], Any]) -> JaxprEqn:
         return eqn
     eqn = eqn.replace(params=params)
     structured = view(eqn)
-    return eqn if structured is None else structured.rebuild()
+    return eqn if structured is None or isinstance(structured, High) else structured.rebuild()

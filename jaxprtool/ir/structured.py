@@ -1,9 +1,9 @@
 """One typed view of each of JAX's higher-order primitives, the same on every JAX.
 
 A pass, a renderer or a format that meets a loop, a branch or a call asks `view(eqn)` and gets a
-`Scan`, `While`, `Cond`, `Call`, `CustomJVP`, `CustomVJP` or `ShardMap`, whose fields are the
-equation's operands by role and its bodies as closed jaxprs. `.rebuild(...)` takes the same fields
-and gives an equation of the running JAX back, with its effects computed anew.
+`Scan`, `While`, `Cond`, `Call`, `CustomJVP`, `CustomVJP`, `High` or `ShardMap`, whose fields are
+the equation's operands by role and its bodies as closed jaxprs. `.rebuild(...)` takes the same
+fields and gives an equation of the running JAX back, with its effects computed anew.
 
 Primitives that hold jaxprs and are none of these (a reduction's computation, a linear solve's
 closures, a plug-in's own) have no view; `sub_jaxprs` and `map_sub_jaxprs` reach their bodies too.
@@ -279,6 +279,25 @@ class CustomVJP(CustomJVP):
 
 
 @dataclass(frozen=True, eq=False)
+class High(CustomJVP):
+    """`call_hi_primitive`: body(*operands), with derivatives and batching of its own.
+
+    The body is what JAX puts in the equation's place before it compiles. A rebuild changes nothing
+    but that; all else is the object's that the equation holds.
+    """
+
+    primitives: ClassVar[tuple[str, ...]] = (jaxcompat.CALL_HIGH,)
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn) -> Any:
+        body = jaxcompat.high_body(eqn)
+        return None if body is None else cls(eqn, tuple(eqn.invars), tuple(eqn.outvars), body)
+
+    def _equation(self) -> JaxprEqn:
+        return self.eqn.replace(params={"_prim": jaxcompat.with_high_body(self.eqn, self.body)})
+
+
+@dataclass(frozen=True, eq=False)
 class ShardMap(View):
     """`shard_map`: body on each shard of the operands, over the manual axes of a mesh."""
 
@@ -313,7 +332,7 @@ class ShardMap(View):
 
 _VIEWS: dict[str, Any] = {
     name: cls
-    for cls in (Scan, While, Cond, Call, CustomJVP, CustomVJP, ShardMap)
+    for cls in (Scan, While, Cond, Call, CustomJVP, CustomVJP, High, ShardMap)
     for name in cls.primitives
 }
 
@@ -347,12 +366,17 @@ def call(body: Any, operands: Sequence[Atom], outs: Sequence[Var], like: JaxprEq
 
 
 _JAXPRS = (Jaxpr, ClosedJaxpr)
+_HOLDERS = (*_JAXPRS, jaxcompat.HighPrimitive)
 _SEQUENCES = (tuple, list)
 _LEAVES = frozenset({type(None), bool, int, float, str})
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, Any]]:
     """Each jaxpr in the equation's parameters, as held, with a path such as `branches[1]`."""
+    if eqn.primitive.name in High.primitives:
+        body = jaxcompat.high_body(eqn)
+        yield from () if body is None else [("expand", body)]
+        return
     for name in sorted(eqn.params):
         yield from _jaxprs_in(name, eqn.params[name])
 
@@ -369,12 +393,14 @@ def _jaxprs_in(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 def holds_jaxpr(values: Iterable[Any]) -> bool:
     """Whether there is a jaxpr among parameter values, or in a tuple or list among them.
 
+    So there is, as a rule, in an object that `call_hi_primitive` holds.
+
     Passes ask this of every equation, so it is quicker than a look at `sub_jaxprs`.
     """
     for value in values:
         if type(value) in _LEAVES:
             continue
-        if isinstance(value, _JAXPRS):
+        if isinstance(value, _HOLDERS):
             return True
         if isinstance(value, _SEQUENCES) and value and holds_jaxpr(value):
             return True
@@ -386,6 +412,9 @@ def map_sub_jaxprs(function: Callable[[Any], Any], eqn: JaxprEqn) -> dict[str, A
 
     `function` gets each jaxpr as held, open or closed, and gives one of the same kind.
     """
+    if eqn.primitive.name in High.primitives and (high := High.of(eqn)):
+        body = function(high.body)
+        return eqn.params if body is high.body else high.rebuild(body=body).params
     return {name: _map_jaxprs(function, value) for name, value in eqn.params.items()}
 
 

@@ -15,6 +15,7 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jax.extend.core import ClosedJaxpr
 
+from jaxprtool.jaxcompat.high import lowered
 from jaxprtool.jaxcompat.jaxprs import ONE_JAXPR_CLASS, axes_bound, open_jaxpr
 
 
@@ -77,6 +78,7 @@ def module_under_axes(
     avals = {"in_avals": jaxpr.in_avals, "out_avals": jaxpr.out_avals}
     known = mlir.lower_jaxpr_to_module.__annotations__
     with axes_bound(axis_env), _DENSE_REPLICA_GROUPS():
+        jaxpr = lowered(jaxpr)
         module = mlir.lower_jaxpr_to_module(
             name,
             jaxpr,

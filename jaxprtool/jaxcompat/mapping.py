@@ -438,6 +438,7 @@ def _written(trace: Any, closed: Any, operands: Sequence[Any]) -> list[Any]:
     """
     source = source_info_util.current()
     scopes = source.name_stack
+    trace.frame.is_high |= open_jaxpr(closed).is_high  # that JAX replaces some before it compiles
     values = [*closed.consts, *operands]
     tracers = [trace.to_jaxpr_tracer(dtypes.canonicalize_value(x), source) for x in values]
     env = dict(zip([*closed.constvars, *closed.invars], tracers, strict=True))

@@ -20,6 +20,7 @@ from jaxprtool.formats.jaxpr import constants, params, values
 from jaxprtool.formats.jaxpr.constants import ConstantWriter
 from jaxprtool.formats.jaxpr.types import TypeWriter
 from jaxprtool.formats.jaxpr.values import Unwritable
+from jaxprtool.ir.high import classic
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type
@@ -141,6 +142,9 @@ class ExactNotation(Notation):
         return params.implied_mesh(operands, results, self.usual_mesh)
 
     def _make(self, eqn: JaxprEqn) -> Signature:
+        if eqn.primitive.name == jaxcompat.CALL_HIGH:
+            written = type(eqn.params["_prim"]) in jaxcompat.HIGH_PRIMITIVES
+            eqn = eqn if written else classic(eqn)
         name, parameter = params.primitive_name(eqn), ""
         operands, results = ([v.aval for v in atoms] for atoms in (eqn.invars, eqn.outvars))
         try:

@@ -25,7 +25,7 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 _NEVER: frozenset[str] = UNREPEATABLE | {
     *("platform_index", "axis_index", "dim_as_value", "dimension_size", "shape_assertion"),
     *("ffi_call", "call_exported", "custom_partitioning", "composite", "pallas_call"),
-    *("linear_call", "custom_lin", "call_hi_primitive", "call_hi_primitive_linearized"),
+    *("linear_call", "custom_lin", "call_hi_primitive_linearized"),
     *("sharding_constraint", "layout_constraint", "relayout", "reshard", "name", "shard_map"),
     *("with_memory_space_constraint", "inspect_sharding", "pvary", "while", "run_state"),
 }

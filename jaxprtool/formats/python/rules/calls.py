@@ -21,8 +21,9 @@ from jaxprtool.formats.python.expressions import (
     call,
 )
 from jaxprtool.formats.python.rules.loops import group
-from jaxprtool.formats.python.rules.table import rule, unsupported
+from jaxprtool.formats.python.rules.table import proposals, rule, unsupported
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
+from jaxprtool.ir.high import classic
 from jaxprtool.ir.structured import CALLS, ShardMap, sub_jaxprs
 from jaxprtool.jaxcompat import JaxprEqn, Literal
 from jaxprtool.primitives import scope_of
@@ -256,6 +257,18 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         ("residuals", "cotangents"),
     )
     yield _custom(eqn, "vjp", (forward, backward), operands, results)
+
+
+#: Public functions that are calls of an operation with rules of its own, by its class.
+_HIGH = {"Frexp": "jnp.frexp", "Ldexp": "jnp.ldexp"}
+
+
+@rule(jaxcompat.CALL_HIGH)
+def _high(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    public = _HIGH.get(jaxcompat.high_name(eqn))
+    if public is not None:
+        yield Giving(call(public, *operands), group(range(len(eqn.outvars))))
+    yield from proposals(classic(eqn), *operands)
 
 
 # --- shard_map --------------------------------------------------------------------------------

@@ -1,0 +1,230 @@
+"""High primitives: operations that are objects with rules of their own (`jax.experimental.hijax`).
+
+An equation of `call_hi_primitive` holds such an object. Before JAX compiles, it puts the object's
+`expand` in the equation's place; until then derivatives and batching are those that the object
+has. Since 0.12 `jnp.frexp`, `jnp.searchsorted` or `lax.custom_root` are of this kind.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+from jax._src import ad_checkpoint, ad_util, hijax
+from jax._src.interpreters import ad, partial_eval
+from jax._src.lax.control_flow import solves
+from jax.extend.core import JaxprEqn, jaxpr_as_fun
+
+from jaxprtool.jaxcompat.custom_rules import live_key
+from jaxprtool.jaxcompat.jaxprs import ONE_JAXPR_CLASS, close_jaxpr, open_jaxpr
+from jaxprtool.jaxcompat.tracing import setting_of, trace_flat
+
+#: The class of the objects.
+HighPrimitive: type = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive
+
+#: The name of the primitive whose equations hold them.
+CALL_HIGH = hijax.call_hi_primitive_p.name
+
+#: Those that are differentiated as what they expand to is.
+_TRANSPARENT: tuple[type, ...] = tuple(
+    cls for cls in (getattr(solves, "_RootLinearMap", None),) if cls is not None
+)
+
+#: Where an object's body is kept, so that it lives as long as the object.
+_BODY = "_jaxprtool_body"
+
+
+def high_body(eqn: JaxprEqn) -> Any:
+    """What JAX puts in the place of a `call_hi_primitive`, as a closed jaxpr.
+
+    None if there are operands or results of types that JAX lowers as well, or JAX has nothing to
+    put there.
+    """
+    held = eqn.params["_prim"]
+    known = held.__dict__.get(_BODY)
+    if known is None:
+        known = held.__dict__[_BODY] = (_expanded(held, eqn),)
+    return known[0]
+
+
+def _expanded(held: Any, eqn: JaxprEqn) -> Any:
+    if any(aval.is_high for aval in (*held.in_avals_flat, *held.out_avals_flat)):
+        return None
+    if isinstance(held, ad_checkpoint.RematTraced):
+        return close_jaxpr(held.jaxpr)
+
+    def expand(*operands: Any) -> list[Any]:
+        return hijax.call_hi_primitive_p.to_lojax(*operands, _prim=held)
+
+    try:
+        with setting_of(eqn):
+            return trace_flat(expand, high_name(eqn), held.in_avals_flat)
+    except Exception:  # `expand` is anyone's; if it raises, JAX cannot compile the equation either
+        return None
+
+
+def with_high_body(eqn: JaxprEqn, body: Any) -> Any:
+    """The object of an equation, with its own rules, and another closed jaxpr to expand to."""
+    held = eqn.params["_prim"]
+    if isinstance(held, ad_checkpoint.RematTraced):
+        changed = {**held.params, "jaxpr": body}
+        return type(held)(**changed)
+    new = copy.copy(held)
+
+    def expand(*args: Any) -> Any:
+        outs = jaxpr_as_fun(body)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(held.out_tree, outs)
+
+    new.__dict__.update({"expand": expand, _BODY: (body,)})
+    return new
+
+
+def high_name(eqn: JaxprEqn) -> str:
+    """The name of the function that an object is made of; else that of its class."""
+    held = eqn.params["_prim"]
+    return str(getattr(held.params.get("traced"), "fun_name", type(held).__name__))
+
+
+def high_key(eqn: JaxprEqn) -> Hashable:
+    """A key that two objects have in common if they follow the same rules at the same types."""
+    held = eqn.params["_prim"]
+    params = {k: v for k, v in held.params.items() if k != "traced"}
+    types = tuple(held.in_avals_flat), held.in_tree, tuple(held.out_avals_flat)
+    return type(held), types, live_key(tuple(params.values()))
+
+
+# --- derivatives --------------------------------------------------------------------------------
+
+
+def high_derivative(eqn: JaxprEqn) -> str:
+    """What kind of derivative an object has: "body", "jvp" or "vjp"."""
+    held = eqn.params["_prim"]
+    if isinstance(held, _TRANSPARENT):
+        return "body"
+    own = [name for name in ("jvp", "vjp_fwd") if _overridden(held, name)]
+    only_reverse = own == ["vjp_fwd"] or isinstance(held, hijax.CustomVJPTraced)
+    return "vjp" if only_reverse else "jvp"
+
+
+def _overridden(held: Any, method: str) -> bool:
+    return getattr(type(held), method) is not getattr(HighPrimitive, method)
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether a tangent or cotangent is none, or one of a type that has but one."""
+    if isinstance(value, ad_util.Zero | ad_util.SymbolicZero):
+        return True
+    return bool(getattr(value, "dtype", None) == jax.dtypes.float0)
+
+
+def _zero(aval: Any) -> bool:
+    return bool(getattr(aval.to_tangent_aval(), "dtype", None) == jax.dtypes.float0)
+
+
+def high_jvp_rule(eqn: JaxprEqn) -> tuple[Any, tuple[bool, ...]]:
+    """An object's forward derivative as `custom_jvp_rule` gives one: jaxpr and zero tangents.
+
+    Raises what the object's rule does.
+    """
+    held = eqn.params["_prim"]
+    primals = held.in_avals_flat
+    tangents = [aval.to_tangent_aval() for aval in primals]
+    zeros: list[bool] = []
+
+    def rule(*args: Any) -> list[Any]:
+        given = [
+            ad_util.Zero(aval) if _is_zero(t) else t
+            for t, aval in zip(args[len(primals) :], tangents, strict=True)
+        ]
+        outs, dots = ad.primitive_jvps[hijax.call_hi_primitive_p](
+            args[: len(primals)], given, _prim=held
+        )
+        zeros[:] = map(_is_zero, dots)
+        return [*outs, *(dot for dot, zero in zip(dots, zeros, strict=True) if not zero)]
+
+    with setting_of(eqn):
+        jaxpr = trace_flat(rule, f"{high_name(eqn)}_jvp", [*primals, *tangents])
+    return jaxpr, tuple(zeros)
+
+
+def high_vjp_rule(eqn: JaxprEqn) -> tuple[Any, Any, int, tuple[bool, ...]]:
+    """An object's reverse derivative: `fwd`, `bwd`, how many residuals, and zero cotangents.
+
+    As `custom_vjp_rule` has them, but that `fwd` gives all residuals. Raises what the object's
+    rules do, and TypeError for rules that are more than functions of residuals and cotangents.
+    """
+    held = eqn.params["_prim"]
+    wanted = _differentiable(held)
+    trees: list[Any] = []
+
+    def forward(*args: Any) -> list[Any]:
+        given = (jax.tree.unflatten(held.in_tree, part) for part in (wanted, args))
+        out, *rest = held.vjp_fwd(*given)
+        if len(rest) > 2:
+            raise TypeError("its residuals have a structure of their own")
+        leaves, tree = jax.tree.flatten(rest[0])
+        trees[:] = [tree]
+        return [*leaves, *jax.tree.leaves(out)]
+
+    zeros: list[bool] = []
+
+    def backward(*args: Any) -> list[Any]:
+        count = trees[0].num_leaves
+        sums = [ad.ValAccum(aval.to_ct_aval()) for aval in held.in_avals_flat]
+        log = held.vjp_bwd(
+            jax.tree.unflatten(trees[0], args[:count]),
+            jax.tree.unflatten(held.out_tree, args[count:]),
+            *jax.tree.unflatten(held.in_tree, sums),
+        )
+        if log is not None:
+            raise TypeError("its backward rule writes a log")
+        found = [each.freeze() for each in sums]
+        zeros[:] = map(_is_zero, found)
+        return [ct for ct, zero in zip(found, zeros, strict=True) if not zero]
+
+    name, cotangents = high_name(eqn), [aval.to_ct_aval() for aval in held.out_avals_flat]
+    with setting_of(eqn):
+        fwd = trace_flat(forward, f"{name}_fwd", held.in_avals_flat)
+        residuals = [atom.aval for atom in fwd.outvars[: trees[0].num_leaves]]
+        bwd = trace_flat(backward, f"{name}_bwd", [*residuals, *cotangents])
+    return fwd, bwd, len(residuals), tuple(zeros)
+
+
+def _differentiable(held: Any) -> list[bool]:
+    """By which of its operands an object's reverse rule is asked to differentiate."""
+    flags = [not _zero(aval) for aval in held.in_avals_flat]
+    if isinstance(held, hijax.CustomVJPTraced):
+        closed_over = jax.tree.structure(held.in_avals[:2]).num_leaves
+        if closed_over:
+            raise TypeError("it closes over traced values")
+    return flags
+
+
+# --- those of which JAX has an older spelling -----------------------------------------------------
+
+
+def older_spelling(eqn: JaxprEqn) -> JaxprEqn | None:
+    """An equation of `remat2` or `name` for those objects that have taken over their part."""
+    held = eqn.params["_prim"]
+    if isinstance(held, ad_checkpoint.CheckpointName):
+        return eqn.replace(primitive=ad_checkpoint.name_p, params={"name": held.name})
+    if not isinstance(held, ad_checkpoint.RematTraced):
+        return None
+    jaxpr = close_jaxpr(held.jaxpr)
+    if jaxpr.consts:  # a remat takes them as operands
+        return None
+    body = jaxpr if ONE_JAXPR_CLASS else open_jaxpr(jaxpr)
+    params = {
+        "jaxpr": body,
+        "prevent_cse": held.params.get("prevent_cse", True),
+        "differentiated": False,
+        "policy": held.policy,
+    }
+    return eqn.replace(primitive=ad_checkpoint.remat_p, params=params)
+
+
+def lowered(jaxpr: Any) -> Any:
+    """A closed jaxpr in which JAX has expanded all objects, at every depth."""
+    return partial_eval.lower_jaxpr2(jaxpr) if open_jaxpr(jaxpr).is_high else jaxpr

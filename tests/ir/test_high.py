@@ -1,0 +1,126 @@
+"""Operations with rules of their own: on JAX 0.12 `jnp.frexp`, `custom_root` and others are such.
+
+On older JAX the same functions are made of ordinary equations, and must do the same.
+"""
+
+import jax
+import jax.numpy as jnp
+import jax.scipy as jsp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxprtool
+from jaxprtool import trace
+
+X = jnp.array([3.0, -1.5, 0.25, 8.0])
+SORTED = jnp.array([0.0, 1.0, 2.0, 4.0])
+
+
+def root(a):
+    """The square root, by Newton's method."""
+
+    def newton(f, y):
+        return lax.fori_loop(0, 9, lambda _, y: y - (y * y - a) / (2 * y), y)
+
+    return lax.custom_root(lambda y: y * y - a, a, newton, lambda g, y: y / g(1.0))
+
+
+def root_with_steps(a):
+    def newton(f, y):
+        return lax.fori_loop(0, 9, lambda _, y: y - (y * y - a) / (2 * y), y), a + 1
+
+    return lax.custom_root(lambda y: y * y - a, a, newton, lambda g, y: y / g(1.0), has_aux=True)
+
+
+FUNCTIONS = {
+    "frexp": (jnp.frexp, X),
+    "custom_root": (root, jnp.float32(2)),
+}
+SWEPT = {
+    "custom_root_with_aux": (root_with_steps, jnp.float32(2)),
+    "ldexp": (lambda x: jnp.ldexp(x, jnp.arange(4)), X),
+    "nonzero": (lambda x: x[jnp.nonzero(x > 0, size=3)[0]], X),
+    "searchsorted": (lambda x: (jnp.searchsorted(SORTED, x), x * x), X),
+    "argwhere": (lambda x: (jnp.argwhere(x > 0, size=3), x), X),
+    "flatnonzero": (lambda x: (jnp.flatnonzero(x > 0, size=3, fill_value=-1), x), X),
+    "digitize": (lambda x: (jnp.digitize(x, SORTED), x), X),
+    "histogram2d": (lambda x: jnp.histogram2d(x, x * 2, bins=3)[0], X),
+    "insert": (lambda x: jnp.insert(x, jnp.array([1, 2]), 5.0), X),
+    "place": (lambda x: jnp.place(x, x > 0, jnp.array([7.0, 8.0]), inplace=False), X),
+    "sorting": (lambda x: (jnp.searchsorted(SORTED, x, side="right", method="sort"), x), X),
+    "unique": (lambda x: jnp.unique(x, size=4), X),
+    "mode": (lambda x: jsp.stats.mode(x)[0], X),
+    "expm": (lambda x: jsp.linalg.expm(x), jnp.array([[4.0, 1.0], [1.0, 3.0]])),
+    "histogram": (lambda x: (jnp.histogram(x, bins=3)[0], x), X),
+    "choice": (lambda x: (jax.random.choice(jax.random.key(0), 4, (3,), p=abs(x)), x), X),
+}
+
+
+def close(ours, theirs):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def total(fun):
+    """A scalar function whose gradient says something of every result of `fun`."""
+
+    def scalar(x):
+        return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(fun(x)))
+
+    return scalar
+
+
+def in_file(program, tmp_path):
+    jaxprtool.write(program, tmp_path / "program.jaxpr")
+    return jaxprtool.read(tmp_path / "program.jaxpr")
+
+
+def as_python(program):
+    made: dict = {}
+    exec(compile(jaxprtool.to_python(program), "made", "exec"), made)
+    return made[program.name]
+
+
+def check(fun, x, tmp_path):
+    batch = jnp.stack([x, 1.5 * x])
+    expected, mapped, slope = fun(x), jax.vmap(fun)(batch), jax.grad(total(fun))(x)
+    close(jaxprtool.jit(fun)(x), expected)
+    close(jax.jit(jaxprtool.vmap(fun))(batch), mapped)
+    close(jax.grad(total(jaxprtool.jit(fun)))(x), slope)
+    program = trace(fun, x).replace(name="fun")
+    close(trace(total(fun), x).apply("grad, -O2")(x), slope)
+    close(program.apply("batch(axis_size=2), -O1")(batch), mapped)
+    read = in_file(program, tmp_path)
+    assert jaxprtool.equivalent(read, program)
+    python = as_python(program)
+    for again in (read, python):
+        close(again(x), expected)
+        close(jax.vmap(again)(batch), mapped)
+        close(jax.grad(total(again))(x), slope)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_they_are_jaxs_under_every_transformation_and_in_every_format(name, tmp_path):
+    check(*FUNCTIONS[name], tmp_path)
+
+
+def test_all_of_them_are_lowered():
+    def fun(x, a, m):
+        return {
+            name: each(m if x0.ndim == 2 else x if x0.ndim else a)
+            for name, (each, x0) in (FUNCTIONS | SWEPT).items()
+        }
+
+    ours, theirs = (
+        jit(fun).lower(X, jnp.float32(2), SWEPT["expm"][1]) for jit in (jaxprtool.jit, jax.jit)
+    )
+    assert ours.out_tree == theirs.out_tree
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", SWEPT)
+def test_so_are_others_and_those_made_of_them(name, tmp_path):
+    check(*SWEPT[name], tmp_path)

@@ -141,6 +141,7 @@ def emit(
     source: _Source = False,
     graph: _Graph = None,
     out: _Out = None,
+    callbacks: options.Callbacks = options.CallbackChoice.refuse,
     traceback: options.Traceback = False,
 ) -> None:
     """Write a function as Python source, StableHLO, HLO, a graph or a jax.export artifact.
@@ -154,7 +155,7 @@ def emit(
     """
     to, named_binary = _format(to, out)
     binary = binary or named_binary
-    wanted = _Wanted(to, out, backend, platforms or (), binary, source, graph)
+    wanted = _Wanted(to, out, backend, platforms or (), binary, source, graph, callbacks)
     _check(wanted)
     options.start_jax(x64)
     _require_platforms(wanted)
@@ -179,6 +180,7 @@ class _Wanted:
     binary: bool
     source: bool
     graph: Graph | None
+    callbacks: options.CallbackChoice
 
     @property
     def suffix(self) -> str:
@@ -227,6 +229,10 @@ def _check(wanted: _Wanted) -> None:
         "--graph": (wanted.graph, (Format.dot,)),
         "--platforms": (wanted.platforms, (Format.exported,)),
         "--backend": (wanted.backend, _LOWERED),
+        "--callbacks stub": (
+            wanted.callbacks is options.CallbackChoice.stub,
+            (Format.python, Format.jaxpr),
+        ),
     }
     for option, (given, formats) in takes.items():
         if given and wanted.to not in formats:
@@ -289,11 +295,11 @@ def _write(program: Program, path: str, wanted: _Wanted) -> None:
     if wanted.to is Format.python:
         from jaxprtool.formats.python.emit import write_python
 
-        write_python(program, path)
+        write_python(program, path, callbacks=wanted.callbacks)
     elif wanted.to is Format.jaxpr:
         from jaxprtool.formats.jaxpr import write
 
-        write.write(program, path)
+        write.write(program, path, callbacks=wanted.callbacks)
     else:
         with file_written_whole(path) as file:
             content = _content(program, wanted)
@@ -308,11 +314,11 @@ def _content(program: Program, wanted: _Wanted) -> str | bytes:
         case Format.python:
             from jaxprtool.formats.python.emit import to_python
 
-            return to_python(program)
+            return to_python(program, callbacks=wanted.callbacks)
         case Format.jaxpr:
             from jaxprtool.formats.jaxpr import write
 
-            return write.text(program)
+            return write.text(program, wanted.callbacks)
         case Format.stablehlo if wanted.binary:
             return lowering.stablehlo_bytecode(program, wanted.backend)
         case Format.stablehlo:

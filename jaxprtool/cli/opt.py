@@ -10,8 +10,8 @@ import typer
 
 from jaxprtool.cli import options, output, rewrites
 from jaxprtool.cli.emit import SUFFIXES
-from jaxprtool.cli.places import STDOUT, write_jaxprs
-from jaxprtool.errors import OutputError, PipelineError, did_you_mean
+from jaxprtool.cli.places import STDOUT, require_writable, write_jaxprs
+from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxprtool.passes.pipeline import Pipeline
@@ -117,6 +117,7 @@ def opt(
     stats: _Stats = False,
     timing: _Timing = False,
     out: _Out = None,
+    callbacks: options.Callbacks = options.CallbackChoice.refuse,
     json: options.Json = False,
     traceback: options.Traceback = False,
 ) -> None:
@@ -149,13 +150,21 @@ def opt(
     entry = options.find(target, args, factory, static_argnums, static_argnames)
     program = options.trace(entry, pipeline)
     verifier = verifying.Verifier(watcher, program, entry.arguments()) if verify else None
-    result = pipeline.run(program, verifier or watcher, check=not no_check)
+    try:
+        result = pipeline.run(program, verifier or watcher, check=not no_check)
+    except JaxprToolError:
+        if verifier is not None:
+            verifier.verify()  # a pass that went wrong may be why a later one failed
+        raise
+    programs = options.each(result)
     if verifier is not None:
+        if out is not None:
+            require_writable(programs, callbacks)
+        verifier.verify()
         verifier.write_summary()
     rewrites.write_matches(users)
-    programs = options.each(result)
     if out is not None:
-        write_jaxprs(programs, out)
+        write_jaxprs(programs, out, callbacks)
     if json:
         from jaxprtool.render.as_json import program_document
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from jaxprtool.targets import ProgramEntry
 
 _FUNCTION, _PASSES, _OUTPUT = "Function and arguments", "Passes", "Output"
+
+
+class CallbackChoice(StrEnum):
+    """What is done with Python functions that a program to be written calls."""
+
+    refuse = "refuse"
+    stub = "stub"
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -109,6 +117,14 @@ Plugin = Annotated[
         metavar="FILE|MODULE",
         help="Import passes from plugin.py or from a module. May be repeated.",
         rich_help_panel=_PASSES,
+    ),
+]
+Callbacks = Annotated[
+    CallbackChoice,
+    typer.Option(
+        "--callbacks",
+        help="Python functions that a written program calls: refuse it, or write stubs that raise.",
+        rich_help_panel=_OUTPUT,
     ),
 ]
 Json = Annotated[

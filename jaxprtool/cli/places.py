@@ -16,22 +16,32 @@ if TYPE_CHECKING:
 STDOUT = "-"
 
 
-def write_jaxprs(programs: Sequence[tuple[str, Program]], out: str) -> None:
+def write_jaxprs(
+    programs: Sequence[tuple[str, Program]], out: str, callbacks: str = "refuse"
+) -> None:
     """Write programs as `.jaxpr` files where `-o` says, all or none; - is stdout."""
     from jaxprtool.formats.jaxpr import write
 
     new = not os.path.exists(out)
     found = places(programs, out, ".jaxpr")
     if [path for _, path in found] == [STDOUT]:
-        output.write(write.text(found[0][0]))
+        output.write(write.text(found[0][0], callbacks))
         return
     try:
-        write.write_all(found)
+        write.write_all(found, callbacks)
     except BaseException:
         if new:
             with suppress(OSError):  # no folder was made for a single file
                 os.rmdir(out)
         raise
+
+
+def require_writable(programs: Sequence[tuple[str, Program]], callbacks: str) -> None:
+    """Raise UnsupportedError if one of the programs cannot be written to a `.jaxpr` file."""
+    from jaxprtool.formats.jaxpr import write
+
+    for _, program in programs:
+        write.require_writable(program, callbacks)
 
 
 def places(

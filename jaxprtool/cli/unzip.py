@@ -132,6 +132,7 @@ def unzip(
     backend: Backend = None,
     seed: Seed = 0,
     out: _Out = None,
+    callbacks: options.Callbacks = options.CallbackChoice.refuse,
     save: _Save = None,
     json: options.Json = False,
     traceback: options.Traceback = False,
@@ -164,7 +165,7 @@ def unzip(
         variables = _variables(parts)
         ran = _run(entry, traced, programs, seed, backend, json) if run else None
         if out is not None:
-            write_jaxprs(programs, out)
+            write_jaxprs(programs, out, callbacks)
         if file and ran:
             save_arrays(ran.variables, file)
     if ran:

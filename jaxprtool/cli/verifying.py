@@ -1,4 +1,7 @@
-"""`opt --verify`: every pass's result is run beside the program that the pass was given."""
+"""`opt --verify`: every pass's result is run beside the program that the pass was given.
+
+The programs are run when all passes are done, so that what can be refused is refused before that.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,16 @@ from jaxprtool.passes.pipeline import Observer, Step
 class Verifier(Observer):
     """Compares what passes make with what they were given, on the same inputs; tells `inner` too.
 
+    `verify` does so, once the pipeline is done.
+
     `arguments` are those of the program that the pipeline starts with. One that is a type alone,
     or whose shape a pass has changed, or that a pass has added, is filled with random values.
-    Raises CheckError for the first pass that makes something else of a program.
     """
 
     def __init__(self, inner: Observer, program: Program, arguments: Sequence[Any]):
         self._inner = inner
         self._given = dict(zip(program.arg_names, arguments, strict=True))
+        self._made: list[tuple[Step, Program, Program]] = []
         self._runs: dict[int, Runs] = {}
         self._compared: set[int] = set()
         self._left: set[int] = set()
@@ -47,7 +52,18 @@ class Verifier(Observer):
         else:
             self._compared.add(id(step))
             if result is not program:
-                self._compare(step, program, result)
+                self._made.append((step, program, result))
+
+    def verify(self) -> None:
+        """Raise CheckError for the first pass that has made something else of a program."""
+        for step, program, result in self._made:
+            self._compare(step, program, result)
+
+    def write_summary(self) -> None:
+        """Say how many passes were compared."""
+        count = len(self._compared)
+        passes = "1 pass" if count == 1 else f"{count or 'no'} passes"
+        output.say(f"verified: {passes} on the same inputs")
 
     def _compare(self, step: Step, program: Program, result: Program) -> None:
         assert isinstance(step.transform, Pass)
@@ -69,12 +85,6 @@ class Verifier(Observer):
         if id(step) not in self._left:
             self._left.add(id(step))
             output.note(f"pass '{step}' is not compared: {why}")
-
-    def write_summary(self) -> None:
-        """Say how many passes were compared."""
-        count = len(self._compared)
-        passes = "1 pass" if count == 1 else f"{count or 'no'} passes"
-        output.say(f"verified: {passes} on the same inputs")
 
 
 def _preserves(step: Step) -> bool:

@@ -140,6 +140,7 @@ def vmap(
     passes: _Passes = None,
     plugin: options.Plugin = None,
     out: _Out = None,
+    callbacks: options.Callbacks = options.CallbackChoice.refuse,
     json: options.Json = False,
     traceback: options.Traceback = False,
 ) -> None:
@@ -165,7 +166,7 @@ def vmap(
     programs = options.each(pipeline.run(program, watcher))
     row = watcher.rows[0]
     if out is not None:
-        _write(programs, out)
+        _write(programs, out, callbacks)
     if json:
         output.write_json(_document(batch, program, row, programs))
     elif out != STDOUT:
@@ -188,14 +189,14 @@ def _check_output(out: str | None, json: bool) -> None:
         raise OutputError(f"vmap writes .jaxpr and .py files, and '{out}' is named otherwise", hint)
 
 
-def _write(programs: Sequence[tuple[str, Program]], out: str) -> None:
+def _write(programs: Sequence[tuple[str, Program]], out: str, callbacks: str) -> None:
     if not out.endswith(".py"):
-        write_jaxprs(programs, out)
+        write_jaxprs(programs, out, callbacks)
         return
     from jaxprtool.formats.python.emit import write_python
 
     for program, path in places(programs, out, ".py"):
-        write_python(program, path)
+        write_python(program, path, callbacks=callbacks)
 
 
 # --- what is said of it -----------------------------------------------------------------------

@@ -31,12 +31,18 @@ class Stub:
         return f"the callback {self.name} was left out when the program was written"
 
 
-def callback_name(eqn: JaxprEqn) -> str:
-    """The module and the qualified name of the function that an equation calls."""
-    function = eqn.params["callback"]
-    if isinstance(function, Stub):
-        return function.name
-    function = jaxcompat.callback_function(function)
+def are_stubs(callbacks: str) -> bool:
+    """Whether callbacks are written as stubs, of the choice "refuse" or "stub"."""
+    if callbacks not in ("refuse", "stub"):
+        raise ValueError(f"callbacks is 'refuse' or 'stub', not {callbacks!r}")
+    return callbacks == "stub"
+
+
+def callback_name(callback: Any) -> str:
+    """The module and the qualified name of the function in a parameter `callback`."""
+    if isinstance(callback, Stub):
+        return callback.name
+    function = jaxcompat.callback_function(callback)
     while isinstance(function, functools.partial):
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -45,9 +51,10 @@ def callback_name(eqn: JaxprEqn) -> str:
 
 def stubbed(eqn: JaxprEqn) -> JaxprEqn:
     """The equation with a stub in place of its callback, if it has one."""
-    if eqn.primitive.name not in CALLBACKS or isinstance(eqn.params["callback"], Stub):
+    held = eqn.params.get("callback")
+    if eqn.primitive.name not in CALLBACKS or isinstance(held, Stub):
         return eqn
-    return eqn.replace(params={**eqn.params, "callback": Stub(callback_name(eqn))})
+    return eqn.replace(params={**eqn.params, "callback": Stub(callback_name(held))})
 
 
 def is_check(eqn: JaxprEqn) -> bool:

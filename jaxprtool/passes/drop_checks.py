@@ -214,7 +214,8 @@ def _does_nothing_but_raise(branch: Any) -> bool:
     for eqn in reversed(branch.eqns):
         if needed.isdisjoint(eqn.outvars):
             continue
-        if eqn.primitive.name == "pure_callback" and callback_name(eqn) in _RAISING:
+        is_callback = eqn.primitive.name == "pure_callback"
+        if is_callback and callback_name(eqn.params["callback"]) in _RAISING:
             return True
         needed.update(atom for atom in eqn.invars if not isinstance(atom, Literal))
     return False

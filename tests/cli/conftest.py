@@ -50,6 +50,11 @@ FUNCTIONS = """
             raise ValueError("not today")
         return jax.pure_callback(fail, x, x)
 
+    @jaxprtool.example("f32[2]")
+    def debugged(x):
+        jax.debug.callback(lambda value: None, x)
+        return x * 2
+
     @jaxprtool.example("i32[4]", "bool[20]", "key<fry>[]")
     def kinds(i, b, k):
         return {"i": i, "b": b, "normal": jax.random.normal(k, (3,), "bfloat16"),

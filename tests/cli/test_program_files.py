@@ -79,3 +79,30 @@ def test_a_program_with_a_callback_is_refused_and_nothing_is_left(cli, folder):
     assert result.code == 2
     assert "pure_callback" in result.err and "functions.py:" in result.err
     assert sorted(set(os.listdir()) - {"__pycache__"}) == sorted(set(before) - {"__pycache__"})
+
+
+def test_callbacks_are_written_as_stubs_if_asked_for(cli, folder):
+    refused = cli("opt", "functions.py:callback", "-o", "c.jaxpr")
+    assert "--callbacks stub" in refused.lines[-1] and "-p drop_checks" in refused.lines[-1]
+    assert cli("opt", "functions.py:callback", "-o", "c.jaxpr", "--callbacks", "stub").code == 0
+    result = cli("run", "c.jaxpr")
+    assert result.code == 3
+    message = "the callback functions.callback.<locals>.fail was left out"
+    assert result.lines[-1].startswith(f"error: callback raised RuntimeError: {message}")
+    assert cli("opt", "c.jaxpr", "-o", "again.jaxpr").code == 0
+
+
+def test_what_cannot_be_written_is_refused_before_it_is_verified(cli, folder, monkeypatch):
+    monkeypatch.setattr("jaxprtool.execute.verify.Runs.compare", None)
+    result = cli("opt", "functions.py:callback", "-p", "-O1", "--verify", "-o", "c.jaxpr")
+    assert result.code == 2 and "pure_callback" in result.lines[-2]
+    assert not os.path.exists("c.jaxpr")
+
+
+def test_checks_that_a_pass_removes_do_not_keep_a_program_from_being_written(cli, folder):
+    arguments = ("opt", "functions.py:debugged", "-o", "d.jaxpr", "--verify")
+    assert cli(*arguments, "-p", "dce").code == 2
+    assert cli(*arguments, "-p", "dce, drop_checks").lines == [
+        "verified: 2 passes on the same inputs"
+    ]
+    assert cli("run", "d.jaxpr").code == 0

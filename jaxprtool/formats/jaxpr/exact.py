@@ -20,6 +20,7 @@ from jaxprtool.formats.jaxpr import constants, params, values
 from jaxprtool.formats.jaxpr.constants import ConstantWriter
 from jaxprtool.formats.jaxpr.types import TypeWriter
 from jaxprtool.formats.jaxpr.values import Unwritable
+from jaxprtool.ir.callbacks import CALLBACKS, HINT, stubbed
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
@@ -58,13 +59,14 @@ class ExactNotation(Notation):
     """The notation of one file in the making, and what it collects for the header.
 
     `quoted` are words that may not be written without quotes, since jaxprs bear them as names;
-    `words` are all those that were.
+    `words` are all those that were. With `stubs`, callbacks are written as stubs.
     """
 
     variable_names = Names
 
-    def __init__(self, inline: bool, quoted: Iterable[str] = ()):
+    def __init__(self, inline: bool, quoted: Iterable[str] = (), stubs: bool = False):
         super().__init__()
+        self._stubs = stubs
         self.types = TypeWriter()
         self.constants = ConstantWriter(inline)
         self.quoted = frozenset(quoted)
@@ -145,6 +147,7 @@ class ExactNotation(Notation):
         if eqn.primitive.name == jaxcompat.CALL_HIGH:
             written = type(eqn.params["_prim"]) in jaxcompat.HIGH_PRIMITIVES
             eqn = eqn if written else classic(eqn)
+        eqn = stubbed(eqn) if self._stubs else eqn
         name, parameter = params.primitive_name(eqn), ""
         operands, results = ([v.aval for v in atoms] for atoms in (eqn.invars, eqn.outvars))
         try:
@@ -242,4 +245,6 @@ def as_word(name: str) -> str:
 def unsupported(eqn: JaxprEqn, fault: Exception, parameter: str = "") -> UnsupportedError:
     """The error that an equation cannot be written; names it and its source line."""
     holder = f"its parameter {parameter}" if parameter else "it"
-    return UnsupportedError(f"{named(eqn)} cannot be written to a file: {holder} holds {fault}")
+    hint = HINT if eqn.primitive.name in CALLBACKS else None
+    message = f"{named(eqn)} cannot be written to a file: {holder} holds {fault}"
+    return UnsupportedError(message, hint)

@@ -38,6 +38,7 @@ from jaxprtool.formats.jaxpr.values import (
     add_name,
     add_record,
 )
+from jaxprtool.ir.callbacks import Stub, callback_name
 from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.ir.held import LITERALS, Held, StandIn, description
 from jaxprtool.ir.trees import Opaque
@@ -181,6 +182,26 @@ add_name("Layout.AUTO", Layout.AUTO)
 add_kind(type(Layout.AUTO), lambda value, encode: "Layout.AUTO")
 add_name("P.UNCONSTRAINED", PartitionSpec.UNCONSTRAINED)
 add_kind(type(PartitionSpec.UNCONSTRAINED), lambda value, encode: "P.UNCONSTRAINED")
+
+
+# --- callbacks ------------------------------------------------------------------------------------
+
+
+def _callback(held: Any, encode: Encode) -> str:
+    raise Unwritable(f"a Python function ({callback_name(held)})")
+
+
+def _read_stub(name: str) -> Stub:
+    if not isinstance(name, str):
+        raise ValueError("a stub is written stub('module.function')")
+    return Stub(name)
+
+
+add_kind(jaxcompat.FlatCallback, _callback)
+add_kind(Stub, lambda stub, encode: f"stub({encode(stub.name)})", stub=_read_stub)
+for _name, _value in jaxcompat.DEBUG_EFFECTS.items():
+    add_name(_name, _value)
+    add_kind(type(_value), lambda effect, encode: type(effect).__name__)
 
 
 # --- devices and shardings ------------------------------------------------------------------------

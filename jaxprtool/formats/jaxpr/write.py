@@ -35,6 +35,7 @@ from jaxprtool.formats.jaxpr.header import header_text
 from jaxprtool.formats.jaxpr.places import Places
 from jaxprtool.formats.jaxpr.syntax import VERSION
 from jaxprtool.formats.jaxpr.values import Unwritable
+from jaxprtool.ir.callbacks import are_stubs
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.program import Program
@@ -45,23 +46,34 @@ from jaxprtool.jaxcompat import Jaxpr
 WIDTH = 80
 
 
-def write(program: Program, path: str | os.PathLike[str]) -> None:
+def write(program: Program, path: str | os.PathLike[str], *, callbacks: str = "refuse") -> None:
     """Write a program to a file, and its large constants to the `.npz` beside it.
 
-    Each file is written whole or not at all. Raises UnsupportedError, with the equation and its
-    source line, if the program holds Python functions or other live objects; OutputError if a
-    file cannot be written.
+    Each file is written whole or not at all.
+
+    Args:
+        program: The program to write.
+        path: The file to write.
+        callbacks: What to do with Python functions that the program calls: "refuse" them, or
+            "stub": write each as one of the same type, which raises if it is called.
+
+    Raises:
+        UnsupportedError: With the equation and its source line, if the program holds Python
+            functions or other live objects.
+        OutputError: If a file cannot be written.
     """
-    write_all([(program, path)])
+    write_all([(program, path)], callbacks=callbacks)
 
 
-def write_all(programs: Iterable[tuple[Program, str | os.PathLike[str]]]) -> None:
+def write_all(
+    programs: Iterable[tuple[Program, str | os.PathLike[str]]], callbacks: str = "refuse"
+) -> None:
     """Write programs as `write` does: all of them, or none if one cannot be written."""
     alone = []
     with ExitStack() as files:
         for program, path in programs:
             name = os.fspath(path)
-            content, arrays = _rendered(program, inline=False)
+            content, arrays = _rendered(program, False, are_stubs(callbacks))
             files.enter_context(file_written_whole(name)).write(content.encode())
             if arrays:
                 write_npz(files.enter_context(file_written_whole(f"{name}.npz")), arrays)
@@ -72,22 +84,27 @@ def write_all(programs: Iterable[tuple[Program, str | os.PathLike[str]]]) -> Non
             os.unlink(name)
 
 
-def text(program: Program) -> str:
+def text(program: Program, callbacks: str = "refuse") -> str:
     """A program as the text of a file that has nothing beside it. Raises UnsupportedError."""
-    return _rendered(program, inline=True)[0]
+    return _rendered(program, True, are_stubs(callbacks))[0]
+
+
+def require_writable(program: Program, callbacks: str = "refuse") -> None:
+    """Raise UnsupportedError for a program that cannot be written to a file."""
+    _rendered(program, False, are_stubs(callbacks))
 
 
 def _rendered(
-    program: Program, inline: bool, quoted: frozenset[str] = frozenset()
+    program: Program, inline: bool, stubs: bool, quoted: frozenset[str] = frozenset()
 ) -> tuple[str, dict[str, np.ndarray]]:
     """The text of a program's file, and the arrays that are to be beside it."""
-    notation, places = ExactNotation(inline, quoted), Places()
+    notation, places = ExactNotation(inline, quoted, stubs), Places()
     try:
         layout = _layout(program, places, notation)
         # A word without quotes is a text, unless a jaxpr bears it as its name.
         clashes = notation.words.intersection(layout.shared.values()) - quoted
         if clashes:
-            return _rendered(program, inline, frozenset(clashes))
+            return _rendered(program, inline, stubs, frozenset(clashes))
         body = "".join(layout.tokens())
         header = header_text(program, places.files, notation.types, notation.usual_mesh)
     except Unwritable as error:

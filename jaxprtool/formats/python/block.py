@@ -42,6 +42,7 @@ from jaxprtool.formats.python.layout import (
 from jaxprtool.formats.python.naming import Names
 from jaxprtool.formats.python.spelling import Template
 from jaxprtool.formats.python.values import literal
+from jaxprtool.ir.callbacks import stubbed
 from jaxprtool.ir.outline import type_of
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var, open_jaxpr
 
@@ -145,7 +146,8 @@ class Block:
         self._operands, outs = line.operands, line.eqn.outvars
         self._enter(self._module.settings_of(line.eqn.ctx))
         if line.expression is None:
-            template = self._module.spellings.of(self._without_unused(line.eqn), self)
+            eqn = stubbed(line.eqn) if self._module.stub_callbacks else line.eqn
+            template = self._module.spellings.of(self._without_unused(eqn), self)
         else:
             template = Template.of(line.expression, self)
         whole = self._filled(template, line.operands)

@@ -49,10 +49,12 @@ from jaxprtool.formats.python.rules import (  # noqa: F401  (they fill the table
     numerics,
     randomness,
     sown,
+    stubs,
 )
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.spelling import Spellings
 from jaxprtool.formats.python.values import dtype_name, literal
+from jaxprtool.ir.callbacks import are_stubs
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import CALLS, sub_jaxprs
@@ -62,24 +64,27 @@ from jaxprtool.primitives import scope_of
 __all__ = ["python_rules", "to_python", "write_python"]
 
 
-def to_python(program: Program, *, constants: str | None = None) -> str:
+def to_python(program: Program, *, constants: str | None = None, callbacks: str = "refuse") -> str:
     """The source of a Python module whose function computes what the program does.
 
     All constants are in the text; with `constants`, the name of an .npz file, the module reads
     large ones from that file beside it (see `write_python`). Raises UnsupportedError, naming the
-    equation and its source line, for what cannot be written: callbacks into live Python above all.
+    equation and its source line, for what cannot be written: callbacks into live Python above all,
+    unless `callbacks` is "stub": then functions that raise stand for them.
     """
-    return _Module(program, constants).source()
+    return _Module(program, constants, are_stubs(callbacks)).source()
 
 
-def write_python(program: Program, path: str | os.PathLike[str]) -> None:
+def write_python(
+    program: Program, path: str | os.PathLike[str], *, callbacks: str = "refuse"
+) -> None:
     """Write the module to a file, and its large constants, if any, to an .npz file beside it.
 
     Raises as `to_python` does, and OutputError; then neither file is there, or as it was.
     """
     path = Path(path)
     beside = path.with_suffix(".npz")
-    module = _Module(program, beside.name)
+    module = _Module(program, beside.name, are_stubs(callbacks))
     text = module.source()
     with file_written_whole(str(path)) as file:
         if module.arrays:
@@ -91,8 +96,9 @@ def write_python(program: Program, path: str | os.PathLike[str]) -> None:
 class _Module:
     """A module being written: what it imports and defines, and what its functions share."""
 
-    def __init__(self, program: Program, file: str | None):
+    def __init__(self, program: Program, file: str | None, stub_callbacks: bool):
         self.program = program
+        self.stub_callbacks = stub_callbacks
         self.arrays: dict[str, np.ndarray] = {}
         self.spellings = Spellings(self)
         self._file = file

@@ -60,6 +60,10 @@ ROOTS: dict[str, tuple[Any, str]] = {
         jax.experimental.xla_metadata.set_xla_metadata,
         "from jax.experimental.xla_metadata import set_xla_metadata",
     ),
+    "io_callback": (
+        jax.experimental.io_callback,
+        "from jax.experimental import io_callback",
+    ),
     "jaxprtool": (primitives, "import jaxprtool"),
     "Path": (Path, "from pathlib import Path"),
     "partial": (partial, "from functools import partial"),

@@ -258,6 +258,23 @@ def with_policy(x):
     return jax.grad(jax.checkpoint(lambda y: jnp.sin(y), policy=lambda *_, **__: True))(x)
 
 
+def test_callbacks_are_written_as_stubs_of_the_same_type(tmp_path):
+    def f(x):
+        jax.debug.callback(lambda v: None, x, ordered=True)
+        return jax.jit(with_callback)(x) + io_callback(np.sin, x, x)
+
+    program, path = trace(f, jnp.float32(1.0)), tmp_path / "p.jaxpr"
+    jaxprtool.write(program, path, callbacks="stub")
+    again = jaxprtool.read(path)
+    assert "callback=stub('numpy.sin')" in path.read_text()
+    assert again.out_avals == program.out_avals
+    assert again.jaxpr.effects == program.jaxpr.effects
+    jaxprtool.write(again, path)
+    assert jaxprtool.equivalent(again, jaxprtool.read(path))
+    with pytest.raises(RuntimeError, match="was left out"):
+        jax.block_until_ready(again(jnp.float32(1.0)))
+
+
 REFUSED = {
     "pure_callback": (with_callback, "its parameter callback holds"),
     "io_callback": (with_io, "its parameter callback holds"),

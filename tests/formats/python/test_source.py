@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import jaxprtool
@@ -429,6 +430,29 @@ def test_callbacks_into_live_python_are_refused_with_their_line() -> None:
 
     with pytest.raises(UnsupportedError, match=r"pure_callback at .*test_source.py:\d+ cannot"):
         to_python(trace(f, X))
+
+
+def test_callbacks_are_written_as_functions_that_raise_if_asked_for() -> None:
+    def f(x):
+        y = jax.pure_callback(np.sin, X, x, vmap_method="sequential")
+        jax.debug.callback(lambda v: None, y, ordered=True)
+        return y + io_callback(np.cos, X, x, ordered=True)
+
+    program = trace(f, X)
+    with pytest.raises(UnsupportedError) as caught:
+        to_python(program)
+    assert "--callbacks stub" in str(caught.value.hint)
+    with pytest.raises(ValueError, match="callbacks is 'refuse' or 'stub', not 'no'"):
+        to_python(program, callbacks="no")
+    namespace: dict[str, Any] = {}
+    exec(to_python(program, callbacks="stub"), namespace)
+    again = trace(namespace["f"], X)
+    for old, new in zip(program.jaxpr.eqns, again.jaxpr.eqns, strict=True):
+        same = {k: v for k, v in old.params.items() if k != "callback"}
+        assert old.primitive is new.primitive and same.items() <= new.params.items()
+        assert old.effects == new.effects
+    with pytest.raises(RuntimeError, match="was left out"):
+        jax.block_until_ready(namespace["f"](jnp.zeros(X.shape)))
 
 
 def test_symbolic_dimensions_are_written_where_nothing_spells_them() -> None:

@@ -40,7 +40,8 @@ def jit(
 
     `passes` is a pipeline as text, a Pipeline, a pass, or a function from a Program to a Program;
     it runs once for every signature that `fun` is traced for. `jit_options` are those of
-    `jax.jit`, and what comes back is what that gives. Without `fun` it gives a decorator.
+    `jax.jit`, and what comes back is what that gives. A function that is under `jax.jit` already
+    keeps the options it has, but for those given here. Without `fun` it gives a decorator.
 
     A pipeline may change what the function gives (`grad`), but not what it takes. Raises
     PipelineError at once for text that is no pipeline; when the function is traced, PipelineError
@@ -50,6 +51,8 @@ def jit(
     if fun is None:
         return functools.partial(jit, passes=passes, **jit_options)
     transform = _Transform.of(passes)
+    if jaxcompat.is_jitted(fun):
+        fun, jit_options = _under_jit(fun, jit_options)
     if not callable(fun):
         return jax.jit(fun, **jit_options)  # which says what is wrong with it
     if is_filtered(fun):
@@ -58,6 +61,20 @@ def jit(
         )
     rewritten = _rewritten(fun, transform, jit_options)
     return jax.jit(rewritten, **jit_options)
+
+
+def _under_jit(
+    jitted: Any, options: Mapping[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function under `jax.jit`, and its options, of which these take the place.
+
+    Positions and names say the same in two ways, so that one replaces both.
+    """
+    fun, told = jaxcompat.jit_arguments(jitted)
+    for kind in ("static_arg", "donate_arg"):
+        if any(name.startswith(kind) for name in options):
+            told = {name: value for name, value in told.items() if not name.startswith(kind)}
+    return fun, {**told, **options}
 
 
 class _Filtered:

@@ -15,6 +15,7 @@ from jax.experimental import checkify
 from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
 from jaxprtool.execute import backends
+from jaxprtool.ir.jit_options import jit_keywords
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import sub_jaxprs
@@ -123,9 +124,9 @@ def run(
             arguments = [jax.device_put(a, device) for a in arguments]
         lower_time, compile_time, call = _compile(program, arguments)
         with failures_reported(program):
-            first_time, outs = _timed(call, *arguments)
+            first_time, outs = _timed(call, *_copied(program, arguments))
             check.require(program, arguments, outs)
-            times = [_timed(call, *arguments)[0] for _ in range(repeat)]
+            times = [_timed(call, *_copied(program, arguments))[0] for _ in range(repeat)]
     median = statistics.median(times) if times else None
     return RunReport(
         program.name,
@@ -136,6 +137,15 @@ def run(
             for name, aval, value in zip(program.out_names, program.out_avals, outs, strict=True)
         ),
     )
+
+
+def _copied(program: Program, arguments: Sequence[Any]) -> list[Any]:
+    """The arguments for one call: copies of those that it donates, which are needed again."""
+    donated = jit_keywords(program).get("donate_argnums", ())
+    return [
+        a.copy() if i in donated and isinstance(a, jax.Array) else a
+        for i, a in enumerate(arguments)
+    ]
 
 
 def _compile(
@@ -152,7 +162,7 @@ def _compile(
     if jax.config.jax_disable_jit:
         return None, None, _thrower(fun) if checked else fun
     try:
-        traced = jax.jit(fun).trace(*arguments)
+        traced = jax.jit(fun, **jit_keywords(program)).trace(*arguments)
         lower_time, lowered = _timed(traced.lower)
         compile_time, compiled = _timed(lowered.compile)
     except Exception as error:  # lowering rules raise what they like

@@ -1,8 +1,9 @@
 """A program as JAX lowers it, to StableHLO, and as XLA takes and compiles it, to HLO.
 
 What `jax.jit` of the function would be lowered to, under the program's name and with the names of
-its arguments and results; arguments that nothing uses are left out, as there. A program with free
-named axes (`axis_env`) runs on one replica for each combination of their indices.
+its arguments and results; arguments that nothing uses are left out, as there. A function that is
+under `jax.jit` keeps its options. A program with free named axes (`axis_env`) runs on one replica
+for each combination of their indices.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jaxprtool.errors import (
     described,
     did_you_mean,
 )
+from jaxprtool.ir.jit_options import jit_keywords
 from jaxprtool.ir.outline import equations, named, size_of, top_jaxpr, type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import JaxprEqn
@@ -102,7 +104,7 @@ def module(
             f"jit({program.name})",
             program.axis_env,
             name,
-            donated,
+            (*donated, *jit_keywords(program).get("donate_argnums", ())),
         )
 
 
@@ -143,9 +145,15 @@ def _platform(wanted: str, default: str) -> str:
 def traced(
     program: Program, donated: Sequence[int] = (), keep_unused: bool = False
 ) -> jax.stages.Traced:
-    """A program as `jax.jit(...).trace(...)` gives it, ready to be lowered."""
+    """A program as `jax.jit(...).trace(...)` gives it, ready to be lowered.
+
+    What `jax.jit` was told of the function holds, too.
+    """
+    told = jit_keywords(program)
+    told["donate_argnums"] = sorted({*told.get("donate_argnums", ()), *donated})
+    told["keep_unused"] = keep_unused or told.get("keep_unused", False)
     trees = program.in_tree, program.out_tree
-    return jaxcompat.traced_jaxpr(_bordered(program), program.name, *trees, donated, keep_unused)
+    return jaxcompat.traced_jaxpr(_bordered(program), program.name, *trees, **told)
 
 
 def require_sizes(program: Program) -> None:

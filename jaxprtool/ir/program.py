@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,6 +19,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError, StructureError
 from jaxprtool.ir.held import is_no_array
 from jaxprtool.ir.matching import Match, Mismatch, matched
+from jaxprtool.ir.jit_options import JitOptions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -28,6 +30,7 @@ class Program:
     `(args, kwargs)`, static arguments left out, and `out_tree` that of the result. `arg_names`
     and `out_names` give one path per flat value: `params['w']`, `result[0]`. `axis_env` are the
     named axes, with their sizes, that the function was traced under and does not bind itself.
+    `jit` is what `jax.jit` was told about a function that is under it.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Program:
     arg_names: tuple[str, ...]
     out_names: tuple[str, ...]
     axis_env: tuple[tuple[Any, int], ...] = ()
+    jit: JitOptions | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the program on arguments of the structure of the traced ones.
@@ -52,13 +56,14 @@ class Program:
         from jaxprtool.ir.nonfinite import FiniteCheck, unchecked  # stands on this module
 
         with unchecked():
-            outs = self._evaluated(match.leaves)
+            outs = self._evaluated(match.leaves, donate=False)  # needed again: JAX does so, too
         FiniteCheck.from_config().require(self, match.leaves, outs)
         return match.result(self.out_tree, outs)
 
-    def _evaluated(self, flat: Sequence[Any]) -> list[Any]:
-        """The flat results for flat arguments."""
-        outs = jaxcompat.jaxpr_as_fun(self.jaxpr)(*flat)
+    def _evaluated(self, flat: Sequence[Any], donate: bool = True) -> list[Any]:
+        """The flat results for flat arguments: at once, or under `jax.jit` as the function was."""
+        fun = self._jitted if self.jit is not None and donate else self.flat_function(donate)
+        outs = fun(*flat)
         # A result that is a literal is a Python number to JAX's evaluator.
         return [out if hasattr(out, "shape") else jnp.asarray(out) for out in outs]
 
@@ -72,6 +77,24 @@ class Program:
         except Mismatch as mismatch:
             message = f"the arguments do not fit {self.name}: {mismatch}"
             raise StructureError(message) from None
+
+    def flat_function(self, donate: bool = True) -> Callable[..., list[Any]]:
+        """The function from flat arguments to flat results, under `jax.jit` if `jit` says so."""
+        fun = jaxcompat.jaxpr_as_fun(self.jaxpr)
+        if self.jit is None:
+            return fun
+
+        def flat(*args: Any) -> list[Any]:
+            return fun(*args)
+
+        flat.__name__ = self.name
+        told = self.jit.keywords(self)
+        return jax.jit(flat, **told if donate else {**told, "donate_argnums": ()})
+
+    @cached_property
+    def _jitted(self) -> Callable[..., list[Any]]:
+        """Compiled once for all calls."""
+        return self.flat_function()
 
     @property
     def __name__(self) -> str:

@@ -13,6 +13,7 @@ from jax._src.interpreters import mlir
 from jax._src.lib import _jax, hlo
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
+from jax.experimental.layout import Format
 from jax.extend.core import ClosedJaxpr
 
 from jaxprtool.jaxcompat.high import lowered
@@ -28,27 +29,26 @@ def with_border_names(jaxpr: Any, arg_names: Sequence[str], out_names: Sequence[
 
 
 def traced_jaxpr(
-    jaxpr: Any,
-    name: str,
-    in_tree: Any,
-    out_tree: Any,
-    donated: Sequence[int] = (),
-    keep_unused: bool = False,
+    jaxpr: Any, name: str, in_tree: Any, out_tree: Any, **options: Any
 ) -> jax.stages.Traced:
-    """A closed jaxpr as `jax.jit(fun).trace(...)` gives that of `fun`, ready for `.lower()`.
+    """A closed jaxpr as `jax.jit(fun, ...).trace(...)` gives that of `fun`, ready for `.lower()`.
 
-    `name` is the function's, `in_tree` the structure of its `(args, kwargs)`; `donated` are
-    positions among the flat arguments.
+    `name` is the function's, `in_tree` the structure of its `(args, kwargs)`; `options` are
+    `jax.jit`'s, for a function from flat arguments to a list.
     """
-    empty = jax.jit(lambda *flat: (), donate_argnums=tuple(donated), keep_unused=keep_unused)
-    traced = empty.trace(*map(_as_argument, (v.aval for v in jaxpr.invars)))
     count = len(jaxpr.outvars)
+    placements = options.pop("out_shardings", None) or [None] * count
+    empty = jax.jit(lambda *flat: (), **options)
+    traced = empty.trace(*map(_as_argument, (v.aval for v in jaxpr.invars)))
+    formats = [p if isinstance(p, Format) else Format(None, p) for p in placements]
     traced._params = {
         **traced._params,
         "jaxpr": jaxpr,
         "name": name,
-        "out_shardings": (sharding_impls.UNSPECIFIED,) * count,
-        "out_layouts": (None,) * count,
+        "out_shardings": tuple(
+            sharding_impls.UNSPECIFIED if f.sharding is None else f.sharding for f in formats
+        ),
+        "out_layouts": tuple(f.layout for f in formats),
     }
     traced._in_tree, traced.out_tree = in_tree, out_tree
     return traced

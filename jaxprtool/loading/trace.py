@@ -16,11 +16,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
 from jaxprtool.ir.held import Held, release
+from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
 from jaxprtool.loading.example import Static
+from jaxprtool.loading.jitted import Jitted
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,9 @@ def trace(
     such results; if `fun` is one of Equinox's (`filter_jit`), so do scalars. `axis_env` gives named
     axes and their sizes, as for `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not
     fit the function, and UserFunctionError if it raises.
+
+    A function under `jax.jit` is traced by its own `trace`: the program is its body, and
+    `Program.jit` has what `jax.jit` was told.
     """
     call = sort_out(fun, args, kwargs, static_argnums, static_argnames)
     return trace_call(function_name(fun), fun, call, axis_env)
@@ -86,15 +92,19 @@ def trace_call(
     axis_env: Sequence[tuple[Any, int]] | None = None,
 ) -> Program:
     """The Program, of this name, of a call that is sorted out. Raises UserFunctionError."""
-    traced = released(fun, **call.static_kwargs)
-    make = jax.make_jaxpr(traced, axis_env=axis_env, return_shape=True)
+    jitted = Jitted.find(fun)
+    told: jaxcompat.TracedOptions | None = None
     try:
-        jaxpr, out = make(*_with_static(call), **call.kwargs)
+        if jitted is None:
+            jaxpr, out = _made(fun, call, axis_env)
+        else:
+            with jaxcompat.axes_bound(axis_env or ()):
+                jaxpr, out, told = jitted.trace(call)
     except JaxprToolError:
         raise
     except (Exception, SystemExit) as error:
         raise _raised(name, error) from error
-    return Program(
+    program = Program(
         name=name,
         jaxpr=jaxpr,
         in_tree=jax.tree.structure((call.args, call.kwargs)),
@@ -103,6 +113,16 @@ def trace_call(
         out_names=paths("result", out),
         axis_env=tuple((name, size) for name, size in axis_env or ()),
     )
+    return program if told is None else program.replace(jit=JitOptions.from_traced(program, told))
+
+
+def _made(
+    fun: Callable[..., Any], call: Call, axis_env: Sequence[tuple[Any, int]] | None
+) -> tuple[Any, Any]:
+    """The jaxpr of a call of a function that is not under `jax.jit`, and the shapes it gives."""
+    traced = released(fun, **call.static_kwargs)
+    make = jax.make_jaxpr(traced, axis_env=axis_env, return_shape=True)
+    return make(*_with_static(call), **call.kwargs)
 
 
 def function_name(fun: Any) -> str:
@@ -147,6 +167,9 @@ def sort_out(
     """
     _check_fit(fun, args, kwargs)
     positions, names = _static_places(fun, len(args), static_argnums, static_argnames)
+    if jitted := Jitted.find(fun):
+        own = jitted.static_places(len(args))
+        positions, names = positions | own[0], names | own[1]
     static_args = {
         i: arg for i, arg in enumerate(args) if i in positions or isinstance(arg, Static)
     }

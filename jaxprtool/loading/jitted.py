@@ -1,0 +1,106 @@
+"""Functions under `jax.jit`, which are traced by their own `trace`.
+
+A partial of one, and a method, are traced so too: what they bind is an argument to JAX, and a
+constant of the Program.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.held import release
+
+if TYPE_CHECKING:
+    from jaxprtool.loading.trace import Call
+
+
+@dataclass(frozen=True)
+class Jitted:
+    """A function under `jax.jit`, and the arguments that are bound to it."""
+
+    fun: Any
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def find(cls, fun: Any) -> Jitted | None:
+        """The function under `jax.jit` that a callable is, or binds arguments of."""
+        args: tuple[Any, ...] = ()
+        kwargs: dict[str, Any] = {}
+        while not jaxcompat.is_jitted(fun):
+            if isinstance(fun, functools.partial):
+                args, kwargs = (*fun.args, *args), {**fun.keywords, **kwargs}
+                fun = fun.func
+            elif inspect.ismethod(fun):
+                args, fun = (fun.__self__, *args), fun.__func__
+            elif jaxcompat.is_jitted(vars(type(fun)).get("__call__")):
+                args, fun = (fun, *args), type(fun).__call__
+            else:
+                return None
+        return cls(fun, args, tuple(kwargs.items()))
+
+    def static_places(self, count: int) -> tuple[set[int], set[str]]:
+        """Which of `count` positional arguments are static, and which names are."""
+        numbers, names = self._static(len(self.args) + count)
+        return {number - len(self.args) for number in numbers if number >= len(self.args)}, names
+
+    def _static(self, count: int) -> tuple[set[int], set[str]]:
+        """The same, of `count` arguments with those that are bound."""
+        numbers, names = jaxcompat.jit_static_arguments(self.fun)
+        places = {number + count if number < 0 else number for number in numbers}
+        return places & set(range(count)), set(names)
+
+    def trace(self, call: Call) -> tuple[Any, Any, jaxcompat.TracedOptions]:
+        """The jaxpr of a call, the shapes of its results in their tree, and the options.
+
+        The jaxpr takes what the call traces; what is bound, and what the call calls static and
+        `jax.jit` does not, are constants.
+        """
+        args: list[tuple[Any, bool]] = [(arg, True) for arg in self.args]
+        traced = iter(call.args)
+        for i in range(len(call.args) + len(call.static_args)):
+            held = i in call.static_args
+            args.append((call.static_args[i] if held else next(traced), held))
+        kwargs = {name: (arg, True) for name, arg in self.kwargs}
+        kwargs |= {name: (arg, True) for name, arg in call.static_kwargs.items()}
+        kwargs |= {name: (arg, False) for name, arg in call.kwargs.items()}
+        # What is no array is for JAX to refuse.
+        given = release((tuple(arg for arg, _ in args), {k: arg for k, (arg, _) in kwargs.items()}))
+        stage = self.fun.trace(*given[0], **given[1])
+        leaves = self._dynamic_leaves(args, kwargs)
+        return self._without_bound(stage, leaves)
+
+    def _dynamic_leaves(
+        self, args: Sequence[tuple[Any, bool]], kwargs: dict[str, tuple[Any, bool]]
+    ) -> list[tuple[Any, bool]]:
+        """Each flat argument that JAX traces, and whether it is to be a constant."""
+        numbers, names = self._static(len(args))
+        values = [pair for i, pair in enumerate(args) if i not in numbers]
+        values += [kwargs[name] for name in sorted(kwargs) if name not in names]
+        return [(leaf, bound) for value, bound in values for leaf in jax.tree.leaves(value)]
+
+    @staticmethod
+    def _without_bound(
+        stage: jax.stages.Traced, leaves: Sequence[tuple[Any, bool]]
+    ) -> tuple[Any, Any, jaxcompat.TracedOptions]:
+        captured = jaxcompat.captured_values(stage)
+        told = jaxcompat.traced_options(stage)
+        constants = dict(enumerate(captured))
+        constants |= {
+            len(captured) + i: jnp.asarray(leaf) for i, (leaf, bound) in enumerate(leaves) if bound
+        }
+        jaxpr = jaxcompat.with_constants(stage.jaxpr, list(constants), list(constants.values()))
+        kept = [i for i, (_, bound) in enumerate(leaves) if not bound]
+        told = told._replace(
+            donated=tuple(told.donated[i] for i in kept),
+            in_placements=tuple(told.in_placements[i] for i in kept),
+        )
+        return jaxpr, stage.out_info, told

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError, StructureError
 from jaxprtool.ir.held import is_no_array
-from jaxprtool.ir.matching import Match, Mismatch, matched
 from jaxprtool.ir.jit_options import JitOptions
+from jaxprtool.ir.matching import Match, Mismatch, matched
 
 
 @dataclass(frozen=True, eq=False, repr=False)

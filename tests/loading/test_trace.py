@@ -171,9 +171,8 @@ def test_a_jitted_functions_own_static_arguments_see_the_value():
     for options in ({}, {"static_argnums": 1, "static_argnames": "flag"}):
         again = trace(with_statics, X, (2,), flag=True, **options)
         assert str(again.jaxpr) == str(program.jaxpr)
-    assert "write static(...) around it" in fault(
-        UserFunctionError, with_statics, X, (2,), flag=True
-    )
+    outer = lambda x, shape: with_statics(x, shape, flag=True)  # noqa: E731
+    assert "write static(...) around it" in fault(UserFunctionError, outer, X, (2,))
 
 
 def test_static_places_that_are_none():

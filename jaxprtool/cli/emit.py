@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -165,8 +166,7 @@ def emit(
     if out in (None, STDOUT):
         _print(programs, wanted)
         return
-    for program, path in places(programs, out, wanted.suffix):
-        _write(program, path, wanted)
+    _write(places(programs, out, wanted.suffix), wanted)
 
 
 @dataclass(frozen=True)
@@ -290,20 +290,22 @@ def _print(programs: list[tuple[str, Program]], wanted: _Wanted) -> None:
         output.write(("\n" if i else "") + title + content)
 
 
-def _write(program: Program, path: str, wanted: _Wanted) -> None:
-    """Write a program to a file, and what it needs beside it."""
+def _write(programs: list[tuple[Program, str]], wanted: _Wanted) -> None:
+    """Write programs to files, and what they need beside them: all, or none if one cannot be."""
     if wanted.to is Format.python:
-        from jaxprtool.formats.python.emit import write_python
+        from jaxprtool.formats.python import emit
 
-        write_python(program, path, callbacks=wanted.callbacks)
+        emit.write_all(programs, wanted.callbacks)
     elif wanted.to is Format.jaxpr:
         from jaxprtool.formats.jaxpr import write
 
-        write.write(program, path, callbacks=wanted.callbacks)
+        write.write_all(programs, wanted.callbacks)
     else:
-        with file_written_whole(path) as file:
-            content = _content(program, wanted)
-            file.write(content if isinstance(content, bytes) else content.encode())
+        with ExitStack() as files:
+            for program, path in programs:
+                file = files.enter_context(file_written_whole(path))
+                content = _content(program, wanted)
+                file.write(content if isinstance(content, bytes) else content.encode())
 
 
 def _content(program: Program, wanted: _Wanted) -> str | bytes:

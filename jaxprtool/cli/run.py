@@ -162,7 +162,7 @@ def execute(
 def save_arrays(arrays: Mapping[str, Any], file: Any) -> None:
     """Write arrays by name as `--save` does."""
     from jaxprtool.execute.summary import plain
-    from jaxprtool.formats.jaxpr.constants import write_npz
+    from jaxprtool.formats.npz import write_npz
 
     write_npz(file, {name: plain(array) for name, array in arrays.items()})
 

@@ -193,10 +193,9 @@ def _write(programs: Sequence[tuple[str, Program]], out: str, callbacks: str) ->
     if not out.endswith(".py"):
         write_jaxprs(programs, out, callbacks)
         return
-    from jaxprtool.formats.python.emit import write_python
+    from jaxprtool.formats.python import emit
 
-    for program, path in places(programs, out, ".py"):
-        write_python(program, path, callbacks=callbacks)
+    emit.write_all(places(programs, out, ".py"), callbacks)
 
 
 # --- what is said of it -----------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The arrays of a `.jaxpr` file: small ones as nested lists, large ones in an `.npz` beside it.
 
     a:f32[3]=[1.0, 2.0, 3.0]               a small constant, at its binder
-    b:f32[512,512]=npz('sha256:1f2e...')   a large one, under its digest in NAME.jaxpr.npz
+    b:f32[512,512]=npz('sha256:1f2e...')   a large one, under its digest in the constants file
     c:f32[512,512]=base64('AACAPw...')     a large one in a text that has no file beside it
 
 The digest is of an array's dtype, shape and bits, so that an array which is stored for several
@@ -16,10 +16,9 @@ import base64
 import binascii
 import hashlib
 import math
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,6 +27,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr import values
 from jaxprtool.formats.jaxpr.kinds import as_scalar, number
 from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable
+from jaxprtool.formats.npz import NpzReader, storable
 
 #: Arrays of more elements than this are no part of the text.
 MOST_INLINE = 64
@@ -69,17 +69,19 @@ def _array(data: np.ndarray, aval: Any) -> Any:
     return np.zeros(aval.shape, jax.dtypes.float0) if aval.dtype == jax.dtypes.float0 else data
 
 
-def _stored(data: np.ndarray) -> np.ndarray:
-    """An array as NumPy's file format can have it."""
-    # Of dtypes that are not its own, the format keeps no more than the size.
-    return data if data.dtype.isbuiltin == 1 else data.view(f"u{data.dtype.itemsize}")
-
-
 def digest(data: np.ndarray) -> str:
     """The digest that names an array."""
     data = np.ascontiguousarray(data).reshape(data.shape)
-    seen = hashlib.sha256(f"{data.dtype.name}{data.shape}".encode())
-    seen.update(_stored(data).data)
+    seen = _digest_of(data.dtype, data.shape)
+    seen.update(storable(data).data)
+    return _digest_text(seen)
+
+
+def _digest_of(dtype: Any, shape: tuple[int, ...]) -> Any:
+    return hashlib.sha256(f"{dtype.name}{shape}".encode())
+
+
+def _digest_text(seen: Any) -> str:
     return f"sha256:{seen.hexdigest()[:_DIGITS]}"
 
 
@@ -132,25 +134,20 @@ def _base64(data: np.ndarray) -> str:
     return f"base64('{base64.b64encode(np.ascontiguousarray(data).tobytes()).decode()}')"
 
 
-def write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays under their names, so that `numpy.load` reads them; equal ones, equal bytes."""
-    with zipfile.ZipFile(file, "w") as archive:
-        for name in sorted(arrays):
-            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            with archive.open(entry, "w", force_zip64=True) as member:
-                data = np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape)
-                np.lib.format.write_array(member, _stored(data), allow_pickle=False)
-
-
 # --- reading --------------------------------------------------------------------------------------
 
 
 class Constants:
-    """Reads the arrays of one file; `path` is that of its `.npz`, if it has one."""
+    """Reads the arrays of one file; its constants file is the first of `places` that is there."""
 
-    def __init__(self, path: Path | None):
-        self._path = path
-        self._archive: Any = None
+    def __init__(self, places: Sequence[Path] = ()):
+        self._places = places
+        self._stored: NpzReader | None = None
+
+    def close(self) -> None:
+        """Close the constants file."""
+        if self._stored is not None:
+            self._stored.close()
 
     def array(self, node: ast.expr, aval: Any) -> Any:
         """The constant of the type `aval` that an expression spells. Raises Unreadable."""
@@ -178,39 +175,26 @@ class Constants:
 
     def _from_npz(self, node: ast.Call, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
         name = _only_text(node)
-        if self._path is None:
+        if not self._places:
             raise Unreadable(node, f"the constant {name} is in a file, and none is given")
+        path = next(filter(Path.exists, self._places), self._places[0])
+        seen = _digest_of(dtype, shape)
         try:
-            if self._archive is None:
-                self._archive = zipfile.ZipFile(self._path)
-            data = _member(self._archive, name, dtype, shape)
+            if self._stored is None:
+                self._stored = NpzReader(path)
+            data = self._stored.array(name, dtype, shape, seen.update)
         except FileNotFoundError:
-            fault = f"the constant {name} is missing, and so is the file {self._path}"
+            fault = f"the constant {name} is missing, and so is the file {path}"
             raise Unreadable(node, fault) from None
         except KeyError:
-            raise Unreadable(node, f"the constant {name} is missing in {self._path}") from None
+            raise Unreadable(node, f"the constant {name} is missing in {path}") from None
         except Exception as error:  # whatever zipfile and NumPy find wrong
-            fault = f"the constant {name} in {self._path} cannot be read: {error}"
+            said = getattr(error, "strerror", None) or error
+            fault = f"the constant {name} in {path} cannot be read: {said}"
             raise Unreadable(node, fault) from error
-        if data is None or digest(data) != name:
-            raise Unreadable(node, f"the constant {name} in {self._path} has been altered")
+        if data is None or _digest_text(seen) != name:
+            raise Unreadable(node, f"the constant {name} in {path} has been altered")
         return data
-
-
-def _member(
-    archive: zipfile.ZipFile, name: str, dtype: Any, shape: tuple[int, ...]
-) -> np.ndarray | None:
-    """An array of an `.npz` file, or None if it is not of this dtype and shape."""
-    as_stored = _stored(np.zeros((), dtype)).dtype
-    with archive.open(f"{name}.npy") as member:
-        np.lib.format.read_magic(member)
-        found = np.lib.format.read_array_header_1_0(member)
-        if found != (shape, False, as_stored):
-            return None
-        # Never more than the text says it should be, whatever the file holds.
-        size = math.prod(shape) * dtype.itemsize
-        data = member.read(size)
-    return np.frombuffer(data, dtype).reshape(shape) if len(data) == size else None
 
 
 def _from_base64(node: ast.Call, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:

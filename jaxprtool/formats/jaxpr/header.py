@@ -6,6 +6,7 @@ Argument and result structures are written with each value's name at its place, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from jaxprtool.ir.trees import Tree, describe
 
 #: The entries that every file has, and the others.
 REQUIRED = ("jax", "name", "arguments", "results")
-OPTIONAL = ("files", "axis_env", "mesh", "meshes", "symbols")
+OPTIONAL = ("constants", "files", "axis_env", "mesh", "meshes", "symbols")
 
 
 #: Lines of a header are broken where they would be longer.
@@ -33,11 +34,16 @@ _WIDTH = 100
 
 
 def header_text(
-    program: Program, files: Mapping[str, str], types: TypeWriter, usual_mesh: Any
+    program: Program,
+    constants: str | None,
+    files: Mapping[str, str],
+    types: TypeWriter,
+    usual_mesh: Any,
 ) -> str:
     """The header of a program's file, after its first line. Raises values.Unwritable."""
     entries = {
         "jax": repr(jax.__version__),
+        **({"constants": repr(constants)} if constants else {}),
         "name": repr(program.name),
         "arguments": structure_text(program.in_tree, program.arg_names),
         "results": structure_text(program.out_tree, program.out_names),
@@ -104,6 +110,7 @@ class Header:
     """The entries of a header, checked; a structure is a tree and the names of its leaves."""
 
     name: str
+    constants: str | None
     arguments: tuple[Any, tuple[str, ...]]
     results: tuple[Any, tuple[str, ...]]
     files: Mapping[str, str]
@@ -130,6 +137,7 @@ def read_header(source: Source, entries: Mapping[str, Expression]) -> Header:
     read("jax", _text)
     return Header(
         name=read("name", _text),
+        constants=read("constants", _file_name),
         arguments=read("arguments", _arguments),
         results=read("results", _structure),
         files=read("files", _files, {}),
@@ -155,6 +163,14 @@ def _entry(source: Source, entry: Expression, convert: Callable[[Any], Any]) -> 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("a text in quotes is needed here")
+    return value
+
+
+def _file_name(value: Any) -> str | None:
+    if value is None:
+        return None
+    if "\0" in _text(value) or value in ("", ".", "..") or os.path.basename(value) != value:
+        raise ValueError("the name of a file in the same folder is needed here, in quotes")
     return value
 
 

@@ -10,7 +10,7 @@ import gc
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,35 @@ _WIDE_TYPES = ("f64", "i64", "u64", "c128")
 
 
 def read(path: str | os.PathLike[str]) -> Program:
-    """The Program in a `.jaxpr` file; large constants are in the `.npz` beside it.
+    """The Program in a `.jaxpr` file; large constants are in an `.npz` file beside it.
 
     Raises ProgramFileError if there is no such file, or it is not well formed, or its equations
     are not well typed; the message says where.
     """
-    name = os.fspath(path)
+    name = os.fsdecode(path)
+    data, version = _contents(name)
+    while True:
+        try:
+            return parse(data, name, Path(name))
+        except ProgramFileError:
+            before = version
+            data, version = _contents(name)
+            if version == before:
+                raise
+            # The file has been replaced meanwhile, and its constants removed.
+
+
+def _contents(name: str) -> tuple[bytes, tuple[int, int]]:
+    """The bytes of a file, and what tells it from others that bore its name."""
     try:
-        data = Path(name).read_bytes()
-    except OSError as error:
-        raise ProgramFileError(f"{name}: {error.strerror}") from error
-    return parse(data, name, Path(f"{name}.npz"))
+        with open(name, "rb") as file:
+            status = os.fstat(file.fileno())
+            return file.read(), (status.st_ino, status.st_mtime_ns)
+    except (OSError, ValueError) as error:  # ValueError for a path that is none
+        said = getattr(error, "strerror", None) or error
+        raise ProgramFileError(
+            f"{name!r}: {said}" if "\0" in name else f"{name}: {said}"
+        ) from error
 
 
 def is_program(data: bytes) -> bool:
@@ -50,16 +68,17 @@ def is_program(data: bytes) -> bool:
     return data.removeprefix(b"\xef\xbb\xbf").startswith(b"jaxprtool ")
 
 
-def parse(data: str | bytes, name: str, constants: Path | None = None) -> Program:
+def parse(data: str | bytes, name: str, path: Path | None = None) -> Program:
     """The Program that a file's text holds; `name` is what error messages call the file.
 
-    `constants` is the `.npz` file of the large constants. Raises ProgramFileError.
+    `path` is the file that the text is from, if its large constants are beside it. Raises
+    ProgramFileError.
     """
     text = data if isinstance(data, str) else _decoded(data, name)
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     # What is ignored are warnings of odd escapes, and of odd parameters.
     with warnings.catch_warnings(action="ignore"), _without_collector():
-        return _program(Source(name, text), constants)
+        return _program(Source(name, text), path)
 
 
 @contextmanager
@@ -77,15 +96,16 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _program(source: Source, constants: Path | None) -> Program:
+def _program(source: Source, path: Path | None) -> Program:
     file = syntax.parse(source)
     header = read_header(source, file.header)
     places = read_places((comment for _, comment in source.comments), header.files)
     types = TypeReader(header.meshes, header.scope, header.mesh)
     debug_info = DebugInfo("jit", header.name, header.arguments[1], header.results[1])
     _check_counts(source, file, header)
-    with _precision(source), jaxcompat.axes_bound(header.axis_env):
-        builder = Builder(file, types, Constants(constants), places)
+    constants = Constants(_constants_files(path, header.constants))
+    with closing(constants), _precision(source), jaxcompat.axes_bound(header.axis_env):
+        builder = Builder(file, types, constants, places)
         jaxpr = builder.program(debug_info)
     return Program(
         name=header.name,
@@ -96,6 +116,15 @@ def _program(source: Source, constants: Path | None) -> Program:
         out_names=header.results[1],
         axis_env=header.axis_env,
     )
+
+
+def _constants_files(path: Path | None, name: str | None) -> list[Path]:
+    """Where the constants may be: beside the file, or beside what it is a symbolic link to."""
+    if path is None:
+        return []
+    # Early files did not name theirs, which was called after them.
+    beside = path.with_name(name or f"{path.name}.npz")
+    return [beside, path.resolve().with_name(beside.name)]
 
 
 def _decoded(data: bytes, name: str) -> str:

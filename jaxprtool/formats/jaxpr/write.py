@@ -13,6 +13,7 @@
 
 The first line has the version of the format. Then come the JAX that wrote it, the program's name,
 and the structures of arguments and results with each value's name at its place. If there are any:
+`constants`, the name of the file beside it that has the large ones;
 `axis_env`, the free named axes with their sizes; `mesh`, the one that the program is traced in;
 `meshes`, by the names that types give them; `symbols`, what is known of symbolic dimensions;
 `files`, by the names in comments.
@@ -22,19 +23,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
 
 import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.files import file_written_whole
-from jaxprtool.formats.jaxpr.constants import write_npz
+from jaxprtool.files import check_path, is_stream
 from jaxprtool.formats.jaxpr.exact import ExactNotation, unsupported
 from jaxprtool.formats.jaxpr.header import header_text
 from jaxprtool.formats.jaxpr.places import Places
 from jaxprtool.formats.jaxpr.syntax import VERSION
 from jaxprtool.formats.jaxpr.values import Unwritable
+from jaxprtool.formats.with_constants import Text, constants_file, write_texts
 from jaxprtool.ir.callbacks import are_stubs
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
@@ -47,9 +47,10 @@ WIDTH = 80
 
 
 def write(program: Program, path: str | os.PathLike[str], *, callbacks: str = "refuse") -> None:
-    """Write a program to a file, and its large constants to the `.npz` beside it.
+    """Write a program to a file, and its large constants to an `.npz` file beside it.
 
-    Each file is written whole or not at all.
+    The constants are in the text where it goes to a device or a pipe. A program that is there is
+    replaced at once, with its constants: whoever reads meanwhile reads the old one or the new one.
 
     Args:
         program: The program to write.
@@ -69,49 +70,44 @@ def write_all(
     programs: Iterable[tuple[Program, str | os.PathLike[str]]], callbacks: str = "refuse"
 ) -> None:
     """Write programs as `write` does: all of them, or none if one cannot be written."""
-    alone = []
-    with ExitStack() as files:
-        for program, path in programs:
-            name = os.fspath(path)
-            content, arrays = _rendered(program, False, are_stubs(callbacks))
-            files.enter_context(file_written_whole(name)).write(content.encode())
-            if arrays:
-                write_npz(files.enter_context(file_written_whole(f"{name}.npz")), arrays)
-            else:
-                alone.append(f"{name}.npz")
-    for name in alone:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
+    texts, stubs = [], are_stubs(callbacks)
+    for program, path in programs:
+        name = check_path(path)
+        content, arrays = _rendered(program, None if is_stream(name) else name, stubs)
+        texts.append(Text(name, content, arrays))
+    write_texts(texts)
 
 
 def text(program: Program, callbacks: str = "refuse") -> str:
     """A program as the text of a file that has nothing beside it. Raises UnsupportedError."""
-    return _rendered(program, True, are_stubs(callbacks))[0]
+    return _rendered(program, None, are_stubs(callbacks))[0]
 
 
 def require_writable(program: Program, callbacks: str = "refuse") -> None:
     """Raise UnsupportedError for a program that cannot be written to a file."""
-    _rendered(program, False, are_stubs(callbacks))
+    _rendered(program, "", are_stubs(callbacks))
 
 
 def _rendered(
-    program: Program, inline: bool, stubs: bool, quoted: frozenset[str] = frozenset()
+    program: Program, path: str | None, stubs: bool, quoted: frozenset[str] = frozenset()
 ) -> tuple[str, dict[str, np.ndarray]]:
-    """The text of a program's file, and the arrays that are to be beside it."""
-    notation, places = ExactNotation(inline, quoted, stubs), Places()
+    """The text of a program's file, and the arrays that are to be beside it: none without a path"""
+    notation, places = ExactNotation(path is None, quoted, stubs), Places()
     try:
         layout = _layout(program, places, notation)
         # A word without quotes is a text, unless a jaxpr bears it as its name.
         clashes = notation.words.intersection(layout.shared.values()) - quoted
         if clashes:
-            return _rendered(program, inline, stubs, frozenset(clashes))
+            return _rendered(program, path, stubs, frozenset(clashes))
         body = "".join(layout.tokens())
-        header = header_text(program, places.files, notation.types, notation.usual_mesh)
+        arrays = notation.constants.stored
+        beside = constants_file(path, arrays) if path and arrays else None
+        header = header_text(program, beside, places.files, notation.types, notation.usual_mesh)
     except Unwritable as error:
         culprit = _culprit(jaxcompat.open_jaxpr(program.jaxpr), notation)
         message = f"{program.name} cannot be written to a file: it holds {error}"
         raise culprit or UnsupportedError(message) from error
-    return f"jaxprtool {VERSION}\n{header}\n{body}\n", notation.constants.stored
+    return f"jaxprtool {VERSION}\n{header}\n{body}\n", arrays
 
 
 def _layout(program: Program, places: Places, notation: ExactNotation) -> Layout:

@@ -25,26 +25,26 @@ FROM_HEX = '''def from_hex(text, dtype, *shape):
     return jnp.asarray(np.frombuffer(bytes.fromhex(text), dtype).reshape(shape))'''
 
 
-def definition_of(name: str, value: Any, scope: Any, file: str | None) -> list[str]:
-    """The lines that define a constant; `scope` has the arrays that go into the file, if any."""
+def definition_of(name: str, value: Any, scope: Any, beside: bool) -> list[str]:
+    """The lines that define a constant; large ones go `beside` the text, if that is allowed."""
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return _keys(name, value, scope, file)
+        return _keys(name, value, scope, beside)
     data = np.asarray(value)
     if data.size <= _MOST_ELEMENTS:
         expression = array(data, "jnp")
-    elif file is not None and data.nbytes > MOST_BYTES:
+    elif beside and data.nbytes > MOST_BYTES:
         expression = call("jnp.asarray", scope.stored(data))
     else:
         return _bytes(name, data, scope)
     return statement(f"{name} = ", written(expression, scope), "", 0)
 
 
-def _keys(name: str, value: Any, scope: Any, file: str | None) -> list[str]:
+def _keys(name: str, value: Any, scope: Any, beside: bool) -> list[str]:
     words = f"{name}_DATA"
     implementation = jaxcompat.key_implementation(value.dtype).name
     scope.mention("jax.random")
     return [
-        *definition_of(words, jax.random.key_data(value), scope, file),
+        *definition_of(words, jax.random.key_data(value), scope, beside),
         f'{name} = jax.random.wrap_key_data({words}, impl="{implementation}")',
     ]
 

@@ -13,17 +13,17 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.files import file_written_whole
-from jaxprtool.formats.jaxpr.constants import digest, write_npz
+from jaxprtool.files import check_path, is_stream
+from jaxprtool.formats.jaxpr.constants import digest
 from jaxprtool.formats.python import constants, contexts
 from jaxprtool.formats.python.arguments import local_names, result_structure, signature
 from jaxprtool.formats.python.block import Block, define
@@ -36,6 +36,7 @@ from jaxprtool.formats.python.expressions import (
     Name,
     Subscript,
     method,
+    plain,
     written,
 )
 from jaxprtool.formats.python.layout import definition, flat, statement
@@ -54,6 +55,7 @@ from jaxprtool.formats.python.rules import (  # noqa: F401  (they fill the table
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.spelling import Spellings
 from jaxprtool.formats.python.values import dtype_name, literal
+from jaxprtool.formats.with_constants import Text, constants_file, mention, write_texts
 from jaxprtool.ir.callbacks import are_stubs
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
@@ -72,7 +74,8 @@ def to_python(program: Program, *, constants: str | None = None, callbacks: str 
     equation and its source line, for what cannot be written: callbacks into live Python above all,
     unless `callbacks` is "stub": then functions that raise stand for them.
     """
-    return _Module(program, constants, are_stubs(callbacks)).source()
+    file = None if constants is None else lambda names: constants
+    return _Module(program, file, are_stubs(callbacks)).source()
 
 
 def write_python(
@@ -80,23 +83,35 @@ def write_python(
 ) -> None:
     """Write the module to a file, and its large constants, if any, to an .npz file beside it.
 
-    Raises as `to_python` does, and OutputError; then neither file is there, or as it was.
+    The constants are in the module where it goes to a device or a pipe. Raises as `to_python` does,
+    and OutputError; then neither file is there, or as it was.
     """
-    path = Path(path)
-    beside = path.with_suffix(".npz")
-    module = _Module(program, beside.name, are_stubs(callbacks))
-    text = module.source()
-    with file_written_whole(str(path)) as file:
-        if module.arrays:
-            with file_written_whole(str(beside)) as arrays:
-                write_npz(arrays, module.arrays)
-        file.write(text.encode())
+    write_all([(program, path)], callbacks)
+
+
+def write_all(
+    programs: Iterable[tuple[Program, str | os.PathLike[str]]], callbacks: str = "refuse"
+) -> None:
+    """Write modules as `write_python` does: all of them, or none if one cannot be written."""
+    texts = []
+    for program, path in programs:
+        name = check_path(path)
+        file = None if is_stream(name) else partial(constants_file, name)
+        module = _Module(program, file, are_stubs(callbacks))
+        texts.append(Text(name, module.source(), module.arrays))
+    # A module is imported for a while before it reads its constants, and only once.
+    write_texts(texts, keep_previous=True)
 
 
 class _Module:
     """A module being written: what it imports and defines, and what its functions share."""
 
-    def __init__(self, program: Program, file: str | None, stub_callbacks: bool):
+    def __init__(
+        self,
+        program: Program,
+        file: Callable[[Iterable[str]], str] | None,
+        stub_callbacks: bool,
+    ):
         self.program = program
         self.stub_callbacks = stub_callbacks
         self.arrays: dict[str, np.ndarray] = {}
@@ -133,6 +148,10 @@ class _Module:
                     for setting in self._settings:
                         stack.enter_context(setting())
                     functions.append(define(self, function, own, {}, self._names.within(), 0))
+        if self._file is not None and self.arrays:
+            file = self._file(self.arrays)
+            self._helpers["stored"] = [_STORED.format(file=plain(file))]
+            note.append(f"Large constants are read from {mention(file)}, which must lie beside.")
         parts = [self._header(name, note), self._imports(), *self._helpers.values()]
         parts += [self._definitions, main, *functions]
         return _joined(list(filter(None, parts)))
@@ -173,8 +192,6 @@ class _Module:
             "The comment after each line is the type of what the line computes.",
             *notes,
         ]
-        if self.arrays:
-            lines.append(f"Large constants are read from {self._file}, which must lie beside.")
         return [*lines, '"""']
 
     def _imports(self) -> list[str]:
@@ -249,7 +266,7 @@ class _Module:
         name = self._constants.get(id(value))
         if name is None:
             name = self._constants[id(value)] = self.claim("CONSTANT")
-            self._definitions += constants.definition_of(name, value, self, self._file)
+            self._definitions += constants.definition_of(name, value, self, self._file is not None)
         return name
 
     def stored(self, data: np.ndarray) -> Any:
@@ -260,7 +277,7 @@ class _Module:
         self.arrays[key] = data if own else data.view(f"u{data.dtype.itemsize}")
         self.mention("Path")
         self.mention("np")
-        self._helpers["stored"] = [_STORED.format(file=self._file)]
+        self._helpers["stored"] = []  # written when all are known, which the file is named by
         stored = Subscript(Name("STORED"), (key,))
         return stored if own else method(stored, "view", dtype_name(data.dtype))
 
@@ -311,7 +328,7 @@ _SHARED = frozenset({*CALLS, "custom_jvp_call", "custom_vjp_call"})
 
 _NEEDS_X64 = "It needs 64-bit types: jax_enable_x64 must be set."
 
-_STORED = 'STORED = np.load(Path(__file__).with_name("{file}"))'
+_STORED = "STORED = np.load(Path(__file__).resolve().with_name({file}))"
 
 _NAMED = '''def named(name):
     """Give a function a name that it cannot bear in this module."""

@@ -17,10 +17,10 @@ from jaxprtool.formats.jaxpr.constants import (
     Constants,
     ConstantWriter,
     digest,
-    write_npz,
 )
 from jaxprtool.formats.jaxpr.values import Unreadable
 from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.npz import write_npz
 from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.loading.trace import trace
 
@@ -53,7 +53,7 @@ def test_arrays_come_back_to_the_bit(inline, tmp_path):
         spelled = ast.parse(writer.constant(value, type_of(value)), mode="eval").body
         with open(tmp_path / "x.npz", "wb") as file:
             write_npz(file, writer.stored)
-        back = Constants(tmp_path / "x.npz").array(spelled, type_of(value))
+        back = Constants([tmp_path / "x.npz"]).array(spelled, type_of(value))
         assert back.dtype == value.dtype and back.shape == value.shape
         assert back.tobytes() == value.tobytes()
         assert bool(writer.stored) == (value.size > MOST_INLINE and not inline)
@@ -63,7 +63,7 @@ def test_keys_and_what_has_no_tangent_come_back():
     writer = ConstantWriter(True)
     keys = jax.random.split(jax.random.key(1, impl="rbg"), (2, 3))
     spelled = ast.parse(writer.constant(keys, jax.typeof(keys)), mode="eval").body
-    back = Constants(None).array(spelled, jax.typeof(keys))
+    back = Constants().array(spelled, jax.typeof(keys))
     assert back.dtype == keys.dtype
     assert jnp.array_equal(jax.random.key_data(back), jax.random.key_data(keys))
     aval = jaxcompat.array_type((2,), jax.dtypes.float0, False)
@@ -83,10 +83,17 @@ def program(table=LARGE):
     return trace(lambda x: jnp.asarray(table) @ x + jnp.asarray(table)[0], table[0])
 
 
+def constants_of(path):
+    """The one constants file beside a file."""
+    (found,) = path.parent.glob(f"{path.name}.*.npz")
+    return found
+
+
 def test_large_constants_are_beside_the_file_and_numpy_reads_them(tmp_path):
     path = tmp_path / "p.jaxpr"
     jaxprtool.write(program(), path)
-    arrays = np.load(f"{path}.npz", allow_pickle=False)
+    assert f"constants = '{constants_of(path).name}'\n" in path.read_text()
+    arrays = np.load(constants_of(path), allow_pickle=False)
     assert list(arrays) == [digest(LARGE)]
     assert np.array_equal(arrays[digest(LARGE)], LARGE)
     assert f"=npz('{digest(LARGE)}')" in path.read_text()
@@ -97,7 +104,7 @@ def test_a_program_written_anew_leaves_no_other_ones_constants(tmp_path):
     path = tmp_path / "p.jaxpr"
     jaxprtool.write(program(), path)
     jaxprtool.write(program(LARGE + 1), path)
-    assert list(np.load(f"{path}.npz")) == [digest(LARGE + 1)]
+    assert list(np.load(constants_of(path))) == [digest(LARGE + 1)]
     jaxprtool.write(trace(jnp.sin, 1.0), path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.jaxpr"]
 
@@ -123,7 +130,7 @@ def flipped(data):
 
 FAULTS = {
     "is missing, and so is the file": lambda path: path.unlink(),
-    r"is missing in .*p\.jaxpr\.npz": lambda path: np.savez(path, other=LARGE),
+    r"is missing in .*p\.jaxpr\.\w+\.npz": lambda path: np.savez(path, other=LARGE),
     "has been altered": lambda path: altered(path, flipped),
     "been altered": lambda path: np.savez(path, **{digest(LARGE): LARGE.astype(np.float64)}),
     "altered": lambda path: altered(path, lambda data: bytes(data[:-4])),
@@ -136,7 +143,7 @@ FAULTS = {
 def test_a_missing_or_altered_constant_is_named(fault, tmp_path):
     path = tmp_path / "p.jaxpr"
     jaxprtool.write(program(), path)
-    FAULTS[fault](tmp_path / "p.jaxpr.npz")
+    FAULTS[fault](constants_of(path))
     with pytest.raises(ProgramFileError, match=fault) as caught:
         jaxprtool.read(path)
     assert digest(LARGE) in caught.value.message
@@ -164,4 +171,4 @@ def test_a_missing_or_altered_constant_is_named(fault, tmp_path):
 def test_what_is_no_constant_of_the_type_says_why(spelled, fault):
     aval = jaxcompat.array_type((3,), np.dtype("int32"), False)
     with pytest.raises(Unreadable, match=fault):
-        Constants(None).array(ast.parse(spelled, mode="eval").body, aval)
+        Constants().array(ast.parse(spelled, mode="eval").body, aval)

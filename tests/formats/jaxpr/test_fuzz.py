@@ -61,11 +61,11 @@ def limits(kilobytes: int = GIGABYTE) -> Iterator[None]:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < kilobytes
 
 
-def outcome(text: str, constants: Path | None = None) -> str:
+def outcome(text: str, path: Path | None = None) -> str:
     """What comes of reading a text; AssertionError if that is anything that must not be."""
     with limits():
         try:
-            program = parse(text, "f.jaxpr", constants)
+            program = parse(text, "f.jaxpr", path)
         except ProgramFileError as error:
             assert error.message.isprintable()
             assert re.fullmatch(r"f\.jaxpr:\d+:\d+: \S.*", error.message), error.message
@@ -87,8 +87,7 @@ def fuzz(examples: int, seed: int) -> Counter[str]:
     @settings(max_examples=examples)
     @given(st.sampled_from(range(len(texts))), STEPS)
     def spoil(number: int, steps: list[Step]) -> None:
-        constants = Path(f"{FILES[number]}.npz")
-        outcomes[outcome(spoiled(texts[number], steps), constants)] += 1
+        outcomes[outcome(spoiled(texts[number], steps), FILES[number])] += 1
 
     spoil()
     return outcomes
@@ -120,9 +119,9 @@ def test_spoiled_constants_are_found_out(tmp_path_factory, path, changes):
     data = bytearray(Path(f"{path}.npz").read_bytes())
     for at, byte in changes:
         data[at % len(data)] = byte
-    spoilt = tmp_path_factory.mktemp("npz") / "f.npz"
+    spoilt = tmp_path_factory.mktemp("npz") / "f.jaxpr.npz"
     spoilt.write_bytes(data)
-    outcome(path.read_text(), spoilt)
+    outcome(path.read_text(), spoilt.with_suffix(""))
 
 
 def stored(arrays: dict[str, np.ndarray]) -> bytes:

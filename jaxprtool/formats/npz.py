@@ -1,0 +1,127 @@
+"""Arrays in an `.npz` file, placed so that they can be mapped into memory instead of read.
+
+NumPy stores arrays as they are in memory, members of a zip archive one after the other, but at
+whatever place in the file comes. Here each begins at a multiple of 64 bytes. Files of other
+writers, whose arrays may be compressed too, are read into memory.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from jaxprtool.files import opened_plain
+
+_ALIGNMENT = 64
+#: The kind of a zip file's extra field that only takes up room, as other tools mark it.
+_PADDING = 0xD935
+#: Bytes before a member besides its name: zip's own, its sizes as 64 bits, the padding's header.
+_HEADER = 30 + 20 + 4
+#: Bytes that are read at a time.
+_BLOCK = 1 << 20
+
+
+def write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays under their names, so that `numpy.load` reads them; equal ones, equal bytes."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in sorted(arrays):
+            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            assert archive.fp is not None
+            room = -(archive.fp.tell() + _HEADER + len(entry.filename.encode())) % _ALIGNMENT
+            entry.extra = struct.pack("<HH", _PADDING, room) + bytes(room)
+            with archive.open(entry, "w", force_zip64=True) as member:
+                data = np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape)
+                np.lib.format.write_array(member, storable(data), allow_pickle=False)
+
+
+def storable(data: np.ndarray) -> np.ndarray:
+    """An array as NumPy's file format can have it."""
+    # Of dtypes that are not its own, the format keeps no more than the size. `isbuiltin` would not
+    # do: it is 0 of an array of NumPy's that has been unpickled.
+    own = data.dtype.type.__module__ == "numpy"
+    return data if own else data.view(f"u{data.dtype.itemsize}")
+
+
+class NpzReader:
+    """Reads arrays of one file, each of a dtype and a shape that are known beforehand.
+
+    Raises OSError if the file is none that can be read, and what zipfile raises if it is damaged.
+    """
+
+    def __init__(self, path: Path):
+        self._file = opened_plain(path)
+        try:
+            self._archive = zipfile.ZipFile(self._file)
+        except BaseException:
+            self._file.close()
+            raise
+        self._map: mmap.mmap | None = None
+
+    def close(self) -> None:
+        """Close the file. Arrays that are mapped stay."""
+        self._archive.close()
+        self._file.close()
+
+    def array(
+        self, name: str, dtype: Any, shape: tuple[int, ...], see: Callable[[Any], None]
+    ) -> np.ndarray | None:
+        """Return an array, or None if it is not of this dtype and shape.
+
+        Args:
+            name: Its name in the file.
+            dtype: The dtype it is to have; the file has that of `storable`.
+            shape: The shape it is to have.
+            see: Called with its bytes, piece by piece, which need not be kept in memory.
+
+        Raises:
+            KeyError: If there is no array of this name.
+        """
+        entry = self._archive.getinfo(f"{name}.npy")
+        as_stored = storable(np.zeros((), dtype)).dtype
+        size = math.prod(shape) * dtype.itemsize
+        with self._archive.open(entry) as member:
+            np.lib.format.read_magic(member)
+            found = np.lib.format.read_array_header_1_0(member)
+            # Never more than the caller says it should be, whatever the file holds.
+            if found != (shape, False, as_stored) or entry.file_size != member.tell() + size:
+                return None
+            data = self._mapped(entry, member.tell(), size, see)
+            if data is None:
+                data = _read(member, size, see)
+        return None if data is None else data.view(dtype).reshape(shape)
+
+    def _mapped(
+        self, entry: zipfile.ZipInfo, before: int, size: int, see: Callable[[Any], None]
+    ) -> np.ndarray | None:
+        """The bytes after the first so many of a member, if they lie in the file as in memory."""
+        if entry.compress_type != zipfile.ZIP_STORED or not size:
+            return None
+        lengths = os.pread(self._file.fileno(), 4, entry.header_offset + 26)
+        start = entry.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + before
+        if start % _ALIGNMENT:
+            return None
+        if self._map is None:
+            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        if start + size > len(self._map):
+            return None
+        # Not looked at through the map, its pages do not take up memory yet.
+        for at in range(start, start + size, _BLOCK):
+            see(os.pread(self._file.fileno(), min(_BLOCK, start + size - at), at))
+        return np.frombuffer(self._map, np.uint8, size, start)
+
+
+def _read(member: Any, size: int, see: Callable[[Any], None]) -> np.ndarray | None:
+    data = np.empty(size, np.uint8)
+    done = 0
+    while done < size and (count := member.readinto(data[done : done + _BLOCK].data)):
+        see(data[done : done + count].data)
+        done += count
+    return data if done == size else None

@@ -1,0 +1,113 @@
+"""Texts that are written together with the `.npz` files of their large constants.
+
+    loss.jaxpr    loss.jaxpr.1f2e3d4c5b6a7988.npz
+
+A text names its constants file, whose name has a digest of what is in it. So whatever text is
+there finds its own constants: while others are written, and after a writer was killed. A constants
+file is in place before the text that names it, and is removed after the text no longer does, unless
+another text in the folder does. Writers of one folder wait for one another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxprtool.files import TEMPORARY, file_written_whole, is_stream, locked, opened_plain
+from jaxprtool.formats.npz import write_npz
+
+_CONSTANTS = re.compile(r"(.*)\.[0-9a-f]{16}\.npz", re.DOTALL)
+#: A text names its constants file in its first so many bytes.
+_HEAD = 1 << 16
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text for a file, and the arrays for its constants file by their digests."""
+
+    path: str
+    content: str
+    arrays: Mapping[str, np.ndarray]
+
+
+def constants_file(path: str, names: Iterable[str]) -> str:
+    """Return the name of the constants file of a text, from the digests of the arrays in it."""
+    digest = hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:16]
+    return f"{os.path.basename(os.path.realpath(path))}.{digest}.npz"
+
+
+def mention(name: str) -> str:
+    """Return a file's name as a text mentions it, between quotes or not."""
+    return repr(name)[1:-1]
+
+
+def write_texts(texts: Iterable[Text], keep_previous: bool = False) -> None:
+    """Write texts with their constants files: all of them, or none if one cannot be written.
+
+    With `keep_previous`, the constants file of a text that is replaced stays until there is a text
+    with other constants once more: for readers that have read the text, and not yet its constants.
+
+    Raises:
+        OutputError: If a file cannot be written.
+    """
+    texts = list(texts)
+    places = [_Place.of(text) for text in texts if not is_stream(text.path)]
+    with ExitStack() as locks:
+        for folder in sorted({place.folder for place in places}):
+            locks.enter_context(locked(folder))
+        replaced = [_head(place.text.path) for place in places]
+        with ExitStack() as files:
+            for text in texts:
+                files.enter_context(file_written_whole(text.path)).write(text.content.encode())
+            for place in places:  # the last to be entered take their names first
+                if place.constants:
+                    beside = os.path.join(place.folder, place.constants)
+                    write_npz(files.enter_context(file_written_whole(beside)), place.text.arrays)
+        for place, head in zip(places, replaced, strict=True):
+            with suppress(OSError):  # a folder may be closed to its readers
+                _remove_unused(place, head, keep_previous)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a text goes, symbolic links followed; `constants` is the name of its constants file."""
+
+    text: Text
+    folder: str
+    name: str
+    constants: str | None
+
+    @classmethod
+    def of(cls, text: Text) -> _Place:
+        constants = constants_file(text.path, text.arrays) if text.arrays else None
+        return cls(text, *os.path.split(os.path.realpath(text.path)), constants)
+
+
+def _remove_unused(place: _Place, replaced: bytes, keep_previous: bool) -> None:
+    """Remove the constants files that were a text's, and that no text in the folder mentions."""
+    found = [n for n in os.listdir(place.folder) if _CONSTANTS.fullmatch(n)]
+    was = {n for n in found if mention(n).encode() in replaced}
+    own = {n for n in found if _CONSTANTS.sub(r"\1", n) == place.name}
+    unused = (own | was) - {place.constants}
+    if keep_previous:
+        unused = set() if place.constants in was else unused - was
+    for entry in os.scandir(place.folder) if unused else ():
+        if not entry.name.startswith(TEMPORARY) and entry.name not in found and entry.is_file():
+            head = _head(entry.path)
+            unused -= {n for n in unused if mention(n).encode() in head}
+    for n in unused:
+        os.unlink(os.path.join(place.folder, n))
+
+
+def _head(path: str) -> bytes:
+    try:
+        with opened_plain(path) as file:
+            return file.read(_HEAD)
+    except (OSError, ValueError):
+        return b""

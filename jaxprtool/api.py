@@ -51,7 +51,7 @@ def unzip(
     fun: Callable[..., Any],
     *,
     tag: str | None = VARIABLE,
-    key_args: int | tuple[int, ...] | None = 0,
+    key_args: int | tuple[int, ...] | str | None = "auto",
     auto: bool = False,
     known: int | tuple[int, ...] | None = None,
 ) -> Callable[..., tuple[Program, Program]]:
@@ -59,13 +59,17 @@ def unzip(
 
     `unzip(fun)(*args, **kwargs)` gives `(init, apply)`. `init(*keys)` gives the values that `fun`
     sows under `tag`, as nested dicts by scope and name; `apply(variables, *others, **kwargs)` gives
-    what `fun` gives, and takes no keys. `key_args` are the positions of the keys; arguments that
-    are `static(...)` count. Raises ValueError for variables that do not cut the keys from the
-    results, or that share a name.
+    what `fun` gives, and takes no keys. `key_args` are the positions of the keys, the first unless
+    given; arguments that are `static(...)` count. Raises ValueError for variables that do not cut
+    the keys from the results, or that share a name.
 
     With `auto` nothing need be sown: the variables are the fewest bytes that cut the keys from the
-    results, named as in the source. With `known`, positions too, they are what is computed from
-    these arguments alone and needed with the others: partial evaluation.
+    results, named as in the source. Unless `key_args` are given, the keys are all that are such by
+    type, wherever they are in the arguments: an argument of keys alone is one of `init` as it is,
+    by position or by keyword; any other key is a positional one, and None for `apply`.
+
+    With `known`, positions too, the variables are what is computed from these arguments alone and
+    needed with the others: partial evaluation.
 
     The contract is that of Oryx's function of this name (2020-2023).
     """
@@ -73,9 +77,13 @@ def unzip(
     def unzipped(*args: Any, **kwargs: Any) -> tuple[Program, Program]:
         program, call = trace(fun, *args, **kwargs), sort_out(fun, args, kwargs, (), ())
 
-        def placed(numbers: int | tuple[int, ...] | None) -> int | tuple[int, ...] | None:
+        def placed(numbers: Any) -> Any:
             if numbers is None or not call.static_args:
                 return numbers
+            if numbers == "auto":
+                if auto:
+                    return numbers
+                numbers = 0
             numbers = (numbers,) if isinstance(numbers, int) else numbers
             return tuple(map(call.position, numbers))
 

@@ -38,7 +38,8 @@ _KeyArgs = Annotated[
         "--key-args",
         metavar="N,…|none",
         parser=_key_args,
-        help="Positions of the arguments that are keys; 0 unless given.",
+        help="Positions of the arguments that are keys. Unless given: 0, and with --auto all "
+        "that are keys by type, wherever they are.",
         rich_help_panel=_SPLIT,
         show_default=False,
     ),
@@ -227,6 +228,8 @@ def _split(entry: Entry | ProgramEntry, program: Program, choice: _Choice) -> Un
 
     if choice.known is not None:
         parts = Unzip(known=tuple(map(entry.position, choice.known))).unzipped(program)
+    elif choice.auto and choice.key_args is None:
+        parts = Unzip(auto=True).unzipped(program)
     else:
         keys = _keys(entry, program, choice.key_args)
         if choice.auto:

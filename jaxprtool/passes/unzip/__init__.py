@@ -8,9 +8,10 @@
     variables = init(key)              # {"w": ...}
     y = apply(variables, x)            # net(key, x), and takes no key
 
-Arguments named by `key_args` are keys. A value that is computed from keys and constants alone, and
-sown under the tag, is a variable: a result of init and an argument of apply. Nothing else may lead
-from a key to a result. Loops stack their variables, scopes nest them (see `split` and `rules`).
+Arguments named by `key_args` are keys: the first, or with `auto` all that are keys by type. A value
+that is computed from keys and constants alone, and sown under the tag, is a variable: a result of
+init and an argument of apply. Nothing else may lead from a key to a result. Loops stack their
+variables, scopes nest them (see `split` and `rules`).
 
 The contract is that of Oryx's `unzip` (2020-2023), on jaxprs instead of tracers, and carried
 through loops, branches and custom derivatives.
@@ -26,8 +27,9 @@ from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.unzip import custom_derivatives, rules  # noqa: F401  (they fill the table)
 from jaxprtool.passes.unzip.auto import sow_cut
+from jaxprtool.passes.unzip.keys import Arguments, at_positions, by_type
 from jaxprtool.passes.unzip.known import Context, Known, Outcome, unzip_rules, whole
-from jaxprtool.passes.unzip.programs import Unzipped, marks, unzipped
+from jaxprtool.passes.unzip.programs import Unzipped, unzipped
 from jaxprtool.passes.unzip.variables import CHOSEN, UnzipError, Variable
 from jaxprtool.primitives import VARIABLE
 
@@ -54,8 +56,8 @@ class Unzip(Pass):
     #: The tag that variables are sown under.
     tag: str | None = VARIABLE
 
-    #: The positional arguments that are keys.
-    key_args: int | tuple[int, ...] | None = 0
+    #: The positional arguments that are keys. "auto": the first, and with `auto` all keys by type.
+    key_args: int | tuple[int, ...] | str | None = "auto"
 
     #: Choose the variables: what is smallest, in bytes, and cuts the keys from the results.
     auto: bool = False
@@ -71,16 +73,26 @@ class Unzip(Pass):
         """init and apply, and the variables between them.
 
         Raises UnzipError for variables that do not cut keys from the results or have no name of
-        their own, ArgumentsError for `key_args` that are not there, and UnsupportedError, which
-        names the equation, for variables where they cannot be taken out.
+        their own, or where no argument is a key, ArgumentsError for `key_args` that are not there,
+        and UnsupportedError, which names the equation, for variables that cannot be taken out.
         """
         if self.tag is None:
             raise UnzipError("Must provide a tag to unzip.")
         if self.auto and self.known is not None:
             raise ArgumentsError("auto chooses variables for keys, and known for other arguments")
-        early = self.key_args if self.known is None else self.known
-        keys = (early,) if isinstance(early, int) else early or ()
+        arguments = self._arguments(program)
         if not self.auto and self.known is None:
-            return unzipped(program, self.tag, keys)
-        sown = sow_cut(program, marks(program, keys), CHOSEN, self.known is not None)
-        return unzipped(sown, CHOSEN, keys)
+            return unzipped(program, self.tag, arguments)
+        sown = sow_cut(program, arguments.marks, CHOSEN, self.known is not None)
+        return unzipped(sown, CHOSEN, arguments)
+
+    def _arguments(self, program: Program) -> Arguments:
+        """The arguments that init is given, and the others."""
+        early = self.key_args if self.known is None else self.known
+        if isinstance(early, str):
+            if early != "auto":
+                raise ArgumentsError(f"key_args is a position, positions or 'auto', not {early!r}")
+            if self.auto:
+                return by_type(program)
+            early = 0
+        return at_positions(program, (early,) if isinstance(early, int) else early or ())

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.dce import Dce
+from jaxprtool.passes.unzip.keys import Arguments
 from jaxprtool.passes.unzip.known import EARLY, READY, Context
 from jaxprtool.passes.unzip.paths import check_cut
 from jaxprtool.passes.unzip.split import Split, split
@@ -28,45 +28,21 @@ class Unzipped:
     variables: tuple[Variable, ...]
 
 
-def unzipped(program: Program, tag: str, keys: Sequence[int]) -> Unzipped:
-    """A program split at the variables sown under `tag`; `keys` are positional arguments.
+def unzipped(program: Program, tag: str, arguments: Arguments) -> Unzipped:
+    """A program split at the variables sown under `tag`, and its arguments so.
 
-    Raises UnzipError, ArgumentsError and UnsupportedError; see `Unzip`.
+    Raises UnzipError and UnsupportedError; see `Unzip`.
     """
-    early, late = _arguments(program, keys)
-    part = _split(program, marks(program, keys), tag)
+    part = _split(program, arguments.marks, tag)
     check_cut(part, tag, program.arg_names, program.out_names)
     tree = leaf_tree(part.variables)
     root, taken = "variables", {re.split(r"\W", name)[0] for name in program.arg_names}
     while root in taken:
         root += "_"
     names = [root + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
-    init = _init(program, part, early, tree, names)
-    apply = _apply(program, part, late, tree, names)
+    init = _init(program, part, arguments.early, tree, names)
+    apply = _apply(program, part, arguments.late, tree, names)
     return Unzipped(Dce()(init), Dce()(apply), part.variables)
-
-
-def marks(program: Program, keys: Sequence[int]) -> list[bool]:
-    """For each flat argument, whether it belongs to one of the positional arguments `keys`."""
-    early, _ = _arguments(program, keys)
-    marked = set(jax.tree.leaves(early))
-    return [i in marked for i in range(len(program.in_avals))]
-
-
-def _arguments(program: Program, keys: Sequence[int]) -> tuple[Any, Any]:
-    """The `(args, kwargs)` of init, and of apply without variables: trees of flat positions."""
-    count = program.in_tree.num_leaves
-    args, kwargs = jax.tree.unflatten(program.in_tree, list(range(count)))
-    # A function without positional arguments has no key, and need not be told so.
-    keys = keys if args else [key for key in keys if key != 0]
-    for key in keys:
-        if not -len(args) <= key < len(args):
-            has = f"it has {len(args)}" if args else "it has none"
-            raise ArgumentsError(f"{program.name} has no positional argument {key}; {has}")
-    chosen = {key % len(args) for key in keys}
-    early = tuple(arg for i, arg in enumerate(args) if i in chosen)
-    late = tuple(arg for i, arg in enumerate(args) if i not in chosen)
-    return (early, {}), (late, kwargs)
 
 
 def _split(program: Program, early: Sequence[bool], tag: str) -> Split:
@@ -81,11 +57,12 @@ def _init(program: Program, part: Split, early: Any, tree: Any, names: Sequence[
     order, in_tree = jax.tree.flatten(early)
     leaves, out_tree = jax.tree.flatten(tree)
     body = part.init([False] * len(part.outs))
+    places = {position: i for i, position in enumerate(sorted(order))}
     return _program(
         program,
         "init",
         body,
-        invars=body.invars,
+        invars=[body.invars[places[position]] for position in order],
         outvars=[body.outvars[i] for i in leaves],
         trees=(in_tree, out_tree),
         names=([program.arg_names[i] for i in order], names),

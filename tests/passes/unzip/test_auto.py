@@ -22,7 +22,8 @@ from jaxprtool.ir.program import type_check
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.unzip import UnzipError
 from jaxprtool.passes.unzip.auto import sow_cut
-from jaxprtool.passes.unzip.programs import marks, unzipped
+from jaxprtool.passes.unzip.keys import at_positions
+from jaxprtool.passes.unzip.programs import unzipped
 from jaxprtool.primitives import sow_p
 from tests.programs import random_programs, same, sample_programs
 from tests.programs.halves import prove_unzip
@@ -160,13 +161,17 @@ def without_rest(key, x):
         (gradient, {"w": "f32[4,8]", "w_1": "f32[8,2]"}),
         (activated, {"w": "f32[4,3]"}),
         (two_uses, {"w": "f32[4]"}),
-        (without_key, {}),
         (without_rest, {"without_rest": "f32[]"}),
     ],
 )
 @pytest.mark.parametrize("key", [KEY, jax.random.PRNGKey(0)], ids=["typed", "raw"])
 def test_a_function_of_a_key_splits(fun, expected, key):
     check_auto(fun, key, X, expected=expected)
+
+
+@pytest.mark.parametrize(("key", "options"), [(KEY, {}), (jax.random.PRNGKey(0), {"key_args": 0})])
+def test_a_key_that_is_not_used_is_one_by_type_or_by_position(key, options):
+    check_auto(without_key, key, X, expected={}, **options)
 
 
 def test_a_seed_is_a_key():
@@ -194,7 +199,7 @@ def test_a_key_laid_out_anew_is_a_key():
     def fun(a, x):
         return x * jnp.broadcast_to(a[None], (2, 4))
 
-    check_auto(fun, jnp.ones(4), X, expected={"a": "f32[4]"})
+    check_auto(fun, jnp.ones(4), X, key_args=0, expected={"a": "f32[4]"})
 
 
 def test_what_is_sown_already_keeps_its_name():
@@ -498,7 +503,7 @@ def test_nothing_known_is_computed_again_though_that_were_smaller():
         return x.sum() * table
 
     check(fun, jnp.float32(3), X, known=0, expected={"table": "f32[16]"})
-    check(fun, jnp.float32(3), X, auto=True, expected={"table": "f32[16]"})
+    check(fun, jnp.float32(3), X, auto=True, key_args=0, expected={"table": "f32[16]"})
 
 
 def test_a_loop_over_known_values_is_run_once_and_one_over_others_keeps_what_it_can():
@@ -543,7 +548,8 @@ def straight_line(rng):
 def test_no_other_choice_of_values_is_smaller(seed):
     fun, early = straight_line(random.Random(seed))
     program = Dce()(trace(fun, *early, jnp.ones(3)))
-    found = unzipped(sow_cut(program, [True, True, False], "cut", False), "cut", (0, 1))
+    arguments = at_positions(program, (0, 1))
+    found = unzipped(sow_cut(program, arguments.marks, "cut", False), "cut", arguments)
     smallest = sum(bytes_of(v.avals[0]) for v in found.variables)
     values = [
         v
@@ -557,7 +563,7 @@ def test_no_other_choice_of_values_is_smaller(seed):
         for chosen in itertools.combinations(values, count):
             if sum(bytes_of(v.aval) for v in chosen) < smallest:
                 with pytest.raises(UnzipError, match="do not cut"):
-                    unzipped(sown_by_hand(program, set(chosen)), "cut", (0, 1))
+                    unzipped(sown_by_hand(program, set(chosen)), "cut", arguments)
                 cuts += 1
     assert cuts
 
@@ -604,7 +610,7 @@ def prove(case, rng, *, once):
         program, args = case.program(), case.arguments()
         positional, _ = jax.tree.unflatten(program.in_tree, range(len(args)))
         keys = tuple(i for i in range(len(positional)) if rng.random() < 0.5)
-        sown = sow_cut(program, marks(program, keys), "cut", once)
+        sown = sow_cut(program, at_positions(program, keys).marks, "cut", once)
         type_check(sown)
         same(program, sown, args, gradients=False)
         try:
@@ -653,7 +659,7 @@ def test_samples_split(file, once):
         tree = program.in_tree
         positional, _ = jax.tree.unflatten(tree, range(len(args)))
         for keys in [(i,) for i in range(len(positional))] + [tuple(range(len(positional)))]:
-            sown = sow_cut(program, marks(program, keys), "cut", once)
+            sown = sow_cut(program, at_positions(program, keys).marks, "cut", once)
             parts = unzipped(sown, "cut", keys)
             type_check(parts.init)
             type_check(parts.apply)

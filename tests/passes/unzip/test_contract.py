@@ -368,7 +368,7 @@ def test_a_key_arg_that_there_is_no_argument_for_is_refused(number):
 
 def test_apply_refuses_what_is_no_dict_of_the_variables():
     _, apply = unzip(dense)(KEY, jnp.ones((1, 3)))
-    with pytest.raises(TypeError, match="structure"):
+    with pytest.raises(TypeError, match=r"variables\['w'\] is missing"):
         apply({"v": jnp.ones((3, 2))}, jnp.ones((1, 3)))
 
 

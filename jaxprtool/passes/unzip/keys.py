@@ -1,0 +1,190 @@
+"""Which arguments of a program are keys: those at some positions, or all that are keys by type.
+
+A key by type is typed (`key<fry>[]`), or it is an array of words (`u32[2]`) that the program wraps
+into a typed key, or draws random bits from. If there is neither, an integer that a key is made from
+does as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
+from jaxprtool.jaxcompat import JaxprEqn, Literal
+from jaxprtool.passes.unzip.flow import LAYOUT
+from jaxprtool.passes.unzip.variables import UnzipError
+
+#: How many operands of a primitive, from the first, are a key of words; and are a seed.
+_WORDS = {"random_wrap": 1, "threefry2x32": 2, "rng_bit_generator": 1}
+_SEEDS = {"random_seed": 1}
+
+#: What gives the first operand, or a part of it, unchanged.
+_PARTS = LAYOUT | {"concatenate", "dynamic_slice", "gather", "slice"}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The `(args, kwargs)` of init, and of apply without variables: trees of flat positions."""
+
+    early: Any
+    late: Any
+
+    @property
+    def marks(self) -> list[bool]:
+        """For each flat argument of the program, whether it is one of init."""
+        early, late = map(jax.tree.leaves, (self.early, self.late))
+        return [i in set(early) for i in range(len(early) + len(late))]
+
+
+def at_positions(program: Program, keys: Sequence[int]) -> Arguments:
+    """Split off the positional arguments `keys`. Raises ArgumentsError if there are none such."""
+    args, kwargs = _positions(program)
+    # A function without positional arguments has no key, and need not be told so.
+    keys = keys if args else [key for key in keys if key != 0]
+    for key in keys:
+        if not -len(args) <= key < len(args):
+            has = f"it has {len(args)}" if args else "it has none"
+            raise ArgumentsError(f"{program.name} has no positional argument {key}; {has}")
+    chosen = {key % len(args) for key in keys}
+    early = tuple(arg for i, arg in enumerate(args) if i in chosen)
+    late = tuple(arg for i, arg in enumerate(args) if i not in chosen)
+    return Arguments((early, {}), (late, kwargs))
+
+
+def by_type(program: Program) -> Arguments:
+    """Split off all keys, wherever they are. Raises UnzipError if there is none.
+
+    An argument of keys alone is one of init as it is; any other key is a positional argument of
+    init, and None in its place in apply.
+    """
+    found = _key_positions(program)
+    if not found:
+        raise UnzipError(
+            f"{program.name} has no key among its arguments: none has a key's type (key<fry>[]), "
+            "or is used as a key (u32[2])",
+            "--key-args (key_args) says which argument is one; --known (known) takes any type",
+        )
+    args, kwargs = _positions(program)
+    keys: list[Any] = []
+    late = tuple(rest for arg in args if (rest := _without(arg, found, keys)) is not _GONE)
+    named, others = {}, {}
+    for name, arg in kwargs.items():
+        if _is_whole(arg, found):
+            named[name] = arg
+        else:
+            others[name] = _without(arg, found, keys)
+    return Arguments((tuple(keys), named), (late, others))
+
+
+_GONE = object()
+
+
+def _without(arg: Any, found: set[int], keys: list[Any]) -> Any:
+    """An argument without its keys, which are added to `keys`; `_GONE` if it has nothing else."""
+    if _is_whole(arg, found):
+        keys.append(arg)
+        return _GONE
+    keys += [i for i in jax.tree.leaves(arg) if i in found]
+    return jax.tree.map(lambda i: None if i in found else i, arg)
+
+
+def _is_whole(arg: Any, found: set[int]) -> bool:
+    leaves = jax.tree.leaves(arg)
+    return bool(leaves) and found.issuperset(leaves)
+
+
+def _positions(program: Program) -> Any:
+    count = program.in_tree.num_leaves
+    return jax.tree.unflatten(program.in_tree, list(range(count)))
+
+
+# --- keys by type ---------------------------------------------------------------------------------
+
+
+def _key_positions(program: Program) -> set[int]:
+    """The flat arguments that are keys by type; if there are none, those that are seeds."""
+    avals = dict(enumerate(program.in_avals))
+    keys = {i for i, aval in avals.items() if _is(aval, jax.dtypes.prng_key)}
+    words = {i for i, aval in avals.items() if _is(aval, jnp.uint32) and aval.ndim}
+    if words:
+        keys |= words & _used_by(program, _Uses(_WORDS))
+    integers = {i for i, aval in avals.items() if _is(aval, jnp.integer)}
+    return keys or (integers and integers & _used_by(program, _Uses(_SEEDS, computed=True)))
+
+
+def _is(aval: Any, kind: Any) -> bool:
+    return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, kind)
+
+
+def _used_by(program: Program, uses: _Uses) -> set[int]:
+    """The flat arguments that are used so."""
+    flags = uses.arguments(program.jaxpr, [False] * len(program.jaxpr.outvars))
+    return {i for i, flag in enumerate(flags) if flag}
+
+
+class _Uses:
+    """Finds what some primitives use, backwards; goes through each body once.
+
+    Between an argument and its use it may be laid out anew or taken apart, and if `computed`
+    anything may be computed from it.
+    """
+
+    def __init__(self, consumers: Mapping[str, int], computed: bool = False):
+        self.consumers, self.computed = consumers, computed
+        self.found: dict[Any, list[bool]] = {}
+
+    def arguments(self, body: Any, outs: Sequence[bool]) -> list[bool]:
+        """Which arguments of a body are used, if these results of it are."""
+        jaxpr = jaxcompat.open_jaxpr(body)
+        request = jaxpr, tuple(outs)
+        if request not in self.found:
+            used = {v for v, flag in zip(jaxpr.outvars, outs, strict=True) if flag}
+            for eqn in reversed(jaxpr.eqns):
+                flags = self.operands(eqn, [v in used for v in eqn.outvars])
+                used.update(
+                    atom
+                    for atom, flag in zip(eqn.invars, flags, strict=True)
+                    if flag and type(atom) is not Literal
+                )
+            self.found[request] = [v in used for v in jaxpr.invars]
+        return self.found[request]
+
+    def operands(self, eqn: JaxprEqn, outs: list[bool]) -> list[bool]:
+        """Which operands of an equation are used, if these results of it are."""
+        name, count = eqn.primitive.name, len(eqn.invars)
+        if name in self.consumers:
+            return [i < self.consumers[name] for i in range(count)]
+        if name in _PARTS:
+            every = name == "concatenate"
+            return [any(outs) and (every or i == 0) for i in range(count)]
+        match view(eqn):
+            case Cond(branches=branches):
+                each = [self.arguments(branch, outs) for branch in branches]
+                return [False, *map(any, zip(*each, strict=True))]
+            case Scan(consts=consts, carry=carry, body=body):
+                return self.loop(body, len(consts), len(carry), outs)
+            case While(cond_consts=consts, body_consts=more, carry=carry, cond=cond, body=body):
+                cond_flags = self.arguments(cond, [False])
+                both = zip(outs, cond_flags[len(consts) :], strict=True)
+                flags = self.loop(body, len(more), len(carry), list(map(any, both)))
+                return [*cond_flags[: len(consts)], *flags]
+            case Call(body=body) | CustomJVP(body=body) | ShardMap(body=body):
+                return self.arguments(body, outs)
+        return [self.computed and any(outs)] * count
+
+    def loop(self, body: Any, consts: int, carry: int, outs: list[bool]) -> list[bool]:
+        """The operands of a loop that are used: a carry is if it is in any round."""
+        while True:
+            flags = self.arguments(body, outs)
+            again = [a or b for a, b in zip(outs, flags[consts : consts + carry], strict=False)]
+            if again == outs[:carry]:
+                return [*flags[:consts], *again, *flags[consts + carry :]]
+            outs = [*again, *outs[carry:]]

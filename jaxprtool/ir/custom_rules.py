@@ -7,17 +7,22 @@ call's differentiable operands perturbed, and a jaxpr becomes a rule that JAX ca
 A rule that was defined with `symbolic_zeros=True` is traced without any: its derivatives are the
 same, and symbolic zeros that it is given later are made into arrays of zeros. Where such a rule
 refuses to differentiate by some of its operands, it is traced for the others alone.
+
+A rule may hold calls that have rules, and so on, for ever if each call has another static argument.
+Whoever follows rules into their jaxprs does so in `rules_followed`, which ends that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError, described
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.outline import equations, named
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -73,8 +78,10 @@ def jvp_rule(eqn: JaxprEqn) -> JVPRule:
     Raises UnsupportedError if the rule raises, and JAX would have told it of symbolic zeros: it
     might not raise for others of these.
     """
-    if (made := _made_from(eqn)) is not None:
-        return made
+    return _followed(eqn, _jvp_rule)
+
+
+def _jvp_rule(eqn: JaxprEqn) -> JVPRule:
     try:
         (name, jaxpr, out_zeros), perturbed = _traced(jaxcompat.custom_jvp_rule, eqn)
     except Exception as error:  # the rule is the user's, and may raise anything
@@ -93,14 +100,92 @@ def vjp_rule(eqn: JaxprEqn) -> VJPRule:
     Raises UnsupportedError if one of them raises when it is traced, or is more than a function
     from residuals and cotangents to cotangents.
     """
-    if (made := _made_from(eqn)) is not None:
-        return made
+    return _followed(eqn, _vjp_rule)
+
+
+def _vjp_rule(eqn: JaxprEqn) -> VJPRule:
     try:
         parts, perturbed = _traced(jaxcompat.custom_vjp_rule, eqn)
     except Exception as error:
         raise _unsupported(eqn, error) from error
     (fwd_name, bwd_name), fwd, bwd, forwarded, in_zeros = parts
     return VJPRule(fwd_name, bwd_name, fwd, bwd, forwarded, in_zeros, perturbed)
+
+
+@contextmanager
+def rules_followed() -> Iterator[None]:
+    """In here, trace each rule once, and refuse rules that lead to others without end.
+
+    `jvp_rule` and `vjp_rule` then raise UnsupportedError, which names the program's own call.
+    """
+    if _rules.get() is not None:
+        yield
+        return
+    token = _rules.set(_Rules())
+    try:
+        yield
+    finally:
+        _rules.reset(token)
+
+
+#: How many rules may be within one another; how many may be within three others, and of how many
+#: equations altogether. Rules that have an end have it soon, or call few others.
+MOST_WITHIN, MOST_RULES, MOST_EQUATIONS = 40, 100, 3000
+
+
+@dataclass
+class _Rules:
+    """The rules that have been traced, and where the calls in them come from.
+
+    `origins` has, by `rule_key`, how many rules such a call is within, and the program's own call,
+    or the first further in that has a source line.
+    """
+
+    traced: dict[Hashable, Any] = field(default_factory=dict)
+    origins: dict[Hashable, tuple[int, JaxprEqn]] = field(default_factory=dict)
+    count: int = 0
+    equations: int = 0
+
+    def rule(self, eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
+        key = rule_key(eqn)
+        if key not in self.traced:
+            within, origin = self.origins.setdefault(key, (0, eqn))
+            if within == MOST_WITHIN or self.count > MOST_RULES or self.equations > MOST_EQUATIONS:
+                raise UnsupportedError(
+                    f"the rule of the {named(origin)} cannot be followed: it calls functions with "
+                    "rules that call others, without end",
+                    hint="inline(calls=('custom_jvp', 'custom_vjp')) leaves out the rules, and "
+                    "grad or jvp applies them",
+                )
+            self.traced[key] = found = trace(eqn)
+            self._note(found, within, origin)
+        return self.traced[key]
+
+    def _note(self, found: Any, within: int, origin: JaxprEqn) -> None:
+        held = (found.fwd, found.bwd) if isinstance(found, VJPRule) else (found.jaxpr,)
+        inside = [
+            eqn
+            for jaxpr in held
+            if jaxpr is not None
+            for eqn in equations(jaxcompat.open_jaxpr(jaxpr))
+        ]
+        if within >= 3:
+            self.count += 1
+            self.equations += len(inside)
+        for eqn in inside:
+            if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+                source = origin if jaxcompat.user_frame(origin) else eqn
+                self.origins.setdefault(rule_key(eqn), (within + 1, source))
+
+
+_rules: ContextVar[_Rules | None] = ContextVar("rules", default=None)
+
+
+def _followed(eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
+    if (made := _made_from(eqn)) is not None:
+        return made
+    rules = _rules.get()
+    return trace(eqn) if rules is None else rules.rule(eqn, trace)
 
 
 def _traced(

@@ -20,7 +20,7 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
+from jaxprtool.ir.custom_rules import jvp_rule, rule_key, rules_followed, vjp_rule
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
@@ -43,7 +43,8 @@ def difference(p: Any, q: Any) -> str | None:
         if isinstance(p, Program) and isinstance(q, Program):
             _same_border(p, q)
             p, q = p.jaxpr, q.jaxpr
-        _Comparison().jaxprs(p, q)
+        with rules_followed():
+            _Comparison().jaxprs(p, q)
     except _Different as found:
         return ", ".join(reversed(found.where)) + f": {found}"
     except RecursionError:
@@ -143,7 +144,7 @@ class _Comparison:
         self._named(readable(p), readable(q))
         if p.primitive.name in _RULES:
             keys = rule_key(p), rule_key(q)
-            if keys not in self._rules:
+            if keys[0] != keys[1] and keys not in self._rules:
                 self._rules.add(keys)
                 rule = _RULES[p.primitive.name]
                 self._named(rule(p), rule(q))

@@ -20,7 +20,6 @@ from jax.extend.core import (
     Literal,
     Primitive,
     Var,
-    check_jaxpr,
     jaxpr_as_fun,
     new_jaxpr_eqn,
 )
@@ -56,6 +55,7 @@ from jaxprtool.jaxcompat.callbacks import (
     is_check_effect,
 )
 from jaxprtool.jaxcompat.checking import (
+    check_jaxpr,
     fits,
     inferred_types,
     inside_shard_map,

@@ -1,7 +1,8 @@
-"""JAX's type checker for one equation at a time, and the primitives that are registered."""
+"""JAX's type checker, for jaxprs and for one equation, and the primitives that are registered."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,32 @@ def registered_primitives() -> dict[str, Primitive]:
         pe.dce_rules,
     ]
     return {primitive.name: primitive for table in tables for primitive in table}
+
+
+_checking = threading.Lock()
+
+
+def check_jaxpr(jaxpr: Any) -> None:
+    """Check an open jaxpr with JAX's type checker, and each body in it once.
+
+    JAX's checks a body at each call of it, which takes time in proportion to the calls when all
+    are inlined. Raises what the checker raises.
+    """
+    checked: set[Any] = set()
+
+    def once(body: Any) -> None:
+        request = body, config.trace_context()
+        if request not in checked:
+            original(body)
+            checked.add(request)
+
+    with _checking:
+        original = core.check_jaxpr
+        core.check_jaxpr = once
+        try:
+            once(jaxpr)
+        finally:
+            core.check_jaxpr = original
 
 
 def inferred_types(

@@ -29,6 +29,7 @@ from jaxprtool.ir.custom_rules import (
     jvp_params,
     jvp_rule,
     rule_key,
+    rules_followed,
     vjp_params,
     vjp_rule,
 )
@@ -61,7 +62,8 @@ class DropChecks(Pass):
     keeps_checks: ClassVar[bool] = False
 
     def __call__(self, program: Program) -> Program:
-        return program.replace(jaxpr=_Dropping().cleaned(program.jaxpr))
+        with rules_followed():
+            return program.replace(jaxpr=_Dropping().cleaned(program.jaxpr))
 
 
 class _Dropping:

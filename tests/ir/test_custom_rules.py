@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError
+from jaxprtool.formats.jaxpr.write import text
 from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, rule_key, vjp_params, vjp_rule
+from jaxprtool.loading.trace import trace
 
 SCALE = jnp.array([1.0, 2.0, 3.0])
 
@@ -322,3 +325,54 @@ def test_a_call_with_constants_keeps_its_rules():
     assert call.params["num_consts"] == 1
     rule = vjp_rule(call)
     assert rule.forwarded == (0, 1)
+
+
+def endless(kind, branches):
+    """A function whose rule calls it again with other static arguments, for ever."""
+    function = getattr(jax, f"custom_{kind}")(
+        lambda n, x: jnp.sin(x * (n % 97)), nondiff_argnums=(0,)
+    )
+
+    def more(n, x):
+        return sum(function(2 * n + i, x) for i in range(branches))
+
+    if kind == "jvp":
+        function.defjvp(lambda n, p, t: (function(n, *p), more(n, *p) * t[0]))
+    else:
+        function.defvjp(lambda n, x: (function(n, x), x), lambda n, x, ct: (more(n, x) * ct,))
+    return functools.partial(function, 1)
+
+
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize("write", [text, jaxprtool.to_python])
+def test_rules_that_lead_to_others_without_end_are_refused(kind, branches, write):
+    program = trace(endless(kind, branches), jnp.float32(1.0))
+    with pytest.raises(UnsupportedError, match=r"custom_.*test_custom_rules\.py.*without end"):
+        write(program)
+
+
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+def test_programs_with_the_same_endless_rules_are_equivalent_and_others_are_not(kind):
+    function = endless(kind, 2)
+    same = [trace(lambda x: function(x) + 1, jnp.float32(1.0)) for _ in range(2)]
+    assert jaxprtool.equivalent(*same)
+    with pytest.raises(UnsupportedError, match="without end"):
+        jaxprtool.equivalent(same[0], trace(lambda x: endless(kind, 2)(x) + 1, jnp.float32(1.0)))
+
+
+def test_rules_that_have_an_end_are_followed():
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+    def power(n, x):
+        return x**n
+
+    @power.defjvp
+    def rule(n, primals, tangents):
+        if n == 0:
+            return power(n, *primals), jnp.zeros_like(tangents[0])
+        both = power(n - 1, *primals) + power(n - 1, *primals)
+        return power(n, *primals), n * both / 2 * tangents[0]
+
+    program = trace(functools.partial(power, 20), jnp.float32(1.1))
+    text(program)
+    assert "power" in jaxprtool.to_python(program)

@@ -8,6 +8,7 @@ import pytest
 import jaxprtool
 from jaxprtool.errors import CheckError
 from jaxprtool.ir.program import type_check
+from jaxprtool.loading.trace import trace
 
 x = np.arange(3.0, dtype=np.float32)
 
@@ -119,3 +120,24 @@ def test_a_result_that_is_a_number_is_an_array():
         ((), "bool", False),
     ]
     assert all(isinstance(r, jax.Array) for r in results[1:])
+
+
+def doubled(depth):
+    """A function of calls within one another, each called twice: 2**depth when all are inlined."""
+    function = jnp.sin
+    for level in range(depth):
+        inner = jax.jit(function)
+
+        def function(x, inner=inner):
+            return inner(x) + inner(2 * x)
+
+        function.__name__ = f"level{level % 12}"
+    return function
+
+
+@pytest.mark.parametrize(
+    "pipeline", ["batch(axis_size=2)", "jvp", "dce, cse, fold, simplify, hoist"]
+)
+def test_a_body_is_checked_once_however_often_it_is_called(pipeline):
+    program = trace(doubled(40), jnp.arange(3.0))
+    assert program.apply(pipeline).jaxpr.eqns  # which would not end if each call were checked

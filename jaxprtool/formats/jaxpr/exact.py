@@ -34,10 +34,6 @@ NO_MESH = jaxcompat.CONTEXT_DEFAULTS["cur_abstract_mesh"]
 #: Stands for a jaxpr in the text of a value.
 _MARK = "\0"
 
-#: How many rules may come out of one another: a rule that calls its function is known again, but
-#: JAX may wrap it in something new each time.
-_MOST_RULES = 40
-
 _PRIMITIVE = re.compile(r"[^\W\d][\w.-]*")
 
 
@@ -73,11 +69,7 @@ class ExactNotation(Notation):
         self.words: set[str] = set()
         #: The mesh that the equations outside of `shard_map`s are traced in.
         self.usual_mesh: Any = NO_MESH
-        self._rules: params.Rules = {}
         self._consts: dict[Jaxpr, Sequence[Any]] = {}
-        #: Within how many rules each jaxpr stands, and the equation that is being written.
-        self._depths: dict[Jaxpr, int] = {}
-        self._depth = 0
         self._meshes: dict[int, Any] = {}
         self._special: dict[type, Callable[[Any], str]] = {
             jax.core.ShapedArray: self._aval,
@@ -115,7 +107,6 @@ class ExactNotation(Notation):
         if made is None:
             made = self._of_jaxpr[jaxpr] = []
             known = self._signatures
-            self._depth = self._depths.get(jaxpr, 0)
             for eqn in jaxpr.eqns:
                 held = eqn.params
                 setting = id(eqn.primitive), id(eqn.ctx), self._setting(eqn)
@@ -158,7 +149,7 @@ class ExactNotation(Notation):
             for parameter, value in {f"@{k}": v for k, v in settings.items()}.items():
                 pairs.append(self._pair(parameter, self._text(value)))
             parameter = ""
-            for parameter, value in params.written(eqn, self._rules).items():
+            for parameter, value in params.written(eqn).items():
                 pairs.append(self._pair(parameter, self._written(name, parameter, value)))
         except Unwritable as error:
             raise unsupported(eqn, error, parameter) from error
@@ -177,9 +168,6 @@ class ExactNotation(Notation):
     def _written(self, primitive: str, parameter: str, value: Any) -> Value:
         """A parameter's value as text, or as jaxprs with text around them."""
         if isinstance(value, params.Rule):
-            if self._depth == _MOST_RULES:
-                raise Unwritable("a rule that holds other rules without end")
-            self._depths.setdefault(jaxcompat.open_jaxpr(value.jaxpr), self._depth + 1)
             return _RulePieces((f"{self._text(value.name, True)} ", self.hold(value.jaxpr)))
         if isinstance(value, Jaxpr | ClosedJaxpr):
             if isinstance(value, ClosedJaxpr) or params.is_open_body(primitive, parameter):
@@ -210,7 +198,6 @@ class ExactNotation(Notation):
     def hold(self, jaxpr: Any) -> Jaxpr:
         """The open jaxpr of one that is part of the program; its constants are remembered."""
         body = jaxcompat.open_jaxpr(jaxpr)
-        self._depths.setdefault(body, self._depth)
         consts = getattr(jaxpr, "consts", ())
         known = self._consts.setdefault(body, consts)
         if len(known) != len(consts) or any(a is not b for a, b in zip(known, consts, strict=True)):

@@ -13,7 +13,7 @@ The table of forms is open to plug-ins: `forms["my_primitive"] = Form(write, rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias
@@ -29,7 +29,6 @@ from jaxprtool.ir.custom_rules import (
     VJPRule,
     jvp_params,
     jvp_rule,
-    rule_key,
     vjp_params,
     vjp_rule,
 )
@@ -62,23 +61,17 @@ RULES = {"custom_jvp_call": ("jvp",), "custom_vjp_call": ("fwd", "bwd")}
 
 Params: TypeAlias = dict[str, Any]
 
-#: Rules may call functions that have rules: so many of them are followed.
-MAX_RULES = 1000
-
-#: The rules met in writing a program, each traced once.
-Rules: TypeAlias = dict[Hashable, Any]
-
 
 @dataclass(frozen=True)
 class Form:
     """How a file has the parameters of one primitive.
 
-    `write(eqn, rules)` gives them in the order in which they are written, `read(given, operands,
+    `write(eqn)` gives them in the order in which they are written, `read(given, operands,
     results)` makes JAX's of them, from the types of the equation's operands and results. `read`
     raises BadParameter, and KeyError for a parameter that is missing.
     """
 
-    write: Callable[[JaxprEqn, Rules], Params]
+    write: Callable[[JaxprEqn], Params]
     read: Callable[[Params, Sequence[Any], Sequence[Any]], Params]
 
 
@@ -95,7 +88,7 @@ def primitive_name(eqn: JaxprEqn) -> str:
     return "closed_call" if name == "eval_jaxpr" else name
 
 
-def written(eqn: JaxprEqn, rules: Rules) -> Params:
+def written(eqn: JaxprEqn) -> Params:
     """The parameters of `eqn` that are written, in the order in which they are.
 
     A value is what `values.encode` takes, or a jaxpr, open or closed, or a `Rule`. Raises
@@ -103,7 +96,7 @@ def written(eqn: JaxprEqn, rules: Rules) -> Params:
     """
     form = forms.get(primitive_name(eqn))
     if form is not None:
-        return form.write(eqn, rules)
+        return form.write(eqn)
     hidden = _hidden(eqn.primitive)
     shown = {k: v for k, v in eqn.params.items() if not (k in hidden and _alike(v, hidden[k]))}
     return dict(sorted(shown.items()))
@@ -267,7 +260,7 @@ def _without(eqn: JaxprEqn, *names: str) -> Params:
     return {k: v for k, v in sorted(eqn.params.items()) if k not in names}
 
 
-def _write_broadcast(eqn: JaxprEqn, rules: Rules) -> Params:
+def _write_broadcast(eqn: JaxprEqn) -> Params:
     params = _without(eqn)
     says_nothing = {
         "shape": eqn.outvars[0].aval.shape,
@@ -285,7 +278,7 @@ def _read_broadcast(given: Params, operands: Sequence[Any], results: Sequence[An
     return {"sharding": None, "broadcast_dimensions": (), **given}
 
 
-def _write_dot(eqn: JaxprEqn, rules: Rules) -> Params:
+def _write_dot(eqn: JaxprEqn) -> Params:
     params = {k: v for k, v in _without(eqn).items() if v is not None}
     pairs = params["dimension_numbers"]
     return {**params, "dimension_numbers": tuple(tuple(map(list, pair)) for pair in pairs)}
@@ -314,7 +307,7 @@ def _jit_defaults(operands: int, results: int) -> Params:
     }
 
 
-def _write_jit(eqn: JaxprEqn, rules: Rules) -> Params:
+def _write_jit(eqn: JaxprEqn) -> Params:
     defaults = _jit_defaults(len(eqn.invars), len(eqn.outvars))
     params = {**_without(eqn), "inline": jaxcompat.inline_as_word(eqn.params["inline"])}
     shown = {k: v for k, v in params.items() if k not in defaults or v != defaults[k]}
@@ -328,7 +321,7 @@ def _read_jit(given: Params, operands: Sequence[Any], results: Sequence[Any]) ->
     return {**given, "inline": jaxcompat.inline_of_word(given["inline"])}
 
 
-def _write_scan(eqn: JaxprEqn, rules: Rules) -> Params:
+def _write_scan(eqn: JaxprEqn) -> Params:
     num_consts, num_carry = jaxcompat.scan_counts(eqn.params)
     counts = {"num_consts": num_consts, "num_carry": num_carry}
     return dict(sorted({**_without(eqn, "ft_in", "ft_out"), **counts}.items()))
@@ -342,7 +335,7 @@ def _read_scan(given: Params, operands: Sequence[Any], results: Sequence[Any]) -
     return {**given, **jaxcompat.scan_count_params({}, consts, carry, xs, ys)}
 
 
-def _write_while(eqn: JaxprEqn, rules: Rules) -> Params:
+def _write_while(eqn: JaxprEqn) -> Params:
     return _without(eqn)
 
 
@@ -351,7 +344,7 @@ def _read_while(given: Params, operands: Sequence[Any], results: Sequence[Any]) 
     return {k: given[k] for k in ("cond_nconsts", "cond_jaxpr", "body_nconsts", "body_jaxpr")}
 
 
-def _write_reduce(eqn: JaxprEqn, rules: Rules) -> Params:
+def _write_reduce(eqn: JaxprEqn) -> Params:
     # The function's jaxpr says what it computes; its name is what listings show.
     name = getattr(eqn.params["computation"], "__qualname__", "computation")
     return {"computation": name, **_without(eqn, "computation")}
@@ -367,7 +360,7 @@ def _read_reduce(given: Params, operands: Sequence[Any], results: Sequence[Any])
     return {**given, "computation": computation}
 
 
-def _write_select(eqn: JaxprEqn, rules: Rules) -> Params:
+def _write_select(eqn: JaxprEqn) -> Params:
     return {**_without(eqn), "select_prim": eqn.params["select_prim"].name}
 
 
@@ -378,7 +371,7 @@ def _read_select(given: Params, operands: Sequence[Any], results: Sequence[Any])
     return {**given, "select_prim": found}
 
 
-def _write_linear_call(eqn: JaxprEqn, rules: Rules) -> Params:
+def _write_linear_call(eqn: JaxprEqn) -> Params:
     transpose = jaxcompat.linear_call_transpose(eqn)
     return {**_without(eqn, "transpose_thunk"), "transpose": transpose}
 
@@ -388,7 +381,7 @@ def _read_linear_call(given: Params, operands: Sequence[Any], results: Sequence[
     return {**given, **jaxcompat.linear_call_transpose_param(transpose)}
 
 
-def _write_sow(eqn: JaxprEqn, rules: Rules) -> Params:
+def _write_sow(eqn: JaxprEqn) -> Params:
     p = eqn.params
     shown = {"tag": p["tag"], "name": p["name"]}
     shown |= {} if p["mode"] == "strict" else {"mode": p["mode"]}
@@ -408,7 +401,7 @@ def _read_sow(given: Params, operands: Sequence[Any], results: Sequence[Any]) ->
     return given
 
 
-def _refuse(what: str, eqn: JaxprEqn, rules: Rules) -> Params:
+def _refuse(what: str, eqn: JaxprEqn) -> Params:
     raise Unwritable(what)
 
 
@@ -442,18 +435,8 @@ def _named_first(eqn: JaxprEqn, params: Params) -> Params:
     return {"name": name, **dict(sorted(params.items()))}
 
 
-def _traced(eqn: JaxprEqn, rules: Rules, trace: Callable[[JaxprEqn], Any]) -> Any:
-    """The rule of an equation; that of equations with the same rule is traced once."""
-    key = rule_key(eqn)
-    if key not in rules:
-        if len(rules) == MAX_RULES:
-            raise Unwritable(f"one of more than {MAX_RULES} rules of custom derivatives")
-        rules[key] = trace(eqn)
-    return rules[key]
-
-
-def _write_custom_jvp(eqn: JaxprEqn, rules: Rules) -> Params:
-    rule = _traced(eqn, rules, jvp_rule)
+def _write_custom_jvp(eqn: JaxprEqn) -> Params:
+    rule = jvp_rule(eqn)
     params = _of_custom_call(eqn)
     if rule.raises is None:
         params["jvp"] = Rule(rule.name, rule.jaxpr)
@@ -478,8 +461,8 @@ def _read_custom_jvp(given: Params, operands: Sequence[Any], results: Sequence[A
     return jvp_params(_renamed(given), name, rule, num_consts, given["symbolic_zeros"])
 
 
-def _write_custom_vjp(eqn: JaxprEqn, rules: Rules) -> Params:
-    rule = _traced(eqn, rules, vjp_rule)
+def _write_custom_vjp(eqn: JaxprEqn) -> Params:
+    rule = vjp_rule(eqn)
     params = _of_custom_call(eqn)
     params |= {"fwd": Rule(rule.fwd_name, rule.fwd), "bwd": Rule(rule.bwd_name, rule.bwd)}
     if any(index is not None for index in rule.forwarded):

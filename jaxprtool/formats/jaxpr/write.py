@@ -36,6 +36,7 @@ from jaxprtool.formats.jaxpr.syntax import VERSION
 from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.formats.with_constants import Text, constants_file, write_texts
 from jaxprtool.ir.callbacks import are_stubs
+from jaxprtool.ir.custom_rules import rules_followed
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.program import Program
@@ -88,6 +89,7 @@ def require_writable(program: Program, callbacks: str = "refuse") -> None:
     _rendered(program, "", are_stubs(callbacks))
 
 
+@rules_followed()
 def _rendered(
     program: Program, path: str | None, stubs: bool, quoted: frozenset[str] = frozenset()
 ) -> tuple[str, dict[str, np.ndarray]]:

@@ -57,6 +57,7 @@ from jaxprtool.formats.python.spelling import Spellings
 from jaxprtool.formats.python.values import dtype_name, literal
 from jaxprtool.formats.with_constants import Text, constants_file, mention, write_texts
 from jaxprtool.ir.callbacks import are_stubs
+from jaxprtool.ir.custom_rules import rules_followed
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import CALLS, sub_jaxprs
@@ -138,7 +139,7 @@ class _Module:
 
     def source(self) -> str:
         """The text of the module."""
-        with jaxcompat.axes_bound(self.program.axis_env):
+        with jaxcompat.axes_bound(self.program.axis_env), rules_followed():
             name = self.claim(self.program.name)
             main, note = self._main(name)
             functions = []

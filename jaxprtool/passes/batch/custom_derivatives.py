@@ -2,15 +2,19 @@
 
 A result that is the same in all lanes may have a derivative that is not, by the user's rule. So
 that the call has a derivative then, such a result is mapped too, as in `grad` of `jax.vmap`. To
-find out, the rule is traced; only where a mapped call gives an unmapped result.
+find out, the rule is traced; only where a mapped call gives an unmapped result. A rule may hold
+such a call in turn, and so on without end: few are traced, and calls further in are left unmapped.
+Such a call is refused if it is differentiated after all, and its derivative is mapped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.custom_rules import rule_key
 from jaxprtool.ir.structured import CustomJVP, CustomVJP
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
@@ -28,11 +32,7 @@ def _custom_derivative(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuil
 
     body, out_dims = batch_body(call.body, dims, axis)
     if None in out_dims and own_dims != (None,) * len(own_dims):
-        asked = jaxcompat.jvp_result_dims if jvp else jaxcompat.vjp_result_dims
-        try:
-            more = asked(eqn, axis.data, batch, own_dims)
-        except Exception:  # the rule is the user's, and may not be one for all of its operands
-            more = out_dims
+        more = _rule_dims(eqn, axis, batch, own_dims) or out_dims
         wanted = [b if a is None else a for a, b in zip(out_dims, more, strict=True)]
         body, out_dims = batch_body(call.body, dims, axis, wanted)
     mapped = jaxcompat.mapped_jvp_params if jvp else jaxcompat.mapped_vjp_params
@@ -46,6 +46,33 @@ def _custom_derivative(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuil
         return new.replace(params={**new.params, **rules})
 
     return Rebuilt(tuple(dims), out_dims, build, consts)
+
+
+#: How many rules are traced within one another, and within one altogether.
+_MOST_WITHIN, _MOST_TRACED = 3, 16
+
+#: Where the rules that have been traced within one give mapped results; None while one is traced.
+_known: ContextVar[dict[Hashable, Sequence[Dim] | None] | None] = ContextVar("known", default=None)
+
+
+def _rule_dims(eqn: JaxprEqn, axis: Axis, batch: Any, dims: Sequence[Dim]) -> Sequence[Dim] | None:
+    """Where the rules of a call give results, or their tangents, mapped; None if not known."""
+    outer = _known.get()
+    known = {} if outer is None else outer
+    request = rule_key(eqn), tuple(dims)
+    within = sum(found is None for found in known.values())
+    if request in known or within == _MOST_WITHIN or len(known) == _MOST_TRACED:
+        return known.get(request)
+    jvp = eqn.primitive.name in CustomJVP.primitives
+    asked = jaxcompat.jvp_result_dims if jvp else jaxcompat.vjp_result_dims
+    token, known[request] = _known.set(known), None
+    try:
+        known[request] = asked(eqn, axis.data, batch, dims)
+    except Exception:  # the rule is the user's, and may not be one for all of its operands
+        known[request] = ()
+    finally:
+        _known.reset(token)
+    return known[request]
 
 
 for _name in (*CustomJVP.primitives, *CustomVJP.primitives):

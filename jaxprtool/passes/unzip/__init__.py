@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.custom_rules import rules_followed
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.unzip import custom_derivatives, rules  # noqa: F401  (they fill the table)
@@ -69,6 +70,7 @@ class Unzip(Pass):
         parts = self.unzipped(program)
         return Programs({"init": parts.init, "apply": parts.apply})
 
+    @rules_followed()
     def unzipped(self, program: Program) -> Unzipped:
         """init and apply, and the variables between them.
 

@@ -279,7 +279,7 @@ REFUSED = {
     "pure_callback": (with_callback, "its parameter callback holds"),
     "io_callback": (with_io, "its parameter callback holds"),
     "custom_vmap_call": (lambda x: batched(x), "the Python function that is its batching rule"),
-    "custom_jvp_call": (endless(0), "a rule that holds other rules without end"),
+    "custom_jvp_call": (endless(0), "rules that call others, without end"),
     "remat2": (with_policy, r"its parameter policy holds a Python function \(.*<lambda>\)"),
 }
 

@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from jaxprtool.ir.notation.names import fresh_names
+from jaxprtool.ir.notation.names import _distinct, fresh_names
 
 
 def test_names_are_numbers_in_base_26():
@@ -14,3 +14,9 @@ def test_names_are_numbers_in_base_26():
 
 def test_names_of_shared_jaxprs_are_left_out():
     assert list(islice(fresh_names({"b", "d"}), 3)) == [" a", " c", " e"]
+
+
+def test_a_numbered_name_is_none_that_another_jaxpr_bears():
+    found = _distinct(dict(enumerate(["h", "h", "h1", "h11", "h1", "h"])))
+    assert list(found.values()) == ["h", "h1", "h11", "h111", "h12", "h2"]
+    assert list(_distinct(dict(enumerate(["f11", "f1", "f1"]))).values()) == ["f11", "f1", "f12"]

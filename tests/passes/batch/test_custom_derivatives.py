@@ -331,3 +331,27 @@ def test_a_program_may_go_although_it_has_been_mapped():
     del program, mapped
     gc.collect()
     assert [ref() for ref in dead] == [None, None]
+
+
+def test_of_rules_that_lead_to_others_without_end_few_are_traced():
+    traced = []
+
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+    def constant(n, x):
+        return jnp.ones(3) * (n % 97)  # the same in all lanes, with a derivative that is not
+
+    @constant.defjvp
+    def rule(n, primals, tangents):
+        traced.append(n)
+        (x,), (t,) = primals, tangents
+        return constant(n, x), (constant(2 * n, x) + constant(2 * n + 1, x)) * t * x
+
+    xs = jnp.arange(6.0).reshape(2, 3)
+    outs = jaxprtool.vmap(functools.partial(constant, 1))(xs)
+    assert len(traced) <= 16
+    np.testing.assert_array_equal(outs, jax.vmap(functools.partial(constant, 1))(xs))
+    grads = [
+        jax.grad(lambda xs, vmap=vmap: vmap(functools.partial(constant, 1))(xs).sum())(xs)
+        for vmap in (jax.vmap, jaxprtool.vmap)
+    ]
+    np.testing.assert_array_equal(*grads)

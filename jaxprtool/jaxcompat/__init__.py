@@ -47,6 +47,7 @@ from jaxprtool.jaxcompat.batching import (
     spec_with_entry,
     tracing_context,
     under_vmap,
+    varying_alike,
 )
 from jaxprtool.jaxcompat.callbacks import (
     DEBUG_EFFECTS,
@@ -378,6 +379,7 @@ __all__ = [
     "untested_version",
     "user_frame",
     "user_place",
+    "varying_alike",
     "varying_axes",
     "vjp_result_dims",
     "vmap_debug_info",

@@ -53,6 +53,14 @@ def match_axis(axis: Any, source: int | None, target: int, x: Any) -> Any:
     return batching.matchaxis(axis, source, target, x)
 
 
+def varying_alike(*values: Any) -> Sequence[Any]:
+    """Return operands of one equation, varying over the same manual mesh axes.
+
+    `jax.lax` casts the operands of its functions so; a primitive that is bound does not.
+    """
+    return core.auto_insert_reshard(*values)
+
+
 def mapped_aval(axis: Any, dim: int | None, aval: Any) -> Any:
     """The type of a value whose every lane is of type `aval`, mapped along dimension `dim`."""
     if dim is None:

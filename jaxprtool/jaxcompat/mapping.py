@@ -22,6 +22,7 @@ from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
 
 from jaxprtool.jaxcompat.batching import names_axis
+from jaxprtool.jaxcompat.closed_over import ClosedOver, derivatives_around, unperturbed
 from jaxprtool.jaxcompat.jaxprs import new_jaxpr, open_jaxpr
 from jaxprtool.jaxcompat.tracing import attach_constants, is_staging
 
@@ -75,6 +76,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         self.ordered = False
         self.asking = False
         self.scope = source_info_util.current_name_stack()
+        self.rules = ClosedOver(self.owns, derivatives_around(parent))
         self.runs = not is_staging()  # whether what is run by the trace around has values
         self.same: set[Any] = set()  # variables that may be the same in all lanes
         self.known: dict[Any, Any] = {}
@@ -155,6 +157,8 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
     def emit_eqn(
         self, operands: Any, avals: Any, primitive: Any, params: Any, effs: Any, *a: Any, **kw: Any
     ) -> Any:
+        if self.rules.depth and "num_consts" in params:
+            operands, params = self._closing_over(operands, avals, primitive, params, effs)
         if (
             self.asking
             and all(map(self._is_constant, operands))
@@ -164,6 +168,27 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
                 values = map(self.get_const, operands)
                 return list(primitive.bind(*values, **primitive.get_bind_params(params)))
         return super().emit_eqn(operands, avals, primitive, params, effs, *a, **kw)
+
+    def _closing_over(
+        self, operands: Any, avals: Any, primitive: Any, params: Any, effs: Any
+    ) -> tuple[Any, Any]:
+        """The operands and the parameters of a call of a function with rules for derivatives.
+
+        What its rules close over is among the operands. If a rule raises now, it is left to do so
+        when the call is differentiated.
+        """
+        ins, outs = [core.Var(x.aval) for x in operands], list(map(core.Var, avals))
+        eqn = core.new_jaxpr_eqn(ins, outs, primitive, params, effs)
+        try:
+            held = self.rules.values(eqn)
+        except Exception:
+            held = []
+        if not held:
+            return operands, params
+        params = self.rules.params(eqn, held)
+        with core.set_current_trace(self):
+            held = [self.to_jaxpr_tracer(unperturbed(x), source_info_util.current()) for x in held]
+        return [*operands, *held], params
 
     @contextmanager
     def _asking(self, *functions: Any) -> Iterator[None]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from jaxprtool.jaxcompat import Primitive
+from jaxprtool.jaxcompat import Primitive, varying_alike
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.placing import lane_shape, nbytes, placed, rule_for
 
@@ -213,7 +213,7 @@ def _dynamic_slice(
             return None
         sizes = (*sizes[:dim], operand.shape[dim], *sizes[dim:])
         starts = _starts(starts, start_dims, dim)
-        return primitive.bind(operand, *starts, slice_sizes=sizes), dim
+        return primitive.bind(*varying_alike(operand, *starts), slice_sizes=sizes), dim
     windows = _Windows(tuple(range(len(shape))), (), tuple(free), (), ())
     windows = windows.with_rows(0, 0) if dim is None else windows.with_step(dim, 0, 0)
     if dim is not None:
@@ -244,7 +244,8 @@ def _dynamic_update_slice(
             return None
         target = 0 if dim is None or update_dim == 0 else dim
         pair = placed(axis, operand, dim, target), placed(axis, update, update_dim, target)
-        return primitive.bind(*pair, *_starts(starts, start_dims, target)), target
+        starts = _starts(starts, start_dims, target)
+        return primitive.bind(*varying_alike(*pair, *starts)), target
     target = 0 if dim is None else dim
     place = 0 if update_dim is None else update_dim
     windows = _Windows(tuple(range(len(lane))), (), tuple(free), (), ())

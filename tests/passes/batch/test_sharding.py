@@ -120,3 +120,16 @@ def test_custom_rules_in_a_shard_map():
 
 def test_a_pmap():
     prove(lambda w: jax.pmap(lambda r: r - lax.psum(r, "i"), "i")(w), W, derivatives=0)
+
+
+@pytest.mark.parametrize("in_axes", [0, 1])
+def test_slices_at_the_same_place_in_all_parts_of_a_mesh(in_axes):
+    def updated(x):
+        row = lax.dynamic_slice(x, (1, 0), (1, 4))
+        return lax.dynamic_update_slice(x, row, (jnp.int32(0), 0))
+
+    for check_vma in (True, False):
+        over = jax.shard_map(
+            updated, mesh=mesh(m=2), in_specs=P("m"), out_specs=P("m"), check_vma=check_vma
+        )
+        prove(over, W, in_axes=in_axes, derivatives=0)

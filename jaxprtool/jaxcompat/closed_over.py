@@ -1,0 +1,182 @@
+"""Rules of custom_jvp and custom_vjp that close over values of the trace that calls them.
+
+`jax.vmap` runs a rule while the tracers that it closes over live. Where a call is staged first, its
+rule is run when the staged jaxpr is differentiated. What it closes over then has to be among the
+operands of the call, as what the function closes over is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax._src import ad_util, core
+from jax._src import linear_util as lu
+from jax._src.interpreters import ad
+from jax._src.interpreters import partial_eval as pe
+from jax.extend.core import JaxprEqn, Var
+
+from jaxprtool.jaxcompat.custom_rules import BWD_GIVES_LOGS
+from jaxprtool.jaxcompat.jaxprs import new_jaxpr
+from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants
+
+_RULES = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr_thunk"}
+
+
+def derivatives_around(trace: Any) -> int:
+    """Return how often a call under `trace` may be differentiated while its tracers live."""
+    count = 0
+    while trace is not None and type(trace) is not pe.DynamicJaxprTrace:
+        count += isinstance(trace, ad.JVPTrace | ad.LinearizeTrace)
+        trace = getattr(trace, "parent_trace", None)
+    return count
+
+
+def unperturbed(value: Any) -> Any:
+    """Return a value that cannot be differentiated by."""
+    return _unperturbed(value)
+
+
+@jax.custom_jvp
+def _unperturbed(value: Any) -> Any:
+    return value
+
+
+@_unperturbed.defjvp
+def _refuse(primals: Any, tangents: Any) -> Any:
+    raise jax.errors.UnexpectedTracerError(
+        "Detected differentiation of a custom_jvp or custom_vjp function with respect to a "
+        "closed-over value, which its derivative rule does not take as an argument."
+    )
+
+
+@dataclass(frozen=True)
+class ClosedOver:
+    """What the rules of custom calls close over.
+
+    Attributes:
+        owned: Whether a constant of a rule is one of the values in question.
+        depth: How often a call is differentiated: rules hold calls that have rules.
+    """
+
+    owned: Callable[[Any], bool]
+    depth: int
+
+    def values(self, eqn: JaxprEqn) -> list[Any]:
+        """Return what the rule of a call closes over; nothing for other equations.
+
+        Raises:
+            Exception: What the user's rule raises.
+        """
+        if self.depth == 0 or eqn.primitive.name not in _RULES:
+            return []
+        inner = replace(self, depth=self.depth - 1)
+        found: list[Any] = []
+        for rule in _traced(eqn):
+            found += filter(self.owned, rule.consts)
+            found += [value for each in rule.eqns for value in inner.values(each)]
+        return list({id(value): value for value in found}.values())
+
+    def params(self, eqn: JaxprEqn, values: Sequence[Any]) -> dict[str, Any]:
+        """Return the parameters of a call that takes `values` after its other operands.
+
+        It must not be differentiated by them.
+        """
+        made = self._jvp if "jvp_jaxpr_fun" in eqn.params else self._vjp
+        body = self._taking(eqn.params["call_jaxpr"], values, len(eqn.invars))
+        return {**eqn.params, "call_jaxpr": body, **made(eqn, values)}
+
+    def _jvp(self, eqn: JaxprEqn, values: Sequence[Any]) -> dict[str, Any]:
+        rule, count = eqn.params["jvp_jaxpr_fun"], _num_primals(eqn)
+
+        def jvp(*in_zeros: bool) -> tuple[Any, Sequence[Any], Sequence[bool]]:
+            *traced, out_zeros = rule.call_wrapped(*in_zeros[:count])
+            closed = self._taking(attach_constants(*traced), values, count)
+            unused = [
+                Var(core.typeof(value).to_tangent_aval())
+                for value, zero in zip(values, in_zeros[count:], strict=True)
+                if not zero
+            ]
+            made = _with_parts(closed, [*closed.invars, *unused], closed.eqns)
+            return *detach_constants(made), out_zeros
+
+        return {"jvp_jaxpr_fun": lu.wrap_init(jvp, debug_info=rule.debug_info)}
+
+    def _vjp(self, eqn: JaxprEqn, values: Sequence[Any]) -> dict[str, Any]:
+        rule, count = eqn.params["fwd_jaxpr_thunk"], _num_primals(eqn)
+        backward = eqn.params["bwd"]
+
+        def fwd(*perturbed: bool) -> tuple[Any, Sequence[Any]]:
+            closed = attach_constants(*rule.call_wrapped(*perturbed[:count]))
+            return detach_constants(self._taking(closed, values, count))
+
+        def bwd(*args: Any) -> Any:
+            zeros = [ad_util.Zero(core.typeof(value).to_ct_aval()) for value in values]
+            if not BWD_GIVES_LOGS:
+                return [*backward.call_wrapped(*args), *zeros]
+            cotangents, logs = backward.call_wrapped(*args)
+            return [*cotangents, *zeros], logs
+
+        return {
+            "fwd_jaxpr_thunk": lu.wrap_init(fwd, debug_info=rule.debug_info),
+            "bwd": lu.wrap_init(bwd, debug_info=backward.debug_info),
+        }
+
+    def _taking(self, closed: Any, values: Sequence[Any], place: int) -> Any:
+        """A closed jaxpr that takes `values`, some of them its constants, from invar `place` on.
+
+        So do its custom calls, which are differentiated once less.
+        """
+        known = {id(c): v for v, c in zip(closed.constvars, closed.consts, strict=True)}
+        taken = {id(x): known.get(id(x)) or Var(core.typeof(x)) for x in values}
+        invars = [*closed.invars[:place], *taken.values(), *closed.invars[place:]]
+        inner = replace(self, depth=self.depth - 1)
+
+        def with_taken(eqn: JaxprEqn) -> JaxprEqn:
+            held = [value for value in inner.values(eqn) if id(value) in taken]
+            if not held:
+                return eqn
+            operands = [*eqn.invars, *(taken[id(value)] for value in held)]
+            return eqn.replace(invars=operands, params=inner.params(eqn, held))
+
+        return _with_parts(closed, invars, list(map(with_taken, closed.eqns)))
+
+
+def _traced(eqn: JaxprEqn) -> list[Any]:
+    """The rule of a call as closed jaxprs.
+
+    A rule that takes symbolic zeros, and refuses to be given none, is traced for each operand.
+    """
+    thunk, count = eqn.params[_RULES[eqn.primitive.name]], _num_primals(eqn)
+    perturbed_is = "fwd_jaxpr_thunk" in eqn.params
+
+    def traced(places: Sequence[int]) -> Any:
+        flags = [(i in places) is perturbed_is for i in range(count)]
+        return attach_constants(*thunk.call_wrapped(*flags)[:2])
+
+    try:
+        return [traced(range(count))]
+    except Exception:
+        if not eqn.params["symbolic_zeros"]:
+            raise
+    found = []
+    for i in range(count):
+        with suppress(Exception):
+            found.append(traced([i]))
+    return found
+
+
+def _num_primals(eqn: JaxprEqn) -> int:
+    return len(eqn.invars) - eqn.params["num_consts"]
+
+
+def _with_parts(closed: Any, invars: Sequence[Var], eqns: Sequence[JaxprEqn]) -> Any:
+    """A closed jaxpr of other invars and equations; invars are constants no longer."""
+    taken = set(invars)
+    pairs = zip(closed.constvars, closed.consts, strict=True)
+    consts = {v: c for v, c in pairs if v not in taken}
+    debug = closed.debug_info._replace(arg_names=None, result_paths=None)
+    return new_jaxpr([*consts], [*consts.values()], invars, closed.outvars, eqns, debug)

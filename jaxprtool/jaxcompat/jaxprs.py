@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from jax._src import core, dtypes, effects
 from jax._src.interpreters import partial_eval as pe
+from jax._src.state import types as state_types
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
 Atom: TypeAlias = Var | Literal
@@ -116,6 +117,16 @@ def is_removable_effect(effect: Any) -> bool:
     return pe.dceable_effects.contains(effect)
 
 
+def ref_of(effect: Any) -> Any:
+    """The variable of the ref that an equation with this effect reads or writes, or None."""
+    return effect.input if isinstance(effect, state_types.RefEffect) else None
+
+
+def allocates_refs(jaxpr: Any) -> bool:
+    """Whether a jaxpr, open or closed, makes refs of its own."""
+    return core.internal_mutable_array_effect in jaxpr.effects
+
+
 def ordered_effects(effs: Iterable[Any]) -> set[Any]:
     """Those of `effs` that happen in the order of the program."""
     return {effect for effect in effs if effects.ordered_effects.contains(effect)}
@@ -189,12 +200,16 @@ def jax_dce_rules() -> dict[Primitive, Callable]:
 
 
 def apply_jax_dce_rule(
-    used_outputs: Sequence[bool], eqn: JaxprEqn
+    used_outputs: Sequence[bool], eqn: JaxprEqn, live_inputs: Sequence[bool] | None = None
 ) -> tuple[list[bool], JaxprEqn | None]:
-    """JAX's own rule for an equation's primitive; KeyError if it has none."""
+    """JAX's own rule for an equation's primitive; KeyError if it has none.
+
+    `live_inputs` are the operands that may be read after the equation, all if it is None.
+    """
     rule = pe.dce_rules[eqn.primitive]
     if _DCE_RULES_TAKE_LIVE_INPUTS:
-        return rule(list(used_outputs), [True] * len(eqn.invars), eqn)
+        live = [True] * len(eqn.invars) if live_inputs is None else list(live_inputs)
+        return rule(list(used_outputs), live, eqn)
     return rule(list(used_outputs), eqn)
 
 
@@ -202,9 +217,12 @@ def apply_jax_dce_rule(
 _DCE_RULES_TAKE_LIVE_INPUTS = "live_inputs" in pe.dce_jaxpr.__annotations__
 
 
-def jax_dce_jaxpr(jaxpr: Jaxpr, used_outputs: Any, instantiate: Any = False) -> Any:
-    """JAX's own `dce_jaxpr`: what ours is measured against."""
-    return pe.dce_jaxpr(jaxpr, used_outputs, instantiate)
+def jax_dce_jaxpr(
+    jaxpr: Jaxpr, used_outputs: Any, instantiate: Any = False, live_inputs: Any = True
+) -> Any:
+    """JAX's own `dce_jaxpr`, which takes all refs for live before 0.12: ours is measured by it."""
+    more = (live_inputs,) if _DCE_RULES_TAKE_LIVE_INPUTS else ()
+    return pe.dce_jaxpr(jaxpr, used_outputs, instantiate, *more)
 
 
 def _is_high(eqn: JaxprEqn) -> bool:

@@ -272,7 +272,7 @@ class TestDceJaxpr:
 def test_a_plug_in_adds_its_primitives_rule(monkeypatch):
     asked = []
 
-    def rule(used_outputs, eqn):
+    def rule(used_outputs, live_inputs, eqn):
         asked.append(used_outputs)
         return [True], eqn
 

@@ -224,8 +224,10 @@ def _as_saved(value: Any, aval: Any) -> Any:
 
     NumPy's files know no types but NumPy's: bfloat16 is saved as float32, a key as its words.
     """
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) and value.dtype == np.uint32:
-        return jax.random.wrap_key_data(value, impl=aval.dtype)
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        words = jax.eval_shape(jax.random.key_data, aval)
+        saved = (value.shape, value.dtype) == (words.shape, words.dtype)
+        return jax.random.wrap_key_data(value, impl=aval.dtype) if saved else value
     foreign = aval.dtype.isbuiltin != 1 and aval.dtype != jax.dtypes.float0
     if foreign and isinstance(value, np.ndarray):
         narrow = value.astype(aval.dtype)
@@ -251,12 +253,16 @@ def _fitted_leaf(name: str, value: Any, aval: Any) -> Any:
         allowed = kinds[kinds.index(type(value)) :]
         if any(jnp.issubdtype(aval.dtype, _KINDS[kind]) for kind in allowed):
             return _scalar(name, value, aval.dtype)
+    if isinstance(value, np.ndarray):
+        value = _as_saved(value, aval)
     given = value
     if not isinstance(value, jax.ShapeDtypeStruct):
         given = jax.api_util.shaped_abstractify(value)
     if (given.shape, given.dtype) != (aval.shape, aval.dtype):
         shown = type_of(jax.core.ShapedArray(given.shape, given.dtype))
-        raise ArgumentsError(f"argument '{name}' is {shown}, and the program takes {type_of(aval)}")
+        nothing = f"its one value is {type_of(aval)}" if aval.dtype == jax.dtypes.float0 else None
+        message = f"argument '{name}' is {shown}, and the program takes {type_of(aval)}"
+        raise ArgumentsError(message, nothing)
     return value
 
 

@@ -284,3 +284,16 @@ def test_positions_in_a_program_file(file):
     assert [entry.position(n) for n in (0, 1, -1, -2)] == [0, 1, 1, 0]
     with pytest.raises(ArgumentsError, match="no positional argument 2 is given; there are 2"):
         entry.position(2)
+
+
+def test_arrays_come_in_the_types_that_a_file_has_for_them(tmp_path):
+    path = str(tmp_path / "program.jaxpr")
+    types = jax.random.key(0), jax.random.split(jax.random.key(0, impl="rbg"), 2)
+    jaxprtool.write(jaxprtool.trace(lambda *given: given, *types, jnp.ones(2, "bfloat16")), path)
+    given = "zeros(u32[2]), zeros(u32[2,4]), ones(f32[2])"
+    values = find(path, given).arguments()
+    assert [v.dtype for v in values] == [types[0].dtype, types[1].dtype, jnp.bfloat16]
+    with pytest.raises(ArgumentsError, match=r"is u32\[3\], and the program takes key<fry>"):
+        find(path, given.replace("u32[2])", "u32[3])")).arguments()
+    with pytest.raises(ArgumentsError, match=r"is f32\[2\], and the program takes bf16"):
+        find(path, given.replace("ones(f32[2])", "normal(f32[2])")).arguments()

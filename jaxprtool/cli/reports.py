@@ -22,7 +22,7 @@ def write_outputs(report: RunReport) -> None:
     for out in report.outputs:
         head, text = f"{out.name}: {out.type}", _described(out)
         fits = "\n" not in text and len(head) + 1 + len(text) <= output.width()
-        output.write(f"{head} {text}" if fits else f"{head}\n{indent(text, '  ')}")
+        output.write(f"{head} {text}".rstrip() if fits else f"{head}\n{indent(text, '  ')}")
     if not report.outputs:
         output.write("no results")
 

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from jaxprtool.cli import output
 from jaxprtool.errors import CheckError
 from jaxprtool.execute.fill import fill, refitted
@@ -76,9 +74,7 @@ class Verifier(Observer):
 
     def _new_runs(self, program: Program) -> Runs:
         require_runnable(program)
-        types = zip(program.arg_names, program.in_avals, strict=True)
-        free = {name: jax.ShapeDtypeStruct(aval.shape, aval.dtype) for name, aval in types}
-        given, _ = refitted(program, {**free, **self._given})
+        given, _ = refitted(program, self._given)
         return Runs(program, fill(program, given).arguments)
 
     def _leave(self, step: Step, why: str) -> None:

@@ -47,7 +47,8 @@ def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
         value = given[name]
         if isinstance(value, jax.ShapeDtypeStruct):
             value = random_array(aval, (seed, position), name)
-            random.append(name)
+            if aval.dtype != jax.dtypes.float0:  # of which there is one value
+                random.append(name)
         elif jnp.shape(value) != aval.shape:
             raise ArgumentsError(
                 f"argument '{name}' has shape {jnp.shape(value)}, and after the passes "
@@ -59,19 +60,19 @@ def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
 
 
 def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Values by argument name, of those that passes have given another shape the type alone.
+    """Values by argument name, of those that passes have added or given another shape the type.
 
-    One lane's value does not do for all of them; `fill` makes random values of a type. Also gives
-    the names of the values that are left aside.
+    Nobody has given the tangents that `jvp` takes, and one lane's value does not do for all lanes;
+    `fill` makes random values of a type. Also gives the names of the values that are left aside.
     """
     values, aside = dict(given), []
     for name, aval in zip(program.arg_names, program.in_avals, strict=True):
         value = values.get(name)
-        if isinstance(value, jax.ShapeDtypeStruct) or name not in values:
+        if isinstance(value, jax.ShapeDtypeStruct):
             continue
-        if jnp.shape(value) != aval.shape:
+        if name not in values or jnp.shape(value) != aval.shape:
+            aside += [name] if name in values else []
             values[name] = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-            aside.append(name)
     return values, tuple(aside)
 
 

@@ -213,7 +213,8 @@ def failures_reported(program: Program) -> Iterator[None]:
 def _devices_of(outs: Sequence[Any], device: Any) -> tuple[Any, ...]:
     if device is not None:
         return (device,)
-    found = {d for out in outs for d in out.devices()}
+    # What is of dtype float0 has no data, and lies nowhere.
+    found = {d for out in outs if isinstance(out, jax.Array) for d in out.devices()}
     return tuple(sorted(found, key=lambda d: d.id)) or (backends.device(),)
 
 

@@ -19,7 +19,8 @@ class Summary:
 
     Floats have min, max and mean (of what is not NaN; the mean of what is finite), and the counts
     nan and inf; complex numbers the same, with min and max of their magnitude; integers min, max
-    and mean; booleans the counts true and false; PRNG keys none.
+    and mean; booleans the counts true and false; PRNG keys none. What is of dtype float0 has
+    neither a value nor statistics.
     """
 
     value: np.ndarray | None
@@ -29,6 +30,8 @@ class Summary:
 def summarize(array: Any) -> Summary:
     """The summary of a NumPy or JAX array of any dtype."""
     values = plain(array)
+    if values.dtype == jax.dtypes.float0:
+        return Summary(None)
     is_key = jnp.issubdtype(getattr(array, "dtype", values.dtype), jax.dtypes.prng_key)
     if np.size(array) <= WHOLE:
         return Summary(values)
@@ -39,14 +42,12 @@ def plain(array: Any) -> np.ndarray:
     """An array as one of NumPy's own dtypes: the same values, exactly.
 
     bfloat16 and the 8-bit floats become float32, 2- and 4-bit integers int8 or uint8, PRNG keys
-    their key data.
+    their key data; float0 stays what it is.
     """
     if jnp.issubdtype(getattr(array, "dtype", np.float32), jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(array))
     values = np.asarray(array)
-    if values.dtype == jax.dtypes.float0:
-        return values.astype(bool)
-    if values.dtype.isbuiltin == 1:
+    if values.dtype.isbuiltin == 1 or values.dtype == jax.dtypes.float0:
         return values
     if jnp.issubdtype(values.dtype, np.integer):
         return values.astype(

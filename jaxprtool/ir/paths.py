@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,3 +27,26 @@ def unique(names: Sequence[str]) -> tuple[str, ...]:
         seen.add(chosen)
         result.append(chosen)
     return tuple(result)
+
+
+def path_steps(path: str) -> list[str]:
+    """The keys and attributes in a path below its root: of `params['first'].w`, `first` and `w`.
+
+    None of what is no path.
+    """
+    try:
+        node = ast.parse(path, mode="eval").body
+    except (SyntaxError, RecursionError, ValueError):
+        return []
+    steps: list[str] = []
+    while True:
+        match node:
+            case ast.Attribute():
+                steps.append(node.attr)
+            case ast.Subscript(slice=ast.Constant(value=key)):
+                steps.append(str(key))
+            case ast.Name():
+                return steps[::-1]
+            case _:
+                return []
+        node = node.value

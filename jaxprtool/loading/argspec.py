@@ -9,6 +9,7 @@ and what is not in the grammar is refused by name and column:
     {'w': ...}  [...]  (...)  None      pytrees
     zeros(f32[3])  ones(f32[3])  normal(f32[3,4], seed=1)  arange(10)  key(0)
     load('x.npz')['w']                  from a .npy, .npz or .safetensors file
+    load('out.npz')['result'][1]        what `--save` wrote of a part of the results
     ref('params')                       an attribute of the target's module
     static(...)                         a Python value, as an argument or in one
 """
@@ -29,7 +30,7 @@ from jaxprtool import expressions
 from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
 from jaxprtool.ir import dtypes
 from jaxprtool.loading.example import Static
-from jaxprtool.loading.files import load_arrays
+from jaxprtool.loading.files import Arrays, load_arrays
 
 #: Bytes of an array made by zeros, ones, normal or arange; beyond it, the type alone will do.
 MAX_BYTES = 2**34
@@ -261,13 +262,13 @@ class _Reader:
             root = root.value
         return Static(self._item(value) if _called(root) == "ref" else self.source.literal(value))
 
-    def _array_type(self, node: ast.expr) -> jax.ShapeDtypeStruct:
+    def _array_type(self, node: ast.expr, float0: bool = False) -> jax.ShapeDtypeStruct:
         """The type that zeros, ones or normal fills: a shape in numbers, of a size to hold."""
         struct = self.argument(node)
         if not isinstance(struct, jax.ShapeDtypeStruct):
             raise self.source.fail(node, "a type such as f32[3] is needed here")
         if jax.dtypes.issubdtype(struct.dtype, jax.dtypes.extended) or (
-            struct.dtype == jax.dtypes.float0
+            struct.dtype == jax.dtypes.float0 and not float0
         ):
             raise self.source.fail(node, "an array of this type cannot be filled with numbers")
         if not all(isinstance(size, int) for size in struct.shape):
@@ -281,7 +282,7 @@ class _Reader:
             raise self.source.fail(node, f"an array of {size / 2**30:.3g} GiB is too much", hint)
 
     def _zeros(self, node: ast.Call) -> np.ndarray:
-        struct = self._array_type(self._options(node, ("type",))["type"])
+        struct = self._array_type(self._options(node, ("type",))["type"], float0=True)
         return np.zeros(struct.shape, struct.dtype)
 
     def _ones(self, node: ast.Call) -> np.ndarray:
@@ -361,7 +362,7 @@ class _Reader:
             return self._call(node)
         container, key = self._item(node.value), self.source.literal(node.slice)
         try:
-            return container[key]
+            return container.at(str(key)) if isinstance(container, Arrays) else container[key]
         except Exception as error:  # whatever the user's container raises
             message = f"{self.source.segment(node.value)} has no item {key!r}"
             names = list(filter(_is_string, container)) if isinstance(container, dict) else []

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.paths import path_steps
 
 #: Bytes; headers of models with a hundred thousand tensors are a tenth of it.
 _MAX_HEADER = 100_000_000
@@ -36,10 +37,30 @@ _SAFETENSORS_DTYPES: dict[str, Any] = {
 }
 
 
-def load_arrays(path: str) -> Any:
-    """The array in a `.npy` file, or the arrays by name in a `.npz` or `.safetensors` file.
+class Arrays(dict[str, Any]):
+    """The arrays of a file by name. Names stay flat, whatever dots and slashes they have."""
 
-    Names stay flat, whatever dots and slashes they have. Raises ArgumentsError if the file cannot
+    def at(self, path: str) -> Any:
+        """The array of this name, or those whose names are paths that begin so, as `Arrays`.
+
+        These are named by the rest of their paths, `0/w`. Raises KeyError if there is none.
+        """
+        if path in self:
+            return self[path]
+        found = Arrays()
+        for name, array in self.items():
+            rest = name.removeprefix(path)
+            if rest.startswith("/"):
+                found[rest[1:]] = array
+            elif name.startswith((f"{path}[", f"{path}.")) and (steps := path_steps(f"_{rest}")):
+                found["/".join(steps)] = array
+        return found or self[path]
+
+
+def load_arrays(path: str) -> Any:
+    """The array in a `.npy` file, or the `Arrays` in a `.npz` or `.safetensors` file.
+
+    Raises ArgumentsError if the file cannot
     be read, is damaged, or holds Python objects.
     """
     suffix = os.path.splitext(path)[1].lower()
@@ -69,7 +90,7 @@ def _numpy(file: BinaryIO) -> Any:
     loaded = np.load(file, allow_pickle=False)
     if isinstance(loaded, np.ndarray):
         return loaded
-    return {name: loaded[name] for name in loaded.files}
+    return Arrays({name: loaded[name] for name in loaded.files})
 
 
 def _safetensors(file: BinaryIO) -> dict[str, np.ndarray]:
@@ -85,7 +106,7 @@ def _safetensors(file: BinaryIO) -> dict[str, np.ndarray]:
         raise ArgumentsError("its header is damaged")
     header.pop("__metadata__", None)
     buffer = memoryview(data)[8 + size :]
-    return {name: _tensor(name, entry, buffer) for name, entry in header.items()}
+    return Arrays({name: _tensor(name, entry, buffer) for name, entry in header.items()})
 
 
 def _tensor(name: str, entry: Any, buffer: memoryview) -> np.ndarray:

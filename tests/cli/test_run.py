@@ -1,6 +1,7 @@
 import json
 import os
 
+import jax
 import numpy as np
 import pytest
 
@@ -63,6 +64,55 @@ def test_results_are_saved_whole_by_name(cli, folder):
     assert saved["result['none']"].shape == (0, 2)
     assert saved["result['key']"].dtype == np.uint32
     assert set(os.listdir(folder)) - {"__pycache__"} == {"functions.py", "out.npz"}
+
+
+HALVES = """
+import jax, jax.numpy as jnp, jaxprtool
+
+@jaxprtool.example("f32[3]", "i32[3]", "key<fry>[]", "bf16[3]")
+def f(x, i, k, b):
+    y = jnp.sin(x) * i + jnp.sin(b).astype("float32") * jax.random.normal(k, (3,))
+    return {"y": y, "i": i}
+"""
+
+
+def test_backward_runs_on_what_forward_has_saved(cli, folder):
+    (folder / "halves.py").write_text(HALVES)
+    assert cli("opt", "halves.py:f", "-p", "vjp", "-o", "halves/").code == 0
+    given = "arange(3, dtype=f32), arange(3), key(1), ones(bf16[3])"
+    forward = cli("run", "halves/forward.jaxpr", "--args", given, "--save", "forward.npz")
+    assert forward.code == 0, forward.err
+    given = "load('forward.npz')['result'][1], {'i': float0[3], 'y': ones(f32[3])}"
+    backward = cli("run", "halves/backward.jaxpr", "--args", given, "--save", "backward.npz")
+    assert "result[1]: float0[3]\nresult[2]: float0[]\n" in backward.out and not backward.err
+    saved = np.load(folder / "backward.npz")
+    assert saved["result[1]"].dtype == jax.dtypes.float0 and saved["result[1]"].shape == (3,)
+    assert np.allclose(saved["result[0]"], np.cos(np.arange(3.0)) * np.arange(3))
+    given = (
+        "load('forward.npz')['result'][1], {'i': load('backward.npz')['result'][1], 'y': f32[3]}"
+    )
+    again = cli("run", "halves/backward.jaxpr", "--args", given, "--json")
+    document = json.loads(again.out)
+    assert document["random"] == ["cotangents['y']"]
+    assert document["outputs"][1] == {"name": "result[1]", "type": "float0[3]", "statistics": {}}
+
+
+def test_tangents_that_a_pass_adds_are_filled_and_integers_have_but_one(cli, folder):
+    (folder / "halves.py").write_text(HALVES)
+    result = cli("run", "halves.py:f", "-p", "jvp", "--json")
+    names = ["x", "i", "k", "b", "d_x", "d_b"]
+    assert json.loads(result.out)["random"] == names
+    assert cli("opt", "halves.py:f", "-p", "jvp", "-o", "jvp.jaxpr").code == 0
+    primals = "arange(3, dtype=f32), arange(3), key(1), ones(bf16[3])"
+    for nothing in "float0[3]", "zeros(float0[3])":
+        tangents = f"ones(f32[3]), {nothing}, zeros(float0[]), ones(bf16[3])"
+        result = cli("run", "jvp.jaxpr", "--args", f"({primals}), ({tangents})")
+        assert result.code == 0 and not result.err
+        assert "d_result['i']: float0[3]\n" in result.out
+    result = cli("run", "jvp.jaxpr", "--args", f"({primals}), ({primals})")
+    assert result.code == 2
+    assert "argument 'd_i' is i32[3], and the program takes float0[3]" in result.err
+    assert "its one value is float0[3]" in result.err
 
 
 def test_nothing_is_written_if_the_run_fails(cli, folder):

@@ -85,6 +85,14 @@ def test_values_that_no_longer_fit_after_a_pass_are_refused():
         fill(batched, {})
 
 
+def test_what_a_pass_has_added_has_its_type_alone_and_float0_one_value():
+    types = S((3,), jnp.float32), S((2,), jax.dtypes.float0)
+    values, aside = refitted(program(lambda x, y: (x, y), *types), {})
+    assert values == {"a0": types[0], "a1": types[1]} and aside == ()
+    filled = fill(program(lambda x, y: (x, y), *types), values)
+    assert filled.random == ("a0",) and filled.arguments[1].dtype == jax.dtypes.float0
+
+
 def test_values_that_no_longer_fit_after_a_pass_give_way_to_their_types():
     batched = program(lambda w, x, y: x + y + w, np.ones(3), np.ones((8, 3)), np.ones((8, 3)))
     w, x, y = np.ones(3, np.float32), np.ones(3, np.float32), S((3,), jnp.float32)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprtool.execute.summary import plain, summarize
+from jaxprtool.execute.summary import Summary, plain, summarize
 
 
 def test_small_arrays_are_given_whole():
@@ -58,3 +58,10 @@ def test_plain_gives_numpys_own_dtypes_with_the_same_values(dtype, numpys):
 def test_plain_leaves_numpys_own_alone_and_opens_keys():
     assert plain(np.float16(1)).dtype == np.float16
     assert plain(jax.random.key(0)).dtype == np.uint32
+
+
+def test_what_is_of_float0_has_no_value():
+    nothing = jax.jit(lambda x: x)(np.zeros(3, jax.dtypes.float0))
+    assert plain(nothing).dtype == jax.dtypes.float0
+    for shape in (), (100,):
+        assert summarize(np.zeros(shape, jax.dtypes.float0)) == Summary(None)

@@ -195,6 +195,7 @@ def test_load_and_its_items(tmp_path, monkeypatch):
         ("zeros(f32[3], 2)", "zeros(...) takes at most 1 arguments"),
         ("zeros(shape=f32[3])", "zeros(...) takes no argument 'shape' here"),
         ("zeros(key<fry>[2])", "cannot be filled with numbers"),
+        ("ones(float0[2])", "cannot be filled with numbers"),
         ("normal(i32[2])", "normal(...) needs a floating or complex type"),
         ("normal(f32[2], seed=-1)", "a seed cannot be negative"),
         ("arange(1, 10, 0)", "the step cannot be 0"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.loading.files import load_arrays
+from jaxprtool.loading.files import Arrays, load_arrays
 
 
 def safetensors(header, data=b""):
@@ -125,3 +125,16 @@ def test_random_bytes_end_in_our_error(tmp_path_factory, data, suffix):
     path = tmp_path_factory.getbasetemp() / f"random{suffix}"
     path.write_bytes(data)
     fault(str(path))
+
+
+def test_arrays_are_found_by_the_beginning_of_their_paths():
+    names = "result[0]", "result[1]['m.py:3 sin']", "result[1].mu['a/b'][2]", "layers/0/w", "w2"
+    arrays = Arrays({name: np.asarray(i) for i, name in enumerate(names)})
+    assert arrays.at("w2") is arrays["w2"] and arrays.at("result[0]") is arrays["result[0]"]
+    assert arrays.at("result[1]") == {"m.py:3 sin": 1, "mu/a/b/2": 2}
+    assert arrays.at("result") == {"0": 0, "1/m.py:3 sin": 1, "1/mu/a/b/2": 2}
+    assert arrays.at("result").at("1").at("mu") == {"a/b/2": 2}
+    assert arrays.at("layers").at("0") == {"w": 3}
+    for path in "resul", "w", "0", "":
+        with pytest.raises(KeyError):
+            arrays.at(path)

@@ -16,6 +16,7 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, did_you_mean
 from jaxprtool.formats.jaxpr import values
+from jaxprtool.formats.jaxpr.jit_entry import jit_entry, read_jit_entry
 from jaxprtool.formats.jaxpr.source import Expression, Source
 from jaxprtool.formats.jaxpr.types import TypeWriter
 from jaxprtool.ir.program import Program
@@ -23,7 +24,7 @@ from jaxprtool.ir.trees import Tree, describe
 
 #: The entries that every file has, and the others.
 REQUIRED = ("jax", "name", "arguments", "results")
-OPTIONAL = ("constants", "files", "axis_env", "mesh", "meshes", "symbols")
+OPTIONAL = ("constants", "files", "axis_env", "mesh", "meshes", "symbols", "jit")
 
 
 #: Lines of a header are broken where they would be longer.
@@ -50,6 +51,8 @@ def header_text(
     }
     if program.axis_env:
         entries["axis_env"] = values.encode(tuple(program.axis_env))
+    if program.jit is not None:
+        entries["jit"] = _table(jit_entry(program, program.jit))
     if not usual_mesh.empty:
         entries["mesh"] = values.encode(usual_mesh)
     if types.meshes:
@@ -118,6 +121,7 @@ class Header:
     mesh: Any
     meshes: Mapping[str, Any]
     scope: Any
+    jit: Mapping[str, Any] | None
 
 
 def read_header(source: Source, entries: Mapping[str, Expression]) -> Header:
@@ -145,6 +149,7 @@ def read_header(source: Source, entries: Mapping[str, Expression]) -> Header:
         mesh=read("mesh", _mesh, jaxcompat.CONTEXT_DEFAULTS["cur_abstract_mesh"]),
         meshes=read("meshes", _meshes, {}),
         scope=read("symbols", _scope),
+        jit=read("jit", read_jit_entry) if "jit" in entries else None,
     )
 
 

@@ -22,6 +22,7 @@ from jaxprtool.formats.jaxpr import syntax
 from jaxprtool.formats.jaxpr.build import Builder
 from jaxprtool.formats.jaxpr.constants import Constants
 from jaxprtool.formats.jaxpr.header import Header, read_header
+from jaxprtool.formats.jaxpr.jit_entry import options_of
 from jaxprtool.formats.jaxpr.places import read_places
 from jaxprtool.formats.jaxpr.source import Source
 from jaxprtool.formats.jaxpr.types import TypeReader
@@ -107,7 +108,7 @@ def _program(source: Source, path: Path | None) -> Program:
     with closing(constants), _precision(source), jaxcompat.axes_bound(header.axis_env):
         builder = Builder(file, types, constants, places)
         jaxpr = builder.program(debug_info)
-    return Program(
+    program = Program(
         name=header.name,
         jaxpr=jaxpr,
         in_tree=header.arguments[0],
@@ -116,6 +117,12 @@ def _program(source: Source, path: Path | None) -> Program:
         out_names=header.results[1],
         axis_env=header.axis_env,
     )
+    if header.jit is None:
+        return program
+    try:
+        return program.replace(jit=options_of(program, header.jit))
+    except ValueError as error:
+        raise source.fail(file.header["jit"].position, str(error)) from None
 
 
 def _constants_files(path: Path | None, name: str | None) -> list[Path]:

@@ -39,6 +39,7 @@ from jaxprtool.formats.python.expressions import (
     plain,
     written,
 )
+from jaxprtool.formats.python.jit import jit_decorator
 from jaxprtool.formats.python.layout import definition, flat, statement
 from jaxprtool.formats.python.naming import RESERVED, Names, identifier, numbered
 from jaxprtool.formats.python.rules import (  # noqa: F401  (they fill the table)
@@ -177,6 +178,9 @@ class _Module:
         results, note = result_structure(program)
         block.write(results)
         lines = [*definition(name, called.parameters, types, 0), *block.lines]
+        if program.jit is not None:
+            decorator = jit_decorator(program, program.jit, called, results)
+            lines = [*statement("@", written(decorator, self), "", 0), *lines]
         wide = _NEEDS_X64 if jax.config.jax_enable_x64 else None
         axes = ", ".join(f"{axis} of size {size}" for axis, size in program.axis_env)
         bound = f"It must be called where these named axes are bound: {axes}." if axes else None

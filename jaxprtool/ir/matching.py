@@ -2,12 +2,14 @@
 
 A program that was read from a file does not know the classes of its arguments' nodes. In place of
 such a node any container fits that has the same children: under the same keys, where both have
-some, and else in order. A result of that class is then made of the class that was given. All
-other nodes are to be as JAX has them: of the same class, with the same data of their own.
+some, and else in order. A result of that class is then made of the class that was given, if its
+own data were given too, or are literals. All other nodes are to be as JAX has them: of the same
+class, with the same data of their own.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +36,7 @@ class Match:
 
     leaves: list[Any] = field(default_factory=list)
     nodes: dict[Tree, Any] = field(default_factory=dict)
+    classes: dict[str, type] = field(default_factory=dict)
     objects: dict[str, Any] = field(default_factory=dict)
 
     def result(self, tree: Any, leaves: Sequence[Any]) -> Any:
@@ -49,7 +52,22 @@ class Match:
         if not isinstance(value, Opaque):
             return value
         _, parts, tree = one_level(value)
-        return jax.tree.unflatten(self.nodes.get(node(tree, ()), tree), map(self._known, parts))
+        described = node(tree, ())
+        known = self.nodes.get(described) or self._of_class(described, tree)
+        return jax.tree.unflatten(known, map(self._known, parts))
+
+    def _of_class(self, described: Tree, tree: Any) -> Any:
+        """The structure of an Opaque node, made of its class if that and its data are known."""
+        cls = self.classes.get(described.type_name)
+        try:
+            data = ast.literal_eval(described.aux)
+        except (ValueError, SyntaxError):
+            return tree
+        if cls is None or description(data) != described.aux:
+            return tree
+        return jax.tree_util.PyTreeDef.from_node_data_and_children(
+            jax.tree_util.default_registry, (cls, data), tree.children()
+        )
 
 
 def matched(
@@ -155,6 +173,7 @@ def _match_data(
         )
     if is_opaque == [True, False]:
         found.nodes[wanted] = given_tree
+        found.classes[wanted.type_name] = given_tree.node_data()[0]
 
 
 def _by_name(

@@ -129,6 +129,15 @@ def test_in_the_process_that_traced_it_a_program_is_as_strict_as_jax(read):
     np.testing.assert_array_equal(program(stand_in, X)[1]["loss"], X.sum())
 
 
+def test_a_result_with_other_data_of_its_class_is_of_that_class_if_they_are_literals(read):
+    program = read(
+        jaxprtool.trace(lambda s: [State(s.params, None, r) for r in (2.5, len)], state())
+    )
+    doubled, other = program(state())
+    assert type(doubled) is State and doubled.rate == 2.5
+    assert isinstance(other, Opaque) and other.aux == "(<built-in function len>,)"
+
+
 def test_nodes_without_keys_are_taken_in_order(read):
     program = read(jaxprtool.trace(lambda k: k.children[0] - k.children[1], Keyless(3.0, 1.0)))
     assert program(Keyless(3.0, 1.0)) == program((3.0, 1.0)) == 2

@@ -1,77 +1,111 @@
 """The signature of an emitted function: the program's arguments and results as pytrees.
 
 The function is called as the original is: `def loss(params, x)`, with what it uses of `params`
-taken out by path. Where a node of a tree is of a type that a module importing only JAX cannot
-read from or cannot make, the function takes or gives flat values instead, and its docstring says
-so.
+taken out by path, or, where a node does not say how its children are reached, from its leaves.
+
+Results are trees too, though the module imports nothing but JAX. A node of a class is given the
+structure of an argument that has the same (`state` of `step(state) -> state`); else it is a named
+tuple of the class's name with its fields, or, if its children are no fields, a dict or tuple.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr, tree_flatten_with_path
 
-from jaxprtool.formats.python.expressions import ROOTS, plain
-from jaxprtool.formats.python.naming import numbered
+from jaxprtool.formats.python.expressions import ROOTS, Hoisted, Made, Name, call, plain
+from jaxprtool.formats.python.naming import identifier, numbered
+from jaxprtool.ir.held import Held
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import Tree, describe
+from jaxprtool.ir.trees import Opaque, one_level
 
 
-@dataclass(frozen=True)
+@dataclass
 class Signature:
     """How a program is called.
 
     `parameters` are the texts between the parentheses, `call` an example of what a caller writes
-    there. `places` has the expression of each flat argument, `leaves` those that are parameters
-    themselves. `note` tells what is unlike the original, if anything is.
+    there. `places` has the expression of each flat argument. `flattened` are local names, each
+    for the leaves of the argument that an expression reaches.
     """
 
-    parameters: tuple[str, ...]
-    call: tuple[str, ...]
-    places: tuple[str, ...]
-    note: str | None = None
+    parameters: list[str] = field(default_factory=list)
+    call: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    flattened: dict[str, str] = field(default_factory=dict)
+
+    def place(self, arg: Any, root: str) -> None:
+        """Note how each leaf of an argument is reached, from the text that reaches the argument."""
+        leaves = _leaves(arg)
+        if leaves is None:
+            name = self.free(f"{identifier(root)}_leaves")
+            self.flattened[name] = root
+            for at, leaf in enumerate(_with_held(arg)):
+                if not isinstance(leaf, Held):
+                    self.places[leaf] = f"{name}[{at}]"
+        for i, access, _ in leaves or ():
+            self.places[i] = root + access
+
+    def free(self, wish: str) -> str:
+        """A name like the wish that none of the parameters bears."""
+        taken = (*self.parameters, *self.flattened, *ROOTS)
+        return next(name for name in numbered(wish) if name not in taken)
 
 
 def signature(program: Program) -> Signature:
     """The signature of the function that is emitted for a program."""
     count = program.in_tree.num_leaves
     args, kwargs = jax.tree.unflatten(program.in_tree, range(count))
-    names = program.arg_names
-    parameters: list[str] = []
-    places = [""] * count
-    rest: str | None = None
-    for position, arg in enumerate(args):
-        leaves = _leaves(arg)
-        name, index = _parameter(leaves, names, position)
-        if leaves is None:
-            return _flat(program)
-        if index is not None and index == position - len(parameters) and rest in (None, name):
-            rest, root = name, f"{name}[{index}]"
-        elif rest is None and name not in parameters:
-            parameters.append(name)
-            root = name
+    made = Signature(places=[""] * count)
+    names = [_parameter(arg, program.arg_names, i) for i, arg in enumerate(args)]
+    rest = _rest(names)
+    for position, (arg, (name, _)) in enumerate(zip(args, names, strict=True)):
+        if position < rest:
+            name = made.free(name)
+            made.parameters.append(name)
+            made.place(arg, name)
         else:
-            return _flat(program)
-        for i, access, _ in leaves:
-            places[i] = root + access
-    keywords = []
+            made.place(arg, f"{name}[{position - rest}]")
+    made.call += made.parameters
+    if rest < len(args):
+        made.parameters.append(f"*{names[-1][0]}")
+        made.call.append(made.parameters[-1])
+    elif kwargs and all(map(_is_name, kwargs)):
+        made.parameters.append("*")
+    if all(_is_name(key) and key not in (*made.parameters, *ROOTS) for key in kwargs):
+        made.parameters += kwargs
+        made.call += [f"{key}={key}" for key in kwargs]
+        roots = {key: key for key in kwargs}
+    else:
+        others = made.free("keywords")
+        made.parameters.append(f"**{others}")
+        made.call.append(f"**{others}")
+        roots = {key: f"{others}[{plain(key)}]" for key in kwargs}
     for key, arg in kwargs.items():
-        leaves = _leaves(arg)
-        if leaves is None or not _is_name(key) or key in (*parameters, *ROOTS):
-            return _flat(program)
-        keywords.append(key)
-        for i, access, _ in leaves:
-            places[i] = key + access
-    star = [f"*{rest}"] if rest else (["*"] if keywords else [])
-    shown = [*parameters, *([f"*{rest}"] if rest else []), *(f"{k}={k}" for k in keywords)]
-    return Signature((*parameters, *star, *keywords), tuple(shown), tuple(places))
+        made.place(arg, roots[key])
+    return made
+
+
+def _rest(names: Sequence[tuple[str, int | None]]) -> int:
+    """From which position on arguments are those of `*args`, by their names and indexes."""
+    for start in range(len(names)):
+        name = names[start][0]
+        behind = enumerate(names[start:])
+        if all(found == (name, i) for i, found in behind):
+            return start
+    return len(names)
+
+
+def _with_held(tree: Any) -> list[Any]:
+    """The leaves of a tree, those that it holds among them, as a caller's argument has them."""
+    return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Held))
 
 
 def _leaves(tree: Any) -> list[tuple[int, str, str]] | None:
@@ -99,26 +133,19 @@ def _is_name(text: str) -> bool:
     return text.isidentifier() and not keyword.iskeyword(text)
 
 
-def _parameter(
-    leaves: Sequence[tuple[int, str, str]] | None, names: Sequence[str], position: int
-) -> tuple[str, int | None]:
+def _parameter(arg: Any, names: Sequence[str], position: int) -> tuple[str, int | None]:
     """What an argument's paths begin with: a name, and an index if that is `args[0]`."""
-    roots = {names[i].removesuffix(path) for i, _, path in leaves or ()}
-    root = roots.pop() if len(roots) == 1 else ""
+    leaves = _leaves(arg)
+    if leaves is None:
+        words = {re.split(r"\W", names[i])[0] for i in jax.tree.leaves(arg)}
+    else:
+        words = {names[i].removesuffix(path) for i, _, path in leaves}
+    root = words.pop() if len(words) == 1 else ""
     root = f"{root}_" if root in ROOTS else root
     found = re.fullmatch(r"(\w+)\[(\d+)\]", root)
     if found and _is_name(found[1]):
         return found[1], int(found[2])
     return (root if _is_name(root) else f"arg{position}"), None
-
-
-def _flat(program: Program) -> Signature:
-    parameters: list[str] = []
-    for path in program.arg_names:
-        free = (name for name in numbered(path) if name not in (*parameters, *ROOTS))
-        parameters.append(next(free))
-    note = "It takes its arguments flat: the leaves of the original's, in order."
-    return Signature(tuple(parameters), tuple(parameters), tuple(parameters), note)
 
 
 def local_names(places: Sequence[str]) -> list[str]:
@@ -151,26 +178,90 @@ def _wishes(place: str) -> Iterator[str]:
 # --- results ----------------------------------------------------------------------------------
 
 
-def result_structure(program: Program) -> tuple[Any, str | None]:
-    """The results as nested tuples, lists and dicts of indexes, and a note if they are flat."""
-    indexes = iter(range(program.out_tree.num_leaves))
-    tree = describe(program.out_tree)
-    if _is_plain(tree):
-        return _built(tree, indexes), None
-    note = "It returns its results flat: the leaves of the original's, in order."
-    return tuple(indexes), note
+def result_structure(program: Program, called: Signature) -> tuple[Any, str | None]:
+    """The results as nested containers of indexes, and a note on what stands for classes."""
+    args, kwargs = jax.tree.unflatten(program.in_tree, range(program.in_tree.num_leaves))
+    results = _Results()
+    roots = dict(zip(called.parameters, args, strict=False)) | kwargs
+    for name, arg in roots.items():
+        if name in called.parameters and not name.startswith("*"):
+            results.note(arg, name)
+    count = program.out_tree.num_leaves
+    made = results.built(jax.tree.unflatten(program.out_tree, range(count)))
+    if not results.classes:
+        return made, None
+    names = ", ".join(sorted(results.classes))
+    return made, f"Of its results, these are named tuples of a class's fields: {names}."
 
 
-def _is_plain(tree: Tree) -> bool:
-    return tree.kind not in ("custom", "held", "OrderedDict") and all(map(_is_plain, tree.children))
+class _Results:
+    """What results are made of: the nodes of arguments by their structure, with their texts."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, tuple[str, Any]] = {}
+        self.classes: set[str] = set()
+
+    def note(self, tree: Any, text: str) -> None:
+        """Note the nodes of classes in an argument, as far as they can be reached."""
+        keys, children, own = one_level(tree)
+        if isinstance(tree, int):
+            return
+        if _is_class(own):
+            self.known.setdefault(jax.tree.structure(tree), (text, tree))
+        for key, child in zip(keys, children, strict=True):
+            step = _step(key)
+            if step is not None:
+                self.note(child, text + step)
+
+    def built(self, tree: Any) -> Any:
+        """The structure of a tree of indexes, in Python's containers and what makes others."""
+        if isinstance(tree, int):
+            return tree
+        if isinstance(tree, Held):
+            return tree.value if type(tree.value) is str else None
+        keys, children, own = one_level(tree)
+        if _is_class(own) and jax.tree.structure(tree) in self.known:
+            return self._like_an_argument(tree)
+        parts = [self.built(child) for child in children]
+        if not _is_class(own):
+            return _container(tree, keys, parts)
+        if isinstance(tree, OrderedDict):
+            return Made(Name("OrderedDict"), (dict(zip(tree, parts, strict=True)),))
+        return self._class(tree, keys, parts)
+
+    def _like_an_argument(self, tree: Any) -> Made:
+        """A node with the structure of an argument's, and the objects that this one holds."""
+        text, _ = self.known[jax.tree.structure(tree)]
+        source = Name(text)
+        leaves = [
+            Made(Name(f"jax.tree.leaves({text})[{at}]")) if isinstance(leaf, Held) else leaf
+            for at, leaf in enumerate(_with_held(tree))
+        ]
+        return Made(Name("jax.tree.unflatten"), (call("jax.tree.structure", source), leaves))
+
+    def _class(self, tree: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        kind = tree.type_name if isinstance(tree, Opaque) else type(tree).__qualname__
+        fields = [key.name if isinstance(key, GetAttrKey) else "" for key in keys]
+        if all(_is_name(name) and not name.startswith("_") for name in fields):
+            name = identifier(kind.rpartition(".")[2])
+            self.classes.add(name)
+            made = call("namedtuple", name, fields)
+            return Made(
+                Hoisted((name, *fields), name, made), (), dict(zip(fields, parts, strict=True))
+            )
+        texts = [key.key if isinstance(key, DictKey) else None for key in keys]
+        if all(type(text) is str for text in texts) and len(set(texts)) == len(texts):
+            return dict(zip(texts, parts, strict=True))
+        return tuple(parts)
 
 
-def _built(tree: Tree, indexes: Any) -> Any:
-    if tree.kind == "leaf":
-        return next(indexes)
-    parts = [_built(child, indexes) for child in tree.children]
-    if tree.kind == "dict":
-        return dict(zip(tree.keys, parts, strict=True))
-    if tree.kind == "none":
-        return None
-    return tuple(parts) if tree.kind == "tuple" else parts
+def _is_class(tree: Any) -> bool:
+    """Whether the root of a structure is no container of Python's."""
+    data = tree.node_data()
+    return data is not None and data[0] not in (type(None), tuple, list, dict)
+
+
+def _container(tree: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+    if isinstance(tree, dict):
+        return {key.key: part for key, part in zip(keys, parts, strict=True)}
+    return None if tree is None else type(tree)(parts)

@@ -19,6 +19,7 @@ from jaxprtool.formats.python.expressions import (
     Argument,
     Function,
     Hoisted,
+    Made,
     Structure,
     call,
     sequence,
@@ -285,6 +286,8 @@ class Block:
             return [Hole(structure)]
         if isinstance(structure, Argument):
             return [self._texts[self._jaxpr.invars[structure.index]]]
+        if isinstance(structure, Made):
+            return self._made(structure)
         if isinstance(structure, tuple | list):
             return [sequence([self._grouped(part) for part in structure], structure)]
         if isinstance(structure, dict):
@@ -293,6 +296,14 @@ class Block:
             ]
             return [Bracket("{", pairs, "}")]
         return written(structure, self)
+
+    def _made(self, made: Made) -> list[Piece]:
+        """What makes a node of results, with a hole for each result."""
+        pieces = written(made.by, self)
+        items = [self._grouped(part) for part in made.args]
+        items += [[f"{name}=", *self._grouped(part)] for name, part in made.kwargs.items()]
+        called = items or isinstance(made.by, Hoisted)
+        return [*pieces, Bracket("(", items, ")", call=True)] if called else pieces
 
     # --- what expressions need ----------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from jaxprtool.formats.python.expressions import (
     written,
 )
 from jaxprtool.formats.python.jit import jit_decorator
-from jaxprtool.formats.python.layout import definition, flat, statement
+from jaxprtool.formats.python.layout import INDENT, definition, flat, statement
 from jaxprtool.formats.python.naming import RESERVED, Names, identifier, numbered
 from jaxprtool.formats.python.rules import (  # noqa: F401  (they fill the table)
     arrays,
@@ -174,8 +174,12 @@ class _Module:
         for parameter in called.parameters:
             var = invars.get(parameter)
             types.append(type_of(var.aval) if var is not None else None)
+        for local, root in called.flattened.items():
+            self.mention("jax")
+            names.take(local)
+            block.lines.append(f"{INDENT}{local} = jax.tree.leaves({root})")
         block.arguments(called.places, local_names(called.places), called.parameters)
-        results, note = result_structure(program)
+        results, note = result_structure(program, called)
         block.write(results)
         lines = [*definition(name, called.parameters, types, 0), *block.lines]
         if program.jit is not None:
@@ -184,7 +188,7 @@ class _Module:
         wide = _NEEDS_X64 if jax.config.jax_enable_x64 else None
         axes = ", ".join(f"{axis} of size {size}" for axis, size in program.axis_env)
         bound = f"It must be called where these named axes are bound: {axes}." if axes else None
-        return lines, [n for n in (called.note, note, bound, wide) if n]
+        return lines, [n for n in (note, bound, wide) if n]
 
     def _header(self, name: str, notes: list[str]) -> list[str]:
         shown = f"{name}({', '.join(self._signature.call)})"
@@ -206,7 +210,9 @@ class _Module:
             if root in self._roots and ROOTS[root][1]:
                 text = ROOTS[root][1]
                 (plain if text.startswith("import") else named).append(text)
-        first = [t for t in named if t.startswith(("from functools", "from pathlib"))]
+        first = [
+            t for t in named if t.startswith(("from collections", "from functools", "from pathlib"))
+        ]
         rest = sorted([*plain, *(t for t in named if t not in first)], key=_import_order)
         return [*sorted(first), *([""] if first and rest else []), *rest]
 

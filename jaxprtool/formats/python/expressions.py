@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import math
 import operator
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -67,6 +68,8 @@ ROOTS: dict[str, tuple[Any, str]] = {
     "jaxprtool": (primitives, "import jaxprtool"),
     "Path": (Path, "from pathlib import Path"),
     "partial": (partial, "from functools import partial"),
+    "namedtuple": (namedtuple, "from collections import namedtuple"),
+    "OrderedDict": (OrderedDict, "from collections import OrderedDict"),
     "slice": (slice, ""),
     **{k: (v, "") for k, v in vars(builtins).items() if _is_exception(v)},
     **{kind.__name__: (kind, "") for kind in (bool, int, float, complex)},
@@ -221,6 +224,18 @@ class Argument:
     """In the structure of a function's results: its own argument of that index."""
 
     index: int
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """In the structure of a program's results: what `by` makes of structures.
+
+    Without arguments it is what `by` says.
+    """
+
+    by: Expression
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

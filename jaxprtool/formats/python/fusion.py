@@ -1,7 +1,8 @@
 """Equations that Python writes as one: a branch, with what makes its condition an index.
 
-`lax.cond` converts its predicate to an index and `lax.switch` clamps its number before they bind
-`cond`. Written as they stand, these equations would be there twice.
+`lax.cond` converts its predicate to an index, `lax.switch` clamps its number, and
+`lax.platform_dependent` asks for the platform's number before they bind `cond`. Written as they
+stand, these equations would be there twice.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxprtool.formats.python.expressions import Expression
-from jaxprtool.formats.python.rules.loops import on_number, on_predicate
+from jaxprtool.formats.python.rules.loops import on_number, on_platform, on_predicate
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
 
@@ -43,17 +44,19 @@ def lines(jaxpr: Any) -> list[Line]:
     taken = {id(eqn.invars[0]) for eqn in jaxpr.eqns if id(eqn) in fused} - left
     for eqn in jaxpr.eqns:
         if id(eqn) in fused:
-            operand, expression = fused[id(eqn)]
-            found.append(Line(eqn, (operand, *eqn.invars[1:]), expression))
+            before, expression = fused[id(eqn)]
+            found.append(Line(eqn, (*before, *eqn.invars[1:]), expression))
         elif not any(id(v) in taken for v in eqn.outvars):
             found.append(Line(eqn, tuple(eqn.invars)))
     return found
 
 
-_MAKERS = ("convert_element_type", "clamp")
+_MAKERS = ("convert_element_type", "clamp", "platform_index")
 
 
-def _condition(eqn: JaxprEqn, makers: dict[Any, JaxprEqn]) -> tuple[Atom, Expression] | None:
+def _condition(
+    eqn: JaxprEqn, makers: dict[Any, JaxprEqn]
+) -> tuple[tuple[Atom, ...], Expression] | None:
     """What a branch depends on before it is made an index, and how the branch is written then."""
     if eqn.primitive.name != "cond" or isinstance(eqn.invars[0], Literal):
         return None
@@ -64,11 +67,14 @@ def _condition(eqn: JaxprEqn, makers: dict[Any, JaxprEqn]) -> tuple[Atom, Expres
     if maker.primitive.name == "convert_element_type":
         predicate = maker.invars[0]
         if branches == 2 and predicate.aval.dtype == np.bool_ and _is_index(eqn.invars[0]):
-            return predicate, on_predicate(eqn)
+            return (predicate,), on_predicate(eqn)
         return None
+    if maker.primitive.name == "platform_index":
+        same = maker.params["platforms"] == eqn.params.get("branches_platforms")
+        return ((), on_platform(eqn)) if same else None
     low, number, high = maker.invars
     if _is_literal(low, 0) and _is_literal(high, branches - 1) and branches > 1:
-        return number, on_number(eqn)
+        return (number,), on_number(eqn)
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -361,20 +361,35 @@ def test_a_file_without_large_constants_stands_alone(tmp_path: Path) -> None:
     assert done.stdout.split() == ["0.0", "False"]
 
 
-# --- trees that a module cannot make --------------------------------------------------------------
+# --- trees of classes that a module does not import ----------------------------------------------
 
 Point = namedtuple("Point", "x y")
+State = namedtuple("State", "count moments")
 
 
-def test_nodes_of_other_types_are_read_by_attribute_and_returned_flat() -> None:
-    def swap(point):
-        return Point(point.y, point.x)
+def test_a_node_of_a_class_is_returned_with_the_structure_of_an_argument() -> None:
+    def step(state, x):
+        moments = {k: v + x for k, v in state.moments.items()}
+        return State(state.count + 1, moments), [state.count]
 
-    program = trace(swap, Point(1.0, 2))
-    source = to_python(program)
-    assert "def swap(point):" in source
-    assert "It returns its results flat" in source
-    assert defined(source)(Point(1.0, 2)) == (2, 1.0)
+    state = State(0, {"a": 1.0, "b": 2.0})
+    source = to_python(trace(step, state, 3.0))
+    assert "def step(state, x):" in source
+    assert defined(source)(state, 3.0) == (State(1, {"a": 4.0, "b": 5.0}), [0])
+    assert isinstance(defined(source)(state, 3.0)[0], State)
+
+
+def test_a_node_of_a_class_without_an_argument_like_it_is_a_named_tuple_of_its_fields() -> None:
+    def init(x):
+        return State(0, OrderedDict(b=Point(x, 2.0), a=None)), Empty()
+
+    Empty = namedtuple("Empty", "")
+    source = to_python(trace(init, 1.0))
+    assert "named tuples of a class's fields: Empty, Point, State." in source
+    found, empty = defined(source)(1.0)
+    assert (type(found).__name__, found.count, found.moments["b"].y) == ("State", 0, 2.0)
+    assert list(found.moments) == ["b", "a"]
+    assert empty == ()
 
 
 @jax.tree_util.register_pytree_node_class
@@ -390,11 +405,40 @@ class Box:
         return cls(*children)
 
 
-def test_nodes_that_cannot_be_read_make_the_arguments_flat() -> None:
-    program = trace(lambda box, x: box.value + x, Box(1.0), 2.0)
+def test_leaves_that_no_path_reaches_are_those_of_the_argument() -> None:
+    def function(box, x):
+        return Box(box.value + x), Box([x])
+
+    source = to_python(trace(function, Box(1.0), 2.0))
+    assert "def function(box, x):" in source
+    like, other = defined(source)(Box(1.0), 2.0)
+    assert (type(like), like.value) == (Box, 3.0)
+    assert other == ([2.0],)
+
+
+def test_what_a_class_holds_that_is_no_array_comes_back_from_the_argument() -> None:
+    box = Box([jnp.sin, jnp.ones(2), "name"])
+    program = trace(lambda box: Box([box.value[0], box.value[0](box.value[1]), "name"]), box)
+    got = defined(to_python(program))(box)
+    assert (got.value[0], got.value[2]) == (jnp.sin, "name")
+    np.testing.assert_array_equal(got.value[1], jnp.sin(jnp.ones(2)))
+
+
+def test_arguments_have_names_whatever_the_program_calls_them() -> None:
+    program = trace(lambda **kw: kw["def"] + kw["np"], **{"def": 1.0, "np": 2.0})
+    assert defined(to_python(program))(**{"def": 1.0, "np": 2.0}) == 3.0
+    program = trace(lambda *xs, k: xs[0] + xs[1]["a"] * k, 1.0, {"a": 2.0}, k=3.0)
+    assert defined(to_python(program))(1.0, {"a": 2.0}, k=3.0) == 7.0
+
+
+def test_a_branch_that_depends_on_the_platform() -> None:
+    def branch(x):
+        return lax.platform_dependent(x, cpu=jnp.sin, tpu=jnp.cos, default=lambda x: x * 2)
+
+    program = trace(branch, 1.0)
     source = to_python(program)
-    assert "It takes its arguments flat" in source
-    assert defined(source)(1.0, 2.0) == 3.0
+    assert "lax.platform_dependent(x, cpu=" in source
+    assert difference(program, trace(defined(source), 1.0)) is None
 
 
 # --- plug-ins and refusals ------------------------------------------------------------------------

@@ -101,17 +101,33 @@ def on_predicate(eqn: JaxprEqn) -> Expression:
     return Giving(call("lax.cond", operands[0], then, otherwise, *operands[1:]), results)
 
 
-def _branches(eqn: JaxprEqn) -> tuple[list[Function], Any]:
+def on_platform(eqn: JaxprEqn) -> Expression:
+    """The branch as `lax.platform_dependent`, which asks for its first operand."""
+    functions, results = _branches(eqn, 0)
+    operands = [Slot(i) for i in range(len(eqn.invars) - 1)]
+    by_platform = {
+        platform: function
+        for function, platforms in zip(functions, eqn.params["branches_platforms"], strict=True)
+        for platform in platforms or ("default",)
+    }
+    return Giving(call("lax.platform_dependent", *operands, **by_platform), results)
+
+
+def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[Function], Any]:
+    """The branches as functions, and the structure of their results.
+
+    In Python there are so many operands `before` those of the branches.
+    """
     choice = Cond.of(eqn)
     results = group(range(len(choice.outs)))
-    names = ["otherwise", "then"] if len(choice.branches) == 2 else []
+    names = ["otherwise", "then"] if before and len(choice.branches) == 2 else []
     functions = [
         Function(
             body,
             names[i] if names else f"branch_{i}",
             tuple(range(len(choice.operands))),
             results,
-            passed={i: i + 1 for i in range(len(choice.operands))},
+            passed={i: i + before for i in range(len(choice.operands))},
         )
         for i, body in enumerate(choice.branches)
     ]

@@ -46,7 +46,10 @@ def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
             )
         value = given[name]
         if isinstance(value, jax.ShapeDtypeStruct):
+            sharding = value.sharding
             value = random_array(aval, (seed, position), name)
+            if isinstance(getattr(sharding, "mesh", None), jax.sharding.Mesh):
+                value = jax.device_put(value, sharding)
             if aval.dtype != jax.dtypes.float0:  # of which there is one value
                 random.append(name)
         elif jnp.shape(value) != aval.shape:

@@ -11,10 +11,12 @@ from typing import Any
 
 import jax
 from jax.experimental import checkify
+from jax.experimental.layout import Format
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
 from jaxprtool.execute import backends
+from jaxprtool.execute.meshes import concrete_mesh, mesh_in_types, placed
 from jaxprtool.ir.jit_options import jit_keywords
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.program import Program
@@ -68,6 +70,13 @@ def choose_device(program: Program, platform: str | None, index: int | None) -> 
     chosen = backends.device(platform, index or 0)
     own = own_devices(program)
     if not own:
+        mesh = mesh_in_types(program)
+        if mesh is not None and index is not None and mesh.size > 1:
+            raise BackendError(
+                f"{program.name} runs on a mesh of {mesh.size} devices, "
+                f"so it cannot run on {chosen}",
+                hint="leave --device out",
+            )
         return chosen
     if chosen not in own or (index is not None and len(own) > 1):
         names = ", ".join(map(str, own[:4])) + (", …" if len(own) > 4 else "")
@@ -81,6 +90,10 @@ def choose_device(program: Program, platform: str | None, index: int | None) -> 
 def own_devices(program: Program) -> tuple[Any, ...]:
     """The devices that a program names itself, in meshes and shardings, at any depth."""
     found: dict[Any, None] = {}
+    if program.jit is not None:
+        options = (*program.jit.of_arguments(program), *program.jit.of_results(program))
+        for asked in options:
+            found.update(dict.fromkeys(_devices_in(asked.placement)))
     seen: set[int] = set()
     todo = [jaxcompat.open_jaxpr(program.jaxpr)]
     while todo:
@@ -99,6 +112,8 @@ def _devices_in(value: Any) -> Iterator[Any]:
     if isinstance(value, tuple | list):
         for item in value:
             yield from _devices_in(item)
+    elif isinstance(value, Format):
+        yield from _devices_in(value.sharding)
     elif isinstance(value, jax.sharding.NamedSharding):
         yield from _devices_in(value.mesh)
     elif isinstance(value, jax.sharding.Mesh) and not value.empty:
@@ -119,7 +134,11 @@ def run(
     if repeat is None:
         repeat = 0 if program.jaxpr.effects else REPEATS
     check = FiniteCheck.from_config()
-    with jax.default_device(device) if device is not None else nullcontext(), unchecked():
+    mesh = concrete_mesh(program, arguments, device)
+    if mesh is not None:
+        device, arguments = None, placed(program, arguments, mesh)
+    place = nullcontext() if device is None else jax.default_device(device)
+    with place, unchecked(), nullcontext() if mesh is None else jax.set_mesh(mesh):
         if device is not None:
             arguments = [jax.device_put(a, device) for a in arguments]
         lower_time, compile_time, call = _compile(program, arguments)

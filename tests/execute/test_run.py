@@ -3,10 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import checkify, io_callback
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
+from jaxprtool.execute.fill import fill
 from jaxprtool.execute.run import choose_device, own_devices, run
 from tests.execute.programs import program
 
@@ -199,3 +200,27 @@ def test_under_disable_jit_equations_run_one_by_one():
             run(failing, [X])
     np.testing.assert_array_equal(report.outputs[0].value, X * 8)
     assert report.times.lower is None and report.times.compile is None
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
+def test_arguments_go_where_their_types_say(kind):
+    count = len(jax.devices())
+    mesh = jax.make_mesh((count,), ("d",), (kind,))
+    given = jax.ShapeDtypeStruct((2 * count,), np.float32, sharding=NamedSharding(mesh, P("d")))
+    traced = program(lambda x: x * 2, given)
+    for arguments in (fill(traced, {"a0": given}).arguments, [np.ones(2 * count, np.float32)]):
+        report = run(traced, arguments)
+        assert report.devices == tuple(jax.devices())
+    report = run(traced, fill(traced, {"a0": given}).arguments)
+    assert report.outputs[0].value.sharding.spec == P("d")
+
+
+def test_a_mesh_needs_its_devices():
+    count = 2 * len(jax.devices())
+    mesh = jax.sharding.AbstractMesh((count,), ("d",), (AxisType.Explicit,))
+    given = jax.ShapeDtypeStruct((count,), np.float32, sharding=NamedSharding(mesh, P("d")))
+    traced = program(lambda x: x * 2, given)
+    with pytest.raises(BackendError, match=rf"f runs on a mesh of {count} devices \(d={count}\)"):
+        run(traced.replace(name="f"), [np.ones(count, np.float32)])
+    with pytest.raises(BackendError, match=f"mesh of {count} devices, so it cannot run on"):
+        choose_device(traced, None, 0)

@@ -140,7 +140,7 @@ class _Comparison:
         _at("results", self._bound, p.outvars, q.outvars)
 
     def _params(self, p: JaxprEqn, q: JaxprEqn) -> None:
-        readable = _READABLE.get(p.primitive.name, lambda eqn: eqn.params)
+        readable = readable_params.get(p.primitive.name, lambda eqn: eqn.params)
         self._named(readable(p), readable(q))
         if p.primitive.name in _RULES:
             keys = rule_key(p), rule_key(q)
@@ -206,7 +206,8 @@ def _linear_call(eqn: JaxprEqn) -> dict[str, Any]:
 
 
 #: For primitives that hold live Python objects, or differ by JAX: their parameters as plain data.
-_READABLE: dict[str, Callable[[JaxprEqn], dict[str, Any]]] = {
+#: The table is open to plug-ins.
+readable_params: dict[str, Callable[[JaxprEqn], dict[str, Any]]] = {
     "scan": _scan,
     "custom_jvp_call": _custom,
     "custom_vjp_call": _custom,

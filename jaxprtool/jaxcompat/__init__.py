@@ -25,6 +25,7 @@ from jax.extend.core import (
 )
 
 from jaxprtool.jaxcompat.batching import (
+    NO_AXIS_NAME,
     NO_SOURCE,
     SCAN_LEAVES_CONSTS,
     aval_of,
@@ -225,6 +226,7 @@ __all__ = [
     "DEBUG_EFFECTS",
     "EMPTY_MESH",
     "HIGH_PRIMITIVES",
+    "NO_AXIS_NAME",
     "NO_SOURCE",
     "ONE_JAXPR_CLASS",
     "SCAN_KEEPS_TREES",

@@ -17,6 +17,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
 from jaxprtool.jaxcompat.checking import inside_shard_map
 from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 
+#: What JAX has for the name of a mapped axis that has none.
+NO_AXIS_NAME = core.no_axis_name
+
 
 def axis_data(name: Any, size: Any, spmd_name: Any, mesh_axes: Any) -> Any:
     """The mapped axis as JAX's own batching rules take it; a name of None is no name."""

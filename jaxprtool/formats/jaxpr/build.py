@@ -29,6 +29,7 @@ from jaxprtool.formats.jaxpr.source import MAX_DEPTH, Expression
 from jaxprtool.formats.jaxpr.syntax import Binder, Body, Equation, File, Kind, Parameter
 from jaxprtool.formats.jaxpr.types import TypeReader
 from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.plugins import missing_plugin
 from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.jaxcompat import Atom, DebugInfo, DropVar, JaxprEqn, Literal, Var
 
@@ -287,7 +288,7 @@ class Builder:
     ) -> ProgramFileError:
         name, primitives = tree.kind.primitive, jaxcompat.registered_primitives()
         if isinstance(error, params.UnknownPrimitive):
-            hint = did_you_mean(name, primitives)
+            hint = missing_plugin(name) or did_you_mean(name, primitives)
             return self.source.fail(tree.kind.position, f"there is no primitive '{name}'", hint)
         hint = f"perhaps the type of '{tree.results[-1]}' is needed" if None in declared else None
         return self.source.fail(tree.position, f"{name}: {_said(error)}", hint)

@@ -26,6 +26,7 @@ from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type
 from jaxprtool.ir.outline import named
+from jaxprtool.ir.plugins import missing_plugin
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 #: The mesh of which nothing is set.
@@ -232,6 +233,7 @@ def as_word(name: str) -> str:
 def unsupported(eqn: JaxprEqn, fault: Exception, parameter: str = "") -> UnsupportedError:
     """The error that an equation cannot be written; names it and its source line."""
     holder = f"its parameter {parameter}" if parameter else "it"
-    hint = HINT if eqn.primitive.name in CALLBACKS else None
+    name = eqn.primitive.name
+    hint = HINT if name in CALLBACKS else missing_plugin(name)
     message = f"{named(eqn)} cannot be written to a file: {holder} holds {fault}"
     return UnsupportedError(message, hint)

@@ -32,6 +32,7 @@ from jaxprtool.ir.custom_rules import (
     vjp_params,
     vjp_rule,
 )
+from jaxprtool.ir.plugins import load_rules_of
 from jaxprtool.ir.trees import build, describe
 from jaxprtool.jaxcompat import JaxprEqn
 
@@ -94,6 +95,7 @@ def written(eqn: JaxprEqn) -> Params:
     A value is what `values.encode` takes, or a jaxpr, open or closed, or a `Rule`. Raises
     Unwritable; UnsupportedError if the rule of a custom derivative cannot be traced.
     """
+    load_rules_of(eqn.primitive.name)
     form = forms.get(primitive_name(eqn))
     if form is not None:
         return form.write(eqn)
@@ -111,6 +113,7 @@ def restored(
     result that the file does not give is None. `given` holds no equation contexts: see `context`.
     Jaxprs are closed. Raises BadParameter.
     """
+    load_rules_of(primitive)
     known = jaxcompat.registered_primitives()
     if primitive in ("closed_call", "call") and primitive not in known:
         primitive = "eval_jaxpr"

@@ -22,6 +22,7 @@ from typing import Any
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import Expression
 from jaxprtool.ir.outline import named
+from jaxprtool.ir.plugins import load_rules_of, missing_plugin
 from jaxprtool.jaxcompat import JaxprEqn
 
 Rule = Callable[..., Iterable[Expression]]
@@ -43,10 +44,12 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 def proposals(eqn: JaxprEqn, *operands: Any) -> Iterable[Expression]:
     """What the table proposes for an equation, most readable first."""
+    load_rules_of(eqn.primitive.name)
     found = python_rules.get(eqn.primitive.name)
     return found(eqn, *operands) if found else ()
 
 
 def unsupported(eqn: JaxprEqn, why: str) -> UnsupportedError:
     """The error that an equation cannot be written as Python."""
-    return UnsupportedError(f"{named(eqn)} cannot be written as Python: {why}")
+    message = f"{named(eqn)} cannot be written as Python: {why}"
+    return UnsupportedError(message, missing_plugin(eqn.primitive.name))

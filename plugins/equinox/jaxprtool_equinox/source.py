@@ -1,0 +1,137 @@
+"""How these primitives are written as Python: calls of `equinox.internal`, or their `bind`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import equinox
+import equinox.internal
+import jax
+from jax.extend.core import JaxprEqn
+
+from jaxprtool.formats.python.expressions import (
+    ROOTS,
+    Call,
+    Expression,
+    Name,
+    Slot,
+    call,
+    spelled,
+    spellings,
+)
+from jaxprtool.formats.python.rules.table import rule, unsupported
+from jaxprtool_equinox import modules
+from jaxprtool_equinox.files import FILTERED, mapped
+
+ROOTS["eqxi"] = equinox.internal, "import equinox.internal as eqxi"
+ROOTS["jaxprtool_equinox"] = modules, "import jaxprtool_equinox"
+
+#: Where primitives are found that no function of Equinox's gives as they are.
+_PRIMITIVES = {
+    "maybe_set": "eqxi.maybe_set_p",
+    "noinline": "eqxi.noinline_p",
+    "select_if_vmap": "eqxi.select_if_vmap_p",
+}
+try:
+    import lineax.internal
+except ImportError:
+    pass
+else:
+    ROOTS["lxi"] = lineax.internal, "import lineax.internal as lxi"
+    _PRIMITIVES["linear_solve"] = "lxi.linear_solve_p"
+
+
+@rule(
+    "unvmap_all",
+    "unvmap_any",
+    "unvmap_max",
+    "nonbatchable",
+    "nondifferentiable_backward",
+    "nontraceable",
+)
+def _public(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    yield call(f"eqxi.{eqn.primitive.name}", x, **eqn.params)
+
+
+@rule(*FILTERED, "maybe_set", "select_if_vmap", "vprim")
+def _bound(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    try:
+        yield Call(_function(eqn), operands)
+    except TypeError as error:
+        raise unsupported(eqn, str(error)) from error
+
+
+def _function(eqn: JaxprEqn) -> Expression:
+    """The function of flat operands that an equation is a call of."""
+    name, p = eqn.primitive.name, eqn.params
+    if name == "vprim":
+        axes = {"in_axes": tuple(p["__batch_axes"]), "axis_size": p["__axis_size"]}
+        return call("jax.vmap", _function(mapped(eqn)), **axes)
+    if name not in _PRIMITIVES:
+        raise unsupported(eqn, "its primitive has no public name")
+    primitive = Name(_PRIMITIVES[name])
+    if name in FILTERED:
+        return call("jaxprtool_equinox.filtered", primitive, *map(spelled, modules.arguments(p)))
+    bind = Name(f"{primitive.path}.bind")
+    return call("partial", bind, **p) if p else bind
+
+
+# --- the values of parameters -----------------------------------------------------------------
+
+
+def _named(maker: str, path: str, **fields: Any) -> Expression:
+    return call(f"jaxprtool_equinox.{maker}", path, **fields)
+
+
+def _module(value: Any) -> Expression:
+    try:
+        return _named("module", modules.path_of(type(value)), **_fields(value))
+    except LookupError as error:
+        raise TypeError(f"{error.args[0]} has no spelling") from error
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: spelled(held) for name, held in modules.fields_of(value).items()}
+
+
+def _enumeration(cls: Any) -> Expression:
+    try:
+        return _named("enumeration", modules.path_of(cls))
+    except LookupError as error:
+        raise TypeError(f"{error.args[0]} has no spelling") from error
+
+
+def _norm(value: Any) -> Expression:
+    path = modules.function_path(value)
+    if path is None:
+        raise TypeError(f"the function {value.__qualname__} has no spelling")
+    return _named("function", path)
+
+
+def _struct(value: Any) -> Expression:
+    weak = {"weak_type": True} if value.weak_type else {}
+    return call("jax.ShapeDtypeStruct", value.shape, value.dtype, **weak)
+
+
+def _tree(tree: Any) -> Expression:
+    return call("jax.tree.structure", jax.tree.unflatten(tree, [0] * tree.num_leaves))
+
+
+# Before those of their base classes, which would be found first.
+_kinds = {
+    equinox.Module: _module,
+    type(equinox.Enumeration): _enumeration,
+    modules.Operand: lambda value: Name("jaxprtool_equinox.operand"),
+    modules.Hoisted: lambda value: call(
+        "jaxprtool_equinox.hoisted", spelled(value.jaxpr), value.count
+    ),
+    FunctionType: _norm,
+    jax.ShapeDtypeStruct: _struct,
+    type(jax.tree.structure(0)): _tree,
+    **{type(tag): lambda value: _named("tag", repr(value)) for tag in modules.tags().values()},
+}
+_others = dict(spellings)
+spellings.clear()
+spellings.update({**_kinds, **_others})

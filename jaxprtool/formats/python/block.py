@@ -323,6 +323,10 @@ class Block:
             function.jaxpr.invars[i]: self._captured(self._operands[slot])
             for i, slot in function.captured.items()
         }
+        if function.rules and self._module.are_constants(texts.values()):
+            # Its rules may call it: they find it in the module.
+            key = (*function.key, *texts.values())
+            return self._module.function(replace(function, kept=True, key=key), texts)
         if self._depth >= _DEEPEST and not function.decorators:
             return self._hoisted_function(function, texts)
         name = self._names.claim(function.name)

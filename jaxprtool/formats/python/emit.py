@@ -123,7 +123,7 @@ class _Module:
         self._taken = set(ROOTS)
         self._everywhere: set[str] = set()
         self._functions: dict[Any, str] = {}
-        self._queue: deque[tuple[Function, str, tuple[Any, ...]]] = deque()
+        self._queue: deque[tuple[Function, str, dict[Any, str], tuple[Any, ...]]] = deque()
         self._settings: tuple[Any, ...] = ()
         self._definitions: list[str] = []
         self._hoisted: dict[Any, str] = {}
@@ -145,11 +145,11 @@ class _Module:
             main, note = self._main(name)
             functions = []
             while self._queue:
-                function, own, self._settings = self._queue.popleft()
+                function, own, texts, self._settings = self._queue.popleft()
                 with ExitStack() as stack:
                     for setting in self._settings:
                         stack.enter_context(setting())
-                    functions.append(define(self, function, own, {}, self._names.within(), 0))
+                    functions.append(define(self, function, own, texts, self._names.within(), 0))
         if self._file is not None and self.arrays:
             file = self._file(self.arrays)
             self._helpers["stored"] = [_STORED.format(file=plain(file))]
@@ -231,12 +231,15 @@ class _Module:
             self._definitions += statement(f"{name} = ", pieces, "", 0)
         return name
 
-    def function(self, function: Function) -> str:
-        """The name of a function of the module, which is written when its turn comes."""
+    def function(self, function: Function, texts: dict[Any, str] | None = None) -> str:
+        """The name of a function of the module, which is written when its turn comes.
+
+        `texts` has the names of the constants that it captures.
+        """
         name = self._functions.get(function.key)
         if name is None:
             name = self._functions[function.key] = self.claim(function.name)
-            self._queue.append((function, name, self._settings))
+            self._queue.append((function, name, texts or {}, self._settings))
         return name
 
     @contextmanager
@@ -270,6 +273,10 @@ class _Module:
         """The names of a closed jaxpr's constants."""
         pairs = zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=True)
         return {var: self._constant(value) for var, value in pairs}
+
+    def are_constants(self, names: Iterable[str]) -> bool:
+        """Whether all names are of constants of the module."""
+        return set(names) <= set(self._constants.values())
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, jax.core.Tracer):

@@ -361,6 +361,22 @@ def test_a_file_without_large_constants_stands_alone(tmp_path: Path) -> None:
     assert done.stdout.split() == ["0.0", "False"]
 
 
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+@pytest.mark.parametrize("around", [lambda f: f, jax.vmap, jax.jit])
+def test_a_rule_calls_its_function_that_captures_an_array(kind, around) -> None:
+    weights = jnp.arange(4.0)
+    scaled = getattr(jax, f"custom_{kind}")(lambda x: x * weights)
+    if kind == "jvp":
+        scaled.defjvp(lambda p, t: (scaled(*p), 3 * weights * t[0]))
+    else:
+        scaled.defvjp(lambda x: (scaled(x), None), lambda _, ct: (3 * weights * ct,))
+    program = trace(lambda x: around(scaled)(x), X)
+    function, x = defined(to_python(program)), jnp.ones(X.shape)
+    np.testing.assert_array_equal(function(x), program(x))
+    grads = [jax.grad(lambda x, f=f: f(x).sum())(x) for f in (function, program)]
+    np.testing.assert_array_equal(*grads)
+
+
 # --- trees of classes that a module does not import ----------------------------------------------
 
 Point = namedtuple("Point", "x y")

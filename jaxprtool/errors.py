@@ -78,6 +78,8 @@ def did_you_mean(name: str, candidates: Iterable[str], likeness: float = 0.6) ->
 
     Among thousands of candidates something is always near: there, ask for more `likeness`.
     """
+    if len(name) > 200:  # no name that anyone has mistyped, and slow to compare
+        return None
     near = get_close_matches(name, list(candidates), n=1, cutoff=likeness)
     return f"did you mean '{near[0]}'?" if near else None
 

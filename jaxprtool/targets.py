@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError, StructureError, TargetError
+from jaxprtool.files import opened_plain
 from jaxprtool.ir.held import Held
 from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.outline import equations, top_jaxpr, type_of
@@ -109,13 +110,15 @@ def _data(target: str) -> bytes:
     if target == STDIN:
         return sys.stdin.buffer.read()
     try:
-        with open(target, "rb") as file:
+        with opened_plain(target) as file:
             return file.read()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError for a path that is none
         hint = None
         if isinstance(error, FileNotFoundError):
             hint = "write one with `jaxprtool opt TARGET -o FILE`"
-        raise TargetError(f"cannot read '{target}': {error.strerror or error}", hint) from None
+        raise TargetError(
+            f"cannot read '{target}': {getattr(error, 'strerror', None) or error}", hint
+        ) from None
 
 
 def _program(target: str, data: bytes) -> Program:

@@ -1,6 +1,7 @@
 """A TARGET is a function, a program in a file, or one on stdin; arguments fit what it takes."""
 
 import io
+import os
 import sys
 from collections import namedtuple
 from typing import Any, NamedTuple
@@ -297,3 +298,16 @@ def test_arrays_come_in_the_types_that_a_file_has_for_them(tmp_path):
         find(path, given.replace("u32[2])", "u32[3])")).arguments()
     with pytest.raises(ArgumentsError, match=r"is f32\[2\], and the program takes bf16"):
         find(path, given.replace("ones(f32[2])", "normal(f32[2])")).arguments()
+
+
+def test_a_target_that_has_no_end_or_is_no_path_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.jaxpr")
+    os.symlink("/dev/zero", "device.jaxpr")
+    for target, fault in (
+        ("pipe.jaxpr", "it is a device or a pipe"),
+        ("device.jaxpr", "it is a device or a pipe"),
+        ("a\0b.jaxpr", "null byte"),
+    ):
+        with pytest.raises(TargetError, match=fault):
+            find(target)

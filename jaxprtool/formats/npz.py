@@ -8,7 +8,6 @@ writers, whose arrays may be compressed too, are read into memory.
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import struct
 import zipfile
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxprtool.files import opened_plain
+from jaxprtool.ir.mapped_arrays import FileMap
 
 _ALIGNMENT = 64
 #: The kind of a zip file's extra field that only takes up room, as other tools mark it.
@@ -63,7 +63,7 @@ class NpzReader:
         except BaseException:
             self._file.close()
             raise
-        self._map: mmap.mmap | None = None
+        self._map: FileMap | None = None
 
     def close(self) -> None:
         """Close the file. Arrays that are mapped stay."""
@@ -109,7 +109,7 @@ class NpzReader:
         if start % _ALIGNMENT:
             return None
         if self._map is None:
-            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._map = FileMap.of(self._file)
         if start + size > len(self._map):
             return None
         # Not looked at through the map, its pages do not take up memory yet.

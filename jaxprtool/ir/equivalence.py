@@ -22,6 +22,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, rules_followed, vjp_rule
 from jaxprtool.ir.high import classic
+from jaxprtool.ir.mapped_arrays import give_back
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import same_tree
@@ -225,13 +226,31 @@ _RULES: dict[str, Callable[[JaxprEqn], dict[str, Any]]] = {
 # --- values -----------------------------------------------------------------------------------
 
 
+#: Bytes that are compared at a time.
+_BLOCK = 1 << 24
+
+
 def _same_array(p: Any, q: Any) -> bool:
     """Whether two arrays, numpy scalars or numbers are the same, bit by bit."""
     kinds = [getattr(value, "dtype", None) for value in (p, q)]
     if any(kind and jax.dtypes.issubdtype(kind, jax.dtypes.prng_key) for kind in kinds):
         return kinds[0] == kinds[1] and _same_array(*map(jax.random.key_data, (p, q)))
     a, b = np.asarray(p), np.asarray(q)
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return a.dtype == b.dtype and a.shape == b.shape and _same_bytes(a, b)
+
+
+def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays of one shape and dtype have the same bytes, without copying large ones."""
+    if a.nbytes <= _BLOCK:
+        return a.tobytes() == b.tobytes()
+    a, b = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (a, b))
+    for start in range(0, a.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        if not np.array_equal(a[block], b[block]):
+            return False
+        give_back(a)
+        give_back(b)
+    return True
 
 
 def _same_literal(p: Any, q: Any) -> bool:

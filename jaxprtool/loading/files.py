@@ -1,9 +1,14 @@
-"""Arrays from files: `.npy`, `.npz` and `.safetensors`, read without ever unpickling anything."""
+"""Arrays from files: `.npy`, `.npz` and `.safetensors`, read without ever unpickling anything.
+
+Only plain files are read, and no more than fits into memory. A `.safetensors` file is mapped into
+memory, so that of its tensors only those that are used are read.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 from typing import Any, BinaryIO
 
@@ -11,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError
+from jaxprtool.files import opened_plain
 from jaxprtool.ir.paths import path_steps
 
 #: Bytes; headers of models with a hundred thousand tensors are a tenth of it.
@@ -70,7 +76,7 @@ def load_arrays(path: str) -> Any:
             f"cannot load {path!r}: the kinds of file read are .npy, .npz and .safetensors"
         )
     try:
-        with open(path, "rb") as file:
+        with opened_plain(path) as file:
             return reader(file)
     except OSError as error:
         raise ArgumentsError(f"cannot load {path!r}: {error.strerror or error}") from None
@@ -90,11 +96,17 @@ def _numpy(file: BinaryIO) -> Any:
     loaded = np.load(file, allow_pickle=False)
     if isinstance(loaded, np.ndarray):
         return loaded
+    size = sum(entry.file_size for entry in loaded.zip.infolist())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:  # a compressed file may be a thousandth of what it holds
+        message = f"it holds {size:,} bytes of arrays, and this machine has {memory:,} of memory"
+        raise ArgumentsError(message)
     return Arrays({name: loaded[name] for name in loaded.files})
 
 
 def _safetensors(file: BinaryIO) -> dict[str, np.ndarray]:
-    data = file.read()
+    empty = os.fstat(file.fileno()).st_size == 0
+    data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(_MAX_HEADER, len(data) - 8):
         raise ArgumentsError("its header is cut short, or this is no safetensors file")

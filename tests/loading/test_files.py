@@ -1,7 +1,9 @@
 """Arrays come out of files as they went in; damaged and hostile files end in one line."""
 
 import json
+import os
 import pickle
+import re
 
 import ml_dtypes
 import numpy as np
@@ -138,3 +140,29 @@ def test_arrays_are_found_by_the_beginning_of_their_paths():
     for path in "resul", "w", "0", "":
         with pytest.raises(KeyError):
             arrays.at(path)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_what_has_no_end_is_refused_at_once(tmp_path, suffix, kind):
+    path = tmp_path / f"x{suffix}"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    expected = f"cannot load {str(path)!r}: it is a device or a pipe, and no plain file"
+    assert fault(str(path)) == expected
+
+
+def test_arrays_larger_than_memory_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    path = str(tmp_path / "x.npz")
+    np.savez_compressed(path, a=np.zeros(1000, np.int8), b=np.zeros(10**6, np.int8))
+    assert len(load_arrays(path)["b"]) == 10**6
+    monkeypatch.setattr(os, "sysconf", lambda name: 999)
+    assert re.search(r"it holds 1,001,\d+ bytes of arrays, and this mach.*998,001", fault(path))
+
+
+def test_a_header_that_claims_more_than_there_is(file):
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000,)}"
+    start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
+    assert "cannot load" in fault(file("x.npy", start + header + bytes(100)))

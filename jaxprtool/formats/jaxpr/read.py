@@ -18,6 +18,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError
+from jaxprtool.files import opened_plain
 from jaxprtool.formats.jaxpr import syntax
 from jaxprtool.formats.jaxpr.build import Builder
 from jaxprtool.formats.jaxpr.constants import Constants
@@ -54,7 +55,7 @@ def read(path: str | os.PathLike[str]) -> Program:
 def _contents(name: str) -> tuple[bytes, tuple[int, int]]:
     """The bytes of a file, and what tells it from others that bore its name."""
     try:
-        with open(name, "rb") as file:
+        with opened_plain(name) as file:
             status = os.fstat(file.fileno())
             return file.read(), (status.st_ino, status.st_mtime_ns)
     except (OSError, ValueError) as error:  # ValueError for a path that is none

@@ -18,6 +18,12 @@ MAX_DEPTH = 60
 #: Commas in one expression: more values than that are no job for a listing.
 MAX_VALUES = 1_000_000
 
+#: Characters of one line, those of constants in it not counted.
+MAX_LINE = 4_000_000
+#: Characters of a message; what it repeats of the file may be of any length.
+_MAX_MESSAGE = 400
+
+_CONSTANTS = re.compile(r"base64\('[\w+/=]*+'")
 _STRINGS_AND_COMMENTS = re.compile(
     r"""'(?:[^'\\\n]|\\.)*+' | "(?:[^"\\\n]|\\.)*+" | \#[^\n]*+""", re.VERBOSE
 )
@@ -33,7 +39,21 @@ class Source:
     def __init__(self, name: str, text: str):
         self.name = name
         self.comments: list[tuple[int, str]] = []
+        self.text = text
+        self._check_lines()
         self.text = _STRINGS_AND_COMMENTS.sub(self._blank, text)
+
+    def _check_lines(self) -> None:
+        """Refuse a line that would take minutes to be read. Raises ProgramFileError."""
+        text, start = self.text, 0
+        while len(text) - start > MAX_LINE:
+            end = text.rfind("\n", start, start + MAX_LINE + 1)
+            if end < 0:
+                end = text.find("\n", start) % (len(text) + 1)
+                constants = sum(len(found[0]) for found in _CONSTANTS.finditer(text, start, end))
+                if end - start - constants > MAX_LINE:
+                    raise self.fail(start, f"a line of more than {MAX_LINE:,} characters")
+            start = end + 1
 
     def _blank(self, match: re.Match[str]) -> str:
         found = match.group()
@@ -45,6 +65,8 @@ class Source:
     def fail(self, position: int, message: str, hint: str | None = None) -> ProgramFileError:
         """The error that says what is wrong at a place; to be raised by the caller."""
         line, column = self.line_and_column(position)
+        if len(message) > _MAX_MESSAGE:
+            message = f"{message[: _MAX_MESSAGE // 2]}...{message[-_MAX_MESSAGE // 2 :]}"
         message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
         return ProgramFileError(f"{self.name}:{line}:{column}: {message}", hint)
 

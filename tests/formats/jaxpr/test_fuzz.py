@@ -6,6 +6,7 @@ Not a crash, not a hang, and no more memory than a file of its size may take.
 from __future__ import annotations
 
 import io
+import os
 import re
 import resource
 import signal
@@ -236,3 +237,50 @@ def test_huge_types_cost_nothing():
         d:f32[99999999999,99999] = sin b
       in (d,) }"""
     assert outcome(HEADER + body) == "a program that type-checks"
+
+
+LONG_LINES = {
+    "one word": lambda n: "x" * n,
+    "a name": lambda n: f"{{ lambda ; a:f32[]. let b:f32[] = {'s' * n} a in (b,) }}",
+    "a type": lambda n: f"{{ lambda ; a:f32[{'1,' * (n // 2)}]. let in (a,) }}",
+    "operands": lambda n: f"{{ lambda ; a:f32[]. let b:f32[] = sin{' a' * (n // 2)} in (b,) }}",
+    "results": lambda n: f"{{ lambda ; a:f32[]. let in ({'a,' * (n // 2)}) }}",
+    "numbers": lambda n: f"{{ lambda a:f32[3]=[{'1,' * (n // 2)}]; . let in (a,) }}",
+    "strings": lambda n: f"{{ lambda a:f32[3]=({chr(39) * n}); . let in (a,) }}",
+}
+
+
+@pytest.mark.parametrize("what", LONG_LINES)
+def test_a_line_of_forty_megabytes_is_refused_at_once(what):
+    text = HEADER + LONG_LINES[what](40_000_000)
+    with limits(400_000), pytest.raises(ProgramFileError) as caught:
+        parse(text, "f.jaxpr")
+    assert caught.value.message == "f.jaxpr:7:1: a line of more than 4,000,000 characters"
+
+
+def test_a_constant_in_the_text_may_be_longer_than_a_line():
+    words = "A" * 8_000_000
+    text = f"{HEADER}{{ lambda c:u8[6000000]=base64('{words}'); a:f32[]. let in (c,) }}"
+    assert parse(text, "f.jaxpr").jaxpr.consts[0].size == 6_000_000
+
+
+def test_a_message_repeats_no_more_than_a_few_words_of_the_file():
+    text = f"{HEADER}{{ lambda ; a:f32[]. let b:f32[] = {'s' * 1_000_000} a in (b,) }}"
+    with limits(), pytest.raises(ProgramFileError) as caught:
+        parse(text, "f.jaxpr")
+    assert len(caught.value.message) < 500 and "there is no primitive 'sss" in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["f.jaxpr", "f.jaxpr.npz"])
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_what_has_no_end_is_refused_at_once(name, kind, tmp_path):
+    path = next(path for path in WITH_CONSTANTS if path.stem == "constants")
+    (tmp_path / "f.jaxpr").write_text(path.read_text())
+    (tmp_path / name).unlink(missing_ok=True)
+    if kind == "a pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    with limits(), pytest.raises(ProgramFileError, match="it is a device or a pipe") as caught:
+        read(tmp_path / "f.jaxpr")
+    assert str(tmp_path / name) in caught.value.message

@@ -1,0 +1,28 @@
+"""Arrays that are parts of a file, which is mapped into memory and read when they are used."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+
+
+class FileMap(mmap.mmap):
+    """A map of a whole file that nobody writes through, so that its pages may be given back."""
+
+    @classmethod
+    def of(cls, file: Any) -> FileMap:
+        """Map an open file, which may be closed afterwards."""
+        return cls(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def give_back(array: np.ndarray) -> None:
+    """Give back the memory that a mapped array takes up; it is read again when it is used."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    if isinstance(base, FileMap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)

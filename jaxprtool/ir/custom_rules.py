@@ -183,7 +183,7 @@ _rules: ContextVar[_Rules | None] = ContextVar("rules", default=None)
 
 def _followed(eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
     if (made := _made_from(eqn)) is not None:
-        return made
+        trace = made
     rules = _rules.get()
     return trace(eqn) if rules is None else rules.rule(eqn, trace)
 
@@ -311,9 +311,9 @@ def vjp_params(
 
 
 def _made_from(eqn: JaxprEqn) -> Any:
-    """The rule that a call was made to follow, by the functions above; None if JAX made it."""
+    """What gives the rule that a call was made to follow, above; None if JAX made the call."""
     rule = getattr(jaxcompat.live_function(eqn.params), "made_from", None)
-    return None if rule is None else rule()
+    return None if rule is None else lambda eqn: rule()
 
 
 def _require(wanted: Sequence[bool], perturbed: Sequence[bool], name: str) -> None:

@@ -235,6 +235,7 @@ _COUNTS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "memoized": {"cells": lambda table: None, "sentinel": lambda mark: None},
     "mapped_fwd": {"residual_dims": lambda dims: None},
     "bwd_dims": {"residual_dims": lambda dims: None},
+    "rule": {"traced": lambda traced: None},
     "dce_jvp_jaxpr_thunk": _AFTER_DCE,
     "dce_fwd_jaxpr_thunk": _AFTER_DCE,
     "dce_bwd": _AFTER_DCE,
@@ -254,7 +255,7 @@ def live_key(value: Any) -> Hashable:
             return live_key(value.f), live_key(tuple(filter(_counts, value.transforms)))
         case FunctionType() if (value.__module__ or "").startswith(_WRAPPERS):
             held = _cells(value)
-            for name, what_counts in _COUNTS.get(value.__name__, {}).items():
+            for name, what_counts in _COUNTS.get(value.__code__.co_name, {}).items():
                 if name in held:
                     held[name] = what_counts(held[name])
             return value.__code__, tuple(map(live_key, held.values()))

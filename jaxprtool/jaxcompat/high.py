@@ -77,7 +77,10 @@ def with_high_body(eqn: JaxprEqn, body: Any) -> Any:
         outs = jaxpr_as_fun(body)(*jax.tree.leaves(args))
         return jax.tree.unflatten(held.out_tree, outs)
 
-    new.__dict__.update({"expand": expand, _BODY: (body,)})
+    # JAX's listing shows some objects with a jaxpr, which would be the one before.
+    shown = {k: v for k, v in held.params.items() if isinstance(v, bool | int | str | tuple)}
+    printed = {**shown, "expand": body}
+    new.__dict__.update({"expand": expand, "pp_params": lambda: printed, _BODY: (body,)})
     return new
 
 
@@ -160,8 +163,8 @@ def high_vjp_rule(eqn: JaxprEqn) -> tuple[Any, Any, int, tuple[bool, ...]]:
     trees: list[Any] = []
 
     def forward(*args: Any) -> list[Any]:
-        given = (jax.tree.unflatten(held.in_tree, part) for part in (wanted, args))
-        out, *rest = held.vjp_fwd(*given)
+        asked, given = (jax.tree.unflatten(held.in_tree, part) for part in (wanted, args))
+        out, *rest = held.vjp_fwd(asked, *given)
         if len(rest) > 2:
             raise TypeError("its residuals have a structure of their own")
         leaves, tree = jax.tree.flatten(rest[0])

@@ -124,3 +124,47 @@ def test_all_of_them_are_lowered():
 @pytest.mark.parametrize("name", SWEPT)
 def test_so_are_others_and_those_made_of_them(name, tmp_path):
     check(*SWEPT[name], tmp_path)
+
+
+# --- JAX's own custom derivatives and remat, as operations -------------------------------------
+
+
+@jax.custom_jvp
+def tripled(x):
+    return x * 1.0
+
+
+tripled.defjvp(lambda primals, tangents: (tripled(*primals), 3 * tangents[0]))
+
+
+@jax.custom_vjp
+def doubled(x):
+    return jnp.sin(x)
+
+
+doubled.defvjp(lambda x: (doubled(x), x), lambda x, g: (2 * g * jnp.cos(x),))
+
+
+@pytest.fixture
+def new_kinds():
+    names = ("jax_custom_jvp3", "jax_custom_vjp3", "jax_remat3")
+    if not hasattr(jax.config, names[0]):
+        pytest.skip("JAX has these since 0.12")
+    for name in names:
+        jax.config.update(name, True)
+    yield
+    for name in names:
+        jax.config.update(name, False)
+
+
+def test_the_new_remat_and_custom_derivatives_keep_their_rules(new_kinds, tmp_path):
+    def fun(x):
+        return jax.checkpoint(lambda x: jnp.sin(doubled(tripled(x))))(x)
+
+    slope = jax.grad(total(fun))(X)
+    program = trace(fun, X)
+    read = in_file(program, tmp_path)
+    close(trace(total(fun), X).apply("-O2, grad")(X), slope)
+    close(jax.grad(total(jaxprtool.jit(fun)))(X), slope)
+    close(jax.grad(total(read))(X), slope)
+    close(jax.grad(total(as_python(program)))(X), slope)

@@ -13,8 +13,9 @@ from typing import Any
 
 from jaxprtool.errors import ProgramFileError
 
-#: Brackets within brackets, and jaxprs within jaxprs.
-MAX_DEPTH = 60
+#: Brackets within brackets, and jaxprs within jaxprs: as many as are read within Python's usual
+#: limit of calls. No more are written.
+MAX_DEPTH = 80
 #: Commas in one expression: more values than that are no job for a listing.
 MAX_VALUES = 1_000_000
 

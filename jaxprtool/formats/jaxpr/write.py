@@ -33,6 +33,7 @@ from jaxprtool.files import check_path, is_stream
 from jaxprtool.formats.jaxpr.exact import ExactNotation, unsupported
 from jaxprtool.formats.jaxpr.header import header_text
 from jaxprtool.formats.jaxpr.places import Places
+from jaxprtool.formats.jaxpr.source import MAX_DEPTH
 from jaxprtool.formats.jaxpr.syntax import VERSION
 from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.formats.with_constants import Text, constants_file, write_texts
@@ -95,6 +96,7 @@ def _rendered(
     program: Program, path: str | None, stubs: bool, quoted: frozenset[str] = frozenset()
 ) -> tuple[str, dict[str, np.ndarray]]:
     """The text of a program's file, and the arrays that are to be beside it: none without a path"""
+    _require_shallow(program)
     notation, places = ExactNotation(path is None, quoted, stubs), Places()
     try:
         layout = _layout(program, places, notation)
@@ -111,6 +113,18 @@ def _rendered(
         message = f"{program.name} cannot be written to a file: it holds {error}"
         raise culprit or UnsupportedError(message) from error
     return f"jaxprtool {VERSION}\n{header}\n{body}\n", arrays
+
+
+def _require_shallow(program: Program) -> None:
+    """Refuse a program of more jaxprs within each other than a reader takes."""
+    level, depth = [jaxcompat.open_jaxpr(program.jaxpr)], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            message = f"{program.name} cannot be written to a file: it has more than {MAX_DEPTH} "
+            raise UnsupportedError(f"{message}jaxprs within each other", "-p inline opens calls")
+        inner = (jaxcompat.open_jaxpr(b) for j in level for e in j.eqns for _, b in sub_jaxprs(e))
+        level = list({id(body): body for body in inner}.values())
 
 
 def _layout(program: Program, places: Places, notation: ExactNotation) -> Layout:

@@ -22,6 +22,7 @@ import jaxprtool
 from jaxprtool import jaxcompat, variable
 from jaxprtool.errors import OutputError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.source import MAX_DEPTH
 from jaxprtool.formats.jaxpr.write import text, write, write_all
 from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.program import Program, type_check
@@ -273,6 +274,23 @@ def test_callbacks_are_written_as_stubs_of_the_same_type(tmp_path):
     assert jaxprtool.equivalent(again, jaxprtool.read(path))
     with pytest.raises(RuntimeError, match="was left out"):
         jax.block_until_ready(again(jnp.float32(1.0)))
+
+
+def within(depth):
+    """A program of that many jaxprs within each other."""
+    program = trace(jnp.sin, jnp.float32(1.0))
+    for _ in range(depth - 1):
+        body = jaxcompat.jaxpr_as_fun(program.jaxpr)
+        program = trace(lambda x, body=body: jax.jit(lambda y: body(y)[0])(x), jnp.float32(1.0))
+    return program
+
+
+def test_what_is_written_is_read_however_deep_it_is(tmp_path):
+    path = tmp_path / "p.jaxpr"
+    jaxprtool.write(within(MAX_DEPTH), path)
+    assert len(jaxprtool.read(path).jaxpr.eqns) == 1
+    with pytest.raises(UnsupportedError, match=f"more than {MAX_DEPTH} jaxprs within each other"):
+        jaxprtool.write(within(MAX_DEPTH + 1), path)
 
 
 REFUSED = {

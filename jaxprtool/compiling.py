@@ -9,14 +9,17 @@ through JAX as any other.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, PipelineError
+from jaxprtool.ir.freed_refs import check_freed_refs
 from jaxprtool.ir.held import release
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.paths import paths, unique
@@ -30,37 +33,78 @@ jaxcompat.hide_from_tracebacks(__file__)
 #: The keyword argument that holds what a function closes over and JAX traces, after all others.
 _CLOSED_OVER = "\U0010ffff closed over"
 
+_NOT_GIVEN: Any = object()
+
 Passes = str | Pipeline | Pass | Callable[[Program], Program | Programs]
 
 
 def jit(
-    fun: Callable[..., Any] | None = None, /, *, passes: Passes = "-O1", **jit_options: Any
+    fun: Callable[..., Any] = _NOT_GIVEN, /, *, passes: Passes = "-O1", **jit_options: Any
 ) -> Any:
     """`jax.jit` of `fun`, whose jaxpr the passes rewrite before it is compiled.
 
     `passes` is a pipeline as text, a Pipeline, a pass, or a function from a Program to a Program;
-    it runs once for every signature that `fun` is traced for. `jit_options` are those of
+    it runs once for every signature that `fun` is traced for, however often `fun` is given to `jit`
+    with these passes. `jit_options` are those of
     `jax.jit`, and what comes back is what that gives. A function that is under `jax.jit` already
     keeps the options it has, but for those given here. Without `fun` it gives a decorator.
 
     A pipeline may change what the function gives (`grad`), but not what it takes. Raises
     PipelineError at once for text that is no pipeline; when the function is traced, PipelineError
     for passes that make several programs of it or change its arguments, and what the passes raise.
-    What `fun` raises is raised as it is.
+    TypeError for what `jax.jit` takes for no function, and FreedRefError for a use of a ref
+    after it was freed. What `fun` raises is raised as it is.
     """
-    if fun is None:
+    if fun is _NOT_GIVEN:
         return functools.partial(jit, passes=passes, **jit_options)
     transform = _Transform.of(passes)
+    jaxcompat.check_callable(fun)
+    original = fun
     if jaxcompat.is_jitted(fun):
         fun, jit_options = _under_jit(fun, jit_options)
-    if not callable(fun):
-        return jax.jit(fun, **jit_options)  # which says what is wrong with it
     if is_filtered(fun):
-        return _Filtered(
-            fun, jax.jit(_rewritten(released(fun), transform, jit_options), **jit_options)
+        inner = released(fun)
+        static = jaxcompat.static_arguments(
+            inner, jit_options.get("static_argnums"), jit_options.get("static_argnames")
         )
-    rewritten = _rewritten(fun, transform, jit_options)
-    return jax.jit(rewritten, **jit_options)
+        return _Filtered(fun, jax.jit(_rewritten(lambda: inner, transform, static), **jit_options))
+    rewritten = _shared(fun, transform, jit_options)
+    jitted = jax.jit(rewritten, **jit_options)
+    jitted.__wrapped__ = original  # which keeps `fun` alive: `rewritten` does not
+    return jitted
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What `jax.jit` traces in place of a function, which it does not keep alive."""
+
+    fun: weakref.ref[Callable[..., Any]]
+    rewritten: Callable[..., Any]
+
+
+#: By function, then by passes and static arguments. JAX keeps what it has traced and compiled by
+#: the function that it is given: all wrappers of a function are made of one.
+_shared_functions: WeakKeyDictionary[Any, dict[Any, _Shared]] = WeakKeyDictionary()
+
+
+def _shared(
+    fun: Callable[..., Any], transform: _Transform, options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """The function that `jax.jit` traces in place of `fun`, the same one whenever it can be."""
+    hash(fun)  # JAX ends the process where one of these raises TypeError
+    weak = weakref.ref(fun)
+    static = jaxcompat.static_arguments(
+        fun, options.get("static_argnums"), options.get("static_argnames")
+    )
+    key = transform.key, static
+    try:
+        known = _shared_functions.setdefault(fun, {}).get(key)
+    except TypeError:  # an option of a pass cannot be hashed
+        return _rewritten(weak, transform, static)
+    if known is None or known.fun() is not fun:
+        known = _Shared(weak, _rewritten(weak, transform, static))
+        _shared_functions[fun][key] = known
+    return known.rewritten
 
 
 def _under_jit(
@@ -101,27 +145,29 @@ class _Filtered:
 
 
 def _rewritten(
-    fun: Callable[..., Any], transform: _Transform, options: Mapping[str, Any]
+    weak: Callable[[], Any], transform: _Transform, static: tuple[Any, Any]
 ) -> Callable[..., Any]:
-    """The function that `jax.jit` traces."""
-    static = jaxcompat.static_arguments(
-        fun, options.get("static_argnums"), options.get("static_argnames")
-    )
+    """The function that `jax.jit` traces in place of the one that `weak()` gives."""
+    original = weak()
 
-    @functools.wraps(fun)
     def rewritten(*args: Any, **kwargs: Any) -> Any:
+        fun = weak()
         if jax.config.jax_disable_jit:
             return fun(*args, **kwargs)
         call = _Call.of(fun, args, kwargs, *static)
         program, operands = call.traced(transform.bound_axes)
+        check_freed_refs(program.jaxpr)
         with jaxcompat.at_once():
             result = transform(program)
         _check_arguments(program, result, transform)
         outs = jaxcompat.evaluated(result.jaxpr, operands)
         return jax.tree.unflatten(result.out_tree, outs)
 
-    if not hasattr(fun, "__name__"):
-        rewritten.__name__ = function_name(fun)
+    functools.update_wrapper(rewritten, original)
+    if isinstance(weak, weakref.ref):
+        rewritten.__wrapped__ = weakref.proxy(original)
+    if not hasattr(original, "__name__"):
+        rewritten.__name__ = function_name(original)
     return rewritten
 
 
@@ -224,6 +270,7 @@ class _Transform:
     run: Callable[[Program], Any]
     text: str
     bound_axes: tuple[tuple[Any, int], ...] = ()
+    key: Any = None
 
     @classmethod
     def of(cls, passes: Passes) -> _Transform:
@@ -232,12 +279,17 @@ class _Transform:
         elif isinstance(passes, Pass):
             passes = Pipeline((Step(passes),))
         if isinstance(passes, Pipeline):
-            return cls(functools.partial(_run, passes), str(passes), passes.bound_axes)
+            return cls(
+                functools.partial(_run, passes),
+                str(passes),
+                passes.bound_axes,
+                (str(passes), passes),
+            )
         if not callable(passes):
             raise PipelineError(
                 f"passes is a pipeline, a pass or a function of a Program, not {passes!r}"
             )
-        return cls(passes, function_name(passes))
+        return cls(passes, function_name(passes), key=passes)
 
     def __call__(self, program: Program) -> Program:
         result = self.run(program)

@@ -1,7 +1,9 @@
 """`jaxprtool.jit`: what it rewrites, and that for the rest it is `jax.jit`."""
 
 import functools
+import gc
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +127,7 @@ def test_named_axes_that_a_pass_binds_are_free_for_the_function():
 def test_it_is_jaxs_own_object():
     fun = dced(model)
     assert type(fun) is type(jax.jit(model))
-    assert fun.__name__ == "model" and fun.__wrapped__.__wrapped__ is model
+    assert fun.__name__ == "model" and fun.__wrapped__ is model
     close(fun(PARAMS, X), model(PARAMS, X))
     assert fun._cache_size() == 1
     assert fun.eval_shape(PARAMS, X).shape == ()
@@ -417,3 +419,160 @@ def test_the_default_folds_nothing_that_is_traced_around():
 
     close(jax.grad(outer)(2.0), 6.0)
     close(jax.vmap(outer)(X), 6 * X)
+
+
+# --- one trace for all wrappers -------------------------------------------------------------------
+
+
+def test_wrappers_of_a_function_share_what_is_traced_and_compiled():
+    traced, ran = [], []
+
+    def fun(x):
+        traced.append(x.shape)
+        return jnp.sin(x)
+
+    def passes(program):
+        ran.append(program.name)
+        return program
+
+    for _ in range(2):
+        close(jit(fun)(X), jnp.sin(X))
+        jit(fun, passes="-O1", donate_argnums=())(X)
+        assert traced == [(4,)]
+    for _ in range(2):
+        jit(fun, passes=passes)(X)
+    assert ran == ["fun"] and traced == [(4,)] * 2
+    jit(fun)(X[:2])
+    jit(fun, passes="dce")(X)
+    assert traced == [(4,), (4,), (2,), (4,)]
+
+
+def test_what_is_static_and_which_function_it_is_tell_wrappers_apart():
+    def fun(x, n=1):
+        return x * n if isinstance(n, int) else x + n
+
+    close(jit(fun, static_argnames="n")(X, n=2), X * 2)
+    close(jit(fun)(X, n=2), X + 2)
+
+    class Scaled:
+        def __init__(self, scale):
+            self.scale = scale
+
+        def __eq__(self, other):
+            return True
+
+        def __hash__(self):
+            return 0
+
+        def __call__(self, x):
+            return x * self.scale
+
+    two, three = Scaled(2), Scaled(3)
+    close(jit(two)(X), X * 2)
+    close(jit(three)(X), X * 3)
+
+
+def test_a_wrapper_keeps_its_function_and_nothing_else_does():
+    def made():
+        def fun(x):
+            return x * 2
+
+        return weakref.ref(fun), jit(fun), jit(jit(jax.jit(fun)), passes="dce")
+
+    weak, *wrappers = made()
+    gc.collect()
+    for wrapper in wrappers:
+        close(wrapper(X), X * 2)
+    del wrapper, wrappers
+    gc.collect()
+    assert weak() is None
+
+
+# --- the contract, side by side -------------------------------------------------------------------
+
+
+class Slots:
+    __slots__ = ()
+
+    def __call__(self, x):
+        return x
+
+
+def generator(x):
+    yield x
+
+
+def power(x, n=1):
+    return x**n
+
+
+def freed(end, use):
+    def fun(x):
+        ref = jax.new_ref(x)
+        value = end(ref)
+        return use(ref), value, x
+
+    return fun
+
+
+REFUSED = {
+    "None": lambda j: j(None),
+    "a number": lambda j: j(3),
+    "a generator": lambda j: j(generator),
+    "a static method": lambda j: j(staticmethod(power)),
+    "a class method": lambda j: j(classmethod(power)),
+    "an unknown option": lambda j: j(power, speed=1),
+    "donation out of range": lambda j: j(power, donate_argnums=5),
+    "donation of nothing": lambda j: j(power, donate_argnames="q"),
+    "donation of what is static": lambda j: j(power, static_argnums=0, donate_argnums=0),
+    "static out of range": lambda j: j(power, static_argnums=5),
+    "static of a word": lambda j: j(power, static_argnums="n"),
+    "static of nothing": lambda j: j(power, static_argnames="q"),
+    "static unhashable": lambda j: j(power, static_argnums=1)(X, [1]),
+    "static unhashable by name": lambda j: j(power, static_argnames="n")(X, n=[1]),
+    "static traced": lambda j: j(lambda n: j(power, static_argnums=1)(X, n))(2),
+    "shardings of another tree": lambda j: j(power, in_shardings=(None,) * 3)(X),
+    "no sharding": lambda j: j(power, in_shardings=3)(X),
+    "an argument of another type": lambda j: j(power)("x"),
+    "a result of another type": lambda j: j(lambda x: "x")(X),
+    "too many arguments": lambda j: j(lambda x: x)(1, 2),
+    "a value asked for": lambda j: j(lambda x: int(x))(1.0),
+    "a ref among results": lambda j: j(jax.new_ref)(X),
+    "one ref twice": lambda j: j(lambda a, b: a[...] + b[...])(*[jax.new_ref(X)] * 2),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_jax_jit_refuses_is_refused_with_the_same_error(name):
+    errors = []
+    for j in (jax.jit, jit):
+        with pytest.raises(Exception) as caught:
+            REFUSED[name](j)
+        errors.append(caught.value)
+    theirs, ours = errors
+    assert type(ours) is type(theirs)
+    assert str(ours)[:40] == str(theirs)[:40]
+
+
+def test_what_jax_cannot_hold_weakly_or_hash_is_a_type_error():
+    class NoHash(Slots):
+        __hash__ = None
+
+    for fun in Slots(), NoHash():
+        with pytest.raises(TypeError, match="weak reference|unhashable"):
+            jit(fun)
+
+
+@pytest.mark.parametrize("end", [jax.freeze, jax.free_ref])
+@pytest.mark.parametrize("use", [lambda ref: ref[...], jax.freeze])
+def test_a_freed_ref_is_not_used(end, use):
+    for j, errors in ((jax.jit, (ValueError, KeyError)), (jit, ValueError)):
+        with pytest.raises(errors, match="has been freed" if j is jit else None):
+            j(freed(end, use))(X)
+
+
+def test_what_jax_lets_pass_of_freed_refs_passes():
+    def unread(ref):
+        ref[...]
+
+    close(jit(freed(jax.free_ref, unread))(X)[-1], X)

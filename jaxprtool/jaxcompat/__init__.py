@@ -162,6 +162,7 @@ from jaxprtool.jaxcompat.printing import (
 )
 from jaxprtool.jaxcompat.rewriting import (
     at_once,
+    check_callable,
     hide_from_tracebacks,
     jit_debug_info,
     static_arguments,
@@ -275,6 +276,7 @@ __all__ = [
     "callback_failures",
     "callback_function",
     "captured_values",
+    "check_callable",
     "check_jaxpr",
     "check_refs",
     "close_jaxpr",

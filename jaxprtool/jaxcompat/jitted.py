@@ -67,7 +67,7 @@ def jit_arguments(jitted: Any) -> tuple[Any, dict[str, Any]]:
     for name in ("device", "backend"):
         if getattr(info, name) is not None:
             told[name] = getattr(info, name)
-    return jitted.__wrapped__, told
+    return jitted._fun, told
 
 
 def traced_options(traced: jax.stages.Traced) -> TracedOptions:

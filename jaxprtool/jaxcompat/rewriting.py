@@ -10,6 +10,11 @@ from jax._src import api_util, core, traceback_util
 from jax.extend.core import DebugInfo
 
 
+def check_callable(fun: Any) -> None:
+    """Raise TypeError for what JAX does not transform: generators, static methods, no functions."""
+    api_util.check_callable(fun)
+
+
 def static_arguments(
     fun: Callable[..., Any], argnums: Any, argnames: Any
 ) -> tuple[tuple[int, ...], frozenset[str]]:

@@ -1,0 +1,36 @@
+"""Refs that `jax.freeze` or `jax.free_ref` has ended: there is nothing to read any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.outline import named
+from jaxprtool.jaxcompat import Var
+
+_ENDS = ("freeze", "free_ref")
+
+
+class FreedRefError(UnsupportedError, ValueError):
+    """A ref is read, or freed again, after it was freed."""
+
+
+def check_freed_refs(closed: Any) -> None:
+    """Check that no equation reads or frees a ref that one before it has freed.
+
+    JAX finds out when it lowers a program, by what it has left of the program then. A pass may
+    have put the value that the ref had in place of the read, and nobody would find out.
+
+    Raises:
+        FreedRefError: Names the first such equation.
+    """
+    if not any(eqn.primitive.name in _ENDS for eqn in closed.eqns):
+        return
+    left, *_ = jaxcompat.jax_dce_jaxpr(jaxcompat.open_jaxpr(closed), [True] * len(closed.outvars))
+    freed: set[Var] = set()
+    for eqn in left.eqns:
+        if eqn.primitive.name in ("get", *_ENDS) and eqn.invars[0] in freed:
+            raise FreedRefError(f"the {named(eqn)} uses a ref that has been freed")
+        if eqn.primitive.name in _ENDS:
+            freed.add(eqn.invars[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -38,6 +39,14 @@ def key_dtypes() -> dict[str, Any]:
         found[short.removeprefix("key<").removesuffix(">")] = key.dtype
         found[implementation] = key.dtype
     return found
+
+
+def itemsize(dtype: Any) -> int:
+    """Return the bytes of one element of any dtype, a package's own among them."""
+    if not hasattr(dtype, "itemsize"):
+        element = jaxcompat.physical_element(dtype)
+        return math.prod(element.shape) * itemsize(element.dtype)
+    return int(dtype.itemsize)
 
 
 def x64_enabled() -> bool:

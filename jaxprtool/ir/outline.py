@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
@@ -73,7 +74,7 @@ def size_of(aval: Any) -> int | None:
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
         return None
-    size = dtype.itemsize
+    size = itemsize(dtype)
     for n in shape:
         size *= n
     return int(size)

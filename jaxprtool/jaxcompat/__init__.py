@@ -216,6 +216,7 @@ from jaxprtool.jaxcompat.values import (
     linear_call_transpose,
     linear_call_transpose_param,
     literal_value,
+    physical_element,
     symbolic_constraints,
 )
 
@@ -353,6 +354,7 @@ __all__ = [
     "operand_effects",
     "ordered_effects",
     "partition_module",
+    "physical_element",
     "portable_artifact",
     "primitive_test_programs",
     "print_with_rule",

@@ -132,6 +132,11 @@ def as_literal(value: Any, aval: Any) -> Literal | None:
     return Literal(literal_value(data.item() if aval.weak_type else data, aval), aval)
 
 
+def physical_element(dtype: Any) -> Any:
+    """Return the type of the array that holds one element of an extended dtype."""
+    return core.physical_element_aval(dtype)
+
+
 def key_implementations() -> dict[str, Any]:
     """The implementations of random number generators by the short names that types bear."""
     return {implementation.tag: implementation for implementation in prng.prngs.values()}

@@ -32,6 +32,7 @@ from typing import Any, ClassVar
 import jax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structural_key import UNREPEATABLE
 from jaxprtool.ir.structured import Scan, While, holds_jaxpr, keep, sub_jaxprs
@@ -227,7 +228,7 @@ def _is_array(aval: Any) -> bool:
 
 def _bytes(aval: Any) -> Any:
     """The bytes of an array; an expression if its shape is symbolic."""
-    return aval.size * aval.dtype.itemsize
+    return aval.size * itemsize(aval.dtype)
 
 
 def _at_most(size: Any, limit: Any) -> bool:

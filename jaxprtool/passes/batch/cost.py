@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.structured import Cond, Scan, holds_jaxpr, sub_jaxprs
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.batch.axis import Axis, Dim
@@ -105,7 +106,7 @@ def _bytes(aval: Any) -> int:
     """The bytes of a value; symbolic dimensions count as 1."""
     shape = getattr(aval, "shape", ())
     dtype = getattr(aval, "dtype", None)
-    return math.prod(map(_size, shape)) * getattr(dtype, "itemsize", 0)
+    return math.prod(map(_size, shape)) * (0 if dtype is None else itemsize(dtype))
 
 
 def _size(size: Any) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.jaxcompat import Primitive
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import batch_rules
@@ -70,7 +71,7 @@ def only(operands: Sequence[Any], dims: Sequence[Dim]) -> tuple[Any, int]:
 
 def nbytes(shape: Iterable[Any], dtype: Any) -> int:
     """The bytes of an array; a symbolic dimension counts as any other that is not 1."""
-    return math.prod(d if isinstance(d, int) else 2 for d in shape) * dtype.itemsize
+    return math.prod(d if isinstance(d, int) else 2 for d in shape) * itemsize(dtype)
 
 
 def result_sizes(

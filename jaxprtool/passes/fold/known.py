@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.structural_key import UNREPEATABLE, Keyless, literal_key, parameters_key
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, holds_jaxpr, view
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
@@ -161,7 +162,7 @@ class Values:
 
 def size_of(array: Any) -> int:
     """The size of an array, or of one of such a type."""
-    return int(np.prod(array.shape, dtype=np.int64)) * array.dtype.itemsize
+    return int(np.prod(array.shape, dtype=np.int64)) * itemsize(array.dtype)
 
 
 def is_plain_type(aval: Any) -> bool:
@@ -208,7 +209,7 @@ def _run(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
         made = simple(eqn, *operands)
         if made is not None:
             return [np.array(made, order="C")]
-    wide = any(atom.aval.dtype.itemsize >= 8 for atom in (*eqn.invars, *eqn.outvars))
+    wide = any(itemsize(atom.aval.dtype) >= 8 for atom in (*eqn.invars, *eqn.outvars))
     with jaxcompat.setting_of(eqn), jax.enable_x64(True) if wide else nullcontext():
         params = eqn.primitive.get_bind_params(eqn.params)
         results = eqn.primitive.bind(*operands, **params)

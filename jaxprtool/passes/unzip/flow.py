@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.structured import Call, Cond, Scan, ShardMap, While, view
 from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
@@ -398,7 +399,7 @@ def bits_of(aval: Any) -> float:
     if not all(isinstance(n, int) for n in shape):
         return math.inf
     if _is(aval, jax.dtypes.extended):
-        return 8 * dtype.itemsize * math.prod(shape)
+        return 8 * itemsize(dtype) * math.prod(shape)
     return jax.dtypes.itemsize_bits(dtype) * math.prod(shape)
 
 

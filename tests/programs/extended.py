@@ -1,0 +1,81 @@
+"""An element type as a package of its own would bring: pairs of numbers, known to JAX by rules."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import core, dtypes
+from jax._src.interpreters import batching, mlir
+from jax.extend.core import Primitive
+
+
+class pair_kind(dtypes.extended):
+    """What pairs are a kind of."""
+
+
+class PairRules:
+    allow_conversion = False
+
+    @staticmethod
+    def physical_element_aval(dtype):
+        return core.ShapedArray((2,), np.dtype("float32"))
+
+    @staticmethod
+    def tangent_dtype(dtype):
+        return dtypes.float0
+
+
+class Pair(dtypes.ExtendedDType):
+    """A pair of floats. It has no `itemsize`, nor `kind`: JAX asks for neither."""
+
+    _rules = PairRules
+    type = pair_kind
+    name = "pair"
+
+    def __eq__(self, other):
+        return isinstance(other, Pair)
+
+    def __hash__(self):
+        return hash(Pair)
+
+    def __repr__(self):
+        return self.name
+
+
+def _primitive(name, result, lowering, batch):
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(result)
+    mlir.register_lowering(primitive, lowering)
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+def _like_operand(primitive_of):
+    return lambda operands, dims: (primitive_of().bind(*operands), dims[0])
+
+
+pair_p = _primitive(
+    "pair",
+    lambda x: core.ShapedArray(x.shape[:-1], Pair()),
+    lambda ctx, x: [x],
+    lambda xs, dims: (pair_p.bind(jnp.moveaxis(xs[0], dims[0], 0)), 0),
+)
+unpair_p = _primitive(
+    "unpair",
+    lambda x: core.ShapedArray((*x.shape, 2), np.dtype("float32")),
+    lambda ctx, x: [x],
+    _like_operand(lambda: unpair_p),
+)
+
+
+def paired(x):
+    """Go by pairs, of a constant too, with what passes look for: repetition, a loop, a branch."""
+    pairs = pair_p.bind(jnp.stack([x, x], -1))
+    fixed = unpair_p.bind(jnp.flip(pair_p.bind(jnp.ones((3, 2)))))
+    again = unpair_p.bind(jnp.reshape(pairs, (1, *x.shape)))[0] + unpair_p.bind(pairs)
+
+    def step(carry, _):
+        return carry, unpair_p.bind(carry).sum()
+
+    _, sums = jax.lax.scan(step, pairs, None, length=2)
+    chosen = jax.lax.cond(x.sum() > 0, lambda p: p, lambda p: p[::-1], pairs)
+    return again.sum() + fixed.sum() + sums.sum() + unpair_p.bind(chosen).sum()

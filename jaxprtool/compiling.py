@@ -165,7 +165,7 @@ def _rewritten(
 
     functools.update_wrapper(rewritten, original)
     if isinstance(weak, weakref.ref):
-        rewritten.__wrapped__ = weakref.proxy(original)
+        vars(rewritten)["__wrapped__"] = weakref.proxy(original)
     if not hasattr(original, "__name__"):
         rewritten.__name__ = function_name(original)
     return rewritten

@@ -3,12 +3,15 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import core, dtypes
-from jax._src.interpreters import batching, mlir
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+#: The base of dtypes that are not NumPy's, as that of random keys is.
+ExtendedDType = type(jax.eval_shape(lambda: jax.random.key(0)).dtype).__base__
 
 
-class pair_kind(dtypes.extended):
+class pair_kind(jax.dtypes.extended):
     """What pairs are a kind of."""
 
 
@@ -17,14 +20,14 @@ class PairRules:
 
     @staticmethod
     def physical_element_aval(dtype):
-        return core.ShapedArray((2,), np.dtype("float32"))
+        return ShapedArray((2,), np.dtype("float32"))
 
     @staticmethod
     def tangent_dtype(dtype):
-        return dtypes.float0
+        return jax.dtypes.float0
 
 
-class Pair(dtypes.ExtendedDType):
+class Pair(ExtendedDType):
     """A pair of floats. It has no `itemsize`, nor `kind`: JAX asks for neither."""
 
     _rules = PairRules
@@ -55,13 +58,13 @@ def _like_operand(primitive_of):
 
 pair_p = _primitive(
     "pair",
-    lambda x: core.ShapedArray(x.shape[:-1], Pair()),
+    lambda x: ShapedArray(x.shape[:-1], Pair()),
     lambda ctx, x: [x],
     lambda xs, dims: (pair_p.bind(jnp.moveaxis(xs[0], dims[0], 0)), 0),
 )
 unpair_p = _primitive(
     "unpair",
-    lambda x: core.ShapedArray((*x.shape, 2), np.dtype("float32")),
+    lambda x: ShapedArray((*x.shape, 2), np.dtype("float32")),
     lambda ctx, x: [x],
     _like_operand(lambda: unpair_p),
 )

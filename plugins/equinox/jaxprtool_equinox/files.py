@@ -15,7 +15,6 @@ from jaxprtool.formats.jaxpr.params import (
     BadParameter,
     Form,
     Params,
-    Rules,
     forms,
     restored,
     written,
@@ -84,7 +83,7 @@ for _name, _tag in modules.tags().items():
 # --- filtered primitives ----------------------------------------------------------------------
 
 
-def _write_filtered(eqn: JaxprEqn, rules: Rules) -> Params:
+def _write_filtered(eqn: JaxprEqn) -> Params:
     return {"args": modules.arguments(eqn.params)}
 
 
@@ -112,13 +111,13 @@ def mapped(eqn: JaxprEqn) -> JaxprEqn:
     return eqn.replace(primitive=eqn.params["prim"], params=dict(eqn.params["params"]))
 
 
-def _write_mapped(eqn: JaxprEqn, rules: Rules) -> Params:
+def _write_mapped(eqn: JaxprEqn) -> Params:
     p = eqn.params
     shown = {"prim": p["prim"].name, "axis_size": p["__axis_size"]}
     if p["__axis_name"] is not jaxcompat.NO_AXIS_NAME:
         shown["axis_name"] = p["__axis_name"]
     shown["batch_axes"] = tuple(p["__batch_axes"])
-    return {**shown, "params": written(mapped(eqn), rules)}
+    return {**shown, "params": written(mapped(eqn))}
 
 
 def _read_mapped(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:

@@ -15,10 +15,18 @@ CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})
 #: What to do about a program that cannot be written for its callbacks.
 HINT = "-p drop_checks removes checks and prints; --callbacks stub writes callbacks that raise"
 
+#: What to do about a batching rule of `custom_vmap`. It cannot be written as what it traces to: it
+#: is told the size of the axis and may do anything with it. Traced with a symbolic size, a rule
+#: that asks for `size == 4` is told False without a word.
+BATCHING_HINT = (
+    "--callbacks stub writes a rule that raises; inline(calls=('custom_vmap',)) leaves it out, and "
+    "the function's body is then what is batched"
+)
+
 
 @dataclass(frozen=True)
 class Stub:
-    """A callback that is not there: it has the name of a function, and raises when it is called."""
+    """A function that is not there: it has the name of a function, and raises when it is called."""
 
     name: str
 
@@ -28,7 +36,7 @@ class Stub:
     @property
     def message(self) -> str:
         """What calling the stub raises."""
-        return f"the callback {self.name} was left out when the program was written"
+        return f"the function {self.name} was left out when the program was written"
 
 
 def are_stubs(callbacks: str) -> bool:
@@ -49,8 +57,22 @@ def callback_name(callback: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def batching_rule(eqn: JaxprEqn) -> str:
+    """The rule of a custom_vmap call, for a message."""
+    return f"the batching rule {callback_name(eqn.params['rule'])}, a Python function"
+
+
+def custom_vmap_params(body: Any, rule: Stub, operands: int, results: int) -> dict[str, Any]:
+    """The parameters of a custom_vmap call whose rule is not there, and asks for no structures."""
+    return {"call": body, "rule": rule, **jaxcompat.flat_custom_vmap_trees(operands, results)}
+
+
 def stubbed(eqn: JaxprEqn) -> JaxprEqn:
-    """The equation with a stub in place of its callback, if it has one."""
+    """The equation with a stub in place of its callback or batching rule, if it has one."""
+    if eqn.primitive.name == "custom_vmap_call":
+        stub = Stub(callback_name(eqn.params["rule"]))
+        counts = len(eqn.invars), len(eqn.outvars)
+        return eqn.replace(params=custom_vmap_params(eqn.params["call"], stub, *counts))
     held = eqn.params.get("callback")
     if eqn.primitive.name not in CALLBACKS or isinstance(held, Stub):
         return eqn

@@ -54,6 +54,7 @@ from jaxprtool.jaxcompat.callbacks import (
     DEBUG_EFFECTS,
     FlatCallback,
     callback_function,
+    flat_custom_vmap_trees,
     is_check_effect,
 )
 from jaxprtool.jaxcompat.checking import (
@@ -292,6 +293,7 @@ __all__ = [
     "exported_names",
     "filter_debug_info",
     "fits",
+    "flat_custom_vmap_trees",
     "forbidden_in_branches",
     "forbidden_in_loops",
     "has_checks",

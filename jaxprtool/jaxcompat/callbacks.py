@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from types import FunctionType
 from typing import Any
 
-from jax._src import callback, checkify, debugging
+from jax._src import callback, checkify, custom_batching, debugging, tree_util
 
 #: What `pure_callback` and `io_callback` hold: a function, and the tree of its arguments.
 FlatCallback = callback._FlatCallback
@@ -18,13 +19,28 @@ DEBUG_EFFECTS = {
 _OF_CHECKS = (*map(type, DEBUG_EFFECTS.values()), checkify.ErrorEffect)
 
 
+#: Where the structure of a custom_vmap call's operands is registered.
+_OPERANDS = getattr(custom_batching, "tracing_registry", tree_util.default_registry)
+
+
+def flat_custom_vmap_trees(operands: int, results: int) -> dict[str, Any]:
+    """The parameters of a custom_vmap call that hold structures, for operands in a row."""
+    in_tree = _OPERANDS.flatten((0,) * operands)[1]
+    return {"in_tree": in_tree, "out_tree": tree_util.tree_structure((0,) * results)}
+
+
 def is_check_effect(effect: Any) -> bool:
     """Whether an effect is that of a debugging callback or print, or of a `checkify.check`."""
     return isinstance(effect, _OF_CHECKS)
 
 
 def callback_function(held: Any) -> Any:
-    """The user's function in the parameter `callback` of an equation."""
+    """The user's function in the parameter `callback` of an equation, or `rule` of custom_vmap."""
+    if isinstance(held, custom_batching.ClosedRule):
+        return held.rule
+    if isinstance(held, FunctionType) and held.__module__ == custom_batching.__name__:
+        closed = inspect.getclosurevars(held).nonlocals.get("rule")  # of what it differentiates
+        return held if closed is None else callback_function(closed)
     if isinstance(held, FlatCallback):
         return held.callback_func
     if isinstance(held, FunctionType) and held.__module__ == debugging.__name__:

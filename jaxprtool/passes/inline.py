@@ -13,9 +13,10 @@ A call stays as it is
     name; and one with constants that the body around it cannot hold, such as that of a remat.
 
 `custom_jvp` and `custom_vjp` are inlined only if asked for, since that loses the user's rule of
-differentiation; so is `remat`, since that loses what it is for: the body of one that JAX has
-differentiated (`differentiated=True`) computes a second time what the forward pass has computed,
-and once it is inlined, cse or XLA finds the two to be the same and keeps the first.
+differentiation, and `custom_vmap`, since that loses the rule of batching; so is `remat`, since that
+loses what it is for: the body of one that JAX has differentiated (`differentiated=True`) computes a
+second time what the forward pass has computed, and once it is inlined, cse or XLA finds the two to
+be the same and keeps the first.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "closed_call": ("closed_call", "eval_jaxpr", "call"),
     "custom_jvp": ("custom_jvp_call",),
     "custom_vjp": ("custom_vjp_call",),
+    "custom_vmap": ("custom_vmap_call",),
     "remat": ("remat2",),
 }
 
@@ -52,7 +54,7 @@ class Inline(Pass):
 
     name: ClassVar[str] = "inline"
 
-    #: Which calls: some of jit, closed_call, custom_jvp, custom_vjp, remat.
+    #: Which calls: some of jit, closed_call, custom_jvp, custom_vjp, custom_vmap, remat.
     calls: tuple[str, ...] = ("jit", "closed_call")
     #: Also those that have a reason to stay, such as donation or shardings.
     force: bool = False
@@ -76,7 +78,7 @@ class Inline(Pass):
                     return None
                 if not self.force and has_reason(eqn):
                     return None
-                body = view(eqn).body
+                body = _body(eqn)
                 if scope_of(eqn) is not None and occurs(body, sow_p.name.__eq__, sows):
                     return None
                 if len(body.constvars) != len(body.consts) or not writer.can_hold(body):
@@ -86,6 +88,12 @@ class Inline(Pass):
             return rule
 
         return program.replace(jaxpr=rewrite(program.jaxpr, visitor, outside_in=True))
+
+
+def _body(call: JaxprEqn) -> Any:
+    """The closed jaxpr that a call runs; of a `custom_vmap`, that of the function itself."""
+    seen = view(call)
+    return jaxcompat.close_jaxpr(call.params["call"]) if seen is None else seen.body
 
 
 def has_reason(call: JaxprEqn) -> bool:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.custom_batching import custom_vmap
 from jax.experimental.layout import Format, Layout
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import Mesh, NamedSharding
@@ -68,6 +69,21 @@ def test_calls_go_inside_of_everything_else(around):
     assert "jit" in names(before.jaxpr)
     assert "jit" not in names(after.jaxpr)
     assert len(after.jaxpr.eqns) == len(before.jaxpr.eqns)
+
+
+def test_a_function_with_a_batching_rule_is_inlined_if_asked_for():
+    @custom_vmap
+    def scaled(a, b):
+        return jnp.sin(a) * b
+
+    scaled.def_vmap(lambda size, batched, a, b: (jnp.cos(a) * b, True))
+    assert "custom_vmap_call" in at_top(inline(scaled, x, x))
+    after = inline(scaled, x, x, calls=("custom_vmap",))
+    assert at_top(after) == ["sin", "mul"]
+    pushed = inline(lambda a, b: jax.jvp(scaled, (a, b), (b, a)), x, x, calls=("custom_vmap",))
+    assert "custom_vmap_call" not in names(pushed.jaxpr)
+    text = jaxprtool.to_python(inline(jax.jit(scaled), x, x, calls=("custom_vmap",)))
+    assert "jnp.sin" in text
 
 
 def test_arguments_that_come_through_and_unused_ones_and_literals_need_no_equation():

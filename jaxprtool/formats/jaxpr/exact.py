@@ -20,7 +20,7 @@ from jaxprtool.formats.jaxpr import constants, params, values
 from jaxprtool.formats.jaxpr.constants import ConstantWriter
 from jaxprtool.formats.jaxpr.types import TypeWriter
 from jaxprtool.formats.jaxpr.values import Unwritable
-from jaxprtool.ir.callbacks import CALLBACKS, HINT, stubbed
+from jaxprtool.ir.callbacks import BATCHING_HINT, CALLBACKS, HINT, stubbed
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
@@ -235,5 +235,6 @@ def unsupported(eqn: JaxprEqn, fault: Exception, parameter: str = "") -> Unsuppo
     holder = f"its parameter {parameter}" if parameter else "it"
     name = eqn.primitive.name
     hint = HINT if name in CALLBACKS else missing_plugin(name)
+    hint = BATCHING_HINT if name == "custom_vmap_call" else hint
     message = f"{named(eqn)} cannot be written to a file: {holder} holds {fault}"
     return UnsupportedError(message, hint)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -24,6 +24,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat, primitives
 from jaxprtool.formats.jaxpr.values import Unwritable
+from jaxprtool.ir.callbacks import Stub, batching_rule, custom_vmap_params
 from jaxprtool.ir.custom_rules import (
     JVPRule,
     VJPRule,
@@ -404,10 +405,6 @@ def _read_sow(given: Params, operands: Sequence[Any], results: Sequence[Any]) ->
     return given
 
 
-def _refuse(what: str, eqn: JaxprEqn) -> Params:
-    raise Unwritable(what)
-
-
 forms["broadcast_in_dim"] = Form(_write_broadcast, _read_broadcast)
 forms["dot_general"] = Form(_write_dot, _read_dot)
 forms["jit"] = Form(_write_jit, _read_jit)
@@ -504,7 +501,20 @@ forms["custom_vjp_call"] = Form(_write_custom_vjp, _read_custom_vjp)
 _OF_CUSTOM_CALLS = frozenset({"name", "call_jaxpr", "num_consts", "symbolic_zeros", "perturbed"})
 _ALL_NAMES["custom_jvp_call"] = _OF_CUSTOM_CALLS | {"jvp", "out_zeros", "raises"}
 _ALL_NAMES["custom_vjp_call"] = _OF_CUSTOM_CALLS | {"fwd", "bwd", "forwarded", "in_zeros"}
-forms["custom_vmap_call"] = Form(
-    partial(_refuse, "the Python function that is its batching rule"),
-    lambda given, operands, results: given,
-)
+
+
+def _write_custom_vmap(eqn: JaxprEqn) -> Params:
+    if not isinstance(eqn.params["rule"], Stub):
+        raise Unwritable(batching_rule(eqn))
+    name = jaxcompat.open_jaxpr(eqn.params["call"]).debug_info.func_name
+    return {"name": name, "call_jaxpr": eqn.params["call"], "rule": eqn.params["rule"]}
+
+
+def _read_custom_vmap(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
+    if not isinstance(given["rule"], Stub):
+        raise BadParameter("rule is a stub")
+    return custom_vmap_params(_renamed(given), given["rule"], len(operands), len(results))
+
+
+forms["custom_vmap_call"] = Form(_write_custom_vmap, _read_custom_vmap)
+_ALL_NAMES["custom_vmap_call"] = frozenset({"name", "call_jaxpr", "rule"})

@@ -296,7 +296,7 @@ def test_what_is_written_is_read_however_deep_it_is(tmp_path):
 REFUSED = {
     "pure_callback": (with_callback, "its parameter callback holds"),
     "io_callback": (with_io, "its parameter callback holds"),
-    "custom_vmap_call": (lambda x: batched(x), "the Python function that is its batching rule"),
+    "custom_vmap_call": (lambda x: batched(x), "the batching rule .*<lambda>, a Python function"),
     "custom_jvp_call": (endless(0), "rules that call others, without end"),
     "remat2": (with_policy, r"its parameter policy holds a Python function \(.*<lambda>\)"),
 }
@@ -311,6 +311,26 @@ def test_what_is_alive_is_refused_with_the_equation_and_its_line(primitive, tmp_
     assert primitive in caught.value.message
     assert re.search(r"test_write\.py:\d+", caught.value.message)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_batching_rule_is_left_out_or_written_as_one_that_raises():
+    function = jax.custom_vjp(batched)
+    function.defvjp(lambda x: (batched(x), x), lambda x, ct: (ct * x,))
+    plain = trace(lambda x: batched(x), jnp.float32(1.5))
+    with pytest.raises(UnsupportedError, match="the batching rule") as caught:
+        text(plain)
+    hinted = re.search(r"inline\(.*?\)\)", caught.value.hint)[0]
+    assert jax.vmap(back(plain.apply(hinted)))(jnp.float32([1.5])) == 3.0
+    pushed = trace(lambda x: jax.jvp(batched, (x,), (x,)), jnp.float32(1.5))
+    for program in (plain, pushed, trace(lambda x: function(x), jnp.float32(1.5))):
+        again = parse(text(program, "stub"), "p.jaxpr")
+        assert jax.tree.leaves(again(jnp.float32(1.5)))[0] == 3.0
+        assert jaxprtool.equivalent(again, parse(text(again, "stub"), "p.jaxpr"))
+        with pytest.raises(RuntimeError, match=r"function .*<lambda> was left out"):
+            jax.vmap(lambda x, f=again: jax.jvp(f, (x,), (x,)))(jnp.float32([1.5]))
+        with pytest.raises(UnsupportedError, match=r"function .*<lambda> was left out"):
+            again.apply("batch(axis_size=2)")
+    assert jax.grad(again)(jnp.float32(1.5)) == 1.5
 
 
 def test_types_and_constants_that_are_alive_are_refused():

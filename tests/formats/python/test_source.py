@@ -515,6 +515,26 @@ def test_callbacks_are_written_as_functions_that_raise_if_asked_for() -> None:
         jax.block_until_ready(namespace["f"](jnp.zeros(X.shape)))
 
 
+def test_a_batching_rule_is_written_as_one_that_raises_if_asked_for() -> None:
+    scaled = jax.custom_batching.custom_vmap(lambda a, b: jnp.sin(a) * b)
+    scaled.def_vmap(lambda size, batched, a, b: (a, True))
+
+    def f(x):
+        return scaled(x, 2.0)
+
+    program = trace(f, jnp.ones(3))
+    with pytest.raises(UnsupportedError, match=r"batching rule .*<lambda>, a Python") as caught:
+        to_python(program)
+    assert "custom_vmap" in str(caught.value.hint)
+    namespace: dict[str, Any] = {}
+    exec(to_python(program, callbacks="stub"), namespace)
+    again = trace(namespace["f"], jnp.ones(3))
+    assert [eqn.primitive.name for eqn in again.jaxpr.eqns] == ["custom_vmap_call"]
+    np.testing.assert_array_equal(again(jnp.ones(3)), program(jnp.ones(3)))
+    with pytest.raises(RuntimeError, match="was left out"):
+        jax.vmap(again)(jnp.ones((2, 3)))
+
+
 def test_symbolic_dimensions_are_written_where_nothing_spells_them() -> None:
     (n,) = jax.export.symbolic_shape("n")
     rows = jax.ShapeDtypeStruct((n, 4), jnp.float32)

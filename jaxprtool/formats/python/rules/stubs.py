@@ -16,9 +16,11 @@ from jaxprtool.formats.python.expressions import (
     call,
 )
 from jaxprtool.formats.python.naming import identifier
+from jaxprtool.formats.python.rules.calls import called_name
+from jaxprtool.formats.python.rules.loops import group
 from jaxprtool.formats.python.rules.table import rule, unsupported
 from jaxprtool.formats.python.values import dtype_name
-from jaxprtool.ir.callbacks import HINT, Stub, callback_name
+from jaxprtool.ir.callbacks import BATCHING_HINT, HINT, Stub, batching_rule, callback_name
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -52,6 +54,27 @@ def _with_results(
     return Giving(called, tuple(range(len(types))))
 
 
+@rule("custom_vmap_call")
+def _custom_vmap(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+    stub, results = eqn.params["rule"], group(range(len(eqn.outvars)))
+    if not isinstance(stub, Stub):
+        error = unsupported(eqn, f"it holds {batching_rule(eqn)}")
+        error.hint = BATCHING_HINT
+        raise error
+    body = jaxcompat.close_jaxpr(eqn.params["call"])
+    function = Function(
+        body,
+        called_name(eqn),
+        tuple(range(len(operands))),
+        results,
+        decorators=(Name("jax.custom_batching.custom_vmap"),),
+        rules=(("def_vmap", (_raising(stub),), {}),),
+        kept=True,
+        key=(jaxcompat.open_jaxpr(body), stub),
+    )
+    yield Giving(Call(function, operands), results)
+
+
 def _stub(eqn: JaxprEqn) -> Function:
     """The function that stands for the callback of an equation. Raises UnsupportedError."""
     stub = eqn.params["callback"]
@@ -59,6 +82,10 @@ def _stub(eqn: JaxprEqn) -> Function:
         error = unsupported(eqn, f"it calls a Python function ({callback_name(stub)})")
         error.hint = HINT
         raise error
+    return _raising(stub)
+
+
+def _raising(stub: Stub) -> Function:
     return Function(
         None,
         identifier(stub.name.rpartition(".")[2]),

@@ -21,7 +21,7 @@ from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.retrace import (
-    chosen,
+    chosen_argnums,
     function_of,
     main_results,
     positional,
@@ -181,7 +181,7 @@ class Jvp(Pass):
 def _differentiated(program: Program, transform: str, argnums: Argnums) -> list[int]:
     """The flat arguments that are differentiated by."""
     groups = positional(program)
-    return [i for n in chosen(program, transform, "argnums", argnums) for i in groups[n]]
+    return [i for n in chosen_argnums(program, transform, argnums) for i in groups[n]]
 
 
 def _is(aval: Any, kind: Any) -> bool:

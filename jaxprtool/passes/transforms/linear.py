@@ -31,7 +31,7 @@ from jaxprtool.jaxcompat import Literal, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.residuals import residual_names
 from jaxprtool.passes.transforms.retrace import (
-    chosen,
+    chosen_argnums,
     function_of,
     main_results,
     positional,
@@ -119,9 +119,7 @@ class LinearTranspose(Pass):
         """
         count, avals, names = len(positional(program)), program.in_avals, program.arg_names
         numbers = range(count) if self.argnums is None else self.argnums
-        at = chosen(program, self.name, "argnums", numbers)
-        if len(set(at)) < len(at):
-            raise ArgumentsError(f"{self.name}: argnums has an argument of {program.name} twice")
+        at = chosen_argnums(program, self.name, numbers)
         args, kwargs = jax.tree.unflatten(program.in_tree, range(len(avals)))
         moving = [args[n] for n in at]
         others = [n for n in range(count) if n not in at]

@@ -164,6 +164,21 @@ def chosen(
     return tuple(number % count for number in numbers)
 
 
+def chosen_argnums(
+    program: Program, transform: str, argnums: int | Sequence[int]
+) -> tuple[int, ...]:
+    """The positions of the arguments in `argnums`, which must name some, each once.
+
+    Raises ArgumentsError as `chosen` does, and for what JAX has no clear words for.
+    """
+    positions = chosen(program, transform, "argnums", argnums)
+    if not positions:
+        raise ArgumentsError(f"{transform}: argnums names no argument of {program.name}")
+    if len(set(positions)) < len(positions):
+        raise ArgumentsError(f"{transform}: argnums has an argument of {program.name} twice")
+    return positions
+
+
 def _roots(program: Program) -> str:
     """What the arguments of a program are called as wholes: of `params['w']`, `params`."""
     return ", ".join(dict.fromkeys(re.split(r"[\[.]", name)[0] for name in program.arg_names))

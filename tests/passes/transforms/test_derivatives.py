@@ -142,6 +142,10 @@ def while_loop(x):
     ("fun", "args", "pipeline", "error", "says"),
     [
         (loss, (PARAMS, X), "grad(argnums=2)", ArgumentsError, "no positional argument 2 for arg"),
+        (loss, (PARAMS, X), "grad(argnums=())", ArgumentsError, "argnums names no argument of"),
+        (loss, (PARAMS, X), "hessian(argnums=())", ArgumentsError, "argnums names no argument of"),
+        (loss, (PARAMS, X), "jacrev(argnums=(0, 0))", ArgumentsError, "an argument of loss twice"),
+        (loss, (PARAMS, X), "jacfwd(argnums=(1, -1))", ArgumentsError, "an argument of loss twice"),
         (
             lambda i: i * 1.0,
             (3,),

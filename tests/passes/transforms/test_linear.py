@@ -221,6 +221,7 @@ def test_the_transpose_of_linearize_is_vjp():
         (lambda k: k, (jax.random.key(0),), None, ArgumentsError, "of numbers, and k is key"),
         (lambda x: x * 2.0, (1,), None, ArgumentsError, r"x is i32\[\], result is f32\[\]"),
         (lambda x: x, (1,), (0, -1), ArgumentsError, "argument of lambda twice"),
+        (lambda x: x, (1,), (), ArgumentsError, "argnums names no argument of lambda"),
         (lambda x: jnp.eye(3, dtype=int) @ x, (jnp.arange(3),), None, UnsupportedError, "dot_gen"),
         (lambda x: x + jnp.int32(1) * x, (1,), None, UnsupportedError, r"type at .*\.py:\d+ loses"),
         (lambda x: x // 2, (1,), None, UnsupportedError, r"type in jit at .*\.py:\d+ loses"),

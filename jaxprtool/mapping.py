@@ -38,6 +38,7 @@ def vmap(
     axis_name: Hashable | None = None,
     axis_size: Any = None,
     spmd_axis_name: Any = None,
+    sum_match: bool = False,
 ) -> Callable[..., Any]:
     """`fun` mapped over an axis of its arguments, as `jax.vmap` does it, by our batching pass.
 
@@ -45,7 +46,8 @@ def vmap(
     axis of the results is to be: an int, None (not mapped), or a tree of them that is a prefix of
     the arguments' or the results'. Keyword arguments are mapped along their first axis. Collectives
     in `fun` may name the axis by `axis_name`; `axis_size` is needed if no argument has it;
-    `spmd_axis_name` are the mesh axes that the lanes are spread over.
+    `spmd_axis_name` are the mesh axes that the lanes are spread over. A result that is mapped where
+    `out_axes` is None is an error, or with `sum_match` is summed over the lanes.
 
     Raises BatchError, a ValueError, for axes and sizes that do not fit, BatchTypeError, a
     TypeError, for what can be no axis, and BatchUnsupported for an equation that cannot be mapped.
@@ -69,7 +71,7 @@ def vmap(
             args, kwargs = jax.tree.unflatten(in_tree, elements)
             return jax.tree.flatten(fun(*args, **kwargs), is_leaf=jaxcompat.is_vmappable)
 
-        return _mapped(lane, axis, values, axes, out_axes, debug)
+        return _mapped(lane, axis, values, axes, out_axes, sum_match, debug)
 
     update_wrapper(mapped, fun)
     name = _function_name(fun)
@@ -83,17 +85,23 @@ def _mapped(
     values: Sequence[Any],
     axes: Sequence[Any],
     out_axes: Any,
+    sum_match: bool,
     debug: Any,
 ) -> Any:
     """The result of a function that takes flat values of one lane, and gives these and a tree."""
     lanes = jaxcompat.Lanes(axis.data, debug)
-    outs, out_tree = _results(lanes, lane, axis, lanes_in=(values, axes), out_axes=out_axes)
+    outs, out_tree = _results(lanes, lane, axis, (values, axes), out_axes, sum_match)
     lanes.close()
     return jax.tree.unflatten(out_tree, outs)
 
 
 def _results(
-    lanes: Any, lane: Callable[..., Any], axis: Axis, lanes_in: Any, out_axes: Any
+    lanes: Any,
+    lane: Callable[..., Any],
+    axis: Axis,
+    lanes_in: Any,
+    out_axes: Any,
+    sum_match: bool,
 ) -> tuple[list[Any], Any]:
     """The flat results and their tree.
 
@@ -109,7 +117,7 @@ def _results(
             note = partial(_noted, parts, place, axis if registered else None)
             jaxcompat.assembled(axis.data, result, spec, note)
         closed = lanes.jaxpr([part.lane for part in parts if lanes.holds(part.lane)])
-    outs = _evaluated(lanes, closed, axis, parts, out_tree)
+    outs = _evaluated(lanes, closed, axis, parts, out_tree, sum_match)
     if any(map(jaxcompat.is_element, results)):
         each = iter(outs)
         with lanes.inside():
@@ -150,9 +158,17 @@ def _noted(parts: list[_Part], place: int, axis: Axis | None, value: Any, spec: 
 
 
 def _evaluated(
-    lanes: Any, closed: Any, axis: Axis, parts: Sequence[_Part], out_tree: Any
+    lanes: Any,
+    closed: Any,
+    axis: Axis,
+    parts: Sequence[_Part],
+    out_tree: Any,
+    sum_match: bool,
 ) -> list[Any]:
-    """The parts of the results for all lanes, each mapped along the axis that is asked for."""
+    """The parts of the results for all lanes, each mapped along the axis that is asked for.
+
+    With `sum_match`, a mapped part for which None is asked is summed over the lanes.
+    """
     dims = result_dims(
         [part.axis for part in parts],
         [getattr(jax.typeof(part.lane), "ndim", 0) for part in parts],
@@ -161,21 +177,33 @@ def _evaluated(
     staged = [lanes.holds(part.lane) for part in parts]
     outs = list(compress(dims, staged))
     body, out_dims = batch_body(closed, lanes.dims, axis, outs, outermost=True)
-    found: list[Dim] = [None] * out_tree.num_leaves
-    for part, dim in zip(compress(parts, staged), out_dims, strict=True):
-        if part.axis is None:
-            found[part.place] = dim
-    check_unmapped([None] * len(found), found, out_tree, axis.name)
-    values = iter(jaxcompat.evaluated(body, lanes.operands))
+    if not sum_match:
+        found: list[Dim] = [None] * out_tree.num_leaves
+        for part, dim in zip(compress(parts, staged), out_dims, strict=True):
+            if part.axis is None:
+                found[part.place] = dim
+        check_unmapped([None] * len(found), found, out_tree, axis.name)
+    mapped = zip(jaxcompat.evaluated(body, lanes.operands), out_dims, strict=True)
+    values = [
+        next(mapped) if flag else (part.lane, None)
+        for part, flag in zip(parts, staged, strict=True)
+    ]
     return [
-        next(values) if flag else _broadcast(part.lane, dim, axis)
-        for part, dim, flag in zip(parts, dims, staged, strict=True)
+        _moved(value, source, target, axis)
+        for (value, source), target in zip(values, dims, strict=True)
     ]
 
 
-def _broadcast(value: Any, dim: Dim, axis: Axis) -> Any:
-    """A value that is the same in all lanes, mapped along a dimension; None leaves it as it is."""
-    return value if dim is None else jaxcompat.match_axis(axis.data, None, dim, value)
+def _moved(value: Any, source: Dim, target: Dim, axis: Axis) -> Any:
+    """A value mapped along `source`, mapped along `target`, or summed over the lanes if it is None.
+
+    A value for which neither is a dimension is left as it is.
+    """
+    if source == target:
+        return value
+    if target is None:
+        return value.sum(source)  # by a method, as JAX has it: it may be one of NumPy's
+    return jaxcompat.match_axis(axis.data, source, target, value)
 
 
 # --- arguments ----------------------------------------------------------------------------------

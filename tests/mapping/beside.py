@@ -13,7 +13,7 @@ from jaxprtool import vmap
 
 MATRIX = jnp.arange(12.0).reshape(3, 4)
 VECTOR = jnp.arange(3.0)
-OPTIONS = ("in_axes", "out_axes", "axis_name", "axis_size", "spmd_axis_name")
+OPTIONS = ("in_axes", "out_axes", "axis_name", "axis_size", "spmd_axis_name", "sum_match")
 
 
 def data(x):

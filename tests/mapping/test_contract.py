@@ -142,7 +142,7 @@ class Named:
 @dataclass(frozen=True)
 class ByName:
     name: str
-    place: int
+    place: int | None
 
 
 def named_lane(cont, index, value, spec):
@@ -155,7 +155,8 @@ def named_lane(cont, index, value, spec):
 def named_from_lane(cont, size, lane, spec):
     values = cont(size, lane.data, spec.place)
     names = list(lane.names)
-    names.insert(spec.place, spec.name)
+    if spec.place is not None:
+        names.insert(spec.place, spec.name)
     assert values.ndim == len(names)
     return Named(tuple(names), values)
 
@@ -186,6 +187,14 @@ def test_registered_types_may_ask_for_the_index_of_their_lane():
     assert_alike(lambda pair: pair[0] * 10 + pair[1], row, in_axes=(ByName("i", 0),), axis_size=3)
     assert_both_raise(lambda v: v(lambda x: x, in_axes=(ByName("i", 0),))(VECTOR))
     assert_both_raise(lambda v: v(lambda x: x, out_axes=ByName("i", 0))(VECTOR))
+
+
+def test_parts_of_registered_types_are_summed_if_they_are_asked_for_unmapped():
+    def summed(v):
+        return v(lambda x: Named((), x * 2), out_axes=ByName("k", None), sum_match=True)(VECTOR)
+
+    theirs, ours = summed(jax.vmap), summed(vmap)
+    assert ours == theirs == Named((), 6.0)
 
 
 def test_sparse_arrays_which_jax_registers():

@@ -47,8 +47,9 @@ class Program:
 
         Static arguments are left out, as when a `jax.jit(...).lower(...).compile()` is called. In
         place of a node whose class a file could not tell, any container of the same children fits.
-        Raises TypeError, which names the first path that differs, if the structure does, and
-        FloatingPointError for results that `jax_debug_nans` or `jax_debug_infs` forbid.
+        Raises TypeError, which names the first path that differs, if the structure does or a value
+        is no float0 that is to be one, and FloatingPointError for results that `jax_debug_nans` or
+        `jax_debug_infs` forbid.
         """
         match = self.matched(args, kwargs)
         if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
@@ -70,13 +71,24 @@ class Program:
     def matched(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Match:
         """The flat arguments of a call. Raises StructureError, a TypeError; see `__call__`."""
         flat, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
-        if tree == self.in_tree and not any(map(is_no_array, flat)):
-            return Match(flat)
         try:
-            return matched(self.in_tree, self.arg_names, args, kwargs)
+            if tree == self.in_tree and not any(map(is_no_array, flat)):
+                match = Match(flat)
+            else:
+                match = matched(self.in_tree, self.arg_names, args, kwargs)
+            for i in self._float0_args:
+                if (dtype := jnp.result_type(match.leaves[i])) != jax.dtypes.float0:
+                    raise Mismatch(f"{self.arg_names[i]} is to be of dtype float0, not {dtype}")
         except Mismatch as mismatch:
             message = f"the arguments do not fit {self.name}: {mismatch}"
             raise StructureError(message) from None
+        return match
+
+    @cached_property
+    def _float0_args(self) -> list[int]:
+        """The arguments of dtype float0, which nothing computes with and so nothing would check."""
+        float0 = jax.dtypes.float0
+        return [i for i, v in enumerate(self.in_avals) if getattr(v, "dtype", None) == float0]
 
     def flat_function(self, donate: bool = True) -> Callable[..., list[Any]]:
         """The function from flat arguments to flat results, under `jax.jit` if `jit` says so."""

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxprtool
@@ -96,6 +97,15 @@ def test_jvp_takes_primals_and_tangents_and_keywords():
     assert program.out_names == ("result", "d_result")
     result, tangent = program(*args, scale=2.0)
     assert (result, tangent) == jax.jvp(loss, *args)
+
+
+def test_jvp_takes_tangents_of_integers_as_float0_alone():
+    program = trace(lambda x, n: x * n, 2.0, 3).apply("jvp")
+    none = np.zeros((), jax.dtypes.float0)
+    assert program((2.0, 3), (1.0, none)) == (6.0, 3.0)
+    for tangent, dtype in ((1, "int32"), (jnp.float32(1.5), "float32")):
+        with pytest.raises(TypeError, match=f"d_n is to be of dtype float0, not {dtype}"):
+            program((2.0, 3), (1.0, tangent))
 
 
 def test_jvp_hands_on_aux():

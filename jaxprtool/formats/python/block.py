@@ -26,6 +26,7 @@ from jaxprtool.formats.python.expressions import (
     written,
 )
 from jaxprtool.formats.python.fusion import Line, lines
+from jaxprtool.formats.python.helpers import Helper
 from jaxprtool.formats.python.layout import (
     INDENT,
     WIDTH,
@@ -314,6 +315,10 @@ class Block:
     def hoisted(self, value: Hoisted) -> str:
         """The name of something that the module makes once."""
         return self._module.hoisted(value)
+
+    def helper(self, helper: Helper) -> str:
+        """The name of a function that the module defines at its top."""
+        return self._module.helper(helper)
 
     def function(self, function: Function) -> str:
         """The name of a function, which is defined here, or at the top of the module."""

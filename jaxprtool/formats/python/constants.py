@@ -12,17 +12,13 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.formats.python.expressions import call, written
+from jaxprtool.formats.python.expressions import Expression, call, written
+from jaxprtool.formats.python.helpers import FROM_HEX
 from jaxprtool.formats.python.layout import INDENT, WIDTH, statement
 from jaxprtool.formats.python.values import array, dtype_name
 
 #: Arrays of more elements are written as their bytes, and of more bytes into the file beside.
 _MOST_ELEMENTS, MOST_BYTES = 16, 2048
-
-#: What a module with constants written as bytes begins with.
-FROM_HEX = '''def from_hex(text, dtype, *shape):
-    """An array from its bytes."""
-    return jnp.asarray(np.frombuffer(bytes.fromhex(text), dtype).reshape(shape))'''
 
 
 def definition_of(name: str, value: Any, scope: Any, beside: bool) -> list[str]:
@@ -30,7 +26,9 @@ def definition_of(name: str, value: Any, scope: Any, beside: bool) -> list[str]:
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return _keys(name, value, scope, beside)
     data = np.asarray(value)
-    if data.size <= _MOST_ELEMENTS:
+    if data.dtype == jax.dtypes.float0:
+        expression: Expression = call("np.zeros", data.shape, data.dtype)
+    elif data.size <= _MOST_ELEMENTS:
         expression = array(data, "jnp")
     elif beside and data.nbytes > MOST_BYTES:
         expression = call("jnp.asarray", scope.stored(data))
@@ -50,14 +48,14 @@ def _keys(name: str, value: Any, scope: Any, beside: bool) -> list[str]:
 
 
 def _bytes(name: str, data: np.ndarray, scope: Any) -> list[str]:
-    scope.from_hex()
+    from_hex = scope.helper(FROM_HEX)
     text = data.tobytes().hex()
     width = WIDTH - 2 * len(INDENT)
     rows = [f"{INDENT}{text[i : i + width]}" for i in range(0, len(text), width)]
     kind = "".join(map(str, written(dtype_name(data.dtype), scope)))
     shape = [f"{INDENT}{size}," for size in data.shape]
     return [
-        f"{name} = from_hex(",
+        f"{name} = {from_hex}(",
         f'{INDENT}"""',
         *rows,
         f'{INDENT}""",',

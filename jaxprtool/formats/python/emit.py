@@ -39,6 +39,7 @@ from jaxprtool.formats.python.expressions import (
     plain,
     written,
 )
+from jaxprtool.formats.python.helpers import HELPERS, NAMED, Helper
 from jaxprtool.formats.python.jit import jit_decorator
 from jaxprtool.formats.python.layout import INDENT, definition, flat, statement
 from jaxprtool.formats.python.naming import RESERVED, Names, identifier, numbered
@@ -120,8 +121,8 @@ class _Module:
         self.spellings = Spellings(self)
         self._file = file
         self._roots: set[str] = set()
-        self._taken = set(ROOTS)
-        self._everywhere: set[str] = set()
+        self._taken = {*ROOTS, *HELPERS}
+        self._everywhere: set[str] = set(HELPERS)
         self._functions: dict[Any, str] = {}
         self._queue: deque[tuple[Function, str, dict[Any, str], tuple[Any, ...]]] = deque()
         self._settings: tuple[Any, ...] = ()
@@ -299,17 +300,17 @@ class _Module:
         stored = Subscript(Name("STORED"), (key,))
         return stored if own else method(stored, "view", dtype_name(data.dtype))
 
-    def from_hex(self) -> None:
-        """Define the function that makes an array of its bytes."""
-        self.mention("np")
-        self.mention("jnp")
-        self._taken.add("from_hex")
-        self._helpers["from_hex"] = constants.FROM_HEX.splitlines()
+    def helper(self, helper: Helper) -> str:
+        """The name of a helper, which is defined at the top of the module."""
+        if helper.name not in self._helpers:
+            self._helpers[helper.name] = helper.text.splitlines()
+            for root in helper.roots:
+                self.mention(root)
+        return helper.name
 
     def renaming(self, name: str) -> str:
         """The decorator that gives a function a name that another has, or that is none."""
-        self._helpers.setdefault("named", _NAMED.splitlines())
-        return f"@named({flat(written(name, self))})"
+        return f"@{self.helper(NAMED)}({flat(written(name, self))})"
 
     def origin(self, eqn: JaxprEqn) -> tuple[str, str] | None:
         """The function of the user's code that an equation comes from, and its file."""
@@ -348,15 +349,6 @@ _NEEDS_X64 = "It needs 64-bit types: jax_enable_x64 must be set."
 
 _STORED = "STORED = np.load(Path(__file__).resolve().with_name({file}))"
 
-_NAMED = '''def named(name):
-    """Give a function a name that it cannot bear in this module."""
-
-    def rename(function):
-        function.__name__ = name
-        return function
-
-    return rename'''
-
 
 def _import_order(text: str) -> tuple[bool, str]:
     return text.startswith("from"), text
@@ -373,7 +365,7 @@ def _joined(parts: list[list[str]]) -> str:
 
 def _function_names(jaxpr: Any) -> set[str]:
     """The names that functions of the module will bear, at every depth."""
-    names, seen, todo = {"named", "from_hex", "mesh", "CONSTANT"}, set(), [jaxpr]
+    names, seen, todo = {"mesh", "CONSTANT"}, set(), [jaxpr]
     while todo:
         body = todo.pop()
         if id(open_jaxpr(body)) in seen:

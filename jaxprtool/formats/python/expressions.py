@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
+import jax.custom_derivatives
 import jax.experimental.compute_on
 import jax.experimental.xla_metadata
 import jax.extend.core.primitives
@@ -51,6 +52,14 @@ ROOTS: dict[str, tuple[Any, str]] = {
     "add_any": (
         jax.interpreters.ad.add_jaxvals,
         "from jax.interpreters.ad import add_jaxvals as add_any",
+    ),
+    "SymbolicZero": (
+        jax.custom_derivatives.SymbolicZero,
+        "from jax.custom_derivatives import SymbolicZero",
+    ),
+    "zeros_like_aval": (
+        jax.interpreters.ad.zeros_like_aval,
+        "from jax.interpreters.ad import zeros_like_aval",
     ),
     "P": (PartitionSpec, "from jax.sharding import PartitionSpec as P"),
     "compute_on": (

@@ -9,6 +9,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.emit import to_python
+from jaxprtool.formats.python.helpers import HELPERS
 from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 
@@ -23,7 +24,7 @@ def defined(source: str, file: str = "emitted.py") -> Any:
 def main_name(source: str) -> str:
     """The name of a module's main function."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    return next(f.name for f in functions if f.name not in ("named", "from_hex"))
+    return next(f.name for f in functions if f.name not in HELPERS)
 
 
 def emitted(program: Program) -> tuple[str, Program]:

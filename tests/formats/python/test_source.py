@@ -28,6 +28,7 @@ from jaxprtool.ir.equivalence import difference
 from jaxprtool.jaxcompat import Primitive
 from jaxprtool.loading.load import find
 from jaxprtool.loading.trace import trace
+from jaxprtool.passes.inline import Inline
 from tests.formats.python.emitting import defined, emitted
 from tests.programs import harness_programs, sample_programs
 from tests.programs.samples import SAMPLES, sample_files
@@ -375,6 +376,33 @@ def test_a_rule_calls_its_function_that_captures_an_array(kind, around) -> None:
     np.testing.assert_array_equal(function(x), program(x))
     grads = [jax.grad(lambda x, f=f: f(x).sum())(x) for f in (function, program)]
     np.testing.assert_array_equal(*grads)
+
+
+def test_a_function_that_is_called_like_a_helper_is_given_another_name() -> None:
+    @jax.jit
+    def named(x):
+        return jnp.sin(x)
+
+    program = trace(lambda x: named(x) + jax.jit(lambda x: x * 2)(x), X)
+    source, again = emitted(program)
+    assert '@named("named")\ndef named_2(' in source
+    assert difference(program, again) is None
+
+
+@pytest.mark.parametrize("mode", ["reduced", "complete", "raw", "r"])
+def test_a_qr_decomposition_is_that_of_the_library(mode) -> None:
+    program = trace(lambda x: jax.tree.leaves(jnp.linalg.qr(x, mode=mode)), X)
+    source, again = emitted(program)
+    assert "jnp.linalg.qr(x" in source and "def qr" not in source
+    assert difference(program, again) is None
+
+
+def test_a_qr_decomposition_without_its_call_gives_the_same_values() -> None:
+    program = Inline()(trace(lambda x: tuple(jnp.linalg.qr(x, mode="raw")), X))
+    assert [eqn.primitive.name for eqn in program.jaxpr.eqns] == ["geqrf", "transpose"]
+    x = jnp.sin(jnp.arange(12.0)).reshape(X.shape)
+    for ours, theirs in zip(defined(to_python(program))(x), program(x), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 # --- trees of classes that a module does not import ----------------------------------------------

@@ -20,6 +20,7 @@ from jaxprtool.formats.python.expressions import (
     Slot,
     call,
 )
+from jaxprtool.formats.python.helpers import BWD_OF_ARRAYS, FWD_BY, JVP_BY, Helper
 from jaxprtool.formats.python.rules.loops import group
 from jaxprtool.formats.python.rules.table import proposals, rule, unsupported
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
@@ -48,7 +49,11 @@ LIBRARY: dict[str, str] = {
     **{name: f"jnp.linalg.{name}" for name in _LINALG.split()},
     "_where": "jnp.where",
     "_one_hot": "jax.nn.one_hot",
+    "qr": "jnp.linalg.qr",
 }
+
+#: What a function of the library may be asked for besides, by the same name.
+_MODES = {"qr": ({"mode": "raw"}, {"mode": "complete"}, {"mode": "r"})}
 
 #: A longer body is not tried against the library.
 _LONGEST_LIBRARY_BODY = 60
@@ -71,8 +76,10 @@ def _jit(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 
 def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Expression]:
     """The public function that an equation may be a call of."""
-    if called_name(eqn) in LIBRARY:
-        yield call(LIBRARY[called_name(eqn)], *operands)
+    name = called_name(eqn)
+    if name in LIBRARY:
+        for options in ({}, *_MODES.get(name, ())):
+            yield call(LIBRARY[name], *operands, **options)
 
 
 def called_name(eqn: JaxprEqn) -> str:
@@ -169,8 +176,6 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     primals = range(len(operands) - count)
     outs = range(len(eqn.outvars))
     results = group(outs)
-    if not all(found.perturbed):
-        raise unsupported(eqn, "its rule may be differentiated by some of its arguments alone")
     tangents, next_tangent = [], len(outs)
     for v, zero in zip(eqn.outvars, found.out_zeros, strict=True):
         tangents.append(_zeros(v.aval) if zero else next_tangent)
@@ -181,6 +186,7 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         (tuple(primals), tuple(i + len(primals) for i in primals)),
         (results, group(tangents)),
         ("primals", "tangents"),
+        decorators=_restricted(JVP_BY, found.perturbed),
         raises=None if found.raises is None else _exception(found.raises),
     )
     yield _custom(eqn, "jvp", (rule_function,), operands, results)
@@ -200,11 +206,18 @@ def _exception(described: str) -> Expression:
     return call("RuntimeError", described)
 
 
+def _restricted(by: Helper, perturbed: tuple[bool, ...]) -> tuple[Expression, ...]:
+    """The decorator of a rule that refuses some operands, if it does."""
+    operands = [i for i, may in enumerate(perturbed) if may]
+    return () if all(perturbed) else (Call(by, tuple(operands)),)
+
+
 def _custom(
     eqn: JaxprEqn, kind: str, rules: tuple[Function, ...], operands: tuple[Slot, ...], results: Any
 ) -> Expression:
     """The call of a function with custom derivatives, of the kind "jvp" or "vjp"."""
     count = eqn.params["num_consts"]
+    options = {"symbolic_zeros": True} if rules[0].decorators else {}
     function = Function(
         jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]),
         called_name(eqn),
@@ -212,7 +225,7 @@ def _custom(
         results,
         captured={i: i for i in range(count)},
         decorators=(Name(f"jax.custom_{kind}"),),
-        rules=((f"def{kind}", rules, {}),),
+        rules=((f"def{kind}", rules, options),),
         kept=not count,
         key=(called_name(eqn), rule_key(eqn)),
     )
@@ -228,8 +241,6 @@ def _zeros(aval: Any) -> Expression:
 @rule("custom_vjp_call")
 def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     found = vjp_rule(eqn)
-    if not all(found.perturbed):
-        raise unsupported(eqn, "its rules may be differentiated by some of its arguments alone")
     count = eqn.params["num_consts"]
     outs = range(len(eqn.outvars))
     results, primals = group(outs), len(operands) - count
@@ -244,6 +255,7 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         _own(found.fwd_name, f"{called_name(eqn)}_fwd"),
         tuple(range(primals)),
         (shifted, tuple(residuals)),
+        decorators=_restricted(FWD_BY, found.perturbed),
     )
     cotangents, next_one = [], 0
     for zero in found.in_zeros:
@@ -255,6 +267,7 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         (tuple(range(kept)), group([i + kept for i in outs])),
         tuple(cotangents),
         ("residuals", "cotangents"),
+        decorators=(BWD_OF_ARRAYS,) if forward.decorators else (),
     )
     yield _custom(eqn, "vjp", (forward, backward), operands, results)
 

@@ -8,7 +8,17 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxprtool.formats.python.expressions import Expression, Function, Infix, Name, Slot, call
+from jaxprtool.formats.python.expressions import (
+    Call,
+    Expression,
+    Function,
+    Giving,
+    Infix,
+    Name,
+    Slot,
+    call,
+)
+from jaxprtool.formats.python.helpers import GEQRF
 from jaxprtool.formats.python.rules.arrays import ints, one_or_all, placements
 from jaxprtool.formats.python.rules.table import rule
 from jaxprtool.formats.python.values import dtype_name
@@ -234,6 +244,11 @@ def _ragged_dot(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 
 
 # --- linear algebra ---------------------------------------------------------------------------
+
+
+@rule("geqrf")
+def _geqrf(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+    yield Giving(Call(GEQRF, (x,)), (0, 1))
 
 
 @rule("cholesky")

@@ -1,0 +1,121 @@
+"""Functions that a module defines at its top if its lines need them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxprtool.formats.python.expressions import Expression
+from jaxprtool.formats.python.layout import Piece
+
+
+@dataclass(frozen=True)
+class Helper(Expression):
+    """A function of that name, which a module that mentions it defines by this text.
+
+    `roots` are the names that the text needs imported.
+    """
+
+    name: str
+    roots: tuple[str, ...]
+    text: str
+
+    def pieces(self, scope: Any) -> list[Piece]:
+        return [scope.helper(self)]
+
+
+NAMED = Helper(
+    "named",
+    (),
+    '''def named(name):
+    """Give a function a name that it cannot bear in this module."""
+
+    def rename(function):
+        function.__name__ = name
+        return function
+
+    return rename''',
+)
+
+FROM_HEX = Helper(
+    "from_hex",
+    ("jnp", "np"),
+    '''def from_hex(text, dtype, *shape):
+    """An array from its bytes."""
+    return jnp.asarray(np.frombuffer(bytes.fromhex(text), dtype).reshape(shape))''',
+)
+
+#: What no public function gives alone: `jnp.linalg.qr` transposes it.
+GEQRF = Helper(
+    "geqrf",
+    ("jnp",),
+    '''def geqrf(a):
+    """The QR decomposition as LAPACK has it: R, with Householder vectors below it; factors."""
+    h, taus = jnp.linalg.qr(a, mode="raw")
+    return h.mT, taus''',
+)
+
+#: The rules below are told of symbolic zeros, and are written for arrays.
+JVP_BY = Helper(
+    "jvp_by",
+    ("SymbolicZero", "zeros_like_aval"),
+    '''def jvp_by(*operands):
+    """Have a jvp rule refuse to differentiate by operands other than these."""
+
+    def restrict(rule):
+        def jvp(primals, tangents):
+            given = []
+            for i, tangent in enumerate(tangents):
+                zero = isinstance(tangent, SymbolicZero)
+                if not zero and i not in operands:
+                    raise TypeError(f"{rule.__name__} does not differentiate by operand {i}")
+                if zero and i in operands:
+                    tangent = zeros_like_aval(tangent.aval)
+                given.append(tangent)
+            return rule(primals, tuple(given))
+
+        jvp.__name__ = rule.__name__
+        return jvp
+
+    return restrict''',
+)
+
+FWD_BY = Helper(
+    "fwd_by",
+    (),
+    '''def fwd_by(*operands):
+    """Have a forward rule refuse to differentiate by operands other than these."""
+
+    def restrict(rule):
+        def fwd(*primals):
+            for i, primal in enumerate(primals):
+                if primal.perturbed and i not in operands:
+                    raise TypeError(f"{rule.__name__} does not differentiate by operand {i}")
+            return rule(*[primal.value for primal in primals])
+
+        fwd.__name__ = rule.__name__
+        return fwd
+
+    return restrict''',
+)
+
+BWD_OF_ARRAYS = Helper(
+    "bwd_of_arrays",
+    ("SymbolicZero", "jax", "zeros_like_aval"),
+    '''def bwd_of_arrays(rule):
+    """Give a backward rule arrays of zeros for symbolic zeros."""
+
+    def array(ct):
+        return zeros_like_aval(ct.aval) if isinstance(ct, SymbolicZero) else ct
+
+    def bwd(residuals, cotangents):
+        return rule(residuals, jax.tree.map(array, cotangents))
+
+    bwd.__name__ = rule.__name__
+    return bwd''',
+)
+
+#: The names that functions of a module never bear.
+HELPERS = frozenset(
+    helper.name for helper in (NAMED, FROM_HEX, GEQRF, JVP_BY, FWD_BY, BWD_OF_ARRAYS)
+)

@@ -195,15 +195,17 @@ class _Call:
     def traced(self, bound_axes: Sequence[tuple[Any, int]]) -> tuple[Program, list[Any]]:
         """The program of the call, and what it is to be evaluated on.
 
-        Values that JAX traces outside and `fun` closes over are arguments of the program.
+        Values that JAX traces outside and `fun` closes over are arguments of the program; a view of
+        a ref is a list, of the ref and of the indices that are traced.
         """
         args = tuple(a for i, a in enumerate(self.args) if i not in self.static_args)
         kwargs = {k: v for k, v in self.kwargs.items() if k not in self.static_kwargs}
-        leaves, in_tree = jax.tree.flatten((args, kwargs))
+        opened, structure = jaxcompat.open_views((args, kwargs))
+        leaves, in_tree = jax.tree.flatten(opened)
         found: dict[str, Any] = {}
 
         def flat(*leaves: Any) -> list[Any]:
-            out = self._called(*jax.tree.unflatten(in_tree, leaves))
+            out = self._called(*structure.unflatten(leaves))
             found["names"] = paths("result", out)
             outs, found["tree"] = jax.tree.flatten(out)
             return outs

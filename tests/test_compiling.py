@@ -214,6 +214,25 @@ def test_refs_are_arguments_and_closed_over():
     close((outer[...], inner[...]), (jnp.full(3, 3.0), jnp.array([2.0, 0.0])))
 
 
+def sums_of_views(trees, i):
+    view = trees["a"][0]
+    view[0] = trees["b"]
+    return view[...].sum() + view.at[i][...], view.at[1:].at[i][...]
+
+
+@pytest.mark.parametrize(
+    "cut", [lambda ref, i: ref.at[1], lambda ref, i: ref.at[i], lambda ref, i: ref.at[1:, i]]
+)
+def test_views_of_refs_are_arguments(cut):
+    def run(j):
+        def fun(ref, i):
+            return j(sums_of_views)({"a": [cut(ref, i)], "b": 7.0}, i), ref[...]
+
+        return jax.jit(fun)(jax.new_ref(jnp.arange(12.0).reshape(4, 3)), 1)
+
+    close(run(dced), run(jax.jit))
+
+
 def test_effects_happen_in_order():
     seen = []
 

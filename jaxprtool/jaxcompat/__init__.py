@@ -165,7 +165,9 @@ from jaxprtool.jaxcompat.rewriting import (
     at_once,
     check_callable,
     hide_from_tracebacks,
+    is_view,
     jit_debug_info,
+    open_views,
     static_arguments,
 )
 from jaxprtool.jaxcompat.running import (
@@ -318,6 +320,7 @@ __all__ = [
     "is_staging",
     "is_symbolic_dimension",
     "is_unspecified",
+    "is_view",
     "is_vmappable",
     "jax_dce_jaxpr",
     "jax_dce_rules",
@@ -353,6 +356,7 @@ __all__ = [
     "older_spelling",
     "only_names_axes",
     "open_jaxpr",
+    "open_views",
     "operand_effects",
     "ordered_effects",
     "partition_module",

@@ -6,7 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import jax
 from jax._src import api_util, core, traceback_util
+from jax._src.state.types import TransformedRef
+from jax._src.tree_util import tracing_registry
 from jax.extend.core import DebugInfo
 
 
@@ -26,6 +29,20 @@ def static_arguments(
     else:
         numbers, names = api_util.infer_argnums_and_argnames(signature, argnums, argnames)
     return tuple(numbers), frozenset(names)
+
+
+def is_view(value: Any) -> bool:
+    """Whether a value is a view of a ref, as `ref.at[0]` gives it: a leaf that has no type."""
+    return isinstance(value, TransformedRef)
+
+
+def open_views(tree: Any) -> tuple[Any, jax.tree_util.PyTreeDef]:
+    """A tree of arguments with a list in the place of each view, of the ref and traced indices.
+
+    Its leaves are those that `jax.jit` traces; the structure makes of them the arguments again.
+    """
+    opened = jax.tree.map(lambda x: tracing_registry.flatten(x)[0] if is_view(x) else x, tree)
+    return opened, tracing_registry.flatten(tree)[1]
 
 
 def jit_debug_info(

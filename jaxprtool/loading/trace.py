@@ -348,6 +348,10 @@ def _flatten(name: str, value: Any) -> list[tuple[Any, Any]]:
 
 
 def _check_leaf(path: str, leaf: Any) -> None:
+    if jaxcompat.is_view(leaf):
+        raise ArgumentsError(
+            f"argument {path} is a view of a ref", "pass the ref, and take the view in the function"
+        )
     try:
         jax.api_util.shaped_abstractify(_as_array_type(leaf))
     except OverflowError:

@@ -217,6 +217,14 @@ def test_arguments_that_do_not_fit(args, kwargs, expected):
     assert expected in fault(ArgumentsError, scaled, *args, **kwargs)
 
 
+def test_a_view_of_a_ref_is_no_argument():
+    def row(a):
+        return a[...]
+
+    view = jax.jit(lambda ref: fault(ArgumentsError, row, ref.at[0]) and ref[...])
+    view(jax.new_ref(jnp.ones((2, 3))))
+
+
 def branch(x):
     if x > 0:
         return x

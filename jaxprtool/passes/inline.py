@@ -10,7 +10,11 @@ A call stays as it is
     JAX 0.12), and every call under `compute_on` or `set_xla_metadata`, which mark the call as a
     whole. `force=True` inlines these too;
 *   if opening it would be wrong: a `nest` call with a value sown inside, whose scope is part of the
-    name; and one with constants that the body around it cannot hold, such as that of a remat.
+    name; and one with constants that the body around it cannot hold, such as that of a remat;
+*   if the program would grow out of bounds: n calls within one another, each made twice, are 2**n
+    when they are all written out. Where a program would have more than `MOST_EQUATIONS` equations
+    then, and more than twice those it has, bodies that several calls share stay shared if they
+    would be longer than `LONG`.
 
 `custom_jvp` and `custom_vjp` are inlined only if asked for, since that loses the user's rule of
 differentiation, and `custom_vmap`, since that loses the rule of batching; so is `remat`, since that
@@ -21,14 +25,18 @@ be the same and keeps the first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, did_you_mean
+from jaxprtool.ir.outline import bodies
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import view
+from jaxprtool.ir.structured import holds_jaxpr, view
 from jaxprtool.ir.writer import Rule, Writer, occurs, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.base import Pass
@@ -46,6 +54,12 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 #: How a jit may say that it is to be inlined without being kept from it here.
 _INLINEABLE = (False, True, "jax_late")
+
+#: A program of no more equations may come from one of any size.
+MOST_EQUATIONS = 10_000
+
+#: A body of more equations stays shared where the program would grow beyond that.
+LONG = 100
 
 
 @dataclass(frozen=True)
@@ -72,16 +86,21 @@ class Inline(Pass):
         primitives = frozenset(name for call in self.calls for name in KINDS[call])
         sows: dict[Any, bool] = {}
 
+        def opened(eqn: JaxprEqn) -> Any:
+            """The body of a call that may be inlined; None for every other equation."""
+            if eqn.primitive.name not in primitives or (not self.force and has_reason(eqn)):
+                return None
+            body = _body(eqn)
+            if scope_of(eqn) is not None and occurs(body, sow_p.name.__eq__, sows):
+                return None
+            return body if len(body.constvars) == len(body.consts) else None
+
+        stay = _too_long(program.jaxpr, opened)
+
         def visitor(writer: Writer) -> Rule:
             def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
-                if eqn.primitive.name not in primitives:
-                    return None
-                if not self.force and has_reason(eqn):
-                    return None
-                body = _body(eqn)
-                if scope_of(eqn) is not None and occurs(body, sow_p.name.__eq__, sows):
-                    return None
-                if len(body.constvars) != len(body.consts) or not writer.can_hold(body):
+                body = opened(eqn)
+                if body is None or jaxcompat.open_jaxpr(body) in stay or not writer.can_hold(body):
                     return None
                 return writer.splice(body, eqn.invars, eqn, rule=rule)
 
@@ -94,6 +113,44 @@ def _body(call: JaxprEqn) -> Any:
     """The closed jaxpr that a call runs; of a `custom_vmap`, that of the function itself."""
     seen = view(call)
     return jaxcompat.close_jaxpr(call.params["call"]) if seen is None else seen.body
+
+
+def _too_long(jaxpr: Any, opened: Callable[[JaxprEqn], Any]) -> set[Any]:
+    """The open bodies whose calls have to stay for the program not to grow out of bounds."""
+    calls: dict[Any, list[Any]] = {}  # the bodies to inline, by the one that calls them
+    held = [jaxcompat.open_jaxpr(jaxpr)]  # those that an equation holds which is no such call
+
+    def explore(body: Any) -> None:
+        called, others = [], []
+        for eqn in body.eqns:
+            if holds_jaxpr(eqn.params.values()):
+                if (inner := opened(eqn)) is not None:
+                    called.append(jaxcompat.open_jaxpr(inner))
+                else:
+                    others += [inner for _, inner in bodies(eqn)]
+        for inner in (*called, *others):
+            if inner not in calls:
+                explore(inner)
+        calls[body] = called  # after those that are in it
+        held.extend(others)
+
+    explore(held[0])
+    mentions = Counter([*held, *chain.from_iterable(calls.values())])
+    stay: set[Any] = set()
+
+    def lengths(most: float) -> dict[Any, int]:
+        """How many equations each body is to have, if longer ones that are shared stay."""
+        found: dict[Any, int] = {}
+        for body, inner in calls.items():
+            found[body] = len(body.eqns) + sum(found[b] - 1 for b in inner if b not in stay)
+            if found[body] > most and mentions[body] > 1:
+                stay.add(body)
+        return found
+
+    inlined, now = lengths(math.inf), sum(len(body.eqns) for body in calls)
+    if sum(inlined[body] for body in set(held)) > max(MOST_EQUATIONS, 2 * now):
+        lengths(LONG)
+    return stay
 
 
 def has_reason(call: JaxprEqn) -> bool:

@@ -6,7 +6,9 @@ scans become straight-line code too, and the program grows by the product of the
 
 A scan stays a loop if its length is symbolic, if a value is sown in it (which would be sown again
 in each iteration, under one name), if it goes over refs or makes an empty array of keys, and if its
-body has constants that the body around it cannot hold. While loops stay: of one whose number of
+body has constants that the body around it cannot hold. So does one with loops inside that are
+written out already, if it would have more than `MOST_EQUATIONS` equations: n loops of two
+iterations within one another are 2**n iterations. While loops stay: of one whose number of
 iterations is known, as in `fori_loop` between constants, JAX has made a scan.
 """
 
@@ -22,12 +24,16 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
+from jaxprtool.ir.outline import equations
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import Scan
 from jaxprtool.ir.writer import Rule, Writer, occurs, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.base import Pass
 from jaxprtool.primitives import sow_p
+
+#: What becomes of one loop, unless the program itself is as long in so many iterations.
+MOST_EQUATIONS = 10_000
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class Unroll(Pass):
 
     def __call__(self, program: Program) -> Program:
         sows: dict[Any, bool] = {}
+        given = sum(1 for _ in equations(jaxcompat.open_jaxpr(program.jaxpr)))
+        most = max(MOST_EQUATIONS, self.max_length * given)
 
         def visitor(writer: Writer) -> Rule:
             def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
@@ -55,6 +63,8 @@ class Unroll(Pass):
                     return None
                 scan = Scan.of(eqn)
                 if not isinstance(scan.length, int) or scan.length > self.max_length:
+                    return None
+                if scan.length * len(scan.body.eqns) > most:
                     return None
                 if not writer.can_hold(scan.body) or occurs(scan.body, sow_p.name.__eq__, sows):
                     return None

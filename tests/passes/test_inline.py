@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import jaxprtool
 from jaxprtool import jaxcompat, nest, sow
 from jaxprtool.errors import PipelineError
+from jaxprtool.ir.outline import equations
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.structured import sub_jaxprs, view
 from jaxprtool.passes.inline import Inline
@@ -162,7 +163,8 @@ def test_a_call_that_JAX_lets_nobody_write_inside_of_another_stays_too(reason):
 
 
 def test_a_call_that_stays_loses_the_calls_inside():
-    program = jaxprtool.trace(jax.jit(lambda a: double(a), keep_unused=True), x)
+    stays = jax.jit(lambda a: double(a), keep_unused=True)
+    program = jaxprtool.trace(lambda a: stays(a), x)
     (call,) = Inline()(program).jaxpr.eqns
     assert [eqn.primitive.name for eqn in view(call).body.eqns] == ["mul"]
 
@@ -217,7 +219,7 @@ def test_rules_and_remat_go_only_if_asked_for():
 
 def closed_call_of(fun, *args):
     """A program that is a closed_call (eval_jaxpr in 0.12) of a function."""
-    program = jaxprtool.trace(jax.jit(fun), *args)
+    program = jaxprtool.trace(lambda *args: jax.jit(fun)(*args), *args)
     (jit,) = program.jaxpr.eqns
     primitives = jaxcompat.registered_primitives()
     params = {"call_jaxpr": view(jit).body}
@@ -327,3 +329,46 @@ def test_nested_calls_are_written_once(monkeypatch):
 def test_a_program_without_calls_stays_the_same_object():
     after = inline(lambda a: double(a), x)
     assert Inline()(after).jaxpr is after.jaxpr
+
+
+def doubled(depth, outermost=lambda f: f):
+    """A function of calls within one another, each made twice: 2**depth when all are inlined."""
+    function = jnp.sin
+    for _ in range(depth):
+        inner = jax.jit(function)
+
+        def function(a, inner=inner):
+            return inner(a) + inner(a / 2)
+
+    return outermost(function)
+
+
+@pytest.mark.parametrize("pipeline", ["inline(force=True)", "disable_jit", "-O2"])
+def test_calls_that_would_let_a_program_grow_out_of_bounds_stay(pipeline):
+    program = jaxprtool.trace(doubled(40), x)
+    assert count_folded(program.apply(pipeline)) <= 10_000
+
+
+def count_folded(program):
+    return sum(1 for _ in equations(jaxcompat.open_jaxpr(program.jaxpr)))
+
+
+@pytest.mark.parametrize("around", ["nothing", "scan", "cond"])
+def test_of_those_only_calls_of_long_bodies_stay(around, monkeypatch):
+    monkeypatch.setattr("jaxprtool.passes.inline.MOST_EQUATIONS", 10)
+    monkeypatch.setattr("jaxprtool.passes.inline.LONG", 9)
+    fun = doubled(4, jax.jit if around == "nothing" else AROUND[around])
+    program = jaxprtool.trace(fun, x)
+    _, after, _ = prove(Case("fun", fun, (x,)), Inline())
+    assert {"jit", "sin"} <= names(after.jaxpr)
+    assert count_folded(after) < 2 * count_folded(program)
+    assert Inline()(after).jaxpr is after.jaxpr
+    monkeypatch.setattr("jaxprtool.passes.inline.MOST_EQUATIONS", 1000)
+    assert "jit" not in names(Inline()(program).jaxpr)
+
+
+def test_calls_of_bodies_that_nothing_shares_do_not_stay(monkeypatch):
+    monkeypatch.setattr("jaxprtool.passes.inline.MOST_EQUATIONS", 10)
+    monkeypatch.setattr("jaxprtool.passes.inline.LONG", 1)
+    after = Inline()(jaxprtool.trace(lambda a: jax.jit(doubled(5))(a), x))
+    assert at_top(after) == ["jit", "div", "jit", "add"]

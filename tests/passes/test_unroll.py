@@ -8,8 +8,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool import sow
+from jaxprtool import jaxcompat, sow
 from jaxprtool.errors import PipelineError
+from jaxprtool.ir.outline import equations
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.passes.inline import Inline
@@ -199,3 +200,27 @@ def test_iterations_stand_in_the_scopes_of_the_scan():
 def test_a_negative_length_is_refused():
     with pytest.raises(PipelineError, match="max_length"):
         Unroll(max_length=-1)
+
+
+def nested(depth):
+    """A function of loops of two iterations within one another."""
+    body = jnp.sin
+    for _ in range(depth):
+
+        def body(a, inner=body):
+            return lax.scan(lambda c, _: (inner(c), None), a, None, length=2)[0]
+
+    return body
+
+
+def test_loops_in_loops_stay_where_they_would_be_out_of_bounds():
+    after = jaxprtool.trace(nested(30), x).apply("unroll")
+    assert "scan" in {eqn.primitive.name for eqn in after.jaxpr.eqns}
+    assert sum(1 for _ in equations(jaxcompat.open_jaxpr(after.jaxpr))) <= 20_000
+
+
+def test_of_loops_in_loops_the_inner_ones_are_written_out(monkeypatch):
+    monkeypatch.setattr("jaxprtool.passes.unroll.MOST_EQUATIONS", 5)
+    after = Unroll(max_length=2)(jaxprtool.trace(nested(5), x))
+    prove(Case("fun", nested(5), (x,)), Unroll(max_length=2))
+    assert names(after.jaxpr) == ["scan"] + ["sin"] * 8 + ["scan"] + ["sin"] * 8

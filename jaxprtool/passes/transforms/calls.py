@@ -15,19 +15,15 @@ from typing import Any, ClassVar
 
 import jax
 
-from jaxprtool import expressions, jaxcompat
+from jaxprtool import expressions
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError, did_you_mean
-from jaxprtool.ir.outline import equations
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import Call
-from jaxprtool.ir.writer import Rule, Writer, rewrite
-from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.batch.axes import free_axes, program_axes
 from jaxprtool.passes.batch.axis import Axis
+from jaxprtool.passes.inline import Inline
 from jaxprtool.passes.transforms.closed import Closed
 from jaxprtool.passes.transforms.retrace import chosen, function_of, retraced
-from jaxprtool.primitives import scope_of, sow_p
 
 __all__ = ["Checkpoint", "Closed", "DisableJit", "Jit", "NamedCall", "Pmap"]
 
@@ -178,34 +174,14 @@ class DisableJit(Pass):
     What `inline` keeps for a reason (donation, shardings, backends, `keep_unused`) goes too, as
     under `jax.disable_jit`. That one also runs loops and branches in Python, which takes values:
     here they stay, and `unroll` takes loops apart. Calls of `nest` with something sown in them
-    stay, as does a call whose arrays are constants in a body that cannot hold any.
+    stay, as does a call whose arrays are constants in a body that cannot hold any, and what
+    `inline` keeps shared because the program would grow out of bounds.
     """
 
     name: ClassVar[str] = "disable_jit"
 
     def __call__(self, program: Program) -> Program:
-        return program.replace(jaxpr=rewrite(program.jaxpr, _without_calls))
-
-
-_PLAIN_CALLS = frozenset({"jit", "call", "closed_call", "eval_jaxpr"})
-
-
-def _without_calls(writer: Writer) -> Rule:
-    def rule(eqn: JaxprEqn) -> list[Atom] | None:
-        if eqn.primitive.name not in _PLAIN_CALLS:
-            return None
-        call = Call.of(eqn)
-        if scope_of(eqn) is not None and _sows(call.body):
-            return None
-        if call.body.consts and not writer.holds_constants:
-            return None
-        return writer.splice(call.body, call.operands, eqn)
-
-    return rule
-
-
-def _sows(body: Any) -> bool:
-    return any(eqn.primitive is sow_p for eqn in equations(jaxcompat.open_jaxpr(body)))
+        return Inline(force=True)(program)
 
 
 # --- policies of checkpoint -----------------------------------------------------------------------

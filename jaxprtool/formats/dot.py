@@ -4,6 +4,9 @@ Each equation is a box, each edge a value with its type. A jaxpr inside an equat
 around its own equations. Values flow into the frame of a call directly; a loop has a node for each
 value that it carries or takes from a sequence, and dashed edges go back from one step to the next;
 each branch ends in a node, of which the `cond` picks one.
+
+A picture of more than `MOST_EQUATIONS` equations draws a jaxpr that several equations share within
+the first of them; the others are boxes.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir import structured
+from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.outline import NamedValue, bodies, outline, type_of
 from jaxprtool.ir.program import Program
@@ -50,11 +54,14 @@ _HIDDEN = frozenset(
 #: A parameter longer than this, and more than so many of them, would blow up the picture.
 _LONGEST_PARAMETER, _MOST_PARAMETERS = 36, 4
 
+#: More than that, those of a shared jaxpr counted at each mention, are not all drawn.
+MOST_EQUATIONS = 2000
+
 
 def dot(program: Program) -> str:
     """The program's graph; its name is the graph's title."""
     shape = outline(program)
-    drawing = _Drawing(shape.name)
+    drawing = _Drawing(shape.name, Selection().count(shape.jaxpr) > MOST_EQUATIONS)
     constants = [drawing.border(value, "constant") for value in shape.constants]
     arguments = [drawing.border(value, "argument") for value in shape.arguments]
     atoms = [*shape.jaxpr.constvars, *shape.jaxpr.invars]
@@ -67,7 +74,8 @@ def dot(program: Program) -> str:
 class _Drawing:
     """The lines of a graph, written in one pass over the equations."""
 
-    def __init__(self, title: str):
+    def __init__(self, title: str, share: bool):
+        self._share, self._drawn = share, set[Jaxpr]()
         self._notation = Notation()
         self._indent = 1
         self._nodes = self._frames = 0
@@ -136,7 +144,11 @@ class _Drawing:
     def jaxpr(self, jaxpr: Jaxpr, sources: Sources) -> list[Source]:
         """Draw the equations of an open jaxpr, and give the sources of its results."""
         for eqn in jaxpr.eqns:
-            draw = _DRAWN.get(type(structured.view(eqn))) or (_parts if bodies(eqn) else _leaf)
+            inside = {body for _, body in bodies(eqn)}
+            draw = _DRAWN.get(type(structured.view(eqn))) or (_parts if inside else _leaf)
+            if self._share and inside <= self._drawn:
+                draw = _leaf
+            self._drawn |= inside
             found = draw(self, eqn, sources)
             sources.update(zip(eqn.outvars, found, strict=True))
         return [_source(sources, atom) for atom in jaxpr.outvars]
@@ -157,7 +169,9 @@ class _Drawing:
         details = list(self._telling(eqn))
         if any(text != "·" for text in literals):
             details.insert(0, f"({', '.join(literals)})")
-        node = self.node("equation", eqn.primitive.name, details)
+        called = eqn.params.get("name") if bodies(eqn) else None
+        title = f"{eqn.primitive.name} {called}" if called else eqn.primitive.name
+        node = self.node("equation", title, details)
         for atom in eqn.invars:
             source = _source(sources, atom)
             if not isinstance(source, Literal):

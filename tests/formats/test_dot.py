@@ -160,6 +160,21 @@ def test_names_may_hold_anything():
     assert "&lt;b&gt;&amp;" in text and len(Read(text).nodes) == 2
 
 
+def test_of_a_program_out_of_bounds_shared_jaxprs_are_drawn_once():
+    function = jnp.sin
+    for level in range(40):
+        inner = jax.jit(function)
+
+        def function(x, inner=inner):
+            return inner(x) + inner(2 * x)
+
+        function.__name__ = f"level{level}"
+    drawn = dot(trace(function, jnp.float32(1)))
+    Read(drawn)
+    assert drawn.count("<b>jit level7</b>") == 2
+    assert drawn.count("subgraph") == 40
+
+
 @pytest.mark.parametrize("file", sample_files())
 def test_every_sample_is_drawn(file):
     for sample in sample_programs(file):

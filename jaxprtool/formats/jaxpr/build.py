@@ -30,11 +30,7 @@ from jaxprtool.formats.jaxpr.syntax import Binder, Body, Equation, File, Kind, P
 from jaxprtool.formats.jaxpr.types import TypeReader
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.plugins import missing_plugin
-from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.jaxcompat import Atom, DebugInfo, DropVar, JaxprEqn, Literal, Var
-
-#: Equations of a program, those of a body counted at each mention of it.
-MAX_EQUATIONS = 100_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +84,11 @@ class Builder:
         self.type_names = {"aval": types, "dim": types.dimension}
         self._literals: dict[str, Literal] = {}
         self._meanings: dict[tuple[Kind, Setting], Meaning] = {}
-        self._holding: set[Kind] = set()
         self._settings: dict[Any, Setting] = {}
         self._shared: dict[tuple[str, Setting], Any] = {}
         self._rules: dict[tuple[Body, Setting], Callable[[], Any]] = {}
         self._waiting: list[Callable[[], Any]] = []
         self._depth = 0
-        # By the identity of the open jaxpr, which is kept beside it to stay alive.
-        self._sizes: dict[int, tuple[int, Any]] = {}
 
     def program(self, debug_info: DebugInfo) -> Any:
         """The program's closed jaxpr. Raises ProgramFileError."""
@@ -130,7 +123,6 @@ class Builder:
         except ValueError:
             message = "an equation has an effect on a ref that is neither an argument nor made here"
             raise self.source.fail(tree.position, message) from None
-        self._note_size(tree, jaxpr)
         self._depth -= 1
         return jaxpr
 
@@ -154,19 +146,6 @@ class Builder:
 
     def _bound_twice(self, name: str, position: int) -> ProgramFileError:
         return self.source.fail(position, f"'{name}' is bound already")
-
-    def _note_size(self, tree: Body, jaxpr: Any) -> None:
-        """Refuse a program that has grown out of bounds by bodies that hold one another twice."""
-        opened = jaxcompat.open_jaxpr(jaxpr)
-        size = len(opened.eqns)
-        for equation, eqn in zip(tree.equations, opened.eqns, strict=True):
-            if equation.kind in self._holding:
-                bodies = [jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(eqn)]
-                size += sum(self._sizes.get(id(body), (0, None))[0] for body in bodies)
-        if size > MAX_EQUATIONS:
-            message = f"more than {MAX_EQUATIONS:,} equations, with those of bodies at each mention"
-            raise self.source.fail(tree.position, message)
-        self._sizes[id(opened)] = size, opened
 
     # --- atoms --------------------------------------------------------------------------------
 
@@ -331,7 +310,6 @@ class Builder:
         if not holding:
             self._meanings[kind, setting] = meaning
             return meaning
-        self._holding.add(kind)
         with self._inside(kind, setting, meaning.given) as inner:
             for parameter in holding:
                 meaning.given[parameter.name] = self._holder(

@@ -293,6 +293,18 @@ def test_what_is_written_is_read_however_deep_it_is(tmp_path):
         jaxprtool.write(within(MAX_DEPTH + 1), path)
 
 
+def test_what_shared_jaxprs_would_unfold_to_bounds_no_file():
+    function = jnp.sin
+    for _ in range(60):
+        inner = jax.jit(function)
+
+        def function(x, inner=inner):
+            return inner(x) + inner(2 * x)
+
+    program = trace(function, jnp.float32(1.0))
+    assert difference(parse(text(program), "p.jaxpr"), program) is None
+
+
 REFUSED = {
     "pure_callback": (with_callback, "its parameter callback holds"),
     "io_callback": (with_io, "its parameter callback holds"),

@@ -33,8 +33,9 @@ from jaxprtool.ir.custom_rules import (
     vjp_params,
     vjp_rule,
 )
+from jaxprtool.ir.outline import equations
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import Cond, CustomJVP, CustomVJP, sub_jaxprs, view
+from jaxprtool.ir.structured import Cond, CustomJVP, CustomVJP, view
 from jaxprtool.ir.writer import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
@@ -90,7 +91,7 @@ class _Dropping:
             structured = view(eqn)
             if isinstance(structured, Cond):
                 return _without_failing(structured, writer)
-            if isinstance(structured, CustomJVP):
+            if _has_rule(eqn):
                 return self._custom(eqn, structured, writer)
             named = eqn.primitive.name == "jit" and eqn.params["name"] == _ERROR_IF
             if named and not has_reason(eqn):
@@ -102,7 +103,7 @@ class _Dropping:
     # --- custom derivatives -----------------------------------------------------------------------
 
     def _custom(self, eqn: JaxprEqn, call: Any, writer: Writer) -> Sequence[Atom] | None:
-        if not self._has_checks(eqn, 0):
+        if not self._has_checks(eqn):
             return None
         given = _forwarded(call.body, eqn.invars)
         if given is not None and self._forwards(eqn, call):
@@ -120,24 +121,25 @@ class _Dropping:
                 self._rules[key] = None
         return self._rules[key]
 
-    def _has_checks(self, eqn: JaxprEqn, depth: int) -> bool:
+    def _has_checks(self, eqn: JaxprEqn) -> bool:
         """Whether there is a check in the rule of a custom call, or in rules of calls in that."""
         key = rule_key(eqn)
         if key not in self._checked:
-            self._checked[key] = False  # a rule may call the function that it belongs to
-            bodies = _bodies(self._rule(eqn)) if depth < _DEEPEST_RULES else []
-            self._checked[key] = any(self._holds_check(body, depth + 1) for body in bodies)
+            self._checked[key] = self._finds_check(eqn, {key})
         return self._checked[key]
 
-    def _holds_check(self, jaxpr: Any, depth: int) -> bool:
-        for eqn in jaxpr.eqns:
-            structured = view(eqn)
-            if is_check(eqn) or (isinstance(structured, Cond) and _passing_branch(structured)):
+    def _finds_check(self, eqn: JaxprEqn, seen: set[Hashable]) -> bool:
+        calls = [eqn]
+        for _ in range(_DEEPEST_RULES):
+            found = (body for call in calls for body in _bodies(self._rule(call)))
+            inside = [eqn for body in found for eqn in equations(jaxcompat.open_jaxpr(body))]
+            if any(map(_is_dropped, inside)):
                 return True
-            if isinstance(structured, CustomJVP) and self._has_checks(eqn, depth):
-                return True
-            if any(self._holds_check(body, depth) for _, body in sub_jaxprs(eqn)):
-                return True
+            calls = []
+            for call in filter(_has_rule, inside):
+                if (key := rule_key(call)) not in seen:
+                    seen.add(key)
+                    calls.append(call)
         return False
 
     def _forwards(self, eqn: JaxprEqn, call: Any) -> bool:
@@ -188,6 +190,16 @@ class _Dropping:
         if isinstance(rule, VJPRule):
             return replace(rule, fwd=self.cleaned(rule.fwd), bwd=self.cleaned(rule.bwd))
         return replace(rule, jaxpr=self.cleaned(rule.jaxpr))
+
+
+def _has_rule(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in (*CustomJVP.primitives, *CustomVJP.primitives)
+
+
+def _is_dropped(eqn: JaxprEqn) -> bool:
+    structured = view(eqn)
+    branching = isinstance(structured, Cond) and _passing_branch(structured) is not None
+    return branching or is_check(eqn)
 
 
 def _without_failing(cond: Cond, writer: Writer) -> Sequence[Atom] | None:

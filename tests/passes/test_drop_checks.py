@@ -181,3 +181,48 @@ def test_verification_without_checks_still_compares_other_effects():
         Runs(before, [x]).compare(before.apply("drop_checks"))
     with pytest.raises(CheckError, match="not called any more"):
         Runs(before, [x]).compare(jaxprtool.trace(lambda a: a + 1.0, x), checks=False)
+
+
+def test_rules_that_lead_to_one_another_lose_the_checks_of_all():
+    @jax.custom_jvp
+    def first(a):
+        return jnp.sin(a)
+
+    @jax.custom_jvp
+    def second(a):
+        return jnp.cos(a)
+
+    @first.defjvp
+    def _(primals, tangents):
+        jax.debug.print("{}", primals[0])
+        return first(*primals), second(*primals) * tangents[0]
+
+    second.defjvp(lambda p, t: (second(*p), -first(*p) * t[0]))
+    after = jaxprtool.trace(lambda a: second(first(second(a))), x).apply("drop_checks")
+    slope = jaxprtool.trace(jax.hessian(lambda a: after(a).sum()), x)
+    assert not {"debug_print", "debug_callback"} & names(slope.jaxpr)
+
+
+def test_bodies_of_rules_are_looked_through_once():
+    function = jnp.sin
+    for _ in range(40):
+        inner = jax.jit(function)
+
+        def function(a, inner=inner):
+            return inner(a) + inner(2 * a)
+
+    @jax.custom_jvp
+    def fun(a):
+        return jnp.sin(a)
+
+    fun.defjvp(lambda p, t: (function(*p), t[0]))
+    before = jaxprtool.trace(lambda a: fun(a), x)
+    assert before.apply("drop_checks").jaxpr is before.jaxpr
+
+
+def test_operations_with_rules_of_their_own_are_looked_into():
+    def fun(a):
+        jax.debug.print("{}", a)
+        return jnp.frexp(a)[0]
+
+    np.testing.assert_array_equal(dropped(fun, x)(x), jnp.frexp(x)[0])

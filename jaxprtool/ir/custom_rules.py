@@ -137,8 +137,8 @@ MOST_WITHIN, MOST_RULES, MOST_EQUATIONS = 40, 100, 3000
 class _Rules:
     """The rules that have been traced, and where the calls in them come from.
 
-    `origins` has, by `rule_key`, how many rules such a call is within, and the program's own call,
-    or the first further in that has a source line.
+    `origins` has, by `_origin_key`, how many rules such a call is within, and the program's own
+    call, or the first further in that has a source line.
     """
 
     traced: dict[Hashable, Any] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class _Rules:
     def rule(self, eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
         key = rule_key(eqn)
         if key not in self.traced:
-            within, origin = self.origins.setdefault(key, (0, eqn))
+            within, origin = self.origins.setdefault(_origin_key(eqn), (0, eqn))
             if within == MOST_WITHIN or self.count > MOST_RULES or self.equations > MOST_EQUATIONS:
                 raise UnsupportedError(
                     f"the rule of the {named(origin)} cannot be followed: it calls functions with "
@@ -173,9 +173,20 @@ class _Rules:
             self.count += 1
             self.equations += len(inside)
         for eqn in inside:
-            if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+            if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call", jaxcompat.CALL_HIGH):
                 source = origin if jaxcompat.user_frame(origin) else eqn
-                self.origins.setdefault(rule_key(eqn), (within + 1, source))
+                self.origins.setdefault(_origin_key(eqn), (within + 1, source))
+
+
+def _origin_key(eqn: JaxprEqn) -> Hashable:
+    """The `rule_key`; for an operation with rules of its own, and a call made of it, its own key.
+
+    A rule holds such an operation, and the call that is made of it (`ir.high`) is what is followed.
+    """
+    if eqn.primitive.name == jaxcompat.CALL_HIGH:
+        return jaxcompat.high_key(eqn)
+    made_from = getattr(jaxcompat.live_function(eqn.params), "made_from", None)
+    return getattr(made_from, "key", None) or rule_key(eqn)
 
 
 _rules: ContextVar[_Rules | None] = ContextVar("rules", default=None)

@@ -3,6 +3,8 @@
 On older JAX the same functions are made of ordinary equations, and must do the same.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
@@ -12,6 +14,8 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool import trace
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.formats.jaxpr.write import text
 
 X = jnp.array([3.0, -1.5, 0.25, 8.0])
 SORTED = jnp.array([0.0, 1.0, 2.0, 4.0])
@@ -34,10 +38,10 @@ def root_with_steps(a):
 
 
 FUNCTIONS = {
-    "frexp": (jnp.frexp, X),
     "custom_root": (root, jnp.float32(2)),
 }
 SWEPT = {
+    "frexp": (jnp.frexp, X),
     "custom_root_with_aux": (root_with_steps, jnp.float32(2)),
     "ldexp": (lambda x: jnp.ldexp(x, jnp.arange(4)), X),
     "nonzero": (lambda x: x[jnp.nonzero(x > 0, size=3)[0]], X),
@@ -107,6 +111,11 @@ def test_they_are_jaxs_under_every_transformation_and_in_every_format(name, tmp_
     check(*FUNCTIONS[name], tmp_path)
 
 
+def test_they_are_compiled():
+    close(jaxprtool.jit(jnp.frexp)(X), jnp.frexp(X))
+
+
+@pytest.mark.sweep
 def test_all_of_them_are_lowered():
     def fun(x, a, m):
         return {
@@ -168,3 +177,18 @@ def test_the_new_remat_and_custom_derivatives_keep_their_rules(new_kinds, tmp_pa
     close(jax.grad(total(jaxprtool.jit(fun)))(X), slope)
     close(jax.grad(total(read))(X), slope)
     close(jax.grad(total(as_python(program)))(X), slope)
+
+
+def test_rules_that_lead_to_others_without_end_are_refused(new_kinds):
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+    def function(n, x):
+        return jnp.sin(x * (n % 97))
+
+    @function.defjvp
+    def rule(n, primals, tangents):
+        (x,), (t,) = primals, tangents
+        return function(n, x), (function(2 * n, x) + function(2 * n + 1, x)) * t
+
+    program = trace(functools.partial(function, 1), jnp.float32(1.0))
+    with pytest.raises(UnsupportedError, match=r"test_high\.py.*without end"):
+        text(program)

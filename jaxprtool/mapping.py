@@ -50,10 +50,10 @@ def vmap(
     `out_axes` is None is an error, or with `sum_match` is summed over the lanes.
 
     Raises BatchError, a ValueError, for axes and sizes that do not fit, BatchTypeError, a
-    TypeError, for what can be no axis, and BatchUnsupported for an equation that cannot be mapped.
+    TypeError, for what can be no axis, and BatchUnsupported for an equation that cannot be mapped;
+    TypeError for what `jax.vmap` takes for no function.
     """
-    if not callable(fun) or isinstance(fun, staticmethod) or inspect.isgeneratorfunction(fun):
-        raise BatchTypeError(f"Expected a callable value, no generator or staticmethod, got {fun}")
+    jaxcompat.check_callable(fun)
     check_axes(in_axes, out_axes, jaxcompat.vmappable_specs())
 
     def mapped(*args: Any, **kwargs: Any) -> Any:

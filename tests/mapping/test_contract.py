@@ -109,7 +109,6 @@ SAME_BEGINNING = {
         "vmap wrapped function must be passed at least one argument containing an array or "
         "axis_size must be specified, got empty ",
     ),
-    "no function": (lambda v: v(3), "Expected a callable value, "),
 }
 
 
@@ -118,14 +117,6 @@ def test_errors_begin_as_jaxs(name):
     action, beginning = SAME_BEGINNING[name]
     theirs, ours = assert_both_raise(action)
     assert theirs.startswith(beginning) and ours.startswith(beginning)
-
-
-def test_generators_and_staticmethods_are_no_functions_to_map():
-    def generator(x):
-        yield x
-
-    for fun in generator, staticmethod(abs):
-        assert_both_raise(lambda v, fun=fun: v(fun))
 
 
 # --- registered types ---------------------------------------------------------------------------

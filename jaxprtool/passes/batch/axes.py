@@ -91,8 +91,11 @@ def axis_size_of(axis_size: Any, axes: Sequence[Any], avals: Sequence[Any], name
     ]
     counts = Counter(size for size in sizes if size is not None).most_common()
     asked = [] if axis_size is None else [axis_size]
-    distinct = list(dict.fromkeys([*asked, *(size for size, _ in counts)]))
-    if len(distinct) == 1:
+    traced = isinstance(axis_size, jax.core.Tracer)  # which has no hash, and is like no size
+    if traced and not counts:
+        raise BatchTypeError(f"axis_size must be an integer, but got {axis_size}")
+    distinct = asked if traced else list(dict.fromkeys([*asked, *(size for size, _ in counts)]))
+    if len(distinct) == 1 and not traced:
         return distinct[0]
     if not distinct:
         raise BatchError(

@@ -160,6 +160,18 @@ def is_symbolic_dimension(size: Any) -> bool:
 SymbolicDimension = shape_poly._DimExpr
 
 
+def dimension_terms(size: Any) -> list[tuple[int, list[tuple[Any, int]]]]:
+    """The terms of a symbolic dimension: each a coefficient and factors with their exponents.
+
+    A factor is the name of a symbol, or a tuple of an operation ("floordiv", "mod", "max" or
+    "min") and its operands, which are symbolic dimensions or constants of their type.
+    """
+    return [
+        (coefficient, [(f.var or (f.operation, *f.operands), n) for f, n in term._factors])
+        for term, coefficient in size._sorted_terms
+    ]
+
+
 def symbolic_constraints(scope: jax.export.SymbolicScope) -> tuple[str, ...]:
     """What is known of the dimensions of a scope, as `jax.export.symbolic_shape` takes it."""
     return tuple(constraint.debug_str for constraint in scope._explicit_constraints)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,6 +141,18 @@ class Block:
         """Write `a, b = pieces  # types` for the variables in that structure."""
         targets = self._targets(structure, variables, wishes or {})
         self.lines += unpacking(targets, pieces, self._depth)
+
+    def bind_symbols(self, places: Mapping[int, str], start: int) -> None:
+        """Write how the symbols that the body mentions are found, from its line `start` on.
+
+        `places` are the texts that reach arguments, for those that have no names.
+        """
+        known = [(v, self._texts.get(v, places.get(i))) for i, v in enumerate(self._jaxpr.invars)]
+        reached = [(v, text) for v, text in known if text]
+        bound = self._module.bindings(reached, self.lines)
+        if bound and self.lines[start].lstrip().startswith(("def ", "@")):
+            bound.append("")
+        self.lines[start:start] = bound
 
     # --- equations ----------------------------------------------------------------------------
 
@@ -312,6 +324,10 @@ class Block:
         """Import what the first part of a dotted name means."""
         self._module.mention(path)
 
+    def symbol(self, name: str) -> str:
+        """The variable that holds the size of a symbol."""
+        return self._module.symbol(name)
+
     def hoisted(self, value: Hoisted) -> str:
         """The name of something that the module makes once."""
         return self._module.hoisted(value)
@@ -322,19 +338,26 @@ class Block:
 
     def function(self, function: Function) -> str:
         """The name of a function, which is defined here, or at the top of the module."""
-        if function.kept:
+        if function.kept and self._module.tells_symbols(function):
             return self._module.function(function)
+        if function.key in self._module.functions_around:
+            return self._module.functions_around[function.key]
         texts = {
             function.jaxpr.invars[i]: self._captured(self._operands[slot])
             for i, slot in function.captured.items()
         }
-        if function.rules and self._module.are_constants(texts.values()):
+        tells = self._module.tells_symbols(function)
+        if function.rules and tells and self._module.are_constants(texts.values()):
             # Its rules may call it: they find it in the module.
             key = (*function.key, *texts.values())
             return self._module.function(replace(function, kept=True, key=key), texts)
-        if self._depth >= _DEEPEST and not function.decorators:
+        if self._depth >= _DEEPEST and not function.decorators and tells:
             return self._hoisted_function(function, texts)
-        name = self._names.claim(function.name)
+        if function.kept:
+            name = self._module.claim(function.name)
+            self._module.functions_around[function.key] = name
+        else:
+            name = self._names.claim(function.name)
         wishes = {
             i: text
             for i, slot in function.passed.items()
@@ -467,8 +490,24 @@ def _undecorated(
             types.append(None)
             if structure:
                 grouped.append((structure, parameters[-1]))
+    places = {
+        i: place
+        for structure, parameter in zip(function.parameters, parameters, strict=True)
+        for i, place in _places(structure, parameter)
+    }
     for structure, parameter in grouped:
         body.unpack(structure, jaxpr.invars, [parameter], wishes)
+    start = len(body.lines)
     with module.inside(function.setting):
         body.write(function.results)
+    if not depth:
+        body.bind_symbols(places, start)
     return [*definition(name, parameters, types, depth), *body.lines]
+
+
+def _places(structure: Structure, text: str) -> Iterator[tuple[int, str]]:
+    """The text that reaches each argument of a structure, from that of the whole."""
+    if isinstance(structure, int):
+        yield structure, text
+    for i, part in enumerate(structure if isinstance(structure, tuple) else ()):
+        yield from _places(part, f"{text}[{i}]")

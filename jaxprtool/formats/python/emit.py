@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,7 @@ from jaxprtool.formats.python.rules import (  # noqa: F401  (they fill the table
 )
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.spelling import Spellings
+from jaxprtool.formats.python.symbols import bindings, finds_its_symbols, names_of
 from jaxprtool.formats.python.values import dtype_name, literal
 from jaxprtool.formats.with_constants import Text, constants_file, mention, write_texts
 from jaxprtool.ir.callbacks import are_stubs
@@ -135,6 +136,9 @@ class _Module:
         self._contexts: dict[int, tuple[str, ...]] = {}
         self.settings_now: tuple[str, ...] = ()
         self._helpers: dict[str, list[str]] = {}
+        self._symbols: dict[str, str] = {}
+        # Functions inside the one that is being written which can be called there, by their keys.
+        self.functions_around: dict[Any, str] = {}
         self._names = Names(self._taken, self._everywhere)
         self._reserved = _function_names(program.jaxpr)
         self._taken |= self._reserved
@@ -179,9 +183,14 @@ class _Module:
             self.mention("jax")
             names.take(local)
             block.lines.append(f"{INDENT}{local} = jax.tree.leaves({root})")
+        for symbol in sorted(names_of([v.shape for v in program.in_avals])):
+            self.symbol(symbol)
         block.arguments(called.places, local_names(called.places), called.parameters)
         results, note = result_structure(program, called)
-        block.write(results)
+        start = len(block.lines)
+        with self.inside(nullcontext):
+            block.write(results)
+        block.bind_symbols(dict(enumerate(called.places)), start)
         lines = [*definition(name, called.parameters, types, 0), *block.lines]
         if program.jit is not None:
             decorator = jit_decorator(program, program.jit, called, results)
@@ -243,13 +252,33 @@ class _Module:
             self._queue.append((function, name, texts or {}, self._settings))
         return name
 
+    def symbol(self, name: str) -> str:
+        """The variable that holds the size of a symbol, in all functions."""
+        if name not in self._symbols:
+            self._symbols[name] = self.claim(name)
+        return self._symbols[name]
+
+    def tells_symbols(self, function: Function) -> bool:
+        """Whether a function may stand alone: it finds the symbols that it mentions."""
+        return not self._symbols or finds_its_symbols(function)
+
+    def bindings(self, arguments: Sequence[tuple[Any, str]], body: Sequence[str]) -> list[str]:
+        """The lines that find the symbols which a body mentions, from its arguments' shapes.
+
+        Raises UnsupportedError, naming the arguments, if their shapes do not tell.
+        """
+        if not self._symbols:
+            return []
+        return bindings(arguments, body, self._symbols, self)
+
     @contextmanager
     def inside(self, setting: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
         """The setting of a body, for it and for the functions that are found in it."""
         around, self._settings = self._settings, (*self._settings, setting)
+        functions, self.functions_around = self.functions_around, dict(self.functions_around)
         with setting():
             yield
-        self._settings = around
+        self._settings, self.functions_around = around, functions
 
     def keep(self, jaxpr: Any) -> None:
         """Keep a jaxpr as long as the module: what is known of its parts goes by identity."""

@@ -183,14 +183,16 @@ class Subscript(Expression):
 
     def pieces(self, scope: Any) -> list[Piece]:
         items: list[list[Piece]] = [
-            [_slice(k)] if isinstance(k, slice) else written(k, scope) for k in self.key
+            _slice(k, scope) if isinstance(k, slice) else written(k, scope) for k in self.key
         ]
         return [*_within(self.of, ATOM, scope), Bracket("[", items, "]", call=True)]
 
 
-def _slice(key: slice) -> str:
-    start, stop = ("" if n is None else str(n) for n in (key.start, key.stop))
-    return f"{start}:{stop}" if key.step is None else f"{start}:{stop}:{key.step}"
+def _slice(key: slice, scope: Any) -> list[Piece]:
+    start, stop, step = (
+        [] if n is None else written(n, scope) for n in (key.start, key.stop, key.step)
+    )
+    return [*start, ":", *stop, *([":", *step] if step else [])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,6 +342,8 @@ _INFIX: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
     "-": (SUM, operator.sub),
     "*": (PRODUCT, operator.mul),
     "/": (PRODUCT, operator.truediv),
+    "//": (PRODUCT, operator.floordiv),
+    "%": (PRODUCT, operator.mod),
     "@": (PRODUCT, operator.matmul),
     "**": (POWER, operator.pow),
     "&": (AND, operator.and_),

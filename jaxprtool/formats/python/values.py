@@ -41,6 +41,7 @@ from jaxprtool.formats.python.expressions import (
     spellings,
 )
 from jaxprtool.formats.python.naming import identifier
+from jaxprtool.formats.python.symbols import dimension
 from jaxprtool.ir.outline import type_of
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, Primitive
 
@@ -220,7 +221,7 @@ _OTHER_NAMES = ("linear_solve_p", "remat_p", "add_jaxvals_p")
 
 def shape_of(aval: Any) -> Expression:
     """A type as functions that only trace take it; TypeError if it is no plain array's."""
-    if not hasattr(aval, "dtype") or not all(isinstance(n, int) for n in aval.shape):
+    if not hasattr(aval, "dtype"):
         raise TypeError(f"the type {type_of(aval)} cannot be spelled")
     weak = {"weak_type": True} if aval.weak_type else {}
     return call("jax.ShapeDtypeStruct", aval.shape, dtype_name(aval.dtype), **weak)
@@ -246,6 +247,7 @@ spellings.update(
         np.bool_: bool,
         np.integer: int,
         np.floating: lambda value: call(f"np.{value.dtype.name}", number(value)),
+        jaxcompat.SymbolicDimension: dimension,
         np.dtype: _dtype,
         type: _scalar_type,
         jaxcompat.KeyType: _dtype,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
     Attribute,
     Expression,
@@ -20,9 +21,9 @@ from jaxprtool.jaxcompat import JaxprEqn
 _ALL = slice(None)
 
 
-def ints(values: Any) -> tuple[int, ...]:
-    """A parameter's numbers as Python's own; JAX keeps some as numpy's."""
-    return tuple(map(int, values))
+def ints(values: Any) -> tuple[Any, ...]:
+    """A parameter's numbers as Python's own; JAX keeps some as numpy's. Symbols stay."""
+    return tuple(n if jaxcompat.is_symbolic_dimension(n) else int(n) for n in values)
 
 
 def one_or_all(axes: tuple[int, ...]) -> Any:
@@ -178,6 +179,11 @@ def _iota(eqn: JaxprEqn, *sizes: Slot) -> Iterator[Expression]:
         yield call("lax.broadcasted_iota", dtype, shape, dimension, out_sharding=placement)
 
 
+@rule("dim_as_value")
+def _dim_as_value(eqn: JaxprEqn) -> Iterator[Expression]:
+    yield call("jnp.asarray", eqn.params["dim"])
+
+
 @rule("empty2")
 def _empty(eqn: JaxprEqn) -> Iterator[Expression]:
     yield call("lax.empty", eqn.outvars[0].aval.shape, dtype_name(eqn.params["dtype"]))
@@ -198,6 +204,8 @@ def _device_put(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
 def _dynamic_slice(eqn: JaxprEqn, x: Slot, *starts: Slot) -> Iterator[Expression]:
     sizes = ints(eqn.params["slice_sizes"])
     yield call("lax.dynamic_slice", x, starts, sizes)
+    # A start is not made one from the end, if it is negative, by equations of its own.
+    yield call("lax.dynamic_slice", x, starts, sizes, allow_negative_indices=False)
 
 
 @rule("dynamic_update_slice")
@@ -205,6 +213,7 @@ def _dynamic_update_slice(
     eqn: JaxprEqn, x: Slot, update: Slot, *starts: Slot
 ) -> Iterator[Expression]:
     yield call("lax.dynamic_update_slice", x, update, starts)
+    yield call("lax.dynamic_update_slice", x, update, starts, allow_negative_indices=False)
 
 
 #: How lax names the modes in which indices may be out of bounds.

@@ -1,0 +1,256 @@
+"""Symbolic dimensions in an emitted module: what they are spelled as, and where they come from.
+
+A function that mentions a symbol finds it in the shapes of its arguments first, as JAX does:
+
+    n = x.shape[0]
+    m = y.shape[0] - 2 * n
+
+A function that cannot, since no shape of its own arguments tells, stands inside one that can.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.formats.python.expressions import (
+    Expression,
+    Function,
+    Infix,
+    Prefix,
+    call,
+    written,
+)
+from jaxprtool.formats.python.layout import Piece, statement
+from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.structured import sub_jaxprs
+
+
+@dataclass(frozen=True)
+class Symbol(Expression):
+    """The variable that holds the size of a symbol."""
+
+    name: str
+
+    def pieces(self, scope: Any) -> list[Piece]:
+        return [scope.symbol(self.name)]
+
+
+@dataclass(frozen=True)
+class Size(Expression):
+    """A dimension of an argument: `x.shape[0]`."""
+
+    argument: str
+    axis: int
+
+    def pieces(self, scope: Any) -> list[Piece]:
+        return [f"{self.argument}.shape[{self.axis}]"]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """How a symbol is found: the argument's size that tells it, which is equal to `equation`.
+
+    `exact` says that the symbol solves the equation whatever the size is.
+    """
+
+    size: Size
+    equation: Any
+    value: Any
+    exact: bool
+
+
+# --- spelling ---------------------------------------------------------------------------------
+
+
+def dimension(size: Any) -> Any:
+    """A symbolic dimension as an expression of its symbols: `2 * n + 1`."""
+    terms = jaxcompat.dimension_terms(size)
+    # The positive terms first: `3 - n`.
+    return _plus(None, sorted(terms, key=lambda term: term[0] < 0))
+
+
+def _plus(total: Any, terms: Iterable[tuple[int, Any]]) -> Any:
+    """The sum of an expression and of terms with their coefficients."""
+    for coefficient, factors in terms:
+        if total is None:
+            total = _product(coefficient, factors)
+        else:
+            sign = "-" if coefficient < 0 else "+"
+            total = Infix(sign, total, _product(abs(coefficient), factors))
+    return 0 if total is None else total
+
+
+def _product(coefficient: int, factors: Iterable[tuple[Any, int]]) -> Any:
+    parts = [_factor(factor, exponent) for factor, exponent in factors]
+    if not parts:
+        return coefficient
+    if coefficient == -1:
+        parts[0] = Prefix("-", parts[0])
+    elif coefficient != 1:
+        parts.insert(0, coefficient)
+    product = parts[0]
+    for part in parts[1:]:
+        product = Infix("*", product, part)
+    return product
+
+
+def _factor(factor: Any, exponent: int) -> Any:
+    if isinstance(factor, str):
+        base: Any = Symbol(factor)
+    else:
+        operation, *operands = factor
+        base = _OPERATIONS[operation](*map(dimension, operands))
+    return base if exponent == 1 else Infix("**", base, exponent)
+
+
+#: What JAX's symbolic dimensions hold besides products and sums.
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "floordiv": lambda a, b: Infix("//", a, b),
+    "mod": lambda a, b: Infix("%", a, b),
+    # Python's own could not compare symbolic dimensions when the module is traced with some.
+    "max": lambda a, b: call("jax.core.max_dim", a, b),
+    "min": lambda a, b: call("jax.core.min_dim", a, b),
+}
+
+
+# --- solving ----------------------------------------------------------------------------------
+
+
+def solutions(sizes: Iterable[tuple[Size, Any]]) -> dict[str, Solution]:
+    """How symbols are found from sizes of arguments, each from what is found before it.
+
+    As JAX does, only equations are solved that are linear in one unknown symbol.
+    """
+    equations = [(size, equal) for size, equal in sizes if jaxcompat.is_symbolic_dimension(equal)]
+    found: dict[str, Solution] = {}
+    while True:
+        # A symbol that is alone needs no arithmetic, so such equations come first.
+        todo = sorted(equations, key=lambda e: len(jaxcompat.dimension_terms(e[1])))
+        new = next((s for e in todo if (s := _solved(*e, found)) is not None), None)
+        if new is None:
+            return found
+        found[new[0]] = new[1]
+
+
+def _solved(size: Size, equation: Any, known: dict[str, Any]) -> tuple[str, Solution] | None:
+    """The only unknown symbol of an equation and its solution, if the equation is linear in it."""
+    terms = jaxcompat.dimension_terms(equation)
+    unknown = [t for t in terms if any(_names_of_factor(f) - known.keys() for f, _ in t[1])]
+    if len(unknown) != 1:
+        return None
+    coefficient, ((name, exponent), *more) = unknown[0]
+    if more or exponent != 1 or not isinstance(name, str):
+        return None
+    rest = [term for term in terms if term is not unknown[0]]
+    if coefficient == -1:
+        value = Infix("-", _plus(None, rest), size)
+    else:
+        value = _plus(size, [(-k, factors) for k, factors in rest])
+        value = value if coefficient == 1 else Infix("//", value, coefficient)
+    return name, Solution(size, equation, value, coefficient in (1, -1))
+
+
+def names_of(value: Any) -> set[str]:
+    """The symbols in a size, or in the sizes that a parameter holds."""
+    if isinstance(value, tuple | list):
+        return set().union(*map(names_of, value))
+    if not jaxcompat.is_symbolic_dimension(value):
+        return set()
+    factors = (factor for _, fs in jaxcompat.dimension_terms(value) for factor, _ in fs)
+    return set().union(*map(_names_of_factor, factors))
+
+
+def _names_of_factor(factor: Any) -> set[str]:
+    return {factor} if isinstance(factor, str) else names_of(factor[1:])
+
+
+# --- functions --------------------------------------------------------------------------------
+
+
+def sizes_of(variables: Sequence[Any], places: Sequence[str]) -> Iterator[tuple[Size, Any]]:
+    """Each dimension of each argument, which a text reaches, with what it is equal to."""
+    for var, name in zip(variables, places, strict=True):
+        for axis, size in enumerate(getattr(var.aval, "shape", ())):
+            yield Size(name, axis), size
+
+
+def finds_its_symbols(function: Function) -> bool:
+    """Whether the arguments of a function, and of each of its rules, tell the symbols it needs."""
+    bodies = [function, *(rule for _, rules, _ in function.rules for rule in rules)]
+    return all(map(_tells, (f.jaxpr for f in bodies if f.raises is None)))
+
+
+def _tells(jaxpr: Any) -> bool:
+    jaxpr = jaxcompat.open_jaxpr(jaxpr)
+    places = [""] * len(jaxpr.invars)
+    return _needed(jaxpr) <= solutions(sizes_of(jaxpr.invars, places)).keys()
+
+
+def _needed(jaxpr: Any) -> set[str]:
+    """The symbols that a body may mention, at every depth."""
+    jaxpr = jaxcompat.open_jaxpr(jaxpr)
+    found = _in_shapes(jaxpr.outvars)
+    for eqn in jaxpr.eqns:
+        found |= names_of(list(eqn.params.values())) | _in_shapes(eqn.outvars)
+        for _, body in sub_jaxprs(eqn):
+            found |= _needed(body)
+    return found
+
+
+def _in_shapes(variables: Sequence[Any]) -> set[str]:
+    return names_of([getattr(v.aval, "shape", ()) for v in variables])
+
+
+def bindings(
+    arguments: Sequence[tuple[Any, str]], body: Sequence[str], names: dict[str, str], scope: Any
+) -> list[str]:
+    """The lines that find the symbols which a body mentions; `names` are their variables.
+
+    `arguments` are variables with the texts that reach them. Raises UnsupportedError if their
+    shapes do not tell a symbol.
+    """
+    used = mentioned(body)
+    missing = {symbol for symbol, name in names.items() if name in used}
+    found = solutions(sizes_of(*zip(*arguments, strict=True))) if arguments else {}
+    lines: list[str] = []
+    # Last found first: each is found from those before it.
+    for symbol, solution in reversed(found.items()):
+        if symbol in missing:
+            missing.remove(symbol)
+            missing |= names_of(solution.equation) - {symbol}
+            lines[:0] = _binding(names[symbol], solution, scope)
+    if missing:
+        raise _untold(sorted(missing), arguments)
+    return lines
+
+
+def mentioned(lines: Sequence[str]) -> set[str]:
+    """The names that the lines of a body mention."""
+    tree = ast.parse("\n".join(("def body():", *lines)))
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _binding(name: str, solution: Solution, scope: Any) -> list[str]:
+    lines = statement(f"{name} = ", written(solution.value, scope), "", 1)
+    if not solution.exact:
+        whole = Infix("==", solution.size, dimension(solution.equation))
+        lines += statement("assert ", whole.pieces(scope), "", 1)
+    return lines
+
+
+def _untold(symbols: Sequence[str], arguments: Sequence[tuple[Any, str]]) -> UnsupportedError:
+    shapes = [
+        f"{place}:{type_of(var.aval)}"
+        for var, place in arguments
+        if names_of(getattr(var.aval, "shape", ())) & {*symbols}
+    ]
+    return UnsupportedError(
+        f"the size of {', '.join(symbols)} cannot be found from the shapes of the arguments "
+        f"({', '.join(shapes) or 'none has it'})",
+        "a symbol is found from a size that is linear in it, such as n or 2*n + 1",
+    )

@@ -338,15 +338,15 @@ class Block:
 
     def function(self, function: Function) -> str:
         """The name of a function, which is defined here, or at the top of the module."""
-        if function.kept and self._module.tells_symbols(function):
+        tells = self._module.tells_symbols(function)
+        if function.kept and tells:
             return self._module.function(function)
-        if function.key in self._module.functions_around:
+        if function.kept and function.key in self._module.functions_around:
             return self._module.functions_around[function.key]
         texts = {
             function.jaxpr.invars[i]: self._captured(self._operands[slot])
             for i, slot in function.captured.items()
         }
-        tells = self._module.tells_symbols(function)
         if function.rules and tells and self._module.are_constants(texts.values()):
             # Its rules may call it: they find it in the module.
             key = (*function.key, *texts.values())

@@ -480,8 +480,7 @@ def plain(value: Any) -> str:
         return "..."
     if value is None or kind in (bool, int, float):
         return repr(value)
-    what = "symbolic dimension" if jaxcompat.is_symbolic_dimension(value) else kind.__qualname__
-    raise TypeError(f"a {what} has no spelling")
+    raise TypeError(f"a {kind.__qualname__} has no spelling")
 
 
 def sequence(items: list[list[Piece]], like: Iterable[Any] = ()) -> Bracket:

@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxprtool.errors import ArgumentsError, StructureError, TargetError
 from jaxprtool.files import opened_plain
+from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.held import Held
 from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.outline import equations, top_jaxpr, type_of
@@ -231,8 +232,8 @@ def _as_saved(value: Any, aval: Any) -> Any:
         words = jax.eval_shape(jax.random.key_data, aval)
         saved = (value.shape, value.dtype) == (words.shape, words.dtype)
         return jax.random.wrap_key_data(value, impl=aval.dtype) if saved else value
-    foreign = aval.dtype.isbuiltin != 1 and aval.dtype != jax.dtypes.float0
-    if foreign and isinstance(value, np.ndarray):
+    known = is_extended(aval.dtype) or aval.dtype.isbuiltin == 1 or aval.dtype == jax.dtypes.float0
+    if not known and isinstance(value, np.ndarray):
         narrow = value.astype(aval.dtype)
         if np.array_equal(narrow.astype(value.dtype), value, equal_nan=True):
             return narrow

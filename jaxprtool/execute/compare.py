@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxprtool.ir.dtypes import physical
 
 #: Relative tolerance by the width of the mantissa: a few dozen roundings, not one.
 _ROUNDINGS = 64
@@ -93,7 +94,5 @@ def type_of(x: Any) -> str:
 
 
 def as_numpy(x: Any) -> np.ndarray:
-    """The array on the host; of PRNG keys, their data."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    return np.asarray(x)
+    """The array on the host; of an extended dtype, as keys have one, the numbers that hold it."""
+    return np.asarray(physical(x))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.program import Program
 
 #: Random integers lie below this, or below the largest of their dtype.
@@ -52,9 +53,9 @@ def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
                 value = jax.device_put(value, sharding)
             if aval.dtype != jax.dtypes.float0:  # of which there is one value
                 random.append(name)
-        elif jnp.shape(value) != aval.shape:
+        elif np.shape(value) != aval.shape:
             raise ArgumentsError(
-                f"argument '{name}' has shape {jnp.shape(value)}, and after the passes "
+                f"argument '{name}' has shape {np.shape(value)}, and after the passes "
                 f"{program.name} takes {aval.str_short(short_dtypes=True)}",
                 hint="give it by type alone, and it is filled with random values that fit",
             )
@@ -73,7 +74,7 @@ def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any]
         value = values.get(name)
         if isinstance(value, jax.ShapeDtypeStruct):
             continue
-        if name not in values or jnp.shape(value) != aval.shape:
+        if name not in values or np.shape(value) != aval.shape:
             aside += [name] if name in values else []
             values[name] = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     return values, tuple(aside)
@@ -82,7 +83,8 @@ def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any]
 def random_array(aval: Any, seed: tuple[int, int], name: str = "argument") -> Any:
     """An array of an abstract value's shape and dtype, the same for the same seed.
 
-    Raises ArgumentsError, which names the argument, if a dimension is symbolic.
+    Raises ArgumentsError, which names the argument, if a dimension is symbolic or the dtype is a
+    package's own.
     """
     symbolic = [str(n) for n in aval.shape if not isinstance(n, int)]
     if symbolic:
@@ -93,6 +95,11 @@ def random_array(aval: Any, seed: tuple[int, int], name: str = "argument") -> An
         )
     rng = np.random.default_rng(seed)
     dtype, shape = aval.dtype, aval.shape
+    if is_foreign(dtype):
+        raise ArgumentsError(
+            f"argument '{name}' is {aval.str_short(short_dtypes=True)}, of which no random values "
+            "can be made: only its package knows which are valid"
+        )
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         key = jax.random.key(int(rng.integers(2**31)), impl=dtype)
         return jax.random.split(key, shape) if shape else key

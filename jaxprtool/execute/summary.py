@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxprtool.ir.dtypes import is_extended, physical
+
 #: Arrays of at most so many elements are given whole.
 WHOLE = 16
 
@@ -19,8 +21,8 @@ class Summary:
 
     Floats have min, max and mean (of what is not NaN; the mean of what is finite), and the counts
     nan and inf; complex numbers the same, with min and max of their magnitude; integers min, max
-    and mean; booleans the counts true and false; PRNG keys none. What is of dtype float0 has
-    neither a value nor statistics.
+    and mean; booleans the counts true and false; extended dtypes, as PRNG keys have one, none. What
+    is of dtype float0 has neither a value nor statistics.
     """
 
     value: np.ndarray | None
@@ -32,21 +34,20 @@ def summarize(array: Any) -> Summary:
     values = plain(array)
     if values.dtype == jax.dtypes.float0:
         return Summary(None)
-    is_key = jnp.issubdtype(getattr(array, "dtype", values.dtype), jax.dtypes.prng_key)
+    has_numbers = not is_extended(getattr(array, "dtype", values.dtype))
     if np.size(array) <= WHOLE:
         return Summary(values)
-    return Summary(None, {} if is_key else _statistics(values))
+    return Summary(None, _statistics(values) if has_numbers else {})
 
 
 def plain(array: Any) -> np.ndarray:
     """An array as one of NumPy's own dtypes: the same values, exactly.
 
     bfloat16 and the 8-bit floats become float32, 2- and 4-bit integers int8 or uint8, PRNG keys
-    their key data; float0 stays what it is.
+    their key data, and a package's own elements the numbers that hold them; float0 stays what it
+    is.
     """
-    if jnp.issubdtype(getattr(array, "dtype", np.float32), jax.dtypes.prng_key):
-        return np.asarray(jax.random.key_data(array))
-    values = np.asarray(array)
+    values = np.asarray(physical(array))
     if values.dtype.isbuiltin == 1 or values.dtype == jax.dtypes.float0:
         return values
     if jnp.issubdtype(values.dtype, np.integer):

@@ -25,7 +25,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.execute.compare import as_numpy, type_of, values_agree
 from jaxprtool.execute.effects import Effects, leaves_the_program
 from jaxprtool.ir.outline import named
-from jaxprtool.ir.stepwise import Stepper
+from jaxprtool.ir.stepwise import Stepper, row_of
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -68,7 +68,7 @@ class Trail(Stepper):
         return value.data
 
     def row(self, value: Traced, i: int) -> Traced:
-        return Traced(value.data[i], value.made)
+        return Traced(row_of(value.data, i), value.made)
 
     def stack(self, rows: Sequence[Traced], var: Any) -> Traced:
         makers = dict.fromkeys(maker for row in rows for maker in row.made)

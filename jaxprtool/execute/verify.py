@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import checkify
 
 from jaxprtool import jaxcompat
@@ -37,6 +36,7 @@ from jaxprtool.execute.fill import random_array
 from jaxprtool.execute.run import failures_reported
 from jaxprtool.execute.trail import Trail, first_difference
 from jaxprtool.ir.callbacks import is_check
+from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
@@ -101,7 +101,7 @@ class Runs:
 
     def __init__(self, program: Program, arguments: Sequence[Any]):
         self.program = program
-        self._arguments = [jnp.asarray(x) for x in arguments]
+        self._arguments = [as_array(x) for x in arguments]
         self._run: _Run | None = None
         if len(self._arguments) != len(program.in_avals):
             raise ArgumentsError(

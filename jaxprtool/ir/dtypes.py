@@ -1,4 +1,8 @@
-"""The names of dtypes as a jaxpr prints them, and the long ones that people write."""
+"""Dtypes: their names, and what passes ask of any of them, extended dtypes included.
+
+An extended dtype is that of random keys, or one of a package's own. JAX keeps its elements in an
+array of plain numbers, the physical one; it has neither `itemsize` nor `kind`.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +51,33 @@ def itemsize(dtype: Any) -> int:
         element = jaxcompat.physical_element(dtype)
         return math.prod(element.shape) * itemsize(element.dtype)
     return int(dtype.itemsize)
+
+
+def is_extended(dtype: Any) -> bool:
+    """Whether this is the dtype of keys, or of a package's own elements."""
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
+
+
+def is_foreign(dtype: Any) -> bool:
+    """Whether a package has brought this dtype, which nothing here can spell or make values of."""
+    return is_extended(dtype) and not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def kind(dtype: Any) -> str:
+    """Return NumPy's letter for the kind of a dtype; `E` for an extended one."""
+    return "E" if is_extended(dtype) else str(dtype.kind)
+
+
+def physical(value: Any) -> Any:
+    """Return an array of plain numbers: of an extended dtype, the array that holds its elements."""
+    extended = hasattr(value, "dtype") and is_extended(value.dtype)
+    return jaxcompat.physical_array(value) if extended else value
+
+
+def as_array(value: Any) -> Any:
+    """Return JAX's array of a value; of an extended dtype, which it may not know, the value."""
+    extended = hasattr(value, "dtype") and is_extended(value.dtype)
+    return value if extended else jnp.asarray(value)
 
 
 def x64_enabled() -> bool:

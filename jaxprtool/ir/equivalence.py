@@ -21,6 +21,7 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, rules_followed, vjp_rule
+from jaxprtool.ir.dtypes import is_extended, physical
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.mapped_arrays import give_back
 from jaxprtool.ir.outline import type_of
@@ -233,9 +234,9 @@ _BLOCK = 1 << 24
 def _same_array(p: Any, q: Any) -> bool:
     """Whether two arrays, numpy scalars or numbers are the same, bit by bit."""
     kinds = [getattr(value, "dtype", None) for value in (p, q)]
-    if any(kind and jax.dtypes.issubdtype(kind, jax.dtypes.prng_key) for kind in kinds):
-        return kinds[0] == kinds[1] and _same_array(*map(jax.random.key_data, (p, q)))
-    a, b = np.asarray(p), np.asarray(q)
+    if any(kind and is_extended(kind) for kind in kinds) and kinds[0] != kinds[1]:
+        return False
+    a, b = (np.asarray(physical(value)) for value in (p, q))
     return a.dtype == b.dtype and a.shape == b.shape and _same_bytes(a, b)
 
 

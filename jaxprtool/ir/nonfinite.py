@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.outline import named
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.stepwise import Stepper
+from jaxprtool.ir.stepwise import Stepper, row_of
 from jaxprtool.jaxcompat import JaxprEqn, Var
 
 
@@ -91,13 +92,13 @@ class _Origins(Stepper):
         self._fault = check.fault
 
     def constant(self, value: Any) -> _Value:
-        return _Value(value, "a constant" if self._fault(jnp.asarray(value)) else "")
+        return _Value(value, "a constant" if self._fault(as_array(value)) else "")
 
     def number(self, value: _Value) -> Any:
         return value.data
 
     def row(self, value: _Value, i: int) -> _Value:
-        return _Value(value.data[i], value.origin)
+        return _Value(row_of(value.data, i), value.origin)
 
     def stack(self, rows: Sequence[_Value], var: Var) -> _Value:
         return _Value(super().stack([row.data for row in rows], var), _first(rows))

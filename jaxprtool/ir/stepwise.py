@@ -17,6 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import is_extended, is_foreign
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, While, view
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
@@ -51,11 +53,15 @@ class Stepper:
 
     def row(self, value: Any, i: int) -> Any:
         """What one round of a scan is given of a stack."""
-        return value[i]
+        return row_of(value, i)
 
     def stack(self, rows: Sequence[Any], var: Var) -> Any:
         """What a scan gives of what its rounds have given."""
-        return jnp.stack(rows) if rows else _no_rows(var)
+        if not rows:
+            return _no_rows(var)
+        if not is_foreign(var.aval.dtype):
+            return jnp.stack(rows)
+        return jax.lax.concatenate([jax.lax.expand_dims(row, (0,)) for row in rows], 0)
 
     def inside(self, body: Any, operands: list[Any], decider: Any = None) -> list[Any]:
         """The results of a body of an equation; a branch or a round runs because of `decider`."""
@@ -123,8 +129,17 @@ class Stepper:
             carry = self.inside(loop.body, [*body_consts, *carry], more)
 
 
+def row_of(stack: Any, i: int) -> Any:
+    """What is at one index of the first axis."""
+    # Arrays of a package's own elements need not have NumPy's indexing.
+    foreign = is_foreign(stack.dtype)
+    return jax.lax.dynamic_index_in_dim(stack, i, keepdims=False) if foreign else stack[i]
+
+
 def _no_rows(var: Var) -> Any:
-    if jnp.issubdtype(var.aval.dtype, jax.dtypes.prng_key):
-        key = jax.random.key(0, impl=var.aval.dtype)
-        return jnp.broadcast_to(key, var.aval.shape)
-    return jnp.zeros(var.aval.shape, var.aval.dtype)
+    """The stack of no rows."""
+    aval = var.aval
+    if not is_extended(aval.dtype):
+        return jnp.zeros(aval.shape, aval.dtype)
+    element = jaxcompat.physical_element(aval.dtype)
+    return jaxcompat.logical_array(jnp.zeros((*aval.shape, *element.shape), element.dtype), aval)

@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.custom_rules import rule_key
+from jaxprtool.ir.dtypes import physical
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 #: Primitives of which two equations are not to be made one though they have no effect, and have
@@ -221,8 +222,7 @@ def _device_digest(array: Any) -> bytes:
     if known is not None and known[0]() is array:
         return known[1]
     number = id(array)
-    is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
     with jax.ensure_compile_time_eval():  # also while JAX traces what is around
-        digest = _digest(np.asarray(jax.random.key_data(array) if is_key else array))
+        digest = _digest(np.asarray(physical(array)))
     _digests[number] = ref(array, lambda _: _digests.pop(number, None)), digest
     return digest

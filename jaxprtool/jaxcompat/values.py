@@ -17,7 +17,8 @@ from jax._src.numpy import ufuncs
 from jax._src.random import prng
 from jax._src.state import indexing as state_indexing
 from jax._src.state import types as state_types
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import JaxprEqn, Literal, Primitive
+from jax.interpreters import mlir
 
 from jaxprtool.jaxcompat.jaxprs import close_jaxpr, new_jaxpr, open_jaxpr
 
@@ -135,6 +136,29 @@ def as_literal(value: Any, aval: Any) -> Literal | None:
 def physical_element(dtype: Any) -> Any:
     """Return the type of the array that holds one element of an extended dtype."""
     return core.physical_element_aval(dtype)
+
+
+def physical_array(value: Any) -> Any:
+    """Return the array of plain numbers that holds an array of an extended dtype."""
+    return _physical_p.bind(value)
+
+
+def logical_array(value: Any, aval: Any) -> Any:
+    """Return the array of the type `aval` that an array of plain numbers holds."""
+    return _logical_p.bind(value, aval=aval)
+
+
+def _reinterpretation(name: str, type_of_result: Any) -> Primitive:
+    """A primitive that takes an array for one of another type, of the same representation."""
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(type_of_result)
+    primitive.def_impl(jax.jit(primitive.bind, static_argnames="aval"))
+    mlir.register_lowering(primitive, lambda ctx, x, **_: [x])
+    return primitive
+
+
+_physical_p = _reinterpretation("physical_array", core.physical_aval)
+_logical_p = _reinterpretation("logical_array", lambda x, aval: aval)
 
 
 def key_implementations() -> dict[str, Any]:

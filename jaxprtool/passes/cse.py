@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import kind
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.ir.structural_key import (
@@ -109,7 +110,7 @@ class _Merging:
             ):
                 operands: Any = [literal_key(v) if type(v) is Literal else v for v in eqn.invars]
                 kinds = _COMMUTATIVE.get(name)
-                if kinds is not None and eqn.invars[0].aval.dtype.kind in kinds:
+                if kinds is not None and kind(eqn.invars[0].aval.dtype) in kinds:
                     operands = (frozenset(operands),)
                 key = eqn.primitive, operation, eqn.ctx, *operands
                 index = written.setdefault(key, len(eqns))

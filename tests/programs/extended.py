@@ -1,11 +1,15 @@
 """An element type as a package of its own would bring: pairs of numbers, known to JAX by rules."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+
+from jaxprtool.primitives import variable
 
 #: The base of dtypes that are not NumPy's, as that of random keys is.
 ExtendedDType = type(jax.eval_shape(lambda: jax.random.key(0)).dtype).__base__
@@ -26,6 +30,16 @@ class PairRules:
     def tangent_dtype(dtype):
         return jax.dtypes.float0
 
+    @staticmethod
+    def physical_const(value):
+        return value.data
+
+    @staticmethod
+    def global_sharded_result_handler(aval, sharding, committed):
+        numbers = ShapedArray((*aval.shape, 2), np.dtype("float32"))
+        handler = jax._src.interpreters.pxla.global_aval_to_result_handler
+        return handler(numbers, sharding, committed).wrap(PairArray)
+
 
 class Pair(ExtendedDType):
     """A pair of floats. It has no `itemsize`, nor `kind`: JAX asks for neither."""
@@ -44,9 +58,36 @@ class Pair(ExtendedDType):
         return self.name
 
 
+class PairArray:
+    """An array of pairs."""
+
+    dtype = Pair()
+
+    def __init__(self, data):
+        self.data = data
+
+    shape = property(lambda self: self.data.shape[:-1])
+    ndim = property(lambda self: len(self.shape))
+    size = property(lambda self: math.prod(self.shape))
+    sharding = property(lambda self: self.data.sharding)
+
+
+def _sharded(arrays, shardings, layouts, copies):
+    return jax._src.interpreters.pxla.shard_args(
+        shardings, layouts, copies, [array.data for array in arrays]
+    )
+
+
+jax._src.core.pytype_aval_mappings[PairArray] = lambda x: ShapedArray(x.shape, x.dtype)
+jax._src.dtypes.register_canonicalize_value_handler(PairArray, None)
+jax._src.interpreters.pxla.shard_arg_handlers[PairArray] = _sharded
+mlir.register_constant_handler(PairArray, lambda x, aval: mlir.ir_constant(np.asarray(x.data)))
+
+
 def _primitive(name, result, lowering, batch):
     primitive = Primitive(name)
     primitive.def_abstract_eval(result)
+    primitive.def_impl(jax.jit(primitive.bind))
     mlir.register_lowering(primitive, lowering)
     batching.primitive_batchers[primitive] = batch
     return primitive
@@ -82,3 +123,27 @@ def paired(x):
     _, sums = jax.lax.scan(step, pairs, None, length=2)
     chosen = jax.lax.cond(x.sum() > 0, lambda p: p, lambda p: p[::-1], pairs)
     return again.sum() + fixed.sum() + sums.sum() + unpair_p.bind(chosen).sum()
+
+
+HELD = PairArray(jnp.arange(6, dtype=jnp.float32).reshape(3, 2))
+
+
+def captured(x):
+    """Take pairs, give pairs, and hold pairs as a constant."""
+    return jnp.flip(x), unpair_p.bind(x) + unpair_p.bind(HELD)
+
+
+def given(x):
+    """Give pairs."""
+    return pair_p.bind(jnp.stack([x, x], -1))
+
+
+def held_variable(key, x):
+    """Declare pairs as a variable."""
+    pairs = pair_p.bind(jax.random.normal(key, (*x.shape, 2)))
+    return unpair_p.bind(variable(pairs, name="pairs")).sum() + x.sum()
+
+
+def masked(x):
+    """Multiply by numbers that are kept as pairs."""
+    return (x * unpair_p.bind(HELD)).sum()

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr.values import Unwritable
-from jaxprtool.ir.dtypes import array_dtypes
+from jaxprtool.ir.dtypes import array_dtypes, is_foreign
 
 
 class TypeWriter:
@@ -64,6 +64,8 @@ class TypeWriter:
             return False
 
     def _array(self, aval: Any) -> str:
+        if is_foreign(aval.dtype):
+            raise Unwritable(f"the element type {aval.dtype}, which a package has brought")
         if not jaxcompat.has_plain_layout(aval):
             raise Unwritable(f"a type with a layout of its own ({aval})")
         for size in aval.shape:

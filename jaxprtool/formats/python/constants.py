@@ -12,10 +12,12 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import Expression, call, written
 from jaxprtool.formats.python.helpers import FROM_HEX
 from jaxprtool.formats.python.layout import INDENT, WIDTH, statement
 from jaxprtool.formats.python.values import array, dtype_name
+from jaxprtool.ir.dtypes import is_foreign
 
 #: Arrays of more elements are written as their bytes, and of more bytes into the file beside.
 _MOST_ELEMENTS, MOST_BYTES = 16, 2048
@@ -25,6 +27,11 @@ def definition_of(name: str, value: Any, scope: Any, beside: bool) -> list[str]:
     """The lines that define a constant; large ones go `beside` the text, if that is allowed."""
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return _keys(name, value, scope, beside)
+    if is_foreign(value.dtype):
+        raise UnsupportedError(
+            f"a constant of the element type {value.dtype}, which a package has brought, "
+            "cannot be written as Python"
+        )
     data = np.asarray(value)
     if data.dtype == jax.dtypes.float0:
         expression: Expression = call("np.zeros", data.shape, data.dtype)

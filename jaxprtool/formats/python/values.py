@@ -42,6 +42,7 @@ from jaxprtool.formats.python.expressions import (
 )
 from jaxprtool.formats.python.naming import identifier
 from jaxprtool.formats.python.symbols import dimension
+from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.outline import type_of
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, Primitive
 
@@ -60,6 +61,8 @@ def _dtype(dtype: Any) -> Expression:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         name = jaxcompat.key_implementation(dtype).name
         return Attribute(call("jax.random.key", 0, impl=name), "dtype")
+    if is_foreign(dtype):
+        raise TypeError(f"the element type {dtype} has no public name")
     if dtype == jax.dtypes.float0:
         return Name("jax.dtypes.float0")
     return call("jnp.dtype", np.dtype(dtype).name)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.dtypes import itemsize
+from jaxprtool.ir.dtypes import itemsize, kind
 from jaxprtool.ir.structural_key import UNREPEATABLE, Keyless, literal_key, parameters_key
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, holds_jaxpr, view
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
@@ -257,7 +257,7 @@ def _on(kinds: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def rule(eqn: JaxprEqn, *operands: np.ndarray) -> Any:
-        if any(x.dtype.kind not in kinds for x in operands):
+        if any(kind(x.dtype) not in kinds for x in operands):
             return None
         with np.errstate(all="ignore"):
             result = np.asarray(function(*operands), eqn.outvars[0].aval.dtype)

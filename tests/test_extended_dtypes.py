@@ -1,0 +1,122 @@
+"""Programs that take, give and hold elements of a package's own type, beside the passes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxprtool import equivalent, errors, jit, to_python, trace, unzip, verify, write
+from jaxprtool.execute.summary import summarize
+from jaxprtool.ir.nonfinite import FiniteCheck
+from jaxprtool.ir.stepwise import evaluate
+from jaxprtool.ir.structural_key import structure
+from jaxprtool.targets import fitted
+from tests.programs.extended import (
+    PairArray,
+    captured,
+    held_variable,
+    masked,
+    pair_p,
+    paired,
+    unpair_p,
+)
+
+X = jnp.arange(3.0)
+PAIRS = PairArray(jnp.arange(6.0).reshape(3, 2))
+
+
+def numbers(value):
+    return np.asarray(unpair_p.bind(value))
+
+
+def rounds(pairs):
+    """Stack pairs in a loop, go over a stack of them, and stack none."""
+    _, stacked = jax.lax.scan(lambda carry, p: (carry, p), 0, pairs)
+    _, none = jax.lax.scan(lambda carry, _: (carry, stacked), 0, None, length=0)
+    return stacked, none
+
+
+@pytest.fixture(scope="module")
+def program():
+    return trace(captured, PAIRS)
+
+
+def test_programs_that_take_and_give_pairs_run(program):
+    flipped, sums = program(PAIRS)
+    np.testing.assert_array_equal(numbers(flipped), numbers(PAIRS)[::-1])
+    np.testing.assert_array_equal(sums, 2 * numbers(PAIRS))
+    np.testing.assert_array_equal(numbers(jit(captured, passes="-O2")(PAIRS)[0]), numbers(flipped))
+
+
+def test_runs_of_one_equation_at_a_time_stack_pairs_and_take_them_apart():
+    closed = jax.make_jaxpr(rounds)(PAIRS)
+    stacked, none = evaluate(closed, [PAIRS])
+    np.testing.assert_array_equal(numbers(stacked), numbers(PAIRS))
+    assert none.shape == (0, 3) and none.dtype == PAIRS.dtype
+
+
+@pytest.mark.parametrize("fun", [captured, rounds])
+def test_what_pairs_become_is_verified(fun):
+    before = trace(fun, PAIRS)
+    verify(before, before.apply("-O2"), [PAIRS])
+
+
+def test_verifying_finds_pairs_that_differ():
+    before, after = trace(lambda p: jnp.flip(p), PAIRS), trace(lambda p: jnp.reshape(p, 3), PAIRS)
+    with pytest.raises(errors.CheckError, match="differs in 4 of 6 elements"):
+        verify(before, after, [PAIRS])
+
+
+def test_pairs_are_compared_by_their_numbers(program):
+    other = program.jaxpr.replace(consts=[PairArray(jnp.ones((3, 2)))])
+    same = program.jaxpr.replace(consts=[PairArray(jnp.arange(6.0).reshape(3, 2))])
+    assert equivalent(program.jaxpr, same)
+    assert not equivalent(program.jaxpr, other)
+    assert structure(program.jaxpr) is not structure(other)
+
+
+def test_results_of_pairs_are_checked_for_nans_around_them():
+    program = trace(lambda p: (p, rounds(p), jnp.log(unpair_p.bind(p) - 1)), PAIRS)
+    with pytest.raises(FloatingPointError, match="a NaN, from log"):
+        FiniteCheck(nans=True, infs=False).require(
+            program, [PAIRS], jax.tree.leaves(program(PAIRS))
+        )
+
+
+def test_pairs_are_summed_up_as_their_numbers():
+    np.testing.assert_array_equal(summarize(PAIRS).value, numbers(PAIRS))
+    assert summarize(PairArray(jnp.ones((99, 2)))).statistics == {}
+
+
+def test_pairs_fit_a_program_that_takes_them(program):
+    assert fitted(program, (PAIRS,), {}) == (PAIRS,)
+    for other in (np.ones((3, 2), np.float32), PairArray(jnp.ones((4, 2))), 1.0):
+        with pytest.raises(errors.ArgumentsError, match=r"the program takes pair\[3\]"):
+            fitted(program, (other,), {})
+
+
+def test_no_values_of_a_foreign_type_are_made_up(program):
+    with pytest.raises(errors.ArgumentsError, match=r"argument 'x' is pair\[3\], of which no rand"):
+        verify(program, program)
+
+
+def test_files_and_python_refuse_a_foreign_type_in_one_line(program, tmp_path):
+    for fun, of in ((captured, PAIRS), (paired, X), (lambda x: pair_p.bind(x), jnp.ones((3, 2)))):
+        with pytest.raises(errors.JaxprToolError, match="pair"):
+            write(trace(fun, of), tmp_path / "p.jaxpr")
+        with pytest.raises(errors.JaxprToolError, match="pair"):
+            to_python(trace(fun, of))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("transform", ["grad", "vjp", "jvp", "linearize", "checkpoint", "jit"])
+def test_transforms_know_that_pairs_have_no_tangents(transform):
+    program = trace(masked, jnp.ones((3, 2)))
+    program.apply(transform)
+    np.testing.assert_array_equal(program.apply("grad")(jnp.ones((3, 2))), numbers(PAIRS))
+
+
+def test_pairs_may_be_variables():
+    key = jax.random.key(0)
+    init, apply = unzip(held_variable)(key, X)
+    np.testing.assert_allclose(apply(init(key), X), jax.jit(held_variable)(key, X), rtol=1e-6)

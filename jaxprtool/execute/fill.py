@@ -74,7 +74,7 @@ def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any]
         value = values.get(name)
         if isinstance(value, jax.ShapeDtypeStruct):
             continue
-        if name not in values or np.shape(value) != aval.shape:
+        if name not in values or np.shape(values[name]) != aval.shape:
             aside += [name] if name in values else []
             values[name] = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     return values, tuple(aside)

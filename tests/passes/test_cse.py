@@ -186,7 +186,8 @@ def test_custom_calls_are_merged_if_their_rules_are_the_same_functions():
 
 
 def test_dropped_results_of_the_first_are_given_after_all():
-    before = jaxprtool.trace(jax.jit(lambda b: (jnp.sin(b), jnp.cos(b))), x)
+    both = jax.jit(lambda b: (jnp.sin(b), jnp.cos(b)))
+    before = jaxprtool.trace(lambda b: both(b), x)
     jaxpr, (eqn,), (v,) = before.jaxpr, before.jaxpr.eqns, before.jaxpr.invars
     one, other = (
         eqn.replace(
@@ -228,7 +229,8 @@ def test_equal_random_keys_are_held_once():
 def test_equal_constants_of_inner_bodies_are_held_once():
     one, other = (np.arange(4.0, dtype=np.float32) for _ in range(2))
     inner = jax.make_jaxpr(lambda r: (r + one, r * other))(x[0])
-    program = jaxprtool.trace(jax.jit(lambda r: jaxcompat.jaxpr_as_fun(inner)(r)), x[0])
+    outer = jax.jit(lambda r: jaxcompat.jaxpr_as_fun(inner)(r))
+    program = jaxprtool.trace(lambda r: outer(r), x[0])
     call = view(program.jaxpr.eqns[0]).rebuild(body=inner, operands=tuple(program.jaxpr.invars))
     program = program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, [call]))
     after = Cse()(program)

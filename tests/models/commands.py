@@ -1,0 +1,194 @@
+"""What is asked of each model: the commands, each beside what JAX computes.
+
+A command is a function of a `Model` and a folder to write into. It raises if the command fails or
+if a value is not that of the model called under `jax.jit`. It returns nothing, or a word on why the
+command does not apply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxprtool
+from jaxprtool.cli.main import main
+
+#: Models whose libraries check values by callbacks, which no file holds.
+CHECKED = frozenset({"diffrax_gradient", "optimistix_fit"})
+
+#: Models that take no key, so that there is nothing to cut their results from.
+KEYLESS = frozenset(
+    {
+        "diffrax_gradient",
+        "e3nn_harmonics",
+        "flaxdiff_unet",
+        "haiku_resnet",
+        "jraph_network",
+        "optimistix_fit",
+        "penzai_mlp",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module of `tests.models.zoo`, as a TARGET and as what Python sees of it."""
+
+    name: str
+
+    @property
+    def target(self) -> str:
+        """The factory, to be named to a command with `--factory`."""
+        return f"tests.models.zoo.{self.name}:model"
+
+    @cached_property
+    def call(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The function and its arguments."""
+        return importlib.import_module(f"tests.models.zoo.{self.name}").model()
+
+    @cached_property
+    def program(self) -> Any:
+        """The program that the commands are given."""
+        return jaxprtool.load(self.target, factory=True)
+
+    @cached_property
+    def written(self) -> Any:
+        """The program without the checks that no file holds."""
+        return self.program.apply("drop_checks") if self.name in CHECKED else self.program
+
+    @cached_property
+    def results(self) -> list[np.ndarray]:
+        """The arrays among what the function gives, as JAX computes it."""
+        function, arguments = self.call
+        return arrays(function(*arguments))
+
+
+def arrays(tree: Any) -> list[np.ndarray]:
+    """Return the arrays among the leaves of a tree, keys as their data."""
+    found = []
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            found.append(np.asarray(jax.random.key_data(leaf)))
+        elif isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+            found.append(np.asarray(leaf))
+    return found
+
+
+def require_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    """Raise AssertionError for arrays that differ by more than compilers round differently."""
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        if np.issubdtype(theirs.dtype, np.inexact):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4)
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def run_command(*arguments: str) -> str:
+    """Return what a command line prints; raise AssertionError with its errors if it fails."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    assert code == 0, err.getvalue().strip()
+    return out.getvalue()
+
+
+def show(model: Model, folder: Path) -> None:
+    """`show` prints the listing."""
+    assert run_command("show", model.target, "--factory").strip() == str(model.program).strip()
+
+
+def stats(model: Model, folder: Path) -> None:
+    """`show --stats` counts the equations."""
+    assert "equations" in run_command("show", model.target, "--factory", "--stats")
+
+
+def optimized(model: Model, folder: Path) -> None:
+    """`opt -O1 --verify` finds that no pass changed a value."""
+    run_command("opt", model.target, "--factory", "-O1", "--verify")
+
+
+def run(model: Model, folder: Path) -> None:
+    """`run --save` computes what JAX does."""
+    path = folder / "results.npz"
+    run_command("run", model.target, "--factory", "--repeat", "1", "--save", str(path))
+    with np.load(path) as saved:
+        require_equal([saved[name] for name in model.program.out_names], model.results)
+
+
+def vmap(model: Model, folder: Path) -> None:
+    """`vmap`, over two lanes that differ, is `jax.vmap` of the program."""
+    run_command("vmap", model.target, "--factory", "--axis-size", "2")
+    _, arguments = model.call
+    flat = jax.tree.leaves(arguments)
+    lanes = [leaf for leaf in flat if isinstance(leaf, jax.Array | np.ndarray)]
+    stacked = [jnp.stack([lane, _other(lane)]) for lane in lanes]
+    evaluate = jax.extend.core.jaxpr_as_fun
+    ours = evaluate(model.program.apply("batch(axis_size=2)").jaxpr)
+    theirs = jax.vmap(evaluate(model.program.jaxpr))
+    require_equal(arrays(jax.jit(ours)(*stacked)), arrays(jax.jit(theirs)(*stacked)))
+
+
+def _other(lane: Any) -> Any:
+    return lane * 1.01 if jnp.issubdtype(lane.dtype, jnp.floating) else lane
+
+
+def unzip(model: Model, folder: Path) -> str | None:
+    """`unzip --auto` finds the key, and both halves together give what the whole does."""
+    if model.name in KEYLESS:
+        return "no key"
+    run_command("unzip", model.target, "--factory", "--auto", "--run")
+    return None
+
+
+def file(model: Model, folder: Path) -> str | None:
+    """A program is written, read back, and called with the model's own arguments."""
+    path = folder / "program.jaxpr"
+    passes = ("-p", "drop_checks") if model.name in CHECKED else ()
+    run_command("opt", model.target, "--factory", *passes, "-o", str(path))
+    back = jaxprtool.read(path)
+    assert jaxprtool.equivalent(back, model.written)
+    require_equal(arrays(back(*model.call[1])), model.results)
+    return "drop_checks" if passes else None
+
+
+def python(model: Model, folder: Path) -> str | None:
+    """Python is written, run, and called with the model's own arguments."""
+    path = folder / "emitted.py"
+    passes = ("-p", "drop_checks") if model.name in CHECKED else ()
+    run_command("emit", model.target, "--factory", *passes, "-o", str(path))
+    namespace = {"__name__": "emitted", "__file__": str(path)}
+    exec(compile(path.read_text(), path, "exec"), namespace)
+    require_equal(arrays(namespace[model.program.name](*model.call[1])), model.results)
+    return "drop_checks" if passes else None
+
+
+def stablehlo(model: Model, folder: Path) -> None:
+    """StableHLO is written."""
+    text = run_command("emit", model.target, "--factory", "--to", "stablehlo")
+    assert text.startswith("module @")
+
+
+#: What a column of the README's table is called, and the command.
+COMMANDS: dict[str, Callable[[Model, Path], str | None]] = {
+    "show": show,
+    "stats": stats,
+    "opt": optimized,
+    "run": run,
+    "vmap": vmap,
+    "unzip": unzip,
+    "file": file,
+    "Python": python,
+    "StableHLO": stablehlo,
+}

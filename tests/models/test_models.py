@@ -1,0 +1,36 @@
+"""Every command on every model; `sweep` marks the models that take long."""
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.models
+
+NAMES = sorted(p.stem for p in (Path(__file__).parent / "zoo").glob("[!_]*.py"))
+
+#: Models that are traced and compiled in a few seconds.
+QUICK = frozenset({"jraph_network", "distrax_flow", "penzai_mlp", "equinox_vit"})
+
+
+def _models():
+    for name in NAMES:
+        marks = [pytest.mark.xdist_group(name)]
+        yield pytest.param(name, marks=marks if name in QUICK else [*marks, pytest.mark.sweep])
+
+
+@pytest.fixture(scope="module")
+def made():
+    """The models that were made in this process."""
+    return {}
+
+
+COLUMNS = ["show", "stats", "opt", "run", "vmap", "unzip", "file", "Python", "StableHLO"]
+
+
+@pytest.mark.parametrize("command", COLUMNS)
+@pytest.mark.parametrize("name", _models())
+def test_the_command_holds_on_the_model(name, command, made, tmp_path):
+    from tests.models.commands import COMMANDS, Model
+
+    assert list(COMMANDS) == COLUMNS
+    COMMANDS[command](made.setdefault(name, Model(name)), tmp_path)

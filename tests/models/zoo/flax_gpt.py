@@ -1,0 +1,62 @@
+"""A GPT in Flax Linen, and the step that trains it with optax's AdamW."""
+
+from functools import cache
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax.training.train_state import TrainState
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block with dropout."""
+
+    heads: int
+
+    @nn.compact
+    def __call__(self, x, mask):
+        attention = nn.MultiHeadDotProductAttention(self.heads, dropout_rate=0.1)
+        x = x + attention(nn.LayerNorm()(x), mask=mask, deterministic=False)
+        hidden = nn.gelu(nn.Dense(4 * x.shape[-1])(nn.LayerNorm()(x)))
+        return x + nn.Dropout(0.1, deterministic=False)(nn.Dense(x.shape[-1])(hidden))
+
+
+class GPT(nn.Module):
+    """A decoder over tokens."""
+
+    vocabulary: int = 64
+    width: int = 32
+    layers: int = 2
+
+    @nn.compact
+    def __call__(self, tokens):
+        embed = nn.Embed(self.vocabulary, self.width)
+        x = embed(tokens) + nn.Embed(128, self.width)(jnp.arange(tokens.shape[-1]))
+        for _ in range(self.layers):
+            x = Block(4)(x, nn.make_causal_mask(tokens))
+        return embed.attend(nn.LayerNorm()(x))
+
+
+@jax.jit
+def step(state, tokens, key):
+    """Return the state after one step of AdamW, and the loss."""
+    key = jax.random.fold_in(key, state.step)
+
+    def loss(params):
+        logits = state.apply_fn({"params": params}, tokens[:, :-1], rngs={"dropout": key})
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    value, grads = jax.value_and_grad(loss)(state.params)
+    return state.apply_gradients(grads=grads), value
+
+
+@cache
+def model():
+    """Return the step and its arguments."""
+    tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, 64)
+    gpt = GPT()
+    keys = {"params": jax.random.key(0), "dropout": jax.random.key(3)}
+    params = jax.jit(gpt.init)(keys, tokens[:, :-1])["params"]
+    state = TrainState.create(apply_fn=gpt.apply, params=params, tx=optax.adamw(1e-3))
+    return step, (state, tokens, jax.random.key(2))

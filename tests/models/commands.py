@@ -78,8 +78,8 @@ def arrays(tree: Any) -> list[np.ndarray]:
     found = []
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            found.append(np.asarray(jax.random.key_data(leaf)))
-        elif isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+            leaf = jax.random.key_data(leaf)
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic):
             found.append(np.asarray(leaf))
     return found
 

@@ -1,6 +1,6 @@
 """Print the README's table of models by command: `python -m tests.models.table`.
 
-Names of models after it restrict it to these. What fails is printed below the table.
+Names of models after it restrict it to these. What fails is printed on stderr.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.models.commands import COMMANDS, Model
 ZOO = Path(__file__).parent / "zoo"
 
 
-def row(name: str) -> tuple[list[str], list[str]]:
-    """Return the cells of a model, and what went wrong."""
-    model, cells, faults = Model(name), [], []
+def row(name: str) -> list[str]:
+    """Return the cells of a model, and print what went wrong."""
+    model, cells = Model(name), []
     for title, command in COMMANDS.items():
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -28,20 +28,16 @@ def row(name: str) -> tuple[list[str], list[str]]:
             except Exception as error:
                 cells.append("**no**")
                 last = traceback.format_exception_only(error)[-1].strip()
-                faults.append(f"{name}, {title}: {last[:1000]}")
-    return cells, faults
+                print(f"{name}, {title}: {last[:1000]}", file=sys.stderr, flush=True)
+    return cells
 
 
 def main(names: list[str]) -> None:
-    """Print the table, then the faults."""
+    """Print the table of these models, or of all."""
     print("| model |", " | ".join(COMMANDS), "|")
     print("| --- |", " | ".join("---" for _ in COMMANDS), "|")
-    found = []
     for name in names or sorted(p.stem for p in ZOO.glob("[!_]*.py")):
-        cells, faults = row(name)
-        print(f"| {name} |", " | ".join(cells), "|", flush=True)
-        found += faults
-    print(*found, sep="\n")
+        print(f"| {name} |", " | ".join(row(name)), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -130,9 +130,7 @@ def run(model: Model, folder: Path) -> None:
 def vmap(model: Model, folder: Path) -> None:
     """`vmap`, over two lanes that differ, is `jax.vmap` of the program."""
     run_command("vmap", model.target, "--factory", "--axis-size", "2")
-    _, arguments = model.call
-    flat = jax.tree.leaves(arguments)
-    lanes = [leaf for leaf in flat if isinstance(leaf, jax.Array | np.ndarray)]
+    lanes = map(jnp.asarray, model.program.matched(model.call[1], {}).leaves)
     stacked = [jnp.stack([lane, _other(lane)]) for lane in lanes]
     evaluate = jax.extend.core.jaxpr_as_fun
     ours = evaluate(model.program.apply("batch(axis_size=2)").jaxpr)

@@ -25,4 +25,8 @@ def model():
     y = jnp.array([28.0, 8, -3, 7, -1, 1, 18, 12])
     kernel = NUTS(schools)
     state = kernel.init(jax.random.key(0), 10, None, (sigma, y), {})
-    return lambda state, sigma, y: kernel.sample(state, (sigma, y), {}), (state, sigma, y)
+
+    def transition(state, sigma, y):
+        return kernel.sample(state, (sigma, y), {})
+
+    return transition, (state, sigma, y)

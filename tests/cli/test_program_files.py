@@ -88,7 +88,7 @@ def test_callbacks_are_written_as_stubs_if_asked_for(cli, folder):
     result = cli("run", "c.jaxpr")
     assert result.code == 3
     assert result.lines[-1].startswith(
-        "error: callback raised RuntimeError: the callback functions"
+        "error: callback raised RuntimeError: the function functions"
     )
     assert ".callback.<locals>.fail was left out" in result.lines[-1]
     assert cli("opt", "c.jaxpr", "-o", "again.jaxpr").code == 0

@@ -17,6 +17,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
 from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.outline import equations
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.render.listing import listing
@@ -37,9 +38,10 @@ def round_trip(program: Program) -> Program:
     assert (back.name, back.arg_names) == (program.name, program.arg_names)
     assert (back.out_names, back.axis_env) == (program.out_names, program.axis_env)
     assert places(back.jaxpr) == places(program.jaxpr)
-    if binds_twice(program.jaxpr):
-        # JAX has copied a jaxpr together with its variables. Both copies are shown, and written,
-        # with the same names; those of a file have variables of their own.
+    if binds_twice(program.jaxpr) or holds_operations(program.jaxpr):
+        # JAX has copied a jaxpr together with its variables: both copies are shown, and written,
+        # with the same names; those of a file have variables of their own. Or there are operations
+        # with rules of their own, which a file has as calls with custom derivatives.
         written, program = text(back), parse(text(back), "again.jaxpr")
     assert_same_listing(program, back)
     assert text(back) == written
@@ -56,6 +58,12 @@ def assert_same_listing(program: Program, back: Program) -> None:
     if before != after and "ft_in=" in before:
         before, after = (" ".join(_SCAN_TREES.sub("", s).split()) for s in (before, after))
     assert after == before
+
+
+def holds_operations(jaxpr: Any) -> bool:
+    """Whether a program holds operations with rules of their own (`jax.experimental.hijax`)."""
+    eqns = equations(jaxcompat.open_jaxpr(jaxpr))
+    return any(eqn.primitive.name == jaxcompat.CALL_HIGH for eqn in eqns)
 
 
 def binds_twice(jaxpr: Any) -> bool:

@@ -217,7 +217,8 @@ def lasting_effects(jaxpr: Any) -> Counter[tuple[str, ...]]:
     """How many equations have an effect that must stay, by their path of primitives.
 
     What happens inside an equation that has no such effect itself does not count: a loop that
-    writes to a ref of its own may go as a whole.
+    writes to a ref of its own may go as a whole. Nor do writes to refs, which may go where nobody
+    reads them: the values show whether the others are there.
     """
     found: Counter[tuple[str, ...]] = Counter()
     for eqn in jaxpr.eqns:
@@ -225,7 +226,7 @@ def lasting_effects(jaxpr: Any) -> Counter[tuple[str, ...]]:
             continue
         name = eqn.primitive.name
         bodies = [body for _, body in sub_jaxprs(eqn)]
-        if not bodies:
+        if not bodies and name not in ("swap", "addupdate"):
             found[(name,)] += 1
         for body in bodies:
             for path, count in lasting_effects(body).items():

@@ -7,6 +7,7 @@ halves are run, one equation at a time, beside JAX's result traced as a whole.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -129,9 +130,11 @@ def _refused(ours: Callable[[], Any], error: Exception) -> str:
 
 def _wrapped(name: str, function: Callable[..., Any]) -> Callable[..., str]:
     def prove(fun: Callable[..., Any], args: list[Any]) -> str:
-        return compared(
-            lambda: applied(name, trace(fun, *args)), lambda: trace(function(fun), *args)
-        )
+        @functools.wraps(fun)
+        def called(*leaves: Any) -> Any:
+            return function(fun)(*leaves)  # itself traced, what `jax.jit` gives is its body
+
+        return compared(lambda: applied(name, trace(fun, *args)), lambda: trace(called, *args))
 
     return prove
 

@@ -60,7 +60,7 @@ def test_calls_within_calls_are_all_named():
     def outer(key, x):
         return jax.jit(layer)(key, x) * 2
 
-    init, apply = unzips(outer, KEY, X, count=1)
+    init, apply = unzips(lambda key, x: outer(key, x), KEY, X, count=1)
     assert {"outer_init", "layer_init"} <= all_names(init)
     assert {"outer_apply", "layer_apply"} <= all_names(apply)
 

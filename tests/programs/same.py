@@ -46,7 +46,15 @@ from tests.programs.values import (
     values_agree,
 )
 
-__all__ = ["Original", "Verdict", "count_equations", "lasting_effects", "prove", "same"]
+__all__ = [
+    "Original",
+    "Verdict",
+    "count_equations",
+    "lasting_effects",
+    "prove",
+    "same",
+    "without_ref_writes",
+]
 
 
 @dataclass(frozen=True)
@@ -217,8 +225,7 @@ def lasting_effects(jaxpr: Any) -> Counter[tuple[str, ...]]:
     """How many equations have an effect that must stay, by their path of primitives.
 
     What happens inside an equation that has no such effect itself does not count: a loop that
-    writes to a ref of its own may go as a whole. Nor do writes to refs, which may go where nobody
-    reads them: the values show whether the others are there.
+    writes to a ref of its own may go as a whole.
     """
     found: Counter[tuple[str, ...]] = Counter()
     for eqn in jaxpr.eqns:
@@ -226,12 +233,17 @@ def lasting_effects(jaxpr: Any) -> Counter[tuple[str, ...]]:
             continue
         name = eqn.primitive.name
         bodies = [body for _, body in sub_jaxprs(eqn)]
-        if not bodies and name not in ("swap", "addupdate"):
+        if not bodies:
             found[(name,)] += 1
         for body in bodies:
             for path, count in lasting_effects(body).items():
                 found[(name, *path)] += count
     return found
+
+
+def without_ref_writes(effects: Counter[tuple[str, ...]]) -> Counter[tuple[str, ...]]:
+    """Lasting effects but for writes to refs, of which `dce` removes those that nobody reads."""
+    return Counter({k: n for k, n in effects.items() if k[-1] not in ("swap", "addupdate")})
 
 
 def count_equations(jaxpr: Any) -> int:

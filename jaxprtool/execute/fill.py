@@ -80,6 +80,7 @@ def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any]
     return values, tuple(aside)
 
 
+@jax.transfer_guard("allow")
 def random_array(aval: Any, seed: tuple[int, int], name: str = "argument") -> Any:
     """An array of an abstract value's shape and dtype, the same for the same seed.
 

@@ -138,7 +138,9 @@ def run(
     if mesh is not None:
         device, arguments = None, placed(program, arguments, mesh)
     place = nullcontext() if device is None else jax.default_device(device)
-    with place, unchecked(), nullcontext() if mesh is None else jax.set_mesh(mesh):
+    # Arguments and constants are put on the device by us, not by the user's own code.
+    transfers = jax.transfer_guard("allow")
+    with place, unchecked(), transfers, nullcontext() if mesh is None else jax.set_mesh(mesh):
         if device is not None:
             arguments = [jax.device_put(a, device) for a in arguments]
         lower_time, compile_time, call = _compile(program, arguments)

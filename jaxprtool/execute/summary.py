@@ -40,6 +40,7 @@ def summarize(array: Any) -> Summary:
     return Summary(None, _statistics(values) if has_numbers else {})
 
 
+@jax.transfer_guard("allow")
 def plain(array: Any) -> np.ndarray:
     """An array as one of NumPy's own dtypes: the same values, exactly.
 

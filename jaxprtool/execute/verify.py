@@ -99,6 +99,7 @@ def _random(program: Program, seed: int) -> list[Any]:
 class Runs:
     """A program on fixed arguments, run when it is first compared."""
 
+    @jax.transfer_guard("allow")
     def __init__(self, program: Program, arguments: Sequence[Any]):
         self.program = program
         self._arguments = [as_array(x) for x in arguments]
@@ -116,6 +117,7 @@ class Runs:
                 )
 
     @unchecked()
+    @jax.transfer_guard("allow")
     def compare(self, after: Program, checks: bool = True) -> Runs:
         """The runs of `after` on the same arguments.
 

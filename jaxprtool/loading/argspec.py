@@ -326,6 +326,7 @@ class _Reader:
             raise self.source.fail(node, "a finite number is needed here")
         return value
 
+    @jax.transfer_guard("allow")
     def _key(self, node: ast.Call) -> Any:
         options = self._options(node, ("seed",), ("impl",))
         implementation = self.source.literal(options["impl"]) if "impl" in options else None

@@ -7,8 +7,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
-from jaxprtool.execute.fill import fill
+from jaxprtool.execute.fill import fill, random_array
 from jaxprtool.execute.run import choose_device, own_devices, run
+from jaxprtool.execute.summary import summarize
 from tests.execute.programs import program
 
 X = np.arange(3, dtype=np.float32)
@@ -183,6 +184,13 @@ def test_a_nan_that_jax_is_told_to_forbid_is_the_users_own_error():
     with jax.debug_nans(True), pytest.raises(UserFunctionError) as error:
         run(program(f, X), [X])
     assert error.value.message.startswith("result[0] of f has a NaN, from log at ")
+
+
+def test_a_guard_against_transfers_is_about_the_users_code():
+    traced = program(lambda x, key: x + 2 + jax.random.normal(key, (3,)), X, jax.random.key(0))
+    with jax.transfer_guard("disallow"):
+        report = run(traced, [X, random_array(traced.in_avals[1], (0, 0))])
+        assert summarize(report.outputs[0].value).value.shape == (3,)
 
 
 def test_under_disable_jit_equations_run_one_by_one():

@@ -279,3 +279,12 @@ def test_an_error_in_the_program_after_is_its_fault():
     before = program(lambda x: jax.pure_callback(lambda v: v, x, x), X)
     after = program(lambda x: jax.pure_callback(fails, x, x), X)
     refuses(before, after, X, match="cannot be run any more")
+
+
+def test_switches_of_jax_do_not_change_the_verdict():
+    before = program(lambda x: lax.fori_loop(0, 3, lambda i, c: c * 2 + jnp.log(x - 1), x), X)
+    wrong = swapped(before, "mul", "add")
+    with jax.transfer_guard("disallow"), jax.debug_nans(True), jax.debug_infs(True):
+        verify(before, before)
+        verify(before, before, (np.arange(3.0, dtype=np.float32),))
+        refuses(before, wrong, np.arange(1, 4, dtype=np.float32), match="computes something else")

@@ -49,6 +49,19 @@ def fold(fun, *args, max_bytes=65536):
 # --- values -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [jax.debug_nans(True), jax.debug_infs(True), jax.disable_jit(), jax.transfer_guard("disallow")],
+    ids=["debug_nans", "debug_infs", "disable_jit", "transfer_guard"],
+)
+def test_switches_of_jax_do_not_change_what_is_folded(setting):
+    before = jaxprtool.trace(lambda a: a + jnp.log(jnp.array([0.0, -1.0, 1.0, 2.0])), x)
+    with setting:
+        after = Fold()(before)
+    assert count(after.jaxpr) == count(Fold()(before).jaxpr)
+    assert "log" not in count(after.jaxpr)
+
+
 def test_scalars_become_literals():
     after = fold(lambda a: a * jnp.sin(jnp.float32(2) * 3), x)
     assert count(after.jaxpr) == {"mul": 1}

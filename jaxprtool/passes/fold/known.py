@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import itemsize, kind
+from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.structural_key import UNREPEATABLE, Keyless, literal_key, parameters_key
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, holds_jaxpr, view
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
@@ -182,8 +183,8 @@ def is_plain_type(aval: Any) -> bool:
 
 @contextmanager
 def _computing() -> Iterator[None]:
-    """Run what is bound, whatever is being traced, and let NaNs be."""
-    with jax.ensure_compile_time_eval(), jax.debug_nans(False):
+    """Run what is bound, whatever is being traced, and let NaNs, infinities and transfers be."""
+    with jax.ensure_compile_time_eval(), unchecked(), jax.transfer_guard("allow"):
         yield
 
 

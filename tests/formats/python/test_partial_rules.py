@@ -25,7 +25,7 @@ def by_the_first(kind, weights=2.0):
         assert type(tangents[1]) is SymbolicZero
         out = fun(*primals)
         slope = 5.0 * tangents[0] * jnp.sin(primals[1])
-        return out, (slope, np.zeros(N.shape, jax.dtypes.float0))
+        return out, (slope, np.zeros(np.shape(primals[2]), jax.dtypes.float0))
 
     def fwd(x, y, n):
         assert not y.perturbed
@@ -73,3 +73,24 @@ def test_a_derivative_that_they_do_not_have_is_refused(kind):
         jax.grad(function, argnums=1)(X, Y)
     with pytest.raises(TypeError, match="does not differentiate by operand 1"):
         jax.grad(function, argnums=(0, 1))(X, Y)
+
+
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+def test_a_number_among_their_arguments_has_the_methods_of_an_array(kind):
+    fun = by_the_first(kind)
+    function = defined(to_python(trace(lambda x, y: fun(x, y, 3)[0].sum(), X, Y)))
+    np.testing.assert_allclose(jax.grad(function)(X, Y), 5.0 * jnp.sin(Y), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+def test_a_number_among_their_arguments_keeps_its_dtype(kind):
+    custom = {"jvp": jax.custom_jvp, "vjp": jax.custom_vjp}[kind]
+    fun = custom(lambda x, n: x * (n + np.uint8(100)))
+    if kind == "jvp":
+        fun.defjvp(lambda primals, tangents: (fun(*primals), tangents[0] * (primals[1] + 100)))
+    else:
+        fun.defvjp(lambda x, n: (fun(x, n), n), lambda n, ct: (ct * (n + np.uint8(100)), None))
+    program = trace(lambda x: fun(x, jnp.uint8(200)).sum(), X)
+    function = defined(to_python(program))
+    assert function(X) == program(X) == 44 * X.sum()
+    np.testing.assert_array_equal(jax.grad(function)(X), np.full(3, 44, np.float32))

@@ -23,10 +23,11 @@ from jaxprtool.formats.python.expressions import (
 from jaxprtool.formats.python.helpers import BWD_OF_ARRAYS, FWD_BY, JVP_BY, Helper
 from jaxprtool.formats.python.rules.loops import group
 from jaxprtool.formats.python.rules.table import proposals, rule, unsupported
+from jaxprtool.formats.python.values import literal
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.structured import CALLS, ShardMap, sub_jaxprs
-from jaxprtool.jaxcompat import JaxprEqn, Literal
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.primitives import scope_of
 
 _NUMPY = """
@@ -229,7 +230,15 @@ def _custom(
         kept=not count,
         key=(called_name(eqn), rule_key(eqn)),
     )
-    return Giving(Call(function, operands[count:]), results)
+    given = zip(eqn.invars[count:], operands[count:], strict=True)
+    return Giving(Call(function, tuple(_array(atom, slot) for atom, slot in given)), results)
+
+
+def _array(atom: Atom, slot: Slot) -> Expression | Slot:
+    """An operand of a custom function, which JAX may hand to its body and rules as it is."""
+    if not isinstance(atom, Literal) or atom.aval.dtype == jax.dtypes.float0:
+        return slot
+    return call("jnp.asarray", literal(atom).typed)
 
 
 def _zeros(aval: Any) -> Expression:

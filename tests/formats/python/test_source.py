@@ -82,7 +82,7 @@ def test_arguments_are_taken_out_of_their_trees_by_name() -> None:
             b = params["b"]  # f32[3,4]
             w = params["w"]  # f32[3,4]
             rest_0 = rest[0]  # f32[4]
-            a = jnp.sum(w @ rest_0) * scale.astype(jnp.float32)  # f32[]
+            a = jnp.sum(w @ rest_0) * jnp.astype(scale, jnp.float32)  # f32[]
             return {"loss": a, "params": [b, None]}
     """)
     assert difference(program, emitted(program)[1]) is None
@@ -102,13 +102,13 @@ def test_loops_and_branches_are_local_functions() -> None:
             def step(total, row):  # f32[], f32[4]
                 def then(row, t):  # f32[4], f32[]
                     a = jnp.sum(row)  # f32[]
-                    return t.astype(jnp.float32) + a  # f32[]
+                    return jnp.astype(t, jnp.float32) + a  # f32[]
 
                 def otherwise(row, total):  # f32[4], f32[]
                     return -total  # f32[]
 
                 b = lax.cond(total > 0.0, then, otherwise, row, total)  # f32[]
-                return b, row * n.astype(jnp.float32)  # f32[], f32[4]
+                return b, row * jnp.astype(n, jnp.float32)  # f32[], f32[4]
 
             c, d = lax.scan(step, 0.0, x)  # f32[], f32[3,4]
             return c, d
@@ -675,3 +675,27 @@ def test_public_names() -> None:
     assert jaxprtool.to_python is to_python
     assert jaxprtool.python_rules is python_rules
     assert find(f"{SAMPLES / 'rnn.py'}:encode").trace().name == "encode"
+
+
+SCALARS = {
+    "converted": lambda x, n: x * jnp.asarray(n, jnp.float32),
+    "reshaped": lambda x, n: jnp.concatenate([x[0], jnp.reshape(n, 1) * 1.0]),
+    "broadcast": lambda x, n: x * jnp.broadcast_to(n, (3, 4)),
+    "an index": lambda x, n: x[n],
+    "a start": lambda x, n: lax.dynamic_slice(x, (n, 0), (1, 2)),
+    "bits": lambda x, n: x * (jnp.invert(n) & 3 | n << 1),
+    "a negation": lambda x, n: x * -n // 2,
+    "a choice": lambda x, n: jnp.where(n > 0, x, -x),
+    "a branch": lambda x, n: lax.cond(n > 0, jnp.sin, jnp.cos, x),
+    "a loop": lambda x, n: lax.fori_loop(0, n, lambda i, c: c * 2.0 + i, x),
+    "a function": lambda x, n: x * jnp.sqrt(n) + jnp.exp(n) + lax.population_count(n),
+}
+
+
+@pytest.mark.parametrize("how", SCALARS)
+def test_numbers_of_python_are_taken_for_scalars(how: str) -> None:
+    x, function = np.arange(12, dtype=np.float32).reshape(3, 4), SCALARS[how]
+    source = defined(to_python(trace(function, X, jax.ShapeDtypeStruct((), jnp.int32))))
+    expected = function(x, jnp.int32(2))
+    np.testing.assert_array_equal(source(x, 2), expected)
+    np.testing.assert_array_equal(jax.jit(source)(x, 2), expected)

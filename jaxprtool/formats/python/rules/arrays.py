@@ -73,7 +73,8 @@ def _with_dots(key: tuple[Any, ...]) -> tuple[Any, ...]:
 @rule("reshape")
 def _reshape(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Expression]:
     shape = eqn.params["new_sizes"]
-    yield method(x, "reshape", *shape) if shape else method(x, "reshape", ())
+    if eqn.invars[0].aval.shape:  # a scalar may be a number of Python
+        yield method(x, "reshape", *shape) if shape else method(x, "reshape", ())
     yield call("jnp.reshape", x, shape)
     yield call("lax.reshape", x, shape)
     yield call("lax.reshape", x, shape, eqn.params["dimensions"])

@@ -139,7 +139,9 @@ def _round(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
 @rule("convert_element_type")
 def _convert(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
     kind = dtype_name(eqn.params["new_dtype"])
-    yield method(x, "astype", kind)
+    if eqn.invars[0].aval.shape:  # a scalar may be a number of Python
+        yield method(x, "astype", kind)
+    yield call("jnp.astype", x, kind)
     yield call("lax.convert_element_type", x, kind)
     yield call("jnp.asarray", x, kind)
     python = {"b": "bool", "i": "int", "f": "float", "c": "complex"}

@@ -23,12 +23,18 @@ import numpy as np
 import jaxprtool
 from jaxprtool.cli.main import main
 
-#: Models whose libraries check values by callbacks, which no file holds.
-CHECKED = frozenset({"diffrax_gradient", "optimistix_fit"})
+#: What has to go before a model is written: checks by callbacks, which no file holds, and a rule
+#: that calls functions with rules that call others, without end.
+BEFORE_FILES = {
+    "diffrax_gradient": "drop_checks",
+    "e3nn_harmonics": "inline(calls=('custom_jvp',))",
+    "optimistix_fit": "drop_checks",
+}
 
 #: Models that take no key, so that there is nothing to cut their results from.
 KEYLESS = frozenset(
     {
+        "brax_pendulum",
         "diffrax_gradient",
         "e3nn_harmonics",
         "flaxdiff_unet",
@@ -63,8 +69,8 @@ class Model:
 
     @cached_property
     def written(self) -> Any:
-        """The program without the checks that no file holds."""
-        return self.program.apply("drop_checks") if self.name in CHECKED else self.program
+        """The program as it can be written."""
+        return self.program.apply(BEFORE_FILES.get(self.name, ""))
 
     @cached_property
     def results(self) -> list[np.ndarray]:
@@ -153,23 +159,23 @@ def unzip(model: Model, folder: Path) -> str | None:
 def file(model: Model, folder: Path) -> str | None:
     """A program is written, read back, and called with the model's own arguments."""
     path = folder / "program.jaxpr"
-    passes = ("-p", "drop_checks") if model.name in CHECKED else ()
-    run_command("opt", model.target, "--factory", *passes, "-o", str(path))
+    passes = BEFORE_FILES.get(model.name, "")
+    run_command("opt", model.target, "--factory", "-p", passes, "-o", str(path))
     back = jaxprtool.read(path)
     assert jaxprtool.equivalent(back, model.written)
     require_equal(arrays(back(*model.call[1])), model.results)
-    return "drop_checks" if passes else None
+    return passes.partition("(")[0] or None
 
 
 def python(model: Model, folder: Path) -> str | None:
     """Python is written, run, and called with the model's own arguments."""
     path = folder / "emitted.py"
-    passes = ("-p", "drop_checks") if model.name in CHECKED else ()
-    run_command("emit", model.target, "--factory", *passes, "-o", str(path))
+    passes = BEFORE_FILES.get(model.name, "")
+    run_command("emit", model.target, "--factory", "-p", passes, "-o", str(path))
     namespace = {"__name__": "emitted", "__file__": str(path)}
     exec(compile(path.read_text(), path, "exec"), namespace)
     require_equal(arrays(namespace[model.program.name](*model.call[1])), model.results)
-    return "drop_checks" if passes else None
+    return passes.partition("(")[0] or None
 
 
 def stablehlo(model: Model, folder: Path) -> None:

@@ -699,3 +699,14 @@ def test_numbers_of_python_are_taken_for_scalars(how: str) -> None:
     expected = function(x, jnp.int32(2))
     np.testing.assert_array_equal(source(x, 2), expected)
     np.testing.assert_array_equal(jax.jit(source)(x, 2), expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.dtype("int8"), "float32"])
+@pytest.mark.parametrize("placed", [False, True])
+def test_arrays_that_nothing_fills_are_written(dtype: Any, placed: bool) -> None:
+    mesh = jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Explicit,))
+    placement = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    options = {"out_sharding": placement} if placed else {}
+    program = trace(lambda: (lax.empty((4, 2), dtype, **options), jnp.empty((3, 2), **options)))
+    source, again = emitted(program)
+    assert ".empty(" in source and difference(program, again) is None

@@ -12,4 +12,4 @@ def model():
     """Return the step of the environment and its arguments."""
     env = envs.get_environment("inverted_pendulum", backend="generalized")
     state = jax.jit(env.reset)(jax.random.PRNGKey(0))
-    return env.step, (state, jnp.zeros(env.action_size))
+    return jax.jit(env.step), (state, jnp.zeros(env.action_size))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
     Attribute,
@@ -185,9 +187,18 @@ def _dim_as_value(eqn: JaxprEqn) -> Iterator[Expression]:
     yield call("jnp.asarray", eqn.params["dim"])
 
 
-@rule("empty2")
+@rule("empty", "empty2")
 def _empty(eqn: JaxprEqn) -> Iterator[Expression]:
-    yield call("lax.empty", eqn.outvars[0].aval.shape, dtype_name(eqn.params["dtype"]))
+    shape, dtype = eqn.outvars[0].aval.shape, dtype_name(eqn.params["dtype"])
+    yield call("jnp.empty", shape, dtype)
+    # The parameter is what was given: a class, a dtype or a name.
+    given = eqn.params["dtype"]
+    exact = given if isinstance(given, str) else call("jnp.dtype", jnp.dtype(given).name)
+    for kind in (dtype, exact):
+        yield call("lax.empty", shape, kind)
+        for placement in placements(eqn.params, "out_sharding"):
+            yield call("jnp.empty", shape, kind, out_sharding=placement)
+            yield call("lax.empty", shape, kind, out_sharding=placement)
 
 
 @rule("device_put")

@@ -19,9 +19,9 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, PipelineError
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.freed_refs import check_freed_refs
 from jaxprtool.ir.held import release
-from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.loading.trace import function_name, held, is_filtered, released

@@ -25,9 +25,10 @@ import numpy as np
 from jaxprtool.errors import ArgumentsError, StructureError, TargetError
 from jaxprtool.files import opened_plain
 from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.equations import equations, type_of
 from jaxprtool.ir.held import Held
 from jaxprtool.ir.matching import Mismatch, matched_leaves
-from jaxprtool.ir.outline import equations, top_jaxpr, type_of
+from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import leaf_paths
 from jaxprtool.loading import argspec

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import networkx
+
 import jaxprtool
 
 PACKAGE = Path(jaxprtool.__file__).parent
@@ -63,6 +65,20 @@ def test_imports_run_downwards():
             if there != here and LEVEL[there] <= LEVEL[here]:
                 upward.append(f"{path.relative_to(PACKAGE)} imports {name}")
     assert upward == []
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    modules = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        modules[".".join(parts).removesuffix(".__init__")] = path
+    graph = networkx.DiGraph()
+    for module, path in modules.items():
+        for name in imports(path):
+            found = name if name in modules else name.rpartition(".")[0]
+            if found in modules and found != module:
+                graph.add_edge(module, found)
+    assert len(graph) > 200 and list(networkx.simple_cycles(graph)) == []
 
 
 def test_only_jaxcompat_imports_jax_src():

@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from jaxprtool.ir.outline import NamedValue, bodies, outline, size_of, type_of
+from jaxprtool.ir.equations import bodies, size_of, type_of
+from jaxprtool.ir.outline import NamedValue, outline
 from jaxprtool.jaxcompat import Jaxpr
 
 

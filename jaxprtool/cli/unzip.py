@@ -242,7 +242,8 @@ def _split(entry: Entry | ProgramEntry, program: Program, choice: _Choice) -> Un
 
 
 def _split_at_sown(program: Program, keys: tuple[int, ...], tag: str | None) -> Unzipped:
-    from jaxprtool.ir.outline import equations, top_jaxpr
+    from jaxprtool.ir.equations import equations
+    from jaxprtool.ir.outline import top_jaxpr
     from jaxprtool.passes.unzip import Unzip, UnzipError
     from jaxprtool.primitives import VARIABLE, sow_p
 
@@ -268,7 +269,7 @@ def _keys(
     import jax
     import jax.numpy as jnp
 
-    from jaxprtool.ir.outline import type_of
+    from jaxprtool.ir.equations import type_of
 
     hint = "--key-args says which arguments are keys, or none"
     args, _ = jax.tree.unflatten(program.in_tree, range(len(program.in_avals)))
@@ -315,7 +316,8 @@ def _variables(parts: Unzipped) -> list[_Variable]:
 
 
 def _write_variables(variables: list[_Variable]) -> None:
-    from jaxprtool.ir.outline import NamedValue, size_of, type_of
+    from jaxprtool.ir.equations import size_of, type_of
+    from jaxprtool.ir.outline import NamedValue
     from jaxprtool.render.comments import Places
     from jaxprtool.render.stats import values_table
     from jaxprtool.render.view import View
@@ -389,7 +391,7 @@ def _document(
     variables: list[_Variable], programs: Halves, ran: _Ran | None, split_time: float
 ) -> dict[str, Any]:
     from jaxprtool import jaxcompat
-    from jaxprtool.ir.outline import size_of, type_of
+    from jaxprtool.ir.equations import size_of, type_of
     from jaxprtool.render.as_json import program_document
 
     rows = []

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.execute.compare import difference, values_agree
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.stepwise import Stepper
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import JaxprEqn

@@ -17,7 +17,6 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
 from jaxprtool.execute import backends
 from jaxprtool.execute.meshes import concrete_mesh, mesh_in_types, placed
-from jaxprtool.ir.jit_options import jit_keywords
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import sub_jaxprs
@@ -91,7 +90,10 @@ def own_devices(program: Program) -> tuple[Any, ...]:
     """The devices that a program names itself, in meshes and shardings, at any depth."""
     found: dict[Any, None] = {}
     if program.jit is not None:
-        options = (*program.jit.of_arguments(program), *program.jit.of_results(program))
+        options = (
+            *program.jit.of_arguments(program.arguments),
+            *program.jit.of_results(program.results),
+        )
         for asked in options:
             found.update(dict.fromkeys(_devices_in(asked.placement)))
     seen: set[int] = set()
@@ -146,7 +148,7 @@ def run(
         lower_time, compile_time, call = _compile(program, arguments)
         with failures_reported(program):
             first_time, outs = _timed(call, *_copied(program, arguments))
-            check.require(program, arguments, outs)
+            program.require_finite(check, arguments, outs)
             times = [_timed(call, *_copied(program, arguments))[0] for _ in range(repeat)]
     median = statistics.median(times) if times else None
     return RunReport(
@@ -162,7 +164,7 @@ def run(
 
 def _copied(program: Program, arguments: Sequence[Any]) -> list[Any]:
     """The arguments for one call: copies of those that it donates, which are needed again."""
-    donated = jit_keywords(program).get("donate_argnums", ())
+    donated = program.jit_keywords.get("donate_argnums", ())
     return [
         a.copy() if i in donated and isinstance(a, jax.Array) else a
         for i, a in enumerate(arguments)
@@ -183,7 +185,7 @@ def _compile(
     if jax.config.jax_disable_jit:
         return None, None, _thrower(fun) if checked else fun
     try:
-        traced = jax.jit(fun, **jit_keywords(program)).trace(*arguments)
+        traced = jax.jit(fun, **program.jit_keywords).trace(*arguments)
         lower_time, lowered = _timed(traced.lower)
         compile_time, compiled = _timed(lowered.compile)
     except Exception as error:  # lowering rules raise what they like

@@ -24,7 +24,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.execute.compare import as_numpy, type_of, values_agree
 from jaxprtool.execute.effects import Effects, leaves_the_program
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.stepwise import Stepper, row_of
 from jaxprtool.jaxcompat import JaxprEqn
 

@@ -37,8 +37,8 @@ from jaxprtool.execute.run import failures_reported
 from jaxprtool.execute.trail import Trail, first_difference
 from jaxprtool.ir.callbacks import is_check
 from jaxprtool.ir.dtypes import as_array
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.nonfinite import unchecked
-from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.stepwise import Stepper
 from jaxprtool.jaxcompat import JaxprEqn

@@ -20,9 +20,10 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir import structured
+from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import Notation
-from jaxprtool.ir.outline import NamedValue, bodies, outline, type_of
+from jaxprtool.ir.outline import NamedValue, outline
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.primitives import sow_p

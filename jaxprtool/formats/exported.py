@@ -15,7 +15,8 @@ from jax import export
 from jaxprtool import jaxcompat
 from jaxprtool.errors import OutputError, ProgramFileError, UnsupportedError, described
 from jaxprtool.formats.lowering import calls_host, platform_names, reported, traced
-from jaxprtool.ir.outline import equations, named, top_jaxpr
+from jaxprtool.ir.equations import equations, named
+from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import view
 

@@ -23,8 +23,8 @@ from jaxprtool.errors import (
     described,
     did_you_mean,
 )
-from jaxprtool.ir.jit_options import jit_keywords
-from jaxprtool.ir.outline import equations, named, size_of, top_jaxpr, type_of
+from jaxprtool.ir.equations import equations, named, size_of, type_of
+from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import JaxprEqn
 
@@ -104,7 +104,7 @@ def module(
             f"jit({program.name})",
             program.axis_env,
             name,
-            (*donated, *jit_keywords(program).get("donate_argnums", ())),
+            (*donated, *program.jit_keywords.get("donate_argnums", ())),
         )
 
 
@@ -149,7 +149,7 @@ def traced(
 
     What `jax.jit` was told of the function holds, too.
     """
-    told = jit_keywords(program)
+    told = program.jit_keywords
     told["donate_argnums"] = sorted({*told.get("donate_argnums", ()), *donated})
     told["keep_unused"] = keep_unused or told.get("keep_unused", False)
     trees = program.in_tree, program.out_tree

@@ -22,7 +22,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError, described
-from jaxprtool.ir.outline import equations, named
+from jaxprtool.ir.equations import equations, named
 from jaxprtool.jaxcompat import JaxprEqn
 
 

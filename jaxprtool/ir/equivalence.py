@@ -22,9 +22,9 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, rules_followed, vjp_rule
 from jaxprtool.ir.dtypes import is_extended, physical
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.mapped_arrays import give_back
-from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import same_tree
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.jaxcompat import Var
 
 _ENDS = ("freeze", "free_ref")

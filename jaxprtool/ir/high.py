@@ -16,7 +16,7 @@ from jax.extend.core import primitives
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, described
 from jaxprtool.ir.custom_rules import JVPRule, VJPRule, jvp_params, vjp_params
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.structured import High, call
 from jaxprtool.jaxcompat import JaxprEqn, Var
 

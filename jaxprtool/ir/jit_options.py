@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxprtool.jaxcompat import TracedOptions
 
-if TYPE_CHECKING:
-    from jaxprtool.ir.program import Program
+#: The name and the abstract value of each argument, or result, in order.
+Values = Sequence[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -43,47 +43,38 @@ class JitOptions:
     inline: Any = False
 
     @classmethod
-    def from_traced(cls, program: Program, told: TracedOptions) -> JitOptions:
+    def from_traced(cls, arguments: Values, results: Values, told: TracedOptions) -> JitOptions:
         """The options of a program of which JAX was told this, value by value."""
-        placed = zip(program.arg_names, program.in_avals, told.in_placements, strict=True)
-        given = zip(program.out_names, program.out_avals, told.out_placements, strict=True)
-        arguments = (
-            _options(*value, donated) for value, donated in zip(placed, told.donated, strict=True)
-        )
-        results = (_options(*value) for value in given)
+        taken = zip(arguments, told.in_placements, told.donated, strict=True)
+        given = zip(results, told.out_placements, strict=True)
         return cls(
-            tuple(filter(_asks, arguments)),
-            tuple(filter(_asks, results)),
+            tuple(filter(_asks, (_options(*value, *asked) for value, *asked in taken))),
+            tuple(filter(_asks, (_options(*value, *asked) for value, *asked in given))),
             told.compiler_options,
             told.keep_unused,
             told.inline,
         )
 
-    def of_arguments(self, program: Program) -> list[ValueOptions]:
-        """What is asked of each flat argument of a program."""
-        return _matched(self.arguments, program.arg_names, program.in_avals)
+    def of_arguments(self, arguments: Values) -> list[ValueOptions]:
+        """What is asked of each of these arguments."""
+        return _matched(self.arguments, arguments)
 
-    def of_results(self, program: Program) -> list[ValueOptions]:
-        """What is asked of each flat result of a program."""
-        return _matched(self.results, program.out_names, program.out_avals)
+    def of_results(self, results: Values) -> list[ValueOptions]:
+        """What is asked of each of these results."""
+        return _matched(self.results, results)
 
-    def keywords(self, program: Program) -> dict[str, Any]:
+    def keywords(self, arguments: Values, results: Values) -> dict[str, Any]:
         """The keyword arguments for `jax.jit` of a function from flat arguments to a list."""
-        arguments, results = self.of_arguments(program), self.of_results(program)
+        taken, given = self.of_arguments(arguments), self.of_results(results)
         told: dict[str, Any] = {"keep_unused": self.keep_unused, "inline": self.inline}
-        told["donate_argnums"] = tuple(i for i, o in enumerate(arguments) if o.donated)
-        if any(o.placement is not None for o in arguments):
-            told["in_shardings"] = tuple(o.placement for o in arguments)
-        if any(o.placement is not None for o in results):
-            told["out_shardings"] = [o.placement for o in results]
+        told["donate_argnums"] = tuple(i for i, o in enumerate(taken) if o.donated)
+        if any(o.placement is not None for o in taken):
+            told["in_shardings"] = tuple(o.placement for o in taken)
+        if any(o.placement is not None for o in given):
+            told["out_shardings"] = [o.placement for o in given]
         if self.compiler_options:
             told["compiler_options"] = dict(self.compiler_options)
         return told
-
-
-def jit_keywords(program: Program) -> dict[str, Any]:
-    """The keyword arguments for `jax.jit` of a program's flat function; none if it had no jit."""
-    return {} if program.jit is None else program.jit.keywords(program)
 
 
 def _options(name: str, aval: Any, placement: Any = None, donated: bool = False) -> ValueOptions:
@@ -98,9 +89,7 @@ def _asks(value: ValueOptions) -> bool:
     return value.donated or value.placement is not None
 
 
-def _matched(
-    known: Sequence[ValueOptions], names: Sequence[str], avals: Sequence[Any]
-) -> list[ValueOptions]:
+def _matched(known: Sequence[ValueOptions], values: Values) -> list[ValueOptions]:
     by_value = {(value.name, value.shape, value.dtype): value for value in known}
-    plain = [_options(*pair) for pair in zip(names, avals, strict=True)]
+    plain = [_options(*value) for value in values]
     return [by_value.get((value.name, value.shape, value.dtype), value) for value in plain]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.outline import bodies, size_of
+from jaxprtool.ir.equations import bodies, size_of
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import as_array
-from jaxprtool.ir.outline import named
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.stepwise import Stepper, row_of
 from jaxprtool.jaxcompat import JaxprEqn, Var
 
@@ -42,27 +41,30 @@ class FiniteCheck:
         """The check that JAX's switches ask for now."""
         return cls(jax.config.jax_debug_nans, jax.config.jax_debug_infs)
 
-    def require(self, program: Program, arguments: Sequence[Any], results: Sequence[Any]) -> None:
-        """Raise FloatingPointError, naming the equation to blame, if a result is not finite.
+    def fault_among(
+        self, jaxpr: Any, arguments: Sequence[tuple[str, Any]], results: Sequence[tuple[str, Any]]
+    ) -> tuple[str, str] | None:
+        """The name of the first result that has what is forbidden, and what it has, from where.
 
-        To find the equation, the program runs again, one equation at a time.
+        To find the equation, the jaxpr runs again, one equation at a time.
 
         Args:
-            program: The program that was run.
-            arguments: Its flat arguments.
-            results: Its flat results; traced values are not checked.
+            jaxpr: The closed jaxpr that was run.
+            arguments: Its arguments by name.
+            results: Its results by name; traced values are not checked.
         """
-        faults = [self.fault(result) for result in results]
+        faults = [self.fault(result) for _, result in results]
         if not any(faults):
-            return
-        names = zip(program.arg_names, arguments, strict=True)
-        given = [_Value(x, f"the argument '{name}'" if self.fault(x) else "") for name, x in names]
+            return None
+        given = [
+            _Value(x, f"the argument '{name}'" if self.fault(x) else "") for name, x in arguments
+        ]
         with unchecked():
-            values = _Origins(self).run(program.jaxpr, given)
-        for name, fault, value in zip(program.out_names, faults, values, strict=True):
-            if fault:
-                origin = value.origin or "no single equation: run one by one, none makes it"
-                raise FloatingPointError(f"{name} of {program.name} has {fault}, from {origin}")
+            values = _Origins(self).run(jaxpr, given)
+        triples = zip(results, faults, values, strict=True)
+        (name, _), fault, value = next(triple for triple in triples if triple[1])
+        origin = value.origin or "no single equation: run one by one, none makes it"
+        return name, f"{fault}, from {origin}"
 
     def fault(self, value: Any) -> str | None:
         """What is forbidden and in a value, in words, or None."""

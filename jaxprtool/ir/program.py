@@ -20,6 +20,7 @@ from jaxprtool.errors import CheckError, StructureError
 from jaxprtool.ir.held import is_no_array
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.matching import Match, Mismatch, matched
+from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,12 +56,23 @@ class Program:
         self._require_float0(match.leaves)
         if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
             return match.result(self.out_tree, self._evaluated(match.leaves))
-        from jaxprtool.ir.nonfinite import FiniteCheck, unchecked  # stands on this module
-
         with unchecked():
             outs = self._evaluated(match.leaves, donate=False)  # needed again: JAX does so, too
-        FiniteCheck.from_config().require(self, match.leaves, outs)
+        self.require_finite(FiniteCheck.from_config(), match.leaves, outs)
         return match.result(self.out_tree, outs)
+
+    def require_finite(
+        self, check: FiniteCheck, arguments: Sequence[Any], results: Sequence[Any]
+    ) -> None:
+        """Raise FloatingPointError for flat results that a check of JAX's switches forbids.
+
+        It names the first of them and the equation to blame. `arguments` are the flat arguments
+        that the program was run on.
+        """
+        given = list(zip(self.arg_names, arguments, strict=True))
+        made = list(zip(self.out_names, results, strict=True))
+        if fault := check.fault_among(self.jaxpr, given, made):
+            raise FloatingPointError(f"{fault[0]} of {self.name} has {fault[1]}")
 
     def _evaluated(self, flat: Sequence[Any], donate: bool = True) -> list[Any]:
         """The flat results for flat arguments: at once, or under `jax.jit` as the function was."""
@@ -104,8 +116,13 @@ class Program:
             return fun(*args)
 
         flat.__name__ = self.name
-        told = self.jit.keywords(self)
+        told = self.jit_keywords
         return jax.jit(flat, **told if donate else {**told, "donate_argnums": ()})
+
+    @property
+    def jit_keywords(self) -> dict[str, Any]:
+        """The keyword arguments for `jax.jit` of the flat function; none if it had no jit."""
+        return {} if self.jit is None else self.jit.keywords(self.arguments, self.results)
 
     @cached_property
     def _jitted(self) -> Callable[..., list[Any]]:
@@ -126,6 +143,16 @@ class Program:
     def out_avals(self) -> list[Any]:
         """The abstract value of each flat result."""
         return [v.aval for v in self.jaxpr.outvars]
+
+    @property
+    def arguments(self) -> list[tuple[str, Any]]:
+        """The name and the abstract value of each flat argument."""
+        return list(zip(self.arg_names, self.in_avals, strict=True))
+
+    @property
+    def results(self) -> list[tuple[str, Any]]:
+        """The name and the abstract value of each flat result."""
+        return list(zip(self.out_names, self.out_avals, strict=True))
 
     def replace(self, **changes: Any) -> Program:
         """A copy with some fields changed."""

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.held import release
-
-if TYPE_CHECKING:
-    from jaxprtool.loading.trace import Call
 
 
 @dataclass(frozen=True)
@@ -58,20 +55,20 @@ class Jitted:
         places = {number + count if number < 0 else number for number in numbers}
         return places & set(range(count)), set(names)
 
-    def trace(self, call: Call) -> tuple[Any, Any, jaxcompat.TracedOptions]:
+    def trace(
+        self, positional: Sequence[tuple[Any, bool]], keywords: Mapping[str, tuple[Any, bool]]
+    ) -> tuple[Any, Any, jaxcompat.TracedOptions]:
         """The jaxpr of a call, the shapes of its results in their tree, and the options.
 
         The jaxpr takes what the call traces; what is bound, and what the call calls static and
         `jax.jit` does not, are constants.
+
+        Args:
+            positional: The positional arguments, and whether each is static.
+            keywords: The same by name.
         """
-        args: list[tuple[Any, bool]] = [(arg, True) for arg in self.args]
-        traced = iter(call.args)
-        for i in range(len(call.args) + len(call.static_args)):
-            held = i in call.static_args
-            args.append((call.static_args[i] if held else next(traced), held))
-        kwargs = {name: (arg, True) for name, arg in self.kwargs}
-        kwargs |= {name: (arg, True) for name, arg in call.static_kwargs.items()}
-        kwargs |= {name: (arg, False) for name, arg in call.kwargs.items()}
+        args = [*((arg, True) for arg in self.args), *positional]
+        kwargs = {**{name: (arg, True) for name, arg in self.kwargs}, **keywords}
         # What is no array is for JAX to refuse.
         given = release((tuple(arg for arg, _ in args), {k: arg for k, (arg, _) in kwargs.items()}))
         stage = self.fun.trace(*given[0], **given[1])

@@ -44,6 +44,20 @@ class Call:
         """The flat arguments, in the order of the Program's."""
         return jax.tree.leaves((self.args, self.kwargs))
 
+    @property
+    def positional(self) -> list[tuple[Any, bool]]:
+        """Each positional argument, and whether it is static."""
+        given = [(arg, False) for arg in self.args]
+        for position, value in sorted(self.static_args.items()):
+            given.insert(position, (value, True))
+        return given
+
+    @property
+    def keywords(self) -> dict[str, tuple[Any, bool]]:
+        """Each keyword argument, and whether it is static."""
+        traced = {name: (arg, False) for name, arg in self.kwargs.items()}
+        return {name: (arg, True) for name, arg in self.static_kwargs.items()} | traced
+
     def position(self, number: int) -> int:
         """Which of the Program's positional arguments is the function's `number`.
 
@@ -99,7 +113,7 @@ def trace_call(
             jaxpr, out = _made(fun, call, axis_env)
         else:
             with jaxcompat.axes_bound(axis_env or ()):
-                jaxpr, out, told = jitted.trace(call)
+                jaxpr, out, told = jitted.trace(call.positional, call.keywords)
     except JaxprToolError:
         raise
     except (Exception, SystemExit) as error:
@@ -113,7 +127,11 @@ def trace_call(
         out_names=paths("result", out),
         axis_env=tuple((name, size) for name, size in axis_env or ()),
     )
-    return program if told is None else program.replace(jit=JitOptions.from_traced(program, told))
+    return (
+        program
+        if told is None
+        else program.replace(jit=JitOptions.from_traced(program.arguments, program.results, told))
+    )
 
 
 def _made(
@@ -122,7 +140,8 @@ def _made(
     """The jaxpr of a call of a function that is not under `jax.jit`, and the shapes it gives."""
     traced = released(fun, **call.static_kwargs)
     make = jax.make_jaxpr(traced, axis_env=axis_env, return_shape=True)
-    return make(*_with_static(call), **call.kwargs)
+    args = [Held(arg) if static else arg for arg, static in call.positional]
+    return make(*args, **call.kwargs)
 
 
 def function_name(fun: Any) -> str:
@@ -271,13 +290,6 @@ def is_filtered(fun: Any) -> bool:
 
 
 # --- static arguments ---------------------------------------------------------------------------
-
-
-def _with_static(call: Call) -> list[Any]:
-    args = list(call.args)
-    for position, value in sorted(call.static_args.items()):
-        args.insert(position, Held(value))
-    return args
 
 
 def _bare(arg: Any) -> Any:

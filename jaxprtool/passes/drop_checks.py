@@ -33,7 +33,7 @@ from jaxprtool.ir.custom_rules import (
     vjp_params,
     vjp_rule,
 )
-from jaxprtool.ir.outline import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import Cond, CustomJVP, CustomVJP, view
 from jaxprtool.ir.writer import Rule, Writer, rewrite

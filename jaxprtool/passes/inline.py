@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, did_you_mean
-from jaxprtool.ir.outline import bodies
+from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import holds_jaxpr, view
 from jaxprtool.ir.writer import Rule, Writer, occurs, rewrite

@@ -24,7 +24,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.outline import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import Scan
 from jaxprtool.ir.writer import Rule, Writer, occurs, rewrite

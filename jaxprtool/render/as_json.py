@@ -31,9 +31,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import value_text
-from jaxprtool.ir.outline import NamedValue, bodies, outline, type_of
+from jaxprtool.ir.outline import NamedValue, outline
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 from jaxprtool.render.rows import Reader
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.text import Text
 
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import value_text
-from jaxprtool.ir.outline import type_of
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render import theme
 

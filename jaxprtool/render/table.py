@@ -10,8 +10,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.notation.selection import Selection, equations
-from jaxprtool.ir.outline import bodies, outline
+from jaxprtool.ir.outline import outline
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.render import theme
 from jaxprtool.render.comments import Places

@@ -12,8 +12,9 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
+from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.notation.selection import Selection, equations
-from jaxprtool.ir.outline import bodies, outline, type_of
+from jaxprtool.ir.outline import outline
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.render import theme
 from jaxprtool.render.comments import Places

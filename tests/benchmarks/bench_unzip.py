@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.outline import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.unzip import Unzip
 from jaxprtool.passes.unzip.known import EARLY, READY, Context

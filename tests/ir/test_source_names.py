@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxprtool.ir.outline import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.source_names import SourceNames, range_of
 from jaxprtool.jaxcompat.places import user_frames
 

@@ -49,7 +49,7 @@ def test_the_program_is_the_body_with_the_options_beside():
     program = jaxprtool.trace(step, PARAMS, x)
     assert str(program) == str(step.trace(PARAMS, x).jaxpr)
     assert program.arg_names == ("params['b']", "params['w']", "x")
-    told = program.jit.keywords(program)
+    told = program.jit_keywords
     assert told["donate_argnums"] == (0, 1) and told["keep_unused"]
     assert told["in_shardings"] == (None, PLACE, PLACE)
     assert told["out_shardings"] == [None, PLACE, None]
@@ -76,7 +76,7 @@ def test_what_methods_and_partials_bind_is_constant():
     bound = jaxprtool.trace(functools.partial(Model.unbound, x, n=3), x)
     free = jaxprtool.trace(functools.partial(Model.unbound, x), x, 3)
     for each in (program, bound, free):
-        assert each.jit.keywords(each)["donate_argnums"] == (0,)
+        assert each.jit_keywords["donate_argnums"] == (0,)
     np.testing.assert_array_equal(bound(x + 0), x**4)
     np.testing.assert_array_equal(free(x + 0), x**4)
     np.testing.assert_array_equal(program(x + 0, 1.0), x**3 + 1)
@@ -122,12 +122,12 @@ def test_passes_keep_what_is_said_of_arguments_that_stay():
 
     program = jaxprtool.trace(f, x, x)
     mapped = program.apply("batch((0, None), axis_size=2, out_axes=(None, 0))")
-    told = mapped.jit.keywords(mapped)
+    told = mapped.jit_keywords
     assert told["donate_argnums"] == (1,)
     assert told["in_shardings"] == (None, PLACE) and told["out_shardings"] == [PLACE, None]
     unused = jaxprtool.trace(jax.jit(lambda x, y: y * 2, donate_argnums=(0, 1)), x, x)
     dropped = unused.apply("dce(drop_inputs=True)")
-    assert dropped.jit.keywords(dropped)["donate_argnums"] == (0,)
+    assert dropped.jit_keywords["donate_argnums"] == (0,)
 
 
 def test_jit_with_passes_keeps_the_options_of_a_function_under_jit():

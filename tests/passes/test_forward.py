@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.outline import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.structured import view
 from jaxprtool.passes.forward import Forward
 from tests.programs import Case, prove

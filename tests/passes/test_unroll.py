@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import jaxprtool
 from jaxprtool import jaxcompat, sow
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.outline import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.passes.inline import Inline

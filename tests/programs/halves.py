@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UserFunctionError
-from jaxprtool.ir.outline import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.unzip import Unzip

@@ -28,7 +28,7 @@ from jaxprtool.formats.jaxpr.fitting import RULE_CHECKS, check_bodies
 from jaxprtool.formats.jaxpr.source import MAX_DEPTH, Expression
 from jaxprtool.formats.jaxpr.syntax import Binder, Body, Equation, File, Kind, Parameter
 from jaxprtool.formats.jaxpr.types import TypeReader
-from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.plugins import missing_plugin
 from jaxprtool.jaxcompat import Atom, DebugInfo, DropVar, JaxprEqn, Literal, Var
 

@@ -21,11 +21,11 @@ from jaxprtool.formats.jaxpr.constants import ConstantWriter
 from jaxprtool.formats.jaxpr.types import TypeWriter
 from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.ir.callbacks import BATCHING_HINT, CALLBACKS, HINT, stubbed
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type
-from jaxprtool.ir.outline import named
 from jaxprtool.ir.plugins import missing_plugin
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.structured import Call, CustomJVP, CustomVJP, While, view
 from jaxprtool.jaxcompat import JaxprEqn
 

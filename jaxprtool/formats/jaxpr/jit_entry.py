@@ -25,7 +25,10 @@ from jaxprtool.ir.program import Program
 
 def jit_entry(program: Program, options: JitOptions) -> dict[str, str]:
     """The parts of the entry and their spelling. Raises values.Unwritable."""
-    arguments, results = options.of_arguments(program), options.of_results(program)
+    arguments, results = (
+        options.of_arguments(program.arguments),
+        options.of_results(program.results),
+    )
     parts = {
         "donated": tuple(a.name for a in arguments if a.donated),
         "in": {a.name: a.placement for a in arguments if a.placement is not None},
@@ -65,7 +68,7 @@ def options_of(program: Program, parts: Mapping[str, Any]) -> JitOptions:
         keep_unused=parts.get("keep_unused", False),
         inline=parts["inline"],
     )
-    return JitOptions.from_traced(program, told)
+    return JitOptions.from_traced(program.arguments, program.results, told)
 
 
 def _are_placements(part: Any) -> bool:

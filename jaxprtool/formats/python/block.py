@@ -45,7 +45,7 @@ from jaxprtool.formats.python.naming import Names
 from jaxprtool.formats.python.spelling import Template
 from jaxprtool.formats.python.values import literal
 from jaxprtool.ir.callbacks import stubbed
-from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.equations import type_of
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var, open_jaxpr
 
 #: How much an expression may hold before its parts get lines of their own; how many may wait.

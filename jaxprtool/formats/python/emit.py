@@ -61,7 +61,7 @@ from jaxprtool.formats.python.values import dtype_name, literal
 from jaxprtool.formats.with_constants import Text, constants_file, mention, write_texts
 from jaxprtool.ir.callbacks import are_stubs
 from jaxprtool.ir.custom_rules import rules_followed
-from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import CALLS, sub_jaxprs
 from jaxprtool.jaxcompat import JaxprEqn, Literal, open_jaxpr

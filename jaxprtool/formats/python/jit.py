@@ -32,13 +32,13 @@ def jit_decorator(
     """
     arguments = _Arguments(program, called)
     told: dict[str, Any] = {}
-    donated = [asked.donated for asked in options.of_arguments(program)]
+    donated = [asked.donated for asked in options.of_arguments(program.arguments)]
     if any(donated):
         told |= arguments.donation(donated)
-    placements = [asked.placement for asked in options.of_arguments(program)]
+    placements = [asked.placement for asked in options.of_arguments(program.arguments)]
     if any(placement is not None for placement in placements):
         told["in_shardings"] = arguments.placed(placements)
-    placements = [asked.placement for asked in options.of_results(program)]
+    placements = [asked.placement for asked in options.of_results(program.results)]
     if any(placement is not None for placement in placements):
         told["out_shardings"] = jax.tree.map(lambda i: placements[i], results)
     if options.keep_unused:

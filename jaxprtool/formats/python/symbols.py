@@ -26,7 +26,7 @@ from jaxprtool.formats.python.expressions import (
     written,
 )
 from jaxprtool.formats.python.layout import Piece, statement
-from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.structured import sub_jaxprs
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from jaxprtool.ir.outline import bodies
+from jaxprtool.ir.equations import bodies
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
 

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type, width_of
-from jaxprtool.ir.outline import type_of
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
 
 

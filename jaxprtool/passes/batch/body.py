@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.outline import bodies
+from jaxprtool.ir.equations import bodies
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.cost import cost_of

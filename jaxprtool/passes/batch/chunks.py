@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.outline import bodies, equations, named
+from jaxprtool.ir.equations import bodies, equations, named
 from jaxprtool.ir.structured import Call, Scan, keep
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axes import BatchError, BatchTypeError

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
 from jaxprtool.passes.batch.axes import BatchError, BatchTypeError
 from jaxprtool.passes.batch.axis import Axis, Dim

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 from jaxprtool.passes.base import Pass

@@ -22,7 +22,7 @@ from jaxprtool.errors import (
     described,
 )
 from jaxprtool.ir import dtypes
-from jaxprtool.ir.outline import named, type_of
+from jaxprtool.ir.equations import named, type_of
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.dce import dce_body
 from jaxprtool.passes.patterns import types

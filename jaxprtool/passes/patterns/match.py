@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.equations import type_of
 from jaxprtool.jaxcompat import JaxprEqn
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from jaxprtool.errors import PluginError
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.writer import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.simplify.conditions import NEVER_INEXACT, is_inexact

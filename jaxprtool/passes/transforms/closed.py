@@ -21,8 +21,8 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.matching import Mismatch, matched_leaves
-from jaxprtool.ir.outline import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import keep
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.ir.outline import type_of
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.retrace import (

@@ -23,7 +23,8 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.ir.outline import bodies, equations, named, top_jaxpr, type_of
+from jaxprtool.ir.equations import bodies, equations, named, type_of
+from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.structured import keep

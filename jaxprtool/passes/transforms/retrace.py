@@ -23,7 +23,7 @@ from jaxprtool.errors import (
     described,
     user_frames,
 )
-from jaxprtool.ir.outline import equations, named
+from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
 

@@ -27,7 +27,7 @@ from jaxprtool.ir.custom_rules import (
     vjp_params,
     vjp_rule,
 )
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.structured import call, keep
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import dce_body

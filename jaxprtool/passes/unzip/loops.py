@@ -13,7 +13,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.structured import Scan, While
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.dce import dce_rules

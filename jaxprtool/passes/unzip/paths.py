@@ -8,7 +8,7 @@ from itertools import chain, groupby
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.structured import Call
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.passes.unzip.split import Split

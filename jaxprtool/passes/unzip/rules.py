@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.structured import Call, Cond, Scan, ShardMap, While, call, keep
 from jaxprtool.jaxcompat import JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect

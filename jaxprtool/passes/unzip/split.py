@@ -20,7 +20,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.outline import named, type_of
+from jaxprtool.ir.equations import named, type_of
 from jaxprtool.ir.structured import holds_jaxpr, keep
 from jaxprtool.jaxcompat import AbstractRef, Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect

@@ -15,7 +15,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.jaxcompat import JaxprEqn
 
 #: What unzip sows under where it chooses the variables itself, and what stands in their names

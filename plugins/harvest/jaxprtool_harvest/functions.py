@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.outline import named, type_of
+from jaxprtool.ir.equations import named, type_of
 from jaxprtool.passes.dce import dce_body
 from jaxprtool_harvest.planting import plant_jaxpr
 from jaxprtool_harvest.reaping import reap_jaxpr

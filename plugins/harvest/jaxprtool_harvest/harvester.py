@@ -19,7 +19,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.structured import (
     Call,
     Cond,

@@ -12,7 +12,7 @@ from jax.extend.core import primitives
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.custom_rules import JVPRule, jvp_params
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 from jaxprtool_harvest.harvester import (

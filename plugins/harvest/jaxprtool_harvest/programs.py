@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import jax
 
 from jaxprtool.errors import did_you_mean
-from jaxprtool.ir.outline import equations, top_jaxpr
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.dce import dce_body
 from jaxprtool.primitives import sow_p

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, keep
 from jaxprtool.ir.structured import call as call_of
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var

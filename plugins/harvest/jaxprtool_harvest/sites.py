@@ -15,7 +15,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.outline import named, type_of
+from jaxprtool.ir.equations import named, type_of
 from jaxprtool.jaxcompat import JaxprEqn
 
 Path = tuple[str, ...]

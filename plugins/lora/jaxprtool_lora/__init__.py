@@ -25,7 +25,7 @@ from jax.extend.core import JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.structured import call
 from jaxprtool.jaxcompat import hide_frames
 from jaxprtool.passes.unzip import Context, Known, Outcome, Variable, unzip_rules, whole

@@ -16,8 +16,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.equivalence import difference
-from jaxprtool.ir.outline import equations
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.render.listing import listing

@@ -15,7 +15,7 @@ from jax.interpreters import batching
 import jaxprtool
 from jaxprtool import jaxcompat, trace
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.outline import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.passes.batch import Batch, BatchUnsupported, batch_rules
 from jaxprtool.passes.pipeline import Pipeline

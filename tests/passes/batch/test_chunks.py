@@ -16,7 +16,8 @@ from jax.experimental import io_callback
 
 from jaxprtool import jaxcompat, trace
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.ir.outline import equations, named, top_jaxpr
+from jaxprtool.ir.equations import equations, named
+from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import type_check
 from jaxprtool.passes.batch import Batch, BatchError, BatchTypeError
 from tests.programs import random_programs

@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.equivalence import difference
-from jaxprtool.ir.outline import equations
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import sort_out, trace
 from jaxprtool.passes.pipeline import Pipeline

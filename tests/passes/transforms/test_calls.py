@@ -6,8 +6,8 @@ import pytest
 
 from jaxprtool import Pipeline, nest, trace, variable
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.equivalence import difference
-from jaxprtool.ir.outline import equations
 from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import name_stack, open_jaxpr
 from jaxprtool.passes.batch.axes import BatchError

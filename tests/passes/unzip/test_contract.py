@@ -14,7 +14,7 @@ import pytest
 
 from jaxprtool import Program, jaxcompat, nest, sow, trace, unzip, variable
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.outline import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import type_check
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip, UnzipError

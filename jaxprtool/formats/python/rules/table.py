@@ -21,7 +21,7 @@ from typing import Any
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import Expression
-from jaxprtool.ir.outline import named
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.plugins import load_rules_of, missing_plugin
 from jaxprtool.jaxcompat import JaxprEqn
 

@@ -1,0 +1,50 @@
+"""What is asked of equations and values everywhere: short types, sizes, bodies, and names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import itemsize
+from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+
+
+def type_of(aval: Any) -> str:
+    """A type in JAX's short form: `f32[3]`."""
+    return aval.str_short(short_dtypes=True)
+
+
+def size_of(aval: Any) -> int | None:
+    """The bytes of a value of this type; None where they depend on a symbolic dimension."""
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
+        return None
+    size = itemsize(dtype)
+    for n in shape:
+        size *= n
+    return int(size)
+
+
+def bodies(eqn: JaxprEqn) -> list[tuple[str, Jaxpr]]:
+    """The open jaxprs of an equation, each with the path of the parameter that holds it."""
+    return [(path, jaxcompat.open_jaxpr(body)) for path, body in sub_jaxprs(eqn)]
+
+
+def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """Every equation of an open jaxpr, at any depth; those of a shared body once."""
+    seen = {jaxpr}
+    todo = [jaxpr]
+    while todo:
+        for eqn in todo.pop().eqns:
+            yield eqn
+            new = [body for _, body in bodies(eqn) if body not in seen]
+            seen.update(new)
+            todo += new
+
+
+def named(eqn: JaxprEqn) -> str:
+    """An equation for a message: its primitive and its source line, `psum at model.py:12`."""
+    frame = jaxcompat.user_frame(eqn)
+    return eqn.primitive.name + (f" at {frame[0]}:{frame[1]}" if frame else "")

@@ -14,7 +14,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 from jaxprtool.errors import OutputError
 
@@ -128,6 +128,15 @@ def locked(folder: str) -> Iterator[None]:
 
 
 # --- reading --------------------------------------------------------------------------------------
+
+
+def is_device(file: IO[Any]) -> bool:
+    """Whether an open file is a device and no terminal: one may give zeros for ever."""
+    try:
+        mode = os.fstat(file.fileno()).st_mode
+    except (OSError, ValueError):  # a file in memory
+        return False
+    return stat.S_ISCHR(mode) and not file.isatty()
 
 
 def opened_plain(path: str | os.PathLike[str]) -> BinaryIO:

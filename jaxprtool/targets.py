@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError, StructureError, TargetError
-from jaxprtool.files import opened_plain
+from jaxprtool.files import is_device, opened_plain
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equations import equations, type_of
 from jaxprtool.ir.held import Held
@@ -110,6 +110,8 @@ def is_file(target: str) -> bool:
 
 def _data(target: str) -> bytes:
     if target == STDIN:
+        if is_device(sys.stdin.buffer):
+            raise TargetError("cannot read stdin: it is a device, which holds no program")
         return sys.stdin.buffer.read()
     try:
         with opened_plain(target) as file:

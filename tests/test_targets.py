@@ -53,6 +53,13 @@ def test_a_program_comes_from_stdin(file, program, monkeypatch):
     assert jaxprtool.equivalent(find("-").trace(), program)
 
 
+def test_a_device_as_stdin_is_refused_at_once(monkeypatch):
+    with open("/dev/zero") as zeros:
+        monkeypatch.setattr(sys, "stdin", zeros)
+        with pytest.raises(TargetError, match="stdin: it is a device"):
+            find("-")
+
+
 def test_a_program_file_is_known_by_its_first_line_whatever_its_name(file, program, tmp_path):
     renamed = tmp_path / "program.txt"
     (tmp_path / "scaled.jaxpr").rename(renamed)

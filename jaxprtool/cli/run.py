@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jaxprtool.cli import completion, options, output, reports
-from jaxprtool.errors import PipelineError
+from jaxprtool.errors import OutputError, PipelineError
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def run(
     options.start_jax(x64)
     from jaxprtool.execute.fill import fill, refitted
 
+    if save == "-":
+        raise OutputError("--save takes a file: what run prints goes to stdout")
     pipeline = options.pipeline(passes, plugin)
     require_device(backend, device)
     entry = options.find(target, args, factory, static_argnums, static_argnames)

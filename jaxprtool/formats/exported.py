@@ -15,6 +15,7 @@ from jax import export
 from jaxprtool import jaxcompat
 from jaxprtool.errors import OutputError, ProgramFileError, UnsupportedError, described
 from jaxprtool.formats.lowering import calls_host, platform_names, reported, traced
+from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import Program
@@ -49,6 +50,12 @@ def _require_portable(program: Program) -> None:
             raise UnsupportedError(
                 f"{program.name} cannot be exported: {named(eqn)} calls Python",
                 "stablehlo and hlo show such a call as a custom_call",
+            )
+    for name, aval in (*program.arguments, *program.results):
+        if is_foreign(getattr(aval, "dtype", None)):
+            raise UnsupportedError(
+                f"{program.name} cannot be exported: {name} has elements of {aval.dtype}, a type "
+                "that a package has brought"
             )
     if program.axis_env:
         axes = ", ".join(str(name) for name, _ in program.axis_env)

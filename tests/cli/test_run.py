@@ -63,6 +63,8 @@ def test_results_are_saved_whole_by_name(cli, folder):
     assert saved["result['normal']"].dtype == np.float32
     assert saved["result['none']"].shape == (0, 2)
     assert saved["result['key']"].dtype == np.uint32
+    refused = cli("run", "functions.py:kinds", "--save", "-")
+    assert refused.code == 2 and "--save takes a file" in refused.err
     assert set(os.listdir(folder)) - {"__pycache__"} == {"functions.py", "out.npz"}
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from jaxprtool import jit, trace, vmap
 from jaxprtool.analysis.stats import stats
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.formats.exported import exported
 from jaxprtool.ir.dtypes import itemsize
 from tests.programs.extended import Pair, paired
 
@@ -29,3 +31,9 @@ def test_pairs_are_shown_and_counted():
     program = trace(paired, X)
     assert "pair[3]" in str(program)
     stats(program)
+
+
+def test_pairs_at_the_border_are_not_exported():
+    program = trace(lambda x: x, jax.ShapeDtypeStruct((3,), Pair()))
+    with pytest.raises(UnsupportedError, match=r"x has elements of pair, a type that a package"):
+        exported(program)

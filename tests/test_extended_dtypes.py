@@ -78,9 +78,8 @@ def test_pairs_are_compared_by_their_numbers(program):
 def test_results_of_pairs_are_checked_for_nans_around_them():
     program = trace(lambda p: (p, rounds(p), jnp.log(unpair_p.bind(p) - 1)), PAIRS)
     with pytest.raises(FloatingPointError, match="a NaN, from log"):
-        FiniteCheck(nans=True, infs=False).require(
-            program, [PAIRS], jax.tree.leaves(program(PAIRS))
-        )
+        check = FiniteCheck(nans=True, infs=False)
+        program.require_finite(check, [PAIRS], jax.tree.leaves(program(PAIRS)))
 
 
 def test_pairs_are_summed_up_as_their_numbers():

@@ -108,14 +108,17 @@ def test_a_closed_pipe_is_quiet(folder, options):
 @pytest.mark.parametrize("name", ["traced.py", "imported.py"])
 def test_an_interrupt_ends_quietly_with_130(folder, name):
     (folder / name).write_text(textwrap.dedent(SLOW))
-    process = subprocess.Popen(
-        [*COMMAND, "show", f"{name}:f", "--args", "1.0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell's background jobs ignore interrupts, and so do these tests when they are one.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    # A shell's background jobs ignore interrupts, and so would what these tests start as one.
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [*COMMAND, "show", f"{name}:f", "--args", "1.0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, ours)
     assert process.stderr.readline() == "now\n"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

@@ -12,10 +12,9 @@ NAMES = sorted(p.stem for p in (Path(__file__).parent / "zoo").glob("[!_]*.py"))
 QUICK = frozenset({"jraph_network", "distrax_flow", "penzai_mlp", "equinox_vit"})
 
 
-def _models():
-    for name in NAMES:
-        marks = [pytest.mark.xdist_group(name)]
-        yield pytest.param(name, marks=marks if name in QUICK else [*marks, pytest.mark.sweep])
+def _model(name):
+    marks = [pytest.mark.xdist_group(name)]
+    return pytest.param(name, marks=marks if name in QUICK else [*marks, pytest.mark.sweep])
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ COLUMNS = ["show", "stats", "opt", "run", "vmap", "unzip", "file", "Python", "St
 
 
 @pytest.mark.parametrize("command", COLUMNS)
-@pytest.mark.parametrize("name", _models())
+@pytest.mark.parametrize("name", list(map(_model, NAMES)))
 def test_the_command_holds_on_the_model(name, command, made, tmp_path):
     from tests.models.commands import COMMANDS, Model
 

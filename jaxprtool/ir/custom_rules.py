@@ -20,6 +20,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError, described
 from jaxprtool.ir.equations import equations, named
@@ -104,12 +106,26 @@ def vjp_rule(eqn: JaxprEqn) -> VJPRule:
 
 
 def _vjp_rule(eqn: JaxprEqn) -> VJPRule:
+    if not eqn.outvars:
+        return _rule_without_results(eqn)
     try:
         parts, perturbed = _traced(jaxcompat.custom_vjp_rule, eqn)
     except Exception as error:
         raise _unsupported(eqn, error) from error
     (fwd_name, bwd_name), fwd, bwd, forwarded, in_zeros = parts
     return VJPRule(fwd_name, bwd_name, fwd, bwd, forwarded, in_zeros, perturbed)
+
+
+def _rule_without_results(eqn: JaxprEqn) -> VJPRule:
+    """The rule of what JAX leaves where it splits a call and one part has nothing to do.
+
+    The rules that it holds are those of the whole call.
+    """
+    primals = [v.aval for v in eqn.invars[eqn.params["num_consts"] :]]
+    forward = jax.make_jaxpr(lambda *_: ())(*primals)
+    backward = jax.make_jaxpr(lambda: ())()
+    each = (True,) * len(primals)
+    return VJPRule("fwd", "bwd", forward, backward, (), each, each)
 
 
 @contextmanager

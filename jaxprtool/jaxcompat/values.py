@@ -152,7 +152,13 @@ def _reinterpretation(name: str, type_of_result: Any) -> Primitive:
     """A primitive that takes an array for one of another type, of the same representation."""
     primitive = Primitive(name)
     primitive.def_abstract_eval(type_of_result)
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames="aval"))
+    jitted = jax.jit(primitive.bind, static_argnames="aval")
+
+    def run(*args: Any, **params: Any) -> Any:
+        with jax.disable_jit(False):  # which would bind it again, without end
+            return jitted(*args, **params)
+
+    primitive.def_impl(run)
     mlir.register_lowering(primitive, lambda ctx, x, **_: [x])
     return primitive
 

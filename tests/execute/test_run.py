@@ -193,6 +193,15 @@ def test_a_guard_against_transfers_is_about_the_users_code():
         assert summarize(report.outputs[0].value).value.shape == (3,)
 
 
+def test_keys_are_results_under_disable_jit():
+    traced = program(lambda key: jax.random.split(key)[0], jax.random.key(0))
+    with jax.disable_jit():
+        report = run(traced, [jax.random.key(0)])
+        found = summarize(report.outputs[0].value).value
+    expected = jax.random.key_data(jax.random.split(jax.random.key(0))[0])
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_under_disable_jit_equations_run_one_by_one():
     def below(limit):
         def f(x):

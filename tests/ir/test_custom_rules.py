@@ -10,6 +10,7 @@ import pytest
 import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError
+from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
 from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, rule_key, vjp_params, vjp_rule
 from jaxprtool.loading.trace import trace
@@ -376,3 +377,20 @@ def test_rules_that_have_an_end_are_followed():
     program = trace(functools.partial(power, 20), jnp.float32(1.1))
     text(program)
     assert "power" in jaxprtool.to_python(program)
+
+
+def test_a_call_of_which_jax_has_left_nothing_is_followed():
+    sine = jax.custom_vjp(jnp.sin)
+    sine.defvjp(lambda x: (sine(x), jnp.cos(x)), lambda residual, ct: (ct * residual,))
+
+    def total(xs):
+        return jax.lax.scan(lambda c, x: (c + sine(x).sum(), None), 0.0, xs)[0]
+
+    xs = jnp.arange(6.0).reshape(2, 3)
+    program = trace(jax.grad(total), xs)
+    assert any(not eqn.outvars for eqn in program.jaxpr.eqns)
+    back = parse(text(program), "file")
+    namespace: dict = {}
+    exec(jaxprtool.to_python(program), namespace)
+    for again in (back, namespace["total"]):
+        np.testing.assert_allclose(again(xs), jnp.cos(xs), rtol=1e-6)

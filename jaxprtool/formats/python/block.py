@@ -304,9 +304,12 @@ class Block:
         if isinstance(structure, tuple | list):
             return [sequence([self._grouped(part) for part in structure], structure)]
         if isinstance(structure, dict):
-            pairs = [
-                [*written(k, self), ": ", *self._grouped(part)] for k, part in structure.items()
-            ]
+            try:
+                keys = [written(key, self) for key in structure]
+            except TypeError:  # a key of the user's own, that no module can name
+                return self._grouped(tuple(structure.values()))
+            parts = map(self._grouped, structure.values())
+            pairs = [[*key, ": ", *part] for key, part in zip(keys, parts, strict=True)]
             return [Bracket("{", pairs, "}")]
         return written(structure, self)
 

@@ -471,14 +471,14 @@ def spelling_of_kind(value: Any) -> Callable[[Any], Any] | None:
 
 
 def plain(value: Any) -> str:
-    """The text of None, a bool, a finite number or a string; TypeError for anything else."""
+    """The text of None, a bool, a finite number, a string or bytes; TypeError for all else."""
     kind = type(value)
     if kind is str:
         text = repr(value)
         return text if '"' in value else f'"{text[1:-1]}"'.replace("\\'", "'")
     if value is Ellipsis:
         return "..."
-    if value is None or kind in (bool, int, float):
+    if value is None or kind in (bool, int, float, bytes):
         return repr(value)
     raise TypeError(f"a {kind.__qualname__} has no spelling")
 

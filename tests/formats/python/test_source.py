@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import io_callback
+from jax.experimental import checkify, io_callback
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import jaxprtool
@@ -710,3 +711,32 @@ def test_arrays_that_nothing_fills_are_written(dtype: Any, placed: bool) -> None
     program = trace(lambda: (lax.empty((4, 2), dtype, **options), jnp.empty((3, 2), **options)))
     source, again = emitted(program)
     assert ".empty(" in source and difference(program, again) is None
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    number: int
+
+
+def test_results_in_a_dict_with_keys_of_a_class_come_in_the_order_of_the_keys() -> None:
+    def f(x):
+        return {Part(2): x, Part(1): 2 * x}, {b"sum": x.sum()}
+
+    function = defined(to_python(trace(f, X)))
+    x = jnp.ones((3, 4))
+    (first, second), last = function(x)
+    assert list(last) == [b"sum"]
+    np.testing.assert_array_equal(first, 2 * x)
+    np.testing.assert_array_equal(second, x)
+
+
+def test_a_checkified_function_is_written() -> None:
+    def f(x):
+        checkify.check(x.sum() > 0, "not positive: {x}", x=x.sum())
+        return x / x.sum()
+
+    x = jnp.ones((3, 4))
+    program = trace(checkify.checkify(f), X)
+    found = jax.tree.leaves(defined(to_python(program))(x))
+    for ours, theirs in zip(found, jax.tree.leaves(program(x)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -1,6 +1,8 @@
 """What `jax.jit` was told of a function is in its files, its Python source and its artifacts."""
 
 import functools
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,8 @@ from jaxprtool.formats.jaxpr.write import text
 
 X = jnp.arange(1.0, 9.0)
 PARAMS = {"w": X, "b": jnp.ones(3)}
-PLACE = NamedSharding(jax.make_mesh((1,), ("d",), (AxisType.Auto,)), PartitionSpec("d"))
+MESH = jax.make_mesh((1,), ("d",), (AxisType.Auto,))
+PLACE, WHOLE = NamedSharding(MESH, PartitionSpec("d")), NamedSharding(MESH, PartitionSpec())
 
 
 @functools.partial(
@@ -42,10 +45,69 @@ def plain(x):
     return x * 2
 
 
+class State(NamedTuple):
+    w: Any
+    mean: Any
+
+
+@jax.tree_util.register_pytree_node_class
+class Box:
+    """A class that gives its children no keys."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def tree_flatten(self):
+        return self.parts, None
+
+    @classmethod
+    def tree_unflatten(cls, _, parts):
+        return cls(*parts)
+
+
+@functools.partial(jax.jit, out_shardings=PLACE)
+def placed_state(w, x):
+    return State(w - x, w)
+
+
+@functools.partial(
+    jax.jit,
+    out_shardings=(State(PLACE, WHOLE), None, [PLACE, None], OrderedDict(b=PLACE, a=None), None),
+)
+def placed_parts(x):
+    return State(x, x * 2), State(x, x), [x, x], OrderedDict(b=x, a=x), None
+
+
+@functools.partial(jax.jit, donate_argnums=0, in_shardings=(PLACE, None), out_shardings=PLACE)
+def boxed(box, x):
+    return Box(*(part + x for part in box.parts))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def applied(fun, x):
+    return fun(x)
+
+
+@functools.partial(jax.jit, donate_argnames=("P", "int"))
+def named_like_roots(x, *, P, int):
+    return P * x + int
+
+
+@functools.partial(jax.jit, in_shardings=({"a": PLACE, "b": None, "c": WHOLE},))
+def with_nothing(d):
+    return d["a"] + d["c"]
+
+
 PROGRAMS = {
     "step": (step, (PARAMS, X), {}),
     "various": (various, (X, {"u": X}, X), {"k": X}),
     "plain": (plain, (X,), {}),
+    "placed_state": (placed_state, (X, X), {}),
+    "placed_parts": (placed_parts, (X,), {}),
+    "boxed": (boxed, (Box(X, X), X), {}),
+    "applied": (applied, (jax.tree_util.Partial(jnp.add, X), X), {}),
+    "named_like_roots": (named_like_roots, (X,), {"P": X, "int": X}),
+    "with_nothing": (with_nothing, ({"a": X, "b": None, "c": X},), {}),
 }
 
 
@@ -68,7 +130,9 @@ def test_python_source_has_it(call):
     module = {}
     exec(jaxprtool.to_python(program), module)
     again = jaxprtool.trace(module[program.name], *args, **kwargs)
-    assert again.jit == program.jit and jaxprtool.equivalent(program, again)
+    assert again.jit_keywords == program.jit_keywords
+    # Results of a class are named tuples of its fields.
+    assert jaxprtool.equivalent(program, again.replace(out_tree=program.out_tree))
 
 
 def test_an_artifact_has_it():
@@ -85,6 +149,14 @@ def test_python_refuses_what_jit_cannot_be_told():
     some = type(jit)(tuple(a for a in jit.arguments if a.name != "params['b']"))
     with pytest.raises(UnsupportedError, match=r"donates a part of an argument \(params\['b'\]"):
         jaxprtool.to_python(program.replace(jit=some))
+
+
+@pytest.mark.parametrize("what", ["argument", "result"])
+def test_python_refuses_several_shardings_for_one_class(what):
+    options = {"in_shardings": (Box(PLACE, WHOLE),)} if what == "argument" else {}
+    fun = jax.jit(lambda box: box, **options or {"out_shardings": Box(PLACE, WHOLE)})
+    with pytest.raises(UnsupportedError, match=f"has several shardings for one {what} of a class"):
+        jaxprtool.to_python(jaxprtool.trace(fun, Box(X, X)))
 
 
 @pytest.mark.parametrize(

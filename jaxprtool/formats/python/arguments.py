@@ -77,9 +77,9 @@ def signature(program: Program) -> Signature:
     if rest < len(args):
         made.parameters.append(f"*{names[-1][0]}")
         made.call.append(made.parameters[-1])
-    elif kwargs and all(map(_is_name, kwargs)):
-        made.parameters.append("*")
     if all(_is_name(key) and key not in (*made.parameters, *ROOTS) for key in kwargs):
+        if kwargs and rest == len(args):
+            made.parameters.append("*")
         made.parameters += kwargs
         made.call += [f"{key}={key}" for key in kwargs]
         roots = {key: key for key in kwargs}

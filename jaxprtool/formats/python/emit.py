@@ -193,7 +193,7 @@ class _Module:
         block.bind_symbols(dict(enumerate(called.places)), start)
         lines = [*definition(name, called.parameters, types, 0), *block.lines]
         if program.jit is not None:
-            decorator = jit_decorator(program, program.jit, called, results)
+            decorator = jit_decorator(program, program.jit, results)
             lines = [*statement("@", written(decorator, self), "", 0), *lines]
         wide = _NEEDS_X64 if jax.config.jax_enable_x64 else None
         axes = ", ".join(f"{axis} of size {size}" for axis, size in program.axis_env)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,37 +9,37 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.python.arguments import Signature
-from jaxprtool.formats.python.expressions import Expression, Name, call
+from jaxprtool.formats.python.expressions import Call, Expression, Made, Name, call
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.program import Program
 
 
-def jit_decorator(
-    program: Program, options: JitOptions, called: Signature, results: Any
-) -> Expression:
+def jit_decorator(program: Program, options: JitOptions, results: Any) -> Expression:
     """`jax.jit`, or a call of it with the options of a program.
 
     Args:
         program: The program, whose flat arguments and results are told something.
         options: What they are told.
-        called: How the emitted function takes the arguments.
-        results: The flat positions of the results, in the tree that the function returns.
+        results: The flat positions of the results, in the tree that the emitted function returns.
 
     Raises:
         UnsupportedError: For options of a part of an argument, where only the whole can have any.
     """
-    arguments = _Arguments(program, called)
-    told: dict[str, Any] = {}
-    donated = [asked.donated for asked in options.of_arguments(program.arguments)]
-    if any(donated):
-        told |= arguments.donation(donated)
-    placements = [asked.placement for asked in options.of_arguments(program.arguments)]
+    args, kwargs = jax.tree.unflatten(program.in_tree, range(program.in_tree.num_leaves))
+    taken = options.of_arguments(program.arguments)
+    told = _donation(program, args, kwargs, [asked.donated for asked in taken])
+    placements = [asked.placement for asked in taken]
     if any(placement is not None for placement in placements):
-        told["in_shardings"] = arguments.placed(placements)
+        for name, arg in kwargs.items():
+            if any(placements[i] is not None for i in _positions(arg)):
+                names = [program.arg_names[i] for i in _positions(arg)]
+                raise _refusal(program, f"has a sharding for the keyword argument {name}", names)
+        told["in_shardings"] = tuple(
+            _prefix(program, arg, placements, "argument", program.arg_names) for arg in args
+        )
     placements = [asked.placement for asked in options.of_results(program.results)]
     if any(placement is not None for placement in placements):
-        told["out_shardings"] = jax.tree.map(lambda i: placements[i], results)
+        told["out_shardings"] = _prefix(program, results, placements, "result", program.out_names)
     if options.keep_unused:
         told["keep_unused"] = True
     if jaxcompat.inline_as_word(options.inline):
@@ -51,75 +50,63 @@ def jit_decorator(
     return call("jax.jit", **told) if told else Name("jax.jit")
 
 
-class _Arguments:
-    """The arguments of an emitted function, each with the flat positions of its leaves."""
+def _donation(
+    program: Program, args: Sequence[Any], kwargs: dict[str, Any], donated: Sequence[bool]
+) -> dict[str, Any]:
+    """`donate_argnums` and `donate_argnames`."""
 
-    def __init__(self, program: Program, called: Signature):
-        self._program = program
-        names = [p.lstrip("*") for p in called.parameters if p != "*"]
-        star = next((i for i, p in enumerate(called.parameters) if p.startswith("*")), len(names))
-        self._positions: list[list[int]] = []
-        self._keywords: dict[str, list[int]] = {}
-        for name in names:
-            leaves = {
-                i: found[1]
-                for i, place in enumerate(called.places)
-                if (found := re.match(rf"{name}(?!\w)(?:\[(\d+)\])?", place))
-            }
-            if f"*{name}" in called.parameters:
-                last = max((int(index) for index in leaves.values()), default=-1)
-                for number in range(last + 1):
-                    self._positions.append([i for i in leaves if leaves[i] == str(number)])
-            elif name in called.parameters[:star]:
-                self._positions.append(list(leaves))
-            else:
-                self._keywords[name] = list(leaves)
-
-    def donation(self, donated: Sequence[bool]) -> dict[str, Any]:
-        """`donate_argnums` and `donate_argnames`."""
-        numbers = [i for i, leaves in enumerate(self._positions) if self._whole(leaves, donated)]
-        names = [name for name, leaves in self._keywords.items() if self._whole(leaves, donated)]
-        told: dict[str, Any] = {}
-        if numbers:
-            told["donate_argnums"] = numbers[0] if len(numbers) == 1 else tuple(numbers)
-        if names:
-            told["donate_argnames"] = names[0] if len(names) == 1 else tuple(names)
-        return told
-
-    def _whole(self, leaves: Sequence[int], donated: Sequence[bool]) -> bool:
-        flags = {donated[i] for i in leaves}
+    def is_donated(arg: Any) -> bool:
+        flags = {donated[i] for i in _positions(arg)}
         if flags == {True, False}:
-            self._refuse(leaves, "donates a part of an argument")
+            names = [program.arg_names[i] for i in _positions(arg)]
+            raise _refusal(program, "donates a part of an argument", names)
         return flags == {True}
 
-    def placed(self, placements: Sequence[Any]) -> Any:
-        """`in_shardings`."""
-        for name, leaves in self._keywords.items():
-            if any(placements[i] is not None for i in leaves):
-                self._refuse(leaves, f"has a sharding for the keyword argument {name}")
-        args, _ = jax.tree.unflatten(self._program.in_tree, range(len(placements)))
-        flat = len(args) != len(self._positions)
-        each: list[Any] = []
-        for number, leaves in enumerate(self._positions):
-            found = [placements[i] for i in leaves]
-            if all(placement == found[0] for placement in found):
-                each.append(found[0] if found else None)
-            elif not flat and _is_plain(args[number]):
-                each.append(jax.tree.map(lambda i: placements[i], args[number]))
-            else:
-                self._refuse(leaves, "has several shardings for one argument of a class")
-        return tuple(each)
-
-    def _refuse(self, leaves: Sequence[int], what: str) -> None:
-        names = ", ".join(self._program.arg_names[i] for i in leaves[:3])
-        raise UnsupportedError(
-            f"{self._program.name} cannot be written as Python: its jit {what} ({names})",
-            "a .jaxpr file keeps it: --to jaxpr",
-        )
+    told: dict[str, Any] = {}
+    if numbers := tuple(i for i, arg in enumerate(args) if is_donated(arg)):
+        told["donate_argnums"] = numbers[0] if len(numbers) == 1 else numbers
+    if names := tuple(name for name, arg in kwargs.items() if is_donated(arg)):
+        told["donate_argnames"] = names[0] if len(names) == 1 else names
+    return told
 
 
-def _is_plain(tree: Any) -> bool:
-    """Whether a tree is of dicts, lists and tuples alone."""
+def _prefix(
+    program: Program, tree: Any, placements: Sequence[Any], what: str, names: Sequence[str]
+) -> Any:
+    """The placements of a tree of flat positions: one for all, or a tree of the same nodes."""
+    positions = _positions(tree)
+    found = [placements[i] for i in positions]
+    if all(placement == found[0] for placement in found):
+        return found[0] if found else None
+
+    def inside(part: Any) -> Any:
+        return _prefix(program, part, placements, what, names)
+
+    if type(tree) in (tuple, list):
+        return type(tree)(map(inside, tree))
     if type(tree) is dict:
-        return all(map(_is_plain, tree.values()))
-    return all(map(_is_plain, tree)) if type(tree) in (tuple, list) else isinstance(tree, int)
+        return {key: inside(part) for key, part in tree.items()}
+    # The structure of an argument is not known before the call.
+    if isinstance(tree, Made) and tree.by != Name("jax.tree.unflatten"):
+        parts = {name: inside(part) for name, part in tree.kwargs.items()}
+        return Call(tree.by, tuple(map(inside, tree.args)), parts)
+    message = f"has several shardings for one {what} of a class"
+    raise _refusal(program, message, [names[i] for i in positions])
+
+
+def _positions(tree: Any) -> list[int]:
+    """The flat positions in a tree, those in its `Made` nodes among them."""
+    found: list[int] = []
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, Made):
+            found += _positions((leaf.args, leaf.kwargs))
+        elif isinstance(leaf, int):
+            found.append(leaf)
+    return found
+
+
+def _refusal(program: Program, what: str, names: Sequence[str]) -> UnsupportedError:
+    return UnsupportedError(
+        f"{program.name} cannot be written as Python: its jit {what} ({', '.join(names[:3])})",
+        "a .jaxpr file keeps it: --to jaxpr",
+    )

@@ -251,6 +251,16 @@ def test_parameters_hide_nothing_that_the_function_needs() -> None:
     assert difference(program, again) is None
 
 
+def test_keywords_that_are_named_like_what_the_module_imports_are_taken_as_a_dict() -> None:
+    def f(x, *, P, k):
+        return P * x + k
+
+    program = trace(f, X, P=X, k=X)
+    source, again = emitted(program)
+    assert "def f(x, **keywords):" in source
+    assert difference(program, again) is None
+
+
 def test_a_checkpoint_is_one_and_what_it_leaves_for_its_gradient_too() -> None:
     @jax.checkpoint
     def twice(x):

@@ -9,6 +9,7 @@ through JAX as any other.
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,17 +44,25 @@ def jit(
 ) -> Any:
     """`jax.jit` of `fun`, whose jaxpr the passes rewrite before it is compiled.
 
-    `passes` is a pipeline as text, a Pipeline, a pass, or a function from a Program to a Program;
-    it runs once for every signature that `fun` is traced for, however often `fun` is given to `jit`
-    with these passes. `jit_options` are those of
-    `jax.jit`, and what comes back is what that gives. A function that is under `jax.jit` already
-    keeps the options it has, but for those given here. Without `fun` it gives a decorator.
+    A function that is under `jax.jit` already keeps the options it has, but for those given here.
+    A pipeline may change what the function gives (`grad`), but not what it takes. What `fun` raises
+    is raised as it is.
 
-    A pipeline may change what the function gives (`grad`), but not what it takes. Raises
-    PipelineError at once for text that is no pipeline; when the function is traced, PipelineError
-    for passes that make several programs of it or change its arguments, and what the passes raise.
-    TypeError for what `jax.jit` takes for no function, and FreedRefError for a use of a ref
-    after it was freed. What `fun` raises is raised as it is.
+    Args:
+        fun: The function. Without it, a decorator is returned.
+        passes: A pipeline as text, a Pipeline, a pass, or a function from a Program to a Program.
+            It runs once for every signature that `fun` is traced for; a pipeline does so however
+            often `fun` is given to `jit` with it.
+        **jit_options: The options of `jax.jit`.
+
+    Returns:
+        What `jax.jit` returns.
+
+    Raises:
+        PipelineError: At once for text that is no pipeline. When the function is traced, for passes
+            that make several programs of it or change its arguments.
+        TypeError: For what `jax.jit` does not take as a function either.
+        FreedRefError: For a use of a ref after it was freed.
     """
     if fun is _NOT_GIVEN:
         return functools.partial(jit, passes=passes, **jit_options)
@@ -70,8 +79,14 @@ def jit(
         return _Filtered(fun, jax.jit(_rewritten(lambda: inner, transform, static), **jit_options))
     rewritten = _shared(fun, transform, jit_options)
     jitted = jax.jit(rewritten, **jit_options)
-    jitted.__wrapped__ = original  # which keeps `fun` alive: `rewritten` does not
+    jitted.__wrapped__ = original
+    # `rewritten` does not keep the function alive. `functools.wraps` replaces `__wrapped__`, and
+    # copies all other attributes, so that each has a name of its own.
+    setattr(jitted, f"_jaxprtool_fun_{next(_numbers)}", fun)
     return jitted
+
+
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -91,19 +106,22 @@ def _shared(
     fun: Callable[..., Any], transform: _Transform, options: Mapping[str, Any]
 ) -> Callable[..., Any]:
     """The function that `jax.jit` traces in place of `fun`, the same one whenever it can be."""
-    hash(fun)  # JAX ends the process where one of these raises TypeError
+    # JAX ends the process for a function that cannot be hashed, or held weakly.
+    hash(fun)
     weak = weakref.ref(fun)
     static = jaxcompat.static_arguments(
         fun, options.get("static_argnums"), options.get("static_argnames")
     )
+    if transform.key is None:
+        return _rewritten(weak, transform, static)
     key = transform.key, static
+    entries = _shared_functions.setdefault(fun, {})
     try:
-        known = _shared_functions.setdefault(fun, {}).get(key)
+        known = entries.get(key)
     except TypeError:  # an option of a pass cannot be hashed
         return _rewritten(weak, transform, static)
     if known is None or known.fun() is not fun:
-        known = _Shared(weak, _rewritten(weak, transform, static))
-        _shared_functions[fun][key] = known
+        known = entries[key] = _Shared(weak, _rewritten(weak, transform, static))
     return known.rewritten
 
 
@@ -267,7 +285,11 @@ def _with_lifted(program: Program, lifted: Sequence[Any]) -> Program:
 
 @dataclass(frozen=True)
 class _Transform:
-    """The passes, however they were given: called with a program it gives the rewritten one."""
+    """The passes, however they were given: called with a program it gives the rewritten one.
+
+    Passes with the same `key` do the same; a function has none, for it may close over the function
+    that it is to rewrite.
+    """
 
     run: Callable[[Program], Any]
     text: str
@@ -291,7 +313,7 @@ class _Transform:
             raise PipelineError(
                 f"passes is a pipeline, a pass or a function of a Program, not {passes!r}"
             )
-        return cls(passes, function_name(passes), key=passes)
+        return cls(passes, function_name(passes))
 
     def __call__(self, program: Program) -> Program:
         result = self.run(program)

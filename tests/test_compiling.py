@@ -459,11 +459,15 @@ def test_wrappers_of_a_function_share_what_is_traced_and_compiled():
         jit(fun, passes="-O1", donate_argnums=())(X)
         assert traced == [(4,)]
     for _ in range(2):
-        jit(fun, passes=passes)(X)
-    assert ran == ["fun"] and traced == [(4,)] * 2
+        jit(fun, passes=Pipeline.parse("-O1"))(X)
+    assert traced == [(4,)]
     jit(fun)(X[:2])
     jit(fun, passes="dce")(X)
-    assert traced == [(4,), (4,), (2,), (4,)]
+    assert traced == [(4,), (2,), (4,)]
+    by_function = jit(fun, passes=passes)
+    for _ in range(2):
+        by_function(X)
+    assert ran == ["fun"] and len(traced) == 4
 
 
 def test_what_is_static_and_which_function_it_is_tell_wrappers_apart():
@@ -503,6 +507,28 @@ def test_a_wrapper_keeps_its_function_and_nothing_else_does():
     for wrapper in wrappers:
         close(wrapper(X), X * 2)
     del wrapper, wrappers
+    gc.collect()
+    assert weak() is None
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_wrapper_may_bear_the_name_of_another_function(late):
+    wrapped = jit(lambda x: x + 1)
+    if late:
+        wrapped(1.0)
+    functools.update_wrapper(wrapped, power)
+    functools.update_wrapper(wrapped, jit(lambda x: x + 2))
+    gc.collect()
+    close(wrapped(X), X + 1)
+
+
+def test_passes_that_close_over_the_function_do_not_keep_it():
+    def fun(x):
+        return x * 2
+
+    weak = weakref.ref(fun)
+    close(jit(fun, passes=functools.partial(lambda fun, program: program, fun))(X), X * 2)
+    del fun
     gc.collect()
     assert weak() is None
 

@@ -56,10 +56,11 @@ class FiniteCheck:
         faults = [self.fault(result) for _, result in results]
         if not any(faults):
             return None
-        given = [
-            _Value(x, f"the argument '{name}'" if self.fault(x) else "") for name, x in arguments
-        ]
+        given = []
         with unchecked():
+            for name, value in arguments:
+                array = value if hasattr(value, "dtype") else jnp.asarray(value)
+                given.append(_Value(array, f"the argument '{name}'" if self.fault(array) else ""))
             values = _Origins(self).run(jaxpr, given)
         triples = zip(results, faults, values, strict=True)
         (name, _), fault, value = next(triple for triple in triples if triple[1])

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from jax._src import api, api_util, config, core, dtypes, effects, source_info_util
+from jax._src import api, api_util, config, core, dtypes, effects, literals, source_info_util
 from jax._src import linear_util as lu
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import batching
@@ -447,12 +448,17 @@ def spmd_axis_names(names: Any, mesh_axes: tuple[Any, ...] | None) -> tuple[Any,
     )
 
 
+#: What JAX's evaluator gives for a literal, of a call's body too.
+_LITERALS = (bool, int, float, complex, literals.TypedNdArray)
+
+
 def evaluated(closed: Any, operands: Sequence[Any]) -> list[Any]:
     """The results of a closed jaxpr, whose equations are run, or written if JAX is tracing."""
     trace = core.trace_ctx.trace
     jaxpr = open_jaxpr(closed)
     if type(trace) is not pe.DynamicJaxprTrace or (jaxpr.is_high and trace.requires_low):
-        return core.eval_jaxpr(jaxpr, closed.consts, *operands)
+        outs = core.eval_jaxpr(jaxpr, closed.consts, *operands)
+        return [jnp.asarray(x) if isinstance(x, _LITERALS) else x for x in outs]
     return _written(trace, closed, operands)
 
 

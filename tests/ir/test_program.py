@@ -56,6 +56,9 @@ def test_a_program_heeds_the_switches_that_forbid_nans_and_infinities(switch):
 def test_of_a_nan_that_was_given_the_argument_is_named(program):
     with jax.debug_nans(True), pytest.raises(FloatingPointError, match="from the argument 'p"):
         program({"w": np.full_like(x, np.nan)}, scale=2.0)
+    scaled = jaxprtool.trace(lambda x: x * 1, 1.0)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="from the argument 'x'"):
+        scaled(float("nan"))
 
 
 @pytest.mark.parametrize(

@@ -109,3 +109,22 @@ def test_without_it_such_results_are_an_error_and_so_is_what_has_no_sum():
         assert ours == theirs
     keys = jax.random.split(jax.random.key(0), 3)
     assert_both_raise(lambda v: v(lambda k: k, out_axes=None, sum_match=True)(keys))
+
+
+@jax.custom_jvp
+def constant(x):
+    return jnp.float32(1.0)
+
+
+constant.defjvp(lambda primals, tangents: (constant(*primals), tangents[0] * primals[0]))
+
+
+@pytest.mark.parametrize("sum_match", [False, True])
+def test_what_is_the_same_in_all_lanes_is_not_summed_for_its_derivative(sum_match):
+    x = jnp.arange(1.0, 4.0)
+    options = {"sum_match": True} if sum_match else {}
+    alone = vmap(constant, out_axes=None, **options)(x)
+    assert isinstance(alone, jax.Array) and alone == 1.0
+    same, mapped = vmap(lambda a: (constant(a), a), out_axes=(None, 0), **options)(x)
+    assert same == 1.0 and mapped.shape == (3,)
+    np.testing.assert_array_equal(jax.grad(lambda x: vmap(constant)(x).sum())(x), x)

@@ -19,7 +19,8 @@ class Axis:
 
     `spmd_name` are the mesh axes that its lanes are spread over (`spmd_axis_name` of jax.vmap),
     `mesh_axes` the explicit mesh axes over which the mapped dimension of arguments is sharded. On a
-    `plain` axis JAX's own rules are used where they could be.
+    `plain` axis JAX's own rules are used where they could be. With `derivatives`, results of custom
+    derivatives that are the same in all lanes are mapped where their derivatives are.
     """
 
     name: Hashable
@@ -27,6 +28,7 @@ class Axis:
     spmd_name: tuple[Any, ...] | None = None
     mesh_axes: tuple[Any, ...] | None = None
     plain: bool = False
+    derivatives: bool = True
 
     @cached_property
     def data(self) -> Any:

@@ -60,19 +60,30 @@ def batch_body(
     `dims` has for each invar the dimension that is mapped, as the position of the new dimension
     in its shape, or None. Results are moved or broadcast to be mapped at `outs`; where that is
     None they are mapped, or not, as it comes. If the jaxpr is the `outermost`, its equations'
-    name scopes are put in `vmap(...)`.
+    name scopes are put in `vmap(...)`, and None asks for a result that is unmapped if it can be.
 
     Where our rules leave values mapped elsewhere than JAX's would, this may save moves and cost
     others later: the outermost jaxpr is then batched by JAX's rules too, and the better is taken.
 
     Free named axes must be bound. Raises BatchUnsupported, which names the equation.
     """
+    asked = outermost and outs is not None
     outs = (None,) * len(body.outvars) if outs is None else tuple(outs)
     made = _batch_body(body, tuple(dims), axis, outs, outermost)
+    if asked and (missed := _mapped_at(outs, made[1])):
+        narrow = replace(axis, derivatives=False)
+        other = _batch_body(body, tuple(dims), narrow, outs, outermost)
+        if _mapped_at(outs, other[1]) < missed:
+            made, axis = other, narrow
     if outermost and jaxcompat.open_jaxpr(made[0]) in _strayed:
         plain = _batch_body(body, tuple(dims), replace(axis, plain=True), outs, outermost)
         return made if cost_of(made[0]).within(cost_of(plain[0])) else plain
     return made
+
+
+def _mapped_at(outs: Sequence[Dim], dims: Sequence[Dim]) -> int:
+    """How many results are mapped that were to be unmapped."""
+    return sum(out is None and dim is not None for out, dim in zip(outs, dims, strict=True))
 
 
 def _batch_body(

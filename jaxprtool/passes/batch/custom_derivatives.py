@@ -4,7 +4,8 @@ A result that is the same in all lanes may have a derivative that is not, by the
 that the call has a derivative then, such a result is mapped too, as in `grad` of `jax.vmap`. To
 find out, the rule is traced; only where a mapped call gives an unmapped result. A rule may hold
 such a call in turn, and so on without end: few are traced, and calls further in are left unmapped.
-Such a call is refused if it is differentiated after all, and its derivative is mapped.
+So they are where the program is to give what would then be mapped unmapped. Such a call is refused
+if it is differentiated after all, and its derivative is mapped.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _custom_derivative(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuil
         return batch_body(rule, dims, axis, outs)
 
     body, out_dims = batch_body(call.body, dims, axis)
-    if None in out_dims and own_dims != (None,) * len(own_dims):
+    if axis.derivatives and None in out_dims and own_dims != (None,) * len(own_dims):
         more = _rule_dims(eqn, axis, batch, own_dims) or out_dims
         wanted = [b if a is None else a for a, b in zip(out_dims, more, strict=True)]
         body, out_dims = batch_body(call.body, dims, axis, wanted)

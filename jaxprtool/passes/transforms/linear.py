@@ -27,8 +27,8 @@ from jaxprtool.ir.equations import bodies, equations, named, type_of
 from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.ir.structured import keep
-from jaxprtool.jaxcompat import Literal, Var
+from jaxprtool.ir.structured import Call, keep, view
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.residuals import residual_names
 from jaxprtool.passes.transforms.retrace import (
@@ -217,20 +217,56 @@ _NOT_OF_INTEGERS = frozenset({"convert_element_type", "dot_general", "conv_gener
 def _check_integers(program: Program, leaves: Sequence[int]) -> None:
     """Refuse a program in which JAX's transpose would lose cotangents without a word."""
     jaxpr = top_jaxpr(program)
+    found = _loses_integers(jaxpr, frozenset(leaves), {})
+    if found is None:
+        return
+    inner, outer = found
+    where = named(inner) if inner is outer else f"{inner.primitive.name} in {named(outer)}"
+    hint = None
+    if inner.primitive.name == "convert_element_type":
+        hint = "an argument of type i32[] is not converted as a number is"
+    raise UnsupportedError(
+        f"linear_transpose of {program.name}: JAX's transpose of {where} loses the cotangents of "
+        "integers",
+        hint,
+    )
+
+
+_Found = tuple[JaxprEqn, JaxprEqn] | None
+
+
+def _loses_integers(
+    jaxpr: Jaxpr, leaves: frozenset[int], known: dict[tuple[Jaxpr, frozenset[int]], _Found]
+) -> _Found:
+    """The first equation that loses cotangents of these arguments, and the one that holds it."""
+    request = jaxpr, leaves
+    if request not in known:
+        known[request] = _first_loss(jaxpr, leaves, known)
+    return known[request]
+
+
+def _first_loss(
+    jaxpr: Jaxpr, leaves: frozenset[int], known: dict[tuple[Jaxpr, frozenset[int]], _Found]
+) -> _Found:
     moving = {jaxpr.invars[i] for i in leaves}
     for eqn in jaxpr.eqns:
-        if moving.isdisjoint(v for v in eqn.invars if isinstance(v, Var)):
+        moves = [isinstance(v, Var) and v in moving for v in eqn.invars]
+        if True not in moves:
             continue
         moving.update(eqn.outvars)
-        for inner in chain([eqn], *(equations(body) for _, body in bodies(eqn))):
+        if eqn.primitive.name in _NOT_OF_INTEGERS:
+            return eqn, eqn
+        if isinstance(view(eqn), Call):
+            ((_, body),) = bodies(eqn)
+            moved = frozenset(i for i, moves_it in enumerate(moves) if moves_it)
+            found = _loses_integers(body, moved, known)
+            inside = [] if found is None else [found[0]]
+        else:  # all that is in a loop or a branch may depend on them
+            inside = [inner for _, body in bodies(eqn) for inner in equations(body)]
+        for inner in inside:
             if inner.primitive.name in _NOT_OF_INTEGERS:
-                where = named(inner) if inner is eqn else f"{inner.primitive.name} in {named(eqn)}"
-                converted = inner.primitive.name == "convert_element_type"
-                raise UnsupportedError(
-                    f"linear_transpose of {program.name}: JAX's transpose of {where} loses the "
-                    "cotangents of integers",
-                    "an argument of type i32[] is not converted as a number is" * converted or None,
-                )
+                return inner, eqn
+    return None
 
 
 # --- forward and backward -------------------------------------------------------------------------

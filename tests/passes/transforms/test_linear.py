@@ -193,6 +193,31 @@ def test_linear_functions_of_integers_have_a_transpose(wrap):
     assert trace(lambda x, y: 2 * x - 3 * y, 1, 1).apply("linear_transpose")(5) == (10, -15)
 
 
+MASK = np.array([False, False, True, False])
+WEIGHTS = np.array([1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.where(MASK, x, 0),
+        lambda x: jnp.pad(x, 1),
+        lambda x: jax.jit(lambda x: x * WEIGHTS.astype("int32"))(x),
+    ],
+)
+def test_conversions_beside_what_is_transposed_do_no_harm(function):
+    transposed = trace(function, jnp.arange(4)).apply("linear_transpose")
+    cotangents = jnp.arange(1, 1 + len(function(jnp.arange(4))))
+    expected = jax.linear_transpose(function, jnp.arange(4))(cotangents)
+    np.testing.assert_array_equal(transposed(cotangents), expected)
+
+
+def test_a_conversion_in_a_call_that_loses_cotangents_is_refused():
+    function = jax.jit(lambda x: x.astype("float32").astype("int32"))
+    with pytest.raises(UnsupportedError, match=r"convert_element_type in jit at .* loses"):
+        trace(lambda x: function(x), jnp.arange(4)).apply("linear_transpose")
+
+
 def test_a_transpose_may_be_by_some_arguments():
     program = trace(lambda x, y, *, s: (jnp.sin(x) * y, {"a": s * y}), 2.0, 3.0, s=4.0)
     by_y = program.apply("linear_transpose(argnums=1)")

@@ -15,7 +15,6 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import jax
@@ -25,10 +24,9 @@ import numpy as np
 from jaxprtool.errors import ArgumentsError, StructureError, TargetError
 from jaxprtool.files import is_device, opened_plain
 from jaxprtool.ir.dtypes import is_extended
-from jaxprtool.ir.equations import equations, type_of
+from jaxprtool.ir.equations import has_64_bit_types, type_of
 from jaxprtool.ir.held import Held
 from jaxprtool.ir.matching import Mismatch, matched_leaves
-from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import leaf_paths
 from jaxprtool.loading import argspec
@@ -90,7 +88,7 @@ def find(
             _FUNCTION,
         )
     program = _program(target, _data(target))
-    if not jax.config.jax_enable_x64 and has_64_bit_types(program):
+    if not jax.config.jax_enable_x64 and has_64_bit_types(program.jaxpr):
         raise TargetError(
             f"{_shown(target)} has 64-bit types, which are not enabled",
             "add --x64, or set jax_enable_x64",
@@ -138,18 +136,6 @@ def _program(target: str, data: bytes) -> Program:
             _FUNCTION,
         )
     return parse(data, "<stdin>") if target == STDIN else read(target)
-
-
-def has_64_bit_types(program: Program) -> bool:
-    """Whether a value in a program has a type that JAX narrows unless it is told not to."""
-    jaxpr = top_jaxpr(program)
-    bound = (v for eqn in equations(jaxpr) for v in eqn.outvars)
-    return any(
-        getattr(v.aval, "dtype", None) in _WIDE for v in chain(jaxpr.constvars, jaxpr.invars, bound)
-    )
-
-
-_WIDE = tuple(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
 def _shown(target: str) -> str:

@@ -85,6 +85,11 @@ def x64_enabled() -> bool:
     return bool(getattr(jax.config, "jax_enable_x64"))  # noqa: B009  (made at run time)
 
 
+def is_wide(dtype: Any) -> bool:
+    """Whether JAX cuts this dtype to 32 bits unless it is told not to."""
+    return getattr(dtype, "name", "") in _WIDE
+
+
 def needs_x64(dtype: Any) -> bool:
     """Whether JAX, as it is configured now, would cut this dtype to 32 bits."""
-    return not x64_enabled() and getattr(dtype, "name", "") in _WIDE
+    return not x64_enabled() and is_wide(dtype)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.dtypes import itemsize
+from jaxprtool.ir.dtypes import is_wide, itemsize
 from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
@@ -48,3 +49,11 @@ def named(eqn: JaxprEqn) -> str:
     """An equation for a message: its primitive and its source line, `psum at model.py:12`."""
     frame = jaxcompat.user_frame(eqn)
     return eqn.primitive.name + (f" at {frame[0]}:{frame[1]}" if frame else "")
+
+
+def has_64_bit_types(jaxpr: Any) -> bool:
+    """Whether a value, at any depth, has a type that JAX narrows unless it is told not to."""
+    top = jaxcompat.open_jaxpr(jaxpr)
+    bound = (v for eqn in equations(top) for v in eqn.outvars)
+    values = chain(top.constvars, top.invars, bound)
+    return any(is_wide(getattr(v.aval, "dtype", None)) for v in values)

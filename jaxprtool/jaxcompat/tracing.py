@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import compress
 from typing import Any
@@ -37,6 +37,34 @@ def setting_of(eqn: JaxprEqn) -> Iterator[None]:
     varies = any(manual is not None and manual.varying for manual in types)
     with eqn.ctx.manager, axes_bound(sizes), config._check_vma(varies):
         yield
+
+
+#: What decides how functions of JAX's are traced, and what JAX is released with.
+_DEFAULTS = {
+    "jax_default_matmul_precision": None,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_disable_jit": False,
+    "jax_enable_custom_prng": False,
+    "jax_high_dynamic_range_gumbel": False,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+    "jax_random_seed_offset": 0,
+    "jax_softmax_custom_jvp": False,
+    "jax_threefry_partitionable": True,
+}
+
+
+@contextmanager
+def default_settings(x64: bool) -> Iterator[None]:
+    """Trace as JAX does that nobody has configured; `x64` says whether with 64-bit types."""
+    metadata = config.xla_metadata_context_manager.swap_local(None)
+    try:
+        with ExitStack() as stack:
+            for name, value in {**_DEFAULTS, "jax_enable_x64": x64}.items():
+                stack.enter_context(config.config_states[name](value))
+            yield
+    finally:
+        config.xla_metadata_context_manager.set_local(metadata)
 
 
 def trace_flat(fun: Callable[..., Any], name: str, avals: Sequence[Any]) -> Any:

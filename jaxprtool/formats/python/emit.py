@@ -61,7 +61,8 @@ from jaxprtool.formats.python.values import dtype_name, literal
 from jaxprtool.formats.with_constants import Text, constants_file, mention, write_texts
 from jaxprtool.ir.callbacks import are_stubs
 from jaxprtool.ir.custom_rules import rules_followed
-from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.dtypes import x64_enabled
+from jaxprtool.ir.equations import has_64_bit_types, type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import CALLS, sub_jaxprs
 from jaxprtool.jaxcompat import JaxprEqn, Literal, open_jaxpr
@@ -144,8 +145,10 @@ class _Module:
         self._taken |= self._reserved
 
     def source(self) -> str:
-        """The text of the module."""
-        with jaxcompat.axes_bound(self.program.axis_env), rules_followed():
+        """The text of the module; what the process has configured does not change it."""
+        wide = x64_enabled() or has_64_bit_types(self.program.jaxpr)
+        settings = jaxcompat.default_settings(x64=wide)
+        with settings, jaxcompat.axes_bound(self.program.axis_env), rules_followed():
             name = self.claim(self.program.name)
             main, note = self._main(name)
             functions = []
@@ -195,7 +198,7 @@ class _Module:
         if program.jit is not None:
             decorator = jit_decorator(program, program.jit, results)
             lines = [*statement("@", written(decorator, self), "", 0), *lines]
-        wide = _NEEDS_X64 if jax.config.jax_enable_x64 else None
+        wide = _NEEDS_X64 if x64_enabled() else None
         axes = ", ".join(f"{axis} of size {size}" for axis, size in program.axis_env)
         bound = f"It must be called where these named axes are bound: {axes}." if axes else None
         return lines, [n for n in (note, bound, wide) if n]

@@ -39,6 +39,7 @@ from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.formats.with_constants import Text, constants_file, write_texts
 from jaxprtool.ir.callbacks import are_stubs
 from jaxprtool.ir.custom_rules import rules_followed
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.program import Program
@@ -135,14 +136,11 @@ def _layout(program: Program, places: Places, notation: ExactNotation) -> Layout
 
 
 def _culprit(jaxpr: Jaxpr, notation: ExactNotation) -> UnsupportedError | None:
-    """The error that names the first equation whose types or literals cannot be written."""
-    for eqn in jaxpr.eqns:
+    """The error that names the first equation whose types cannot be written."""
+    for eqn in equations(jaxpr):
         try:
             for atom in (*eqn.invars, *eqn.outvars):
                 notation.type_of(atom.aval)
         except Unwritable as error:
             return unsupported(eqn, error)
-        for _, body in sub_jaxprs(eqn):
-            if found := _culprit(jaxcompat.open_jaxpr(body), notation):
-                return found
     return None

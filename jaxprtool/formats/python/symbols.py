@@ -26,8 +26,7 @@ from jaxprtool.formats.python.expressions import (
     written,
 )
 from jaxprtool.formats.python.layout import Piece, statement
-from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.ir.equations import equations, type_of
 
 
 @dataclass(frozen=True)
@@ -192,13 +191,10 @@ def _tells(jaxpr: Any) -> bool:
 
 
 def _needed(jaxpr: Any) -> set[str]:
-    """The symbols that a body may mention, at every depth."""
-    jaxpr = jaxcompat.open_jaxpr(jaxpr)
+    """The symbols that an open jaxpr may mention, at every depth."""
     found = _in_shapes(jaxpr.outvars)
-    for eqn in jaxpr.eqns:
+    for eqn in equations(jaxpr):
         found |= names_of(list(eqn.params.values())) | _in_shapes(eqn.outvars)
-        for _, body in sub_jaxprs(eqn):
-            found |= _needed(body)
     return found
 
 

@@ -358,6 +358,16 @@ def test_types_and_constants_that_are_alive_are_refused():
         text(trace(lambda: outside[...] * 2))
 
 
+def test_what_is_refused_is_found_at_once_however_often_its_function_is_called():
+    def function(x):
+        return jax.new_ref(x, kind="mine")[...]
+
+    for _ in range(40):
+        function = jax.jit(lambda x, inner=function: inner(x) + inner(1.5 * x))
+    with pytest.raises(UnsupportedError, match="it holds a type"):
+        text(trace(function, X))
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 

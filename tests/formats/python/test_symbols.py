@@ -242,3 +242,11 @@ def test_symbols_that_no_size_tells_are_refused_with_the_arguments() -> None:
 
     with pytest.raises(UnsupportedError, match=r"size of m cannot be found .*\(y:f32\[m\*n\]\)"):
         source_of(f, "f32[n], f32[n*m]")
+
+
+def test_functions_that_are_called_by_several_are_looked_at_once() -> None:
+    function = jnp.sin
+    for _ in range(40):
+        function = jax.jit(lambda x, inner=function: inner(x) + inner(1.5 * x))
+
+    assert source_of(function, "f32[n]").count("@jax.jit") == 40

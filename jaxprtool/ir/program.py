@@ -21,6 +21,8 @@ from jaxprtool.ir.held import is_no_array
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.matching import Match, Mismatch, matched
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
+from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs, view
+from jaxprtool.jaxcompat import JaxprEqn
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -185,10 +187,18 @@ class Programs(Mapping[str, Program]):
         return f"Programs({', '.join(self._programs)})"
 
 
-def type_check(program: Program) -> None:
+def type_check(program: Program, before: Program | None = None) -> None:
     """Check every equation of a program, at every depth, with JAX's own type checker.
 
-    Also checks that trees and names fit the jaxpr. Raises `CheckError` with the first fault.
+    Also checks that trees and names fit the jaxpr.
+
+    Args:
+        program: The program.
+        before: A program that is well typed. Equations that it has are not checked again, and of
+            others that are alike, one is.
+
+    Raises:
+        CheckError: With the first fault.
     """
     jaxpr = program.jaxpr
     sizes = {
@@ -201,9 +211,27 @@ def type_check(program: Program) -> None:
             raise CheckError(f"{program.name}: the counts of {what} disagree: {counts}")
     try:
         with jaxcompat.axes_bound(program.axis_env):
-            jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr))
+            if before is None:
+                jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr))
+            else:
+                same_axes = before.axis_env == program.axis_env
+                known = map(id, _equations(before.jaxpr) if same_axes else ())
+                jaxcompat.check_changed(jaxcompat.open_jaxpr(jaxpr), frozenset(known))
     except Exception as error:  # the checker reports faults with several exception types
         raise CheckError(f"{program.name} is not well typed: {_fault(error)}") from error
+
+
+def _equations(jaxpr: Any) -> Iterator[JaxprEqn]:
+    """The equations of a jaxpr at any depth, but for bodies that bind axes."""
+    todo = [jaxcompat.open_jaxpr(jaxpr)]
+    seen: set[Any] = set()
+    while todo:
+        for eqn in todo.pop().eqns:
+            yield eqn
+            if holds_jaxpr(eqn.params.values()) and not isinstance(view(eqn), ShardMap | None):
+                new = {jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(eqn)} - seen
+                seen |= new
+                todo += new
 
 
 def _fault(error: Exception) -> str:

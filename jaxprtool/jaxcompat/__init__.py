@@ -58,6 +58,7 @@ from jaxprtool.jaxcompat.callbacks import (
     is_check_effect,
 )
 from jaxprtool.jaxcompat.checking import (
+    check_changed,
     check_jaxpr,
     fits,
     inferred_types,
@@ -285,6 +286,7 @@ __all__ = [
     "callback_function",
     "captured_values",
     "check_callable",
+    "check_changed",
     "check_jaxpr",
     "check_refs",
     "close_jaxpr",

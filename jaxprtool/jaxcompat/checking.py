@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from jax._src import config, core, pjit
+from jax._src.effects import JaxprInputEffect
 from jax._src.interpreters import ad, mlir
 from jax._src.interpreters import partial_eval as pe
-from jax.extend.core import Primitive
+from jax.extend.core import Literal, Primitive
 
 from jaxprtool.jaxcompat.jaxprs import Atom, axes_bound
+from jaxprtool.jaxcompat.values import AbstractRef
 
 
 def registered_primitives() -> dict[str, Primitive]:
@@ -29,20 +31,61 @@ def registered_primitives() -> dict[str, Primitive]:
 
 _checking = threading.Lock()
 
+#: Primitives whose rules compare the types of operands and results with those of the bodies, and
+#: do not look into the bodies.
+_BODIES_NOT_CHECKED = frozenset(
+    ("scan", "while", "cond", "closed_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call")
+)
+
 
 def check_jaxpr(jaxpr: Any) -> None:
-    """Check an open jaxpr with JAX's type checker, and each body in it once.
+    """Check an open jaxpr with JAX's type checker, and each body in it, at every depth, once.
 
     JAX's checks a body at each call of it, which takes time in proportion to the calls when all
-    are inlined. Raises what the checker raises.
+    are inlined, and does not look into the bodies of loops, branches and custom derivatives.
+    Raises what the checker raises.
     """
-    checked: set[Any] = set()
+    _check(jaxpr, lambda body: False)
+
+
+def check_changed(jaxpr: Any, known: frozenset[int]) -> None:
+    """Check an open jaxpr of which some equations have been checked before.
+
+    Args:
+        jaxpr: The jaxpr.
+        known: The `id` of each equation that JAX's checker has nothing to say against in the
+            present setting: outside the bodies that bind axes.
+
+    Raises:
+        Exception: What JAX's checker raises.
+    """
+    _check(jaxpr, _Alike(known).is_well_typed)
+
+
+def _check(jaxpr: Any, is_well_typed: Callable[[Any], bool]) -> None:
+    """Check a jaxpr, and each body in it once: with JAX's checker where a quick look won't do."""
+    faults: dict[Any, Exception | None] = {}
 
     def once(body: Any) -> None:
         request = body, config.trace_context()
-        if request not in checked:
+        if request not in faults:
+            try:
+                check(body)
+            except Exception as fault:  # to be raised again where the body is called
+                faults[request] = fault
+            else:
+                faults[request] = None
+        if (found := faults[request]) is not None:
+            raise found
+
+    def check(body: Any) -> None:
+        if config.debug_key_reuse.value or not is_well_typed(body):
             original(body)
-            checked.add(request)
+        for eqn in body.eqns:
+            if eqn.primitive.name in _BODIES_NOT_CHECKED:
+                with eqn.ctx.manager:
+                    for inner in core.jaxprs_in_params(eqn.params):
+                        once(inner)
 
     with _checking:
         original = core.check_jaxpr
@@ -51,6 +94,128 @@ def check_jaxpr(jaxpr: Any) -> None:
             once(jaxpr)
         finally:
             core.check_jaxpr = original
+
+
+class _Alike:
+    """A quick look at jaxprs, in which JAX's rules are asked of equations that are alike once.
+
+    Equations are alike if they have the same primitive, setting and parameters, and the same types
+    of operands and results. What it finds fault with, or does not know, is for JAX's checker.
+    """
+
+    def __init__(self, known: frozenset[int]):
+        self._known = known
+        self._setting = config.trace_context()
+        self._alike: set[Hashable] = set()
+        # Types by number, and the numbers of type objects, which are held here so that they live.
+        self._numbers: dict[Any, int] = {}
+        self._by_id: dict[int, tuple[int, Any]] = {}
+
+    def is_well_typed(self, jaxpr: Any) -> bool:
+        """Whether JAX's checker surely has nothing to say against an open jaxpr."""
+        setting = config.trace_context()
+        known = self._known if setting == self._setting else frozenset()
+        binders = [*jaxpr.constvars, *jaxpr.invars]
+        bound = set(binders)
+        if len(bound) != len(binders) or any(map(_changes_type, binders)):
+            return False
+        for eqn in jaxpr.eqns:
+            if not all(type(x) is Literal or x in bound for x in eqn.invars):
+                return False
+            if (eqn.effects or id(eqn) not in known) and not self._fits(eqn, jaxpr, setting):
+                return False
+            for v in eqn.outvars:
+                if v in bound:
+                    return False
+                if not isinstance(v, core.DropVar):
+                    bound.add(v)
+        return all(
+            (type(x) is Literal or x in bound) and not isinstance(x.aval, AbstractRef)
+            for x in jaxpr.outvars
+        )
+
+    def _fits(self, eqn: Any, jaxpr: Any, setting: Any) -> bool:
+        """Whether the types of an equation's results, and its effects, are what its rule says."""
+        key: Hashable = None
+        try:
+            if not eqn.effects:
+                key = self._key(eqn, setting)
+                if key in self._alike:
+                    return True
+        except TypeError:  # a parameter that is not hashable, or a ref
+            key = None
+        try:
+            fits = _rule_agrees(eqn, jaxpr)
+        except Exception:  # JAX's checker says what is wrong
+            return False
+        if fits and key is not None:
+            self._alike.add(key)
+        return fits
+
+    def _key(self, eqn: Any, setting: Any) -> Hashable:
+        """What an equation has in common with those alike. Raises TypeError for refs."""
+        values = tuple(eqn.params.values())
+        return (
+            (setting, eqn.ctx, eqn.primitive, tuple(eqn.params), values),
+            tuple(map(type, values)),  # 1 is not True
+            tuple(
+                [
+                    (self._number(x.aval), *_literal(x))
+                    if type(x) is Literal
+                    else self._number(x.aval)
+                    for x in eqn.invars
+                ]
+            ),
+            tuple([self._number(v.aval) for v in eqn.outvars]),
+        )
+
+    def _number(self, aval: Any) -> int:
+        """The number of a type. Raises TypeError for that of a ref, for refs must be distinct."""
+        found = self._by_id.get(id(aval))
+        if found is None:
+            if isinstance(aval, AbstractRef):
+                raise TypeError
+            found = self._numbers.setdefault(aval, len(self._numbers)), aval
+            self._by_id[id(aval)] = found
+        return found[0]
+
+
+def _literal(literal: Any) -> tuple[Any, ...]:
+    """What decides whether a literal has the type that it is annotated with."""
+    value = literal.val
+    number = value if isinstance(value, int) else None  # which may be too large
+    return type(value), getattr(value, "dtype", None), getattr(value, "shape", None), number
+
+
+def _changes_type(var: Any) -> bool:
+    """Whether a variable is one of JAX's boxes, whose contents have a type that changes."""
+    return getattr(var, "initial_qdd", None) is not None
+
+
+def _rule_agrees(eqn: Any, jaxpr: Any) -> bool:
+    """Whether an equation's results and effects are what its rule says of its operands."""
+    primitive, operands = eqn.primitive, eqn.invars
+    if not all(core.typecheck(x.aval, x.val) for x in operands if type(x) is Literal):
+        return False
+    rule = core.custom_typechecks.get(primitive)
+    with eqn.ctx.manager:
+        if rule is not None:
+            results, effects = rule(_names_for_printing, *operands, **eqn.params)
+        elif primitive.call_primitive:
+            results, effects = core._check_call(
+                _names_for_printing, primitive, operands, eqn.params
+            )
+        else:
+            results, effects = core.check_eqn(primitive, [x.aval for x in operands], eqn.params)
+    if core.resolve_input_effects(effects, operands) != eqn.effects:
+        return False
+    for effect in eqn.effects:
+        if isinstance(effect, JaxprInputEffect):
+            return False
+        if not isinstance(effect, core.NamedAxisEffect) and effect not in jaxpr.effects:
+            return False
+    pairs = zip(eqn.outvars, results, strict=True)
+    return all(core.typematch(v.aval, result) for v, result in pairs)
 
 
 def inferred_types(

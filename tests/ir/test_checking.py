@@ -1,0 +1,148 @@
+"""A program that a pass has made is type-checked as JAX does it, but quickly."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxprtool
+from jaxprtool import jaxcompat
+from jaxprtool.errors import CheckError
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.rewrite import map_equations
+from tests.programs import harness_programs, sample_programs
+from tests.programs.samples import sample_files
+
+X = jnp.arange(1.0, 5.0)
+
+
+def looped(x, key):
+    def body(carry, row):
+        wide = jnp.where(row > 0, carry * 2.0, jnp.sin(carry))
+        return wide + jax.random.normal(key, wide.shape), wide.sum()
+
+    carry, sums = jax.lax.scan(body, x, jnp.arange(3.0))
+    return jax.lax.cond(sums[0] > 0, jnp.cos, jnp.sin, carry), sums
+
+
+@pytest.fixture(scope="module")
+def program():
+    return jaxprtool.trace(looped, X, jax.random.key(0))
+
+
+def verdict(program, before=None):
+    """What the checker says: nothing, or the first fault."""
+    try:
+        type_check(program, before)
+    except CheckError as error:
+        return error.message
+    return None
+
+
+# --- faults -----------------------------------------------------------------------------------
+
+
+def another_type(eqn):
+    (old, *rest) = eqn.outvars
+    aval = old.aval
+    if not isinstance(aval, jax.core.ShapedArray) or aval.dtype == jax.dtypes.float0:
+        return None
+    wrong = jaxcompat.Var(aval.update(shape=(*aval.shape, 1), sharding=None))
+    return eqn.replace(outvars=[wrong, *rest])
+
+
+def another_operand(eqn):
+    if not eqn.invars:
+        return None
+    stranger = jaxcompat.Var(eqn.invars[0].aval)
+    return eqn.replace(invars=[stranger, *eqn.invars[1:]])
+
+
+def one_operand_less(eqn):
+    return eqn.replace(invars=eqn.invars[1:]) if eqn.invars else None
+
+
+def operands_exchanged(eqn):
+    return eqn.replace(invars=eqn.invars[::-1])
+
+
+def no_parameters(eqn):
+    return eqn.replace(params={}) if eqn.params else None
+
+
+FAULTS = [another_type, another_operand, one_operand_less, operands_exchanged, no_parameters]
+
+
+def damaged(program, rng):
+    """The program with a random fault in one of its equations, at any depth."""
+    number = rng.randrange(max(1, len(list(equations(jaxcompat.open_jaxpr(program.jaxpr))))))
+    fault = rng.choice(FAULTS)
+    seen = 0
+
+    def rule(eqn):
+        nonlocal seen
+        seen += 1
+        wrong = fault(eqn) if seen == number + 1 else None
+        return None if wrong is None else [wrong]
+
+    return program.replace(jaxpr=map_equations(program.jaxpr, rule))
+
+
+def agree(before, seeds):
+    """Both checkers say the same of damaged programs; says how many have a fault."""
+    faults = 0
+    for seed in seeds:
+        try:
+            wrong = damaged(before, random.Random(seed))
+        except Exception:  # what cannot be built need not be checked
+            continue
+        expected = verdict(wrong)
+        assert verdict(wrong, before) == expected
+        faults += expected is not None
+    return faults
+
+
+def test_faults_are_found_beside_equations_that_are_known(program):
+    assert verdict(program, program) is None
+    assert agree(program, range(40)) > 10
+
+
+@pytest.mark.parametrize("file", sample_files())
+def test_faults_in_samples_are_found(file):
+    for number, case in enumerate(sample_programs(file)[:2]):
+        with case.setting():
+            agree(case.program(), range(10 * number, 10 * number + 4))
+
+
+def prove_harnesses(every):
+    faults = 0
+    for number, case in enumerate(harness_programs(every)):
+        with case.setting():
+            before = case.program()
+            assert verdict(before, before) is None
+            faults += agree(before, range(number, number + 3))
+    return faults
+
+
+def test_faults_in_some_of_jaxs_programs_are_found():
+    assert prove_harnesses(100) > 40
+
+
+@pytest.mark.sweep
+def test_faults_in_all_of_jaxs_programs_are_found():
+    assert prove_harnesses(1) > 4000
+
+
+def test_a_fault_deep_inside_is_found_at_once():
+    function = jnp.sin
+    for _ in range(60):
+        function = jax.jit(lambda x, inner=function: inner(x))
+    before = jaxprtool.trace(lambda x: function(x), X)
+    wrong = before.replace(
+        jaxpr=map_equations(
+            before.jaxpr, lambda e: [another_type(e)] if e.primitive.name == "sin" else None
+        )
+    )
+    assert "inconsistently typed" in verdict(wrong, before)

@@ -222,7 +222,7 @@ def _as_saved(value: Any, aval: Any) -> Any:
         saved = (value.shape, value.dtype) == (words.shape, words.dtype)
         return jax.random.wrap_key_data(value, impl=aval.dtype) if saved else value
     known = is_extended(aval.dtype) or aval.dtype.isbuiltin == 1 or aval.dtype == jax.dtypes.float0
-    if not known and isinstance(value, np.ndarray):
+    if not known and isinstance(value, np.ndarray) and jnp.issubdtype(value.dtype, np.number):
         narrow = value.astype(aval.dtype)
         if np.array_equal(narrow.astype(value.dtype), value, equal_nan=True):
             return narrow
@@ -250,7 +250,12 @@ def _fitted_leaf(name: str, value: Any, aval: Any) -> Any:
         value = _as_saved(value, aval)
     given = value
     if not isinstance(value, jax.ShapeDtypeStruct):
-        given = jax.api_util.shaped_abstractify(value)
+        try:
+            given = jax.api_util.shaped_abstractify(value)
+        except (TypeError, OverflowError):  # texts, objects, dates; integers of more than 64 bits
+            shown = f"an array of {value.dtype}" if hasattr(value, "dtype") else value
+            message = f"argument '{name}' is {shown}, and the program takes {type_of(aval)}"
+            raise ArgumentsError(message) from None
     if (given.shape, given.dtype) != (aval.shape, aval.dtype):
         shown = type_of(jax.core.ShapedArray(given.shape, given.dtype))
         nothing = f"its one value is {type_of(aval)}" if aval.dtype == jax.dtypes.float0 else None
@@ -260,7 +265,11 @@ def _fitted_leaf(name: str, value: Any, aval: Any) -> Any:
 
 
 def _scalar(name: str, value: Any, dtype: Any) -> Any:
+    # NumPy wraps what is too large for the integers of ml_dtypes.
+    bounds = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else None
     try:
-        return np.asarray(value, dtype)
-    except OverflowError:
-        raise ArgumentsError(f"argument '{name}' is {value}, too large for {dtype}") from None
+        if bounds is None or bounds.min <= value <= bounds.max:
+            return np.asarray(value, dtype)
+    except (OverflowError, TypeError):  # ml_dtypes takes no integers of more than 64 bits
+        pass
+    raise ArgumentsError(f"argument '{name}' is {value}, which does not fit {dtype}")

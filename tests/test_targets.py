@@ -163,6 +163,15 @@ def test_any_container_will_do_in_place_of_one_of_a_custom_type(tmp_path):
         (2.5, jnp.int32, False),
         (2.5, jnp.complex64, True),
         (300, jnp.uint8, False),
+        (-1, jnp.uint8, False),
+        (7, jnp.int4, True),
+        (100, jnp.int4, False),
+        (-1, jnp.uint4, False),
+        (10**40, jnp.bfloat16, False),
+        (10**40, jnp.int32, False),
+        (np.array("a"), jnp.bfloat16, False),
+        (np.array("a"), jnp.float32, False),
+        (np.array(None), jnp.bfloat16, False),
     ],
 )
 def test_a_python_scalar_stands_for_values_of_its_kind_and_wider_ones(value, dtype, fits):

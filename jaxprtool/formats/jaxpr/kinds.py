@@ -8,6 +8,7 @@ platform and number; a mesh of devices that this machine does not have is read a
 from __future__ import annotations
 
 import inspect
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
@@ -271,6 +272,9 @@ def _read_mesh(
         return Mesh(np.empty((), dtype=object), ())
     if abstract_device is None:
         raise ValueError("abstract_device is missing, which says what the devices are")
+    # JAX aborts the process for a sharding over a mesh of axes without devices.
+    if not devices or len(devices) != math.prod(axis_sizes):
+        raise ValueError(f"{len(devices)} devices do not fill a mesh of {tuple(axis_sizes)}")
     found = _devices(abstract_device.platform, devices)
     if found is None:
         return AbstractMesh(axis_sizes, axis_names, axis_types, abstract_device=abstract_device)

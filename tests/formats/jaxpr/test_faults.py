@@ -158,3 +158,13 @@ def test_a_fault_is_located_and_described(old, new, where, what):
     place, message = located(caught.value)
     assert what in message and "\n" not in message
     assert place == where, message
+
+
+@pytest.mark.parametrize("mesh", ["(0,), ('d',)", "(2,), ('d',)", "(1, 0), ('d', 'e')"])
+def test_a_mesh_without_the_devices_of_its_axes_is_refused(mesh):
+    types = ", ".join(["AxisType.Auto"] * (mesh.count("'") // 2))
+    device = "AbstractDevice(device_kind='cpu', num_cores=None, platform='cpu')"
+    mesh = f"Mesh({mesh}, axis_types=({types},), abstract_device={device}, devices=())"
+    told = f"jit = {{'in': {{'x': NamedSharding(mesh={mesh}, spec=P('d'), memory_kind='device')}}}}"
+    with pytest.raises(ProgramFileError, match="0 devices do not fill a mesh of"):
+        parse(GOOD.replace("results =", f"{told}\nresults ="), "f.jaxpr")

@@ -237,7 +237,7 @@ def _split(entry: Entry | ProgramEntry, program: Program, choice: _Choice) -> Un
         else:
             parts = _split_at_sown(program, keys, choice.tag)
     for half in (parts.init, parts.apply):
-        type_check(half)
+        type_check(half, program)
     return parts
 
 

@@ -200,6 +200,8 @@ class ExactNotation(Notation):
         """The open jaxpr of one that is part of the program; its constants are remembered."""
         body = jaxcompat.open_jaxpr(jaxpr)
         consts = getattr(jaxpr, "consts", ())
+        if any(isinstance(const, jax.core.Tracer) for const in consts):
+            raise Unwritable("a traced value, which its function closes over")
         known = self._consts.setdefault(body, consts)
         if len(known) != len(consts) or any(a is not b for a, b in zip(known, consts, strict=True)):
             raise Unwritable("a jaxpr that is used twice, with different constants")

@@ -312,8 +312,6 @@ class _Module:
         return set(names) <= set(self._constants.values())
 
     def _constant(self, value: Any) -> str:
-        if isinstance(value, jax.core.Tracer):
-            raise TypeError("a custom rule closes over a traced value")
         name = self._constants.get(id(value))
         if name is None:
             name = self._constants[id(value)] = self.claim("CONSTANT")

@@ -345,6 +345,22 @@ def test_a_batching_rule_is_left_out_or_written_as_one_that_raises():
     assert jax.grad(again)(jnp.float32(1.5)) == 1.5
 
 
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+def test_a_rule_that_closes_over_a_traced_value_is_refused_with_its_equation(kind):
+    def f(x):
+        if kind == "jvp":
+            g = jax.custom_jvp(jnp.sin)
+            g.defjvp(lambda primals, tangents: (g(*primals), tangents[0] * x))
+        else:
+            g = jax.custom_vjp(jnp.sin)
+            g.defvjp(lambda y: (jnp.sin(y), None), lambda _, ct: (ct * x,))
+        return g(x * 2)
+
+    place = rf"^custom_{kind}_call at .*test_write\.py:\d+ cannot be written to a file: its"
+    with pytest.raises(UnsupportedError, match=rf"{place} parameter \w+ holds a traced value"):
+        text(trace(f, X))
+
+
 def test_types_and_constants_that_are_alive_are_refused():
     def with_kind(x):
         return jax.new_ref(x, kind="mine")[...]

@@ -23,6 +23,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 import jaxprtool
 from jaxprtool import jaxcompat, nest, sow, variable
 from jaxprtool.errors import OutputError, UnsupportedError
+from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.write import text
 from jaxprtool.formats.python.emit import python_rules, to_python, write_python
 from jaxprtool.formats.python.expressions import call
 from jaxprtool.ir.equivalence import difference
@@ -583,17 +585,24 @@ def test_symbolic_dimensions_are_named_only_where_they_are_needed() -> None:
     assert "return x.reshape(4 * n)" in to_python(trace(lambda x: x.reshape(-1), rows))
 
 
-def test_rules_that_close_over_traced_values_are_refused() -> None:
+@pytest.mark.parametrize("captured", [True, False])
+def test_rules_that_close_over_traced_values_are_refused(captured: bool) -> None:
     def f(x, y):
         @jax.custom_jvp
         def scaled(x):
-            return x * y
+            return x * y if captured else x
 
         scaled.defjvp(lambda primals, tangents: (scaled(*primals), tangents[0] * y))
         return scaled(x)
 
-    with pytest.raises(UnsupportedError, match="a custom rule closes over a traced value"):
+    message = r"custom_jvp_call at .*test_source\.py:\d+ .* a custom rule closes over a traced"
+    with pytest.raises(UnsupportedError, match=message):
         to_python(trace(f, X, X))
+
+
+def test_loops_of_a_program_from_a_file_have_the_usual_names() -> None:
+    program = trace(lambda x: lax.scan(lambda c, a: (c + a, c), x[0], x), X)
+    assert "def step(" in to_python(parse(text(program), "f.jaxpr"))
 
 
 def test_bodies_may_nest_deeply() -> None:

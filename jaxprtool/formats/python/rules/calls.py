@@ -217,6 +217,9 @@ def _custom(
     eqn: JaxprEqn, kind: str, rules: tuple[Function, ...], operands: tuple[Slot, ...], results: Any
 ) -> Expression:
     """The call of a function with custom derivatives, of the kind "jvp" or "vjp"."""
+    closed_over = [const for r in rules if r.raises is None for const in r.jaxpr.consts]
+    if any(isinstance(const, jax.core.Tracer) for const in closed_over):
+        raise unsupported(eqn, "a custom rule closes over a traced value")
     count = eqn.params["num_consts"]
     options = {"symbolic_zeros": True} if rules[0].decorators else {}
     function = Function(

@@ -23,7 +23,9 @@ def group(indexes: Sequence[Any]) -> Any:
 def own_name(jaxpr: Any, otherwise: str) -> str:
     """The name that a body had as a Python function, if it is one that says something."""
     name = jaxcompat.open_jaxpr(jaxpr).debug_info.func_name
-    return name if name.isidentifier() and not name.startswith("_") else otherwise
+    # A body from a file is called "jaxpr".
+    says_something = name.isidentifier() and not name.startswith("_") and name != "jaxpr"
+    return name if says_something else otherwise
 
 
 @rule("scan")

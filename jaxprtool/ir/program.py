@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError, StructureError
+from jaxprtool.ir.dtypes import as_array, needs_x64
 from jaxprtool.ir.held import is_no_array
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.matching import Match, Mismatch, matched
@@ -80,8 +81,8 @@ class Program:
         """The flat results for flat arguments: at once, or under `jax.jit` as the function was."""
         fun = self._jitted if self.jit is not None and donate else self.flat_function(donate)
         outs = fun(*flat)
-        # A result that is a literal is a Python number to JAX's evaluator.
-        return [out if hasattr(out, "shape") else jnp.asarray(out) for out in outs]
+        with jax.transfer_guard("allow"):  # it is about what the user transfers
+            return list(map(_as_result, outs, self.out_avals))
 
     def matched(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Match:
         """The flat arguments of a call. Raises StructureError, a TypeError; see `__call__`."""
@@ -166,6 +167,18 @@ class Program:
             self, passes: str | Callable[[Program], Program | Programs]
         ) -> Program | Programs: ...
         def _repr_html_(self) -> str: ...
+
+
+def _as_result(value: Any, aval: Any) -> Any:
+    """JAX's array of a result: literals and constants may be Python's and NumPy's to its evaluator.
+
+    What JAX has no array of here is given as it is.
+    """
+    if isinstance(value, jax.Array):
+        return value
+    dtype = getattr(aval, "dtype", None)
+    no_array = dtype == jax.dtypes.float0 or needs_x64(dtype)
+    return value if no_array and hasattr(value, "shape") else as_array(value)
 
 
 class Programs(Mapping[str, Program]):

@@ -7,6 +7,8 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import CheckError
+from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.write import text
 from jaxprtool.ir.program import type_check
 from jaxprtool.loading.trace import trace
 
@@ -31,6 +33,25 @@ def test_a_program_works_under_jaxs_transformations(program):
 def test_jax_jit_of_a_program_bears_its_name(program):
     program = program.replace(name="model")
     assert "module @jit_model " in jax.jit(program).lower({"w": x}, scale=2.0).as_text()
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_results_are_arrays_of_jax_whatever_they_come_from(from_file):
+    constant, key = jnp.arange(3.0), jax.random.key(1)
+
+    def fun(x):
+        zero = jax.grad(lambda i: 1.0, allow_int=True)(3)
+        return (x, x + x, constant, np.ones(3, np.float32), 2.0, jnp.bfloat16(2), key), zero
+
+    program = trace(fun, constant)
+    program = parse(text(program), "f.jaxpr") if from_file else program
+    with jax.transfer_guard("disallow"):
+        results, zero = program(constant)
+    expected = jax.jit(fun)(constant)[0]
+    assert all(isinstance(result, jax.Array) for result in results)
+    assert [jax.typeof(r) for r in results] == [jax.typeof(e) for e in expected]
+    assert zero.dtype == jax.dtypes.float0
+    np.testing.assert_array_equal(results[2].at[0].set(5.0), [5.0, 1.0, 2.0])
 
 
 def lost(x):

@@ -61,7 +61,8 @@ def default_settings(x64: bool) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             for name, value in {**_DEFAULTS, "jax_enable_x64": x64}.items():
-                stack.enter_context(config.config_states[name](value))
+                if name in config.config_states:  # not every release has every switch
+                    stack.enter_context(config.config_states[name](value))
             yield
     finally:
         config.xla_metadata_context_manager.set_local(metadata)

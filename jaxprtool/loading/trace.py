@@ -127,11 +127,9 @@ def trace_call(
         out_names=paths("result", out),
         axis_env=tuple((name, size) for name, size in axis_env or ()),
     )
-    return (
-        program
-        if told is None
-        else program.replace(jit=JitOptions.from_traced(program.arguments, program.results, told))
-    )
+    if told is None:
+        return program
+    return program.replace(jit=JitOptions.from_traced(program.arguments, program.results, told))
 
 
 def _made(

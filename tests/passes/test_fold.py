@@ -111,6 +111,30 @@ def test_constants_do_not_grow_past_the_limit():
     assert constant_bytes(twice) <= 300
 
 
+def test_the_limit_is_the_same_for_a_program_that_was_written_and_read(tmp_path):
+    def fun(a):
+        masks = [jnp.tril(jnp.ones((n, n), bool)) for n in (10, 11, 12)]
+        return [jnp.where(mask, a[0, 0], 0) for mask in masks]
+
+    once = Fold(300)(jaxprtool.trace(fun, x))
+    path = tmp_path / "once.jaxpr"
+    jaxprtool.write(once, path)
+    assert jaxprtool.equivalent(Fold(300)(jaxprtool.read(path)), Fold(300)(once))
+
+
+def test_constants_beyond_the_limit_may_be_replaced_but_not_joined_by_others():
+    c = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
+
+    def fun(a):
+        return a + lax.transpose(c, (1, 0)), jnp.where(
+            jnp.tril(jnp.ones((10, 10), bool)), a[0, 0], 0
+        )
+
+    after = fold(fun, np.ones((16, 16), np.float32), max_bytes=512)
+    assert [held.shape for held in after.jaxpr.consts] == [(16, 16)]
+    np.testing.assert_array_equal(after.jaxpr.consts[0], c.T)
+
+
 def test_a_constant_may_take_the_place_of_another():
     c = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
     after = fold(

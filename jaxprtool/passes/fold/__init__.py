@@ -7,10 +7,9 @@ that lead to it:
 *   a scalar becomes a literal;
 *   an array whose elements are all the same bits becomes a broadcast literal, which costs no bytes
     (if its equation has no other result);
-*   another array becomes a constant of the body, if the program's constants do not grow by more
-    than `max_bytes` in this run of the pass and earlier ones in the process. What counts is the
-    size of the new constants less that of constants that only they had a use for. An array that is
-    equal to another costs once in each body.
+*   another array becomes a constant of the body, if the program's constants take no more than
+    `max_bytes` with it, or if it is no larger than the constants that only it had a use for, whose
+    place it takes. An array that is equal to another counts once in each body.
 
 An equation is left that only makes a big array of a small one (`iota`, and `broadcast_in_dim`): it
 is as good as the constant, and smaller. Then its own operands are what is needed. So is one with a
@@ -32,7 +31,6 @@ initial carry. One is left if an effect that it declares, such as a print, is in
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +57,7 @@ class Fold(Pass):
 
     name: ClassVar[str] = "fold"
 
-    #: By how many bytes the program's constants may grow.
+    #: The bytes up to which the program's constants may grow.
     max_bytes: int = 65536
 
     def __post_init__(self) -> None:
@@ -89,27 +87,16 @@ _EXPANDING: frozenset[str] = frozenset({"iota", "broadcast_in_dim"})
 #: The largest value on the way to another, in bytes, unless `max_bytes` is large.
 _LARGEST = 1 << 20
 
-#: Constants that this pass has made, by identity: what tells whether they live, and their price.
-_prices: dict[int, tuple[Any, int]] = {}
 
-
-def _price(value: Any) -> int:
-    known = _prices.get(id(value))
-    return known[1] if known is not None and known[0]() is value else 0
-
-
-def _set_price(value: Any, price: int) -> None:
-    number = id(value)
-    _prices[number] = weakref.ref(value, lambda _: _prices.pop(number, None)), price
-
-
-def _paid(jaxpr: Any, seen: set[Any]) -> int:
-    """The prices of the constants of a jaxpr and of those in it."""
+def _constant_bytes(jaxpr: Any, seen: set[Any]) -> int:
+    """Return the bytes of the constants of a jaxpr and of the distinct jaxprs in it."""
     seen.add(jaxpr)
-    total = sum(map(_price, getattr(jaxpr, "consts", ())))
+    consts = getattr(jaxpr, "consts", ())
+    total = sum(size_of(value) for value in consts if is_plain_type(jaxcompat.aval_of(value)))
     for eqn in jaxpr.eqns:
         if holds_jaxpr(eqn.params.values()):
-            total += sum(_paid(body, seen) for _, body in sub_jaxprs(eqn) if body not in seen)
+            bodies = (body for _, body in sub_jaxprs(eqn))
+            total += sum(_constant_bytes(body, seen) for body in bodies if body not in seen)
     return total
 
 
@@ -124,7 +111,7 @@ class _Folding:
     """One run of the pass: the known values of the program, and the bytes that are left."""
 
     def __init__(self, jaxpr: Any, max_bytes: int) -> None:
-        self._left = max_bytes - (_paid(jaxpr, set()) if _prices else 0)
+        self._left = max_bytes - _constant_bytes(jaxpr, set())
         self._values = Values(max(_LARGEST, 16 * max_bytes))
         #: Whether control flow has been opened, whose equations have not been looked at.
         self.opened = False
@@ -184,7 +171,7 @@ class _Folding:
         """The values of an equation's needed results; None if the equation is to stay."""
         arrays = {v: number for v, number in wanted.items() if v.aval.shape != ()}
         cost = sum(size_of(v.aval) for v, number in arrays.items() if number not in held)
-        if arrays and (_expands(eqn) or (cost and cost - freed > self._left)):
+        if arrays and (_expands(eqn) or cost - freed > max(self._left, 0)):
             return None
         if any(jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in wanted):
             return None
@@ -195,9 +182,6 @@ class _Folding:
             return {eqn.outvars[0]: uniform}
         if arrays and not writer.holds_constants:
             return None
-        for i, (v, number) in enumerate(arrays.items()):
-            if number not in held:
-                _set_price(values[v], size_of(v.aval) - (freed if i == 0 else 0))
         held.update(arrays.values())
         self._left -= cost - freed if cost else 0
         return values

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.formats.jaxpr.write import write
     from jaxprtool.formats.python.emit import python_rules, to_python
+    from jaxprtool.ir.caches import clear_caches
     from jaxprtool.ir.equivalence import equivalent
     from jaxprtool.loading.example import example, static
     from jaxprtool.mapping import vmap
@@ -32,6 +33,7 @@ _HOME = {
     "Program": "jaxprtool.api",
     "Programs": "jaxprtool.api",
     "Rewrite": "jaxprtool.passes.patterns",
+    "clear_caches": "jaxprtool.ir.caches",
     "dce_jaxpr": "jaxprtool.passes.dce",
     "equivalent": "jaxprtool.ir.equivalence",
     "example": "jaxprtool.loading.example",
@@ -61,6 +63,7 @@ __all__ = [
     "Program",
     "Programs",
     "Rewrite",
+    "clear_caches",
     "dce_jaxpr",
     "equivalent",
     "example",

@@ -20,6 +20,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, PipelineError
+from jaxprtool.ir.caches import process_cache
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.freed_refs import check_freed_refs
 from jaxprtool.ir.held import release
@@ -99,7 +100,7 @@ class _Shared:
 
 #: By function, then by passes and static arguments. JAX keeps what it has traced and compiled by
 #: the function that it is given: all wrappers of a function are made of one.
-_shared_functions: WeakKeyDictionary[Any, dict[Any, _Shared]] = WeakKeyDictionary()
+_shared_functions: WeakKeyDictionary[Any, dict[Any, _Shared]] = process_cache(WeakKeyDictionary())
 
 
 def _shared(

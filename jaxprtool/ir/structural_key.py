@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import process_cache
 from jaxprtool.ir.custom_rules import rule_key
 from jaxprtool.ir.dtypes import physical
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -53,7 +54,7 @@ class Keyless(Exception):
     """A parameter of a kind that has no key: what holds it equals only itself."""
 
 
-_structures: WeakKeyDictionary[Any, Structure] = WeakKeyDictionary()
+_structures: WeakKeyDictionary[Any, Structure] = process_cache(WeakKeyDictionary())
 _by_key: WeakValueDictionary[Hashable, Structure] = WeakValueDictionary()
 
 
@@ -214,7 +215,7 @@ def _digest(array: np.ndarray) -> bytes:
 
 
 # Digests of JAX's arrays, which do not change, by identity, with what tells whether they live.
-_digests: dict[int, tuple[Any, bytes]] = {}
+_digests: dict[int, tuple[Any, bytes]] = process_cache({})
 
 
 def _device_digest(array: Any) -> bytes:

@@ -1,0 +1,72 @@
+"""The caches of the process, and `clear_caches`, which empties all of them.
+
+JAX traces a function once and shares its jaxpr among all calls. What passes find out about such a
+jaxpr is kept as long as the jaxpr itself, so that it is found once, and so that what is made of a
+shared jaxpr is shared as well. A cache may change how long a pass takes, never its result.
+
+Every cache that outlives one run of a pass is made here, by `process_cache` or as a `JaxprCache`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from jaxprtool import jaxcompat
+
+
+class Cache(Protocol):
+    """What can be emptied."""
+
+    def clear(self) -> None:
+        """Drop all entries."""
+
+
+C = TypeVar("C", bound=Cache)
+
+_caches: list[Cache] = []
+
+
+def process_cache(cache: C) -> C:
+    """Return `cache`, which `clear_caches` empties from now on."""
+    _caches.append(cache)
+    return cache
+
+
+def clear_caches() -> None:
+    """Drop what jaxprtool remembers of jaxprs and functions that it has met.
+
+    Results are the same afterwards; what is asked for again is computed again. JAX's own caches
+    stay: `jax.clear_caches` drops those.
+    """
+    for cache in _caches:
+        cache.clear()
+
+
+class JaxprCache:
+    """Values by jaxpr and by request, each kept as long as its jaxpr.
+
+    A value must not refer to its jaxpr, which would then live for ever.
+
+    Args:
+        most: The number of requests kept for one jaxpr. Beyond it, those of that jaxpr are dropped.
+    """
+
+    def __init__(self, most: int = 256) -> None:
+        self._most = most
+        self._by_jaxpr: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
+        process_cache(self)
+
+    def of(self, jaxpr: Any) -> dict[Hashable, Any]:
+        """Return the values kept for a jaxpr, by request."""
+        # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
+        anchor = jaxpr if getattr(jaxpr, "consts", ()) else jaxcompat.open_jaxpr(jaxpr)
+        known = self._by_jaxpr.setdefault(anchor, {})
+        if len(known) > self._most:
+            known.clear()
+        return known
+
+    def clear(self) -> None:
+        """Drop all values."""
+        self._by_jaxpr.clear()

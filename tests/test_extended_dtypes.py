@@ -7,8 +7,8 @@ import pytest
 
 from jaxprtool import equivalent, errors, jit, to_python, trace, unzip, verify, write
 from jaxprtool.execute.summary import summarize
+from jaxprtool.ir.interpret import evaluate
 from jaxprtool.ir.nonfinite import FiniteCheck
-from jaxprtool.ir.stepwise import evaluate
 from jaxprtool.ir.structural_key import structure
 from jaxprtool.targets import fitted
 from tests.programs.extended import (

@@ -14,7 +14,7 @@ from typing import Any
 from jaxprtool import jaxcompat
 from jaxprtool.execute.compare import difference, values_agree
 from jaxprtool.ir.equations import named
-from jaxprtool.ir.stepwise import Stepper
+from jaxprtool.ir.interpret import bind
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import JaxprEqn
 
@@ -53,7 +53,7 @@ class Effects:
         if known is not None and not whole and known.difference(event) is None:
             event.results = known.results
         else:
-            event.results = Stepper.bind(eqn, operands)
+            event.results = bind(eqn, operands)
         return event.results
 
 

@@ -25,7 +25,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.execute.compare import as_numpy, type_of, values_agree
 from jaxprtool.execute.effects import Effects, leaves_the_program
 from jaxprtool.ir.equations import named
-from jaxprtool.ir.stepwise import Stepper, row_of
+from jaxprtool.ir.interpret import Interpreter, bind, row_of
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -47,7 +47,7 @@ class Traced:
     made: tuple[Execution, ...] = ()
 
 
-class Trail(Stepper):
+class Trail(Interpreter):
     """A run that keeps every execution, in order."""
 
     def __init__(self, closed: Any, args: Sequence[Any], effects: Effects):
@@ -59,12 +59,12 @@ class Trail(Stepper):
         self._states: dict[int, Traced] = {}
         self.results = self.run(closed, [Traced(x) for x in args])
 
-    def constant(self, value: Any) -> Traced:
+    def constant(self, value: Any, aval: Any) -> Traced:
         # A literal is a Python number that bears a dtype.
         self.given.append(value if hasattr(value, "shape") else jnp.asarray(value))
         return Traced(value)
 
-    def number(self, value: Traced) -> Any:
+    def concrete(self, value: Traced) -> Any:
         return value.data
 
     def row(self, value: Traced, i: int) -> Traced:
@@ -74,7 +74,7 @@ class Trail(Stepper):
         makers = dict.fromkeys(maker for row in rows for maker in row.made)
         return Traced(super().stack([row.data for row in rows], var), tuple(makers))
 
-    def inside(self, body: Any, operands: list[Any], decider: Any = None) -> list[Any]:
+    def enter(self, body: Any, operands: list[Any], decider: Any = None) -> list[Any]:
         if decider is None:
             return self.run(body, operands)
         self._deciders.append(decider)
@@ -85,7 +85,7 @@ class Trail(Stepper):
     def decided(self, values: list[Any], decider: Any) -> list[Any]:
         return [Traced(value.data, (*value.made, *decider.made)) for value in values]
 
-    def apply(self, eqn: JaxprEqn, operands: list[Any]) -> list[Traced]:
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> list[Traced]:
         # What is in a ref now was put there by the equation that wrote it last.
         states = [self._states[id(x.data)] for x in operands if id(x.data) in self._states]
         sources = [*operands, *states, *self._deciders]
@@ -96,7 +96,7 @@ class Trail(Stepper):
         if leaves_the_program(eqn):
             results = list(self.effects.call(eqn, values))
         else:
-            results = list(self.bind(eqn, values))
+            results = list(bind(eqn, values))
         for x in (*values, *results):
             if isinstance(jaxcompat.aval_of(x), jaxcompat.AbstractRef):
                 contents = x[...]

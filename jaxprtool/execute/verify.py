@@ -38,9 +38,9 @@ from jaxprtool.execute.trail import Trail, first_difference
 from jaxprtool.ir.callbacks import is_check
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.stepwise import Stepper
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -192,16 +192,16 @@ class _Run:
     stepped: bool
 
 
-class _Steps(Stepper):
+class _Steps(Interpreter):
     """A run that notes what leaves the program."""
 
     def __init__(self, effects: Effects):
         self.effects = effects
 
-    def apply(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         if leaves_the_program(eqn):
             return self.effects.call(eqn, operands)
-        return self.bind(eqn, operands)
+        return bind(eqn, operands)
 
 
 def _run(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import named
-from jaxprtool.ir.stepwise import Stepper, row_of
+from jaxprtool.ir.interpret import Interpreter, bind, row_of
 from jaxprtool.jaxcompat import JaxprEqn, Var
 
 
@@ -88,16 +88,16 @@ class _Value:
     origin: str = ""
 
 
-class _Origins(Stepper):
+class _Origins(Interpreter):
     """A run that keeps where each NaN and infinity comes from."""
 
     def __init__(self, check: FiniteCheck):
         self._fault = check.fault
 
-    def constant(self, value: Any) -> _Value:
+    def constant(self, value: Any, aval: Any) -> _Value:
         return _Value(value, "a constant" if self._fault(as_array(value)) else "")
 
-    def number(self, value: _Value) -> Any:
+    def concrete(self, value: _Value) -> Any:
         return value.data
 
     def row(self, value: _Value, i: int) -> _Value:
@@ -106,8 +106,8 @@ class _Origins(Stepper):
     def stack(self, rows: Sequence[_Value], var: Var) -> _Value:
         return _Value(super().stack([row.data for row in rows], var), _first(rows))
 
-    def apply(self, eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
-        results = self.bind(eqn, [operand.data for operand in operands])
+    def evaluate(self, eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
+        results = bind(eqn, [operand.data for operand in operands])
         origin = _first(operands) or named(eqn)
         return [_Value(x, origin if self._fault(x) else "") for x in results]
 

@@ -17,8 +17,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.interpret import evaluate
 from jaxprtool.ir.program import Program, type_check
-from jaxprtool.ir.stepwise import evaluate
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip
 from tests.programs import harness_programs, sample_programs

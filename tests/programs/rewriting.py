@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.interpret import Interpreter
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.stepwise import Stepper
 from jaxprtool.passes.pipeline import Pipeline
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS, has_refs, reverse
@@ -192,11 +192,11 @@ class _Proof:
         return stepper.all_finite
 
 
-class _Finite(Stepper):
+class _Finite(Interpreter):
     all_finite = True
 
-    def apply(self, eqn: Any, operands: list[Any]) -> Any:
-        results = super().apply(eqn, operands)
+    def evaluate(self, eqn: Any, operands: list[Any]) -> Any:
+        results = super().evaluate(eqn, operands)
         for x in (*operands, *results):
             if jnp.issubdtype(getattr(x, "dtype", bool), jnp.inexact):
                 self.all_finite &= bool(jnp.isfinite(x[...]).all())

@@ -1,5 +1,5 @@
 """Evaluation one equation at a time, as the package itself does it."""
 
-from jaxprtool.ir.stepwise import evaluate
+from jaxprtool.ir.interpret import evaluate
 
 __all__ = ["evaluate"]

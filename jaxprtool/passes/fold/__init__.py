@@ -47,7 +47,7 @@ from jaxprtool.ir.structured import holds_jaxpr, keep, sub_jaxprs
 from jaxprtool.ir.writer import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
-from jaxprtool.passes.fold.known import Number, Values, is_plain_type, size_of
+from jaxprtool.passes.fold.constant_evaluation import Number, Values, is_plain_type, size_of
 from jaxprtool.passes.fold.opening import OPENERS
 
 

@@ -9,10 +9,11 @@ import numpy as np
 from jax import lax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.interpret import branch_of
 from jaxprtool.ir.structured import Cond, Scan, While
 from jaxprtool.ir.writer import Writer, occurs
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal
-from jaxprtool.passes.fold.known import Number, Values, clamped, is_plain_type
+from jaxprtool.passes.fold.constant_evaluation import Number, Values, is_plain_type
 from jaxprtool.primitives import sow_p
 
 #: What opens an equation: gives its results, or None where it is to stay.
@@ -35,7 +36,7 @@ def _open_cond(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
     if number is None:
         return None
     cond = Cond.of(eqn)
-    branch = cond.branches[clamped(values.value(number), cond)]
+    branch = branch_of(cond, values.value(number))
     if eqn.effects:
         # JAX gives each branch the effects of all: those of its own are its equations'.
         alone = jaxcompat.with_equations(branch, branch.eqns)

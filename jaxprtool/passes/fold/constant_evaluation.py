@@ -1,14 +1,12 @@
-"""The known values of a program: what is computed of literals and constants alone.
+"""Constant evaluation: the values of what is computed from literals and constants alone.
 
-Equations are computed one at a time, as the default backend does, each when its value is asked for
-and once for all that are equal. Those that only move data, compute with integers, or with floats
-what IEEE 754 prescribes to the bit, are left to NumPy: a backend would first have to compile a
-kernel for each.
+Equations are evaluated one at a time, as the default backend does, each when its value is asked for
+and once for all that are equal; those whose bits are prescribed, by NumPy (`exact_numpy`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -16,11 +14,13 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.dtypes import itemsize, kind
+from jaxprtool.ir.dtypes import itemsize
+from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.structural_key import UNREPEATABLE, Keyless, literal_key, parameters_key
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, holds_jaxpr, view
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.passes.fold.exact_numpy import evaluate_exactly
 
 #: Primitives that are not computed here though they have no effect: those that depend on where
 #: they run, whose code is not JAX's, or that say something of a value besides what it is.
@@ -154,7 +154,7 @@ class Values:
                 return None
             values.append(results[i])
         try:
-            results = [_at_home(value) for value in _run(eqn, list(map(_at_home, values)))]
+            results = list(map(_at_home, _Evaluator().equation(eqn, list(map(_at_home, values)))))
         except Exception:  # whatever a backend, or a plug-in's rule, has against it
             return None
         types = [(value.shape, value.dtype) for value in results]
@@ -195,166 +195,17 @@ def _at_home(value: Any) -> Any:
     return np.asarray(value)
 
 
-def _run(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """The results of one equation, those of a loop, branch or call step by step."""
-    structured = view(eqn)
-    match structured:
-        case Scan():
-            return _run_scan(structured, operands)
-        case Cond():
-            return _run_body(structured.branches[clamped(operands[0], structured)], operands[1:])
-        case Call() | CustomJVP():
-            return _run_body(structured.body, operands)
-    simple = _SIMPLE.get(eqn.primitive.name)
-    if simple is not None and all(isinstance(x, np.ndarray) for x in operands):
-        made = simple(eqn, *operands)
-        if made is not None:
-            return [np.array(made, order="C")]
-    wide = any(itemsize(atom.aval.dtype) >= 8 for atom in (*eqn.invars, *eqn.outvars))
-    with jaxcompat.setting_of(eqn), jax.enable_x64(True) if wide else nullcontext():
-        params = eqn.primitive.get_bind_params(eqn.params)
-        results = eqn.primitive.bind(*operands, **params)
-    return results if eqn.primitive.multiple_results else [results]
+class _Evaluator(Interpreter):
+    """Evaluates equations by NumPy where the bits are prescribed, by the backend elsewhere."""
 
+    def constant(self, value: Any, aval: Any) -> Any:
+        return value if isinstance(value, jax.Array) else np.asarray(value, aval.dtype)
 
-def _run_body(body: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    values = dict(zip(body.constvars, body.consts, strict=True))
-    values.update(zip(body.invars, operands, strict=True))
-
-    def read(atom: Atom) -> Any:
-        return np.asarray(atom.val, atom.aval.dtype) if type(atom) is Literal else values[atom]
-
-    for eqn in body.eqns:
-        values.update(zip(eqn.outvars, _run(eqn, list(map(read, eqn.invars))), strict=True))
-    return list(map(read, body.outvars))
-
-
-def _run_scan(scan: Scan, operands: Sequence[Any]) -> Sequence[Any]:
-    n, k = len(scan.consts), len(scan.consts) + len(scan.carry)
-    consts, carry, xs = operands[:n], operands[n:k], operands[k:]
-    rows: list[Sequence[Any]] = []
-    for i in reversed(range(scan.length)) if scan.reverse else range(scan.length):
-        outs = _run_body(scan.body, [*consts, *carry, *(x[i] for x in xs)])
-        carry = outs[: k - n]
-        rows.append(outs[k - n :])
-    if scan.reverse:
-        rows.reverse()
-    return [*carry, *(jax.numpy.stack(column) for column in zip(*rows, strict=True))]
-
-
-def clamped(index: Any, cond: Cond) -> int:
-    """The number of the branch that an index takes: the nearest that there is."""
-    return min(max(int(index), 0), len(cond.branches) - 1)
-
-
-# --- what has the same bits anywhere ----------------------------------------------------------
-
-
-def _on(kinds: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule for dtypes of these kinds. Integers are computed in their own type, and wrap around.
-
-    Of floats there are those of 32 and 64 bits, for what IEEE 754 prescribes to the bit; not with
-    a NaN, whose bits it does not, nor with a subnormal number, which a backend may take for 0.
-    """
-
-    def rule(eqn: JaxprEqn, *operands: np.ndarray) -> Any:
-        if any(kind(x.dtype) not in kinds for x in operands):
-            return None
-        with np.errstate(all="ignore"):
-            result = np.asarray(function(*operands), eqn.outvars[0].aval.dtype)
-        return result if all(map(_is_prescribed, (*operands, result))) else None
-
-    return rule
-
-
-def _is_prescribed(x: np.ndarray) -> bool:
-    if x.dtype.kind != "f":
-        return True
-    if x.dtype.itemsize not in (4, 8) or np.isnan(x).any():
-        return False
-    return not ((x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny)).any()
-
-
-def _convert(eqn: JaxprEqn, x: np.ndarray) -> Any:
-    """A conversion of integers, rounded to the nearest; or of floats that fit, to integers."""
-    target = eqn.outvars[0].aval.dtype
-    if x.dtype.kind == "f":
-        fits = (
-            target.kind in "iu" and _is_prescribed(x) and (x == np.clip(x, *_range(target))).all()
-        )
-        return x.astype(target) if fits else None
-    if x.dtype.kind not in "biu" or not (target.kind in "iu" or target in (np.float32, np.float64)):
-        return None
-    return x.astype(target)
-
-
-def _range(dtype: np.dtype) -> tuple[int, int]:
-    """Integers of this type that floats hold exactly, and all between them."""
-    bounds = np.iinfo(dtype)
-    return max(bounds.min, -(2**24)), min(bounds.max, 2**24)
-
-
-def _broadcast(eqn: JaxprEqn, x: np.ndarray) -> Any:
-    shape, at = eqn.params["shape"], eqn.params["broadcast_dimensions"]
-    sizes = [1] * len(shape)
-    for size, axis in zip(x.shape, at, strict=True):
-        sizes[axis] = size
-    return np.broadcast_to(x.reshape(sizes), shape)
-
-
-def _iota(eqn: JaxprEqn) -> Any:
-    shape, axis = eqn.params["shape"], eqn.params["dimension"]
-    dtype = eqn.outvars[0].aval.dtype
-    if dtype.kind not in "iu" and dtype not in (np.float32, np.float64):
-        return None
-    sizes = [size if i == axis else 1 for i, size in enumerate(shape)]
-    row = np.arange(shape[axis]).astype(dtype)
-    return np.broadcast_to(row.reshape(sizes), shape)
-
-
-def _select(eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> Any:
-    return np.where(which, cases[1], cases[0]) if which.dtype == bool and len(cases) == 2 else None
-
-
-def _slice(eqn: JaxprEqn, x: np.ndarray) -> Any:
-    p = eqn.params
-    strides = p["strides"] or (1,) * x.ndim
-    bounds = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
-    return x[tuple(slice(*each) for each in bounds)]
-
-
-def _reshape(eqn: JaxprEqn, x: np.ndarray) -> Any:
-    return x.reshape(eqn.outvars[0].aval.shape) if eqn.params.get("dimensions") is None else None
-
-
-#: By primitive: what NumPy makes of the operands, or None where that is not sure to be the same.
-_SIMPLE: dict[str, Callable[..., Any]] = {
-    "add": _on("iuf", np.add),
-    "sub": _on("iuf", np.subtract),
-    "mul": _on("iuf", np.multiply),
-    "neg": _on("if", np.negative),
-    "abs": _on("if", np.abs),
-    "floor": _on("f", np.floor),
-    "ceil": _on("f", np.ceil),
-    "max": _on("biu", np.maximum),
-    "min": _on("biu", np.minimum),
-    "and": _on("biu", np.bitwise_and),
-    "or": _on("biu", np.bitwise_or),
-    "xor": _on("biu", np.bitwise_xor),
-    "not": _on("biu", np.invert),
-    "eq": _on("biuf", np.equal),
-    "ne": _on("biuf", np.not_equal),
-    "lt": _on("biuf", np.less),
-    "le": _on("biuf", np.less_equal),
-    "gt": _on("biuf", np.greater),
-    "ge": _on("biuf", np.greater_equal),
-    "convert_element_type": _convert,
-    "broadcast_in_dim": _broadcast,
-    "iota": _iota,
-    "select_n": _select,
-    "slice": _slice,
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "transpose": lambda eqn, x: x.transpose(eqn.params["permutation"]),
-    "concatenate": lambda eqn, *xs: np.concatenate(xs, eqn.params["dimension"]),
-}
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        if all(isinstance(x, np.ndarray) for x in operands):
+            result = evaluate_exactly(eqn, operands)
+            if result is not None:
+                return [result]
+        wide = any(itemsize(atom.aval.dtype) >= 8 for atom in (*eqn.invars, *eqn.outvars))
+        with jaxcompat.setting_of(eqn), jax.enable_x64(True) if wide else nullcontext():
+            return bind(eqn, operands)

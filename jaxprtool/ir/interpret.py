@@ -1,0 +1,150 @@
+"""The interpreter: evaluate a jaxpr one first-order equation at a time, at every depth.
+
+JAX compiles the body of a loop or a branch as a whole, and XLA may then round differently when
+the body holds other equations beside those that matter: it fuses, and contracts a product and a
+sum into one rounding. Here loops and branches run in Python, so that each equation runs as a
+kernel of its own and its result depends on its operands alone, to the last bit.
+
+A subclass of `Interpreter` overrides the hooks: what evaluates one equation (`evaluate`), and, if
+it keeps something beside each value, how values enter, are sliced, stacked and looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import is_extended, is_foreign
+from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, While, view
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+
+
+def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
+    """Return the results of a closed jaxpr. Rules of custom derivatives are ignored."""
+    return Interpreter().run(closed, args)
+
+
+class Interpreter:
+    """Evaluates jaxprs on arrays."""
+
+    # --- hooks ------------------------------------------------------------------------------------
+
+    def constant(self, value: Any, aval: Any) -> Any:
+        """Return the value of a literal, or of a constant of a jaxpr."""
+        return value
+
+    def concrete(self, value: Any) -> Any:
+        """Return the scalar that selects a branch or decides on another iteration."""
+        return value
+
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        """Return the results of a first-order equation, or of one that has no view."""
+        return bind(eqn, operands)
+
+    def row(self, value: Any, i: int) -> Any:
+        """Return the slice of a scanned operand that iteration `i` reads."""
+        return row_of(value, i)
+
+    def stack(self, rows: Sequence[Any], var: Var) -> Any:
+        """Return the stacked result `var` of a scan, of what its iterations returned."""
+        if not rows:
+            return _no_rows(var)
+        if not is_foreign(var.aval.dtype):
+            return jnp.stack(rows)
+        return jax.lax.concatenate([jax.lax.expand_dims(row, (0,)) for row in rows], 0)
+
+    def enter(self, body: Any, operands: list[Any], decider: Any = None) -> list[Any]:
+        """Return the results of a body, which runs because of the value `decider` if given."""
+        return self.run(body, operands)
+
+    def decided(self, values: list[Any], decider: Any) -> list[Any]:
+        """Return the results of a branch or a loop, which are these because of `decider`."""
+        return values
+
+    # --- evaluation -------------------------------------------------------------------------------
+
+    def run(self, closed: Any, args: Sequence[Any]) -> list[Any]:
+        """Return the results of a closed jaxpr."""
+        env: dict[Var, Any] = dict(zip(closed.invars, args, strict=True))
+        for var, value in zip(closed.constvars, closed.consts, strict=True):
+            env[var] = self.constant(value, var.aval)
+
+        def read(atom: Atom) -> Any:
+            return self.constant(atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
+
+        for eqn in closed.eqns:
+            with eqn.ctx.manager:
+                results = self.equation(eqn, [read(atom) for atom in eqn.invars])
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in closed.outvars]
+
+    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        """Return the results of one equation; the bodies of loops, branches and calls are run."""
+        structured = view(eqn)
+        match structured:
+            case Scan() if isinstance(structured.length, int):
+                return self._scan(structured, operands)
+            case While() if structured.cond.outvars[0].aval.shape == ():
+                return self._while(structured, operands)
+            case Cond():
+                taken = branch_of(structured, self.concrete(operands[0]))
+                return self.decided(self.enter(taken, operands[1:], operands[0]), operands[0])
+            case Call() | CustomJVP():
+                return self.enter(structured.body, operands)
+        return self.evaluate(eqn, operands)
+
+    def _scan(self, scan: Scan, operands: list[Any]) -> list[Any]:
+        n, k = len(scan.consts), len(scan.carry)
+        consts, carry, xs = operands[:n], operands[n : n + k], operands[n + k :]
+        iterations = range(scan.length)
+        slices = []
+        for i in reversed(iterations) if scan.reverse else iterations:
+            rows = [self.row(x, i) for x in xs]
+            outs = self.enter(scan.body, [*consts, *carry, *rows])
+            carry = outs[:k]
+            slices.append(outs[k:])
+        if scan.reverse:
+            slices.reverse()
+        ys = zip(*slices, strict=True) if slices else [()] * len(scan.ys)
+        pairs = zip(ys, scan.ys, strict=True)
+        return [*carry, *(self.stack(rows, var) for rows, var in pairs)]
+
+    def _while(self, loop: While, operands: list[Any]) -> list[Any]:
+        c, b = len(loop.cond_consts), len(loop.body_consts)
+        cond_consts, body_consts, carry = operands[:c], operands[c : c + b], operands[c + b :]
+        while True:
+            (more,) = self.enter(loop.cond, [*cond_consts, *carry])
+            if not self.concrete(more):
+                return self.decided(carry, more)
+            carry = self.enter(loop.body, [*body_consts, *carry], more)
+
+
+def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return the results of an equation on arrays, as JAX runs it by itself."""
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def branch_of(cond: Cond, index: Any) -> Any:
+    """Return the branch that an index selects: JAX clamps it to those that there are."""
+    return cond.branches[min(max(int(index), 0), len(cond.branches) - 1)]
+
+
+def row_of(stack: Any, i: int) -> Any:
+    """Return what is at one index of the first axis."""
+    # Arrays of a package's own elements need not have NumPy's indexing.
+    foreign = is_foreign(stack.dtype)
+    return jax.lax.dynamic_index_in_dim(stack, i, keepdims=False) if foreign else stack[i]
+
+
+def _no_rows(var: Var) -> Any:
+    """Return the stack of no rows."""
+    aval = var.aval
+    if not is_extended(aval.dtype):
+        return jnp.zeros(aval.shape, aval.dtype)
+    element = jaxcompat.physical_element(aval.dtype)
+    return jaxcompat.logical_array(jnp.zeros((*aval.shape, *element.shape), element.dtype), aval)

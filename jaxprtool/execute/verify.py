@@ -32,9 +32,9 @@ from jaxprtool.errors import (
 )
 from jaxprtool.execute.compare import difference, values_agree
 from jaxprtool.execute.effects import Effects, Event, effects_differ, leaves_the_program
+from jaxprtool.execute.execution_trace import ExecutionTrace, first_difference
 from jaxprtool.execute.fill import random_array
 from jaxprtool.execute.run import failures_reported
-from jaxprtool.execute.trail import Trail, first_difference
 from jaxprtool.ir.callbacks import is_check
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import type_of
@@ -156,8 +156,8 @@ class Runs:
 
     def _where_first(self, after: Runs) -> str | None:
         """Which equations differ first; None if results agree when each runs by itself."""
-        old = Trail(self.program.jaxpr, self._arguments, Effects())
-        new = Trail(after.program.jaxpr, after._arguments, Effects(old.effects.events))
+        old = ExecutionTrace(self.program.jaxpr, self._arguments, Effects())
+        new = ExecutionTrace(after.program.jaxpr, after._arguments, Effects(old.effects.events))
         pairs = zip(old.results, new.results, strict=True)
         wrong = [i for i, (a, b) in enumerate(pairs) if _differ(a.data, b.data)]
         return first_difference(old, new, wrong) if wrong else None

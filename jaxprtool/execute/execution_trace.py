@@ -1,15 +1,14 @@
-"""Which equation first computes something else: two runs of programs, compared value by value.
+"""Find the first equation in which two programs differ, by comparing their execution traces.
 
-Both programs are run one equation at a time, and it is kept what each equation was given and
-gave, at every depth and in every round. A value of one run is *known* to the other if an equation
-of the same primitive and source line, or of the same line, or any at all, has given the same there,
-by the tolerance of its dtype. (A boolean or a scalar is soon found by chance: of these, only what
-the same line has given counts, if that line has given any.) An equation is to blame if what it
-gives is not known, and leads to a result that differs by values none of which are known. The first
-of them in order is the first equation that differs: all that it was given is known.
+Both programs are evaluated one equation at a time. Their traces record what each equation was given
+and returned, at every depth and in every iteration. A value has a *match* in the other trace if an
+equation of the same primitive and source line, or of the same line, or any at all, returned the
+same there, up to the tolerance of its dtype. (A boolean or a scalar soon matches by chance: of
+these only values of the same line count, if that line returned any.)
 
-Rewriting that is right makes values that are not known, too, but what is made of them is known
-again before it reaches a result.
+Blame the first equation whose result has no match in the other trace and reaches a wrong result
+only through values without a match: all that it was given has one. A rewrite that is correct makes
+values without a match too, but what is computed from them matches again before it reaches a result.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from jaxprtool.jaxcompat import JaxprEqn
 
 @dataclass(eq=False)
 class Execution:
-    """One run of an equation: what it gave, and the runs that made what it depends on."""
+    """One execution of an equation: its results, and the executions that they depend on."""
 
     number: int
     eqn: JaxprEqn
@@ -40,39 +39,39 @@ class Execution:
 
 
 @dataclass(eq=False)
-class Traced:
-    """A value, and the runs of equations that it was made by."""
+class TracedValue:
+    """A value, and the executions that made it."""
 
     data: Any
     made: tuple[Execution, ...] = ()
 
 
-class Trail(Interpreter):
-    """A run that keeps every execution, in order."""
+class ExecutionTrace(Interpreter):
+    """Evaluates a program and records every execution, in order."""
 
     def __init__(self, closed: Any, args: Sequence[Any], effects: Effects):
         self.effects = effects
         self.executions: list[Execution] = []
         #: Arguments and constants.
-        self.given: list[Any] = list(args)
-        self._deciders: list[Traced] = []
-        self._states: dict[int, Traced] = {}
-        self.results = self.run(closed, [Traced(x) for x in args])
+        self.inputs: list[Any] = list(args)
+        self._deciders: list[TracedValue] = []
+        self._states: dict[int, TracedValue] = {}
+        self.results = self.run(closed, [TracedValue(x) for x in args])
 
-    def constant(self, value: Any, aval: Any) -> Traced:
+    def constant(self, value: Any, aval: Any) -> TracedValue:
         # A literal is a Python number that bears a dtype.
-        self.given.append(value if hasattr(value, "shape") else jnp.asarray(value))
-        return Traced(value)
+        self.inputs.append(value if hasattr(value, "shape") else jnp.asarray(value))
+        return TracedValue(value)
 
-    def concrete(self, value: Traced) -> Any:
+    def concrete(self, value: TracedValue) -> Any:
         return value.data
 
-    def row(self, value: Traced, i: int) -> Traced:
-        return Traced(row_of(value.data, i), value.made)
+    def row(self, value: TracedValue, i: int) -> TracedValue:
+        return TracedValue(row_of(value.data, i), value.made)
 
-    def stack(self, rows: Sequence[Traced], var: Any) -> Traced:
+    def stack(self, rows: Sequence[TracedValue], var: Any) -> TracedValue:
         makers = dict.fromkeys(maker for row in rows for maker in row.made)
-        return Traced(super().stack([row.data for row in rows], var), tuple(makers))
+        return TracedValue(super().stack([row.data for row in rows], var), tuple(makers))
 
     def enter(self, body: Any, operands: list[Any], decider: Any = None) -> list[Any]:
         if decider is None:
@@ -83,9 +82,9 @@ class Trail(Interpreter):
         return results
 
     def decided(self, values: list[Any], decider: Any) -> list[Any]:
-        return [Traced(value.data, (*value.made, *decider.made)) for value in values]
+        return [TracedValue(value.data, (*value.made, *decider.made)) for value in values]
 
-    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> list[Traced]:
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> list[TracedValue]:
         # What is in a ref now was put there by the equation that wrote it last.
         states = [self._states[id(x.data)] for x in operands if id(x.data) in self._states]
         sources = [*operands, *states, *self._deciders]
@@ -100,25 +99,25 @@ class Trail(Interpreter):
         for x in (*values, *results):
             if isinstance(jaxcompat.aval_of(x), jaxcompat.AbstractRef):
                 contents = x[...]
-                self._states[id(x)] = Traced(contents, (execution,))
+                self._states[id(x)] = TracedValue(contents, (execution,))
                 execution.results.append(contents)
         execution.results += [x for x in results if _is_array(x)]
-        return [Traced(x, (execution,)) for x in results]
+        return [TracedValue(x, (execution,)) for x in results]
 
 
 def _is_array(x: Any) -> bool:
     return not isinstance(jaxcompat.aval_of(x), jaxcompat.AbstractRef) and hasattr(x, "dtype")
 
 
-class Known:
-    """The values of a run, to be asked for."""
+class ValueIndex:
+    """The values of an execution trace, to look up matches in."""
 
-    def __init__(self, trail: Trail):
+    def __init__(self, trace: ExecutionTrace):
         self._groups: dict[Any, _Values] = {}
-        for value in trail.given:
+        for value in trace.inputs:
             if _is_array(value):
                 self._put([(type_of(value),)], value)
-        for execution in trail.executions:
+        for execution in trace.executions:
             for value in execution.results:
                 self._put(_keys(execution.eqn, value), value)
 
@@ -128,7 +127,7 @@ class Known:
             self._groups.setdefault(key, _Values()).add(array)
 
     def has(self, value: Any, eqn: JaxprEqn) -> bool:
-        """Whether the run has a value that an equation of another run gave."""
+        """Return whether a value that an equation of another trace returned has a match here."""
         array = as_numpy(value)
         groups = [g for g in map(self._groups.get, _keys(eqn, value)) if g is not None]
         if array.size <= 1 or array.dtype == bool:
@@ -136,12 +135,12 @@ class Known:
         return any(group.has(array) for group in groups)
 
     def misses(self, execution: Execution) -> bool:
-        """Whether something that an execution gave is not known."""
+        """Return whether some result of an execution of another trace has no match here."""
         return not all(self.has(value, execution.eqn) for value in execution.results)
 
 
 def _keys(eqn: JaxprEqn, value: Any) -> list[Any]:
-    """The groups that a value belongs to, the narrowest first."""
+    """Return the keys of the groups that a value belongs to, the narrowest first."""
     line, kind = (jaxcompat.user_frame(eqn) or ())[:2], type_of(value)
     return [(eqn.primitive.name, line, kind), (line, kind), (kind,)]
 
@@ -163,10 +162,10 @@ class _Values:
         return any(values_agree(known, array).all() for known in self._exact.values())
 
 
-def first_difference(before: Trail, after: Trail, wrong: Sequence[int]) -> str:
-    """In words, the first equations of both that lead to the results `wrong`, which differ."""
-    new = _first(after, Known(before), wrong)
-    old = _first(before, Known(after), wrong)
+def first_difference(before: ExecutionTrace, after: ExecutionTrace, wrong: Sequence[int]) -> str:
+    """Describe the first equations of both that lead to the results `wrong`, which differ."""
+    new = _first(after, ValueIndex(before), wrong)
+    old = _first(before, ValueIndex(after), wrong)
     if new is None and old is None:
         return "every equation gives what one gave before, but other values are handed on"
     if new is None:
@@ -176,8 +175,8 @@ def first_difference(before: Trail, after: Trail, wrong: Sequence[int]) -> str:
     return text if old is None else f"{text}; before, there was {_shown(old)}"
 
 
-def _first(trail: Trail, known: Known, wrong: Sequence[int]) -> Execution | None:
-    todo = [maker for i in wrong for maker in trail.results[i].made]
+def _first(trace: ExecutionTrace, index: ValueIndex, wrong: Sequence[int]) -> Execution | None:
+    todo = [maker for i in wrong for maker in trace.results[i].made]
     seen: set[Execution] = set()
     blamed: list[Execution] = []
     while todo:
@@ -185,7 +184,7 @@ def _first(trail: Trail, known: Known, wrong: Sequence[int]) -> Execution | None
         if execution in seen:
             continue
         seen.add(execution)
-        if known.misses(execution):
+        if index.misses(execution):
             blamed.append(execution)
             todo += execution.needs
     return min(blamed, key=lambda e: e.number, default=None)

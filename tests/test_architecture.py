@@ -8,6 +8,8 @@ from pathlib import Path
 import networkx
 
 import jaxprtool
+from jaxprtool import jaxcompat
+from jaxprtool.ir.traits import primitives_with
 
 PACKAGE = Path(jaxprtool.__file__).parent
 
@@ -79,6 +81,57 @@ def test_no_file_imports_itself_by_way_of_others():
             if found in modules and found != module:
                 graph.add_edge(module, found)
     assert len(graph) > 200 and list(networkx.simple_cycles(graph)) == []
+
+
+#: Files that keep lists of primitive names, and what these are.
+NAME_LISTS = {
+    "ir/traits.py": "the table",
+    "jaxcompat/checking.py": "what rules of JAX's own look at; stands below the table",
+    "formats/jaxpr/params.py": "parameters of primitives, by name",
+    "formats/python/rules/elementwise.py": "a rule for each operator, registered in a loop",
+    "passes/batch/cost.py": "what batching counts",
+    "passes/batch/linalg.py": "rules, with the rank of an operand",
+    "passes/batch/moves.py": "rules, for one primitive behind another",
+    "passes/inline.py": "an option: the kinds of calls, which have names of primitives",
+    "passes/patterns/tracing.py": "the same option",
+    "passes/simplify/pattern.py": "words of the language of patterns",
+    "passes/simplify/reductions.py": "rules, as text",
+    "passes/unzip/custom_derivatives.py": "a rule for two primitives",
+}
+
+
+def name_lists(path, primitives):
+    """The lines of a file with a list of strings, or a text of words, that name primitives.
+
+    Dicts by primitive are rules, and so is what a decorator registers for several.
+    """
+    tree = ast.parse(path.read_text())
+    decorators = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        for inner in ast.walk(decorator)
+    }
+    for node in ast.walk(tree):
+        words, share = [], 0.5
+        if isinstance(node, ast.Set | ast.List | ast.Tuple) and node not in decorators:
+            words = [e.value for e in node.elts if isinstance(e, ast.Constant)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words, share = node.value.split(), 0.9  # more than prose has
+        named = [word for word in words if word in primitives]
+        if len(named) >= 2 and len(named) >= share * len(words):
+            yield node.lineno
+
+
+def test_what_primitives_are_like_is_said_in_one_table():
+    # By name alone: of one primitive a pass may ask whether an equation is of it.
+    primitives = {*jaxcompat.registered_primitives(), *primitives_with(lambda found: True)}
+    lists = {}
+    for path in PACKAGE.rglob("*.py"):
+        if found := list(name_lists(path, primitives)):
+            lists[str(path.relative_to(PACKAGE))] = found
+    assert lists.keys() == NAME_LISTS.keys(), lists
 
 
 def test_only_jaxcompat_imports_jax_src():

@@ -14,12 +14,13 @@ from jax import export
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import OutputError, ProgramFileError, UnsupportedError, described
-from jaxprtool.formats.lowering import calls_host, platform_names, reported, traced
+from jaxprtool.formats.lowering import platform_names, reported, traced
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import view
+from jaxprtool.ir.traits import traits
 
 _FLATBUFFERS = "pip install flatbuffers"
 
@@ -46,7 +47,7 @@ def exported(program: Program, platforms: Sequence[str] = ()) -> bytes:
 def _require_portable(program: Program) -> None:
     """Refuse what an artifact cannot hold: Python functions, and axes that nothing binds."""
     for eqn in equations(top_jaxpr(program)):
-        if calls_host(eqn):
+        if traits(eqn).callback:
             raise UnsupportedError(
                 f"{program.name} cannot be exported: {named(eqn)} calls Python",
                 "stablehlo and hlo show such a call as a custom_call",

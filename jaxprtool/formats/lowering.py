@@ -26,6 +26,7 @@ from jaxprtool.errors import (
 from jaxprtool.ir.equations import equations, named, size_of, type_of
 from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn
 
 #: Platforms that JAX lowers for, whether or not the machine has them.
@@ -184,13 +185,8 @@ def _is_meant(eqn: JaxprEqn, text: str) -> bool:
     """Whether the text of an error is about this equation."""
     name = eqn.primitive.name
     if "host_callbacks" in text or "specified backend" in text:
-        return calls_host(eqn)
+        return traits(eqn).callback
     return f"'{name}'" in text or f"checkify.{name}" in text
-
-
-def calls_host(eqn: JaxprEqn) -> bool:
-    """Whether an equation calls Python while the program runs."""
-    return eqn.primitive.name in ("debug_print", "debug_callback", "io_callback", "pure_callback")
 
 
 def _lowered(

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn
-
-#: The primitives that hold a Python function in their parameter `callback`.
-CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
 #: What to do about a program that cannot be written for its callbacks.
 HINT = "-p drop_checks removes checks and prints; --callbacks stub writes callbacks that raise"
@@ -74,7 +72,7 @@ def stubbed(eqn: JaxprEqn) -> JaxprEqn:
         counts = len(eqn.invars), len(eqn.outvars)
         return eqn.replace(params=custom_vmap_params(eqn.params["call"], stub, *counts))
     held = eqn.params.get("callback")
-    if eqn.primitive.name not in CALLBACKS or isinstance(held, Stub):
+    if held is None or not traits(eqn).callback or isinstance(held, Stub):
         return eqn
     return eqn.replace(params={**eqn.params, "callback": Stub(callback_name(held))})
 

@@ -25,6 +25,7 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError, described
 from jaxprtool.ir.equations import equations, named
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -189,7 +190,7 @@ class _Rules:
             self.count += 1
             self.equations += len(inside)
         for eqn in inside:
-            if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call", jaxcompat.CALL_HIGH):
+            if traits(eqn).custom_derivative:
                 source = origin if jaxcompat.user_frame(origin) else eqn
                 self.origins.setdefault(_origin_key(eqn), (within + 1, source))
 

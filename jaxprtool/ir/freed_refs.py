@@ -7,9 +7,8 @@ from typing import Any
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Var
-
-_ENDS = ("freeze", "free_ref")
 
 
 class FreedRefError(UnsupportedError, ValueError):
@@ -25,12 +24,13 @@ def check_freed_refs(closed: Any) -> None:
     Raises:
         FreedRefError: Names the first such equation.
     """
-    if not any(eqn.primitive.name in _ENDS for eqn in closed.eqns):
+    if not any(traits(eqn).ends_ref for eqn in closed.eqns):
         return
     left, *_ = jaxcompat.jax_dce_jaxpr(jaxcompat.open_jaxpr(closed), [True] * len(closed.outvars))
     freed: set[Var] = set()
     for eqn in left.eqns:
-        if eqn.primitive.name in ("get", *_ENDS) and eqn.invars[0] in freed:
+        ends = traits(eqn).ends_ref
+        if (ends or eqn.primitive.name == "get") and eqn.invars[0] in freed:
             raise FreedRefError(f"the {named(eqn)} uses a ref that has been freed")
-        if eqn.primitive.name in _ENDS:
+        if ends:
             freed.add(eqn.invars[0])

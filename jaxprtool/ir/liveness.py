@@ -18,10 +18,8 @@ from typing import Any
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import bodies, size_of
 from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
-
-#: The primitives whose bodies run again and again: their results are there beside their bodies'.
-_LOOPS = frozenset({"scan", "while"})
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,8 @@ class Liveness:
         if len(known) != len(peaks):
             return None
         hungriest = max(known, default=0)
-        return results + hungriest if eqn.primitive.name in _LOOPS else max(results, hungriest)
+        # The results of a loop are there beside those of its body.
+        return results + hungriest if traits(eqn).loop else max(results, hungriest)
 
 
 def peak_bytes(jaxpr: Any) -> int | None:

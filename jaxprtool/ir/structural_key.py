@@ -25,18 +25,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import process_cache
 from jaxprtool.ir.custom_rules import rule_key
 from jaxprtool.ir.dtypes import physical
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-
-#: Primitives of which two equations are not to be made one though they have no effect, and have
-#: equal operands: those whose results differ from call to call, those that are there to keep
-#: computations or copies apart, and `sow`, whose names count.
-UNREPEATABLE: frozenset[str] = frozenset(
-    {
-        *("rng_uniform", "pure_callback", "sow", "create_token", "after_all", "psend", "precv"),
-        *("optimization_barrier", "remat2", "copy", "device_put", "tie", "pin", "unpin"),
-        *("empty", "empty2", "empty_ref", "create_linear", "new_box", "new_log"),
-    }
-)
 
 
 class Structure:
@@ -70,7 +60,7 @@ def structure(jaxpr: Any) -> Structure:
 
 def repeatable(eqn: JaxprEqn) -> bool:
     """Whether two such equations on the same operands may be made one, its bodies not looked at."""
-    return eqn.primitive.name not in UNREPEATABLE and jaxcompat.only_names_axes(eqn.effects)
+    return traits(eqn).may_merge and jaxcompat.only_names_axes(eqn.effects)
 
 
 def _jaxpr_key(jaxpr: Any) -> tuple[Hashable, bool]:

@@ -20,15 +20,12 @@ from typing import Any
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 
 #: What the results of an equation are from now on, one atom for each; None keeps the equation.
 Rule = Callable[[JaxprEqn], Sequence[Atom] | None]
 Visitor = Callable[["Writer"], Rule]
-
-#: The primitives whose bodies may have constants of their own; other bodies are given all they use.
-#: Those of `while` may have none: JAX does not run such a loop if it meets a ref.
-_HOLD_CONSTANTS = frozenset({"scan", "cond", "jit", "closed_call", "eval_jaxpr"})
 
 
 def rewrite(jaxpr: Any, visitor: Visitor, *, nested: bool = True, outside_in: bool = False) -> Any:
@@ -52,8 +49,7 @@ def rewrite(jaxpr: Any, visitor: Visitor, *, nested: bool = True, outside_in: bo
     def inside(eqn: JaxprEqn) -> JaxprEqn:
         if not nested or not holds_jaxpr(eqn.params.values()):
             return eqn
-        constants = eqn.primitive.name in _HOLD_CONSTANTS
-        return with_bodies(eqn, partial(body_of, constants=constants))
+        return with_bodies(eqn, partial(body_of, constants=traits(eqn).holds_constants))
 
     return body_of(jaxpr, True)
 

@@ -8,7 +8,7 @@ functions.
 
 What is never merged: equations with effects, which reading a ref is, at any depth; `sow`, and what
 holds one; `optimization_barrier`, remat and `copy`, which are there to keep computations apart; and
-what may differ from call to call (`structural_key.UNREPEATABLE`). A body does not see what is
+what may differ from call to call (`Traits.may_merge`). A body does not see what is
 computed around it: what a remat computes again stays computed again. A collective has no effect but
 that it names an axis, and is merged with one on the same operands in the same body.
 
@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.dtypes import kind
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.ir.structural_key import (
-    UNREPEATABLE,
     Keyless,
     literal_key,
     parameters_key,
@@ -35,6 +33,7 @@ from jaxprtool.ir.structural_key import (
     value_key,
 )
 from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.ir.traits import traits
 from jaxprtool.ir.writer import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
@@ -49,24 +48,6 @@ class Cse(Pass):
     def __call__(self, program: Program) -> Program:
         jaxpr = rewrite(program.jaxpr, _Merging().visit)
         return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program
-
-
-#: The kinds of dtypes (`np.dtype.kind`; the small floats of ML are "V") for which a primitive gives
-#: the same bits with its two operands exchanged. Not products of complex numbers, which may be
-#: contracted to fused operations; and not the larger of two floats, of which one may be 0.0 and the
-#: other -0.0, or a subnormal number that the backend takes for one.
-_COMMUTATIVE: dict[str, str] = {
-    "add": "biufcV",
-    "add_any": "biufcV",
-    "mul": "biufV",
-    "and": "biu",
-    "or": "biu",
-    "xor": "biu",
-    "eq": "biufcV",
-    "ne": "biufcV",
-    "max": "biu",
-    "min": "biu",
-}
 
 
 class _Operation:
@@ -99,18 +80,19 @@ class _Merging:
         eqns, known = writer.eqns, self._operations
 
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
-            name, params, operation = eqn.primitive.name, eqn.params, _WITHOUT_PARAMETERS
+            like, params, operation = traits(eqn), eqn.params, _WITHOUT_PARAMETERS
             if params:
                 found = known.get(id(params))
                 operation = self._operation(eqn) if found is None else found[0]
             if (
                 operation.repeatable
-                and name not in UNREPEATABLE
+                and like.may_merge
                 and not (eqn.effects and not jaxcompat.only_names_axes(eqn.effects))
             ):
                 operands: Any = [literal_key(v) if type(v) is Literal else v for v in eqn.invars]
-                kinds = _COMMUTATIVE.get(name)
-                if kinds is not None and kind(eqn.invars[0].aval.dtype) in kinds:
+                if like.commutative_bits and like.commutes(
+                    eqn.invars[0].aval.dtype, to_the_bit=True
+                ):
                     operands = (frozenset(operands),)
                 key = eqn.primitive, operation, eqn.ctx, *operands
                 index = written.setdefault(key, len(eqns))

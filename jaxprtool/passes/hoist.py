@@ -8,17 +8,18 @@ Which of the invariant equations leave:
 
 *   One that computes leaves, together with the equations that it needs, if its result takes no more
     bytes than the largest constant that it is computed from, or no more than `SMALL`; or if it
-    costs far more than to read its result does (`_DEAR`, and whatever holds jaxprs).
-*   One that only moves, repeats or makes up values (`_MOVES`: broadcasts, iotas, reshapes, ...),
+    costs far more than to read its result does (`Traits.expensive`, and whatever holds jaxprs).
+*   One that only moves, repeats or makes up values (`Traits.moves`: broadcasts, iotas, ...),
     and one whose result is larger than all it is computed from, leaves only for one that needs it.
     By itself it would save little and be kept in memory for as long as the loop runs, where it is
     now fused into what reads it.
 *   So does one that is computed from literals alone: in the loop it is known to be constant.
 
 These never leave: equations with effects and those that touch refs; collectives and whatever says
-where values lie or keeps computations apart (`_STAYS`); user code that runs outside of JAX. Where
-JAX cannot tell that a loop runs at all, it is taken that it does: what leaves is pure, and at worst
-computed in vain. But a while loop, which may never end, is not moved out of such a loop.
+where values lie or keeps computations apart (`Traits.may_hoist`); user code that runs outside of
+JAX. Where JAX cannot tell that a loop runs at all, it is taken that it does: what leaves is pure,
+and at worst computed in vain. But a while loop, which may never end, is not moved out of such a
+loop.
 
 Compare XLA's WhileLoopInvariantCodeMotion, which also leaves alone what is not worth its memory.
 """
@@ -34,48 +35,14 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.structural_key import UNREPEATABLE
 from jaxprtool.ir.structured import Scan, While, holds_jaxpr, keep, sub_jaxprs
+from jaxprtool.ir.traits import traits
 from jaxprtool.ir.writer import Rule, Writer, occurs, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
 #: Results of so many bytes may leave a loop whatever they are computed from.
 SMALL = 65536
-
-#: What computes nothing.
-_MOVES = frozenset(
-    {
-        *("bitcast_convert_type", "broadcast_in_dim", "broadcast_to", "concatenate"),
-        *("dynamic_slice", "expand_dims", "iota", "iota_2x32_shape", "name", "pad"),
-        *("pvary", "random_clone", "random_unwrap", "random_wrap", "reduced_vary_cast"),
-        *("reduced_vary_cast_p", "reshape", "rev", "slice", "split", "squeeze", "stack"),
-        *("stop_gradient", "tile", "transpose", "unstack"),
-        *("vary_unreduced_cast", "vary_unreduced_cast_p"),
-    }
-)
-
-#: What costs so much more than its size that it leaves even if that grows.
-_DEAR = frozenset(
-    {
-        *("conv_general_dilated", "dot_general", "fft", "ragged_dot_general", "random_bits"),
-        *("rng_bit_generator", "scaled_dot", "scaled_matmul", "symmetric_product"),
-        *("threefry2x32", "triangular_solve"),
-    }
-)
-
-#: What stays where it is, itself and whatever holds it; collectives by the start of their names.
-_STAYS = UNREPEATABLE | {
-    *("call_exported", "call_hi_primitive", "call_hi_primitive_linearized", "core_map"),
-    *("custom_partitioning", "debug_callback", "debug_print", "ffi_call", "inspect_sharding"),
-    *("io_callback", "layout_constraint", "pallas_call", "relayout", "remat_opt", "reshard"),
-    *("shard_map", "sharding_constraint", "stage", "tpu_custom_call"),
-    "with_memory_space_constraint",
-}
-_COLLECTIVES = (
-    *("all_gather", "all_to_all", "pbroadcast", "pgather", "pmax", "pmin", "ppermute", "precv"),
-    *("preduced", "psend", "psum", "ragged_all_to_all", "reduce_scatter", "unreduced_"),
-)
 
 
 @dataclass(frozen=True)
@@ -205,7 +172,7 @@ class _Hoisting:
 
 
 def _must_stay(primitive: str) -> bool:
-    return primitive in _STAYS or primitive.startswith(_COLLECTIVES)
+    return not traits(primitive).may_hoist
 
 
 def _may_not_end(primitive: str) -> bool:
@@ -214,12 +181,12 @@ def _may_not_end(primitive: str) -> bool:
 
 def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:
     """Whether a result of so many bytes, from constants of so many, pays for being kept."""
-    name = eqn.primitive.name
-    if name in _MOVES:
+    like = traits(eqn)
+    if like.moves:
         return False
     if source != 0 and (_at_most(result, SMALL) or _at_most(result, source)):
         return True
-    return name in _DEAR or holds_jaxpr(eqn.params.values())
+    return like.expensive or holds_jaxpr(eqn.params.values())
 
 
 def _is_array(aval: Any) -> bool:

@@ -37,20 +37,11 @@ from jaxprtool.errors import PipelineError, did_you_mean
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import holds_jaxpr, view
+from jaxprtool.ir.traits import primitives_with, traits
 from jaxprtool.ir.writer import Rule, Writer, occurs, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.base import Pass
 from jaxprtool.primitives import scope_of, sow_p
-
-#: The kinds of calls that a user may name, and their primitives on any JAX.
-KINDS: dict[str, tuple[str, ...]] = {
-    "jit": ("jit",),
-    "closed_call": ("closed_call", "eval_jaxpr", "call"),
-    "custom_jvp": ("custom_jvp_call",),
-    "custom_vjp": ("custom_vjp_call",),
-    "custom_vmap": ("custom_vmap_call",),
-    "remat": ("remat2",),
-}
 
 #: How a jit may say that it is to be inlined without being kept from it here.
 _INLINEABLE = (False, True, "jax_late")
@@ -74,21 +65,20 @@ class Inline(Pass):
     force: bool = False
 
     def __post_init__(self) -> None:
+        kinds = kinds_of_calls()
         for call in self.calls:
-            if call not in KINDS:
-                known = ", ".join(KINDS)
+            if call not in kinds:
                 raise PipelineError(
-                    f"pass 'inline' knows no calls '{call}'; it knows: {known}",
-                    did_you_mean(call, KINDS),
+                    f"pass 'inline' knows no calls '{call}'; it knows: {', '.join(kinds)}",
+                    did_you_mean(call, kinds),
                 )
 
     def __call__(self, program: Program) -> Program:
-        primitives = frozenset(name for call in self.calls for name in KINDS[call])
         sows: dict[Any, bool] = {}
 
         def opened(eqn: JaxprEqn) -> Any:
             """The body of a call that may be inlined; None for every other equation."""
-            if eqn.primitive.name not in primitives or (not self.force and has_reason(eqn)):
+            if traits(eqn).call not in self.calls or (not self.force and has_reason(eqn)):
                 return None
             body = _body(eqn)
             if scope_of(eqn) is not None and occurs(body, sow_p.name.__eq__, sows):
@@ -107,6 +97,12 @@ class Inline(Pass):
             return rule
 
         return program.replace(jaxpr=rewrite(program.jaxpr, visitor, outside_in=True))
+
+
+def kinds_of_calls() -> list[str]:
+    """Return the kinds of calls that there are."""
+    calls = primitives_with(lambda found: bool(found.call))
+    return list(dict.fromkeys(traits(name).call for name in calls))
 
 
 def _body(call: JaxprEqn) -> Any:

@@ -20,13 +20,14 @@ from jaxprtool.formats.jaxpr import constants, params, values
 from jaxprtool.formats.jaxpr.constants import ConstantWriter
 from jaxprtool.formats.jaxpr.types import TypeWriter
 from jaxprtool.formats.jaxpr.values import Unwritable
-from jaxprtool.ir.callbacks import BATCHING_HINT, CALLBACKS, HINT, stubbed
+from jaxprtool.ir.callbacks import BATCHING_HINT, HINT, stubbed
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type
 from jaxprtool.ir.plugins import missing_plugin
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 #: The mesh of which nothing is set.
@@ -236,7 +237,7 @@ def unsupported(eqn: JaxprEqn, fault: Exception, parameter: str = "") -> Unsuppo
     """The error that an equation cannot be written; names it and its source line."""
     holder = f"its parameter {parameter}" if parameter else "it"
     name = eqn.primitive.name
-    hint = HINT if name in CALLBACKS else missing_plugin(name)
+    hint = HINT if traits(name).callback else missing_plugin(name)
     hint = BATCHING_HINT if name == "custom_vmap_call" else hint
     message = f"{named(eqn)} cannot be written to a file: {holder} holds {fault}"
     return UnsupportedError(message, hint)

@@ -34,6 +34,7 @@ from jaxprtool.ir.custom_rules import (
     vjp_rule,
 )
 from jaxprtool.ir.plugins import load_rules_of
+from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import build, describe
 from jaxprtool.jaxcompat import JaxprEqn
 
@@ -116,7 +117,7 @@ def restored(
     """
     load_rules_of(primitive)
     known = jaxcompat.registered_primitives()
-    if primitive in ("closed_call", "call") and primitive not in known:
+    if traits(primitive).call == "closed_call" and primitive not in known:
         primitive = "eval_jaxpr"
     if primitive not in known:
         raise UnknownPrimitive(f"there is no primitive '{primitive}'")

@@ -64,7 +64,8 @@ from jaxprtool.ir.custom_rules import rules_followed
 from jaxprtool.ir.dtypes import x64_enabled
 from jaxprtool.ir.equations import has_64_bit_types, type_of
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import CALLS, sub_jaxprs
+from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn, Literal, open_jaxpr
 from jaxprtool.primitives import scope_of
 
@@ -372,9 +373,6 @@ class _Module:
         raise AssertionError("there are endlessly many names")
 
 
-#: Primitives whose equations become calls of functions of the module.
-_SHARED = frozenset({*CALLS, "custom_jvp_call", "custom_vjp_call"})
-
 _NEEDS_X64 = "It needs 64-bit types: jax_enable_x64 must be set."
 
 _STORED = "STORED = np.load(Path(__file__).resolve().with_name({file}))"
@@ -403,7 +401,7 @@ def _function_names(jaxpr: Any) -> set[str]:
         seen.add(id(open_jaxpr(body)))
         for eqn in open_jaxpr(body).eqns:
             inner = [found for _, found in sub_jaxprs(eqn)]
-            if eqn.primitive.name in _SHARED:
+            if traits(eqn).call:
                 names.add(identifier(scope_of(eqn) or calls.called_name(eqn)))
             todo += inner
     return names

@@ -33,7 +33,7 @@ def lines(jaxpr: Any) -> list[Line]:
     """The equations of a jaxpr, with the conversions and clamps of indexes taken into branches."""
     if not any(eqn.primitive.name == "cond" for eqn in jaxpr.eqns):
         return [Line(eqn, tuple(eqn.invars)) for eqn in jaxpr.eqns]
-    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars if eqn.primitive.name in _MAKERS}
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     fused, left = {}, set(map(id, jaxpr.outvars))
     for eqn in jaxpr.eqns:
         condition = _condition(eqn, makers)
@@ -49,9 +49,6 @@ def lines(jaxpr: Any) -> list[Line]:
         elif not any(id(v) in taken for v in eqn.outvars):
             found.append(Line(eqn, tuple(eqn.invars)))
     return found
-
-
-_MAKERS = ("convert_element_type", "clamp", "platform_index")
 
 
 def _condition(
@@ -72,6 +69,8 @@ def _condition(
     if maker.primitive.name == "platform_index":
         same = maker.params["platforms"] == eqn.params.get("branches_platforms")
         return ((), on_platform(eqn)) if same else None
+    if maker.primitive.name != "clamp":
+        return None
     low, number, high = maker.invars
     if _is_literal(low, 0) and _is_literal(high, branches - 1) and branches > 1:
         return (number,), on_number(eqn)

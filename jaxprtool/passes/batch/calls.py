@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import Call
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.body import batch_body, lifted
@@ -20,7 +21,7 @@ def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     body, out_dims = batch_body(call.body, dims, axis)
     if eqn.primitive.name == "remat2" and axis.plain:
         body, out_dims = batch_body(call.body, dims, axis, _in_front(out_dims))
-    if eqn.primitive.name not in _HOLDS_CONSTANTS:
+    if not traits(eqn).holds_constants:
         return _with_operands(call, body, dims, out_dims)
     changes: dict[str, Any] = {}
     if eqn.primitive.name == "jit":
@@ -33,10 +34,6 @@ def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
         return call.rebuild(operands=operands, outs=outs, body=body, **changes)
 
     return Rebuilt(tuple(dims), out_dims, build)
-
-
-#: The calls whose bodies may hold constants; others take them as operands.
-_HOLDS_CONSTANTS = ("jit", "closed_call", "eval_jaxpr")
 
 
 def _in_front(dims: Sequence[Dim]) -> tuple[Dim, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 Params = dict[str, Any]
@@ -19,7 +20,8 @@ Params = dict[str, Any]
 
 def is_move(eqn: JaxprEqn) -> bool:
     """Whether an equation only lays a value out anew."""
-    return eqn.primitive.name in MOVES and len(eqn.invars) == 1
+    found = traits(eqn)
+    return found.moves and found.gives == "layout" and len(eqn.invars) == 1
 
 
 def _transposes(first: JaxprEqn, second: JaxprEqn) -> Params:
@@ -52,9 +54,6 @@ _MERGES: dict[tuple[str, str], tuple[int, Callable[[JaxprEqn, JaxprEqn], Params 
     ("broadcast_in_dim", "broadcast_in_dim"): (1, _broadcasts),
     ("broadcast_in_dim", "transpose"): (0, _transpose_of_broadcast),
 }
-
-#: The primitives that are moves.
-MOVES = frozenset({"transpose", "broadcast_in_dim", "reshape", "squeeze"})
 
 
 @dataclass(eq=False)

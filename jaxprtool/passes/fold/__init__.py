@@ -44,6 +44,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import holds_jaxpr, keep, sub_jaxprs
+from jaxprtool.ir.traits import traits
 from jaxprtool.ir.writer import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
@@ -80,9 +81,6 @@ def fold_jaxpr(jaxpr: Any, max_bytes: int) -> Any:
 
 
 # --- the pass ---------------------------------------------------------------------------------
-
-#: Primitives that make an array of little, and cost less than the array.
-_EXPANDING: frozenset[str] = frozenset({"iota", "broadcast_in_dim"})
 
 #: The largest value on the way to another, in bytes, unless `max_bytes` is large.
 _LARGEST = 1 << 20
@@ -125,7 +123,7 @@ class _Folding:
                 known[var] = number
         found = self._values.follow(jaxpr.eqns, known)
         values: dict[Var, Any] = {}
-        if not all(eqn.primitive.name in _EXPANDING for eqn in found):
+        if not all(traits(eqn).fills for eqn in found):
             values = self._needed_values(writer, known, found)
 
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
@@ -215,7 +213,7 @@ def _freed(writer: Writer, found: Sequence[JaxprEqn]) -> dict[int, int]:
 def _expands(eqn: JaxprEqn) -> bool:
     """Whether an equation makes an array of something smaller, and is as good as the array."""
     size = sum(size_of(v.aval) for v in eqn.invars if type(v) is not Literal)
-    return eqn.primitive.name in _EXPANDING and size_of(eqn.outvars[0].aval) > size
+    return traits(eqn).fills and size_of(eqn.outvars[0].aval) > size
 
 
 def _uniform(value: np.ndarray) -> _Uniform | None:

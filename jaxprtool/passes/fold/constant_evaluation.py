@@ -17,20 +17,11 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.nonfinite import unchecked
-from jaxprtool.ir.structural_key import UNREPEATABLE, Keyless, literal_key, parameters_key
+from jaxprtool.ir.structural_key import Keyless, literal_key, parameters_key
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, holds_jaxpr, view
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.fold.exact_numpy import evaluate_exactly
-
-#: Primitives that are not computed here though they have no effect: those that depend on where
-#: they run, whose code is not JAX's, or that say something of a value besides what it is.
-_NEVER: frozenset[str] = UNREPEATABLE | {
-    *("platform_index", "axis_index", "dim_as_value", "dimension_size", "shape_assertion"),
-    *("ffi_call", "call_exported", "custom_partitioning", "composite", "pallas_call"),
-    *("linear_call", "custom_lin", "call_hi_primitive_linearized"),
-    *("sharding_constraint", "layout_constraint", "relayout", "reshard", "name", "shard_map"),
-    *("with_memory_space_constraint", "inspect_sharding", "pvary", "while", "run_state"),
-}
 
 #: What an equation that holds jaxprs may come to, in equations of theirs.
 _MOST_STEPS = 1000
@@ -82,7 +73,7 @@ class Values:
         return found
 
     def _of_equation(self, eqn: JaxprEqn, known: dict[Var, Number]) -> int | None:
-        if eqn.effects or eqn.primitive.name in _NEVER or not self._is_plain(eqn):
+        if eqn.effects or not traits(eqn).may_fold or not self._is_plain(eqn):
             return None
         if not eqn.outvars:
             return None  # there is nothing to know; dce takes it away
@@ -115,7 +106,7 @@ class Values:
 
     def _steps(self, eqn: JaxprEqn) -> float:
         """How many equations are computed for one; no end if one of them is not to be."""
-        if eqn.primitive.name in _NEVER or not self._is_plain(eqn):
+        if not traits(eqn).may_fold or not self._is_plain(eqn):
             return float("inf")
         structured = view(eqn)
         match structured:

@@ -25,10 +25,8 @@ from jaxprtool.ir.structured import (
     sub_jaxprs,
     view,
 )
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
-
-#: What leaves a value that is one number throughout as it is, types apart.
-_SPREADING = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "squeeze"})
 
 
 class Graph:
@@ -123,7 +121,8 @@ class Graph:
         if place is None:
             return None
         eqn = self.eqns[place]
-        if eqn.primitive.name not in _SPREADING or len(eqn.invars) != 1:
+        moves = traits(eqn).gives in ("layout", "part")
+        if not (moves or eqn.primitive.name == "convert_element_type") or len(eqn.invars) != 1:
             return None
         number = self.number(eqn.invars[0])
         # A conversion may be one of weak to strong types alone.

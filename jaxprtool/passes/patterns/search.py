@@ -20,11 +20,9 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns.graphs import Graph, Pattern, same_number
-
-#: Whose two operands may be swapped.
-COMMUTATIVE = frozenset({"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"})
 
 #: Steps of one search; a pattern of a hundred equations takes some hundred where it fits.
 _MOST_STEPS = 20_000
@@ -168,7 +166,7 @@ class Search:
                 return []
             self._bind(a, b)
         operands = list(zip(p.invars, q.invars, strict=True))
-        if len(operands) != 2 or p.primitive.name not in COMMUTATIVE:
+        if len(operands) != 2 or not traits(p).commutes(p.invars[0].aval.dtype):
             return [operands]
         return [operands, list(zip(p.invars, reversed(q.invars), strict=True))]
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.simplify.pattern import Match
 from jaxprtool.passes.simplify.row import Outcome, Row, equation
@@ -65,7 +66,7 @@ RESHAPES = [
 def _through(match: Match) -> Outcome:
     """x has the shape of the result, and the function rounds alike in every shape"""
     outer, unary, inner = match.eqns
-    if unary.primitive.name in ("pow", "atan2"):
+    if not traits(unary).shape_exact:
         return None
     if unary.primitive.name == "div" and not any(map(_is_many, match.out.shape)):
         return None  # of one number XLA makes a quotient, of many a product with the inverse

@@ -21,36 +21,17 @@ from typing import Any
 
 import numpy as np
 
+from jaxprtool.ir.traits import primitives_with, traits
 from jaxprtool.ir.writer import Writer
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var, open_jaxpr
 
-COMMUTATIVE = frozenset(["add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"])
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 #: What a pattern may call primitives of a kind.
-CLASSES: dict[str, frozenset[str]] = {
-    # What broadcasts dimensions of size 1, and scalars, by itself.
-    "elementwise2": _names(
-        "add and atan2 complex div eq ge gt le lt max min mul ne nextafter or pow rem "
-        "shift_left shift_right_arithmetic shift_right_logical sub xor"
-    ),
-    # What computes each element from one operand's, to the same bits whatever the shape: XLA's
-    # exp, log and tanh round otherwise in another shape.
-    "unary": _names(
-        "abs ceil conj convert_element_type floor imag integer_pow is_finite not real round sign "
-        "sqrt square"
-    ),
-    # Those of `elementwise2` whose operands are not to be exchanged.
-    "ordered2": _names(
-        "atan2 complex div ge gt le lt nextafter pow rem shift_left shift_right_arithmetic "
-        "shift_right_logical sub"
-    ),
-    "resize": _names("reshape squeeze"),
-    "layout": _names("reshape squeeze broadcast_in_dim"),
+CLASSES: dict[str, tuple[str, ...]] = {
+    "elementwise2": primitives_with(lambda t: t.broadcasts),
+    "ordered2": primitives_with(lambda t: t.broadcasts and not t.commutative),
+    "unary": primitives_with(lambda t: t.shape_exact and not t.broadcasts),
+    "resize": ("reshape", "squeeze"),
+    "layout": ("reshape", "squeeze", "broadcast_in_dim"),
 }
 
 _TOKEN = re.compile(
@@ -261,14 +242,16 @@ def matcher(pattern: Call) -> Matcher:
         eqns, names = len(match.eqns), dict(match.names)
         if matches(match, eqn):
             return True
-        if len(eqn.invars) != 2 or eqn.primitive.name not in COMMUTATIVE:
+        if len(eqn.invars) != 2 or not traits(eqn).commutes(eqn.invars[0].aval.dtype):
             return False
         del match.eqns[eqns + 1 :]
         match.names = names
         return in_order(match, eqn.invars[::-1])
 
-    any_order = count == 2 and rest is None and not COMMUTATIVE.isdisjoint(pattern.primitives)
-    return matches_in_any_order if any_order and not _is_symmetric(nodes) else matches
+    if count != 2 or rest is not None or _is_symmetric(nodes):
+        return matches
+    may_swap = any(traits(name).commutative for name in pattern.primitives)
+    return matches_in_any_order if may_swap else matches
 
 
 def _is_rest(node: Node) -> bool:

@@ -28,6 +28,7 @@ from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.structured import Call, keep, view
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.residuals import residual_names
@@ -210,9 +211,6 @@ def _check_moving(program: Program, leaves: Sequence[int]) -> None:
 
 _ARGNUMS_HINT = "argnums says in which of its arguments a function is linear"
 
-#: What JAX takes for constant in integers, or has no transpose for that keeps them.
-_NOT_OF_INTEGERS = frozenset({"convert_element_type", "dot_general", "conv_general_dilated"})
-
 
 def _check_integers(program: Program, leaves: Sequence[int]) -> None:
     """Refuse a program in which JAX's transpose would lose cotangents without a word."""
@@ -254,7 +252,7 @@ def _first_loss(
         if True not in moves:
             continue
         moving.update(eqn.outvars)
-        if eqn.primitive.name in _NOT_OF_INTEGERS:
+        if not traits(eqn).transposes_integers:
             return eqn, eqn
         if isinstance(view(eqn), Call):
             ((_, body),) = bodies(eqn)
@@ -264,7 +262,7 @@ def _first_loss(
         else:  # all that is in a loop or a branch may depend on them
             inside = [inner for _, body in bodies(eqn) for inner in equations(body)]
         for inner in inside:
-            if inner.primitive.name in _NOT_OF_INTEGERS:
+            if not traits(inner).transposes_integers:
                 return inner, eqn
     return None
 

@@ -30,6 +30,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.structured import Call, Cond, Scan, ShardMap, While, view
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
@@ -49,17 +50,6 @@ Place: TypeAlias = Var | tuple[int, int, "Place"]
 
 #: A manual mesh axis, its size, and whether types tell which values vary over it.
 Axis: TypeAlias = tuple[Any, int, bool]
-
-#: What draws random numbers from a key. Other integers computed from keys are as good as keys.
-DRAWS = frozenset({"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator"})
-
-#: What lays a value out anew. Better a variable for the value itself, as the source has it.
-ANEW = frozenset(
-    {"broadcast_in_dim", "copy", "expand_dims", "pcast", "pvary", "reshape", "rev", "transpose"}
-)
-
-#: What `apply` may do again even if all that is known is computed once.
-LAYOUT = ANEW | {"squeeze"}
 
 
 @dataclass(frozen=True)
@@ -242,12 +232,17 @@ class _Walk:
             self.need(operands)
         again = extra == math.inf or not self.terms.once or _is_layout(eqn)
         before = operands if again else [SOURCE]
+        like = traits(eqn)
+        # Better a variable for the value itself, as the source has it, than for another layout of
+        # it. In `first, second = x` it is what has been squeezed that the source has.
+        anew = like.gives == "layout" and eqn.primitive.name != "squeeze"
         for var in eqn.outvars:
-            integer = _is(var.aval, jnp.integer) and eqn.primitive.name not in DRAWS
-            same = integer or eqn.primitive.name in LAYOUT or extra == math.inf
+            # Integers computed from keys are as good as keys, if no random numbers.
+            integer = _is(var.aval, jnp.integer) and not like.draws
+            same = integer or like.gives == "layout" or extra == math.inf
             if self.part.known[var] == EARLY:
                 self.result(var, extra if same else 0, before)
-                self.graph.costs[self.nodes[var]] += eqn.primitive.name in ANEW
+                self.graph.costs[self.nodes[var]] += anew
 
     def enter(
         self,
@@ -416,7 +411,7 @@ def _is_layout(eqn: JaxprEqn) -> bool:
     """Whether an equation lays a value out anew, or gives it in a wider type."""
     if eqn.primitive.name == "convert_element_type":
         return bits_of(eqn.outvars[0].aval) > bits_of(eqn.invars[0].aval)
-    return eqn.primitive.name in LAYOUT
+    return traits(eqn).gives == "layout"
 
 
 def _times(cost: float, factor: float) -> float:

@@ -7,7 +7,7 @@ does as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +18,9 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn, Literal
-from jaxprtool.passes.unzip.flow import LAYOUT
 from jaxprtool.passes.unzip.variables import UnzipError
-
-#: How many operands of a primitive, from the first, are a key of words; and are a seed.
-_WORDS = {"random_wrap": 1, "threefry2x32": 2, "rng_bit_generator": 1}
-_SEEDS = {"random_seed": 1}
-
-#: What gives the first operand, or a part of it, unchanged.
-_PARTS = LAYOUT | {"concatenate", "dynamic_slice", "gather", "slice"}
 
 
 @dataclass(frozen=True)
@@ -115,9 +108,9 @@ def _key_positions(program: Program) -> set[int]:
     keys = {i for i, aval in avals.items() if _is(aval, jax.dtypes.prng_key)}
     words = {i for i, aval in avals.items() if _is(aval, jnp.uint32) and aval.ndim}
     if words:
-        keys |= words & _used_by(program, _Uses(_WORDS))
+        keys |= words & _used_by(program, _Uses(lambda eqn: traits(eqn).key_words))
     integers = {i for i, aval in avals.items() if _is(aval, jnp.integer)}
-    return keys or (integers and integers & _used_by(program, _Uses(_SEEDS, computed=True)))
+    return keys or (integers and integers & _used_by(program, _Uses(_seeds, computed=True)))
 
 
 def _is(aval: Any, kind: Any) -> bool:
@@ -130,6 +123,10 @@ def _used_by(program: Program, uses: _Uses) -> set[int]:
     return {i for i, flag in enumerate(flags) if flag}
 
 
+def _seeds(eqn: JaxprEqn) -> int:
+    return int(eqn.primitive.name == "random_seed")
+
+
 class _Uses:
     """Finds what some primitives use, backwards; goes through each body once.
 
@@ -137,8 +134,9 @@ class _Uses:
     anything may be computed from it.
     """
 
-    def __init__(self, consumers: Mapping[str, int], computed: bool = False):
-        self.consumers, self.computed = consumers, computed
+    def __init__(self, consumed: Callable[[JaxprEqn], int], computed: bool = False):
+        #: How many operands of an equation, from the first, it uses so.
+        self.consumed, self.computed = consumed, computed
         self.found: dict[Any, list[bool]] = {}
 
     def arguments(self, body: Any, outs: Sequence[bool]) -> list[bool]:
@@ -159,12 +157,13 @@ class _Uses:
 
     def operands(self, eqn: JaxprEqn, outs: list[bool]) -> list[bool]:
         """Which operands of an equation are used, if these results of it are."""
-        name, count = eqn.primitive.name, len(eqn.invars)
-        if name in self.consumers:
-            return [i < self.consumers[name] for i in range(count)]
-        if name in _PARTS:
-            every = name == "concatenate"
-            return [any(outs) and (every or i == 0) for i in range(count)]
+        count = len(eqn.invars)
+        if consumed := self.consumed(eqn):
+            return [i < consumed for i in range(count)]
+        if eqn.primitive.name == "concatenate":
+            return [any(outs)] * count
+        if traits(eqn).gives in ("layout", "part"):
+            return [any(outs) and i == 0 for i in range(count)]
         match view(eqn):
             case Cond(branches=branches):
                 each = [self.arguments(branch, outs) for branch in branches]

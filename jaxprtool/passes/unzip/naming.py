@@ -25,6 +25,7 @@ from typing import Any
 from jaxprtool import jaxcompat
 from jaxprtool.ir.source_names import Range, SourceNames, range_of
 from jaxprtool.ir.structured import Call, Cond, Scan, While, view
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame, is_users_file, user_frames
 from jaxprtool.passes.unzip.flow import parts_of
@@ -32,15 +33,6 @@ from jaxprtool.passes.unzip.known import Context
 from jaxprtool.passes.unzip.split import Split
 from jaxprtool.passes.unzip.variables import SEPARATOR
 from jaxprtool.primitives import scope_of
-
-#: What gives its operand back, or a part of it, in another form.
-_SAME = frozenset(
-    {
-        *("broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "expand_dims"),
-        *("optimization_barrier", "reduce_precision", "reshape", "rev", "sharding_constraint"),
-        *("slice", "squeeze", "transpose"),
-    }
-)
 
 _LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
@@ -137,11 +129,11 @@ class _Namer:
         eqn = self.eqn(value)
         if eqn is None:
             return self.argument(value)
-        if eqn.primitive.name in ("sow", "name") and eqn.params["name"]:
+        if traits(eqn).names_value and eqn.params["name"]:
             return (eqn.params["name"],)
         if (found := self.assigned(value, eqn)) is not None:
             return found
-        if eqn.primitive.name in _SAME and isinstance(operand := eqn.invars[0], Var):
+        if traits(eqn).gives and isinstance(operand := eqn.invars[0], Var):
             return self.name(Value(value.parts, value.calls, operand))
         return self.parameter(value)
 
@@ -188,7 +180,7 @@ class _Namer:
         for eqn in self.body(part).users.get(var, ()):
             if not all(part.known[v].early for v in eqn.outvars):
                 yield value.calls, eqn, var
-            elif eqn.primitive.name in _SAME:
+            elif traits(eqn).gives:
                 yield from self.late_users(Value(value.parts, value.calls, eqn.outvars[0]))
         if value.calls:
             outs = value.calls[-1].outvars

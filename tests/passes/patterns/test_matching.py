@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import jaxprtool
 from jaxprtool.ir.program import type_check
@@ -87,6 +88,19 @@ def test_operands_may_be_swapped_where_that_is_the_same():
     assert count(less, lambda a: 2.0 - a, X) == 0
     both = rewrite(lambda x, y: x * y + jnp.sin(x), lambda x, y: jnp.sin(x) + x * y, ANY, ANY)
     assert count(both, lambda a, b: jnp.sin(b) + a * b, X, X) == 1
+
+
+def test_the_larger_of_complex_numbers_is_matched_in_its_own_order_alone():
+    larger = lambda x, y: lax.max(jnp.sin(x), y)  # noqa: E731
+    negated = lambda x, y: -lax.min(-jnp.sin(x), -y)  # noqa: E731
+    swapped = lambda a, b: lax.max(b, jnp.sin(a))  # noqa: E731
+    written = rewrite(larger, negated, ANY, ANY)
+    assert count(written, swapped, X, X) == count(written, larger, X, X) == 1
+    # Of NaN and a complex number, the second is the larger.
+    z = X.astype(complex)
+    written = rewrite(larger, negated, z, z)
+    assert count(written, larger, z, z) == 1
+    assert count(written, swapped, z, z) == 0
 
 
 def test_an_argument_is_the_same_value_wherever_it_stands():

@@ -123,6 +123,16 @@ def test_keys_of_words_and_data_of_that_type_are_told_apart():
     assert Unzip(auto=True)(program)["init"].arg_names == ("key",)
 
 
+@pytest.mark.parametrize("split", [jnp.unstack, lambda keys: lax.split(keys, (1, 1))])
+def test_keys_of_words_are_found_behind_what_takes_an_array_apart(split):
+    def fun(x, keys):
+        first, second = split(keys)
+        return x + noise(first.reshape(2)) * noise(second.reshape(2))
+
+    init, apply = jaxprtool.unzip(fun, auto=True)(X, jnp.stack([WORDS, WORDS]))
+    assert init.arg_names == ("keys",) and "keys" not in apply.arg_names
+
+
 def test_without_keys_a_seed_is_one_and_beside_keys_it_is_not():
     def fun(seed, x):
         return noise(jax.random.key(seed)) * x

@@ -69,6 +69,13 @@ def test_imports_run_downwards():
     assert upward == []
 
 
+def test_a_program_has_its_methods_wherever_it_comes_from(tmp_path):
+    path = tmp_path / "cat.jaxpr"
+    jaxprtool.write(jaxprtool.trace(lambda x: x + 1, 1.0), path)
+    code = f"import jaxprtool; jaxprtool.read({str(path)!r}).apply('dce')"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_no_file_imports_itself_by_way_of_others():
     modules = {}
     for path in PACKAGE.rglob("*.py"):

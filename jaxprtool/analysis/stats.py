@@ -12,8 +12,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.equations import bodies, size_of, type_of
-from jaxprtool.ir.outline import NamedValue, outline
+from jaxprtool.ir.outline import NamedValue, outline, top_jaxpr
 from jaxprtool.jaxcompat import Jaxpr
 
 
@@ -68,6 +69,20 @@ def stats(program: Any) -> Stats:
         shape.arguments,
         shape.outputs,
     )
+
+
+#: The equations of a jaxpr at every depth.
+_totals = JaxprCache()
+
+
+def count_equations(program: Any) -> int:
+    """Return the number of equations of a `Program` or a jaxpr, at every depth, as `stats` does."""
+    jaxpr = top_jaxpr(program)
+    known = _totals.of(jaxpr)
+    if "total" not in known:
+        inner = (body for eqn in jaxpr.eqns for _, body in bodies(eqn))
+        known["total"] = len(jaxpr.eqns) + sum(map(count_equations, inner))
+    return known["total"]  # type: ignore[no-any-return]
 
 
 def _count(jaxpr: Jaxpr, counts: dict[Jaxpr, Counter[tuple[int, str]]]) -> None:

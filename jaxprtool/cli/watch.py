@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from jaxprtool.analysis.stats import stats
+from jaxprtool.analysis.stats import count_equations
 from jaxprtool.cli import options, output
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.pipeline import Observer, Step
@@ -50,8 +50,8 @@ class Watcher(Observer):
         self, step: Step, program: Program, result: Program | Programs, seconds: float
     ) -> None:
         programs = [each for _, each in options.each(result)]
-        left = sum(stats(each).equations for each in programs)
-        self.rows.append(Row(str(step), program.name, seconds, stats(program).equations, left))
+        left = sum(map(count_equations, programs))
+        self.rows.append(Row(str(step), program.name, seconds, count_equations(program), left))
         if self._after_all or type(step.transform).name in self._after:
             for each in programs:
                 _dump(f"after {step}", each)

@@ -368,7 +368,19 @@ def call(body: Any, operands: Sequence[Atom], outs: Sequence[Var], like: JaxprEq
 _JAXPRS = (Jaxpr, ClosedJaxpr)
 _HOLDERS = (*_JAXPRS, jaxcompat.HighPrimitive)
 _SEQUENCES = (tuple, list)
-_LEAVES = frozenset({type(None), bool, int, float, str})
+_LEAF, _SEQUENCE, _HOLDER = range(3)
+
+
+class _Kinds(dict[type, int]):
+    """Which types of parameter values hold jaxprs, may hold some among their items, or none."""
+
+    def __missing__(self, kind: type) -> int:
+        found = _SEQUENCE if issubclass(kind, _SEQUENCES) else _LEAF
+        self[kind] = _HOLDER if issubclass(kind, _HOLDERS) else found
+        return self[kind]
+
+
+_KINDS = _Kinds()
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, Any]]:
@@ -376,6 +388,8 @@ def sub_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, Any]]:
     if eqn.primitive.name in High.primitives:
         body = jaxcompat.high_body(eqn)
         yield from () if body is None else [("expand", body)]
+        return
+    if not holds_jaxpr(eqn.params.values()):
         return
     for name in sorted(eqn.params):
         yield from _jaxprs_in(name, eqn.params[name])
@@ -391,18 +405,14 @@ def _jaxprs_in(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def holds_jaxpr(values: Iterable[Any]) -> bool:
-    """Whether there is a jaxpr among parameter values, or in a tuple or list among them.
+    """Return whether there is a jaxpr among parameter values, or in a sequence among them.
 
-    So there is, as a rule, in an object that `call_hi_primitive` holds.
-
-    Passes ask this of every equation, so it is quicker than a look at `sub_jaxprs`.
+    So there is, as a rule, in an object that `call_hi_primitive` holds. Passes ask this of every
+    equation, so it is quicker than a look at `sub_jaxprs`.
     """
     for value in values:
-        if type(value) in _LEAVES:
-            continue
-        if isinstance(value, _HOLDERS):
-            return True
-        if isinstance(value, _SEQUENCES) and value and holds_jaxpr(value):
+        kind = _KINDS[type(value)]
+        if kind == _HOLDER or (kind == _SEQUENCE and value and holds_jaxpr(value)):
             return True
     return False
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.analysis.stats import PrimitiveCount, stats
+from jaxprtool.analysis.stats import PrimitiveCount, count_equations, stats
 from jaxprtool.ir.outline import NamedValue
 
 X = np.arange(3, dtype=np.float32)
@@ -60,3 +60,11 @@ def test_a_symbolic_size_is_unknown():
 def test_an_empty_program_has_nothing():
     counted = count(lambda: ())
     assert (counted.equations, counted.by_depth, counted.primitives) == (0, (), ())
+
+
+def test_equations_alone_are_counted_as_by_stats():
+    def f(x):
+        return jax.lax.fori_loop(0, 5, lambda i, c: jnp.sin(c) * jax.jit(jnp.cos)(x), x)
+
+    jaxpr = jax.make_jaxpr(f)(X)
+    assert count_equations(jaxpr) == stats(jaxpr).equations == 6

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from jaxprtool.cli import options, output
+from jaxprtool.cli.start import start_jax
+
+if TYPE_CHECKING:
+    from jaxprtool.render.documents import BackendsDocument
 
 
-def backends(json: options.Json = False, traceback: options.Traceback = False) -> None:
+@options.command
+def backends(json: options.Json = False) -> None:
     """List the backends and devices of this machine.
 
     [bold]Example[/]
 
       jaxprtool backends
     """
-    options.start_jax()
+    start_jax()
     from jaxprtool.execute.backends import backends as find_backends
 
     found = find_backends()
     if json:
-        output.write_json(
-            {
-                "backends": [
-                    {
-                        "platform": b.platform,
-                        "version": b.version,
-                        "default": b.default,
-                        "devices": [{"id": d.id, "kind": d.device_kind} for d in b.devices],
-                    }
-                    for b in found
-                ]
-            }
-        )
+        document: BackendsDocument = {
+            "backends": [
+                {
+                    "platform": b.platform,
+                    "version": b.version,
+                    "default": b.default,
+                    "devices": [{"id": d.id, "kind": d.device_kind} for d in b.devices],
+                }
+                for b in found
+            ]
+        }
+        output.write_json(document)
         return
     rows = [
         (b.platform + (" (default)" if b.default else ""), str(len(b.devices)), b.kinds, b.version)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxprtool.cli import completion, options, output
 from jaxprtool.errors import PipelineError, did_you_mean
+
+if TYPE_CHECKING:
+    from jaxprtool.render.documents import PassDocument, PipelineDocument
 
 _Name = Annotated[
     str | None,
@@ -37,12 +38,12 @@ _TABLES = (
 )
 
 
+@options.command
 def explain(
     name: _Name = None,
     level: _Level = None,
     plugin: options.Plugin = None,
     json: options.Json = False,
-    traceback: options.Traceback = False,
 ) -> None:
     """Explain a pass: what it does, its options, its rules; or a named pipeline: its passes.
 
@@ -65,52 +66,52 @@ def explain(
         raise PipelineError(
             f"explain takes one name, not '{name}' and '-{wanted}'", did_you_mean(name, levels)
         )
-    explanation = _level(wanted) if wanted in levels else _pass(wanted)
+    explanation: Any = _level(wanted) if wanted in levels else _pass(wanted)
     if json:
         output.write_json(explanation)
     else:
         _write(explanation)
 
 
-def _level(name: str) -> dict[str, Any]:
+def _level(name: str) -> PipelineDocument:
     from jaxprtool.passes import levels, registry
-    from jaxprtool.passes.base import summary
+    from jaxprtool.passes.base import documentation, summary
     from jaxprtool.passes.pipeline import Pipeline
 
     level = levels.levels[name]
-    passes = [
-        {
-            "name": str(step),
-            "when": when,
-            "help": summary(registry.find(step.transform.name)),
-        }
-        for when, text in (("repeated", level.repeated), ("once, at the end", level.last))
-        for step in Pipeline.parse(text).steps
-    ]
-    return {"name": f"-{name}", "text": _text(levels), "passes": passes}
+    parts = (("repeated", level.repeated), ("once, at the end", level.last))
+    return {
+        "name": f"-{name}",
+        "text": documentation(levels),
+        "passes": [
+            {"name": str(step), "when": when, "help": summary(registry.find(step.transform.name))}
+            for when, text in parts
+            for step in Pipeline.parse(text).steps
+        ],
+    }
 
 
-def _pass(name: str) -> dict[str, Any]:
-    from jaxprtool.passes import registry
-    from jaxprtool.passes.base import options as options_of
+def _pass(name: str) -> PassDocument:
+    from jaxprtool.passes import base, registry
 
     cls = registry.find(name)
-    known = [
-        {"name": o.name, "type": o.type_name, "default": None if o.required else repr(o.default)}
-        for o in options_of(cls)
-    ]
-    text = "\n\n".join(filter(None, (_text(cls), _text(sys.modules.get(cls.__module__)))))
-    # A pass that works by rules says which they are.
-    rules = {"rules": cls.rules()} if hasattr(cls, "rules") else {}
-    return {"name": name, "text": text, "options": known, **rules}
-
-
-def _text(what: Any) -> str:
-    return inspect.getdoc(what) or ""
+    document: PassDocument = {
+        "name": name,
+        "text": base.documentation(cls),
+        "origin": registry.available()[name].origin,
+        "options": [
+            {"name": o.name, "type": o.type_name, "default": o.default_text}
+            for o in base.options(cls)
+        ],
+    }
+    if hasattr(cls, "rules"):  # of a pass that works by rules
+        document["rules"] = cls.rules()
+    return document
 
 
 def _write(explanation: dict[str, Any]) -> None:
-    output.write(f"{explanation['name']}\n\n{explanation['text']}\n")
+    origin = f" (from {explanation['origin']})" if "origin" in explanation else ""
+    output.write(f"{explanation['name']}{origin}\n\n{explanation['text']}\n")
     for key, titles, columns in _TABLES:
         rows = [
             ["must be given" if row[c] is None else row[c] for c in columns]

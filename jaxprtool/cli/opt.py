@@ -2,109 +2,73 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from jaxprtool.cli import options, output, rewrites
-from jaxprtool.cli.emit import SUFFIXES
-from jaxprtool.cli.places import STDOUT, require_writable, write_jaxprs
-from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
+from jaxprtool.cli.options import PASSES, flag, option
+from jaxprtool.cli.start import start_jax
+from jaxprtool.errors import JaxprToolError, PipelineError, did_you_mean
+from jaxprtool.formats.emission import Emission, Format
 
 if TYPE_CHECKING:
+    from jaxprtool.ir.program import Program
     from jaxprtool.passes.pipeline import Pipeline
+    from jaxprtool.render.documents import OptDocument
 
 _WATCHED = "What is watched (on stderr)"
 
-
 _Level = Annotated[
     str | None,
-    typer.Option(
+    option(
         "-O",
         metavar="0|1|2",
         help="A named pipeline, run after the passes of -p: `jaxprtool explain -O1`.",
-        rich_help_panel="Passes",
+        panel=PASSES,
     ),
 ]
 _NoCheck = Annotated[
-    bool,
-    typer.Option(
-        "--no-check",
-        metavar="",
-        help="Do not type-check the program after each pass.",
-        rich_help_panel="Passes",
-    ),
+    bool, flag("--no-check", "Do not type-check the program after each pass.", PASSES)
 ]
 _PrintBeforeAll = Annotated[
-    bool,
-    typer.Option(
-        "--print-before-all",
-        metavar="",
-        help="The program before each pass.",
-        rich_help_panel=_WATCHED,
-    ),
+    bool, flag("--print-before-all", "The program before each pass.", _WATCHED)
 ]
 _PrintAfterAll = Annotated[
-    bool,
-    typer.Option(
-        "--print-after-all",
-        metavar="",
-        help="The program after each pass.",
-        rich_help_panel=_WATCHED,
-    ),
+    bool, flag("--print-after-all", "The program after each pass.", _WATCHED)
 ]
 _PrintAfter = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--print-after",
         metavar="NAME",
         help="The program after this pass. May be repeated.",
-        rich_help_panel=_WATCHED,
+        panel=_WATCHED,
     ),
 ]
 _Stats = Annotated[
-    bool,
-    typer.Option(
-        "--stats",
-        metavar="",
-        help="How many equations each pass was given, and left.",
-        rich_help_panel=_WATCHED,
-    ),
+    bool, flag("--stats", "How many equations each pass was given, and left.", _WATCHED)
 ]
-_Timing = Annotated[
-    bool,
-    typer.Option("--timing", metavar="", help="How long each pass took.", rich_help_panel=_WATCHED),
-]
+_Timing = Annotated[bool, flag("--timing", "How long each pass took.", _WATCHED)]
 _Verify = Annotated[
     bool,
-    typer.Option(
+    flag(
         "--verify",
-        metavar="",
-        help="Run the program before and after each pass, and compare what they give.",
-        rich_help_panel="Passes",
+        "Run the program before and after each pass, and compare what they give.",
+        PASSES,
     ),
 ]
 _Out = Annotated[
     str | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE|DIR/|-",
-        help="Write the result as a .jaxpr file, several results into a folder; - is stdout.",
-        rich_help_panel="Output",
+    options.out_option(
+        "Write the result as a .jaxpr file, several results into a folder; - is stdout."
     ),
 ]
 
 
+@options.command
 def opt(
-    target: options.Target,
-    args: options.Args = None,
-    factory: options.Factory = False,
-    static_argnums: options.StaticArgnums = None,
-    static_argnames: options.StaticArgnames = None,
-    x64: options.X64 = False,
+    function: options.Function,
     passes: options.Passes = None,
     level: _Level = None,
     plugin: options.Plugin = None,
@@ -119,7 +83,6 @@ def opt(
     out: _Out = None,
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
     json: options.Json = False,
-    traceback: options.Traceback = False,
 ) -> None:
     """Run passes over a function's jaxpr and print the result.
 
@@ -134,20 +97,15 @@ def opt(
       jaxprtool opt samples/transformer.py:loss -p dce -o loss.jaxpr
       jaxprtool opt samples/rnn.py:loss -o - | jaxprtool opt - -p dce
     """
-    if json and out == STDOUT:
-        raise OutputError("--json and -o - both want stdout", "write the program to a file")
-    suffix = os.path.splitext(out or "")[1]
-    if suffix in SUFFIXES and suffix != ".jaxpr":
-        hint = f"`jaxprtool emit TARGET -o {out}` writes what its name says"
-        raise OutputError(f"opt writes .jaxpr files, and '{out}' is named otherwise", hint)
-    options.start_jax(x64)
+    output.check_out("opt", out, json, (Format.jaxpr,), "jaxprtool emit TARGET")
+    start_jax(function.x64)
     from jaxprtool.cli import verifying, watch
 
     users = rewrites.load(rewrite)
     named = None if level is None else f"-O{level}"
     pipeline = users.before(options.pipeline(", ".join(filter(None, (passes, named))), plugin))
     watcher = watch.Watcher(print_before_all, print_after_all, _checked(print_after, pipeline))
-    entry = options.find(target, args, factory, static_argnums, static_argnames)
+    entry = function.find()
     program = options.trace(entry, pipeline)
     verifier = verifying.Verifier(watcher, program, entry.arguments()) if verify else None
     try:
@@ -159,23 +117,34 @@ def opt(
     programs = options.each(result)
     if verifier is not None:
         if out is not None:
-            require_writable(programs, callbacks)
+            _require_writable(programs, callbacks)
         verifier.verify()
         verifier.write_summary()
     rewrites.write_matches(users)
     if out is not None:
-        write_jaxprs(programs, out, callbacks)
+        output.write_files(programs, Emission(Format.jaxpr, callbacks=callbacks), out)
     if json:
         from jaxprtool.render.as_json import program_document
 
-        shown = [program_document(program) for _, program in programs]
-        output.write_json({"programs": shown, "passes": [row.as_json() for row in watcher.rows]})
+        document: OptDocument = {
+            "programs": [program_document(program) for _, program in programs],
+            "passes": [row.document() for row in watcher.rows],
+        }
+        output.write_json(document)
         return
     if out is None:
         output.write_listings(programs)
     if stats or timing:
         sys.stdout.flush()
         watch.write_rows(watcher.rows, stats, timing)
+
+
+def _require_writable(programs: Sequence[tuple[str, Program]], callbacks: str) -> None:
+    """Raise UnsupportedError if one of the programs cannot be written to a `.jaxpr` file."""
+    from jaxprtool.formats.jaxpr import write
+
+    for _, program in programs:
+        write.require_writable(program, callbacks)
 
 
 def _checked(wanted: list[str] | None, pipeline: Pipeline) -> frozenset[str]:

@@ -1,19 +1,24 @@
-"""The options that several commands share, and what they stand for."""
+"""The options that several commands share, each declared once, and how a command is declared.
+
+A command is a function under `@command`. A parameter that is annotated with a group of options,
+such as `Function`, stands for all of them; `--traceback` is an option of every command.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
-import signal
+import functools
+import inspect
 import sys
-from collections.abc import Iterator
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxprtool.cli import completion, output
+from jaxprtool.cli import completion
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program, Programs
@@ -21,7 +26,61 @@ if TYPE_CHECKING:
     from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.targets import ProgramEntry
 
-_FUNCTION, _PASSES, _OUTPUT = "Function and arguments", "Passes", "Output"
+#: The panels of a command's help that several commands have.
+FUNCTION, PASSES, RUN, OUTPUT = "Function and arguments", "Passes", "How it runs", "Output"
+
+
+# --- what options are declared with -----------------------------------------------------------
+
+
+def flag(name: str, help: str, panel: str) -> Any:
+    """Return the declaration of an option without a value."""
+    return typer.Option(name, metavar="", help=help, rich_help_panel=panel)
+
+
+def option(*names: str, metavar: str, help: str, panel: str, **more: Any) -> Any:
+    """Return the declaration of an option with a value; `more` is what `typer.Option` takes."""
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, **more)
+
+
+def passes_option(help: str) -> Any:
+    """Return the declaration of `-p`."""
+    complete = completion.complete_passes
+    return option(
+        "-p", "--passes", metavar="PIPELINE", help=help, panel=PASSES, autocompletion=complete
+    )
+
+
+def out_option(help: str, metavar: str = "FILE|DIR/|-") -> Any:
+    """Return the declaration of `-o`."""
+    return option("-o", "--output", metavar=metavar, help=help, panel=OUTPUT)
+
+
+def save_option(help: str) -> Any:
+    """Return the declaration of `--save`."""
+    return option("--save", metavar="FILE.npz", help=help, panel=OUTPUT)
+
+
+def backend_option(help: str, panel: str) -> Any:
+    """Return the declaration of `--backend`."""
+    complete = completion.complete_backend
+    return option("--backend", metavar="NAME", help=help, panel=panel, autocompletion=complete)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as `0,2`."""
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' is not a list of numbers such as 1,2") from None
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return the parts of a list such as `dot_general,conv*`."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+# --- the options ------------------------------------------------------------------------------
 
 
 class CallbackChoice(StrEnum):
@@ -31,92 +90,95 @@ class CallbackChoice(StrEnum):
     stub = "stub"
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """The numbers of a list such as `0,2`."""
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise typer.BadParameter(f"'{text}' is not a list of numbers such as 1,2") from None
+@dataclass(frozen=True)
+class Function:
+    """A group of options: TARGET, how it is found, and what it is called with."""
+
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="The function: package.module:function or path/file.py:function; or a program: "
+            "file.jaxpr, or - for stdin.",
+            show_default=False,
+            autocompletion=completion.complete_target,
+        ),
+    ]
+    args: Annotated[
+        str | None,
+        option(
+            "--args",
+            metavar="EXPR",
+            help="Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". "
+            "Without them, its own example arguments.",
+            panel=FUNCTION,
+        ),
+    ] = None
+    factory: Annotated[
+        bool,
+        flag("--factory", "TARGET() gives (function, args) or (function, args, kwargs).", FUNCTION),
+    ] = False
+    static_argnums: Annotated[
+        Any,
+        option(
+            "--static-argnums",
+            metavar="N,…",
+            parser=numbers,
+            help="Positions of arguments that are not traced.",
+            panel=FUNCTION,
+        ),
+    ] = None
+    static_argnames: Annotated[
+        Any,
+        option(
+            "--static-argnames",
+            metavar="NAME,…",
+            parser=names,
+            help="Names of arguments that are not traced.",
+            panel=FUNCTION,
+        ),
+    ] = None
+    x64: Annotated[bool, flag("--x64", "Keep 64-bit types as they are.", FUNCTION)] = False
+
+    def find(self) -> Entry | ProgramEntry:
+        """Return what TARGET names, with its arguments. What its module prints is no result."""
+        from jaxprtool.targets import find
+
+        with contextlib.redirect_stdout(sys.stderr):
+            return find(
+                self.target,
+                self.args,
+                factory=self.factory,
+                static_argnums=self.static_argnums or (),
+                static_argnames=self.static_argnames or (),
+            )
 
 
-def names(text: str) -> tuple[str, ...]:
-    """The parts of a list such as `dot_general,conv*`."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="TARGET",
-        help="The function: package.module:function or path/file.py:function; or a program: "
-        "file.jaxpr, or - for stdin.",
-        show_default=False,
-        autocompletion=completion.complete_target,
-    ),
-]
-Args = Annotated[
-    str | None,
-    typer.Option(
-        "--args",
-        metavar="EXPR",
-        help="Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". "
-        "Without them, its own example arguments.",
-        rich_help_panel=_FUNCTION,
-    ),
-]
-Factory = Annotated[
-    bool,
-    typer.Option(
-        "--factory",
-        metavar="",
-        help="TARGET() gives (function, args) or (function, args, kwargs).",
-        rich_help_panel=_FUNCTION,
-    ),
-]
-StaticArgnums = Annotated[
-    Any,
-    typer.Option(
-        "--static-argnums",
-        metavar="N,…",
-        parser=numbers,
-        help="Positions of arguments that are not traced.",
-        rich_help_panel=_FUNCTION,
-    ),
-]
-StaticArgnames = Annotated[
-    Any,
-    typer.Option(
-        "--static-argnames",
-        metavar="NAME,…",
-        parser=names,
-        help="Names of arguments that are not traced.",
-        rich_help_panel=_FUNCTION,
-    ),
-]
-X64 = Annotated[
-    bool,
-    typer.Option(
-        "--x64", metavar="", help="Keep 64-bit types as they are.", rich_help_panel=_FUNCTION
-    ),
-]
 Passes = Annotated[
     str | None,
-    typer.Option(
-        "-p",
-        "--passes",
-        metavar="PIPELINE",
-        help='Passes to run first, in order: "dce" or "dce(drop_inputs=True)".',
-        rich_help_panel=_PASSES,
-        autocompletion=completion.complete_passes,
-    ),
+    passes_option('Passes to run first, in order: "dce" or "dce(drop_inputs=True)".'),
 ]
 Plugin = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--plugin",
         metavar="FILE|MODULE",
         help="Import passes from plugin.py or from a module. May be repeated.",
-        rich_help_panel=_PASSES,
+        panel=PASSES,
+    ),
+]
+Backend = Annotated[
+    str | None,
+    backend_option("cpu, gpu, tpu, cuda, rocm, or a PJRT plug-in's; else JAX's default.", RUN),
+]
+Seed = Annotated[
+    int,
+    option(
+        "--seed",
+        metavar="N",
+        min=0,
+        help="Of the random values for arguments given by type alone.",
+        panel=RUN,
     ),
 ]
 Callbacks = Annotated[
@@ -124,24 +186,58 @@ Callbacks = Annotated[
     typer.Option(
         "--callbacks",
         help="Python functions that a written program calls: refuse it, or write stubs that raise.",
-        rich_help_panel=_OUTPUT,
+        rich_help_panel=OUTPUT,
     ),
 ]
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json", metavar="", help="One JSON document on stdout.", rich_help_panel=_OUTPUT
-    ),
-]
-Traceback = Annotated[
-    bool,
-    typer.Option(
-        "--traceback",
-        metavar="",
-        help="Show an error's whole traceback.",
-        rich_help_panel=_OUTPUT,
-    ),
-]
+Json = Annotated[bool, flag("--json", "One JSON document on stdout.", OUTPUT)]
+_Traceback = Annotated[bool, flag("--traceback", "Show an error's whole traceback.", OUTPUT)]
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def command(body: Callable[..., None]) -> Callable[..., None]:
+    """Return a function as Typer reads it: its groups of options spelled out, and `--traceback`.
+
+    `cli.app` looks for `--traceback` by itself, before there is a command.
+    """
+    groups: dict[str, Any] = {
+        name: hint for name, hint in _hints(body).items() if is_dataclass(hint)
+    }
+
+    @functools.wraps(body)
+    def run(**given: Any) -> None:
+        del given["traceback"]
+        for name, group in groups.items():
+            given[name] = group(**{key: given.pop(key) for key in _hints(group)})
+        body(**given)
+
+    run.__signature__ = inspect.Signature([*_parameters(body), _TRACEBACK])  # type: ignore[attr-defined]
+    return run
+
+
+def _hints(what: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(what, include_extras=True)
+    hints.pop("return", None)
+    return hints
+
+
+def _parameters(of: Any) -> Iterator[inspect.Parameter]:
+    hints = _hints(of)
+    for parameter in inspect.signature(of).parameters.values():
+        hint = hints[parameter.name]
+        if is_dataclass(hint):
+            yield from _parameters(hint)
+        else:
+            yield parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+_TRACEBACK = inspect.Parameter(
+    "traceback", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Traceback
+)
+
+
+# --- what they stand for ----------------------------------------------------------------------
 
 
 def load_plugins(plugins: list[str] | None) -> None:
@@ -153,82 +249,15 @@ def load_plugins(plugins: list[str] | None) -> None:
 
 
 def pipeline(text: str | None, plugins: list[str] | None) -> Pipeline:
-    """The pipeline of -p, with the plug-ins of --plugin at hand; empty if there is none."""
+    """Return the pipeline of -p, with the plug-ins of --plugin at hand; empty if there is none."""
     from jaxprtool.passes.pipeline import Pipeline
 
     load_plugins(plugins)
     return Pipeline.parse(text) if text else Pipeline()
 
 
-def start_jax(x64: bool = False) -> None:
-    """Import JAX, configured as asked for, and say so if it is one that we do not know."""
-    # What is imported stays, and need not be gone through by the garbage collector meanwhile.
-    gc.disable()
-    with _interrupts_held_back():
-        import jax
-
-        import jaxprtool.api  # noqa: F401  (a user's pass may say program.apply)
-        from jaxprtool import jaxcompat
-    gc.freeze()
-    gc.enable()
-    for path in _own_frames():
-        jaxcompat.hide_frames(path)
-    jaxcompat.keep_backend_probing_quiet()
-    if x64:
-        jax.config.update("jax_enable_x64", True)
-    if version := jaxcompat.untested_version():
-        output.warning(f"jaxprtool has not been tested with JAX {version}")
-
-
-def _own_frames() -> Iterator[str]:
-    """What stands on the stack below a command: Typer, Click, and what has started Python.
-
-    JAX would take them for code of the user's, and list them as sources of the HLO.
-    """
-    for name in ("typer", "click"):
-        if file := getattr(sys.modules.get(name), "__file__", None):
-            yield os.path.join(os.path.dirname(file), "")
-    yield "<frozen "
-    script = getattr(sys.modules["__main__"], "__file__", None) or ""
-    if os.path.basename(script).partition(".")[0] == "jaxprtool":
-        yield script
-
-
-@contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Hold Ctrl-C back: JAX's extension modules crash if it cuts their import short."""
-    held: list[int] = []
-    try:
-        before = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
-    except ValueError:  # only the main thread may; another one is not interrupted
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if held:
-        raise KeyboardInterrupt
-
-
-def find(
-    target: str, args: str | None, factory: bool, argnums: Any = None, argnames: Any = None
-) -> Entry | ProgramEntry:
-    """What a TARGET names, with its arguments. What its module prints is no result."""
-    from jaxprtool.targets import find
-
-    with contextlib.redirect_stdout(sys.stderr):
-        return find(
-            target,
-            args,
-            factory=factory,
-            static_argnums=argnums or (),
-            static_argnames=argnames or (),
-        )
-
-
 def trace(entry: Entry | ProgramEntry, pipeline: Pipeline) -> Program:
-    """The program of an entry for a pipeline, with the named axes that its passes bind.
+    """Return the program of an entry, with the named axes that the passes of a pipeline bind.
 
     What the function prints while it is traced is no result.
     """
@@ -237,7 +266,7 @@ def trace(entry: Entry | ProgramEntry, pipeline: Pipeline) -> Program:
 
 
 def each(result: Program | Programs) -> list[tuple[str, Program]]:
-    """The programs that a pipeline gave, by name."""
+    """Return the programs that a pipeline gave, by name."""
     from jaxprtool.ir.program import Programs
 
     return list(result.items()) if isinstance(result, Programs) else [(result.name, result)]

@@ -1,28 +1,4 @@
-"""Where results and messages go: results to stdout, everything else to stderr; files whole.
-
-What `--json` prints is one JSON document, the only thing on stdout. Numbers that JSON does not have
-are the strings "NaN", "Infinity" and "-Infinity", a complex number is `[real, imaginary]`.
-Documents may gain keys; the keys they have stay as they are:
-
-    show      {"programs": [PROGRAM…]}, see `jaxprtool.render.as_json`
-    show --stats  {"stats": [STATS…]}, see the same
-    opt       {"programs": [PROGRAM…], "passes": [{"pass", "program", "seconds",
-              "equations_before", "equations_after"}…]}
-    run       {"name", "devices": ["cpu:0"…], "random": [argument names],
-              "times": {"trace", "lower", "compile", "first_call", "repeat", "repeats"} (seconds),
-              "outputs": [{"name", "type", "value"} or {"name", "type", "statistics"}…]}
-    unzip     {"variables": [{"name", "type", "shape", "dtype", "bytes", "source"}…],
-              "programs": [PROGRAM…]}; "source" is {"file", "line"}, or null; with --run the same
-              and "runs": what `run` has, of init and of apply
-    vmap      {"axis_size", "axis_name", "chunk", "arguments": [{"name", "axis" (null: unmapped)}…],
-              "equations_before", "equations_after", "programs": [PROGRAM…]}
-    passes    {"passes": [{"name", "help", "origin"}…]}; with a NAME the same and
-              "options": [{"name", "type", "default" (as text; null if it must be given)}…]
-    explain   {"name", "text", "options": as above}, and of a pass that works by rules "rules":
-              [{"pattern", "replacement", "condition", "exact"}…]; of a named pipeline
-              {"name", "text", "passes": [{"name", "when", "help"}…]}
-    backends  {"backends": [{"platform", "version", "default", "devices": [{"id", "kind"}…]}…]}
-"""
+"""Where results and messages go: results to stdout, everything else to stderr; files whole."""
 
 from __future__ import annotations
 
@@ -34,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from jaxprtool.errors import OutputError
+from jaxprtool.formats.emission import STDOUT, SUFFIXES, Emission, Format
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,6 +53,11 @@ def warning(message: str) -> None:
 def note(message: str) -> None:
     """`note: message`: what a user should know about a result."""
     _labelled("note", "1;36", message)
+
+
+def some(names: Sequence[str]) -> str:
+    """Return names as text, or how many arguments they are, if they are many."""
+    return f"{len(names)} arguments" if len(names) > 4 else ", ".join(names)
 
 
 def _labelled(label: str, style: str, message: str) -> None:
@@ -138,6 +120,34 @@ def write_listings(programs: Sequence[tuple[str, Program]], stream: TextIO | Non
 
     columns = width(stream)
     write_programs(programs, lambda program: listing(program, width=columns), stream)
+
+
+def check_out(
+    command: str, out: str | None, json: bool, formats: Sequence[Format], instead: str
+) -> None:
+    """Refuse names after -o that stand for other formats than a command writes.
+
+    `instead` is the command that writes them. Raises OutputError, also for two documents on stdout.
+    """
+    if json and out == STDOUT:
+        raise OutputError("--json and -o - both want stdout", "write the program to a file")
+    told = SUFFIXES.get(os.path.splitext(out or "")[1])
+    if told and told[0] not in formats:
+        ends = " and ".join(end for end, (each, _) in SUFFIXES.items() if each in formats)
+        raise OutputError(
+            f"{command} writes {ends} files, and '{out}' is named otherwise",
+            f"`{instead} -o {out}` writes what its name says",
+        )
+
+
+def write_files(programs: Sequence[tuple[str, Program]], emission: Emission, out: str) -> None:
+    """Write programs where -o says, all or none; one may go to stdout."""
+    if out == STDOUT and len(programs) == 1:
+        content = emission.content(programs[0][1])
+        assert isinstance(content, str)
+        write(content)
+    else:
+        emission.write(programs, out)
 
 
 def write_rendered(rendered: Any, stream: TextIO | None = None) -> None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from jaxprtool.cli import output
+from jaxprtool.cli.options import PASSES, option
 
 if TYPE_CHECKING:
     from jaxprtool.passes.patterns import NamedRewrites
 
 Files = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--rewrite",
         metavar="FILE.py",
         help="Run the rewrites (@jaxprtool.rewrite) of a file before other passes, "
         "or where -p names them. May be repeated.",
-        rich_help_panel="Passes",
+        panel=PASSES,
     ),
 ]
 

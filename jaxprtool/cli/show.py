@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jaxprtool.cli import options, output
+from jaxprtool.cli.options import OUTPUT, flag, option
+from jaxprtool.cli.start import start_jax
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
+    from jaxprtool.render.documents import ShowDocument, StatsDocument
 
     Programs = list[tuple[str, Program]]
 
@@ -29,67 +32,41 @@ class Format(StrEnum):
 
 
 _Format = Annotated[
-    Format,
-    typer.Option("--format", "-f", help="How to show it.", rich_help_panel=_SHOWN),
+    Format, typer.Option("--format", "-f", help="How to show it.", rich_help_panel=_SHOWN)
 ]
 _Depth = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--depth",
         metavar="N",
         min=0,
         help="Fold jaxprs nested deeper than N to one line.",
-        rich_help_panel=_SHOWN,
+        panel=_SHOWN,
     ),
 ]
 _Only = Annotated[
     Any,
-    typer.Option(
+    option(
         "--only",
         metavar="NAME,…",
         parser=options.names,
         help="Only these primitives, where they stand: dot_general,conv*",
-        rich_help_panel=_SHOWN,
+        panel=_SHOWN,
     ),
 ]
-_Source = Annotated[
-    bool,
-    typer.Option(
-        "--source", metavar="", help="Each equation's file and line.", rich_help_panel=_SHOWN
-    ),
-]
-_Scopes = Annotated[
-    bool,
-    typer.Option(
-        "--scopes", metavar="", help="Each equation's name stack.", rich_help_panel=_SHOWN
-    ),
-]
-_NoTypes = Annotated[
-    bool,
-    typer.Option("--no-types", metavar="", help="Leave types out.", rich_help_panel=_SHOWN),
-]
+_Source = Annotated[bool, flag("--source", "Each equation's file and line.", _SHOWN)]
+_Scopes = Annotated[bool, flag("--scopes", "Each equation's name stack.", _SHOWN)]
+_NoTypes = Annotated[bool, flag("--no-types", "Leave types out.", _SHOWN)]
 _Stats = Annotated[
     bool,
-    typer.Option(
-        "--stats",
-        metavar="",
-        help="Instead: equations by primitive and depth, constants, arguments.",
-        rich_help_panel=_SHOWN,
-    ),
+    flag("--stats", "Instead: equations by primitive and depth, constants, arguments.", _SHOWN),
 ]
-_Pager = Annotated[
-    bool,
-    typer.Option("--pager", metavar="", help="Show it in $PAGER (less).", rich_help_panel="Output"),
-]
+_Pager = Annotated[bool, flag("--pager", "Show it in $PAGER (less).", OUTPUT)]
 
 
+@options.command
 def show(
-    target: options.Target,
-    args: options.Args = None,
-    factory: options.Factory = False,
-    static_argnums: options.StaticArgnums = None,
-    static_argnames: options.StaticArgnames = None,
-    x64: options.X64 = False,
+    function: options.Function,
     passes: options.Passes = None,
     plugin: options.Plugin = None,
     format: _Format = Format.text,
@@ -101,7 +78,6 @@ def show(
     stats: _Stats = False,
     json: options.Json = False,
     pager: _Pager = False,
-    traceback: options.Traceback = False,
 ) -> None:
     """Show a function's jaxpr in JAX's own notation.
 
@@ -112,9 +88,9 @@ def show(
       jaxprtool show jax.numpy:sinc --args "f32[8]" --stats
       jaxprtool show samples/solver.py:kepler --format tree --pager
     """
-    options.start_jax(x64)
+    start_jax(function.x64)
     pipeline = options.pipeline(passes, plugin)
-    entry = options.find(target, args, factory, static_argnums, static_argnames)
+    entry = function.find()
     programs = options.each(pipeline(options.trace(entry, pipeline)))
     selected = {"depth": depth, "only": only, "types": not no_types}
     if json or format is Format.json:
@@ -128,7 +104,9 @@ def show(
         output.write_programs(programs, partial(render, width=output.width()))
 
 
-def _document(programs: Programs, want_stats: bool, selected: dict[str, Any]) -> dict[str, Any]:
+def _document(
+    programs: Programs, want_stats: bool, selected: dict[str, Any]
+) -> ShowDocument | StatsDocument:
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.as_json import program_document, stats_document
 

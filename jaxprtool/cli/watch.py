@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.cli import options, output
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.pipeline import Observer, Step
+from jaxprtool.render.documents import PassRun
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Row:
     before: int
     after: int
 
-    def as_json(self) -> dict[str, Any]:
+    def document(self) -> PassRun:
         """The row as a part of `opt --json`."""
         return {
             "pass": self.step,

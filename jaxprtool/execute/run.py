@@ -17,6 +17,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
 from jaxprtool.execute import backends
 from jaxprtool.execute.meshes import concrete_mesh, mesh_in_types, placed
+from jaxprtool.execute.summary import Summary, summarize
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import sub_jaxprs
@@ -32,6 +33,11 @@ class Output:
     name: str
     type: str
     value: Any
+
+    @property
+    def summary(self) -> Summary:
+        """The array in a few numbers."""
+        return summarize(self.value)
 
 
 @dataclass(frozen=True)

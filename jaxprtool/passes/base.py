@@ -17,6 +17,8 @@ says by raising `UnsupportedError`; it never gives a program that computes somet
 
 from __future__ import annotations
 
+import inspect
+import sys
 import types
 import typing
 from dataclasses import MISSING, dataclass, fields
@@ -81,6 +83,11 @@ class Option:
     def required(self) -> bool:
         return self.default is MISSING
 
+    @property
+    def default_text(self) -> str | None:
+        """The default as Python spells it; None if the option must be given."""
+        return None if self.required else repr(self.default)
+
 
 def options(cls: type[Pass]) -> list[Option]:
     """The options of a pass class, in the order in which they may be given by position."""
@@ -104,6 +111,12 @@ def summary(cls: type[Pass]) -> str:
     """The one-line help of a pass class: the first line of its docstring."""
     lines = (cls.__doc__ or "").strip().splitlines()
     return lines[0] if lines else ""
+
+
+def documentation(what: Any) -> str:
+    """Return all that a pass class, or a module, says of itself: its docstring and its module's."""
+    module = sys.modules.get(getattr(what, "__module__", None) or "")
+    return "\n\n".join(filter(None, map(inspect.getdoc, dict.fromkeys((what, module)))))
 
 
 def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:

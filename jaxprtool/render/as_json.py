@@ -1,34 +1,10 @@
-"""A program, and its stats, as plain data for JSON.
-
-A program's document, `"format": "jaxprtool.program"`, version 1:
-
-    name        the function's name
-    arguments   [{"name", "variable", "type", "bytes"}], in order; bytes null where unknown
-    constants   likewise
-    outputs     [{"name", "type", "bytes"} and what is returned: "variable" or "literal"]
-    effects     [text]
-    equations   [EQUATION], or {"skipped": n} for n equations that were not asked for
-    shared      {name: BODY}: the jaxprs that several equations share, and long ones
-
-An EQUATION is {"primitive", "inputs", "outputs", "parameters": {name: text}, "bodies"} and, where
-there are any, "effects", "source": {"file", "line"} and "scope". Inputs are {"variable"} or
-{"literal", "type"}; outputs {"variable", "type"}. Bodies are {"parameter"} with one of "shared",
-the name of a shared BODY; "jaxpr", a BODY; or "folded", a count of equations. A BODY is
-{"constants", "arguments", "equations", "outputs"}, its variables {"variable", "type"}.
-Variables have the names of the listing, unique in the program but for `_`.
-
-The document of a program's stats, `"format": "jaxprtool.stats"`, version 1:
-
-    name, equations, by_depth          how many equations, in all and at each depth from 0
-    primitives                         [{"name", "total", "by_depth"}], the most frequent first
-    arguments, outputs, constants      [{"name", "type", "bytes"}]
-"""
+"""A program, and its stats, as plain data for JSON: see `documents`."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import bodies, type_of
@@ -36,12 +12,11 @@ from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import value_text
 from jaxprtool.ir.outline import NamedValue, outline
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
+from jaxprtool.render import documents
 from jaxprtool.render.rows import Reader
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
-
-VERSION = 1
 
 
 def program_document(
@@ -52,7 +27,7 @@ def program_document(
     types: bool = True,
     depth: int | None = None,
     only: Sequence[str] | None = None,
-) -> dict[str, Any]:
+) -> documents.Program:
     """The document of a `Program` or a closed jaxpr; the options are those of `listing`.
 
     `types=False` leaves out the types of what equations and bodies bind.
@@ -63,7 +38,7 @@ def program_document(
     top = maker.equations(jaxpr, 0)
     return {
         "format": "jaxprtool.program",
-        "version": VERSION,
+        "version": 1,
         "name": shape.name,
         "arguments": maker.named(shape.arguments, jaxpr.invars),
         "constants": maker.named(shape.constants, jaxpr.constvars),
@@ -74,9 +49,10 @@ def program_document(
     }
 
 
-def stats_document(stats: Stats) -> dict[str, Any]:
+def stats_document(stats: Stats) -> documents.Stats:
     """The document of a program's stats."""
-    return {"format": "jaxprtool.stats", "version": VERSION, **dataclasses.asdict(stats)}
+    document = {"format": "jaxprtool.stats", "version": 1, **dataclasses.asdict(stats)}
+    return cast(documents.Stats, document)
 
 
 class _Maker:
@@ -90,27 +66,31 @@ class _Maker:
         self.types = types
         self._called: dict[Jaxpr, int] = {}
 
-    def named(self, values: Sequence[NamedValue], atoms: Sequence[Atom]) -> list[dict[str, Any]]:
-        pairs = zip(values, atoms, strict=True)
-        return [{**dataclasses.asdict(value), **self._operand(atom)} for value, atom in pairs]
+    def named(
+        self, values: Sequence[NamedValue], atoms: Sequence[Atom]
+    ) -> list[documents.BoundValue]:
+        return [
+            cast(documents.BoundValue, {**dataclasses.asdict(value), **self._operand(atom)})
+            for value, atom in zip(values, atoms, strict=True)
+        ]
 
-    def equations(self, jaxpr: Jaxpr, depth: int) -> list[dict[str, Any]]:
+    def equations(self, jaxpr: Jaxpr, depth: int) -> list[documents.Equation | documents.Skipped]:
         rows = self.selection.rows(jaxpr)
         return [
             {"skipped": row} if isinstance(row, int) else self._equation(row[1], depth)
             for row in rows
         ]
 
-    def shared(self) -> dict[str, Any]:
+    def shared(self) -> dict[str, documents.Body]:
         """The bodies of the shared jaxprs that what has been written mentions."""
-        done: dict[Jaxpr, Any] = {}
+        done: dict[Jaxpr, documents.Body] = {}
         while missing := [jaxpr for jaxpr in self._called if jaxpr not in done]:
             for jaxpr in missing:
                 done[jaxpr] = self._body(jaxpr, self._called[jaxpr])
         return {name: done[jaxpr] for jaxpr, name in self.reader.shared.items() if jaxpr in done}
 
-    def _equation(self, eqn: JaxprEqn, depth: int) -> dict[str, Any]:
-        document: dict[str, Any] = {
+    def _equation(self, eqn: JaxprEqn, depth: int) -> documents.Equation:
+        document: documents.Equation = {
             "primitive": eqn.primitive.name,
             "inputs": list(map(self._operand, eqn.invars)),
             "outputs": list(map(self._binder, eqn.outvars)),
@@ -125,7 +105,7 @@ class _Maker:
             document["scope"] = scope
         return document
 
-    def _held(self, path: str, jaxpr: Jaxpr, depth: int) -> dict[str, Any]:
+    def _held(self, path: str, jaxpr: Jaxpr, depth: int) -> documents.Held:
         if self.selection.folds(depth):
             return {"parameter": path, "folded": self.selection.count(jaxpr)}
         if jaxpr in self.reader.shared:
@@ -133,7 +113,7 @@ class _Maker:
             return {"parameter": path, "shared": self.reader.shared[jaxpr]}
         return {"parameter": path, "jaxpr": self._body(jaxpr, depth)}
 
-    def _body(self, jaxpr: Jaxpr, depth: int) -> dict[str, Any]:
+    def _body(self, jaxpr: Jaxpr, depth: int) -> documents.Body:
         return {
             "constants": list(map(self._binder, jaxpr.constvars)),
             "arguments": list(map(self._binder, jaxpr.invars)),
@@ -141,11 +121,11 @@ class _Maker:
             "outputs": list(map(self._operand, jaxpr.outvars)),
         }
 
-    def _binder(self, var: Any) -> dict[str, str]:
-        name = {"variable": self.reader.name(var)}
-        return {**name, "type": type_of(var.aval)} if self.types else name
+    def _binder(self, var: Any) -> documents.Binder:
+        name = self.reader.name(var)
+        return {"variable": name, "type": type_of(var.aval)} if self.types else {"variable": name}
 
-    def _operand(self, atom: Atom) -> dict[str, str]:
+    def _operand(self, atom: Atom) -> documents.Operand:
         if isinstance(atom, Literal):
             return {"literal": value_text(atom), "type": type_of(atom.aval)}
         return {"variable": self.reader.name(atom)}

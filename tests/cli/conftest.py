@@ -1,16 +1,21 @@
 """The command line in this process: `cli("show", "bad.py:f")` gives what it printed, and its code.
 
-The tests stand in a folder of their own, which holds the module `functions.py`.
+The tests stand in a folder of their own, which holds the module `functions.py`. Every JSON document
+that a command prints is one of its types in `render.documents`.
 """
 
 import gc
+import json
 import os
 import textwrap
 from dataclasses import dataclass
+from typing import Union
 
 import pytest
+import typeguard
 
 from jaxprtool.cli.main import main
+from jaxprtool.render.documents import DOCUMENTS
 
 FUNCTIONS = """
     import jax, jax.numpy as jnp, jaxprtool
@@ -88,6 +93,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def check_document(command, document):
+    """Raise TypeCheckError for a document that is of none of the types of a command."""
+    every = typeguard.CollectionCheckStrategy.ALL_ITEMS
+    kinds = Union[DOCUMENTS[command]]  # noqa: UP007  (as many as there are)
+    typeguard.check_type(document, kinds, collection_check_strategy=every)
+
+
 @pytest.fixture
 def cli(folder, capfd):
     environment = dict(os.environ)
@@ -96,6 +108,8 @@ def cli(folder, capfd):
         capfd.readouterr()
         code = main(arguments)
         out, err = capfd.readouterr()
+        if "--json" in arguments and code == 0:
+            check_document(arguments[0], json.loads(out))
         return Result(code, out, err)
 
     yield run

@@ -36,7 +36,7 @@ MISTAKES = {
     "pass option of another type": ["opt", DOUBLE, "-p", "dce(drop_inputs='yes')"],
     "malformed pipeline": ["opt", DOUBLE, "-p", "dce,,dce("],
     "print after a pass not run": ["opt", DOUBLE, "-p", "dce", "--print-after", "cse"],
-    "unknown pass to describe": ["passes", "dec"],
+    "unknown pass to describe": ["explain", "dec"],
     "unknown backend": ["run", DOUBLE, "--backend", "abacus"],
     "device number too high": ["run", DOUBLE, "--backend", "cpu", "--device", "999"],
     "negative device number": ["run", DOUBLE, "--device", "-1"],

@@ -71,7 +71,7 @@ def answers(monkeypatch, capsys, *words):
         (["show", "models/mlp.py", ":"], ["loss", "step"]),
         (["show", "models/mlp.py", ":", "lo"], ["loss"]),
         (["opt", "models/mlp.py:loss", "-p", "dc"], ["dce"]),
-        (["passes", "dc"], ["dce"]),
+        (["explain", "dc"], ["dce"]),
         (["run", "models/mlp.py:loss", "--back"], ["--backend"]),
         (["vmap", "models/mlp.py:loss", "--axis-"], ["--axis-size", "--axis-name"]),
         (["emit", "models/mlp.py:loss", "--to", "hlo-"], ["hlo-optimized", "hlo-proto"]),

@@ -27,7 +27,9 @@ def test_a_pass_is_explained_by_all_that_its_docstrings_say(cli):
     result = cli("explain", "dce")
     assert "Liveness flows backwards" in result.out
     assert "drop_inputs   bool   False" in result.out.splitlines()
-    assert "rules" not in json.loads(cli("explain", "dce", "--json").out)
+    explained = json.loads(cli("explain", "dce", "--json").out)
+    assert explained["origin"] == "jaxprtool" and "rules" not in explained
+    assert explained["options"] == [{"name": "drop_inputs", "type": "bool", "default": "False"}]
 
 
 def test_a_named_pipeline_is_explained_by_its_passes(cli):

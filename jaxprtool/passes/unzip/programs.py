@@ -11,6 +11,8 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import leaf_paths
+from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.unzip.keys import Arguments
 from jaxprtool.passes.unzip.known import EARLY, READY, Context
@@ -20,12 +22,32 @@ from jaxprtool.passes.unzip.variables import Variable, leaf_tree, replaced
 
 
 @dataclass(frozen=True, eq=False)
+class VariableLeaf:
+    """An array among the variables: its path, its type, and the equation that sows it."""
+
+    path: str
+    aval: Any
+    eqn: JaxprEqn
+
+
+@dataclass(frozen=True, eq=False)
 class Unzipped:
     """What unzip makes of a program; the variables are in the order of their declaration."""
 
     init: Program
     apply: Program
     variables: tuple[Variable, ...]
+
+    def leaves(self) -> list[VariableLeaf]:
+        """Return the arrays among the variables, in the order of their declaration."""
+        order = jax.tree.leaves(leaf_tree(self.variables))
+        paths = leaf_paths(self.init.out_tree)
+        eqns = [variable.eqn for variable in self.variables for _ in variable.avals]
+        found = zip(order, paths, self.init.out_avals, strict=True)
+        return [
+            VariableLeaf(path, aval, eqns[i])
+            for i, path, aval in sorted(found, key=lambda leaf: leaf[0])
+        ]
 
 
 def unzipped(program: Program, tag: str, arguments: Arguments) -> Unzipped:

@@ -1,4 +1,4 @@
-"""What a run gave, for the terminal and as JSON: results, and how long each step took."""
+"""A run as text and as JSON: its results, and how long each step took."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ from collections.abc import Sequence
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-from jaxprtool.cli import output
+import numpy as np
+
+from jaxprtool.render import documents
 
 if TYPE_CHECKING:
     from jaxprtool.execute.run import Output, RunReport
 
 
-def some(names: Sequence[str]) -> str:
-    """Arguments by name, or how many there are, if they are many."""
-    return f"{len(names)} arguments" if len(names) > 4 else ", ".join(names)
+def outputs(report: RunReport, width: int) -> str:
+    """Return the results of a run as text: small ones whole, others as statistics."""
+    return "\n".join(_result(out, width) for out in report.outputs) or "no results"
 
 
-def write_outputs(report: RunReport) -> None:
-    """The results of a run: small ones whole, others as statistics."""
-    for out in report.outputs:
-        head, text = f"{out.name}: {out.type}", _described(out)
-        fits = "\n" not in text and len(head) + 1 + len(text) <= output.width()
-        output.write(f"{head} {text}".rstrip() if fits else f"{head}\n{indent(text, '  ')}")
-    if not report.outputs:
-        output.write("no results")
+def _result(out: Output, width: int) -> str:
+    head, text = f"{out.name}: {out.type}", _described(out, width - 2)
+    fits = "\n" not in text and len(head) + 1 + len(text) <= width
+    return f"{head} {text}".rstrip() if fits else f"{head}\n{indent(text, '  ')}"
 
 
 def steps(report: RunReport, trace_time: float | None = None) -> dict[str, str]:
-    """Where a program ran, and how long each step took."""
+    """Return where a program ran, and how long each step took, by the name of the step."""
     times = report.times
     rows = {"device": _few(report.devices)}
     rows |= {} if trace_time is None else {"trace": _duration(trace_time)}
@@ -46,16 +44,11 @@ def _few(devices: tuple[Any, ...]) -> str:
     return f"{len(devices)} devices, {devices[0]} to {devices[-1]}"
 
 
-def _described(out: Output) -> str:
-    """A result's value when it is small, else its statistics."""
-    import numpy as np
-
-    from jaxprtool.execute.summary import summarize
-
-    summary = summarize(out.value)
+def _described(out: Output, width: int) -> str:
+    """Return a result's value if it is small, else its statistics."""
+    summary = out.summary
     if summary.value is not None:
-        columns = output.width() - 2
-        return np.array2string(summary.value, separator=", ", max_line_width=columns)
+        return np.array2string(summary.value, separator=", ", max_line_width=width)
     # Where nothing is finite, or there is nothing, there is no least, greatest or mean.
     known = {k: v for k, v in summary.statistics.items() if v is not None}
     return ", ".join(f"{k} {_number(v)}" for k, v in known.items())
@@ -72,19 +65,8 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} µs"
 
 
-def document(report: RunReport, trace_time: float, random: tuple[str, ...]) -> dict[str, Any]:
-    """A run for `--json`, as `output` describes it."""
-    from jaxprtool.execute.summary import summarize
-
-    outputs: list[dict[str, Any]] = []
-    for out in report.outputs:
-        summary = summarize(out.value)
-        described = (
-            {"statistics": summary.statistics}
-            if summary.value is None
-            else {"value": summary.value.tolist()}
-        )
-        outputs.append({"name": out.name, "type": out.type, **described})
+def document(report: RunReport, trace_time: float, random: Sequence[str]) -> documents.RunDocument:
+    """Return the document of a run, of a program whose arguments `random` had random values."""
     times = report.times
     return {
         "name": report.name,
@@ -98,5 +80,12 @@ def document(report: RunReport, trace_time: float, random: tuple[str, ...]) -> d
             "repeat": times.repeat,
             "repeats": times.repeats,
         },
-        "outputs": outputs,
+        "outputs": list(map(_output_document, report.outputs)),
     }
+
+
+def _output_document(out: Output) -> documents.Output:
+    summary = out.summary
+    if summary.value is None:
+        return {"name": out.name, "type": out.type, "statistics": summary.statistics}
+    return {"name": out.name, "type": out.type, "value": summary.value.tolist()}

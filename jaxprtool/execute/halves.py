@@ -1,0 +1,68 @@
+"""Run the two programs of `unzip`: init, and apply on what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxprtool.errors import OutputError, PipelineError
+from jaxprtool.execute.fill import fill
+from jaxprtool.execute.run import RunReport, choose_device, run
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import leaf_paths
+
+
+@dataclass(frozen=True)
+class HalvesReport:
+    """What init and apply gave.
+
+    Attributes:
+        init: The run of init.
+        apply: The run of apply.
+        variables: The variables, by path.
+        random: The names of the arguments that were filled with random values.
+    """
+
+    init: RunReport
+    apply: RunReport
+    variables: dict[str, Any]
+    random: tuple[str, ...]
+
+
+def run_halves(
+    whole: Program,
+    halves: Mapping[str, Program],
+    arguments: Sequence[Any],
+    seed: int,
+    platform: str | None,
+) -> HalvesReport:
+    """Run init, and apply on its results, on the values that `run` would run the whole on.
+
+    Args:
+        whole: The program that was split.
+        halves: `init` and `apply`.
+        arguments: The flat arguments of the whole: arrays, or types to be filled.
+        seed: The seed of random values.
+        platform: Where to run; None is JAX's default.
+
+    Raises:
+        PipelineError: If these are not init and apply.
+        OutputError: If two variables have one path.
+        ArgumentsError: As `fill` does.
+    """
+    if halves.keys() != {"init", "apply"}:
+        names = ", ".join(halves)
+        raise PipelineError(f"--run takes init and apply, and the passes gave {names}")
+    init, apply = halves["init"], halves["apply"]
+    filled = fill(whole, dict(zip(whole.arg_names, arguments, strict=True)), seed)
+    values = dict(zip(whole.arg_names, filled.arguments, strict=True))
+    made = run(init, fill(init, values).arguments, choose_device(init, platform, None), 0)
+    paths = leaf_paths(init.out_tree)
+    variables = dict(zip(paths, (out.value for out in made.outputs), strict=True))
+    if len(variables) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise OutputError(f"two variables have the path '{twice}'")
+    values |= {out.name: out.value for out in made.outputs}
+    given = run(apply, fill(apply, values).arguments, choose_device(apply, platform, None))
+    return HalvesReport(made, given, variables, filled.random)

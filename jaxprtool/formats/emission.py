@@ -1,0 +1,239 @@
+"""Programs in any of our formats: which there are, how files of each are named, and writing them.
+
+Nothing here imports JAX before a program is written, since the command line asks for the formats
+when it prints its help.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from jaxprtool.errors import OutputError, did_you_mean
+from jaxprtool.files import file_written_whole
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.program import Program
+
+STDOUT = "-"
+
+
+class Format(StrEnum):
+    """What a program can be emitted as."""
+
+    python = "python"
+    jaxpr = "jaxpr"
+    stablehlo = "stablehlo"
+    hlo = "hlo"
+    hlo_optimized = "hlo-optimized"
+    hlo_proto = "hlo-proto"
+    dot = "dot"
+    exported = "exported"
+
+
+class Graph(StrEnum):
+    """Which graph of a program the format `dot` draws."""
+
+    jaxpr = "jaxpr"
+    hlo = "hlo"
+
+
+_ALL = ", ".join(Format)
+
+#: The format that the end of a file's name stands for, and whether it is binary where there is a
+#: choice. The first of each is how files in a folder end.
+SUFFIXES = {
+    ".jaxpr": (Format.jaxpr, False),
+    ".py": (Format.python, False),
+    ".mlir": (Format.stablehlo, False),
+    ".mlirbc": (Format.stablehlo, True),
+    ".hlo": (Format.hlo, False),
+    ".optimized.hlo": (Format.hlo_optimized, False),
+    ".pb": (Format.hlo_proto, False),
+    ".dot": (Format.dot, False),
+    ".gv": (Format.dot, False),
+    ".exported": (Format.exported, False),
+}
+
+#: Kinds of picture that Graphviz makes of a graph.
+_PICTURES = ("svg", "png", "pdf")
+
+
+def suffix_of(path: str | None) -> str:
+    """Return the end of a file's name, in lower case."""
+    return os.path.splitext(path or "")[1].lower()
+
+
+def format_of(path: str | None, chosen: Format | None = None) -> tuple[Format, bool]:
+    """Return the format to write, and whether it is binary where there is a choice.
+
+    Args:
+        path: The file to write, whose name tells; None for stdout.
+        chosen: The format, if it was asked for.
+
+    Raises:
+        OutputError: If there is no `chosen` and the file's name tells none.
+    """
+    suffix = suffix_of(path)
+    told = [
+        SUFFIXES[end] for end in sorted(SUFFIXES, key=len) if (path or "").lower().endswith(end)
+    ]
+    if chosen is not None:
+        return chosen, (chosen, True) in told
+    if told:
+        return told[-1]
+    if suffix[1:] in _PICTURES:
+        return Format.dot, False
+    if suffix:
+        message = f"the name '{path}' says nothing about a format"
+        near = did_you_mean(suffix, [*(f".{kind}" for kind in _PICTURES), *SUFFIXES])
+        raise OutputError(message, near or f"--to takes {_ALL}")
+    raise OutputError("--to is missing, which says what to emit", f"it takes {_ALL}")
+
+
+@dataclass(frozen=True)
+class Emission:
+    """A format, and how programs are written in it.
+
+    Attributes:
+        format: The format.
+        binary: Whether StableHLO is written as bytecode.
+        source: Whether StableHLO text has each operation's file and line.
+        graph: Which graph is drawn; None is the jaxpr's.
+        platform: The platform to lower for; None is JAX's default.
+        platforms: The platforms that an artifact of `jax.export` is to run on.
+        device: The device that `hlo_optimized` is compiled for; None is JAX's default.
+        callbacks: "refuse" or "stub": what becomes of Python functions that the program calls.
+    """
+
+    format: Format
+    binary: bool = False
+    source: bool = False
+    graph: Graph | None = None
+    platform: str | None = None
+    platforms: Sequence[str] = ()
+    device: Any = None
+    callbacks: str = "refuse"
+
+    @property
+    def suffix(self) -> str:
+        """The end of the names of files in a folder."""
+        return next(s for s, f in SUFFIXES.items() if f == (self.format, self.binary))
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether it gives bytes and not text."""
+        return self.binary or self.format in (Format.hlo_proto, Format.exported)
+
+    def content(self, program: Program, path: str = "") -> str | bytes:
+        """Return a program in the format; the path's end chooses the kind of a picture."""
+        from jaxprtool.formats import lowering
+
+        match self.format:
+            case Format.python:
+                from jaxprtool.formats.python.emit import to_python
+
+                return to_python(program, callbacks=self.callbacks)
+            case Format.jaxpr:
+                from jaxprtool.formats.jaxpr import write
+
+                return write.text(program, self.callbacks)
+            case Format.stablehlo if self.binary:
+                return lowering.stablehlo_bytecode(program, self.platform)
+            case Format.stablehlo:
+                return lowering.stablehlo(program, self.platform, self.source)
+            case Format.hlo:
+                return lowering.hlo(program, self.platform)
+            case Format.hlo_optimized:
+                return lowering.hlo_optimized(program, self.device)
+            case Format.hlo_proto:
+                return lowering.hlo_proto(program, self.platform)
+            case Format.dot:
+                return self._graph(program, path)
+            case Format.exported:
+                from jaxprtool.formats.exported import exported
+
+                return exported(program, self.platforms)
+
+    def _graph(self, program: Program, path: str) -> str | bytes:
+        from jaxprtool.formats import lowering, picture
+        from jaxprtool.formats.dot import dot
+
+        hlo = self.graph is Graph.hlo
+        graph = lowering.hlo_dot(program, self.platform) if hlo else dot(program)
+        kind = picture_kind(path)
+        return picture.picture(graph, kind, path) if kind else graph
+
+    def write(self, programs: Sequence[tuple[str, Program]], out: str) -> None:
+        """Write programs where `out` says, and what they need beside them: all, or none.
+
+        Raises:
+            OutputError: If several programs are to go to one file, or a file cannot be written.
+            UnsupportedError: If a program cannot be written in the format.
+        """
+        new = not os.path.exists(out)
+        found = places(programs, out, self.suffix)
+        try:
+            self._write_all(found)
+        except BaseException:
+            if new:
+                with suppress(OSError):  # no folder was made for a single file
+                    os.rmdir(out)
+            raise
+
+    def _write_all(self, found: list[tuple[Program, str]]) -> None:
+        if self.format is Format.python:
+            from jaxprtool.formats.python import emit
+
+            emit.write_all(found, self.callbacks)
+        elif self.format is Format.jaxpr:
+            from jaxprtool.formats.jaxpr import write
+
+            write.write_all(found, self.callbacks)
+        else:
+            with ExitStack() as files:
+                for program, path in found:
+                    file = files.enter_context(file_written_whole(path))
+                    content = self.content(program, path)
+                    file.write(content if isinstance(content, bytes) else content.encode())
+
+
+def picture_kind(path: str | None) -> str | None:
+    """Return the kind of picture that a file's name asks for; None if it asks for none."""
+    kind = suffix_of(path)[1:]
+    return kind if kind in _PICTURES else None
+
+
+def places(
+    programs: Sequence[tuple[str, Program]], out: str, suffix: str
+) -> list[tuple[Program, str]]:
+    """Return each program with the path it goes to, and make the folder that `out` names.
+
+    Args:
+        programs: The programs by name.
+        out: A file for one program, or a folder for any number, one file each.
+        suffix: The end of the names of files in a folder.
+
+    Raises:
+        OutputError: If several programs are to go to one file, or the folder cannot be made.
+    """
+    if not out:
+        raise OutputError("the path to write to is empty")
+    if not (out.endswith(os.sep) or os.path.isdir(out)):
+        if len(programs) == 1:
+            return [(programs[0][1], out)]
+        names = ", ".join(name for name, _ in programs) or "none"
+        folder = "DIR" if out == STDOUT else os.path.splitext(out)[0]
+        raise OutputError(
+            f"'{out}' takes one program, and the passes gave {names}",
+            f"write a folder, with one file for each: -o {folder}/",
+        )
+    try:
+        os.makedirs(out, exist_ok=True)
+    except OSError as fault:
+        raise OutputError(f"cannot make the folder '{out}': {fault.strerror}") from fault
+    return [(program, os.path.join(out, name + suffix)) for name, program in programs]

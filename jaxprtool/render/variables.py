@@ -1,0 +1,44 @@
+"""The variables between init and apply, as a table and as JSON."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import size_of, type_of
+from jaxprtool.ir.outline import NamedValue
+from jaxprtool.render.comments import Places
+from jaxprtool.render.documents import Variable
+from jaxprtool.render.stats import values_table
+from jaxprtool.render.view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxprtool.passes.unzip.programs import VariableLeaf
+
+
+def variables_table(variables: Sequence[VariableLeaf], width: int) -> View:
+    """Return a table of variables, with the lines that declare them."""
+    places = Places(source=True, scopes=False)
+    named = [NamedValue(v.path, type_of(v.aval), size_of(v.aval)) for v in variables]
+    lines = [places.line(v.eqn) or "" for v in variables]
+    sources = lines if any(lines) else None  # variables that are arguments come from no line
+    table = values_table("variable", named, sources)
+    if sources and max(map(len, View(table, 1000).plain().splitlines())) > width:
+        table = values_table("variable", named, list(map(os.path.basename, sources)))
+    return View(table, width)
+
+
+def variable_document(variable: VariableLeaf) -> Variable:
+    """Return the document of a variable."""
+    aval, frame = variable.aval, jaxcompat.user_frame(variable.eqn)
+    return {
+        "name": variable.path,
+        "type": type_of(aval),
+        "shape": [size if isinstance(size, int) else str(size) for size in aval.shape],
+        "dtype": str(aval.dtype),
+        "bytes": size_of(aval),
+        "source": {"file": frame[0], "line": frame[1]} if frame else None,
+    }

@@ -228,23 +228,31 @@ def type_check(program: Program, before: Program | None = None) -> None:
                 jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr))
             else:
                 same_axes = before.axis_env == program.axis_env
-                known = map(id, _equations(before.jaxpr) if same_axes else ())
-                jaxcompat.check_changed(jaxcompat.open_jaxpr(jaxpr), frozenset(known))
+                known = _equations(before.jaxpr) if same_axes else ()
+                jaxcompat.check_changed(jaxcompat.open_jaxpr(jaxpr), frozenset(map(id, known)))
     except Exception as error:  # the checker reports faults with several exception types
         raise CheckError(f"{program.name} is not well typed: {_fault(error)}") from error
 
 
-def _equations(jaxpr: Any) -> Iterator[JaxprEqn]:
-    """The equations of a jaxpr at any depth, but for bodies that bind axes."""
+def _equations(jaxpr: Any) -> list[JaxprEqn]:
+    """Return the equations of a jaxpr at any depth, but for bodies that bind axes."""
+    found: list[JaxprEqn] = []
     todo = [jaxcompat.open_jaxpr(jaxpr)]
     seen: set[Any] = set()
     while todo:
-        for eqn in todo.pop().eqns:
-            yield eqn
-            if holds_jaxpr(eqn.params.values()) and not isinstance(view(eqn), ShardMap | None):
+        eqns = todo.pop().eqns
+        found += eqns
+        for eqn in eqns:
+            params = eqn.params
+            if (
+                params
+                and holds_jaxpr(params.values())
+                and not isinstance(view(eqn), ShardMap | None)
+            ):
                 new = {jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(eqn)} - seen
                 seen |= new
                 todo += new
+    return found
 
 
 def _fault(error: Exception) -> str:

@@ -119,15 +119,16 @@ class _Alike:
         bound = set(binders)
         if len(bound) != len(binders) or any(map(_changes_type, binders)):
             return False
-        for eqn in jaxpr.eqns:
-            if not all(type(x) is Literal or x in bound for x in eqn.invars):
-                return False
-            if (eqn.effects or id(eqn) not in known) and not self._fits(eqn, jaxpr, setting):
+        for eqn in jaxpr.eqns:  # written for speed: all passes wait for it
+            for x in eqn.invars:
+                if type(x) is not Literal and x not in bound:
+                    return False
+            if (id(eqn) not in known or eqn.effects) and not self._fits(eqn, jaxpr, setting):
                 return False
             for v in eqn.outvars:
                 if v in bound:
                     return False
-                if not isinstance(v, core.DropVar):
+                if type(v) is not core.DropVar:
                     bound.add(v)
         return all(
             (type(x) is Literal or x in bound) and not isinstance(x.aval, AbstractRef)

@@ -44,6 +44,14 @@ def clear_caches() -> None:
         cache.clear()
 
 
+def anchor(jaxpr: Any) -> Any:
+    """Return the object that a jaxpr can be known by.
+
+    In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
+    """
+    return jaxpr if getattr(jaxpr, "consts", ()) else jaxcompat.open_jaxpr(jaxpr)
+
+
 class JaxprCache:
     """Values by jaxpr and by request, each kept as long as its jaxpr.
 
@@ -60,9 +68,7 @@ class JaxprCache:
 
     def of(self, jaxpr: Any) -> dict[Hashable, Any]:
         """Return the values kept for a jaxpr, by request."""
-        # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
-        anchor = jaxpr if getattr(jaxpr, "consts", ()) else jaxcompat.open_jaxpr(jaxpr)
-        known = self._by_jaxpr.setdefault(anchor, {})
+        known = self._by_jaxpr.setdefault(anchor(jaxpr), {})
         if len(known) > self._most:
             known.clear()
         return known

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import is_wide, itemsize
-from jaxprtool.ir.structured import sub_jaxprs
-from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 
 def type_of(aval: Any) -> str:
@@ -43,6 +43,40 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
             new = [body for _, body in bodies(eqn) if body not in seen]
             seen.update(new)
             todo += new
+
+
+class Contains:
+    """Whether a jaxpr contains an equation that meets a condition; each body is looked at once.
+
+    Args:
+        condition: What is asked of an equation.
+    """
+
+    def __init__(self, condition: Callable[[JaxprEqn], Any]) -> None:
+        self._condition = condition
+        self._known: dict[Jaxpr, bool] = {}
+
+    def __call__(self, jaxpr: Any) -> bool:
+        """Return True if there is such an equation in a jaxpr, at any depth."""
+        body = jaxcompat.open_jaxpr(jaxpr)
+        if body not in self._known:
+            self._known[body] = any(self._condition(eqn) or self.inside(eqn) for eqn in body.eqns)
+        return self._known[body]
+
+    def inside(self, eqn: JaxprEqn) -> bool:
+        """Return True if there is such an equation in the bodies of an equation."""
+        return holds_jaxpr(eqn.params.values()) and any(self(body) for _, body in sub_jaxprs(eqn))
+
+
+def free_variables(eqns: Iterable[JaxprEqn], results: Iterable[Atom] = ()) -> dict[Var, None]:
+    """Return the variables that equations and results read and no equation defines, in order."""
+    free: dict[Var, None] = {}
+    defined: set[Var] = set()
+    for eqn in eqns:
+        free.update((v, None) for v in eqn.invars if type(v) is not Literal and v not in defined)
+        defined.update(eqn.outvars)
+    free.update((v, None) for v in results if type(v) is not Literal and v not in defined)
+    return free
 
 
 def named(eqn: JaxprEqn) -> str:

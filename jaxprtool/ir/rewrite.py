@@ -1,58 +1,114 @@
-"""Rewriting a program equation by equation, at every depth: what most passes stand on.
+"""Rewriting a jaxpr equation by equation, at every depth: what most passes stand on.
 
-A *rule* gets one equation and answers with the equations to put in its place, or with None to keep
-it. `map_equations` tries it on every equation of a jaxpr and of the jaxprs inside it. A body that
-several equations share is rewritten once and stays shared, and a body in which nothing changes
-stays the very same object, so that a pass which finds little to do costs little and leaves JAX's
-caches, which go by identity, warm.
+`rewrite(jaxpr, visitor)` walks each body once, in order. `visitor(writer)` is asked once per body
+for a *rule*. The rule gets each equation, with its operands looked up in `writer.env` and its
+bodies already rewritten. It returns None to keep the equation, or the atoms that take the places of
+its results. Before it returns it may write equations of its own (`Writer.add`, `emit`, `splice`)
+and make constants (`Writer.constant`). If it returns None, or its result is rejected, these are
+rolled back.
+
+`map_equations(jaxpr, rule)` is for rules that put equations in an equation's place.
+
+A body that several equations share is rewritten once and stays shared. A body in which nothing
+changes stays the very same object, so that a pass which finds little to do costs little and leaves
+JAX's caches, which go by identity, warm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.structured import High, map_sub_jaxprs, view
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.ir.caches import anchor
+from jaxprtool.ir.structured import High, holds_jaxpr, map_sub_jaxprs, view
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 
-#: The equations to put in an equation's place, or None to keep it. Together they must define the
-#: equation's own `outvars`, with the types they have, and may define fresh variables besides.
-Rule = Callable[[JaxprEqn], Sequence[JaxprEqn] | None]
+T = TypeVar("T")
+
+#: Returns the atoms that take the places of an equation's results, or None to keep the equation.
+Rule = Callable[[JaxprEqn], Sequence[Atom] | None]
+Visitor = Callable[["Writer"], Rule]
 
 
-def map_equations(jaxpr: Any, rule: Rule) -> Any:
-    """`jaxpr` with `rule` applied to every equation, at every depth, from the inside out.
+#: Returns the equations that take an equation's place, or None to keep it. Together they must
+#: define the equation's own `outvars`, with the types they have, and may define fresh variables.
+EquationRule = Callable[[JaxprEqn], Sequence[JaxprEqn] | None]
 
-    The rule sees a loop, branch or call after its bodies have been rewritten. Arguments, results
-    and constants stay as they are, of the jaxpr and of each body. Effects are computed anew. The
-    Python closures of custom_jvp and custom_vjp rules are not jaxprs and are left alone.
+
+def rewrite(jaxpr: Any, visitor: Visitor, *, nested: bool = True, outside_in: bool = False) -> Any:
+    """Rewrite a jaxpr by the rule that `visitor` returns for each of its bodies.
+
+    Arguments and results stay in number and type, of the jaxpr and of each body in it. A rule's
+    result is rejected, and its equation kept, where it would change a type; a weak type may change,
+    except that of a body's own results. The Python closures of custom derivatives are left alone,
+    and so is what a call in the same body donates.
+
+    Args:
+        jaxpr: The jaxpr, closed or open.
+        visitor: Called once for each body, with its `Writer`. Returns the rule for its equations.
+        nested: Rewrite the bodies of equations too.
+        outside_in: Let the rule see an equation before its bodies are rewritten, which happens only
+            if the equation is kept.
+
+    Returns:
+        The jaxpr rewritten; the same object if nothing changes.
     """
-    rewritten: dict[Any, Any] = {}
+    memo = Memo()
 
-    def rewrite(body: Any) -> Any:
-        if body not in rewritten:
-            rewritten[body] = rewrite_equations(body)
-        return rewritten[body]
+    def body_of(body: Any, constants: bool) -> Any:
+        def run() -> Any:
+            return Writer(body, constants, inside, outside_in).run(visitor)
 
-    def rewrite_equations(body: Any) -> Any:
-        eqns: list[JaxprEqn] = []
-        changed = False
-        for eqn in body.eqns:
-            inner = with_bodies(eqn, rewrite)
-            outcome = rule(inner)
-            eqns.extend([inner] if outcome is None else outcome)
-            changed |= inner is not eqn or outcome is not None
-        return jaxcompat.with_equations(body, eqns) if changed else body
+        return memo(run, body, constants)
 
-    return rewrite(jaxpr)
+    def inside(eqn: JaxprEqn) -> JaxprEqn:
+        if not nested or not holds_jaxpr(eqn.params.values()):
+            return eqn
+        constants = traits(eqn).holds_constants
+        return with_bodies(eqn, lambda body: body_of(body, constants))
+
+    return body_of(jaxpr, True)
+
+
+def map_equations(jaxpr: Any, rule: EquationRule) -> Any:
+    """Apply a rule to every equation of a jaxpr, at every depth, from the inside out.
+
+    Args:
+        jaxpr: The jaxpr, closed or open.
+        rule: Called with each equation, after the bodies that the equation holds are rewritten.
+
+    Returns:
+        The jaxpr rewritten; the same object if nothing changes. Arguments, results and constants
+        stay as they are, of the jaxpr and of each body. The Python closures of custom derivatives
+        are left alone.
+    """
+
+    def visitor(writer: Writer) -> Rule:
+        def written(eqn: JaxprEqn) -> Sequence[Atom] | None:
+            new = rule(eqn)
+            if new is None:
+                return None
+            for each in new:
+                writer.add(each)
+            return eqn.outvars
+
+        return written
+
+    return rewrite(jaxpr, visitor)
 
 
 def with_bodies(eqn: JaxprEqn, function: Callable[[Any], Any]) -> JaxprEqn:
-    """`eqn` with `function` applied to each jaxpr it holds; `eqn` itself if none changes.
+    """Apply a function to each jaxpr that an equation holds.
 
-    The function must keep what each body takes and gives. An equation that has a structured view
-    gets its effects anew from its bodies; another keeps those it has.
+    Args:
+        eqn: The equation.
+        function: Maps a jaxpr, as it is held, to one with the same arguments and results.
+
+    Returns:
+        The equation with the new bodies; `eqn` itself if none changes. If its primitive has a view,
+        its effects are those of the bodies.
     """
     params = map_sub_jaxprs(function, eqn)
     if all(value is eqn.params[name] for name, value in params.items()):
@@ -60,3 +116,283 @@ def with_bodies(eqn: JaxprEqn, function: Callable[[Any], Any]) -> JaxprEqn:
     eqn = eqn.replace(params=params)
     structured = view(eqn)
     return eqn if structured is None or isinstance(structured, High) else structured.rebuild()
+
+
+class Memo:
+    """What one run of a pass has made of jaxprs: of one that several equations share, once.
+
+    It lives as long as the run that owns it. What is to be kept between runs belongs in a
+    `caches.JaxprCache`.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def __call__(self, make: Callable[[], T], jaxpr: Any, *request: Hashable) -> T:
+        """Return what `make()` returned when it was first asked for this jaxpr and request."""
+        key = anchor(jaxpr), type(jaxpr), request
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
+
+
+class Writer:
+    """One body while it is rewritten: its new equations, and the environment of its variables."""
+
+    def __init__(
+        self,
+        body: Any,
+        holds_constants: bool,
+        inside: Callable[[JaxprEqn], JaxprEqn],
+        outside_in: bool = False,
+    ):
+        self.body = body
+        #: Whether `constant` may give arrays; scalars are literals and always possible.
+        self.holds_constants = holds_constants
+        self._inside = inside
+        self._outside_in = outside_in
+        jaxpr = jaxcompat.open_jaxpr(body)
+        self.eqns: list[JaxprEqn] = []
+        #: The atoms that take the places of variables which no equation defines any more.
+        self.env: dict[Var, Atom] = {}
+        #: The equation that defines a variable, of those written so far.
+        self.definition: dict[Var, JaxprEqn] = {}
+        self._results = {v for v in jaxpr.outvars if isinstance(v, Var)}
+        #: Arrays that a call deletes: under a second name one might be read after that.
+        self.donated = _donated(jaxpr.eqns)
+        self.constvars = list(jaxpr.constvars)
+        closed = body if isinstance(body, jaxcompat.ClosedJaxpr) else None
+        self.consts = list(closed.consts) if closed is not None else []
+        #: The values of constants of the body, by variable.
+        self.constant_values: dict[Var, Any] = dict(zip(self.constvars, self.consts, strict=False))
+        #: Their variables by the identity of the value and its type, once one is asked for.
+        self._constant_of: dict[tuple[int, Any], Var] | None = None
+
+    # --- what a rule may ask and do ------------------------------------------------------------
+
+    def lookup(self, atom: Atom) -> Atom:
+        """Return what takes the place of an atom of the old body."""
+        return atom if type(atom) is Literal else self.env.get(atom, atom)
+
+    def value(self, atom: Atom) -> Any:
+        """Return the value of a literal or a constant of the body; None for any other atom."""
+        if type(atom) is Literal:
+            return atom.val
+        return self.constant_values.get(atom)
+
+    def defined_by(self, atom: Atom, primitive: str) -> JaxprEqn | None:
+        """Return the equation that defines an atom, if it is one of this primitive, or None."""
+        if type(atom) is Literal:
+            return None
+        eqn = self.definition.get(atom)
+        return eqn if eqn is not None and eqn.primitive.name == primitive else None
+
+    def add(self, eqn: JaxprEqn) -> list[Var]:
+        """Write an equation as it is, and return its results."""
+        self.eqns.append(eqn)
+        for var in eqn.outvars:
+            self.definition[var] = eqn
+        return eqn.outvars
+
+    def emit(
+        self, primitive: Any, operands: Sequence[Atom], params: dict[str, Any], like: JaxprEqn
+    ) -> list[Var]:
+        """Write an equation without effects, and return its results.
+
+        Args:
+            primitive: The primitive itself, `like.primitive` or that of another equation.
+            operands: Its operands.
+            params: Its parameters.
+            like: The equation whose result types, source line and context it gets.
+        """
+        outs = [Var(v.aval) for v in like.outvars]
+        return self.add(
+            jaxcompat.new_jaxpr_eqn(
+                list(operands), outs, primitive, params, set(), like.source_info, like.ctx
+            )
+        )
+
+    def trace(
+        self, fun: Callable[..., Any], operands: Sequence[Atom], like: JaxprEqn
+    ) -> list[Atom]:
+        """Write what a JAX function of flat values computes of operands, and return its results.
+
+        The function is traced in the context of `like`, whose source line the equations get.
+        """
+        closed = jaxcompat.traced_like(like, fun, operands)
+        return self.splice(closed, operands, like, keep_source=False)
+
+    def splice(
+        self,
+        closed: Any,
+        operands: Sequence[Atom],
+        call: JaxprEqn,
+        *,
+        keep_source: bool = True,
+        rule: Rule | None = None,
+    ) -> list[Atom]:
+        """Write the equations of a closed jaxpr, on fresh variables, and return its results.
+
+        Calls among them donate nothing.
+
+        Args:
+            closed: The jaxpr.
+            operands: What takes the places of its arguments.
+            call: The equation in whose place and name scopes they are written.
+            keep_source: Keep the source lines of the equations; else they get that of `call`.
+            rule: Asked about each equation as a visitor's rule is. Its results are not checked.
+
+        Raises:
+            ValueError: If the jaxpr has constants that this body cannot hold.
+        """
+        jaxpr = jaxcompat.open_jaxpr(closed)
+        names: dict[Var, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
+        for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
+            names[var] = self.constant(const, var.aval)
+        source_of = jaxcompat.source_under(call) if keep_source else lambda _: call.source_info
+        for eqn in jaxpr.eqns:
+            ins = [v if type(v) is Literal else names[v] for v in eqn.invars]
+            outs = [v if type(v) is DropVar else Var(v.aval) for v in eqn.outvars]
+            changes: dict[str, Any] = {}
+            if eqn.effects:
+                names.update(zip(eqn.outvars, outs, strict=True))
+                changes["effects"] = jaxcompat.renamed_effects(eqn.effects, names)
+            if any(eqn.params.get("donated_invars", ())):
+                # Of a call inside a call JAX takes no memory; in this body it would.
+                changes["params"] = {**eqn.params, "donated_invars": (False,) * len(ins)}
+            source = source_of(eqn.source_info)
+            new = eqn.replace(invars=ins, outvars=outs, source_info=source, **changes)
+            atoms: Sequence[Atom] | None = None
+            if rule is not None:
+                written, held = len(self.eqns), len(self.constvars)
+                atoms = rule(new)
+                if atoms is None:
+                    self._rollback(written, held)
+                    new = self._inside(new) if self._outside_in else new
+            names.update(zip(eqn.outvars, self.add(new) if atoms is None else atoms, strict=True))
+        return [v if type(v) is Literal else names[v] for v in jaxpr.outvars]
+
+    def constant(self, value: Any, aval: Any) -> Atom:
+        """Return an atom for a constant: a literal for a scalar, else a constant of the body.
+
+        Raises:
+            ValueError: If it is an array, and the body cannot hold constants.
+        """
+        if literal := jaxcompat.as_literal(value, aval):
+            return literal
+        if self._constant_of is None:
+            known = self.constant_values.items()
+            self._constant_of = {(id(held), var.aval): var for var, held in known}
+        if (id(value), aval) in self._constant_of:
+            return self._constant_of[id(value), aval]
+        if not self.holds_constants:
+            raise ValueError("this body cannot hold constants")
+        var = Var(aval)
+        self.constvars.append(var)
+        self.consts.append(value)
+        self.constant_values[var] = value
+        self._constant_of[id(value), aval] = var
+        return var
+
+    def can_hold(self, closed: Any) -> bool:
+        """Return True if the constants of a closed jaxpr can be constants of this body."""
+        return self.holds_constants or all(
+            jaxcompat.as_literal(const, var.aval)
+            for var, const in zip(closed.constvars, closed.consts, strict=True)
+        )
+
+    # --- the walk ------------------------------------------------------------------------------
+
+    def run(self, visitor: Visitor) -> Any:
+        """Return the body, rewritten by the visitor's rule; the same object if nothing changes."""
+        jaxpr = jaxcompat.open_jaxpr(self.body)
+        env, rule, inside = self.env, visitor(self), self._inside
+        before, after = (None, inside) if self._outside_in else (inside, None)
+        eqns, constvars = self.eqns, self.constvars
+        changed = False
+        for old in jaxpr.eqns:
+            eqn = old
+            if env:
+                operands = [v if type(v) is Literal else env.get(v, v) for v in eqn.invars]
+                if any(new is not v for new, v in zip(operands, eqn.invars, strict=True)):
+                    eqn = eqn.replace(invars=operands)
+                    if eqn.effects:
+                        effects = jaxcompat.renamed_effects(eqn.effects, env)
+                        eqn = eqn.replace(effects=effects)
+            if before is not None and eqn.params:
+                eqn = before(eqn)
+            written, held = len(eqns), len(constvars)
+            atoms = rule(eqn)
+            if atoms is None or not self._accept(eqn.outvars, atoms, written):
+                self._rollback(written, held)
+                if after is not None and eqn.params:
+                    eqn = after(eqn)
+                self.add(eqn)
+                changed |= eqn is not old
+            else:
+                changed = True
+        outvars = list(map(self.lookup, jaxpr.outvars))
+        if not changed and len(self.constvars) == len(jaxpr.constvars):
+            return self.body
+        return jaxcompat.replace_jaxpr(
+            self.body,
+            constvars=self.constvars,
+            consts=self.consts,
+            invars=jaxpr.invars,
+            outvars=outvars,
+            eqns=self.eqns,
+            debug_info=jaxpr.debug_info,
+        )
+
+    def _rollback(self, written: int, held: int) -> None:
+        """Remove all but the first so many equations and constants."""
+        if len(self.eqns) > written:
+            del self.eqns[written:]
+        if len(self.constvars) == held:
+            return
+        for var in self.constvars[held:]:
+            del self.constant_values[var]
+        del self.constvars[held:], self.consts[held:]
+        self._constant_of = None
+
+    def _accept(self, outvars: Sequence[Var], atoms: Sequence[Atom], written: int) -> bool:
+        """Put atoms in the places of results, and return True; False if one is rejected.
+
+        The equations after the first `written` ones are the rule's.
+        """
+        for var, atom in zip(outvars, atoms, strict=True):
+            if not (var.aval == atom.aval or self._may_change(var, atom.aval)):
+                return False
+            if self.donated and var is not atom and not self._may_rename(var, atom, written):
+                return False
+        for var, atom in zip(outvars, atoms, strict=True):
+            if var is not atom:
+                self.env[var] = atom
+        return True
+
+    def _may_rename(self, var: Var, atom: Atom, written: int) -> bool:
+        """Return True if no donated array gets a second name: what takes its place is new."""
+        if type(atom) is not Literal and atom in self.donated:
+            return False
+        new = (v for eqn in self.eqns[written:] for v in eqn.outvars)
+        return var not in self.donated or any(v is atom for v in new)
+
+    def _may_change(self, var: Var, aval: Any) -> bool:
+        """Return True if an atom of this other type may take the place of a variable."""
+        if isinstance(var, DropVar):
+            return True
+        if var in self._results or not hasattr(var.aval, "weak_type"):
+            return False
+        return bool(var.aval.strip_weak_type() == aval.strip_weak_type())
+
+
+def _donated(eqns: Sequence[JaxprEqn]) -> set[Var]:
+    """Return the operands whose memory the calls among equations may take for results."""
+    return {
+        atom
+        for eqn in eqns
+        if eqn.primitive.name == "jit" and any(eqn.params["donated_invars"])
+        for atom, given in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
+        if given and isinstance(atom, Var)
+    }

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.rewrite import with_bodies
+from jaxprtool.ir.rewrite import Rule, Writer, rewrite, with_bodies
 from jaxprtool.ir.structural_key import (
     Keyless,
     literal_key,
@@ -34,7 +34,6 @@ from jaxprtool.ir.structural_key import (
 )
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.ir.traits import traits
-from jaxprtool.ir.writer import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
@@ -150,7 +149,7 @@ def _share_constants(writer: Writer) -> None:
             var = writer.constvars[i]
             kept = first.setdefault(_constant_key(writer.consts[i]), var)
             if kept is not var:
-                writer.became[var] = kept
+                writer.env[var] = kept
                 del writer.constant_values[var]
                 gone.add(i)
     if gone:

@@ -35,8 +35,8 @@ from jaxprtool.ir.custom_rules import (
 )
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.ir.structured import Cond, CustomJVP, CustomVJP, view
-from jaxprtool.ir.writer import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.dce import dce_body

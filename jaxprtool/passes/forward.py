@@ -30,6 +30,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.ir.structured import (
     UNASKED,
     Call,
@@ -41,7 +42,6 @@ from jaxprtool.ir.structured import (
     While,
     keep,
 )
-from jaxprtool.ir.writer import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 

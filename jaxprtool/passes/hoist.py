@@ -34,10 +34,11 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import itemsize
+from jaxprtool.ir.equations import Contains
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import Scan, While, holds_jaxpr, keep, sub_jaxprs
+from jaxprtool.ir.rewrite import Rule, Writer, rewrite
+from jaxprtool.ir.structured import Scan, While, holds_jaxpr, keep
 from jaxprtool.ir.traits import traits
-from jaxprtool.ir.writer import Rule, Writer, occurs, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
@@ -85,8 +86,8 @@ class _Hoisting:
     """What is known of the bodies met in one run: shared bodies are looked at once."""
 
     taken: dict[tuple[Any, int, bool, bool], _Taken | None] = field(default_factory=dict)
-    staying: dict[Any, bool] = field(default_factory=dict)
-    endless: dict[Any, bool] = field(default_factory=dict)
+    staying: Contains = field(default_factory=lambda: Contains(_must_stay))
+    endless: Contains = field(default_factory=lambda: Contains(_may_not_end))
 
     def scan(self, writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
         scan = Scan.of(eqn)
@@ -160,23 +161,19 @@ class _Hoisting:
     def stays(self, eqn: JaxprEqn, runs: bool) -> bool:
         """Whether an invariant equation must not be moved out of a loop that may not run at all,
         or, if it `runs`, out of any."""
-        if _must_stay(eqn.primitive.name) or not all(_is_array(v.aval) for v in eqn.outvars):
+        if _must_stay(eqn) or not all(_is_array(v.aval) for v in eqn.outvars):
             return True
-        if not runs and _may_not_end(eqn.primitive.name):
+        if not runs and _may_not_end(eqn):
             return True
-        return holds_jaxpr(eqn.params.values()) and any(
-            occurs(body, _must_stay, self.staying)
-            or (not runs and occurs(body, _may_not_end, self.endless))
-            for _, body in sub_jaxprs(eqn)
-        )
+        return self.staying.inside(eqn) or (not runs and self.endless.inside(eqn))
 
 
-def _must_stay(primitive: str) -> bool:
-    return not traits(primitive).may_hoist
+def _must_stay(eqn: JaxprEqn) -> bool:
+    return not traits(eqn).may_hoist
 
 
-def _may_not_end(primitive: str) -> bool:
-    return primitive == "while"
+def _may_not_end(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "while"
 
 
 def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:

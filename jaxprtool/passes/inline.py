@@ -34,11 +34,11 @@ from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, did_you_mean
-from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.equations import Contains, bodies
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, view
 from jaxprtool.ir.traits import primitives_with, traits
-from jaxprtool.ir.writer import Rule, Writer, occurs, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.base import Pass
 from jaxprtool.primitives import scope_of, sow_p
@@ -74,14 +74,14 @@ class Inline(Pass):
                 )
 
     def __call__(self, program: Program) -> Program:
-        sows: dict[Any, bool] = {}
+        sows = Contains(lambda eqn: eqn.primitive is sow_p)
 
         def opened(eqn: JaxprEqn) -> Any:
             """The body of a call that may be inlined; None for every other equation."""
             if traits(eqn).call not in self.calls or (not self.force and has_reason(eqn)):
                 return None
             body = _body(eqn)
-            if scope_of(eqn) is not None and occurs(body, sow_p.name.__eq__, sows):
+            if scope_of(eqn) is not None and sows(body):
                 return None
             return body if len(body.constvars) == len(body.consts) else None
 

@@ -23,10 +23,11 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import Contains
 from jaxprtool.ir.liveness import Lifetimes, Liveness
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import with_bodies
-from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
+from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.base import Pass
 from jaxprtool.primitives import sow_p
@@ -88,7 +89,7 @@ class _Scheduler:
         self._always = always
         self._liveness = Liveness()
         self._done: dict[Any, Any] = {}
-        self._sowing: dict[Any, bool] = {}
+        self._sows = Contains(_is_sow)
 
     def __call__(self, jaxpr: Any) -> Any:
         """A jaxpr, closed or open, reordered at every depth; itself if that is no better."""
@@ -141,25 +142,16 @@ class _Scheduler:
 
     def _pinned(self, eqns: Sequence[JaxprEqn]) -> list[bool]:
         """Which equations keep their order: those with effects, that sow, or that touch a ref."""
-        pinned = [bool(eqn.effects) or self._sows(eqn) for eqn in eqns]
+        pinned = [bool(eqn.effects) or _is_sow(eqn) or self._sows.inside(eqn) for eqn in eqns]
         if any(pinned):  # without, there is nothing that a ref's reader could be moved past
             for i, eqn in enumerate(eqns):
                 atoms = *eqn.invars, *eqn.outvars
                 pinned[i] |= any(isinstance(v.aval, jaxcompat.AbstractRef) for v in atoms)
         return pinned
 
-    def _sows(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation sows a value, at any depth."""
-        if eqn.primitive is sow_p:
-            return True
-        if not eqn.params or not holds_jaxpr(eqn.params.values()):
-            return False
-        for _, body in sub_jaxprs(eqn):
-            if body not in self._sowing:
-                self._sowing[body] = any(map(self._sows, body.eqns))
-            if self._sowing[body]:
-                return True
-        return False
+
+def _is_sow(eqn: JaxprEqn) -> bool:
+    return eqn.primitive is sow_p
 
 
 def _donations(eqns: Sequence[JaxprEqn]) -> Iterator[tuple[int, int]]:

@@ -24,10 +24,10 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equations import Contains, equations
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.ir.structured import Scan
-from jaxprtool.ir.writer import Rule, Writer, occurs, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.base import Pass
 from jaxprtool.primitives import sow_p
@@ -53,7 +53,7 @@ class Unroll(Pass):
             )
 
     def __call__(self, program: Program) -> Program:
-        sows: dict[Any, bool] = {}
+        sows = Contains(lambda eqn: eqn.primitive is sow_p)
         given = sum(1 for _ in equations(jaxcompat.open_jaxpr(program.jaxpr)))
         most = max(MOST_EQUATIONS, self.max_length * given)
 
@@ -66,7 +66,7 @@ class Unroll(Pass):
                     return None
                 if scan.length * len(scan.body.eqns) > most:
                     return None
-                if not writer.can_hold(scan.body) or occurs(scan.body, sow_p.name.__eq__, sows):
+                if not writer.can_hold(scan.body) or sows(scan.body):
                     return None
                 if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in scan.xs):
                     return None

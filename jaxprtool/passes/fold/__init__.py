@@ -43,9 +43,9 @@ from jax import lax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, keep, sub_jaxprs
 from jaxprtool.ir.traits import traits
-from jaxprtool.ir.writer import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.fold.constant_evaluation import Number, Values, is_plain_type, size_of

@@ -9,9 +9,10 @@ import numpy as np
 from jax import lax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import Contains
 from jaxprtool.ir.interpret import branch_of
+from jaxprtool.ir.rewrite import Writer
 from jaxprtool.ir.structured import Cond, Scan, While
-from jaxprtool.ir.writer import Writer, occurs
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal
 from jaxprtool.passes.fold.constant_evaluation import Number, Values, is_plain_type
 from jaxprtool.primitives import sow_p
@@ -69,7 +70,7 @@ def _open_scan(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
     scan = Scan.of(eqn)
     if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in scan.xs):
         return None  # a ref has no rows
-    if occurs(scan.body, sow_p.name.__eq__, {}):
+    if Contains(lambda eqn: eqn.primitive is sow_p)(scan.body):
         return None  # what is sown in a scan is known as one value for each iteration
     return _without_rounds(writer, scan) if length == 0 else _with_one_round(writer, scan)
 

@@ -19,8 +19,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir import writer as engine
-from jaxprtool.ir.writer import Rule, Writer
+from jaxprtool.ir import rewrite as engine
+from jaxprtool.ir.rewrite import Rule, Writer
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns import types
 from jaxprtool.passes.patterns.definition import Definition
@@ -87,10 +87,10 @@ class Application:
             place = next(places)
             if place in at:
                 found = at[place]
-                operands = [writer.now(v) for v in found.operands]
+                operands = [writer.lookup(v) for v in found.operands]
                 made = writer.splice(found.jaxpr, operands, eqn, keep_source=False)
-                writer.became.update(zip(found.results, made, strict=True))
-                return [writer.now(v) for v in eqn.outvars]
+                writer.env.update(zip(found.results, made, strict=True))
+                return [writer.lookup(v) for v in eqn.outvars]
             return eqn.outvars if place in gone else None
 
         return rule

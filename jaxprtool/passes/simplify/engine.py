@@ -20,7 +20,7 @@ import jax
 
 from jaxprtool.errors import PluginError
 from jaxprtool.ir.equations import named
-from jaxprtool.ir.writer import Rule, Writer, rewrite
+from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.simplify.conditions import NEVER_INEXACT, is_inexact
 from jaxprtool.passes.simplify.pattern import Call, Match, Number, Uses, scalar_value

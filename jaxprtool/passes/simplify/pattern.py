@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxprtool.ir.rewrite import Writer
 from jaxprtool.ir.traits import primitives_with, traits
-from jaxprtool.ir.writer import Writer
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var, open_jaxpr
 
 #: What a pattern may call primitives of a kind.

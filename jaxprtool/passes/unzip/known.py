@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxprtool import jaxcompat
-from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs, view
+from jaxprtool.ir.equations import Contains
+from jaxprtool.ir.structured import view
 from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.variables import Variable
@@ -76,8 +76,12 @@ class Context:
     bodies: list[Any] = field(default_factory=list)
     splits: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     custom_calls: dict[Any, dict[str, Any]] = field(default_factory=dict)
-    _sowing: dict[Any, bool] = field(default_factory=dict)
-    _sowing_otherwise: dict[Any, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        #: Whether a variable may be declared in a jaxpr, at any depth.
+        self.sows = Contains(self._declares)
+        #: Whether a value is sown in a jaxpr under another tag, at any depth.
+        self.sows_otherwise = Contains(self._is_other_sow)
 
     @contextmanager
     def under(self, condition: Known) -> Iterator[None]:
@@ -86,18 +90,6 @@ class Context:
         self.reached = meet((outside, condition))
         yield
         self.reached = outside
-
-    def sows(self, body: Any) -> bool:
-        """Whether a variable may be declared in a jaxpr, at any depth."""
-        return _anywhere(self._declares, body, self._sowing)
-
-    def sows_inside(self, eqn: JaxprEqn) -> bool:
-        """Whether a variable may be declared in a body of an equation."""
-        return _inside(self._declares, eqn, self._sowing)
-
-    def sows_otherwise(self, body: Any) -> bool:
-        """Whether a value is sown in a jaxpr under another tag, at any depth."""
-        return _anywhere(self._is_other_sow, body, self._sowing_otherwise)
 
     def is_sow(self, eqn: JaxprEqn) -> bool:
         """Whether an equation sows a value under the tag."""
@@ -110,20 +102,6 @@ class Context:
         """A plug-in's primitive may declare variables; those that hold bodies only pass them on."""
         own_rule = eqn.primitive.name in unzip_rules and view(eqn) is None
         return own_rule or self.is_sow(eqn)
-
-
-def _anywhere(test: Callable[[JaxprEqn], bool], body: Any, answers: dict[Any, bool]) -> bool:
-    """Whether an equation of a jaxpr, at any depth, passes a test; `answers` has those known."""
-    body = jaxcompat.open_jaxpr(body)
-    if body not in answers:
-        answers[body] = any(test(eqn) or _inside(test, eqn, answers) for eqn in body.eqns)
-    return answers[body]
-
-
-def _inside(test: Callable[[JaxprEqn], bool], eqn: JaxprEqn, answers: dict[Any, bool]) -> bool:
-    return holds_jaxpr(eqn.params.values()) and any(
-        _anywhere(test, body, answers) for _, body in sub_jaxprs(eqn)
-    )
 
 
 #: `rule(eqn, known, context) -> Outcome`, where `known` has an entry for each operand.

@@ -104,7 +104,7 @@ def _constants(atoms: Sequence[Atom], context: Context) -> list[Any] | None:
         if v in constants and not isinstance(constants[v], jax.core.Tracer):
             continue
         eqn = made.get(v)
-        if eqn is None or eqn.effects or context.is_sow(eqn) or context.sows_inside(eqn):
+        if eqn is None or eqn.effects or context.is_sow(eqn) or context.sows.inside(eqn):
             return None
         if id(eqn) not in needed:
             needed.add(id(eqn))

@@ -35,7 +35,7 @@ def rule(*primitives: str) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
         def asked(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
             results = meet(known)
-            if context.sows_inside(eqn):
+            if context.sows.inside(eqn):
                 return function(eqn, known, context)
             if all(results) and not has_lasting_effect(eqn):
                 return whole(eqn, known, context)
@@ -159,7 +159,7 @@ def _scan(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
 
 @rule("while")
 def _while(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
-    if context.sows_inside(eqn):
+    if context.sows.inside(eqn):
         scan = as_scan(eqn, context)
         return unzip_rules["scan"](scan, known[-len(scan.invars) :], context)
     loop = While.of(eqn)

@@ -174,7 +174,7 @@ def _outcome(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome
     rule = unzip_rules.get(eqn.primitive.name)
     if rule is not None:
         return rule(eqn, known, context)
-    if context.sows_inside(eqn):
+    if context.sows.inside(eqn):
         raise UnsupportedError(
             f"variables are sown inside {named(eqn)}, and unzip has no rule for it",
             f"a rule can be added: unzip_rules['{eqn.primitive.name}'] = rule",

@@ -8,8 +8,9 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import Contains
+from jaxprtool.ir.rewrite import rewrite
 from jaxprtool.ir.structured import view
-from jaxprtool.ir.writer import occurs, rewrite
 
 x = jnp.arange(12.0).reshape(3, 4)
 
@@ -272,10 +273,10 @@ def test_effects_follow_the_refs_that_they_are_on():
         assert sorted(map(str, new.effects)) == sorted(map(str, jaxpr.effects))
 
 
-def test_occurs_looks_at_every_depth():
+def test_contains_looks_at_every_depth():
     jaxpr = jax.make_jaxpr(lambda a: lax.scan(lambda c, r: (jax.jit(jnp.sin)(c), r), 1.0, a))(x)
-    assert occurs(jaxpr, "sin".__eq__, {})
-    assert not occurs(jaxpr, "cos".__eq__, {})
+    assert Contains(lambda eqn: eqn.primitive.name == "sin")(jaxpr)
+    assert not Contains(lambda eqn: eqn.primitive.name == "cos")(jaxpr)
 
 
 # --- donation -------------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxprtool import expressions
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import option
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
+from jaxprtool.ir.notation import expressions
 
 if TYPE_CHECKING:
     from jaxprtool.cli.watch import Row

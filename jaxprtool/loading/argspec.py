@@ -5,6 +5,7 @@ and what is not in the grammar is refused by name and column:
 
     f32[8,128]  bf16[]  key<fry>[2]     an abstract array, by the type that a jaxpr prints
     f32[n,2*n]                          with symbolic dimensions, the same in all arguments
+    f32[8@x]                            laid out over an explicit axis of the mesh that is set
     5  2.5  True  1j                    a scalar, weakly typed as in Python
     {'w': ...}  [...]  (...)  None      pytrees
     zeros(f32[3])  ones(f32[3])  normal(f32[3,4], seed=1)  arange(10)  key(0)
@@ -18,17 +19,16 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
-from jaxprtool import expressions
 from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
 from jaxprtool.ir import dtypes
+from jaxprtool.ir.notation import expressions, types
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.files import Arrays, load_arrays
 
@@ -37,16 +37,9 @@ MAX_BYTES = 2**34
 
 _TYPES_HINT = "types are written as a jaxpr prints them: f32[8,128], bf16[], i32[3], key<fry>[]"
 _STATIC_HINT = "a Python value that is not traced is written static(...)"
-_DIMENSION_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 
 
-class Symbols:
+class Symbols(Mapping[str, Any]):
     """Symbolic dimensions by name, all of one scope so that they can meet in one function."""
 
     def __init__(self) -> None:
@@ -63,6 +56,12 @@ class Symbols:
             except ValueError:  # min, max and the like, which have a meaning there
                 raise ValueError(f"'{name}' cannot name one") from None
         return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 def read_args(text: str, module: ModuleType | None = None) -> tuple[tuple, dict[str, Any]]:
@@ -114,7 +113,7 @@ class _Reader:
     """Walks one parsed argument list; each method reads one kind of node."""
 
     def __init__(self, text: str, what: str, module: ModuleType | None, symbols: Symbols):
-        self.source = expressions.read(text, what, ArgumentsError, empty_subscripts=True)
+        self.source = expressions.read(text, what, ArgumentsError, types=True)
         self.module = module
         self.symbols = symbols
 
@@ -148,16 +147,13 @@ class _Reader:
         return result
 
     def _name(self, node: ast.Name) -> Any:
+        if where := self.source.type_at(node):
+            return self._type(where)
         if node.id in ("inf", "nan"):
             return self.source.literal(node)
-        raise self._unknown(node)
-
-    # --- types
+        raise self._unknown(node.id, self.source.start(node))
 
     def _subscript(self, node: ast.Subscript) -> Any:
-        if isinstance(node.value, ast.Name):
-            elements = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            return self._typed(node.value, elements)
         root: ast.expr = node.value
         while isinstance(root, ast.Subscript):
             root = root.value
@@ -165,69 +161,83 @@ class _Reader:
             raise self.source.not_allowed(node, "load(...) and ref(...) can be subscripted")
         return self._item(node)
 
-    def _typed(self, name: ast.expr, dimensions: list[ast.expr]) -> jax.ShapeDtypeStruct:
-        shape = tuple(map(self._dimension, dimensions))
-        return jax.ShapeDtypeStruct(shape, self._dtype(name))
+    # --- types
 
-    def _dtype(self, node: ast.expr) -> Any:
-        if not isinstance(node, ast.Name):
-            raise self.source.not_allowed(node, _TYPES_HINT)
-        dtype = dtypes.array_dtypes().get(node.id)
+    def _type(self, where: slice) -> jax.ShapeDtypeStruct:
+        text, start = self.source.text[where], where.start
+        try:
+            parsed = types.parse(text)
+        except ValueError as error:
+            raise self.source.fail_at(start, str(error), _TYPES_HINT) from None
+        sizes = [self._size(start, dim) for dim in parsed.dims]
+        if parsed.memory_space:
+            raise self.source.fail_at(start, f"the argument {text} cannot be put in a memory space")
+        dtype = self._dtype(parsed.dtype, start)
+        if not parsed.axis_names:
+            return jax.ShapeDtypeStruct(tuple(sizes), dtype)
+        mesh = self._mesh(text, start, parsed)
+        try:
+            aval = types.array_type(parsed, sizes, mesh)
+        except ValueError as error:
+            raise self.source.fail_at(start, f"{text}: {' '.join(str(error).split())}") from None
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding)
+
+    def _mesh(self, text: str, start: int, parsed: types.TypeText) -> Any:
+        """Return the mesh that is set, whose axes a type names."""
+        mesh = jax.sharding.get_abstract_mesh()
+        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        if "varying" in parsed.axes:
+            message = f"{text} varies over axes of a mesh, as only values inside shard_map do"
+            raise self.source.fail_at(start, message)
+        for name in parsed.axis_names:
+            if mesh.empty:
+                raise self.source.fail_at(
+                    start,
+                    f"{text} is laid out over '{name}', an axis of a mesh, and no mesh is set",
+                    f"--mesh {name}=2 sets one, as jax.set_mesh does",
+                )
+            if name not in kinds:
+                message = f"the mesh has no axis '{name}'"
+                raise self.source.fail_at(start, message, f"it has {_list(kinds)}")
+            if kinds[name] is not jax.sharding.AxisType.Explicit:
+                message = f"the axis '{name}' is {kinds[name].name}, and types name Explicit ones"
+                raise self.source.fail_at(start, message)
+        return mesh
+
+    def _dtype(self, name: str, at: int) -> Any:
+        if name.startswith("key<"):
+            kind, known = name[4:-1], dtypes.key_dtypes()
+            if kind not in known:
+                message = f"no kind of key is called '{kind}'"
+                raise self.source.fail_at(at + 4, message, f"there are {_list(known)}")
+            return known[kind]
+        dtype = dtypes.array_dtypes().get(name)
         if dtype is None:
-            raise self._unknown(node)
+            raise self._unknown(name, at)
         if dtypes.needs_x64(dtype):
-            message = f"{node.id} needs JAX's 64-bit types, which are not enabled"
-            raise self.source.fail(node, message, "add --x64, or set jax_enable_x64")
+            message = f"{name} needs JAX's 64-bit types, which are not enabled"
+            raise self.source.fail_at(at, message, "add --x64, or set jax_enable_x64")
         return dtype
 
-    def _key_type(self, node: ast.Compare) -> jax.ShapeDtypeStruct:
-        """`key<fry>[2]`, which Python parses as the chained comparison `key < fry > [2]`."""
-        match node:
-            case ast.Compare(
-                left=ast.Name(id="key"),
-                ops=[ast.Lt(), ast.Gt()],
-                comparators=[ast.Name() as implementation, ast.List() as shape],
-            ):
-                known = dtypes.key_dtypes()
-                if implementation.id not in known:
-                    message = f"no kind of key is called '{implementation.id}'"
-                    raise self.source.fail(implementation, message, f"there are {_list(known)}")
-                dimensions = tuple(map(self._dimension, shape.elts))
-                return jax.ShapeDtypeStruct(dimensions, known[implementation.id])
-        raise self.source.not_allowed(node)
-
-    def _dimension(self, node: ast.expr) -> Any:
+    def _size(self, start: int, dim: types.Dimension) -> Any:
+        at = start + dim.at
         try:
-            size = self._size(node)
+            size = types.size_in(self.source, start, dim)(self.symbols)
         except (ValueError, ArithmeticError, TypeError) as error:  # of symbolic dimensions
             detail = " ".join(str(error).split())
-            raise self.source.fail(node, f"not a dimension: {detail}") from None
+            raise self.source.fail_at(at, f"not a dimension: {detail}") from None
         if isinstance(size, int) and not 0 <= size < 2**63:
-            message = f"a dimension cannot be {self.source.segment(node)}"
-            raise self.source.fail(node, message)
+            raise self.source.fail_at(at, f"a dimension cannot be {dim.size}")
         return size
-
-    def _size(self, node: ast.expr) -> Any:
-        """An integer, or an expression of symbolic dimensions and integers."""
-        if isinstance(node, ast.Name):
-            return self.symbols[node.id]
-        if isinstance(node, ast.BinOp) and type(node.op) in _DIMENSION_OPERATORS:
-            combine = _DIMENSION_OPERATORS[type(node.op)]
-            return combine(self._size(node.left), self._size(node.right))
-        if isinstance(node, ast.Constant | ast.UnaryOp):
-            return self.source.integer(node)
-        raise self.source.not_allowed(node, "dimensions are integers, or names such as n and 2*n")
 
     # --- functions
 
     def _call(self, node: ast.Call) -> Any:
-        if self.source.is_empty_subscript(node):
-            return self._typed(node.func, [])
         if not isinstance(node.func, ast.Name):
             raise self.source.not_allowed(node.func)
         name = node.func.id
         if name not in self._FUNCTIONS:
-            raise self._unknown(node.func)
+            raise self._unknown(name, self.source.start(node.func))
         try:
             return self._FUNCTIONS[name](self, node)
         except JaxprToolError:
@@ -306,7 +316,7 @@ class _Reader:
 
     def _arange(self, node: ast.Call) -> np.ndarray:
         options = self._options(node, ("start",), ("stop", "step", "dtype"))
-        dtype = self._dtype(options.pop("dtype")) if "dtype" in options else None
+        dtype = self._dtype_option(options.pop("dtype")) if "dtype" in options else None
         numbers = [self._real(options[n]) for n in ("start", "stop", "step") if n in options]
         start, stop = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
         step = numbers[2] if len(numbers) == 3 else 1
@@ -319,6 +329,11 @@ class _Reader:
             kind = "f" if any(isinstance(number, float) for number in numbers) else "i"
             dtype = dtypes.array_dtypes()[f"{kind}{64 if dtypes.x64_enabled() else 32}"]
         return np.arange(start, stop, step).astype(dtype)
+
+    def _dtype_option(self, node: ast.expr) -> Any:
+        if not isinstance(node, ast.Name):
+            raise self.source.not_allowed(node, _TYPES_HINT)
+        return self._dtype(node.id, self.source.start(node))
 
     def _real(self, node: ast.expr) -> int | float:
         value = self._number(node)
@@ -372,15 +387,18 @@ class _Reader:
 
     # --- refusals
 
-    def _unknown(self, node: ast.Name) -> JaxprToolError:
-        if node.id in dtypes.array_dtypes():
-            hint = f"write {node.id}[] for a scalar, {node.id}[8,128] for an array"
-            return self.source.fail(node, f"the type {node.id} needs a shape", hint)
-        if node.id in self._FUNCTIONS:
-            return self.source.fail(node, f"{node.id} is a function: write {node.id}(...)")
+    def _unknown(self, name: str, at: int) -> JaxprToolError:
+        fail = self.source.fail_at
+        if name in dtypes.array_dtypes():
+            hint = f"write {name}[] for a scalar, {name}[8,128] for an array"
+            return fail(at, f"the type {name} needs a shape", hint)
+        if name in self._FUNCTIONS:
+            return fail(at, f"{name} is a function: write {name}(...)")
+        if name[0].isdigit():
+            return fail(at, f"the literal {name} is not allowed in {self.source.what}", _TYPES_HINT)
         known = [*dtypes.array_dtypes(), *self._FUNCTIONS]
-        hint = did_you_mean(node.id, known) or _TYPES_HINT
-        return self.source.fail(node, f"unknown name '{node.id}' in {self.source.what}", hint)
+        hint = did_you_mean(name, known) or _TYPES_HINT
+        return fail(at, f"unknown name '{name}' in {self.source.what}", hint)
 
     def _not_allowed(self, node: ast.expr) -> Any:
         hint = _TYPES_HINT if isinstance(node, ast.Attribute) else None
@@ -399,7 +417,6 @@ class _Reader:
     _VALUES: ClassVar[dict[type, Callable[[_Reader, Any], Any]]] = {
         ast.BinOp: _number,
         ast.Call: _call,
-        ast.Compare: _key_type,
         ast.Constant: _constant,
         ast.Dict: _dict,
         ast.List: lambda self, node: list(map(self.argument, node.elts)),

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from jaxprtool import expressions
 from jaxprtool.errors import (
     CheckError,
     JaxprToolError,
@@ -26,6 +25,7 @@ from jaxprtool.errors import (
     described,
     did_you_mean,
 )
+from jaxprtool.ir.notation import expressions
 from jaxprtool.passes import registry
 from jaxprtool.passes.base import Pass, build
 from jaxprtool.passes.levels import MOST_ROUNDS, levels

@@ -40,7 +40,7 @@ def test_attaching_an_example_does_not_import_jax():
         import sys, jaxprtool
         @jaxprtool.example("f32[3]", jaxprtool.static(1))
         def f(x, n): pass
-        import jaxprtool.expressions
+        import jaxprtool.ir.notation.expressions
         assert "jax" not in sys.modules and "numpy" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,11 +1,7 @@
 """How a type is spelled in a `.jaxpr` file, both ways: JAX's short form, and what that drops.
 
-    f32[8,16]   key<fry>[2]   f32<host>[3]   Ref{f32[3]}   Tok     as JAX's listing has them
-    ~f32[]                                                         weakly typed
-    f32[2*n,128]                                                   symbolic dimensions
-    f32[8@x,4]@m0   f32[2]{V:i}@m1                                 on a mesh of the header's table
-
-A type on a mesh names it, since the axes of several meshes may have the same names.
+The notation is that of `ir.notation.types`, and `Ref{f32[3]}` and `Tok` besides. A type on a mesh
+names it, since the axes of several meshes may have the same names.
 """
 
 from __future__ import annotations
@@ -15,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr.values import Unwritable
-from jaxprtool.ir.dtypes import array_dtypes, is_foreign
+from jaxprtool.ir.dtypes import is_foreign
+from jaxprtool.ir.notation import types
 
 
 class TypeWriter:
@@ -133,98 +129,20 @@ class TypeReader:
             return jaxcompat.ABSTRACT_TOKEN
         if reference := _REFERENCE.fullmatch(text):
             space, inner = reference.groups()
-            return jaxcompat.AbstractRef(self(inner), space and _memory_space(space))
-        parts = _ARRAY.fullmatch(text)
-        if parts is None:
-            raise ValueError(f"'{text}' is no type")
-        weak, dtype, space, shape, axes, mesh = parts.groups()
-        sizes, partitions = self._shape(shape)
-        return jaxcompat.array_type(
-            sizes,
-            _dtype(dtype),
-            bool(weak),
-            memory_space=_memory_space(space or "device"),
-            **self._laid_out(mesh, partitions, _axes(axes or "")),
-        )
+            return jaxcompat.AbstractRef(self(inner), space and types.memory_space_named(space))
+        parsed = types.parse(text)
+        sizes = [self.dimension(dim.size) for dim in parsed.dims]
+        return types.array_type(parsed, sizes, self._mesh(parsed))
 
-    def _shape(self, text: str) -> tuple[list[Any], list[Any]]:
-        sizes, partitions = [], []
-        for item in _split(text):
-            size, _, axes = item.partition("@")
-            sizes.append(self.dimension(size))
-            several = tuple(_split(axes[1:-1])) if axes.startswith("(") else axes
-            partitions.append(several or None)
-        return sizes, partitions
-
-    def _laid_out(
-        self, name: str | None, partitions: list[Any], axes: dict[str, list[str]]
-    ) -> dict[str, Any]:
-        """How an array is laid out over the mesh of that name."""
-        if name is None:
-            if axes or any(partitions):
+    def _mesh(self, parsed: types.TypeText) -> Any:
+        """Return the mesh that a type names, None if it names none."""
+        if parsed.mesh is None:
+            if parsed.axis_names:
                 raise ValueError("a type that mentions axes must name a mesh, as in f32[8@x]@m0")
-            return {}
-        if name not in self._meshes:
-            raise ValueError(f"the header has no mesh '{name}'")
-        mesh = self._meshes[name]
-        types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-        manual: dict[str, list[str]] = {"varying": axes.pop("varying", [])}
-        spec: dict[str, set[str]] = {}
-        for kind, names in axes.items():
-            manual[kind] = [a for a in names if types.get(a) == AxisType.Manual]
-            spec[kind] = {a for a in names if types.get(a) != AxisType.Manual}
-        return {
-            "sharding": NamedSharding(mesh, PartitionSpec(*partitions, **spec)),
-            "varying": manual,
-        }
+            return None
+        if parsed.mesh not in self._meshes:
+            raise ValueError(f"the header has no mesh '{parsed.mesh}'")
+        return self._meshes[parsed.mesh]
 
 
-_ARRAY = re.compile(
-    r"(~?)(key<\w+>|[a-z]\w*)(?:<(\w+)>)?\[([^\[\]{}]*)\](?:\{([^{}]*)\})?(?:@(\w+))?"
-)
 _REFERENCE = re.compile(r"Ref(?:<(\w+)>)?\{(.*)\}")
-_COMMA = re.compile(r",\s*(?![^()]*\))")
-
-#: What JAX calls the kinds of axes that a type mentions.
-_AXES = {"V": "varying", "U": "unreduced", "R": "reduced"}
-
-
-def _split(text: str) -> list[str]:
-    """The items between the commas that no parentheses are around."""
-    items, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if character == "," and depth == 0:
-            items.append(text[start:i].strip())
-            start = i + 1
-    return [*items, text[start:].strip()] if text else []
-
-
-def _axes(text: str) -> dict[str, list[str]]:
-    """The axes of `V:i, U:(j,k)` by kind."""
-    found = {}
-    for item in _split(text):
-        kind, _, names = item.partition(":")
-        if kind not in _AXES or not names:
-            raise ValueError(f"'{item}' mentions no axes")
-        found[_AXES[kind]] = _split(names[1:-1]) if names.startswith("(") else [names]
-    return found
-
-
-def _memory_space(name: str) -> Any:
-    for space in jax.memory.Space:
-        if space.name.lower() == name:
-            return space
-    raise ValueError(f"there is no memory space '{name}'")
-
-
-def _dtype(text: str) -> Any:
-    if text.startswith("key<"):
-        known, name = jaxcompat.key_implementations(), text[4:-1]
-        if name not in known:
-            raise ValueError(f"there is no random number generator '{name}'")
-        return jaxcompat.key_type(known[name])
-    found = array_dtypes().get(text)
-    if found is None:
-        raise ValueError(f"there is no dtype '{text}'")
-    return found

@@ -10,8 +10,7 @@ it stands in the pattern, and an expression of names (`2*n`) is what these make 
 from __future__ import annotations
 
 import ast
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -19,28 +18,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxprtool import expressions, jaxcompat
+from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir import dtypes
+from jaxprtool.ir.notation import expressions, types
+from jaxprtool.ir.notation.types import Size
 
 _HINT = "types are written as a jaxpr prints them: f32[n,d], bf16[...,8,n], i32[]"
-
-_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
 
 _KINDS = (jax.dtypes.prng_key, jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 @dataclass(frozen=True)
 class Declared:
-    """One declared type. `dims` are numbers, and expressions as Python's `ast` has them."""
+    """One declared type."""
 
     dtype: Any
-    dims: tuple[Any, ...]
+    dims: tuple[int | Size, ...]
     more_dims: bool = False
 
     @property
@@ -83,8 +77,8 @@ def kind(dtype: Any) -> Any:
 
 def names_of(declarations: Sequence[Declared]) -> list[str]:
     """The names of sizes in declarations, in order."""
-    nodes = (node for each in declarations for dim in each.dims for node in _nodes(dim))
-    return list(dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name)))
+    sizes = (dim for each in declarations for dim in each.dims if isinstance(dim, Size))
+    return list(dict.fromkeys(name for size in sizes for name in size.names))
 
 
 def example_sizes(declarations: Sequence[Declared]) -> dict[str, int]:
@@ -106,7 +100,7 @@ def symbolic_sizes(names: Sequence[str]) -> dict[str, Any]:
 def sizes_in(declarations: Sequence[Declared], avals: Sequence[Any]) -> dict[str, Any] | None:
     """The sizes by name with which values of these types are as declared; None if they are not."""
     sizes: dict[str, Any] = {}
-    expected: list[tuple[ast.expr, Any]] = []
+    expected: list[tuple[Size, Any]] = []
     for each, aval in zip(declarations, avals, strict=True):
         rank = len(each.dims)
         if aval.ndim < rank or (aval.ndim > rank and not each.more_dims):
@@ -114,12 +108,12 @@ def sizes_in(declarations: Sequence[Declared], avals: Sequence[Any]) -> dict[str
         if kind(aval.dtype) is not kind(each.dtype):
             return None
         for dim, size in zip(each.dims, aval.shape[aval.ndim - rank :], strict=True):
-            if isinstance(dim, ast.Name):
-                if not _equal(sizes.setdefault(dim.id, size), size):
+            if isinstance(dim, Size) and isinstance(dim.node, ast.Name):
+                if not _equal(sizes.setdefault(dim.node.id, size), size):
                     return None
-            elif isinstance(dim, ast.expr):
+            elif isinstance(dim, Size):
                 expected.append((dim, size))
-    return sizes if all(_equal(_size(dim, sizes), size) for dim, size in expected) else None
+    return sizes if all(_equal(dim(sizes), size) for dim, size in expected) else None
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -129,53 +123,41 @@ def _equal(a: Any, b: Any) -> bool:
         return False
 
 
-def _size(dim: Any, sizes: Mapping[str, Any]) -> Any:
-    if isinstance(dim, ast.Name):
-        return sizes[dim.id]
-    if isinstance(dim, ast.Constant):
-        return dim.value
-    if isinstance(dim, ast.BinOp):
-        return _OPERATORS[type(dim.op)](_size(dim.left, sizes), _size(dim.right, sizes))
-    return dim
-
-
-def _nodes(dim: Any) -> Any:
-    return ast.walk(dim) if isinstance(dim, ast.AST) else ()
+def _size(dim: int | Size, sizes: Mapping[str, Any]) -> Any:
+    return dim(sizes) if isinstance(dim, Size) else dim
 
 
 def _read(text: str, what: str) -> Declared:
-    source = expressions.read(text, f"the type of {what}", ArgumentsError, empty_subscripts=True)
+    source = expressions.read(text, f"the type of {what}", ArgumentsError, types=True)
     if len(source.args) != 1 or source.keywords:
         raise ArgumentsError(f"the type of {what} is '{text}', which is not one type", _HINT)
     (node,) = source.args
-    if source.is_empty_subscript(node) and isinstance(node, ast.Call):
-        name, dims = node.func, []
-    elif isinstance(node, ast.Subscript):
-        name = node.value
-        dims = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    else:
+    where = source.type_at(node)
+    if where is None:
         raise source.not_allowed(node, _HINT)
-    if not isinstance(name, ast.Name) or name.id not in dtypes.array_dtypes():
-        near = did_you_mean(source.segment(name), dtypes.array_dtypes())
-        raise source.fail(name, f"'{source.segment(name)}' is no dtype", near or _HINT)
-    more = bool(dims) and isinstance(dims[0], ast.Constant) and dims[0].value is Ellipsis
-    sizes = tuple(_dimension(source, dim) for dim in dims[more:])
-    made = Declared(dtypes.array_dtypes()[name.id], sizes, more)
-    known = {node.id for dim in sizes for node in _nodes(dim) if isinstance(node, ast.Name)}
-    made.aval(dict.fromkeys(known, 97))
+    try:
+        parsed = types.parse(source.text[where])
+    except ValueError as error:
+        raise source.fail(node, str(error), _HINT) from None
+    if parsed.memory_space or parsed.axes:
+        raise source.fail(node, f"'{source.segment(node)}' says more than dtype and sizes", _HINT)
+    if parsed.dtype not in dtypes.array_dtypes():
+        near = did_you_mean(parsed.dtype, dtypes.array_dtypes())
+        raise source.fail(node, f"'{parsed.dtype}' is no dtype", near or _HINT)
+    more = bool(parsed.dims) and parsed.dims[0].size == "..."
+    sizes = tuple(_dimension(source, where.start, dim) for dim in parsed.dims[more:])
+    made = Declared(dtypes.array_dtypes()[parsed.dtype], sizes, more)
+    made.aval(dict.fromkeys(names_of([made]), 97))
     return made
 
 
-def _dimension(source: expressions.Source, node: ast.expr) -> Any:
-    if isinstance(node, ast.Constant) and type(node.value) is int and node.value >= 0:
-        return node.value
-    for part in ast.walk(node):
-        if isinstance(part, ast.Name | ast.BinOp | ast.expr_context):
-            continue
-        if isinstance(part, ast.Constant) and type(part.value) is int:
-            continue
-        if isinstance(part, ast.operator) and type(part) in _OPERATORS:
-            continue
+def _dimension(source: expressions.Source, start: int, dim: types.Dimension) -> int | Size:
+    size = types.size_in(source, start, dim)
+    try:
+        value = size(dict.fromkeys(size.names, 97))
+    except ArgumentsError:
+        value = -1
+    if value < 0 or dim.axes:
         hint = "a size is a number, a name, or an expression of them such as 2*n"
-        raise source.fail(node, f"'{source.segment(node)}' is no size", hint)
-    return node
+        raise source.fail_at(start + dim.at, f"'{dim.size}' is no size", hint)
+    return size if size.names else value

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import jax
 
-from jaxprtool import expressions
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError, did_you_mean
+from jaxprtool.ir.notation import expressions
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.batch.axes import free_axes, program_axes

@@ -5,15 +5,20 @@ one-line error that names the place, whatever could hurt the parser or a recursi
 that is too long or too deeply nested, unbalanced brackets, NUL bytes. What the nodes mean is the
 caller's business: it walks `Source.args` and `Source.keywords`, takes literals with
 `Source.literal`, and refuses everything it does not know with `Source.not_allowed`.
+
+Types as a jaxpr prints them (`f32[]`, `key<fry>[2]`, `f32[8@x]{V:i}`) are no Python. Where they are
+asked for, each is one node of the tree, and `Source.type_at` gives its text.
 """
 
 from __future__ import annotations
 
 import ast
+import keyword
 import math
 import re
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -61,7 +66,11 @@ _MARKS = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_EMPTY_SUBSCRIPT = re.compile(r"\w\[[ \t]*\]")
+#: What a type begins with, before its bracket, and what may follow the bracket.
+_TYPE_HEAD = re.compile(r"(?<![\w.>])(\w+)(?:<\w+>)?\s*$")
+_TYPE_TAIL = re.compile(r"\{[^{}'\"]*\}")
+#: No name is longer.
+_MOST_HEAD = 100
 _FORMAT_PREFIX = re.compile(r"(?<!\w)(?:f|rf|fr)$", re.IGNORECASE)
 
 
@@ -69,7 +78,8 @@ _FORMAT_PREFIX = re.compile(r"(?<!\w)(?:f|rf|fr)$", re.IGNORECASE)
 class Source:
     """An argument list as parsed, with what it takes to complain about a part of it.
 
-    `what` is its name in messages (`--args`, `the pipeline`), `error` the class they are raised as.
+    `what` is its name in messages (`--args`, `the pipeline`), `error` the class they are raised as;
+    `types` has the end of each type in the text by its beginning.
     """
 
     text: str
@@ -77,6 +87,7 @@ class Source:
     error: type[JaxprToolError]
     args: tuple[ast.expr, ...] = ()
     keywords: tuple[tuple[str, ast.expr], ...] = ()
+    types: Mapping[int, int] = field(default_factory=dict)
 
     def place(self, node: ast.expr) -> str:
         """Where a node begins: `column 5`, or `line 2, column 5` if the text has several lines."""
@@ -97,16 +108,45 @@ class Source:
         construct = _CONSTRUCTS.get(type(node).__name__, type(node).__name__)
         if isinstance(node, ast.Name):
             construct = f"the name '{node.id}'"
+        if self.type_at(node):
+            construct = _CONSTRUCTS["Subscript"]
         elif isinstance(node, ast.Constant):
             construct = f"the literal {self.segment(node)}"
         return self.fail(node, f"{construct} is not allowed in {self.what}", hint)
 
-    def is_empty_subscript(self, node: ast.expr) -> bool:
-        """Whether a call is what `name[]` was parsed as."""
-        if not isinstance(node, ast.Call):
-            return False
-        assert node.end_lineno is not None and node.end_col_offset is not None
-        return self._lines[node.end_lineno - 2][: node.end_col_offset].endswith(b"]")
+    def type_at(self, node: ast.expr) -> slice | None:
+        """Return where the type stands that a node is; None if it is none."""
+        if not isinstance(node, ast.Name):
+            return None
+        start = self.start(node)
+        return slice(start, self.types[start]) if start in self.types else None
+
+    def part(self, where: slice) -> ast.expr:
+        """Return the expression in a part of the text, as an item of a subscript."""
+        before, text = self.text[: where.start], self.text[where]
+        blank = "".join(c if c == "\n" else " " * len(c.encode()) for c in before)
+        try:
+            node = ast.parse(f"_[\n{blank}{text}\n]", mode="eval").body
+        except SyntaxError as error:
+            raise _syntax_error(self, error) from None
+        except (MemoryError, RecursionError):
+            raise self.error(_too_deep(self)) from None
+        _check_depth(node, self)
+        assert isinstance(node, ast.Subscript)
+        return node.slice
+
+    def fail_at(self, index: int, message: str, hint: str | None = None) -> JaxprToolError:
+        """The error that says `message` and where in the text; to be raised by the caller."""
+        line = self.text.count("\n", 0, index) + 1
+        place = self._place(line, index - self.text.rfind("\n", 0, index))
+        return self.error(f"{message} ({place})", hint)
+
+    def start(self, node: ast.expr) -> int:
+        """Return where in the text a node begins."""
+        lines = self._lines[: node.lineno - 1]
+        return sum(len(line.decode()) + 1 for line in lines[:-1]) + len(
+            lines[-1][: node.col_offset].decode()
+        )
 
     def literal(self, node: ast.expr) -> Any:
         """The value of a literal: number, string, True, False, None, tuple, list or dict of them.
@@ -176,21 +216,14 @@ class Source:
     def _fail_at(self, line: int, column: int, message: str) -> JaxprToolError:
         return self.error(f"{message} ({self._place(line, column)})")
 
-    def _fail_at_index(self, index: int, message: str) -> JaxprToolError:
-        line = self.text.count("\n", 0, index) + 1
-        return self._fail_at(line, index - self.text.rfind("\n", 0, index), message)
-
     def _place(self, line: int, column: int) -> str:
         return f"line {line}, column {column}" if "\n" in self.text else f"column {column}"
 
 
-def read(
-    text: str, what: str, error: type[JaxprToolError], *, empty_subscripts: bool = False
-) -> Source:
+def read(text: str, what: str, error: type[JaxprToolError], *, types: bool = False) -> Source:
     """Parse `text` as what stands between the parentheses of a call.
 
-    With `empty_subscripts`, `name[]` (a scalar's type as JAX prints it, but no Python) is parsed
-    as the call `name()`; `Source.is_empty_subscript` tells the two apart.
+    With `types`, types as a jaxpr prints them may stand in it.
     Raises `error` if the text is too long, too deeply nested, or not well formed.
     """
     if len(text) > MAX_LENGTH:
@@ -198,10 +231,15 @@ def read(
             f"{what} is {len(text):,} characters long; at most {MAX_LENGTH:,} are read",
         )
     source = Source(text.replace("\r\n", "\n").replace("\r", "\n"), what, error)
-    empty = _check_brackets(source)
-    call = _parse(source, empty if empty_subscripts else [])
+    found = _check_brackets(source)
+    call = _parse(source, found if types else {})
     _check_depth(call, source)
-    return Source(source.text, what, error, tuple(call.args), _keywords(call, source))
+    return replace(
+        source,
+        args=tuple(call.args),
+        keywords=_keywords(call, source),
+        types=found if types else {},
+    )
 
 
 def dict_items(node: ast.Dict) -> list[tuple[ast.expr | None, ast.expr]]:
@@ -218,45 +256,57 @@ def _wrapped(text: str) -> str:
     return f"_(\n{text}\n)"
 
 
-def _check_brackets(source: Source) -> list[tuple[int, int]]:
+def _check_brackets(source: Source) -> dict[int, int]:
     """Refuse what the parser would choke on, or word in terms of the wrapped text.
 
-    Gives the places of the brackets of empty subscripts.
+    Gives the end of each type by its beginning.
     """
     text = source.text
     if "\0" in text:
-        raise source._fail_at_index(text.index("\0"), f"{source.what} has a NUL character")
-    empty: list[tuple[int, int]] = []
+        raise source.fail_at(text.index("\0"), f"{source.what} has a NUL character")
+    types: dict[int, int] = {}
     opened: list[re.Match[str]] = []
     for mark in _MARKS.finditer(text):
         symbol = mark.group()
         if symbol in ("'", '"'):
-            raise source._fail_at_index(mark.start(), f"a string in {source.what} is never closed")
+            raise source.fail_at(mark.start(), f"a string in {source.what} is never closed")
         before = max(0, mark.start() - 3), mark.start()
         if symbol[0] in "'\"" and _FORMAT_PREFIX.search(text, *before):
             message = f"an f-string is not allowed in {source.what}"
-            raise source._fail_at_index(mark.start(), message)
+            raise source.fail_at(mark.start(), message)
         if symbol in _CLOSING:
             opened.append(mark)
             if len(opened) > MAX_DEPTH:
-                raise source._fail_at_index(mark.start(), _too_deep(source))
+                raise source.fail_at(mark.start(), _too_deep(source))
         elif symbol in _CLOSING.values():
             if not opened or _CLOSING[opened[-1].group()] != symbol:
                 message = f"'{symbol}' in {source.what} does not match an opening bracket"
-                raise source._fail_at_index(mark.start(), message)
+                raise source.fail_at(mark.start(), message)
             opening = opened.pop()
-            if symbol == "]" and _EMPTY_SUBSCRIPT.match(text, max(0, opening.start() - 1)):
-                empty.append((opening.start(), mark.start()))
+            if symbol == "]" and (start := _type_start(text, opening.start())) is not None:
+                for inner in [each for each in types if each > start]:
+                    del types[inner]
+                tail = _TYPE_TAIL.match(text, mark.end())
+                types[start] = tail.end() if tail else mark.end()
     if opened:
         message = f"'{opened[-1].group()}' in {source.what} is never closed"
-        raise source._fail_at_index(opened[-1].start(), message)
-    return empty
+        raise source.fail_at(opened[-1].start(), message)
+    return types
 
 
-def _parse(source: Source, empty_subscripts: list[tuple[int, int]]) -> ast.Call:
+def _type_start(text: str, bracket: int) -> int | None:
+    """Return where the type begins whose shape a bracket opens; None if it is another bracket."""
+    head = _TYPE_HEAD.search(text, max(0, bracket - _MOST_HEAD), bracket)
+    return None if head is None or keyword.iskeyword(head[1]) else head.start()
+
+
+def _parse(source: Source, types: Mapping[int, int]) -> ast.Call:
     text = list(source.text)
-    for opening, closing in empty_subscripts:
-        text[opening], text[closing] = "()"
+    for start, end in types.items():
+        # A name of the same length, on the first of its lines, so that all places stay.
+        first = (source.text[start:end] + "\n").index("\n")
+        rest = ("\n" if c == "\n" else " " for c in source.text[start + first : end])
+        text[start:end] = [*("_" * first), *rest]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd escapes in strings
@@ -282,7 +332,7 @@ def _syntax_error(source: Source, error: SyntaxError) -> JaxprToolError:
     return source.error(f"{message} (at the end)")
 
 
-def _check_depth(call: ast.Call, source: Source) -> None:
+def _check_depth(call: ast.expr, source: Source) -> None:
     """Refuse deep trees, so that whoever walks the nodes may recurse."""
     level: list[ast.AST] = [call]
     for _ in range(MAX_DEPTH + 2):
@@ -298,10 +348,10 @@ def _too_deep(source: Source) -> str:
 
 def _keywords(call: ast.Call, source: Source) -> tuple[tuple[str, ast.expr], ...]:
     named: dict[str, ast.expr] = {}
-    for keyword in call.keywords:
-        if keyword.arg is None:
-            raise source.fail(keyword.value, f"unpacking with '**' is not allowed in {source.what}")
-        if keyword.arg in named:
-            raise source.fail(keyword.value, f"'{keyword.arg}' is given twice in {source.what}")
-        named[keyword.arg] = keyword.value
+    for word in call.keywords:
+        if word.arg is None:
+            raise source.fail(word.value, f"unpacking with '**' is not allowed in {source.what}")
+        if word.arg in named:
+            raise source.fail(word.value, f"'{word.arg}' is given twice in {source.what}")
+        named[word.arg] = word.value
     return tuple(named.items())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError
-from jaxprtool.expressions import MAX_DEPTH, MAX_LENGTH, read
+from jaxprtool.ir.notation.expressions import MAX_DEPTH, MAX_LENGTH, read
 
 
 def source(text):
@@ -163,17 +163,30 @@ def test_brackets_inside_strings_do_not_count():
     assert literal(r"'\'('") == "'("
 
 
-def test_empty_subscripts_are_read_where_they_are_asked_for():
-    text = "f32[], {'x': i8[ ]}, 'a[]', [], g(), a.b"
-    parsed = read(text, "--args", ArgumentsError, empty_subscripts=True)
-    scalar, nested, string, empty, call, attribute = parsed.args
-    assert isinstance(scalar, ast.Call) and parsed.is_empty_subscript(scalar)
-    assert parsed.segment(scalar) == "f32[]"
-    assert parsed.is_empty_subscript(nested.values[0])
+def test_types_are_read_where_they_are_asked_for():
+    text = "f32[], {'x': i8[ ]}, 'a[]', [], key<fry>[2], é, f32[8@(x,y),\n n]{V:i}, [b[1]], a.b"
+    parsed = read(text, "--args", ArgumentsError, types=True)
+    scalar, nested, string, empty, key, name, mesh, row, attribute = parsed.args
+
+    def typed(node):
+        return text[where] if (where := parsed.type_at(node)) else None
+
+    assert typed(scalar) == parsed.segment(scalar) == "f32[]"
+    assert typed(nested.values[0]) == "i8[ ]"
     assert (parsed.literal(string), parsed.literal(empty)) == ("a[]", [])
-    assert not parsed.is_empty_subscript(call)
-    assert parsed.place(attribute) == f"column {text.index('a.b') + 1}"
+    assert typed(key) == "key<fry>[2]" and typed(name) is None
+    assert typed(mesh) == "f32[8@(x,y),\n n]{V:i}"
+    assert [typed(node) for node in row.elts] == ["b[1]"]
+    assert parsed.place(attribute) == "line 2, column 19"
     assert "invalid syntax" in message("f32[]")
+
+
+def test_a_part_of_a_text_keeps_its_places():
+    parsed = read("'é', x[\n n-a.b]", "--args", ArgumentsError, types=True)
+    where = parsed.type_at(parsed.args[1])
+    node = parsed.part(slice(where.start + 2, where.stop - 1))
+    with pytest.raises(ArgumentsError, match=r"attribute access .* \(line 2, column 4\)"):
+        raise parsed.not_allowed(node.right)
 
 
 def test_long_text_is_refused_before_it_is_parsed():

@@ -1,0 +1,234 @@
+"""The notation of types, as a jaxpr prints them: one grammar for all who read types.
+
+    f32[8,128]   key<fry>[2]   bf16[]          dtype and shape
+    f32[2*n,128]                               symbolic dimensions
+    f32[8@x,4@(y,z)]                           dimensions that are laid out over axes of a mesh
+    f32[2]{V:i}   f32[2]{U:(j,k)}              varying, unreduced, reduced over axes of a mesh
+    f32<host>[3]                               in another memory space
+    ~f32[]   f32[8@x]@m0                       in `.jaxpr` files: weakly typed; the mesh's name
+
+`parse` takes a text apart, `array_type` makes a type of the parts. How the size of a dimension is
+read is the caller's business: a file's symbols are others than those of `--args` or of a pattern.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import array_dtypes
+from jaxprtool.ir.notation.expressions import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """A dimension as written.
+
+    Attributes:
+        size: The text of its size.
+        axes: The axes of a mesh that it is laid out over.
+        at: Where the size stands in the text of the type.
+    """
+
+    size: str
+    axes: tuple[str, ...]
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class TypeText:
+    """An array's type as written.
+
+    Attributes:
+        weak: Whether it is weakly typed.
+        dtype: The name of the dtype, `key<fry>` for keys.
+        memory_space: The name of the memory space, or None.
+        dims: The dimensions.
+        axes: The axes that it is varying, unreduced and reduced over, by these words.
+        mesh: The name of the mesh, or None.
+    """
+
+    weak: bool
+    dtype: str
+    memory_space: str | None
+    dims: tuple[Dimension, ...]
+    axes: dict[str, list[str]]
+    mesh: str | None
+
+    @property
+    def axis_names(self) -> list[str]:
+        """The axes of a mesh that it names."""
+        return [
+            *(axis for dim in self.dims for axis in dim.axes),
+            *(axis for names in self.axes.values() for axis in names),
+        ]
+
+
+_ARRAY = re.compile(
+    r"(~?)(key<\w+>|\w+)(?:<(\w+)>)?\s*\[([^\[\]{}]*)\](?:\{([^{}]*)\})?(?:@(\w+))?"
+)
+
+#: What JAX calls the kinds of axes that a type mentions.
+_AXES = {"V": "varying", "U": "unreduced", "R": "reduced"}
+
+
+def parse(text: str) -> TypeText:
+    """Take the text of an array's type apart.
+
+    Raises:
+        ValueError: If the text is not that of a type.
+    """
+    parts = _ARRAY.fullmatch(text)
+    if parts is None:
+        raise ValueError(f"'{text}' is no type")
+    weak, dtype, space, shape, axes, mesh = parts.groups()
+    start = parts.start(4)
+    dims = tuple(_dimension(item, start + at) for item, at in _items(shape))
+    return TypeText(bool(weak), dtype, space, dims, _named_axes(axes or ""), mesh)
+
+
+def _dimension(text: str, at: int) -> Dimension:
+    size, _, axes = text.partition("@")
+    several = _names(axes) if axes else ()
+    return Dimension(size.rstrip(), tuple(several), at)
+
+
+def _named_axes(text: str) -> dict[str, list[str]]:
+    """Return the axes of `V:i, U:(j,k)` by kind."""
+    found = {}
+    for item, _ in _items(text):
+        kind, _, names = item.partition(":")
+        if kind not in _AXES or not names:
+            raise ValueError(f"'{item}' mentions no axes")
+        found[_AXES[kind]] = _names(names)
+    return found
+
+
+def _names(text: str) -> list[str]:
+    return [name for name, _ in _items(text[1:-1])] if text.startswith("(") else [text]
+
+
+def _items(text: str) -> list[tuple[str, int]]:
+    """Return the items between the commas that no parentheses are around, and where they begin."""
+    items, depth, start = [], 0, 0
+    for i, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            items.append((text[start:i], start))
+            start = i + 1
+    if text[start:].strip() or (start and not text.endswith(",")):
+        items.append((text[start:], start))
+    return [(item.strip(), at + len(item) - len(item.lstrip())) for item, at in items]
+
+
+# --- what the parts mean ----------------------------------------------------------------------
+
+
+def dtype_named(name: str) -> Any:
+    """Return the dtype of that name. Raises ValueError."""
+    if name.startswith("key<"):
+        known, kind = jaxcompat.key_implementations(), name[4:-1]
+        if kind not in known:
+            raise ValueError(f"there is no random number generator '{kind}'")
+        return jaxcompat.key_type(known[kind])
+    found = array_dtypes().get(name)
+    if found is None:
+        raise ValueError(f"there is no dtype '{name}'")
+    return found
+
+
+def memory_space_named(name: str) -> Any:
+    """Return the memory space of that name. Raises ValueError."""
+    for space in jax.memory.Space:
+        if space.name.lower() == name:
+            return space
+    raise ValueError(f"there is no memory space '{name}'")
+
+
+def array_type(parsed: TypeText, sizes: Sequence[Any], mesh: Any = None) -> Any:
+    """Return the abstract value of a type.
+
+    Args:
+        parsed: The type as written.
+        sizes: The size of each dimension.
+        mesh: The mesh whose axes the type names; None if it names none.
+
+    Raises:
+        ValueError: If there are no such dtype, memory space or axes, or the mesh does not divide
+            a dimension.
+    """
+    return jaxcompat.array_type(
+        sizes,
+        dtype_named(parsed.dtype),
+        parsed.weak,
+        memory_space=memory_space_named(parsed.memory_space or "device"),
+        **({} if mesh is None else _layout(parsed, mesh)),
+    )
+
+
+def _layout(parsed: TypeText, mesh: Any) -> dict[str, Any]:
+    """Return how an array is laid out over a mesh."""
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    axes = dict(parsed.axes)
+    manual: dict[str, list[str]] = {"varying": axes.pop("varying", [])}
+    spec: dict[str, set[str]] = {}
+    for kind, names in axes.items():
+        manual[kind] = [a for a in names if types.get(a) == AxisType.Manual]
+        spec[kind] = {a for a in names if types.get(a) != AxisType.Manual}
+    partitions = [d.axes[0] if len(d.axes) == 1 else d.axes or None for d in parsed.dims]
+    return {
+        "sharding": NamedSharding(mesh, PartitionSpec(*partitions, **spec)),
+        "varying": manual,
+    }
+
+
+# --- sizes that a user writes -----------------------------------------------------------------
+
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Size:
+    """The size of a dimension as a user writes it: an integer, a name, or an expression of them."""
+
+    source: Source
+    node: ast.expr
+
+    @property
+    def names(self) -> list[str]:
+        """The names in it."""
+        return [node.id for node in ast.walk(self.node) if isinstance(node, ast.Name)]
+
+    def __call__(self, sizes: Mapping[str, Any]) -> Any:
+        """Return the size, with these sizes for the names; the source's error if it is none."""
+        return self._value(self.node, sizes)
+
+    def _value(self, node: ast.expr, sizes: Mapping[str, Any]) -> Any:
+        if isinstance(node, ast.Name):
+            return sizes[node.id]
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            combine = _OPERATORS[type(node.op)]
+            return combine(self._value(node.left, sizes), self._value(node.right, sizes))
+        if isinstance(node, ast.Constant | ast.UnaryOp):
+            return self.source.integer(node)
+        raise self.source.not_allowed(node, "dimensions are integers, or names such as n and 2*n")
+
+
+def size_in(source: Source, start: int, dim: Dimension) -> Size:
+    """Return the size of a dimension of a type that begins at `start` in a text."""
+    at = start + dim.at
+    return Size(source, source.part(slice(at, at + len(dim.size))))

@@ -95,7 +95,7 @@ def emit(
     start_jax(function.x64)
     emission = _on_platforms(emission)
     pipeline = options.pipeline(passes, plugin)
-    programs = options.each(pipeline(options.trace(function.find(), pipeline)))
+    programs = options.each(pipeline(function.trace(function.find(), pipeline)))
     if out in (None, STDOUT):
         _print(programs, emission)
     else:

@@ -106,7 +106,7 @@ def opt(
     pipeline = users.before(options.pipeline(", ".join(filter(None, (passes, named))), plugin))
     watcher = watch.Watcher(print_before_all, print_after_all, _checked(print_after, pipeline))
     entry = function.find()
-    program = options.trace(entry, pipeline)
+    program = function.trace(entry, pipeline)
     verifier = verifying.Verifier(watcher, program, entry.arguments()) if verify else None
     try:
         result = pipeline.run(program, verifier or watcher, check=not no_check)

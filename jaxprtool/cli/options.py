@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterator
@@ -80,6 +82,15 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def mesh_axes(text: str) -> dict[str, int]:
+    """Return the axes of a mesh such as `x=2,y=4`, with their sizes."""
+    axes = dict(re.findall(r"(\w+)=(\d+)", text))
+    shown = ",".join(f"{name}={size}" for name, size in axes.items())
+    if not axes or shown != text.replace(" ", "") or "0" in {size[0] for size in axes.values()}:
+        raise typer.BadParameter(f"'{text}' is not a list of axes and sizes such as x=2,y=4")
+    return {name: int(size) for name, size in axes.items()}
+
+
 # --- the options ------------------------------------------------------------------------------
 
 
@@ -139,12 +150,22 @@ class Function:
         ),
     ] = None
     x64: Annotated[bool, flag("--x64", "Keep 64-bit types as they are.", FUNCTION)] = False
+    mesh: Annotated[
+        Any,
+        option(
+            "--mesh",
+            metavar="AXIS=N,…",
+            parser=mesh_axes,
+            help="Trace on a mesh of these axes, which types may name: f32[8@x].",
+            panel=FUNCTION,
+        ),
+    ] = None
 
     def find(self) -> Entry | ProgramEntry:
         """Return what TARGET names, with its arguments. What its module prints is no result."""
         from jaxprtool.targets import find
 
-        with contextlib.redirect_stdout(sys.stderr):
+        with self._mesh_set(), contextlib.redirect_stdout(sys.stderr):
             return find(
                 self.target,
                 self.args,
@@ -152,6 +173,27 @@ class Function:
                 static_argnums=self.static_argnums or (),
                 static_argnames=self.static_argnames or (),
             )
+
+    def trace(self, entry: Entry | ProgramEntry, pipeline: Pipeline) -> Program:
+        """Return the program of an entry, with the named axes that the passes of a pipeline bind.
+
+        What the function prints while it is traced is no result.
+        """
+        with self._mesh_set(), contextlib.redirect_stdout(sys.stderr):
+            return entry.trace(pipeline.bound_axes)
+
+    def _mesh_set(self) -> contextlib.AbstractContextManager[Any]:
+        """Set the mesh of `--mesh`: on devices, as `run` will have it, or none if they are few."""
+        if not self.mesh:
+            return contextlib.nullcontext()
+        import jax
+        from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
+
+        sizes, names = tuple(self.mesh.values()), tuple(self.mesh)
+        explicit = (AxisType.Explicit,) * len(sizes)
+        if math.prod(sizes) > len(jax.devices()):
+            return use_abstract_mesh(AbstractMesh(sizes, names, axis_types=explicit))
+        return jax.set_mesh(jax.make_mesh(sizes, names, axis_types=explicit))
 
 
 Passes = Annotated[
@@ -254,15 +296,6 @@ def pipeline(text: str | None, plugins: list[str] | None) -> Pipeline:
 
     load_plugins(plugins)
     return Pipeline.parse(text) if text else Pipeline()
-
-
-def trace(entry: Entry | ProgramEntry, pipeline: Pipeline) -> Program:
-    """Return the program of an entry, with the named axes that the passes of a pipeline bind.
-
-    What the function prints while it is traced is no result.
-    """
-    with contextlib.redirect_stdout(sys.stderr):
-        return entry.trace(pipeline.bound_axes)
 
 
 def each(result: Program | Programs) -> list[tuple[str, Program]]:

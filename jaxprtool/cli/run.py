@@ -77,7 +77,7 @@ def run(
     entry = function.find()
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
-        traced = options.trace(entry, pipeline)
+        traced = function.trace(entry, pipeline)
         trace_time = time.perf_counter() - start
         program = _only_program(pipeline, traced)
         given = dict(zip(traced.arg_names, entry.arguments(), strict=True))

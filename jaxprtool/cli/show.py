@@ -91,7 +91,7 @@ def show(
     start_jax(function.x64)
     pipeline = options.pipeline(passes, plugin)
     entry = function.find()
-    programs = options.each(pipeline(options.trace(entry, pipeline)))
+    programs = options.each(pipeline(function.trace(entry, pipeline)))
     selected = {"depth": depth, "only": only, "types": not no_types}
     if json or format is Format.json:
         output.write_json(_document(programs, stats, selected))

@@ -123,7 +123,7 @@ def unzip(
     entry = function.find()
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
-        traced = options.trace(entry, pipeline)
+        traced = function.trace(entry, pipeline)
         parts = Request(key_args, tag, auto, known).split(traced, entry.position)
         split_time = time.perf_counter() - start
         programs = options.each(pipeline(Programs({"init": parts.init, "apply": parts.apply})))

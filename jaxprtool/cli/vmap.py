@@ -139,7 +139,7 @@ def vmap(
     batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name or None, chunk)
     pipeline = Pipeline((Step(batch), *options.pipeline(passes, plugin).steps))
     watcher = Watcher(before_all=False, after_all=False, after=frozenset())
-    program = options.trace(function.find(), pipeline)
+    program = function.trace(function.find(), pipeline)
     programs = options.each(pipeline.run(program, watcher))
     row = watcher.rows[0]
     if out is not None:

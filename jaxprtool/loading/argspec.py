@@ -178,7 +178,7 @@ class _Reader:
         mesh = self._mesh(text, start, parsed)
         try:
             aval = types.array_type(parsed, sizes, mesh)
-        except ValueError as error:
+        except Exception as error:  # of several classes: what JAX has against the layout
             raise self.source.fail_at(start, f"{text}: {' '.join(str(error).split())}") from None
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding)
 

@@ -43,6 +43,25 @@ def test_each_way_to_show_it(cli, options, expected):
     assert result.code == 0 and expected in result.out, result
 
 
+def test_types_name_the_axes_of_the_mesh_that_is_asked_for(cli):
+    command = ["show", "jax.numpy:sin", "--args", "f32[8@x]"]
+    assert (
+        cli(*command, "--mesh", "x=1").out
+        == "{ lambda ; a:f32[8@x]. let b:f32[8@x] = sin a in (b,) }\n"
+    )
+    assert "f32[8@x]" in cli(*command, "--mesh", "x=4,y=2").out  # more than there are devices
+    assert cli(*command).lines[-1] == "hint: --mesh x=2 sets one, as jax.set_mesh does"
+    assert "'x' is not a list of axes" in cli(*command, "--mesh", "x").lines[0]
+
+
+def test_a_program_is_run_on_the_mesh_that_it_was_traced_on(cli, folder):
+    (folder / "mesh.py").write_text(
+        "import jax\ndef f(x):\n    return jax.sharding.reshard(x, jax.P('x')) * 2\n"
+    )
+    result = cli("run", "mesh.py:f", "--args", "ones(f32[2])", "--mesh", "x=1")
+    assert result.out.splitlines()[0] == "result: f32[2@x] [2., 2.]"
+
+
 @pytest.mark.parametrize("spelling", [["--json"], ["--format", "json"]])
 def test_json_is_one_document(cli, spelling):
     (program,) = json.loads(cli("show", "functions.py:double", *spelling).out)["programs"]

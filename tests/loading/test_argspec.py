@@ -107,6 +107,43 @@ def test_types_that_are_none(text, expected):
     assert expected in fault(text)
 
 
+# --- types on a mesh
+
+
+def mesh_of(*kinds):
+    names = "xyz"[: len(kinds)]
+    return jax.sharding.AbstractMesh((2,) * len(kinds), tuple(names), axis_types=kinds)
+
+
+EXPLICIT, AUTO = jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto
+
+
+@pytest.mark.parametrize("text", ["f32[8@x]", "bf16[4@(x,y),n]", "f32[3]{U:x}", "key<fry>[2@y]"])
+def test_types_on_the_mesh_that_is_set_are_read_as_jax_prints_them(text):
+    with jax.sharding.use_abstract_mesh(mesh_of(EXPLICIT, EXPLICIT)):
+        struct = one(text)
+    (aval,) = jax.make_jaxpr(lambda x: x)(struct).in_avals
+    assert aval.str_short(True) == text
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text", "expected"),
+    [
+        ((), "f32[8@x]", "an axis of a mesh, and no mesh is set (column 1) | --mesh x=2 sets one"),
+        ((EXPLICIT,), "5, f32[8@z]", "the mesh has no axis 'z' (column 4) | it has x"),
+        ((AUTO,), "f32[8@x]", "the axis 'x' is Auto"),
+        ((EXPLICIT,), "f32[7@x]", "does not evenly divide"),
+        ((EXPLICIT,), "f32[8@x,8@x]", "f32[8@x,8@x]: "),
+        ((EXPLICIT,), "f32[8]{V:x}", "as only values inside shard_map do"),
+        ((EXPLICIT,), "f32[8]{W:x}", "'W:x' mentions no axes"),
+        ((), "f32<host>[8]", "cannot be put in a memory space"),
+    ],
+)
+def test_types_that_do_not_fit_the_mesh(kinds, text, expected):
+    with jax.sharding.use_abstract_mesh(mesh_of(*kinds)):
+        assert expected in fault(text)
+
+
 # --- scalars and containers
 
 

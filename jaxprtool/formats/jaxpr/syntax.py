@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from jaxprtool.errors import ProgramFileError
 from jaxprtool.formats.jaxpr.source import MAX_DEPTH, Expression, Source
+from jaxprtool.ir.notation.types import ANY_TYPE, DENSE_TYPE
 
 VERSION = 1
 
@@ -34,35 +35,23 @@ _NAME = r"[^\W\d]\w*+"
 _PRIMITIVE = r"[^\W\d][\w.-]*+"
 _NUMBER = r"(?:-?(?:\d[\w.]*+(?:(?<=[eE])[-+]\d++)?|inf|nan)|True|False)"
 
-
-def _nested(levels: int) -> str:
-    """A pattern of one bracketed text, with brackets in brackets up to so many levels."""
-    inside = r"[^][{}\n]*+"
-    if levels:
-        inside += rf"(?:{_nested(levels - 1)}[^][{{}}\n]*+)*+"
-    return rf"(?:\[{inside}\]|\{{{inside}\}})"
-
-
-_TYPE = rf"~?[A-Za-z]\w*+(?:<\w*+>)?{_nested(3)}*+(?:@\w++)?"
-#: A type without spaces; most are.
-_DENSE_TYPE = r"~?[A-Za-z]\w*+(?:<\w*+>)?(?:\[[\w,@]*+\])?(?:\{[\w:,()]*+\})?(?:@\w++)?"
 #: A primitive with its parameters, if these have neither strings nor braces; most have not.
 _HEAD_TEXT = (
     rf"{_PRIMITIVE}(?:\[[^][{{}}'\"]*+(?:\[[^][{{}}'\"]*+\][^][{{}}'\"]*+)*+\])?+(?![\w\[])"
 )
 
-_EQUATION = re.compile(rf"[\s;]*+({_NAME}):({_DENSE_TYPE}) = ({_HEAD_TEXT})")
+_EQUATION = re.compile(rf"[\s;]*+({_NAME}):({DENSE_TYPE}) = ({_HEAD_TEXT})")
 _OPERANDS = re.compile(
-    rf"(?:\s++(?:{_NUMBER}:{_DENSE_TYPE}(?![\w\[{{@<])"
+    rf"(?:\s++(?:{_NUMBER}:{DENSE_TYPE}(?![\w\[{{@<])"
     rf"|(?!in\s*+\(){_NAME}(?![-.\[(]|\s*+[:=])))*+"
 )
 _HEAD = re.compile(rf"\s*+({_HEAD_TEXT})")
 _BARE_HEAD = re.compile(rf"\s*+({_PRIMITIVE})(\[?)")
-_BINDER = re.compile(rf"\s*+({_NAME})\s*+:\s*+({_TYPE})")
+_BINDER = re.compile(rf"\s*+({_NAME})\s*+:\s*+({ANY_TYPE})")
 _UNTYPED = re.compile(rf"\s*+({_NAME})(?=\s*+=)")
 _ATOM_NAME = re.compile(rf"\s*+({_NAME})(?!\(|\s*+:)")
 _LITERAL = re.compile(r"\s*+(?=[-+.\d'\"(\[]|(?:nan|inf|True|False|None)\b|[\w.]++\()")
-_LITERAL_TYPE = re.compile(rf"\s*+:\s*+({_TYPE})")
+_LITERAL_TYPE = re.compile(rf"\s*+:\s*+({ANY_TYPE})")
 _PARAMETER = re.compile(r"\s*+(@?[^\W\d]\w*+)\s*+=(?!=)\s*+")
 _BEFORE_JAXPR = re.compile(rf"\s*+(?=\{{\s*+lambda\b)|\s++(?={_NAME}(?!\s*+=))")
 _TEXT = re.compile(rf"{_NAME}|'[^']*+'|\"[^\"]*+\"")

@@ -18,7 +18,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -28,8 +28,7 @@ from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.ir.notation.expressions import Source
 
 
-@dataclass(frozen=True, slots=True)
-class Dimension:
+class Dimension(NamedTuple):
     """A dimension as written.
 
     Attributes:
@@ -43,8 +42,7 @@ class Dimension:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class TypeText:
+class TypeText(NamedTuple):
     """An array's type as written.
 
     Attributes:
@@ -72,6 +70,18 @@ class TypeText:
         ]
 
 
+def _nested(levels: int) -> str:
+    """Return a pattern of one bracketed text, with brackets in brackets up to so many levels."""
+    inside = r"[^][{}\n]*+"
+    if levels:
+        inside += rf"(?:{_nested(levels - 1)}[^][{{}}\n]*+)*+"
+    return rf"(?:\[{inside}\]|\{{{inside}\}})"
+
+
+#: A pattern of where a type ends in a longer text, and of the types without spaces, as most are.
+ANY_TYPE = rf"~?[A-Za-z]\w*+(?:<\w*+>)?{_nested(3)}*+(?:@\w++)?"
+DENSE_TYPE = r"~?[A-Za-z]\w*+(?:<\w*+>)?(?:\[[\w,@]*+\])?(?:\{[\w:,()]*+\})?(?:@\w++)?"
+
 _ARRAY = re.compile(
     r"(~?)(key<\w+>|\w+)(?:<(\w+)>)?\s*\[([^\[\]{}]*)\](?:\{([^{}]*)\})?(?:@(\w+))?"
 )
@@ -92,13 +102,14 @@ def parse(text: str) -> TypeText:
     weak, dtype, space, shape, axes, mesh = parts.groups()
     start = parts.start(4)
     dims = tuple(_dimension(item, start + at) for item, at in _items(shape))
-    return TypeText(bool(weak), dtype, space, dims, _named_axes(axes or ""), mesh)
+    return TypeText(bool(weak), dtype, space, dims, _named_axes(axes) if axes else {}, mesh)
 
 
 def _dimension(text: str, at: int) -> Dimension:
+    if "@" not in text:  # as in most
+        return Dimension(text, (), at)
     size, _, axes = text.partition("@")
-    several = _names(axes) if axes else ()
-    return Dimension(size.rstrip(), tuple(several), at)
+    return Dimension(size.rstrip(), tuple(_names(axes)), at)
 
 
 def _named_axes(text: str) -> dict[str, list[str]]:
@@ -118,15 +129,24 @@ def _names(text: str) -> list[str]:
 
 def _items(text: str) -> list[tuple[str, int]]:
     """Return the items between the commas that no parentheses are around, and where they begin."""
+    items, at = [], 0
+    for item in _split(text) if "(" in text else text.split(","):
+        stripped = item.strip()
+        items.append((stripped, at + item.index(stripped)))
+        at += len(item) + 1
+    if not items[-1][0]:  # there is none, or a comma ends the last
+        items.pop()
+    return items
+
+
+def _split(text: str) -> list[str]:
     items, depth, start = [], 0, 0
     for i, character in enumerate(text):
         depth += (character == "(") - (character == ")")
         if character == "," and depth == 0:
-            items.append((text[start:i], start))
+            items.append(text[start:i])
             start = i + 1
-    if text[start:].strip() or (start and not text.endswith(",")):
-        items.append((text[start:], start))
-    return [(item.strip(), at + len(item) - len(item.lstrip())) for item, at in items]
+    return [*items, text[start:]]
 
 
 # --- what the parts mean ----------------------------------------------------------------------

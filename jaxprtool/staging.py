@@ -20,7 +20,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats import lowering
 from jaxprtool.ir.program import Program
-from jaxprtool.loading.trace import Call, function_name, sort_out, trace_call
+from jaxprtool.loading.trace import BoundCall, function_name, sort_out, trace_call
 
 #: With `tuple_args=None`, more arguments than these come as one tuple.
 MOST_SEPARATE_ARGUMENTS = 100
@@ -118,7 +118,7 @@ def _shapes(program: Program) -> Any:
     )
 
 
-def _donated_leaves(positions: Indices, count: int, call: Call) -> list[int]:
+def _donated_leaves(positions: Indices, count: int, call: BoundCall) -> list[int]:
     """The flat arguments in the positional arguments at `positions`, of which there are `count`."""
     wanted = [positions] if isinstance(positions, int) else list(positions)
     for position in wanted:

@@ -33,7 +33,7 @@ from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.load import Entry
-from jaxprtool.loading.trace import Call
+from jaxprtool.loading.trace import BoundCall
 
 STDIN = "-"
 
@@ -58,7 +58,7 @@ class ProgramEntry:
     def position(self, number: int) -> int:
         """The position of a positional argument, for which ArgumentsError is raised if none is."""
         args, _ = jax.tree.unflatten(self.program.in_tree, self.values)
-        return Call(args, {}, {}, {}).position(number)
+        return BoundCall(args, {}, {}, {}).position(number)
 
 
 def find(

@@ -13,7 +13,7 @@ from jaxprtool.formats.emission import STDOUT, Emission, Format
 from jaxprtool.ir.notation import expressions
 
 if TYPE_CHECKING:
-    from jaxprtool.cli.watch import Row
+    from jaxprtool.cli.watch import PassReport
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.batch import Batch
     from jaxprtool.render.documents import VmapDocument
@@ -154,7 +154,7 @@ def vmap(
         output.write_listings(programs)
 
 
-def _summary(batch: Batch, program: Program, row: Row) -> str:
+def _summary(batch: Batch, program: Program, row: PassReport) -> str:
     """Return what is mapped and where, in one line: `32 lanes: x at axis 0, w unmapped; ...`."""
     from jaxprtool.passes.batch.mapped import mapped_arguments, names_by_axis
 
@@ -171,7 +171,7 @@ def _summary(batch: Batch, program: Program, row: Row) -> str:
 
 
 def _document(
-    batch: Batch, program: Program, row: Row, programs: Sequence[tuple[str, Program]]
+    batch: Batch, program: Program, row: PassReport, programs: Sequence[tuple[str, Program]]
 ) -> VmapDocument:
     from jaxprtool.passes.batch.mapped import mapped_arguments
     from jaxprtool.render.as_json import program_document

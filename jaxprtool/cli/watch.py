@@ -13,7 +13,7 @@ from jaxprtool.render.documents import PassRun
 
 
 @dataclass(frozen=True)
-class Row:
+class PassReport:
     """What one pass did to one program."""
 
     step: str
@@ -37,7 +37,7 @@ class Watcher(Observer):
     """Prints programs between passes, as asked for, and keeps a Row of each."""
 
     def __init__(self, before_all: bool, after_all: bool, after: frozenset[str]):
-        self.rows: list[Row] = []
+        self.rows: list[PassReport] = []
         self._before_all = before_all
         self._after_all = after_all
         self._after = after
@@ -51,7 +51,9 @@ class Watcher(Observer):
     ) -> None:
         programs = [each for _, each in options.each(result)]
         left = sum(map(count_equations, programs))
-        self.rows.append(Row(str(step), program.name, seconds, count_equations(program), left))
+        self.rows.append(
+            PassReport(str(step), program.name, seconds, count_equations(program), left)
+        )
         if self._after_all or type(step.transform).name in self._after:
             for each in programs:
                 _dump(f"after {step}", each)
@@ -63,7 +65,7 @@ def _dump(when: str, program: Program) -> None:
     output.say("")
 
 
-def write_rows(rows: list[Row], equations: bool, timing: bool) -> None:
+def write_rows(rows: list[PassReport], equations: bool, timing: bool) -> None:
     """A table of the rows: equations if `equations`, seconds if `timing`."""
     columns = ["pass", "program"]
     columns += ["equations before", "after", "removed"] if equations else []

@@ -31,7 +31,7 @@ class Mismatch(Exception):
 
 
 @dataclass
-class Match:
+class MatchedArguments:
     """The leaves of a call's arguments, and what was given for a program's stand-ins."""
 
     leaves: list[Any] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Match:
 
 def matched(
     tree: Any, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Match:
+) -> MatchedArguments:
     """The match of a call's arguments with `tree`, the structure of `(args, kwargs)`.
 
     `names` are the paths of its leaves. Raises Mismatch for arguments of another structure.
@@ -87,7 +87,7 @@ def matched(
             raise Mismatch(f"the keyword argument '{name}' is missing")
         if name not in keywords:
             raise Mismatch(f"it takes no keyword argument '{name}'")
-    found = Match()
+    found = MatchedArguments()
     for i, triple in enumerate(zip(numbers.children(), wanted, args, strict=True)):
         _match(found, *triple, _root(triple[1], names, f"args[{i}]"))
     for name, part in zip(keywords, by_name.children(), strict=True):
@@ -100,7 +100,7 @@ def matched_leaves(tree: Any, value: Any, path: str) -> list[Any]:
 
     Raises Mismatch for a value of another structure.
     """
-    found = Match()
+    found = MatchedArguments()
     _match(found, tree, jax.tree.unflatten(tree, range(tree.num_leaves)), value, path)
     return found.leaves
 
@@ -114,7 +114,7 @@ def _root(example: Any, names: Sequence[str], otherwise: str) -> str:
     return otherwise
 
 
-def _match(found: Match, tree: Any, example: Any, given: Any, path: str) -> None:
+def _match(found: MatchedArguments, tree: Any, example: Any, given: Any, path: str) -> None:
     """Match a value with the part of the structure that is at `path`; `example` is one of it."""
     keys, parts, _ = one_level(example)
     given_keys, given_parts, given_tree = one_level(given)
@@ -149,7 +149,7 @@ def _fits(wanted: Tree, own: Tree, tree: Any, given_tree: Any) -> bool:
     return tree.node_data()[0] is Opaque or wanted.type_name == own.type_name
 
 
-def _match_held(found: Match, wanted: Held, given: Any, path: str) -> None:
+def _match_held(found: MatchedArguments, wanted: Held, given: Any, path: str) -> None:
     value = given.value if isinstance(given, Held) else given
     if wanted != Held(value):
         raise Mismatch(
@@ -161,7 +161,7 @@ def _match_held(found: Match, wanted: Held, given: Any, path: str) -> None:
 
 
 def _match_data(
-    found: Match, wanted: Tree, own: Tree, tree: Any, given_tree: Any, path: str
+    found: MatchedArguments, wanted: Tree, own: Tree, tree: Any, given_tree: Any, path: str
 ) -> None:
     """Refuse a node that has other data of its own, and note what an Opaque node stands for."""
     is_opaque = [each.node_data()[0] is Opaque for each in (tree, given_tree)]

@@ -20,7 +20,7 @@ from jaxprtool.errors import CheckError, StructureError
 from jaxprtool.ir.dtypes import as_array, needs_x64
 from jaxprtool.ir.held import is_no_array
 from jaxprtool.ir.jit_options import JitOptions
-from jaxprtool.ir.matching import Match, Mismatch, matched
+from jaxprtool.ir.matching import MatchedArguments, Mismatch, matched
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs, view
 from jaxprtool.jaxcompat import JaxprEqn
@@ -84,11 +84,11 @@ class Program:
         with jax.transfer_guard("allow"):  # it is about what the user transfers
             return list(map(_as_result, outs, self.out_avals))
 
-    def matched(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Match:
+    def matched(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MatchedArguments:
         """The flat arguments of a call. Raises StructureError, a TypeError; see `__call__`."""
         flat, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
         if tree == self.in_tree and not any(map(is_no_array, flat)):
-            return Match(flat)
+            return MatchedArguments(flat)
         try:
             return matched(self.in_tree, self.arg_names, args, kwargs)
         except Mismatch as mismatch:

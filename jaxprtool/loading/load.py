@@ -20,7 +20,7 @@ from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
 from jaxprtool.loading.target import Target, resolve
 from jaxprtool.loading.trace import (
-    Call,
+    BoundCall,
     function_name,
     shown_signature,
     signature,
@@ -67,7 +67,7 @@ class Entry:
         """Which of the Program's positional arguments is the function's; see `Call.position`."""
         return self._call().position(number)
 
-    def _call(self) -> Call:
+    def _call(self) -> BoundCall:
         static = self.static_argnums, self.static_argnames
         return sort_out(self.fun, self.args, self.kwargs, *static)
 

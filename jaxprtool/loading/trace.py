@@ -27,7 +27,7 @@ from jaxprtool.loading.jitted import Jitted
 
 
 @dataclass(frozen=True)
-class Call:
+class BoundCall:
     """A call sorted out: which arguments are traced, and which the function gets as they are.
 
     `static_args` maps positions, `static_kwargs` names, to Python values; `args` and `kwargs` are
@@ -102,7 +102,7 @@ def trace(
 def trace_call(
     name: str,
     fun: Callable[..., Any],
-    call: Call,
+    call: BoundCall,
     axis_env: Sequence[tuple[Any, int]] | None = None,
 ) -> Program:
     """The Program, of this name, of a call that is sorted out. Raises UserFunctionError."""
@@ -133,7 +133,7 @@ def trace_call(
 
 
 def _made(
-    fun: Callable[..., Any], call: Call, axis_env: Sequence[tuple[Any, int]] | None
+    fun: Callable[..., Any], call: BoundCall, axis_env: Sequence[tuple[Any, int]] | None
 ) -> tuple[Any, Any]:
     """The jaxpr of a call of a function that is not under `jax.jit`, and the shapes it gives."""
     traced = released(fun, **call.static_kwargs)
@@ -177,7 +177,7 @@ def sort_out(
     kwargs: Mapping[str, Any],
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
-) -> Call:
+) -> BoundCall:
     """The traced and the static arguments of a call of `fun`.
 
     Raises ArgumentsError if the call does not fit the signature, or an array is none to JAX.
@@ -197,7 +197,7 @@ def sort_out(
         tuple(arg for i, arg in enumerate(args) if i not in static_args),
         {name: arg for name, arg in kwargs.items() if name not in static_kwargs},
     )
-    call = Call(
+    call = BoundCall(
         *traced,
         {i: _bare(arg) for i, arg in static_args.items()},
         {name: _bare(arg) for name, arg in static_kwargs.items()},
@@ -209,7 +209,7 @@ def sort_out(
     return replace(call, args=types[0], kwargs=types[1])
 
 
-def named_leaves(fun: Callable[..., Any], call: Call) -> list[tuple[str, Any]]:
+def named_leaves(fun: Callable[..., Any], call: BoundCall) -> list[tuple[str, Any]]:
     """Each traced flat argument with its path: `x`, `params['w']`, and `args[0]` for a `*args`."""
     count = len(call.args) + len(call.static_args)
     names = _positional_names(fun, count)

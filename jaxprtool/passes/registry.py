@@ -36,7 +36,7 @@ class PluginWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Source:
+class PassSource:
     """A pass by name: where it comes from (a package, file or module), and how to import it."""
 
     name: str
@@ -44,7 +44,7 @@ class Source:
     load: Callable[[], type[Pass]]
 
 
-_registered: dict[str, Source] = {}
+_registered: dict[str, PassSource] = {}
 
 
 def register(cls: P) -> P:
@@ -64,30 +64,30 @@ def _add(cls: type[Pass], origin: str) -> None:
     if taken is not None and taken.origin != origin:
         _warn_of_clash(cls.name, origin, taken)
         return
-    _registered[cls.name] = Source(cls.name, origin, lambda: cls)
+    _registered[cls.name] = PassSource(cls.name, origin, lambda: cls)
 
 
-def _warn_of_clash(name: str, origin: str, taken: Source) -> None:
+def _warn_of_clash(name: str, origin: str, taken: PassSource) -> None:
     message = f"pass '{name}' of {origin} is left out: {taken.origin} has one of that name"
     warnings.warn(PluginWarning(message), stacklevel=3)
 
 
-def available() -> dict[str, Source]:
+def available() -> dict[str, PassSource]:
     """Every pass that a pipeline may name, sorted by name; imports none of them."""
     return dict(sorted({**_registered, **_installed(tuple(sys.path))}.items()))
 
 
 @lru_cache(maxsize=1)
-def _installed(path: tuple[str, ...]) -> Mapping[str, Source]:
+def _installed(path: tuple[str, ...]) -> Mapping[str, PassSource]:
     """Return the passes of the packages installed on `path`, which is `sys.path`."""
-    found: dict[str, Source] = {}
+    found: dict[str, PassSource] = {}
     for point in sorted(entry_points(group=GROUP), key=_ours_first):
         origin = point.dist.name if point.dist else point.module
         if point.name in found:
             if found[point.name].origin != origin:
                 _warn_of_clash(point.name, origin, found[point.name])
             continue
-        found[point.name] = Source(point.name, origin, _loader(point, origin))
+        found[point.name] = PassSource(point.name, origin, _loader(point, origin))
     return found
 
 

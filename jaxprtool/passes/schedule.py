@@ -66,7 +66,7 @@ class Schedule(Pass):
 
 
 @dataclass(frozen=True)
-class Graph:
+class DependencyGraph:
     """The equations of a body by number: their values, and which must run before and after each.
 
     The numbers of `before` are in rising order. `pinned` are those that keep their order.
@@ -84,7 +84,7 @@ class _Scheduler:
     With `always` the first is taken, be it better or not.
     """
 
-    def __init__(self, orders: Callable[[Graph], Iterable[Order]], always: bool = False):
+    def __init__(self, orders: Callable[[DependencyGraph], Iterable[Order]], always: bool = False):
         self._orders = orders
         self._always = always
         self._liveness = Liveness()
@@ -128,7 +128,7 @@ class _Scheduler:
                     break
         return None if best == list(range(len(eqns))) else best
 
-    def _graph(self, eqns: Sequence[JaxprEqn], life: Lifetimes) -> Graph:
+    def _graph(self, eqns: Sequence[JaxprEqn], life: Lifetimes) -> DependencyGraph:
         pinned = self._pinned(eqns)
         needs = [{life.maker[value] for value in reads} for reads in life.reads]
         for i, j in (*pairwise(i for i, flag in enumerate(pinned) if flag), *_donations(eqns)):
@@ -138,7 +138,7 @@ class _Scheduler:
         for i, earlier in enumerate(before):
             for j in earlier:
                 after[j].append(i)
-        return Graph(life, before, after, pinned)
+        return DependencyGraph(life, before, after, pinned)
 
     def _pinned(self, eqns: Sequence[JaxprEqn]) -> list[bool]:
         """Which equations keep their order: those with effects, that sow, or that touch a ref."""
@@ -187,7 +187,7 @@ def _bound(life: Lifetimes) -> int:
 # --- orders -----------------------------------------------------------------------------------
 
 
-def _orders(graph: Graph) -> Iterator[Order]:
+def _orders(graph: DependencyGraph) -> Iterator[Order]:
     yield sunk(graph)
     for greedy in (False, True):
         yield from_the_front(graph, greedy)
@@ -195,7 +195,7 @@ def _orders(graph: Graph) -> Iterator[Order]:
     yield depth_first(graph, by_need=True)
 
 
-def sunk(graph: Graph) -> Order:
+def sunk(graph: DependencyGraph) -> Order:
     """Every equation just before its first reader, unless it frees more than it makes."""
     life = graph.life
     staying = []
@@ -212,7 +212,7 @@ def sunk(graph: Graph) -> Order:
     return _from_roots(graph.before, (*roots, *range(len(staying))))
 
 
-def depth_first(graph: Graph, *, by_need: bool) -> Order:
+def depth_first(graph: DependencyGraph, *, by_need: bool) -> Order:
     """Each result with what it needs, one after the other.
 
     `by_need` computes first what takes most bytes beyond those of its own results; otherwise the
@@ -257,7 +257,7 @@ def _from_roots(before: Sequence[Sequence[int]], roots: Sequence[int]) -> Order:
     return order
 
 
-def from_the_front(graph: Graph, greedy: bool) -> Order:
+def from_the_front(graph: DependencyGraph, greedy: bool) -> Order:
     """The equations whose operands are there: first what shrinks what is alive, and most.
 
     Then what grows it least if `greedy`, else in the order in which they were.
@@ -304,7 +304,7 @@ def from_the_front(graph: Graph, greedy: bool) -> Order:
     return order
 
 
-def from_the_back(graph: Graph, greedy: bool) -> Order:
+def from_the_back(graph: DependencyGraph, greedy: bool) -> Order:
     """The same from the results: of the equations that nothing left needs, the last is chosen."""
     life, sizes = graph.life, graph.life.sizes
     alive = [value in life.kept for value in range(len(sizes))]

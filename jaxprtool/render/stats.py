@@ -12,7 +12,7 @@ from rich.text import Text
 
 from jaxprtool.ir.outline import NamedValue
 from jaxprtool.render import theme
-from jaxprtool.render.view import View
+from jaxprtool.render.rendering import Rendering
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
@@ -24,7 +24,7 @@ MOST_DEPTHS = 6
 MOST_VALUES = 40
 
 
-def stats(counted: Stats, *, width: int = 80) -> View:
+def stats(counted: Stats, *, width: int = 80) -> Rendering:
     """The tables of a program's `Stats`."""
     parts: list[RenderableType] = [_equations(counted)]
     values = {
@@ -35,7 +35,7 @@ def stats(counted: Stats, *, width: int = 80) -> View:
     for what, named in values.items():
         if named:
             parts += [Text(), values_table(what, named, most=MOST_VALUES)]
-    return View(Group(*parts), width)
+    return Rendering(Group(*parts), width)
 
 
 def _equations(counted: Stats) -> Table:

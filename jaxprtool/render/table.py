@@ -16,8 +16,8 @@ from jaxprtool.ir.outline import outline
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.render import theme
 from jaxprtool.render.comments import Places
+from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.rows import Reader, binder, operands, parameters
-from jaxprtool.render.view import View
 
 
 def table(
@@ -29,7 +29,7 @@ def table(
     types: bool = True,
     depth: int | None = None,
     only: Sequence[str] | None = None,
-) -> View:
+) -> Rendering:
     """The table of a `Program` or a closed jaxpr; the options are those of `listing`.
 
     A row's place, as in `3.0` or `3[1].0`, is the way to it: equation 3, in that its body, or the
@@ -62,7 +62,7 @@ def table(
         cells += [os.path.basename(places.line(row) or "")] if source else []
         cells += [places.scope(row) or ""] if scopes else []
         grid.add_row(*cells)
-    return View(grid, width)
+    return Rendering(grid, width)
 
 
 def _parameters(reader: Reader, eqn: JaxprEqn, selection: Selection) -> Text:

@@ -18,8 +18,8 @@ from jaxprtool.ir.outline import outline
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.render import theme
 from jaxprtool.render.comments import Places
+from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.rows import Reader, binder, operands, parameters
-from jaxprtool.render.view import View
 
 
 def tree(
@@ -31,7 +31,7 @@ def tree(
     types: bool = True,
     depth: int | None = None,
     only: Sequence[str] | None = None,
-) -> View:
+) -> Rendering:
     """The tree of a `Program` or a closed jaxpr; the options are those of `listing`.
 
     Lines longer than `width` are cut there.
@@ -41,7 +41,7 @@ def tree(
     label = Text(shape.name, style=theme.SHARED_NAME)
     root = Tree(maker.line(label, " ", maker.signature(shape.jaxpr)), guide_style=theme.COMMENT)
     maker.fill(root, shape.jaxpr, 0)
-    return View(root, width)
+    return Rendering(root, width)
 
 
 class _Maker:

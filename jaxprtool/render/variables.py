@@ -10,8 +10,8 @@ from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.outline import NamedValue
 from jaxprtool.render.comments import Places
 from jaxprtool.render.documents import Variable
+from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.stats import values_table
-from jaxprtool.render.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from jaxprtool.passes.unzip.programs import VariableLeaf
 
 
-def variables_table(variables: Sequence[VariableLeaf], width: int) -> View:
+def variables_table(variables: Sequence[VariableLeaf], width: int) -> Rendering:
     """Return a table of variables, with the lines that declare them."""
     places = Places(source=True, scopes=False)
     named = [NamedValue(v.path, type_of(v.aval), size_of(v.aval)) for v in variables]
     lines = [places.line(v.eqn) or "" for v in variables]
     sources = lines if any(lines) else None  # variables that are arguments come from no line
     table = values_table("variable", named, sources)
-    if sources and max(map(len, View(table, 1000).plain().splitlines())) > width:
+    if sources and max(map(len, Rendering(table, 1000).plain().splitlines())) > width:
         table = values_table("variable", named, list(map(os.path.basename, sources)))
-    return View(table, width)
+    return Rendering(table, width)
 
 
 def variable_document(variable: VariableLeaf) -> Variable:

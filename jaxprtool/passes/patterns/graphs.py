@@ -29,7 +29,7 @@ from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 
 
-class Graph:
+class DataflowGraph:
     """The equations of a jaxpr, by what they define.
 
     `known` are arguments of the jaxpr that are one number throughout, with the number.
@@ -129,7 +129,7 @@ class Graph:
         return number if number is None or number.dtype == var.aval.dtype else None
 
 
-class Pattern(Graph):
+class Pattern(DataflowGraph):
     """A pattern's graph, without what its results do not need.
 
     `root` is the equation that a match is looked for from: the last one.
@@ -216,7 +216,7 @@ def known_arguments(holders: Mapping[Any, Sequence[JaxprEqn]]) -> dict[Var, Any]
     todo = list(holders)
     while todo:
         body = todo.pop(0)
-        graph = Graph(body, known)
+        graph = DataflowGraph(body, known)
         for eqn in holders[body]:
             if _give(graph, eqn, known, unknown):
                 todo += [inner for _, inner in sub_jaxprs(eqn)]
@@ -235,7 +235,7 @@ def bodies_in(jaxpr: Any) -> dict[Any, list[JaxprEqn]]:
     return found
 
 
-def _give(graph: Graph, eqn: JaxprEqn, known: dict[Var, Any], unknown: set[Var]) -> bool:
+def _give(graph: DataflowGraph, eqn: JaxprEqn, known: dict[Var, Any], unknown: set[Var]) -> bool:
     """Note what an equation gives its bodies; says whether a known number has become unknown."""
     lowered = False
     given = [(var, None if a is None else graph.number(a)) for var, a in _arguments(eqn)]

@@ -24,7 +24,7 @@ from jaxprtool.ir.rewrite import Rule, Writer
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns import types
 from jaxprtool.passes.patterns.definition import Definition
-from jaxprtool.passes.patterns.graphs import Graph, Pattern, bodies_in, known_arguments
+from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, bodies_in, known_arguments
 from jaxprtool.passes.patterns.match import Match
 from jaxprtool.passes.patterns.search import Fit, Search, in_outline, same_parameters
 from jaxprtool.passes.patterns.tracing import PLAIN_CALLS, Traced, inlined
@@ -99,7 +99,7 @@ class Application:
 
     def _plan(self, jaxpr: Any) -> list[Found]:
         """What is to be replaced in a body, none sharing an equation: found from the front."""
-        body = Graph(jaxpr)
+        body = DataflowGraph(jaxpr)
         outlines = [p for p in self._outlines(body) if p.needed <= body.by_primitive.keys()]
         if not outlines:
             return []
@@ -117,7 +117,7 @@ class Application:
                 taken |= found.gone
         return planned
 
-    def _outlines(self, body: Graph) -> list[Pattern]:
+    def _outlines(self, body: DataflowGraph) -> list[Pattern]:
         """The outlines that the pattern could have in a body, by the types that are there."""
         given = [v.aval for v in (*body.inputs, *body.constants)]
         dtypes = {aval.dtype for aval in given if hasattr(aval, "dtype")}
@@ -136,7 +136,7 @@ class Application:
         return list(found.values())
 
     def _replaceable(
-        self, body: Graph, taken: set[int], root: int, outlines: Sequence[Pattern]
+        self, body: DataflowGraph, taken: set[int], root: int, outlines: Sequence[Pattern]
     ) -> Iterator[Found]:
         """The matches with this root that can be replaced, and that the user's check accepts."""
         rewrite, seen = self._rewrite, set()
@@ -160,7 +160,7 @@ class Application:
                     yield Found(match, max(gone), gone | dead, operands, made, tuple(results))
 
     def _rough(
-        self, body: Graph, taken: set[int], root: int, outlines: Sequence[Pattern]
+        self, body: DataflowGraph, taken: set[int], root: int, outlines: Sequence[Pattern]
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """The types that the pattern's arguments could have here, and the sizes that it names."""
         tried: set[Any] = set()
@@ -200,7 +200,7 @@ class Application:
 
 
 def _exact(
-    form: Pattern, body: Graph, taken: set[int], root: int, avals: Sequence[Any]
+    form: Pattern, body: DataflowGraph, taken: set[int], root: int, avals: Sequence[Any]
 ) -> Iterator[Fit]:
     """The places of the pattern, traced at these types, that have them."""
     if form.eqns[form.root].primitive is not body.eqns[root].primitive:
@@ -211,7 +211,7 @@ def _exact(
             yield fit
 
 
-def _given_away(form: Pattern, body: Graph, fit: Fit) -> frozenset[int] | None:
+def _given_away(form: Pattern, body: DataflowGraph, fit: Fit) -> frozenset[int] | None:
     """The places of the equations that a match replaces; None if it shares a value with others.
 
     What depends on no argument, such as an iota, may be shared, and stays then.
@@ -245,7 +245,7 @@ def _given_away(form: Pattern, body: Graph, fit: Fit) -> frozenset[int] | None:
 def _match(
     rewrite: Definition,
     form: Pattern,
-    body: Graph,
+    body: DataflowGraph,
     fit: Fit,
     gone: frozenset[int],
     sizes: dict[str, Any],

@@ -22,7 +22,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Atom, DropVar, JaxprEqn, Literal, Var
-from jaxprtool.passes.patterns.graphs import Graph, Pattern, same_number
+from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, same_number
 
 #: Steps of one search; a pattern of a hundred equations takes some hundred where it fits.
 _MOST_STEPS = 20_000
@@ -62,7 +62,7 @@ class Search:
     def __init__(
         self,
         pattern: Pattern,
-        body: Graph,
+        body: DataflowGraph,
         taken: set[int],
         alike: Alike,
         *,

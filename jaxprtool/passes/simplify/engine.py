@@ -23,7 +23,7 @@ from jaxprtool.ir.equations import named
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.simplify.conditions import NEVER_INEXACT, is_inexact
-from jaxprtool.passes.simplify.pattern import Call, Match, Number, Uses, scalar_value
+from jaxprtool.passes.simplify.pattern import Match, Number, OperationPattern, Uses, scalar_value
 from jaxprtool.passes.simplify.row import Outcome, Row
 
 #: No equation is rewritten as often by rows that do not undo each other.
@@ -64,11 +64,11 @@ def _table_of(rows: tuple[Row, ...]) -> dict[str, _Rows]:
     return table
 
 
-def _heads(tree: Call) -> Sequence[_Head]:
+def _heads(tree: OperationPattern) -> Sequence[_Head]:
     """What one of the operands is, wherever the pattern fits: the operand that is the rarest."""
     heads: Sequence[_Head] = [None]
     for node in tree.operands:
-        if isinstance(node, Call):
+        if isinstance(node, OperationPattern):
             return sorted(node.primitives)
         if isinstance(node, Number) and node.text != "~0":
             heads = [float(node.text)]

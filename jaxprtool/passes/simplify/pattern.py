@@ -40,7 +40,7 @@ _TOKEN = re.compile(
 
 
 @dataclass(frozen=True)
-class Name:
+class OperandPattern:
     """Any value (`x`), any constant (`C`, negated `-C`), or all operands left (`*xs`)."""
 
     text: str
@@ -77,7 +77,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Call:
+class OperationPattern:
     """An equation of one of these primitives."""
 
     primitives: frozenset[str]
@@ -85,7 +85,7 @@ class Call:
     text: str
 
 
-Node = Name | Number | Call
+Node = OperandPattern | Number | OperationPattern
 
 
 def scalar_value(atom: Atom, writer: Writer) -> np.ndarray | None:
@@ -118,7 +118,7 @@ def _node(tokens: Sequence[str], at: int) -> tuple[Node, int]:
         raise ValueError(f"a pattern wants an operand, not {token!r}")
     if tokens[at + 1] != "(":
         is_number = token.lstrip("~-")[:1].isdigit() or token.endswith("inf")
-        return (Number if is_number else Name)(token), at + 1
+        return (Number if is_number else OperandPattern)(token), at + 1
     at, operands = at + 2, []
     while tokens[at] != ")":
         operand, at = _node(tokens, at)
@@ -128,7 +128,7 @@ def _node(tokens: Sequence[str], at: int) -> tuple[Node, int]:
         elif tokens[at] != ")":
             raise ValueError("a pattern lacks a closing parenthesis")
     names = frozenset(n for part in token.split("|") for n in CLASSES.get(part, (part,)))
-    return Call(names, tuple(operands), token), at + 1
+    return OperationPattern(names, tuple(operands), token), at + 1
 
 
 class Uses:
@@ -213,7 +213,7 @@ Matcher = Callable[[Match, JaxprEqn], bool]
 
 
 @cache
-def matcher(pattern: Call) -> Matcher:
+def matcher(pattern: OperationPattern) -> Matcher:
     """The function that matches a pattern with an equation of one of its primitives.
 
     Patterns become functions because they are tried on most equations of a program.
@@ -255,18 +255,18 @@ def matcher(pattern: Call) -> Matcher:
 
 
 def _is_rest(node: Node) -> bool:
-    return isinstance(node, Name) and node.text.startswith("*")
+    return isinstance(node, OperandPattern) and node.text.startswith("*")
 
 
 def _is_symmetric(nodes: Sequence[Node]) -> bool:
     """Whether two values of which nothing is known."""
-    return all(isinstance(node, Name) and not node.is_constant for node in nodes)
+    return all(isinstance(node, OperandPattern) and not node.is_constant for node in nodes)
 
 
 def _operand_matcher(node: Node) -> OperandMatcher:
     if isinstance(node, Number):
         return lambda match, atom: node.is_value(atom, match.writer)
-    if isinstance(node, Name):
+    if isinstance(node, OperandPattern):
         text = node.text
         if not node.is_constant:
             return lambda match, atom: match.names.setdefault(text, atom) is atom

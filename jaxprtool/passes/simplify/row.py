@@ -15,12 +15,12 @@ from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
 from jaxprtool.passes.simplify.pattern import (
     CLASSES,
-    Call,
     Match,
     Matcher,
-    Name,
     Node,
     Number,
+    OperandPattern,
+    OperationPattern,
     matcher,
     parsed,
 )
@@ -59,10 +59,10 @@ class Row:
         return f"{self.pattern} → {self.replacement}"
 
     @cached_property
-    def tree(self) -> Call:
+    def tree(self) -> OperationPattern:
         """The pattern, read. Raises ValueError if it is malformed or no equation."""
         tree = parsed(self.pattern)
-        if not isinstance(tree, Call):
+        if not isinstance(tree, OperationPattern):
             raise ValueError(f"the pattern {self.pattern!r} is no equation")
         return tree
 
@@ -99,7 +99,7 @@ class Row:
         if self.build is not None:
             return self.build(match)
         node = self.result
-        if isinstance(node, Name):
+        if isinstance(node, OperandPattern):
             return match[node.text]
         if isinstance(node, Number):
             return full(match, float(node.text))
@@ -108,7 +108,7 @@ class Row:
             return None
         return equation(match, node.text, _operands(match, node.operands), params)
 
-    def _params(self, match: Match, node: Call) -> dict[str, Any]:
+    def _params(self, match: Match, node: OperationPattern) -> dict[str, Any]:
         for eqn in match.eqns:
             if eqn.primitive.name in node.primitives:
                 return eqn.params
@@ -128,7 +128,7 @@ def _operands(match: Match, nodes: Sequence[Node]) -> list[Atom]:
     for node in nodes:
         if isinstance(node, Number):
             raise ValueError("a replacement's numbers stand alone")
-        if isinstance(node, Call):
+        if isinstance(node, OperationPattern):
             raise ValueError("a replacement is one equation")
         if node.text.startswith("*"):
             atoms += match[node.text[1:]]

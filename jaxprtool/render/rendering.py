@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 
 @dataclass(frozen=True)
-class View:
+class Rendering:
     """A Rich renderable laid out for `width` columns, with a plain text."""
 
     renderable: RenderableType

@@ -17,7 +17,7 @@ PACKAGE = Path(jaxprtool.__file__).parent
 FLOORS = [
     {"__main__"},
     {"cli"},
-    {"api", "compiling", "mapping", "staging"},
+    {"api", "compiling", "extend", "mapping", "staging"},
     {"targets"},
     {"loading", "passes", "analysis", "render", "formats", "execute"},
     {"primitives"},
@@ -150,6 +150,25 @@ def test_only_jaxcompat_imports_jax_src():
     ]
     guilty = [str(p) for p in files if any(n.startswith("jax._src") for n in imports(p))]
     assert guilty and all(PACKAGE / "jaxcompat" in Path(path).parents for path in guilty)
+
+
+def test_plugins_stand_on_the_public_face_alone():
+    deep = []
+    for package in (PACKAGE.parent / "plugins").glob("*/jaxprtool_*"):
+        for path in package.rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            for node in ast.walk(tree):
+                modules = [alias.name for alias in getattr(node, "names", ())]
+                if isinstance(node, ast.ImportFrom):
+                    modules = [str(node.module)]
+                deep += [
+                    f"{path.name}: {module}"
+                    for module in modules
+                    if isinstance(node, ast.Import | ast.ImportFrom)
+                    and module.split(".")[0] == "jaxprtool"
+                    and (*module.split("."), None)[1] not in ("errors", "extend", None)
+                ]
+    assert deep == []
 
 
 def test_importing_jaxprtool_does_not_import_jax():

@@ -26,6 +26,7 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.mapped_arrays import give_back
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.trees import same_tree
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
@@ -184,6 +185,12 @@ def _classic(eqn: JaxprEqn) -> JaxprEqn:
     return classic(eqn) if eqn.primitive.name == jaxcompat.CALL_HIGH else eqn
 
 
+#: For primitives that hold live Python objects, or differ by JAX: functions that return an
+#: equation's parameters as plain data.
+readable_params: RuleTable[Callable[[JaxprEqn], dict[str, Any]]] = RuleTable()
+
+
+@rule(readable_params, "scan")
 def _scan(eqn: JaxprEqn) -> dict[str, Any]:
     """A scan's parameters, its counts of operands as numbers on every JAX."""
     counts = jaxcompat.scan_counts(eqn.params)
@@ -191,31 +198,24 @@ def _scan(eqn: JaxprEqn) -> dict[str, Any]:
     return {**rest, "num_consts": counts[0], "num_carry": counts[1]}
 
 
+@rule(readable_params, "custom_jvp_call", "custom_vjp_call")
 def _custom(eqn: JaxprEqn) -> dict[str, Any]:
     """A custom call's parameters, without the live rules."""
     return {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
 
 
+@rule(readable_params, "reduce")
 def _reduce(eqn: JaxprEqn) -> dict[str, Any]:
     """A reduction's parameters, without the function that its jaxpr was traced from."""
     return {k: v for k, v in eqn.params.items() if k != "computation"}
 
 
+@rule(readable_params, "linear_call")
 def _linear_call(eqn: JaxprEqn) -> dict[str, Any]:
     """A linear call's parameters, its transpose as a jaxpr."""
     rest = {k: v for k, v in eqn.params.items() if k != "transpose_thunk"}
     return {**rest, "transpose": jaxcompat.linear_call_transpose(eqn)}
 
-
-#: For primitives that hold live Python objects, or differ by JAX: their parameters as plain data.
-#: The table is open to plug-ins.
-readable_params: dict[str, Callable[[JaxprEqn], dict[str, Any]]] = {
-    "scan": _scan,
-    "custom_jvp_call": _custom,
-    "custom_vjp_call": _custom,
-    "linear_call": _linear_call,
-    "reduce": _reduce,
-}
 
 #: The rules of custom calls, as jaxprs and masks by name.
 _RULES: dict[str, Callable[[JaxprEqn], dict[str, Any]]] = {

@@ -1,8 +1,8 @@
 """Installed plug-ins that say how equations of other packages' primitives are written and read.
 
 A package names each primitive that it has rules for in the entry-point group
-`jaxprtool.primitives`; its module, which fills the open tables (`formats.jaxpr.params.forms`,
-`python_rules`, ...), is imported when a program with such a primitive is met.
+`jaxprtool.primitives`; its module, which adds to the table of traits (`ir.traits`) and to tables of
+rules (`ir.rules`), is imported when a program with such a primitive is met.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import with_bodies
+from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.structured import (
     Call,
     Cond,
@@ -45,7 +46,7 @@ from jaxprtool.passes.base import Pass
 Rule = Callable[[list[bool], list[bool], JaxprEqn], tuple[list[bool], JaxprEqn | None]]
 
 #: The open table: a plug-in adds its primitive's rule by name.
-dce_rules: dict[str, Rule] = {}
+dce_rules: RuleTable[Rule] = RuleTable()
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import Contains
-from jaxprtool.ir.rewrite import rewrite
+from jaxprtool.ir.equations import Contains, free_variables
+from jaxprtool.ir.rewrite import Memo, rewrite
 from jaxprtool.ir.structured import view
 
 x = jnp.arange(12.0).reshape(3, 4)
@@ -271,6 +271,24 @@ def test_effects_follow_the_refs_that_they_are_on():
         (got,) = run(new, x)
         np.testing.assert_array_equal(jnp.abs(got), 7 * x)
         assert sorted(map(str, new.effects)) == sorted(map(str, jaxpr.effects))
+
+
+def test_a_memo_makes_what_is_asked_of_a_jaxpr_once():
+    jaxpr, asked = jax.make_jaxpr(lambda x: jnp.sin(x))(1.0), []
+    memo = Memo()
+    make = lambda: asked.append(1) or len(asked)  # noqa: E731
+    assert [memo(make, jaxpr), memo(make, jaxpr), memo(make, jaxpr, "more")] == [1, 1, 2]
+    assert memo(make, jax.make_jaxpr(lambda x: jnp.sin(x))(1.0)) == 3
+    assert Memo()(make, jaxpr) == 4
+
+
+def test_free_variables_are_read_and_not_defined():
+    body = jax.make_jaxpr(lambda a, b, c: (jnp.sin(a) * b, c))(1.0, 2.0, 3.0)
+    a, b, c = body.jaxpr.invars
+    sin, product = body.eqns
+    assert list(free_variables(body.eqns)) == [a, b]
+    assert list(free_variables(body.eqns, body.jaxpr.outvars)) == [a, b, c]
+    assert list(free_variables([product])) == [*sin.outvars, b]
 
 
 def test_contains_looks_at_every_depth():

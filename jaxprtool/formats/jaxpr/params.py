@@ -8,7 +8,7 @@ file gives. Between the two,
 - primitives whose parameters hold live objects, or differ from JAX to JAX, have a `Form` of their
   own: scan counts its operands, custom derivatives have their rules as jaxprs.
 
-The table of forms is open to plug-ins: `forms["my_primitive"] = Form(write, read)`.
+The table of forms is open to plug-ins: `rule("jaxpr", "my_primitive")(Form(write, read))`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from jaxprtool.ir.custom_rules import (
     vjp_rule,
 )
 from jaxprtool.ir.plugins import load_rules_of
+from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import build, describe
 from jaxprtool.jaxcompat import JaxprEqn
@@ -79,7 +80,7 @@ class Form:
 
 
 #: The forms of primitives that have one, by the primitive's name in the file.
-forms: dict[str, Form] = {}
+forms: RuleTable[Form] = RuleTable()
 
 
 # --- both ways ------------------------------------------------------------------------------------
@@ -97,7 +98,6 @@ def written(eqn: JaxprEqn) -> Params:
     A value is what `values.encode` takes, or a jaxpr, open or closed, or a `Rule`. Raises
     Unwritable; UnsupportedError if the rule of a custom derivative cannot be traced.
     """
-    load_rules_of(eqn.primitive.name)
     form = forms.get(primitive_name(eqn))
     if form is not None:
         return form.write(eqn)
@@ -406,17 +406,17 @@ def _read_sow(given: Params, operands: Sequence[Any], results: Sequence[Any]) ->
     return given
 
 
-forms["broadcast_in_dim"] = Form(_write_broadcast, _read_broadcast)
-forms["dot_general"] = Form(_write_dot, _read_dot)
-forms["jit"] = Form(_write_jit, _read_jit)
+rule(forms, "broadcast_in_dim")(Form(_write_broadcast, _read_broadcast))
+rule(forms, "dot_general")(Form(_write_dot, _read_dot))
+rule(forms, "jit")(Form(_write_jit, _read_jit))
 _ALL_NAMES["jit"] = frozenset({"name", "jaxpr", *_jit_defaults(0, 0)})
-forms["scan"] = Form(_write_scan, _read_scan)
-forms["while"] = Form(_write_while, _read_while)
-forms["reduce"] = Form(_write_reduce, _read_reduce)
-forms["select_and_gather_add"] = Form(_write_select, _read_select)
-forms["select_and_scatter_add"] = Form(_write_select, _read_select)
-forms["linear_call"] = Form(_write_linear_call, _read_linear_call)
-forms["sow"] = Form(_write_sow, _read_sow)
+rule(forms, "scan")(Form(_write_scan, _read_scan))
+rule(forms, "while")(Form(_write_while, _read_while))
+rule(forms, "reduce")(Form(_write_reduce, _read_reduce))
+rule(forms, "select_and_gather_add")(Form(_write_select, _read_select))
+rule(forms, "select_and_scatter_add")(Form(_write_select, _read_select))
+rule(forms, "linear_call")(Form(_write_linear_call, _read_linear_call))
+rule(forms, "sow")(Form(_write_sow, _read_sow))
 _ALL_NAMES["sow"] = frozenset({"tag", "name", "mode", "tree"})
 
 
@@ -497,8 +497,8 @@ def _renamed(given: Mapping[str, Any]) -> Any:
     return body if same else jaxcompat.with_function_name(body, name)
 
 
-forms["custom_jvp_call"] = Form(_write_custom_jvp, _read_custom_jvp)
-forms["custom_vjp_call"] = Form(_write_custom_vjp, _read_custom_vjp)
+rule(forms, "custom_jvp_call")(Form(_write_custom_jvp, _read_custom_jvp))
+rule(forms, "custom_vjp_call")(Form(_write_custom_vjp, _read_custom_vjp))
 _OF_CUSTOM_CALLS = frozenset({"name", "call_jaxpr", "num_consts", "symbolic_zeros", "perturbed"})
 _ALL_NAMES["custom_jvp_call"] = _OF_CUSTOM_CALLS | {"jvp", "out_zeros", "raises"}
 _ALL_NAMES["custom_vjp_call"] = _OF_CUSTOM_CALLS | {"fwd", "bwd", "forwarded", "in_zeros"}
@@ -517,5 +517,5 @@ def _read_custom_vmap(given: Params, operands: Sequence[Any], results: Sequence[
     return custom_vmap_params(_renamed(given), given["rule"], len(operands), len(results))
 
 
-forms["custom_vmap_call"] = Form(_write_custom_vmap, _read_custom_vmap)
+rule(forms, "custom_vmap_call")(Form(_write_custom_vmap, _read_custom_vmap))
 _ALL_NAMES["custom_vmap_call"] = frozenset({"name", "call_jaxpr", "rule"})

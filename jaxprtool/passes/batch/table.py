@@ -15,6 +15,7 @@ from typing import Any
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.equations import named
+from jaxprtool.ir.rules import RuleTable
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
 from jaxprtool.passes.batch.axes import BatchError, BatchTypeError
 from jaxprtool.passes.batch.axis import Axis, Dim
@@ -32,7 +33,7 @@ Rule = Callable[
 ]
 
 #: The open table: a plug-in adds its primitive's rule by name.
-batch_rules: dict[str, Rule] = {}
+batch_rules: RuleTable[Rule] = RuleTable()
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Rebuilt:
 StructuredRule = Callable[[JaxprEqn, Sequence[Dim], Axis], Rebuilt | None]
 
 #: The open table of rules for equations that hold jaxprs.
-structured_rules: dict[str, StructuredRule] = {}
+structured_rules: RuleTable[StructuredRule] = RuleTable()
 
 
 def jaxs_rule(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxprtool.ir.equations import Contains
+from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.structured import view
 from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
@@ -109,7 +110,7 @@ Rule = Callable[[JaxprEqn, Sequence[Known], Context], Outcome]
 
 #: The open table: a plug-in adds its primitive's rule by name. An equation of a primitive without
 #: one is kept whole.
-unzip_rules: dict[str, Rule] = {}
+unzip_rules: RuleTable[Rule] = RuleTable()
 
 
 def whole(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:

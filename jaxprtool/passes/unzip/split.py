@@ -177,7 +177,7 @@ def _outcome(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome
     if context.sows.inside(eqn):
         raise UnsupportedError(
             f"variables are sown inside {named(eqn)}, and unzip has no rule for it",
-            f"a rule can be added: unzip_rules['{eqn.primitive.name}'] = rule",
+            f'a rule can be added: @jaxprtool.extend.rule("unzip", "{eqn.primitive.name}")',
         )
     return whole(eqn, known, context)
 

@@ -10,24 +10,22 @@ import equinox
 import jax
 from jax.extend.core import JaxprEqn
 
-from jaxprtool import jaxcompat
-from jaxprtool.formats.jaxpr.params import (
+from jaxprtool.extend import rule
+from jaxprtool.extend.files import (
+    NO_AXIS_NAME,
+    SPELLINGS,
     BadParameter,
+    Encode,
     Form,
     Params,
-    forms,
-    restored,
-    written,
-)
-from jaxprtool.formats.jaxpr.values import (
-    SPELLINGS,
-    Encode,
     Unwritable,
     add_kind,
     add_name,
     add_record,
+    readable_params,
+    restored,
+    written,
 )
-from jaxprtool.ir.equivalence import readable_params
 from jaxprtool_equinox import modules
 
 #: The primitives that are bound with any Python objects.
@@ -93,14 +91,13 @@ def _read_filtered(given: Params, operands: Sequence[Any], results: Sequence[Any
     return modules.parameters(given["args"])
 
 
+@rule("equivalence", *FILTERED)
 def _compared(eqn: JaxprEqn) -> Params:
     params = modules.parameters(modules.arguments(eqn.params))
     return {name: params[name] for name in ("treedef", "static")}
 
 
-for _name in FILTERED:
-    forms[_name] = Form(_write_filtered, _read_filtered)
-    readable_params[_name] = _compared
+rule("jaxpr", *FILTERED)(Form(_write_filtered, _read_filtered))
 
 
 # --- primitives under vmap --------------------------------------------------------------------
@@ -114,7 +111,7 @@ def mapped(eqn: JaxprEqn) -> JaxprEqn:
 def _write_mapped(eqn: JaxprEqn) -> Params:
     p = eqn.params
     shown = {"prim": p["prim"].name, "axis_size": p["__axis_size"]}
-    if p["__axis_name"] is not jaxcompat.NO_AXIS_NAME:
+    if p["__axis_name"] is not NO_AXIS_NAME:
         shown["axis_name"] = p["__axis_name"]
     shown["batch_axes"] = tuple(p["__batch_axes"])
     return {**shown, "params": written(mapped(eqn))}
@@ -125,17 +122,17 @@ def _read_mapped(given: Params, operands: Sequence[Any], results: Sequence[Any])
     return {
         "prim": primitive,
         "__axis_size": given["axis_size"],
-        "__axis_name": given.get("axis_name", jaxcompat.NO_AXIS_NAME),
+        "__axis_name": given.get("axis_name", NO_AXIS_NAME),
         "__batch_axes": given["batch_axes"],
         "params": tuple(params.items()),
     }
 
 
+@rule("equivalence", "vprim")
 def _compared_mapped(eqn: JaxprEqn) -> Params:
     inner = mapped(eqn)
     params = readable_params.get(inner.primitive.name, lambda eqn: eqn.params)(inner)
     return {**eqn.params, "__batch_axes": tuple(eqn.params["__batch_axes"]), "params": params}
 
 
-forms["vprim"] = Form(_write_mapped, _read_mapped)
-readable_params["vprim"] = _compared_mapped
+rule("jaxpr", "vprim")(Form(_write_mapped, _read_mapped))

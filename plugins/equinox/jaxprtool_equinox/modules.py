@@ -18,7 +18,7 @@ import equinox.internal
 import jax
 from equinox.internal import _primitive
 
-from jaxprtool import jaxcompat
+from jaxprtool import extend
 
 #: The packages whose classes may be named.
 _PACKAGES = ("equinox", "lineax", "optimistix", "diffrax")
@@ -158,18 +158,18 @@ class Hoisted(NamedTuple):
 
 
 def _lifted(value: Any) -> Any:
-    if not isinstance(value, jaxcompat.Jaxpr) or not value.constvars:
+    if not isinstance(value, extend.Jaxpr) or not value.constvars:
         return value
     debug_info = value.debug_info._replace(arg_names=None)
     invars = [*value.constvars, *value.invars]
     parts = invars, value.outvars, value.eqns
-    return Hoisted(jaxcompat.new_jaxpr([], [], *parts, debug_info), len(value.constvars))
+    return Hoisted(extend.new_jaxpr([], [], *parts, debug_info), len(value.constvars))
 
 
 def hoisted(jaxpr: Any, count: int) -> Any:
     """The open jaxpr that has the first `count` arguments of a closed one as its constants."""
-    body = jaxcompat.open_jaxpr(jaxpr)
-    return jaxcompat.replace_jaxpr(
+    body = extend.open_jaxpr(jaxpr)
+    return extend.replace_jaxpr(
         body,
         constvars=body.invars[:count],
         consts=[None] * count,

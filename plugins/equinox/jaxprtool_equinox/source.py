@@ -11,7 +11,8 @@ import equinox.internal
 import jax
 from jax.extend.core import JaxprEqn
 
-from jaxprtool.formats.python.expressions import (
+from jaxprtool.extend import rule
+from jaxprtool.extend.python import (
     ROOTS,
     Call,
     Expression,
@@ -20,8 +21,8 @@ from jaxprtool.formats.python.expressions import (
     call,
     spelled,
     spellings,
+    unsupported,
 )
-from jaxprtool.formats.python.rules.table import rule, unsupported
 from jaxprtool_equinox import modules
 from jaxprtool_equinox.files import FILTERED, mapped
 
@@ -44,6 +45,7 @@ else:
 
 
 @rule(
+    "python",
     "unvmap_all",
     "unvmap_any",
     "unvmap_max",
@@ -55,7 +57,7 @@ def _public(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call(f"eqxi.{eqn.primitive.name}", x, **eqn.params)
 
 
-@rule(*FILTERED, "maybe_set", "select_if_vmap", "vprim")
+@rule("python", *FILTERED, "maybe_set", "select_if_vmap", "vprim")
 def _bound(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     try:
         yield Call(_function(eqn), operands)

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jaxprtool.passes.base import Pass
+from jaxprtool import Pass
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.program import Program
+    from jaxprtool import Program
     from jaxprtool_harvest.functions import call_and_reap, harvest, plant, reap
     from jaxprtool_harvest.sites import HarvestError, Settings
 

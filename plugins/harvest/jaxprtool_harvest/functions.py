@@ -13,9 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import named, type_of
-from jaxprtool.passes.dce import dce_body
+from jaxprtool import extend
+from jaxprtool.extend import dce_body, named, type_of
 from jaxprtool_harvest.planting import plant_jaxpr
 from jaxprtool_harvest.reaping import reap_jaxpr
 from jaxprtool_harvest.sites import HarvestError, Settings, Site, Sites, as_tree, described, find
@@ -48,7 +47,7 @@ def call_and_reap(
     def harvested(*args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         jaxpr, out_tree, flat = _traced(fun, args, kwargs)
         jaxpr, sites = reap_jaxpr(jaxpr, settings)
-        values = jaxcompat.jaxpr_as_fun(jaxpr)(*flat)
+        values = extend.jaxpr_as_fun(jaxpr)(*flat)
         count = out_tree.num_leaves
         return jax.tree.unflatten(out_tree, values[:count]), as_tree(sites, values[count:])
 
@@ -75,7 +74,7 @@ def reap(
         jaxpr, sites = reap_jaxpr(jaxpr, settings)
         wanted = [i >= out_tree.num_leaves for i in range(len(jaxpr.outvars))]
         jaxpr, _ = dce_body(jaxpr, wanted, instantiate=True)
-        return as_tree(sites, jaxcompat.jaxpr_as_fun(jaxpr)(*flat))
+        return as_tree(sites, extend.jaxpr_as_fun(jaxpr)(*flat))
 
     return reaped
 
@@ -103,7 +102,7 @@ def plant(
     def planted(plants: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         jaxpr, out_tree, flat = _traced(fun, args, kwargs)
         jaxpr, sites = plant_jaxpr(jaxpr, settings, lambda path: bool(find(plants, path)))
-        values = jaxcompat.jaxpr_as_fun(jaxpr)(*_planted_leaves(plants, sites), *flat)
+        values = extend.jaxpr_as_fun(jaxpr)(*_planted_leaves(plants, sites), *flat)
         return jax.tree.unflatten(out_tree, values)
 
     del planted.__wrapped__  # type: ignore[attr-defined]  # its signature is another

@@ -17,22 +17,26 @@ from typing import Any
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxprtool import jaxcompat
+from jaxprtool import extend
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import named
-from jaxprtool.ir.structured import (
+from jaxprtool.extend import (
+    Atom,
     Call,
     Cond,
     CustomJVP,
+    JaxprEqn,
+    Literal,
     Scan,
     ShardMap,
+    Var,
     While,
     holds_jaxpr,
+    named,
+    scope_of,
+    sow_p,
     sub_jaxprs,
     view,
 )
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
-from jaxprtool.primitives import scope_of, sow_p
 from jaxprtool_harvest.sites import Path, Settings, Site, Sites
 
 #: A site with the atoms that are its values in the body at hand.
@@ -84,14 +88,14 @@ class Harvester:
         if not self._sows_within(body):
             return body, ()
         # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
-        key = body if body.consts else jaxcompat.open_jaxpr(body), scope, again
+        key = body if body.consts else extend.open_jaxpr(body), scope, again
         if key not in self._rewritten:
             self._rewritten[key] = self._rewrite(body, Work(scope, again))
         return self._rewritten[key]
 
     def _sows_within(self, body: Any) -> bool:
         """Whether something that concerns us is sown in a body, at any depth."""
-        jaxpr = jaxcompat.open_jaxpr(body)
+        jaxpr = extend.open_jaxpr(body)
         if jaxpr not in self._sows:
             self._sows[jaxpr] = any(map(self._sows_at, jaxpr.eqns))
         return self._sows[jaxpr]
@@ -211,7 +215,7 @@ def with_border(
     debug = body.debug_info
     if (len(invars), len(outvars)) != (len(body.invars), len(body.outvars)):
         debug = debug._replace(arg_names=None, result_paths=None)
-    return jaxcompat.replace_jaxpr(
+    return extend.replace_jaxpr(
         body,
         constvars=body.constvars,
         consts=body.consts,
@@ -224,17 +228,17 @@ def with_border(
 
 def zeros(avals: Sequence[Any], like: JaxprEqn) -> Any:
     """A closed jaxpr without arguments or constants that gives zeros of these types."""
-    varies = any(map(jaxcompat.varying_axes, avals))
+    varies = any(map(extend.varying_axes, avals))
     mesh = like.ctx.cur_abstract_mesh
-    with jaxcompat.inside_shard_map(mesh, frozenset(), True) if varies else nullcontext():
-        return jaxcompat.traced_like(like, lambda: list(map(_zero, avals)), ())
+    with extend.inside_shard_map(mesh, frozenset(), True) if varies else nullcontext():
+        return extend.traced_like(like, lambda: list(map(_zero, avals)), ())
 
 
 def _zero(aval: Any) -> Any:
     explicit = AxisType.Explicit in aval.sharding.mesh.axis_types
     sharding = aval.sharding if explicit else None
     value = lax.full(aval.shape, 0, aval.dtype, sharding=sharding)
-    varying = jaxcompat.varying_axes(aval)
+    varying = extend.varying_axes(aval)
     return lax.pcast(value, tuple(varying), to="varying") if varying else value
 
 
@@ -248,7 +252,7 @@ def shard_axes(shards: ShardMap, avals: Sequence[Any]) -> list[tuple[Any, ...]]:
     for aval in avals:
         over = params["newly_manual_axes"]
         if params["check_vma"]:
-            over = over & jaxcompat.varying_axes(aval)
+            over = over & extend.varying_axes(aval)
         result.append(tuple(axis for axis in shards.mesh.axis_names if axis in over))
     return result
 
@@ -260,7 +264,7 @@ def shard_specs(axes: Sequence[tuple[Any, ...]]) -> tuple[PartitionSpec, ...]:
 
 def reshaped(operand: Atom, result: Var, like: JaxprEqn) -> JaxprEqn:
     """The equation that adds a leading axis of length one, or takes it away."""
-    made = jaxcompat.traced_like(
+    made = extend.traced_like(
         like, lambda x: [lax.reshape(x, result.aval.shape)], [Var(operand.aval)]
     )
     (eqn,) = made.eqns

@@ -9,12 +9,22 @@ from typing import Any
 
 from jax.extend.core import primitives
 
-from jaxprtool import jaxcompat
+from jaxprtool import extend
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.custom_rules import JVPRule, jvp_params
-from jaxprtool.ir.equations import named
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.extend import (
+    Atom,
+    Call,
+    Cond,
+    CustomJVP,
+    JaxprEqn,
+    JVPRule,
+    Scan,
+    ShardMap,
+    Var,
+    While,
+    jvp_params,
+    named,
+)
 from jaxprtool_harvest.harvester import (
     Harvester,
     Work,
@@ -74,7 +84,7 @@ class Planter(Harvester):
         for site, places in shared_out(sites, body.invars):
             groups[site.mode] += places
             if site.mode == "append":
-                site = site.typed([jaxcompat.stacked_aval(scan.length, a) for a in site.avals])
+                site = site.typed([extend.stacked_aval(scan.length, a) for a in site.avals])
             operands[site.mode] += _values(site, work)
         own = body.invars[sum(site.count for site in sites) :]
         before_xs = len(scan.consts) + len(scan.carry)
@@ -118,7 +128,7 @@ class Planter(Harvester):
         invars, eqns = list(body.invars), []
         for i, each in enumerate(axes):
             if each:
-                outer = Var(jaxcompat.stacked_aval(1, invars[i].aval))
+                outer = Var(extend.stacked_aval(1, invars[i].aval))
                 eqns.append(reshaped(outer, invars[i], inside))
                 invars[i] = outer
         # The types of values that a shard_map takes are those that one would give.
@@ -126,8 +136,8 @@ class Planter(Harvester):
         giving = shards.rebuild(
             operands=(), in_specs=(), outs=fresh(given), out_specs=specs, body=zeros(given, inside)
         )
-        with jaxcompat.setting_of(shards.eqn):
-            avals, _ = jaxcompat.inferred_types(giving.primitive, giving.params, ())
+        with extend.setting_of(shards.eqn):
+            avals, _ = extend.inferred_types(giving.primitive, giving.params, ())
         outer_sites = [s.typed(each) if s.live else s for s, each in shared_out(sites, avals)]
         new = shards.rebuild(
             operands=(*_all_values(outer_sites, work), *shards.operands),
@@ -154,12 +164,12 @@ class Planter(Harvester):
             everything = (True,) * len(body.invars)
             return JVPRule(name, None, (False,) * len(body.outvars), everything, raised)
 
-        new = jaxcompat.new_jaxpr_eqn(
+        new = extend.new_jaxpr_eqn(
             [*values, *call.operands],
             list(call.outs),
             primitives.custom_jvp_call_p,
             jvp_params(body, name, rule),
-            jaxcompat.operand_effects(body, (*values, *call.operands)),
+            extend.operand_effects(body, (*values, *call.operands)),
             call.eqn.source_info,
             call.eqn.ctx,
         )

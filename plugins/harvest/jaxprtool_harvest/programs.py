@@ -7,12 +7,9 @@ from collections.abc import Sequence
 
 import jax
 
+from jaxprtool import Program
 from jaxprtool.errors import did_you_mean
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.outline import top_jaxpr
-from jaxprtool.ir.program import Program
-from jaxprtool.passes.dce import dce_body
-from jaxprtool.primitives import sow_p
+from jaxprtool.extend import dce_body, equations, sow_p, top_jaxpr
 from jaxprtool_harvest.harvester import with_border
 from jaxprtool_harvest.planting import plant_jaxpr
 from jaxprtool_harvest.reaping import reap_jaxpr

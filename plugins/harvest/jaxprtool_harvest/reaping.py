@@ -7,13 +7,24 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from jaxprtool import jaxcompat
+from jaxprtool import extend
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import named
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, keep
-from jaxprtool.ir.structured import call as call_of
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
-from jaxprtool.passes.dce import dce_body, has_lasting_effect
+from jaxprtool.extend import (
+    Atom,
+    Call,
+    Cond,
+    CustomJVP,
+    JaxprEqn,
+    Scan,
+    ShardMap,
+    Var,
+    While,
+    dce_body,
+    has_lasting_effect,
+    keep,
+    named,
+)
+from jaxprtool.extend import call as call_of
 from jaxprtool_harvest.harvester import (
     Harvester,
     Work,
@@ -83,7 +94,7 @@ class Reaper(Harvester):
         kept, starts = _starts(kept, scan.eqn, work)
         ends = fresh(types(kept))
         all_of = [
-            s.typed([jaxcompat.stacked_aval(scan.length, a) for a in s.avals])
+            s.typed([extend.stacked_aval(scan.length, a) for a in s.avals])
             for s in sites
             if s.mode == "append"
         ]
@@ -141,7 +152,7 @@ class Reaper(Harvester):
         outvars, eqns = list(body.outvars), list(body.eqns)
         for i, each in enumerate(axes, start=own):
             if each:
-                outer = Var(jaxcompat.stacked_aval(1, outvars[i].aval))
+                outer = Var(extend.stacked_aval(1, outvars[i].aval))
                 eqns.append(reshaped(outvars[i], outer, shards.body.eqns[0]))
                 outvars[i] = outer
         new = shards.rebuild(
@@ -149,8 +160,8 @@ class Reaper(Harvester):
             body=with_border(body, body.invars, outvars, eqns),
             out_specs=shards.out_specs + shard_specs(axes),
         )
-        with jaxcompat.setting_of(shards.eqn):
-            avals, _ = jaxcompat.inferred_types(new.primitive, new.params, new.invars)
+        with extend.setting_of(shards.eqn):
+            avals, _ = extend.inferred_types(new.primitive, new.params, new.invars)
         outs = fresh(avals[own:])
         work.eqns.append(new.replace(outvars=[*shards.outs, *outs]))
         for site, values in shared_out(sites, outs):

@@ -13,10 +13,9 @@ from typing import Any
 
 import jax
 
-from jaxprtool import jaxcompat
+from jaxprtool import extend
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.equations import named, type_of
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.extend import JaxprEqn, named, type_of
 
 Path = tuple[str, ...]
 
@@ -25,7 +24,7 @@ Path = tuple[str, ...]
 _TYPE: dict[str, Callable[[Any], Any]] = {
     "shape": lambda aval: aval.shape,
     "dtype": lambda aval: aval.dtype,
-    "mesh axes": jaxcompat.varying_axes,
+    "mesh axes": extend.varying_axes,
 }
 
 

@@ -25,11 +25,8 @@ from jax.extend.core import JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import named
-from jaxprtool.ir.structured import call
-from jaxprtool.jaxcompat import hide_frames
-from jaxprtool.passes.unzip import Context, Known, Outcome, Variable, unzip_rules, whole
-from jaxprtool.primitives import VARIABLE
+from jaxprtool.extend import VARIABLE, call, hide_frames, named, rule
+from jaxprtool.extend.unzip import Context, Known, Outcome, Variable, whole
 
 __all__ = ["adapt"]
 
@@ -71,6 +68,7 @@ batching.primitive_batchers[lora_p] = lambda operands, axes, **params: (
 # --- what unzip makes of it -------------------------------------------------------------------
 
 
+@rule("unzip", "lora")
 def _unzip(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     """The adapter is a variable if its key is one to init; init makes it, apply adds it."""
     w, key = eqn.invars
@@ -104,6 +102,3 @@ def _unzip(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
 
 def _typed(atom: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
-
-
-unzip_rules["lora"] = _unzip

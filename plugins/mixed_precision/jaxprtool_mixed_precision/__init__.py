@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from jaxprtool import Pass
 from jaxprtool.errors import PipelineError, did_you_mean
-from jaxprtool.passes.base import Pass
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.program import Program
+    from jaxprtool import Program
 
 __all__ = ["MixedPrecision"]
 
@@ -36,7 +36,7 @@ class MixedPrecision(Pass):
             )
 
     def __call__(self, program: "Program") -> "Program":
-        from jaxprtool.ir.rewrite import map_equations
+        from jaxprtool.extend import map_equations
         from jaxprtool_mixed_precision.casting import cast_operands
 
         rule = partial(cast_operands, compute_dtype=self.compute_dtype)

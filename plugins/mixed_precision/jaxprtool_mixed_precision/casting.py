@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var, new_jaxpr_eqn
+from jaxprtool.extend import Atom, JaxprEqn, Var, new_jaxpr_eqn
 
 #: The primitives whose cost is multiplying, and whose `preferred_element_type` sets the dtype that
 #: they accumulate and return.
@@ -15,7 +15,7 @@ PRODUCTS = ("dot_general", "conv_general_dilated")
 def cast_operands(eqn: JaxprEqn, compute_dtype: str) -> list[JaxprEqn] | None:
     """A product on narrower operands that returns what `eqn` does, or None to leave it alone.
 
-    A rule for `jaxprtool.ir.rewrite.map_equations`. The casts bear the product's source line.
+    A rule for `jaxprtool.extend.map_equations`. The casts bear the product's source line.
     """
     if eqn.primitive.name not in PRODUCTS or _is_exact_algorithm(eqn.params["precision"]):
         return None

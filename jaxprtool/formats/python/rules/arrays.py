@@ -16,8 +16,9 @@ from jaxprtool.formats.python.expressions import (
     call,
     method,
 )
-from jaxprtool.formats.python.rules.table import rule
+from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.values import dtype_name
+from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
 _ALL = slice(None)
@@ -40,7 +41,7 @@ def placements(params: dict[str, Any], name: str = "sharding") -> list[Any]:
     return [s for s in (spec, sharding) if s is not None]
 
 
-@rule("broadcast_in_dim")
+@rule(python_rules, "broadcast_in_dim")
 def _broadcast_in_dim(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Expression]:
     shape, dims = eqn.params["shape"], ints(eqn.params["broadcast_dimensions"])
     old = eqn.invars[0].aval.shape
@@ -72,7 +73,7 @@ def _with_dots(key: tuple[Any, ...]) -> tuple[Any, ...]:
     return key
 
 
-@rule("reshape")
+@rule(python_rules, "reshape")
 def _reshape(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Expression]:
     shape = eqn.params["new_sizes"]
     if eqn.invars[0].aval.shape:  # a scalar may be a number of Python
@@ -84,7 +85,7 @@ def _reshape(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Expression]:
         yield call("lax.reshape", x, shape, out_sharding=placement)
 
 
-@rule("transpose")
+@rule(python_rules, "transpose")
 def _transpose(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     order = ints(eqn.params["permutation"])
     rank = len(order)
@@ -99,14 +100,14 @@ def _transpose(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call("lax.transpose", x, order)
 
 
-@rule("squeeze")
+@rule(python_rules, "squeeze")
 def _squeeze(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     axes = ints(eqn.params["dimensions"])
     yield method(x, "squeeze", one_or_all(axes))
     yield call("lax.squeeze", x, axes)
 
 
-@rule("slice")
+@rule(python_rules, "slice")
 def _slice(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     starts, limits = ints(eqn.params["start_indices"]), ints(eqn.params["limit_indices"])
     steps = eqn.params["strides"]
@@ -120,7 +121,7 @@ def _slice(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call("lax.slice", x, starts, limits, *([] if steps is None else [ints(steps)]))
 
 
-@rule("rev")
+@rule(python_rules, "rev")
 def _rev(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     axes = ints(eqn.params["dimensions"])
     key = tuple(
@@ -131,26 +132,26 @@ def _rev(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call("lax.rev", x, axes)
 
 
-@rule("concatenate")
+@rule(python_rules, "concatenate")
 def _concatenate(eqn: JaxprEqn, *parts: Slot) -> Iterator[Expression]:
     axis = eqn.params["dimension"]
     yield call("jnp.concatenate", list(parts), **({"axis": axis} if axis else {}))
     yield call("lax.concatenate", list(parts), axis)
 
 
-@rule("stack")
+@rule(python_rules, "stack")
 def _stack(eqn: JaxprEqn, *parts: Slot) -> Iterator[Expression]:
     yield call("jnp.stack", list(parts), axis=eqn.params["axis"])
     yield call("lax.stack", list(parts), eqn.params["axis"])
 
 
-@rule("unstack")
+@rule(python_rules, "unstack")
 def _unstack(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call("jnp.unstack", x, axis=eqn.params["axis"])
     yield call("lax.unstack", x, eqn.params["axis"])
 
 
-@rule("split")
+@rule(python_rules, "split")
 def _split(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     sizes, axis = ints(eqn.params["sizes"]), eqn.params["axis"]
     if len(set(sizes)) == 1:
@@ -158,18 +159,18 @@ def _split(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call("lax.split", x, sizes, axis)
 
 
-@rule("tile")
+@rule(python_rules, "tile")
 def _tile(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call("jnp.tile", x, ints(eqn.params["reps"]))
     yield call("lax.tile", x, ints(eqn.params["reps"]))
 
 
-@rule("pad")
+@rule(python_rules, "pad")
 def _pad(eqn: JaxprEqn, x: Slot, value: Slot) -> Iterator[Expression]:
     yield call("lax.pad", x, value, tuple(map(ints, eqn.params["padding_config"])))
 
 
-@rule("iota")
+@rule(python_rules, "iota")
 def _iota(eqn: JaxprEqn, *sizes: Slot) -> Iterator[Expression]:
     shape, dtype = eqn.params["shape"], dtype_name(eqn.params["dtype"])
     dimension = eqn.params["dimension"]
@@ -182,12 +183,12 @@ def _iota(eqn: JaxprEqn, *sizes: Slot) -> Iterator[Expression]:
         yield call("lax.broadcasted_iota", dtype, shape, dimension, out_sharding=placement)
 
 
-@rule("dim_as_value")
+@rule(python_rules, "dim_as_value")
 def _dim_as_value(eqn: JaxprEqn) -> Iterator[Expression]:
     yield call("jnp.asarray", eqn.params["dim"])
 
 
-@rule("empty", "empty2")
+@rule(python_rules, "empty", "empty2")
 def _empty(eqn: JaxprEqn) -> Iterator[Expression]:
     shape, dtype = eqn.outvars[0].aval.shape, dtype_name(eqn.params["dtype"])
     yield call("jnp.empty", shape, dtype)
@@ -201,7 +202,7 @@ def _empty(eqn: JaxprEqn) -> Iterator[Expression]:
             yield call("lax.empty", shape, kind, out_sharding=placement)
 
 
-@rule("device_put")
+@rule(python_rules, "device_put")
 def _device_put(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
     if len(xs) == 1:
         yield call("jax.device_put", xs[0], *[d for d in eqn.params["devices"] if d is not None])
@@ -212,7 +213,7 @@ def _device_put(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
 # --- slices and indices that are computed -----------------------------------------------------
 
 
-@rule("dynamic_slice")
+@rule(python_rules, "dynamic_slice")
 def _dynamic_slice(eqn: JaxprEqn, x: Slot, *starts: Slot) -> Iterator[Expression]:
     sizes = ints(eqn.params["slice_sizes"])
     yield call("lax.dynamic_slice", x, starts, sizes)
@@ -220,7 +221,7 @@ def _dynamic_slice(eqn: JaxprEqn, x: Slot, *starts: Slot) -> Iterator[Expression
     yield call("lax.dynamic_slice", x, starts, sizes, allow_negative_indices=False)
 
 
-@rule("dynamic_update_slice")
+@rule(python_rules, "dynamic_update_slice")
 def _dynamic_update_slice(
     eqn: JaxprEqn, x: Slot, update: Slot, *starts: Slot
 ) -> Iterator[Expression]:
@@ -240,7 +241,7 @@ def _options(eqn: JaxprEqn) -> dict[str, Any]:
     return known | {k: True for k in ("indices_are_sorted", "unique_indices") if p[k]}
 
 
-@rule("gather")
+@rule(python_rules, "gather")
 def _gather(eqn: JaxprEqn, x: Slot, indices: Slot) -> Iterator[Expression]:
     p, options = eqn.params, _options(eqn)
     sizes = ints(p["slice_sizes"])
@@ -249,7 +250,15 @@ def _gather(eqn: JaxprEqn, x: Slot, indices: Slot) -> Iterator[Expression]:
     yield call("lax.gather", x, indices, p["dimension_numbers"], sizes, **options)
 
 
-@rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub")
+@rule(
+    python_rules,
+    "scatter",
+    "scatter-add",
+    "scatter-mul",
+    "scatter-min",
+    "scatter-max",
+    "scatter-sub",
+)
 def _scatter(eqn: JaxprEqn, x: Slot, indices: Slot, updates: Slot) -> Iterator[Expression]:
     name = eqn.primitive.name.replace("-", "_")
     numbers = eqn.params["dimension_numbers"]

@@ -22,10 +22,11 @@ from jaxprtool.formats.python.expressions import (
 )
 from jaxprtool.formats.python.helpers import BWD_OF_ARRAYS, FWD_BY, JVP_BY, Helper
 from jaxprtool.formats.python.rules.loops import group
-from jaxprtool.formats.python.rules.table import proposals, rule, unsupported
+from jaxprtool.formats.python.rules.table import proposals, python_rules, unsupported
 from jaxprtool.formats.python.values import literal
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
 from jaxprtool.ir.high import classic
+from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import CALLS, ShardMap, sub_jaxprs
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.primitives import scope_of
@@ -60,7 +61,7 @@ _MODES = {"qr": ({"mode": "raw"}, {"mode": "complete"}, {"mode": "r"})}
 _LONGEST_LIBRARY_BODY = 60
 
 
-@rule("jit")
+@rule(python_rules, "jit")
 def _jit(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     p, decorator = eqn.params, _jit_decorator(eqn.params)
     if len(p["jaxpr"].eqns) <= _LONGEST_LIBRARY_BODY:
@@ -133,7 +134,7 @@ def _jit_decorator(p: dict[str, Any]) -> Expression:
     return call("jax.jit", **options) if options else Name("jax.jit")
 
 
-@rule("remat2")
+@rule(python_rules, "remat2")
 def _checkpoint(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     p = dict(eqn.params)
     if p["policy"] is not None:
@@ -160,7 +161,7 @@ def _policy(eqn: JaxprEqn, policy: Any) -> Expression:
     raise unsupported(eqn, "its checkpoint policy is a Python function of its own")
 
 
-@rule("closed_call", "call", "eval_jaxpr")
+@rule(python_rules, "closed_call", "call", "eval_jaxpr")
 def _plain_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     body = eqn.params[CALLS[eqn.primitive.name][0]]
     yield _call(eqn, body, operands)
@@ -169,7 +170,7 @@ def _plain_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 # --- custom derivatives -----------------------------------------------------------------------
 
 
-@rule("custom_jvp_call")
+@rule(python_rules, "custom_jvp_call")
 def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     yield from _library(eqn, operands)
     found = jvp_rule(eqn)
@@ -250,7 +251,7 @@ def _zeros(aval: Any) -> Expression:
     return call(f"{module}.zeros", aval.shape, kind)
 
 
-@rule("custom_vjp_call")
+@rule(python_rules, "custom_vjp_call")
 def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     found = vjp_rule(eqn)
     count = eqn.params["num_consts"]
@@ -288,7 +289,7 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 _HIGH = {"Frexp": "jnp.frexp", "Ldexp": "jnp.ldexp"}
 
 
-@rule(jaxcompat.CALL_HIGH)
+@rule(python_rules, jaxcompat.CALL_HIGH)
 def _high(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     public = _HIGH.get(jaxcompat.high_name(eqn))
     if public is not None:
@@ -299,7 +300,7 @@ def _high(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 # --- shard_map --------------------------------------------------------------------------------
 
 
-@rule("shard_map")
+@rule(python_rules, "shard_map")
 def _shard_map(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     p, mapped = eqn.params, ShardMap.of(eqn)
     out_specs = mapped.out_specs

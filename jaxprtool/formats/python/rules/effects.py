@@ -9,34 +9,35 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import Assignment, Expression, Slot, Subscript, call
-from jaxprtool.formats.python.rules.table import rule
+from jaxprtool.formats.python.rules.table import python_rules
+from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import DropVar, JaxprEqn
 
 
-@rule("new_ref")
+@rule(python_rules, "new_ref")
 def _new_ref(eqn: JaxprEqn, value: Slot) -> Iterator[Expression]:
     yield call("jax.new_ref", value)
     options = {k: v for k, v in eqn.params.items() if v is not None}
     yield call("jax.new_ref", value, **options)
 
 
-@rule("empty_ref")
+@rule(python_rules, "empty_ref")
 def _empty_ref(eqn: JaxprEqn) -> Iterator[Expression]:
     yield call("jax.ref.empty_ref", eqn.params["ty"])
 
 
-@rule("freeze", "free_ref")
+@rule(python_rules, "freeze", "free_ref")
 def _freeze(eqn: JaxprEqn, ref: Slot) -> Iterator[Expression]:
     yield call(f"jax.ref.{eqn.primitive.name}", ref)
 
 
-@rule("get")
+@rule(python_rules, "get")
 def _get(eqn: JaxprEqn, ref: Slot, *rest: Slot) -> Iterator[Expression]:
     for key in _keys(eqn, rest):
         yield Subscript(ref, key)
 
 
-@rule("swap")
+@rule(python_rules, "swap")
 def _swap(eqn: JaxprEqn, ref: Slot, value: Slot, *rest: Slot) -> Iterator[Expression]:
     for key in _keys(eqn, rest):
         if isinstance(eqn.outvars[0], DropVar):
@@ -44,7 +45,7 @@ def _swap(eqn: JaxprEqn, ref: Slot, value: Slot, *rest: Slot) -> Iterator[Expres
         yield call("jax.ref.swap", ref, _index(key), value)
 
 
-@rule("addupdate")
+@rule(python_rules, "addupdate")
 def _addupdate(eqn: JaxprEqn, ref: Slot, value: Slot, *rest: Slot) -> Iterator[Expression]:
     for key in _keys(eqn, rest):
         yield call("jax.ref.addupdate", ref, _index(key), value)
@@ -79,7 +80,7 @@ def _index(key: tuple[Any, ...]) -> Any:
 # --- printing ---------------------------------------------------------------------------------
 
 
-@rule("debug_print")
+@rule(python_rules, "debug_print")
 def _print(eqn: JaxprEqn, *values: Slot) -> Iterator[Expression]:
     p = eqn.params
     args, kwargs = jax.tree.unflatten(p["in_tree"], values)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxprtool.formats.python.expressions import Expression, Infix, Name, Prefix, call, method
-from jaxprtool.formats.python.rules.table import python_rules, rule
+from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.values import dtype_name
+from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
 INFIX = {
@@ -103,40 +104,40 @@ def _elementwise(eqn: JaxprEqn, *operands: Any) -> Iterator[Expression]:
             yield call(f"lax.{name}", *operands, **extra)
 
 
-python_rules.update(dict.fromkeys({*INFIX, *FUNCTIONS, *_BY_NAME}, _elementwise))
+rule(python_rules, *INFIX, *FUNCTIONS, *_BY_NAME)(_elementwise)
 
 
-@rule("neg")
+@rule(python_rules, "neg")
 def _negative(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
     yield Prefix("-", x)
     yield call("lax.neg", x)
 
 
-@rule("not")
+@rule(python_rules, "not")
 def _not(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
     yield Prefix("~", x)
     yield call("lax.bitwise_not", x)
 
 
-@rule("integer_pow")
+@rule(python_rules, "integer_pow")
 def _integer_pow(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
     yield Infix("**", x, eqn.params["y"])
     yield call("lax.integer_pow", x, eqn.params["y"])
 
 
-@rule("pow")
+@rule(python_rules, "pow")
 def _pow(eqn: JaxprEqn, x: Any, y: Any) -> Iterator[Expression]:
     yield Infix("**", x, y)
     yield call("lax.pow", x, y)
 
 
-@rule("round")
+@rule(python_rules, "round")
 def _round(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
     yield call("jnp.round", x)
     yield call("lax.round", x, eqn.params["rounding_method"])
 
 
-@rule("convert_element_type")
+@rule(python_rules, "convert_element_type")
 def _convert(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
     kind = dtype_name(eqn.params["new_dtype"])
     if eqn.invars[0].aval.shape:  # a scalar may be a number of Python
@@ -149,17 +150,17 @@ def _convert(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
         yield call("lax.convert_element_type", x, Name(python[eqn.params["new_dtype"].kind]))
 
 
-@rule("bitcast_convert_type")
+@rule(python_rules, "bitcast_convert_type")
 def _bitcast(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
     yield call("lax.bitcast_convert_type", x, dtype_name(eqn.params["new_dtype"]))
 
 
-@rule("reduce_precision")
+@rule(python_rules, "reduce_precision")
 def _reduce_precision(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
     yield call("lax.reduce_precision", x, **eqn.params)
 
 
-@rule("select_n")
+@rule(python_rules, "select_n")
 def _select(eqn: JaxprEqn, which: Any, *cases: Any) -> Iterator[Expression]:
     if len(cases) == 2:
         yield call("jnp.where", which, cases[1], cases[0])

@@ -8,7 +8,8 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import Expression, Function, Giving, Slot, call
-from jaxprtool.formats.python.rules.table import rule
+from jaxprtool.formats.python.rules.table import python_rules
+from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Cond, Scan, While
 from jaxprtool.jaxcompat import JaxprEqn
 
@@ -28,7 +29,7 @@ def own_name(jaxpr: Any, otherwise: str) -> str:
     return name if says_something else otherwise
 
 
-@rule("scan")
+@rule(python_rules, "scan")
 def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     loop = Scan.of(eqn)
     n, k, total = len(loop.consts), len(loop.carry), len(operands)
@@ -54,7 +55,7 @@ def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     yield Giving(call("lax.scan", *arguments, **options), results)
 
 
-@rule("while")
+@rule(python_rules, "while")
 def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     loop = While.of(eqn)
     if loop.cond.outvars[0].aval.shape:
@@ -84,7 +85,7 @@ def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     yield Giving(call("lax.while_loop", condition, body, start), results)
 
 
-@rule("cond")
+@rule(python_rules, "cond")
 def _cond(eqn: JaxprEqn, index: Slot, *operands: Slot) -> Iterator[Expression]:
     yield on_number(eqn)
 
@@ -136,7 +137,7 @@ def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[Function], Any]:
     return functions, results
 
 
-@rule("custom_linear_solve")
+@rule(python_rules, "custom_linear_solve")
 def _linear_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     starts, at = {}, 0

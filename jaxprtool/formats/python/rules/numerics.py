@@ -20,8 +20,9 @@ from jaxprtool.formats.python.expressions import (
 )
 from jaxprtool.formats.python.helpers import GEQRF
 from jaxprtool.formats.python.rules.arrays import ints, one_or_all, placements
-from jaxprtool.formats.python.rules.table import rule
+from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.values import dtype_name
+from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
 # --- reductions -------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ _REDUCTIONS = {
 }
 
 
-@rule(*_REDUCTIONS)
+@rule(python_rules, *_REDUCTIONS)
 def _reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     name, axes = eqn.primitive.name, ints(eqn.params["axes"])
     whole = axes == tuple(range(len(eqn.invars[0].aval.shape)))
@@ -48,14 +49,14 @@ def _reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
         yield call(f"lax.{name}", x, axes, out_sharding=placement)
 
 
-@rule("argmax", "argmin")
+@rule(python_rules, "argmax", "argmin")
 def _arg_reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     (axis,) = eqn.params["axes"]
     yield call(f"jnp.{eqn.primitive.name}", x, axis=axis)
     yield call(f"lax.{eqn.primitive.name}", x, axis, dtype_name(eqn.params["index_dtype"]))
 
 
-@rule("reduce")
+@rule(python_rules, "reduce")
 def _reduce(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     count = len(operands) // 2
     axes = ints(eqn.params["dimensions"])
@@ -69,7 +70,7 @@ def _reduce(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     yield call("lax.reduce", operands[:count], operands[count:], combine, axes)
 
 
-@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+@rule(python_rules, "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def _cumulative(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     reverse = {"reverse": True} if eqn.params["reverse"] else {}
     yield call(f"lax.{eqn.primitive.name}", x, axis=eqn.params["axis"], **reverse)
@@ -84,7 +85,7 @@ _WINDOWS: dict[str, tuple[float | None, str]] = {
 }
 
 
-@rule(*_WINDOWS)
+@rule(python_rules, *_WINDOWS)
 def _window(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     start, combine = _WINDOWS[eqn.primitive.name]
     starts: list[Any] = [start]
@@ -121,7 +122,7 @@ def _window_arguments(eqn: JaxprEqn) -> Iterator[tuple[list[Any], dict[str, Any]
         yield [*sizes, padding], dilations
 
 
-@rule("reduce_window")
+@rule(python_rules, "reduce_window")
 def _reduce_window(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     count = len(operands) // 2
     body = eqn.params["jaxpr"]
@@ -138,7 +139,7 @@ def _reduce_window(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 # --- sorting ----------------------------------------------------------------------------------
 
 
-@rule("sort")
+@rule(python_rules, "sort")
 def _sort(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
     p = eqn.params
     stable = {} if p["is_stable"] else {"is_stable": False}
@@ -147,13 +148,13 @@ def _sort(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
     yield call("lax.sort", what, dimension=p["dimension"], **stable, **keys)
 
 
-@rule("top_k")
+@rule(python_rules, "top_k")
 def _top_k(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call("lax.top_k", x, eqn.params["k"])
     yield call("lax.top_k", x, eqn.params["k"], axis=eqn.params["axis"])
 
 
-@rule("approx_top_k")
+@rule(python_rules, "approx_top_k")
 def _approx_top_k(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     p = eqn.params
     rest = {k: v for k, v in p.items() if k not in ("k", "is_max_k")}
@@ -163,7 +164,7 @@ def _approx_top_k(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 # --- products ---------------------------------------------------------------------------------
 
 
-@rule("dot_general")
+@rule(python_rules, "dot_general")
 def _dot_general(eqn: JaxprEqn, x: Slot, y: Slot) -> Iterator[Expression]:
     p = eqn.params
     contract, batch = (tuple(map(ints, pair)) for pair in p["dimension_numbers"])
@@ -195,7 +196,7 @@ def _einsum(ranks: tuple[int, int], contract: Any, batch: Any) -> str:
     return f"{''.join(left)},{''.join(right)}->{''.join(left[i] for i in batch[0])}{''.join(free)}"
 
 
-@rule("conv_general_dilated")
+@rule(python_rules, "conv_general_dilated")
 def _convolution(eqn: JaxprEqn, x: Slot, kernel: Slot) -> Iterator[Expression]:
     p = eqn.params
     options: dict[str, Any] = {
@@ -229,12 +230,12 @@ def _layouts(numbers: Any) -> tuple[str, str, str]:
     return text(lhs, "NC"), text(rhs, "OI"), text(out, "NC")
 
 
-@rule("fft")
+@rule(python_rules, "fft")
 def _fft(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call("lax.fft", x, eqn.params["fft_type"], ints(eqn.params["fft_lengths"]))
 
 
-@rule("ragged_dot_general")
+@rule(python_rules, "ragged_dot_general")
 def _ragged_dot(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     p = eqn.params
     rest = {k: v for k, v in p.items() if v is not None and k != "ragged_dot_dimension_numbers"}
@@ -246,17 +247,17 @@ def _ragged_dot(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 # --- linear algebra ---------------------------------------------------------------------------
 
 
-@rule("geqrf")
+@rule(python_rules, "geqrf")
 def _geqrf(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield Giving(Call(GEQRF, (x,)), (0, 1))
 
 
-@rule("cholesky")
+@rule(python_rules, "cholesky")
 def _cholesky(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call("lax.linalg.cholesky", x, symmetrize_input=False)
 
 
-@rule("eigh", "eig", "svd", "qr", "lu", "schur", "hessenberg", "tridiagonal")
+@rule(python_rules, "eigh", "eig", "svd", "qr", "lu", "schur", "hessenberg", "tridiagonal")
 def _decomposition(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call(f"lax.linalg.{eqn.primitive.name}", x)
     plain = {k: v for k, v in eqn.params.items() if v is not None}
@@ -264,18 +265,24 @@ def _decomposition(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call(f"lax.linalg.{eqn.primitive.name}", x, **plain, **symmetric)
 
 
-@rule("triangular_solve")
+@rule(python_rules, "triangular_solve")
 def _triangular_solve(eqn: JaxprEqn, a: Slot, b: Slot) -> Iterator[Expression]:
     given = {k: v for k, v in eqn.params.items() if v}
     yield call("lax.linalg.triangular_solve", a, b, **given)
 
 
-@rule("tridiagonal_solve")
+@rule(python_rules, "tridiagonal_solve")
 def _tridiagonal_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     yield call("lax.linalg.tridiagonal_solve", *operands)
 
 
-@rule("householder_product", "lu_pivots_to_permutation", "cholesky_update", "symmetric_product")
+@rule(
+    python_rules,
+    "householder_product",
+    "lu_pivots_to_permutation",
+    "cholesky_update",
+    "symmetric_product",
+)
 def _linalg(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     yield call(f"lax.linalg.{eqn.primitive.name}", *operands)
     yield call(f"lax.linalg.{eqn.primitive.name}", *operands, **eqn.params)

@@ -7,25 +7,26 @@ from typing import Any
 
 from jaxprtool.formats.python.expressions import Expression, Slot, call
 from jaxprtool.formats.python.rules.arrays import ints
-from jaxprtool.formats.python.rules.table import rule
+from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.values import dtype_name
+from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
 
-@rule("random_seed")
+@rule(python_rules, "random_seed")
 def _seed(eqn: JaxprEqn, seed: Slot) -> Iterator[Expression]:
     yield call("jax.random.key", seed)
     yield call("jax.random.key", seed, impl=eqn.params["impl"].name)
 
 
-@rule("random_bits")
+@rule(python_rules, "random_bits")
 def _bits(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
     shape, dtype = eqn.params["shape"], eqn.outvars[0].aval.dtype
     yield call("jax.random.bits", key, shape)
     yield call("jax.random.bits", key, shape, dtype_name(dtype))
 
 
-@rule("random_split")
+@rule(python_rules, "random_split")
 def _split(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
     shape = eqn.params["shape"]
     if shape == (2,):
@@ -33,33 +34,33 @@ def _split(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
     yield call("jax.random.split", key, shape[0] if len(shape) == 1 else shape)
 
 
-@rule("random_fold_in")
+@rule(python_rules, "random_fold_in")
 def _fold_in(eqn: JaxprEqn, key: Slot, data: Slot) -> Iterator[Expression]:
     yield call("jax.random.fold_in", key, data)
 
 
-@rule("random_wrap")
+@rule(python_rules, "random_wrap")
 def _wrap(eqn: JaxprEqn, data: Slot) -> Iterator[Expression]:
     yield call("jax.random.wrap_key_data", data)
     yield call("jax.random.wrap_key_data", data, impl=eqn.params["impl"].name)
 
 
-@rule("random_unwrap")
+@rule(python_rules, "random_unwrap")
 def _unwrap(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
     yield call("jax.random.key_data", key)
 
 
-@rule("random_clone")
+@rule(python_rules, "random_clone")
 def _clone(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
     yield call("jax.random.clone", key)
 
 
-@rule("threefry2x32")
+@rule(python_rules, "threefry2x32")
 def _threefry(eqn: JaxprEqn, *words: Slot) -> Iterator[Expression]:
     yield call("rng.threefry2x32_p.bind", *words)
 
 
-@rule("rng_bit_generator")
+@rule(python_rules, "rng_bit_generator")
 def _bit_generator(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
     p = eqn.params
     shape, dtype = p["shape"], dtype_name(p["dtype"])
@@ -67,7 +68,7 @@ def _bit_generator(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
     yield call("lax.rng_bit_generator", key, shape, dtype, p["algorithm"])
 
 
-@rule("rng_uniform")
+@rule(python_rules, "rng_uniform")
 def _uniform(eqn: JaxprEqn, low: Slot, high: Slot) -> Iterator[Expression]:
     yield call("lax.rng_uniform", low, high, eqn.params["shape"])
 
@@ -75,7 +76,7 @@ def _uniform(eqn: JaxprEqn, low: Slot, high: Slot) -> Iterator[Expression]:
 # --- collectives ------------------------------------------------------------------------------
 
 
-@rule("psum", "psum_invariant", "pmax", "pmin")
+@rule(python_rules, "psum", "psum_invariant", "pmax", "pmin")
 def _all_reduce(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
     axes = _axes(eqn.params["axes"])
     name = eqn.primitive.name.removesuffix("_invariant")
@@ -84,13 +85,13 @@ def _all_reduce(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
     yield call(f"lax.{name}", xs[0] if len(xs) == 1 else xs, axes, **more)
 
 
-@rule("pvary")
+@rule(python_rules, "pvary")
 def _vary(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
     axes = _axes(eqn.params["axes"])
     yield call("lax.pcast", xs[0] if len(xs) == 1 else xs, axes, to="varying")
 
 
-@rule("reshard", "sharding_constraint")
+@rule(python_rules, "reshard", "sharding_constraint")
 def _reshard(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     to = eqn.params.get("dst_sharding") or eqn.params.get("sharding")
     if eqn.primitive.name == "reshard":
@@ -98,13 +99,13 @@ def _reshard(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call("lax.with_sharding_constraint", x, to)
 
 
-@rule("ppermute")
+@rule(python_rules, "ppermute")
 def _permute(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     pairs = [ints(pair) for pair in eqn.params["perm"]]
     yield call("lax.ppermute", x, _axes(eqn.params["axis_name"]), pairs)
 
 
-@rule("all_gather")
+@rule(python_rules, "all_gather")
 def _all_gather(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     p = eqn.params
     more: dict[str, Any] = {}
@@ -117,7 +118,7 @@ def _all_gather(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     yield call("lax.all_gather", x, _axes(p["axis_name"]), **more)
 
 
-@rule("reduce_scatter")
+@rule(python_rules, "reduce_scatter")
 def _reduce_scatter(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     p = eqn.params
     yield call(
@@ -130,7 +131,7 @@ def _reduce_scatter(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     )
 
 
-@rule("all_to_all")
+@rule(python_rules, "all_to_all")
 def _all_to_all(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     p = eqn.params
     more = {"tiled": True} if p["tiled"] else {}
@@ -139,7 +140,7 @@ def _all_to_all(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
     )
 
 
-@rule("axis_index")
+@rule(python_rules, "axis_index")
 def _axis_index(eqn: JaxprEqn) -> Iterator[Expression]:
     yield call("lax.axis_index", _axes(eqn.params["axis_name"]))
 

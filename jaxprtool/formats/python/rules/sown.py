@@ -8,13 +8,14 @@ from typing import Any
 import jax
 
 from jaxprtool.formats.python.expressions import Expression, Slot, call
-from jaxprtool.formats.python.rules.table import rule, unsupported
+from jaxprtool.formats.python.rules.table import python_rules, unsupported
+from jaxprtool.ir.rules import rule
 from jaxprtool.ir.trees import Tree, describe
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.primitives import VARIABLE
 
 
-@rule("sow")
+@rule(python_rules, "sow")
 def _sow(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     p = eqn.params
     if unknown := _unknown(describe(p["tree"])):

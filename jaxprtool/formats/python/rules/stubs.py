@@ -18,25 +18,26 @@ from jaxprtool.formats.python.expressions import (
 from jaxprtool.formats.python.naming import identifier
 from jaxprtool.formats.python.rules.calls import called_name
 from jaxprtool.formats.python.rules.loops import group
-from jaxprtool.formats.python.rules.table import rule, unsupported
+from jaxprtool.formats.python.rules.table import python_rules, unsupported
 from jaxprtool.formats.python.values import dtype_name
 from jaxprtool.ir.callbacks import BATCHING_HINT, HINT, Stub, batching_rule, callback_name
+from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
 
-@rule("pure_callback")
+@rule(python_rules, "pure_callback")
 def _pure_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     options = {k: v for k in ("sharding", "vmap_method") if (v := eqn.params[k]) is not None}
     yield _with_results("jax.pure_callback", eqn, operands, options)
 
 
-@rule("io_callback")
+@rule(python_rules, "io_callback")
 def _io_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     options = {k: v for k in ("sharding", "ordered") if (v := eqn.params[k])}
     yield _with_results("io_callback", eqn, operands, options)
 
 
-@rule("debug_callback")
+@rule(python_rules, "debug_callback")
 def _debug_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     options = {"partitioned": True} if eqn.params["partitioned"] else {}
     if eqn.params["effect"] == jaxcompat.DEBUG_EFFECTS["OrderedDebugEffect"]:
@@ -54,7 +55,7 @@ def _with_results(
     return Giving(called, tuple(range(len(types))))
 
 
-@rule("custom_vmap_call")
+@rule(python_rules, "custom_vmap_call")
 def _custom_vmap(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     stub, results = eqn.params["rule"], group(range(len(eqn.outvars)))
     if not isinstance(stub, Stub):

@@ -1,6 +1,6 @@
 """The open table of rules: how the equations of each primitive may be spelled.
 
-    @rule("my_primitive")
+    @rule("python", "my_primitive")
     def _(eqn, x, y):
         yield call("jnp.hypot", x, y)
 
@@ -22,29 +22,18 @@ from typing import Any
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import Expression
 from jaxprtool.ir.equations import named
-from jaxprtool.ir.plugins import load_rules_of, missing_plugin
+from jaxprtool.ir.plugins import missing_plugin
+from jaxprtool.ir.rules import RuleTable
 from jaxprtool.jaxcompat import JaxprEqn
 
 Rule = Callable[..., Iterable[Expression]]
 
 #: Rules by the primitive's name. A plug-in adds those of its own primitives.
-python_rules: dict[str, Rule] = {}
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Put a rule into the table, for one primitive or for several."""
-
-    def put(function: Rule) -> Rule:
-        for name in names:
-            python_rules[name] = function
-        return function
-
-    return put
+python_rules: RuleTable[Rule] = RuleTable()
 
 
 def proposals(eqn: JaxprEqn, *operands: Any) -> Iterable[Expression]:
     """What the table proposes for an equation, most readable first."""
-    load_rules_of(eqn.primitive.name)
     found = python_rules.get(eqn.primitive.name)
     return found(eqn, *operands) if found else ()
 

@@ -1,0 +1,144 @@
+"""What an extension of jaxprtool stands on: a pass, or the rules of primitives of one's own.
+
+*   What an equation is like: `view` and the views, for those that hold jaxprs; `traits` and
+    `add_traits`, by primitive; `Contains`, `equations`, `free_variables`, `size_of`.
+*   How programs are rewritten: `map_equations`, `rewrite` with its `Writer`, `with_bodies`, `Memo`.
+*   How a pass or a format learns of a primitive: `rule(table, "primitive")`, where `table` is one
+    of `TABLES`. What its rules are called with, and return, is in `extend.batch`, `extend.files`,
+    `extend.python` and `extend.unzip`; for "dce", `rule(used_outputs, live_inputs, eqn)` returns
+    `(used_inputs, new_eqn)`.
+
+A package names the primitives that it has rules and traits for in the entry-point group
+`jaxprtool.primitives`; its module is imported when a program with one of them is met. A pass is a
+`jaxprtool.Pass`, in the group `jaxprtool.passes`. Errors of users are those of `jaxprtool.errors`.
+"""
+
+from jaxprtool.ir.custom_rules import JVPRule, VJPRule, jvp_params, jvp_rule, vjp_params, vjp_rule
+from jaxprtool.ir.equations import (
+    Contains,
+    bodies,
+    equations,
+    free_variables,
+    named,
+    size_of,
+    type_of,
+)
+from jaxprtool.ir.outline import top_jaxpr
+from jaxprtool.ir.rewrite import Memo, Rule, Writer, map_equations, rewrite, with_bodies
+from jaxprtool.ir.rules import TABLES, RuleTable, rule
+from jaxprtool.ir.structured import (
+    Call,
+    Cond,
+    CustomJVP,
+    CustomVJP,
+    High,
+    Scan,
+    ShardMap,
+    View,
+    While,
+    call,
+    holds_jaxpr,
+    keep,
+    map_sub_jaxprs,
+    sub_jaxprs,
+    view,
+)
+from jaxprtool.ir.traits import Traits, add_traits, primitives_with, traits
+from jaxprtool.jaxcompat import (
+    Atom,
+    ClosedJaxpr,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    close_jaxpr,
+    hide_frames,
+    inferred_types,
+    inside_shard_map,
+    jaxpr_as_fun,
+    new_jaxpr,
+    new_jaxpr_eqn,
+    open_jaxpr,
+    operand_effects,
+    replace_jaxpr,
+    setting_of,
+    stacked_aval,
+    traced_like,
+    varying_axes,
+)
+from jaxprtool.passes.dce import dce_body, has_lasting_effect
+from jaxprtool.primitives import VARIABLE, scope_of, sow_p
+
+__all__ = [
+    "TABLES",
+    "VARIABLE",
+    "Atom",
+    "Call",
+    "ClosedJaxpr",
+    "Cond",
+    "Contains",
+    "CustomJVP",
+    "CustomVJP",
+    "DropVar",
+    "High",
+    "JVPRule",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "Memo",
+    "Primitive",
+    "Rule",
+    "RuleTable",
+    "Scan",
+    "ShardMap",
+    "Traits",
+    "VJPRule",
+    "Var",
+    "View",
+    "While",
+    "Writer",
+    "add_traits",
+    "bodies",
+    "call",
+    "close_jaxpr",
+    "dce_body",
+    "equations",
+    "free_variables",
+    "has_lasting_effect",
+    "hide_frames",
+    "holds_jaxpr",
+    "inferred_types",
+    "inside_shard_map",
+    "jaxpr_as_fun",
+    "jvp_params",
+    "jvp_rule",
+    "keep",
+    "map_equations",
+    "map_sub_jaxprs",
+    "named",
+    "new_jaxpr",
+    "new_jaxpr_eqn",
+    "open_jaxpr",
+    "operand_effects",
+    "primitives_with",
+    "replace_jaxpr",
+    "rewrite",
+    "rule",
+    "scope_of",
+    "setting_of",
+    "size_of",
+    "sow_p",
+    "stacked_aval",
+    "sub_jaxprs",
+    "top_jaxpr",
+    "traced_like",
+    "traits",
+    "type_of",
+    "varying_axes",
+    "view",
+    "vjp_params",
+    "vjp_rule",
+    "with_bodies",
+]

@@ -1,0 +1,12 @@
+"""For rules of the tables "batch" and "batch_bodies".
+
+`rule(axis, primitive, operands, dims, params)` of "batch" computes on operands of which some have
+the batch dimension, and returns results and where theirs is, or None to leave the case to JAX's
+rule. `rule(eqn, dims, axis)` of "batch_bodies", for equations that hold jaxprs, returns a
+`Rebuilt`, or None.
+"""
+
+from jaxprtool.passes.batch import Axis, Rebuilt, batch_body, jaxs_rule
+from jaxprtool.passes.batch.axis import Dim
+
+__all__ = ["Axis", "Dim", "Rebuilt", "batch_body", "jaxs_rule"]

@@ -1,0 +1,29 @@
+"""For rules of the table "python": `rule(eqn, *operands)` yields expressions, the best first.
+
+Objects of other packages among the parameters are written by the functions in `spellings`, by
+class; packages that the module is to import stand in `ROOTS`.
+"""
+
+from jaxprtool.formats.python.expressions import (
+    ROOTS,
+    Call,
+    Expression,
+    Name,
+    Slot,
+    call,
+    spelled,
+    spellings,
+)
+from jaxprtool.formats.python.rules.table import unsupported
+
+__all__ = [
+    "ROOTS",
+    "Call",
+    "Expression",
+    "Name",
+    "Slot",
+    "call",
+    "spelled",
+    "spellings",
+    "unsupported",
+]

@@ -1,0 +1,77 @@
+"""Open tables of rules by primitive, and `rule`, the one decorator that adds to them.
+
+    @rule("dce", "my_primitive")
+    def _(used_outputs, live_inputs, eqn): ...
+
+What a rule is called with is for its table to say. A rule that is added later takes the place of
+one that is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+from jaxprtool.errors import PluginError, did_you_mean
+from jaxprtool.ir.plugins import load_rules_of
+
+R = TypeVar("R")
+
+#: Where each table stands, for those who name it: a module that fills it, and its name there.
+TABLES: dict[str, tuple[str, str]] = {
+    "batch": ("jaxprtool.passes.batch", "batch_rules"),
+    "batch_bodies": ("jaxprtool.passes.batch", "structured_rules"),
+    "dce": ("jaxprtool.passes.dce", "dce_rules"),
+    "equivalence": ("jaxprtool.ir.equivalence", "readable_params"),
+    "jaxpr": ("jaxprtool.formats.jaxpr.params", "forms"),
+    "python": ("jaxprtool.formats.python.emit", "python_rules"),
+    "unzip": ("jaxprtool.passes.unzip", "unzip_rules"),
+}
+
+
+class RuleTable(dict[str, R]):
+    """The rules of one pass or format, by the name of the primitive."""
+
+    def get(self, primitive: str, default: Any = None) -> Any:
+        """Return the rule of a primitive, or `default` if there is none.
+
+        The installed plug-in that has rules for the primitive is imported first.
+
+        Raises:
+            PluginError: If it cannot be imported.
+        """
+        found = super().get(primitive)
+        if found is None:
+            load_rules_of(primitive)
+            found = super().get(primitive, default)
+        return found
+
+
+def rule(table: RuleTable[R] | str, *primitives: str) -> Callable[[R], R]:
+    """Return a decorator that adds a rule to a table.
+
+    Args:
+        table: The table, or its name: one of `TABLES`, whose module is then imported.
+        primitives: The names of the primitives that the rule is for.
+
+    Returns:
+        A function that puts its argument in the table, and returns it as it is.
+
+    Raises:
+        PluginError: If there is no table of this name.
+    """
+    if isinstance(table, str):
+        if table not in TABLES:
+            hint = did_you_mean(table, TABLES) or f"there are: {', '.join(TABLES)}"
+            raise PluginError(f"there is no table of rules '{table}'", hint)
+        module, name = TABLES[table]
+        rules: RuleTable[R] = getattr(import_module(module), name)
+    else:
+        rules = table
+
+    def add(function: R) -> R:
+        rules.update(dict.fromkeys(primitives, function))
+        return function
+
+    return add

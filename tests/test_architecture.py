@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import networkx
+import pytest
 
 import jaxprtool
 from jaxprtool import jaxcompat
@@ -175,6 +176,21 @@ def test_importing_jaxprtool_does_not_import_jax():
     code = "import sys; from jaxprtool import Pass, Pipeline, example, register, static; "
     code += "sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+TOP = {
+    *(".ci", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("LICENSE", "README.md", "docs", "jaxprtool", "noxfile.py", "plugins", "pyproject.toml"),
+    *("samples", "tests"),
+}
+
+
+def test_the_top_of_the_repository_holds_nothing_else():
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("no git checkout")
+    assert {path.partition("/")[0] for path in listed.stdout.splitlines()} <= TOP
 
 
 def test_every_public_name_is_there():

@@ -51,7 +51,7 @@ class Operand(TypedDict):
 
 
 class Value(TypedDict):
-    """A value at a program's border.
+    """A value that is counted.
 
     Attributes:
         name: Its readable path, such as `params['w']`.
@@ -64,14 +64,20 @@ class Value(TypedDict):
     bytes: int | None
 
 
-class BoundValue(Value):
-    """An argument, a constant or an output of a program: a Value, and what it is in the program.
+class BoundValue(TypedDict):
+    """An argument, a constant or an output of a program.
 
     Attributes:
+        name: Its readable path, such as `params['w']`.
+        type: Its type, as a jaxpr prints it.
+        bytes: Its size; null where it is unknown.
         variable: The name of the variable.
         literal: Instead of `variable`, of an output: the literal that is returned.
     """
 
+    name: str
+    type: str
+    bytes: int | None
     variable: NotRequired[str]
     literal: NotRequired[str]
 

@@ -184,7 +184,7 @@ def stablehlo(model: Model, folder: Path) -> None:
     assert text.startswith("module @")
 
 
-#: What a column of the README's table is called, and the command.
+#: What a column of the table is called, and the command.
 COMMANDS: dict[str, Callable[[Model, Path], str | None]] = {
     "show": show,
     "stats": stats,

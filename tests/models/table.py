@@ -1,4 +1,4 @@
-"""Print the README's table of models by command: `python -m tests.models.table`.
+"""Print the table of models in docs/models.md by command: `python -m tests.models.table`.
 
 Names of models after it restrict it to these. What fails is printed on stderr.
 """

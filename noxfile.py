@@ -1,0 +1,46 @@
+"""The tasks of development, in the environment that is active: `nox -l` lists them."""
+
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["quick"]
+
+BENCHMARKS = Path(__file__).parent / "tests" / "benchmarks"
+
+
+@nox.session
+def quick(session):
+    """Lint, format, types, the rules of the house, and the tests that are named."""
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy")
+    session.run("pytest", "-n", "0", "tests/test_architecture.py", *session.posargs)
+
+
+@nox.session
+def proofs(session):
+    """Run all tests but the exhaustive ones."""
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def sweep(session):
+    """Run the exhaustive tests, and every command on real models."""
+    session.run("pytest", "-m", "sweep or models", *session.posargs)
+
+
+@nox.session
+def bench(session):
+    """Run the benchmarks that are named, or all, beside JAX."""
+    names = session.posargs or [path.stem[6:] for path in sorted(BENCHMARKS.glob("bench_*.py"))]
+    for name in names:
+        session.run("python", str(BENCHMARKS / f"bench_{name}.py"))
+
+
+@nox.session
+def docs(session):
+    """Write the pages that are made from code, and run what all pages show."""
+    session.run("python", "-m", "tests.documentation.json_page")
+    session.run("pytest", "tests/documentation", *session.posargs)

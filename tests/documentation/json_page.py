@@ -1,0 +1,113 @@
+"""Write the page of JSON documents, `docs/json.md`: `python -m tests.documentation.json_page`.
+
+The page is made of the types in `jaxprtool.render.documents` and what they say of themselves.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxprtool.render import documents
+
+PATH = Path(__file__).parents[2] / "docs" / "json.md"
+
+_HEAD = """# JSON documents
+
+`--json` makes every command print one JSON document on stdout, which is of the type given here.
+{about}
+
+<!-- Made from jaxprtool/render/documents.py by `python -m tests.documentation.json_page`. -->
+
+| command | documents |
+| --- | --- |
+{commands}
+"""
+
+
+def page() -> str:
+    """Return the text of the page."""
+    commands = "\n".join(
+        f"| `{command}` | {', '.join(map(_link, kinds))} |"
+        for command, kinds in documents.DOCUMENTS.items()
+    )
+    about = (documents.__doc__ or "").split("\n\n", 1)[1].strip().rpartition(" The page ")[0]
+    parts = [_HEAD.format(about=about, commands=commands)]
+    parts += map(_section, dict.fromkeys(_all(documents.DOCUMENTS.values())))
+    return "\n".join(parts)
+
+
+def typed_dicts(hint: Any) -> Iterator[type]:
+    """Yield the documents that a type is made of, from the outside inwards."""
+    if typing.is_typeddict(hint):
+        yield hint
+    for inner in typing.get_args(hint):
+        yield from typed_dicts(inner)
+
+
+def descriptions(cls: type) -> dict[str, str]:
+    """Return what a document says of its keys."""
+    text = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
+    joined = re.sub(r"\n {6,}", " ", text)
+    return dict(re.findall(r"^ *(\w+): (.*)$", joined, re.MULTILINE))
+
+
+def _all(kinds: Any) -> Iterator[type]:
+    seen: set[type] = set()
+    queue = [kind for of_command in kinds for kind in of_command]
+    while queue:
+        cls = queue.pop(0)
+        if cls not in seen:
+            seen.add(cls)
+            yield cls
+            inner = [d for hint in typing.get_type_hints(cls).values() for d in typed_dicts(hint)]
+            queue = [*inner, *queue]
+
+
+def _section(cls: type) -> str:
+    title = inspect.cleandoc(cls.__doc__ or "").splitlines()[0]
+    hints, told = typing.get_type_hints(cls, include_extras=True), descriptions(cls)
+    assert hints.keys() == told.keys(), f"{cls.__name__} does not say what its keys are"
+    rows = [f"| `{key}` | {_shown(hint)} | {told[key]} |" for key, hint in hints.items()]
+    return (
+        "\n".join(
+            (
+                f"## {cls.__name__}\n\n{title}\n\n| key | type | what it is |\n| --- | --- | --- |",
+                *rows,
+            )
+        )
+        + "\n"
+    )
+
+
+_NAMES = {str: "text", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+def _shown(hint: Any) -> str:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if typing.is_typeddict(hint):
+        return _link(hint)
+    if origin is typing.NotRequired:
+        return f"{_shown(inner[0])}; may be missing"
+    if origin is list:
+        return f"list of {_shown(inner[0])}"
+    if origin is dict:
+        return f"object of {_shown(inner[1])}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_shown, inner))
+    if origin is typing.Literal:
+        return " or ".join(f"`{value!r}`".replace("'", '"') for value in inner)
+    return "any" if hint is Any else _NAMES[hint]
+
+
+def _link(cls: type) -> str:
+    return f"[{cls.__name__}](#{cls.__name__.lower()})"
+
+
+if __name__ == "__main__":
+    PATH.write_text(page())

@@ -1,0 +1,122 @@
+"""The documentation tells the truth: its commands are run, and give the output that it shows.
+
+A ```console block holds commands after `$` and their output; a line that is `...` stands for any
+number of lines. Durations are not compared, numbers to four digits. Files that the commands need
+are the ```python blocks that begin with a file's name. A ```text block shows what depends on the
+machine, and is not run.
+"""
+
+import doctest
+import gc
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.documentation import shell
+from tests.documentation.blocks import ROOT, blocks
+
+
+def examples():
+    """Each command of the pages, once, with the output that it shows."""
+    for _, text in blocks("console"):
+        for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            yield command, output
+
+
+EXAMPLES = list(dict.fromkeys(examples()))
+FILES = {
+    text.partition("\n")[0].removeprefix("# "): text
+    for _, text in blocks("python")
+    if text.startswith("# ")
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The path of the folder, one for all: JAX keeps the source lines of what it has traced."""
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture
+def folder(place, monkeypatch):
+    """A folder with the samples and the files that the pages have one write, to stand in."""
+    shutil.rmtree(place)
+    place.mkdir()
+    (place / "samples").symlink_to(ROOT / "samples")
+    for name, text in FILES.items():
+        (place / name).write_text(text)
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    environment, path = dict(os.environ), list(sys.path)
+    yield place
+    sys.path[:] = path
+    gc.unfreeze()
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+
+
+def test_files_of_one_name_are_one():
+    assert len(FILES) == sum(text.startswith("# ") for _, text in blocks("python"))
+
+
+def normalised(text):
+    """Lines without durations, the last digits of numbers, and the blanks that align columns.
+
+    How many lines the header of a program has depends on how long its paths are.
+    """
+    text = re.sub(r"<stdin>:\d+:", "<stdin>:N:", text)
+    text = re.sub(r"\b[\d.]+(e-\d+)? (s|ms|µs)\b", "TIME", text)
+    text = re.sub(r"\b\d+\.\d{4,}\b", lambda m: f"{float(m[0]):.4g}", text)
+    text = re.sub(r"(?<=\S) +", " ", text).replace(" ,", ",")
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def pattern(lines):
+    """A regular expression for lines of which `...` stands for any number."""
+    any_lines = r"(?:[^\n]*\n)*?"
+    parts = [any_lines if line.strip() == "..." else re.escape(line) + r"\n" for line in lines]
+    return re.compile("".join(parts))
+
+
+@pytest.mark.parametrize("command, output", EXAMPLES, ids=[command for command, _ in EXAMPLES])
+def test_a_command_prints_what_its_page_shows(command, output, folder):
+    code, printed = shell.run(command)
+    assert code == (2 if "error:" in output else 0), printed
+    actual = "".join(f"{line}\n" for line in normalised(printed))
+    expected = normalised(output)
+    if not pattern(expected).fullmatch(actual):
+        assert actual.splitlines() == expected  # fails, and shows where they differ
+
+
+def test_the_first_command_of_the_quick_start_ends_by_showing_a_program(folder):
+    first, second = (text.strip() for _, text in blocks("sh", ["README.md"])[:2])
+    install, command = first.split(" && ")
+    assert install == "pip install -e ."
+    assert second.startswith("pip install -e ") and second.endswith(" && pytest")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "dot_general" in done.stdout and "scan" in done.stdout
+
+
+@pytest.mark.parametrize("page, text", blocks("pycon"))
+def test_a_python_session_gives_what_its_page_shows(page, text, folder):
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.REPORT_NDIFF)
+    test = doctest.DocTestParser().get_doctest(text, {}, page, page, 0)
+    assert test.examples
+    report = []
+    assert runner.run(test, out=report.append).failed == 0, "".join(report)

@@ -1,0 +1,56 @@
+"""The pages agree with the project: dependencies, links, models, JSON documents, sizes."""
+
+import re
+import tomllib
+
+from tests.documentation import json_page
+from tests.documentation.blocks import PAGES, ROOT
+
+README = PAGES["README.md"]
+
+
+def test_the_readme_is_short():
+    assert len(README.encode()) <= 10_000
+
+
+def test_the_dependency_table_is_the_one_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {"": project["dependencies"], **project["optional-dependencies"]}
+    del declared["models"]  # the models themselves
+    table = README.partition("| dependency | why |")[2].partition("\n\n")[0]
+    shown = {
+        name: extra
+        for names, extra in re.findall(r"^\| (`.*?`)(?: \((\w+)\))? \|", table, re.MULTILINE)
+        for name in re.findall(r"`([\w-]+)`", names)
+    }
+    assert shown == {
+        re.match(r"[\w-]+", requirement)[0]: extra
+        for extra, requirements in declared.items()
+        for requirement in requirements
+    }
+
+
+def test_links_to_files_lead_somewhere():
+    for page, text in PAGES.items():
+        links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
+        folder = (ROOT / page).parent
+        assert [link for link in links if not (folder / link).exists()] == [], page
+
+
+def test_the_index_links_to_every_page():
+    linked = set(re.findall(r"\]\((\w+\.md)\)", PAGES["docs/index.md"]))
+    assert {f"docs/{name}" for name in linked} | {"docs/index.md"} == {
+        page for page in PAGES if page.startswith("docs/")
+    }
+
+
+def test_every_model_has_a_row_without_failures():
+    rows = re.findall(r"^\| (\w+) \|(.*)\|$", PAGES["docs/models.md"], re.MULTILINE)
+    models = {p.stem for p in (ROOT / "tests" / "models" / "zoo").glob("[!_]*.py")}
+    told = {name: cells for name, cells in rows if name in models}
+    assert set(told) == models
+    assert not any("**no**" in cells for cells in told.values())
+
+
+def test_the_page_of_json_documents_is_the_one_that_is_made_of_the_types():
+    assert PAGES["docs/json.md"] == json_page.page()

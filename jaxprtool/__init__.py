@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from jaxprtool.api import Program, Programs, load, trace, unzip
-    from jaxprtool.compiling import jit
+    from jaxprtool.api.jit import jit
+    from jaxprtool.api.lower import make_jaxpr, xla_computation
+    from jaxprtool.api.program import Program, Programs, load, trace, unzip
+    from jaxprtool.api.vmap import vmap
     from jaxprtool.execute.verify import verify
     from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.formats.jaxpr.write import write
@@ -19,28 +21,26 @@ if TYPE_CHECKING:
     from jaxprtool.ir.caches import clear_caches
     from jaxprtool.ir.equivalence import equivalent
     from jaxprtool.loading.example import example, static
-    from jaxprtool.mapping import vmap
     from jaxprtool.passes.base import Pass
     from jaxprtool.passes.dce import dce_jaxpr
     from jaxprtool.passes.patterns import Rewrite, rewrite
     from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.passes.registry import register
     from jaxprtool.primitives import nest, sow, variable
-    from jaxprtool.staging import make_jaxpr, xla_computation
 
 _HOME = {
     "Pass": "jaxprtool.passes.base",
     "Pipeline": "jaxprtool.passes.pipeline",
-    "Program": "jaxprtool.api",
-    "Programs": "jaxprtool.api",
+    "Program": "jaxprtool.api.program",
+    "Programs": "jaxprtool.api.program",
     "Rewrite": "jaxprtool.passes.patterns",
     "clear_caches": "jaxprtool.ir.caches",
     "dce_jaxpr": "jaxprtool.passes.dce",
     "equivalent": "jaxprtool.ir.equivalence",
     "example": "jaxprtool.loading.example",
-    "jit": "jaxprtool.compiling",
-    "load": "jaxprtool.api",
-    "make_jaxpr": "jaxprtool.staging",
+    "jit": "jaxprtool.api.jit",
+    "load": "jaxprtool.api.program",
+    "make_jaxpr": "jaxprtool.api.lower",
     "nest": "jaxprtool.primitives",
     "python_rules": "jaxprtool.formats.python.emit",
     "read": "jaxprtool.formats.jaxpr.read",
@@ -49,13 +49,13 @@ _HOME = {
     "sow": "jaxprtool.primitives",
     "static": "jaxprtool.loading.example",
     "to_python": "jaxprtool.formats.python.emit",
-    "trace": "jaxprtool.api",
-    "unzip": "jaxprtool.api",
+    "trace": "jaxprtool.api.program",
+    "unzip": "jaxprtool.api.program",
     "variable": "jaxprtool.primitives",
     "verify": "jaxprtool.execute.verify",
-    "vmap": "jaxprtool.mapping",
+    "vmap": "jaxprtool.api.vmap",
     "write": "jaxprtool.formats.jaxpr.write",
-    "xla_computation": "jaxprtool.staging",
+    "xla_computation": "jaxprtool.api.lower",
 }
 
 __all__ = [
@@ -94,7 +94,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'jaxprtool' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)
     if "jaxprtool.ir.program" in sys.modules:
-        import_module("jaxprtool.api")  # where a Program gets the methods that need passes
+        import_module("jaxprtool.api.program")  # where a Program gets the methods that need passes
     return value
 
 

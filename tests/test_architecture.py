@@ -18,8 +18,7 @@ PACKAGE = Path(jaxprtool.__file__).parent
 FLOORS = [
     {"__main__"},
     {"cli"},
-    {"api", "compiling", "extend", "mapping", "staging"},
-    {"targets"},
+    {"api", "extend"},
     {"loading", "passes", "analysis", "render", "formats", "execute"},
     {"primitives"},
     {"ir"},

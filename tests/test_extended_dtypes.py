@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from jaxprtool import equivalent, errors, jit, to_python, trace, unzip, verify, write
+from jaxprtool.api.targets import fitted
 from jaxprtool.execute.summary import summarize
 from jaxprtool.ir.interpret import evaluate
 from jaxprtool.ir.nonfinite import FiniteCheck
 from jaxprtool.ir.structural_key import structure
-from jaxprtool.targets import fitted
 from tests.programs.extended import (
     PairArray,
     captured,

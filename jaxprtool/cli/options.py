@@ -23,10 +23,10 @@ import typer
 from jaxprtool.cli import completion
 
 if TYPE_CHECKING:
+    from jaxprtool.api.targets import ProgramEntry
     from jaxprtool.ir.program import Program, Programs
     from jaxprtool.loading.load import Entry
     from jaxprtool.passes.pipeline import Pipeline
-    from jaxprtool.targets import ProgramEntry
 
 #: The panels of a command's help that several commands have.
 FUNCTION, PASSES, RUN, OUTPUT = "Function and arguments", "Passes", "How it runs", "Output"
@@ -163,7 +163,7 @@ class Function:
 
     def find(self) -> Entry | ProgramEntry:
         """Return what TARGET names, with its arguments. What its module prints is no result."""
-        from jaxprtool.targets import find
+        from jaxprtool.api.targets import find
 
         with self._mesh_set(), contextlib.redirect_stdout(sys.stderr):
             return find(

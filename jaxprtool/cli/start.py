@@ -19,7 +19,7 @@ def start_jax(x64: bool = False) -> None:
     with _interrupts_held_back():
         import jax
 
-        import jaxprtool.api  # noqa: F401  (a user's pass may say program.apply)
+        import jaxprtool.api.program  # noqa: F401  (a user's pass may say program.apply)
         from jaxprtool import jaxcompat
     gc.freeze()
     gc.enable()

@@ -162,7 +162,7 @@ class Program:
         return replace(self, **changes)
 
     if TYPE_CHECKING:
-        # Attached by jaxprtool.api: they need passes and render, which stand above this module.
+        # Attached by api.program: they need passes and render, which stand above this module.
         def apply(
             self, passes: str | Callable[[Program], Program | Programs]
         ) -> Program | Programs: ...

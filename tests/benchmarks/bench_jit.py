@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxprtool import trace
-from jaxprtool.compiling import jit
+from jaxprtool.api.jit import jit
 from jaxprtool.passes import registry
 from tests.programs.same import count_equations
 

@@ -13,10 +13,10 @@ from jax.custom_derivatives import SymbolicZero
 
 import jaxprtool
 from jaxprtool import jaxcompat
+from jaxprtool.api.vmap import vmap
 from jaxprtool.ir.custom_rules import rule_key
 from jaxprtool.ir.equivalence import equivalent
 from jaxprtool.loading.trace import trace
-from jaxprtool.mapping import vmap
 from jaxprtool.passes.batch import Batch
 from jaxprtool.passes.batch.body import forget_bodies
 from jaxprtool.passes.batch.templates import forget_templates

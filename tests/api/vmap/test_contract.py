@@ -11,7 +11,7 @@ from jax.experimental import sparse
 from jax.interpreters import batching
 
 from jaxprtool import vmap
-from tests.mapping.beside import MATRIX, VECTOR, assert_alike, assert_both_raise
+from tests.api.vmap.beside import MATRIX, VECTOR, assert_alike, assert_both_raise
 
 TREES = {
     "one argument": (lambda x: jnp.sin(x) * 2, (MATRIX,), {}),

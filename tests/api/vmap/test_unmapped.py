@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import vmap
-from tests.mapping.beside import MATRIX, VECTOR, assert_alike, assert_both_raise, jvp_of, printed
+from tests.api.vmap.beside import MATRIX, VECTOR, assert_alike, assert_both_raise, jvp_of, printed
 
 
 def by_sign(w, x):

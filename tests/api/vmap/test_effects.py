@@ -6,7 +6,7 @@ import pytest
 from jax.experimental import io_callback
 
 from jaxprtool import vmap
-from tests.mapping.beside import VECTOR, assert_alike, assert_both_raise, printed
+from tests.api.vmap.beside import VECTOR, assert_alike, assert_both_raise, printed
 
 
 def test_prints_come_in_the_order_of_jaxs():

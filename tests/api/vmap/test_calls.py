@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import vmap
-from tests.mapping.beside import MATRIX, VECTOR, assert_both_raise
+from tests.api.vmap.beside import MATRIX, VECTOR, assert_both_raise
 
 
 def test_a_mapped_function_bears_the_name_and_documentation_of_the_function():

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxprtool.api.targets import find
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.loading.trace import sort_out, trace
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip
 from jaxprtool.primitives import VARIABLE
 from jaxprtool.render.listing import listing
-from jaxprtool.targets import find
 
 __all__ = [
     "Program",

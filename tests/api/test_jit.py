@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxprtool import Pipeline, trace
-from jaxprtool.compiling import jit
+from jaxprtool.api.jit import jit
 from jaxprtool.errors import PipelineError, PluginError, UnsupportedError, user_frames
 from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.program import Program
@@ -85,7 +85,7 @@ def test_equations_keep_their_source_lines_and_scopes():
     (eqn,) = fun.trace(1.0).jaxpr.eqns
     assert user_frame(eqn)[2].endswith(".fun")
     text = fun.lower(1.0).as_text(debug_info=True)
-    assert "jit(fun)/head/sin" in text and "test_compiling.py" in text
+    assert "jit(fun)/head/sin" in text and "test_jit.py" in text
 
 
 @pytest.mark.parametrize("passes", ["dce", Pipeline.parse("dce"), Dce(), lambda p: Dce()(p)])

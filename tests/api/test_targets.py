@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import jaxprtool
+from jaxprtool.api.targets import ProgramEntry, find, fitted
 from jaxprtool.errors import ArgumentsError, TargetError
 from jaxprtool.loading import argspec
-from jaxprtool.targets import ProgramEntry, find, fitted
 
 Pair = namedtuple("Pair", "first second")
 

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import vmap
-from tests.mapping.beside import MATRIX, VECTOR, assert_alike, assert_both_raise, jvp_of
+from tests.api.vmap.beside import MATRIX, VECTOR, assert_alike, assert_both_raise, jvp_of
 
 WEIGHTS = jnp.linspace(0.1, 2.0, 20).reshape(4, 5)
 

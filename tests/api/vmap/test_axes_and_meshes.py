@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxprtool import vmap
-from tests.mapping.beside import MATRIX, VECTOR, assert_alike, assert_both_raise
+from tests.api.vmap.beside import MATRIX, VECTOR, assert_alike, assert_both_raise
 
 
 def test_collectives_over_the_mapped_axis_of_mapped_and_unmapped_values():

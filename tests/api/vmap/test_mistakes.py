@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.mapping.beside import MATRIX, VECTOR, assert_both_raise
+from tests.api.vmap.beside import MATRIX, VECTOR, assert_both_raise
 
 Pair = namedtuple("Pair", "a b")
 INTEGERS = VECTOR.astype(int)

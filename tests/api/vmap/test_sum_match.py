@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxprtool import vmap
-from tests.mapping.beside import MATRIX, VECTOR, assert_alike, assert_both_raise, jvp_of
+from tests.api.vmap.beside import MATRIX, VECTOR, assert_alike, assert_both_raise, jvp_of
 
 SUMS = {
     "one result": (lambda x: 2.0 * x, (VECTOR,), {"out_axes": None}),

@@ -25,15 +25,9 @@ from jaxprtool.passes.base import Pass
 from jaxprtool.passes.batch import (  # noqa: F401  (they fill the tables)
     branches,
     calls,
-    collectives,
-    contractions,
+    corrections,
     custom_derivatives,
-    elementwise,
-    indexing,
-    layout,
-    linalg,
     loops,
-    reductions,
     refs,
     sharding,
 )

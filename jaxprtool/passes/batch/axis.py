@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,16 +18,15 @@ class Axis:
     """A mapped axis: its name, if collectives may name it, and its size, the number of lanes.
 
     `spmd_name` are the mesh axes that its lanes are spread over (`spmd_axis_name` of jax.vmap),
-    `mesh_axes` the explicit mesh axes over which the mapped dimension of arguments is sharded. On a
-    `plain` axis JAX's own rules are used where they could be. With `derivatives`, results of custom
-    derivatives that are the same in all lanes are mapped where their derivatives are.
+    `mesh_axes` the explicit mesh axes over which the mapped dimension of arguments is sharded. With
+    `derivatives`, results of custom derivatives that are the same in all lanes are mapped where
+    their derivatives are.
     """
 
     name: Hashable
     size: Any
     spmd_name: tuple[Any, ...] | None = None
     mesh_axes: tuple[Any, ...] | None = None
-    plain: bool = False
     derivatives: bool = True
 
     @cached_property
@@ -38,3 +37,8 @@ class Axis:
     def aval(self, aval: Any, dim: Dim) -> Any:
         """The type of a value whose lanes are of type `aval`, mapped along dimension `dim`."""
         return jaxcompat.mapped_aval(self.data, dim, aval)
+
+
+def at_bdim(dims: Iterable[Dim], target: int) -> tuple[Dim, ...]:
+    """Return `target` for every value that is mapped, and None for the others."""
+    return tuple(None if dim is None else target for dim in dims)

@@ -8,21 +8,15 @@ repeat, or which names the mapped axis. Every other one is replaced by its templ
 
 from __future__ import annotations
 
-import gc
-import threading
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.equations import bodies
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.cost import cost_of
-from jaxprtool.passes.batch.moves import Moves, is_move
 from jaxprtool.passes.batch.table import failed, structured_rules
 from jaxprtool.passes.batch.templates import (
     Template,
@@ -37,9 +31,6 @@ from jaxprtool.passes.batch.templates import (
 # Batched bodies by the body they came from, so that a body which many equations share is batched
 # once for each pattern of mapped arguments and stays shared.
 _batched: WeakKeyDictionary[Any, dict[Hashable, tuple[Any, tuple[Dim, ...]]]] = WeakKeyDictionary()
-
-# New bodies in which a rule has left values mapped where JAX's would not.
-_strayed: WeakSet[Any] = WeakSet()
 
 
 def forget_bodies() -> None:
@@ -62,9 +53,6 @@ def batch_body(
     None they are mapped, or not, as it comes. If the jaxpr is the `outermost`, its equations'
     name scopes are put in `vmap(...)`, and None asks for a result that is unmapped if it can be.
 
-    Where our rules leave values mapped elsewhere than JAX's would, this may save moves and cost
-    others later: the outermost jaxpr is then batched by JAX's rules too, and the better is taken.
-
     Free named axes must be bound. Raises BatchUnsupported, which names the equation.
     """
     asked = outermost and outs is not None
@@ -74,10 +62,7 @@ def batch_body(
         narrow = replace(axis, derivatives=False)
         other = _batch_body(body, tuple(dims), narrow, outs, outermost)
         if _mapped_at(outs, other[1]) < missed:
-            made, axis = other, narrow
-    if outermost and jaxcompat.open_jaxpr(made[0]) in _strayed:
-        plain = _batch_body(body, tuple(dims), replace(axis, plain=True), outs, outermost)
-        return made if cost_of(made[0]).within(cost_of(plain[0])) else plain
+            return other
     return made
 
 
@@ -94,11 +79,8 @@ def _batch_body(
     known = _batched.setdefault(anchor, {})
     request = (dims, axis, outs, outermost, jaxcompat.tracing_context())
     if request not in known:
-        with _young_collections():
-            run = _Run(templates_of(axis), outermost)
-            known[request] = run.body(body, dims, outs)
-            if run.strays or any(held in _strayed for eqn in run.held for _, held in bodies(eqn)):
-                _strayed.add(jaxcompat.open_jaxpr(known[request][0]))
+        run = _Run(templates_of(axis), outermost)
+        known[request] = run.body(body, dims, outs)
     return known[request]
 
 
@@ -120,50 +102,21 @@ def lifted(body: Any) -> tuple[Any, tuple[Any, ...]]:
     return _lifted[body], tuple(body.consts)
 
 
-_lock = threading.Lock()
-_thresholds: list[tuple[int, int, int]] = []
-
-
-@contextmanager
-def _young_collections() -> Iterator[None]:
-    """Only young garbage is collected in here. A large jaxpr is made of much that lives, and full
-    collections made because of it take several times as long as making it.
-
-    The thresholds are the process's: whoever comes first raises them, and the last to leave, of
-    all threads, puts them back.
-    """
-    with _lock:
-        _thresholds.append(gc.get_threshold())
-        gc.set_threshold(_thresholds[0][0], 1_000_000, 1_000_000)
-    try:
-        yield
-    finally:
-        with _lock:
-            before = _thresholds[0]
-            _thresholds.pop()
-            if not _thresholds:
-                gc.set_threshold(*before)
-
-
 @dataclass(eq=False)
 class _Run:
     """The batching of one jaxpr.
 
     `values` has of each variable of the old jaxpr that is mapped, or has another name now, the
-    atom that it has become, and its kind (see `Templates`). `held` are the new equations that hold
-    jaxprs.
+    atom that it has become, and its kind (see `Templates`).
     """
 
     templates: Templates
     outermost: bool
     eqns: list[JaxprEqn] = field(default_factory=list)
     values: dict[Var, tuple[Atom, int]] = field(default_factory=dict)
-    moves: Moves = field(default_factory=Moves)
     consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
     kinds: dict[int, int] = field(default_factory=dict)
     scopes: dict[int, Any] = field(default_factory=dict)
-    held: list[JaxprEqn] = field(default_factory=list)
-    strays: bool = False
 
     def body(self, body: Any, dims: Sequence[Dim], outs: Sequence[Dim]) -> Any:
         """The batched body, and where its results are mapped."""
@@ -189,10 +142,9 @@ class _Run:
 
     def _equations(self, jaxpr: Any) -> None:
         """Every equation in turn. Most are alike and go by the short way, which is written out."""
-        values, known, moves, written = self.values, self.templates.known, self.moves, self.eqns
+        values, known, written = self.values, self.templates.known, self.eqns
         unmapped, outermost, scopes = self.kinds, self.outermost, self.scopes
         SourceInfo, named = jaxcompat.source_info, self.templates.axis.name is not None
-        waiting = moves.waiting
         for eqn, operation in zip(jaxpr.eqns, operations(jaxpr), strict=True):
             operands: list[Atom] = []
             signature: list[Any] = [operation]
@@ -208,7 +160,7 @@ class _Run:
                     operands.append(value[0])
                     signature.append(value[1])
             if same and not eqn.effects and not (named and self._names_axis(eqn)):
-                self._write(eqn)
+                written.append(eqn)
                 continue
             key = tuple(signature)
             template = None if operation is None else known.get(key)
@@ -223,29 +175,11 @@ class _Run:
             new = JaxprEqn(
                 operands, outs, step.primitive, step.params, step.effects, source, step.ctx
             )
-            if step.move is not None and type(operands[0]) is not Literal:
-                values[eqn.outvars[0]] = moves.moved(step.move, new), template.kinds[0]
-                continue
-            if waiting:
-                for atom in operands:
-                    if type(atom) is not Literal and atom in waiting:
-                        moves.needed(atom, written)
             written.append(new)
             if step.single:
                 values[eqn.outvars[0]] = outs[0], template.kinds[0]
             else:
                 values.update(zip(eqn.outvars, zip(outs, template.kinds, strict=True), strict=True))
-
-    def _write(self, eqn: JaxprEqn) -> None:
-        """Write an equation down, after the moves that it needs; a move not until it is needed."""
-        if is_move(eqn):
-            self.moves.found(eqn)
-            return
-        waiting = self.moves.waiting
-        for atom in eqn.invars:
-            if type(atom) is not Literal and atom in waiting:
-                self.moves.needed(atom, self.eqns)
-        self.eqns.append(eqn)
 
     def _equation(
         self,
@@ -257,13 +191,12 @@ class _Run:
         """An equation of more than one step, or that holds jaxprs, or is met for the first time."""
         dims = [self.templates.dims[kind] for kind in signature[1:]]
         if not (eqn.effects or any(dim is not None for dim in dims) or self._names_axis(eqn)):
-            self._write(eqn.replace(invars=operands))
+            self.eqns.append(eqn.replace(invars=operands))
             return
         try:
             results = None if template else self._structured(eqn, operands, dims)
             if results is None:
                 template = template or self._template(eqn, operands, dims, signature)
-                self.strays |= template.strays
                 atoms = self._written(template, operands, eqn)
                 results = list(zip(atoms, template.kinds, strict=True))
         except JaxprToolError:
@@ -304,8 +237,6 @@ class _Run:
             dim = self.templates.dims[kind]
             if out is not None and out != dim:
                 result, dim = self._matched(result, dim, out, None), out
-            if type(result) is not Literal and result in self.moves.waiting:
-                self.moves.needed(result, self.eqns)
             results.append(result)
             dims.append(dim)
         return results, tuple(dims)
@@ -342,11 +273,8 @@ class _Run:
                 names = dict(zip(template.binders, values, strict=False))
                 effs = jaxcompat.renamed_effects(effs, names)
             new = JaxprEqn(ins, outs, step.primitive, step.params, effs, source, step.ctx)
-            if step.move is None or type(ins[0]) is Literal:
-                values += outs
-                self._write(new)
-            else:
-                values.append(self.moves.moved(step.move, new))
+            values += outs
+            self.eqns.append(new)
         return [values[i] if type(i) is int else i for i in template.outs]
 
     def _constant(self, value: Any) -> Var:
@@ -387,8 +315,6 @@ class _Run:
         new = rebuilt.build(moved, outs)
         if self.outermost:
             new = new.replace(source_info=self._under_vmap(new.source_info))
-        self._write(new)
-        self.held.append(new)
-        self.strays |= rebuilt.strays
+        self.eqns.append(new)
         pairs = zip(outs, rebuilt.out_dims, strict=True)
         return [(out, self.templates.kind(out.aval, dim)) for out, dim in pairs]

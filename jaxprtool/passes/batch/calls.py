@@ -11,7 +11,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import Call
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
-from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
 from jaxprtool.passes.batch.body import batch_body, lifted
 from jaxprtool.passes.batch.table import Rebuilt, structured_rules
 
@@ -19,8 +19,8 @@ from jaxprtool.passes.batch.table import Rebuilt, structured_rules
 def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     call = Call.of(eqn)
     body, out_dims = batch_body(call.body, dims, axis)
-    if eqn.primitive.name == "remat2" and axis.plain:
-        body, out_dims = batch_body(call.body, dims, axis, _in_front(out_dims))
+    if eqn.primitive.name == "remat2":  # as by JAX's rule
+        body, out_dims = batch_body(call.body, dims, axis, at_bdim(out_dims, 0))
     if not traits(eqn).holds_constants:
         return _with_operands(call, body, dims, out_dims)
     changes: dict[str, Any] = {}
@@ -36,11 +36,6 @@ def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     return Rebuilt(tuple(dims), out_dims, build)
 
 
-def _in_front(dims: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Where JAX has the results of a remat."""
-    return tuple(None if dim is None else 0 for dim in dims)
-
-
 def _with_operands(call: Call, body: Any, dims: Sequence[Dim], out_dims: Sequence[Dim]) -> Rebuilt:
     """A call whose body holds no constants: it takes them as operands."""
     body, consts = lifted(body)
@@ -50,8 +45,7 @@ def _with_operands(call: Call, body: Any, dims: Sequence[Dim], out_dims: Sequenc
         new = replace(call, operands=tuple(own), outs=tuple(outs))
         return new.filtered([True] * len(own), [True] * len(outs), body, more)
 
-    strays = tuple(out_dims) != _in_front(out_dims)
-    return Rebuilt(tuple(dims), tuple(out_dims), build, consts, strays)
+    return Rebuilt(tuple(dims), tuple(out_dims), build, consts)
 
 
 for _name in Call.primitives:

@@ -42,15 +42,13 @@ class Rebuilt:
 
     Its operands are moved, or broadcast, to be mapped at `operand_dims`; then `build(operands,
     outs)` makes an equation of these, whose results are mapped at `out_dims`. `consts` are values
-    that it takes as operands before those. It `strays` if JAX would have the results elsewhere; on
-    an axis that is `plain` they are where JAX has them.
+    that it takes as operands before those.
     """
 
     operand_dims: tuple[Dim, ...]
     out_dims: tuple[Dim, ...]
     build: Callable[[Sequence[Atom], Sequence[Var]], JaxprEqn]
     consts: tuple[Any, ...] = ()
-    strays: bool = False
 
 
 #: `rule(eqn, dims, axis) -> Rebuilt`, or None if the equation is one for `batch_rules` after all.

@@ -9,7 +9,7 @@ write it down with the equation's own operands.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -20,7 +20,6 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.moves import is_move
 from jaxprtool.passes.batch.table import batch_rules, jaxs_rule
 from jaxprtool.passes.dce import dce_body
 
@@ -36,8 +35,6 @@ class Step:
     ctx: Any
     inputs: tuple[Any, ...]
     avals: tuple[Any, ...]
-    #: The number of its operation, if it is a move; see `moves`.
-    move: int | None
     #: Whether it has one result.
     single: bool
 
@@ -46,8 +43,7 @@ class Step:
 class Template:
     """The equations that take an equation's place; `outs` are its results, as `inputs` of a step,
     and `kinds` those of the results. `binders` are the variables that effects on refs name. If
-    the operands go to a single equation and its results are the template's, that is `alone`. It
-    `strays` if a rule of ours leaves results where JAX's would not."""
+    the operands go to a single equation and its results are the template's, that is `alone`."""
 
     consts: tuple[Any, ...]
     steps: tuple[Step, ...]
@@ -55,7 +51,6 @@ class Template:
     kinds: tuple[int, ...]
     binders: tuple[Var, ...]
     alone: Step | None
-    strays: bool
 
 
 def trace_rule(
@@ -66,21 +61,14 @@ def trace_rule(
     Raises what its rule raises.
     """
     primitive, axis = eqn.primitive, templates.axis
-    own: list[bool] = []
 
     def call(*operands: Any) -> tuple[Sequence[Any], Sequence[Dim]]:
         rule = batch_rules.get(primitive.name)
         made = rule and rule(axis, primitive, operands, dims, eqn.params)
-        own.append(made is not None)
         results, out_dims = made or jaxs_rule(axis, primitive, operands, dims, eqn.params)
         return (results, out_dims) if primitive.multiple_results else ([results], [out_dims])
 
-    template = _traced(call, avals, templates, eqn)
-    moved = any(templates.dims[kind] for kind in template.kinds)
-    # What is inside of a body may stray as well, and is now part of the template.
-    if own[0] and not axis.plain and (moved or holds_jaxpr(eqn.params.values())):
-        return replace(template, strays=True, alone=None)
-    return template
+    return _traced(call, avals, templates, eqn)
 
 
 # Templates of equations that hold jaxprs, by the first that they hold: they live as long as it.
@@ -159,7 +147,6 @@ def _template(jaxpr: Any, kinds: Sequence[int]) -> Template:
             eqn.ctx,
             numbered(eqn.invars),
             tuple(v.aval for v in eqn.outvars),
-            _operation(eqn) if is_move(eqn) else None,
             len(eqn.outvars) == 1,
         )
         for eqn in jaxpr.eqns
@@ -169,7 +156,7 @@ def _template(jaxpr: Any, kinds: Sequence[int]) -> Template:
     if len(steps) == 1 and not (steps[0].effects or jaxpr.consts):
         whole = [*jaxpr.eqns[0].invars, *jaxpr.eqns[0].outvars]
         alone = steps[0] if whole == [*jaxpr.invars, *jaxpr.outvars] else None
-    return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), alone, False)
+    return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), alone)
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,183 @@
+"""Rules that replace JAX's where JAX's fail, give wrong types, or make slower programs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import Primitive
+from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.table import batch_rules, jaxs_rule
+
+Params = dict[str, Any]
+
+
+def _at_bdim(axis: Axis, x: Any, bdim: Dim, target: int) -> Any:
+    """Return a value moved, or broadcast, to have the batch dimension at `target`."""
+    return jaxcompat.match_axis(axis.data, bdim, target, x)
+
+
+def _lane_shape(x: Any, bdim: Dim) -> tuple[Any, ...]:
+    """Return the shape of one lane of a value."""
+    return x.shape if bdim is None else x.shape[:bdim] + x.shape[bdim + 1 :]
+
+
+# --- wrong in JAX -------------------------------------------------------------------------------
+
+
+def _clamp(
+    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
+) -> Any:
+    """Clamp a scalar of each lane. JAX's rule fails if only the upper bound is mapped."""
+    if _lane_shape(operands[1], dims[1]):
+        return None
+    lanes = [_at_bdim(axis, x, bdim, 0) for x, bdim in zip(operands, dims, strict=True)]
+    return primitive.bind(*lanes, **params), 0
+
+
+batch_rules["clamp"] = _clamp
+
+
+def _tie(
+    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
+) -> Any:
+    """Return the second operand, wherever that is mapped; the first may be anything."""
+    return primitive.bind(*operands, **params), dims[1]
+
+
+batch_rules["tie"] = _tie
+
+
+def _bitcast_convert_type(
+    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
+) -> Any:
+    """Keep the batch dimension from being last where a wider type consumes the last dimension.
+
+    JAX's rule lets the elements of the new type be made of the lanes.
+    """
+    (x,), (bdim,) = operands, dims
+    lane = jax.ShapeDtypeStruct(_lane_shape(x, bdim), x.dtype)
+    result = jax.eval_shape(lambda x: lax.bitcast_convert_type(x, params["new_dtype"]), lane)
+    if not result.ndim < lane.ndim == bdim:
+        return None
+    return primitive.bind(_at_bdim(axis, x, bdim, 0), **params), 0
+
+
+batch_rules["bitcast_convert_type"] = _bitcast_convert_type
+
+
+# --- collectives over the mapped axis, wrong in JAX -----------------------------------------------
+
+
+def _ppermute(
+    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
+) -> Any:
+    """Permute lanes by one gather. A lane that is sent nothing has zeros, as on devices.
+
+    JAX's rule has no zeros for such permutations.
+    """
+    (x,), (bdim,) = operands, dims
+    if params["axis_name"] not in (axis.name, (axis.name,)):
+        return None
+    sources = np.full(axis.size, axis.size, np.int32)
+    for source, target in params["perm"]:
+        sources[target] = source
+    is_whole = len(params["perm"]) == axis.size
+    if bdim is None:
+        if is_whole:
+            return x, None
+        x, bdim = _at_bdim(axis, x, None, 0), 0
+    mode = lax.GatherScatterMode
+    lanes = lax.gather(
+        x,
+        sources[:, None],
+        lax.GatherDimensionNumbers(tuple(d for d in range(x.ndim) if d != bdim), (bdim,), (bdim,)),
+        (*x.shape[:bdim], 1, *x.shape[bdim + 1 :]),
+        unique_indices=is_whole,
+        mode=mode.PROMISE_IN_BOUNDS if is_whole else mode.FILL_OR_DROP,
+        fill_value=None if is_whole else 0,
+    )
+    return lanes, bdim
+
+
+batch_rules["ppermute"] = _ppermute
+
+
+def _all_to_all(
+    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
+) -> Any:
+    """Send the same parts from all lanes; JAX's rule misreads the shape of an unmapped operand."""
+    (x,), (bdim,), names = operands, dims, params["axis_name"]
+    names = names if isinstance(names, (tuple, list)) else (names,)
+    if bdim is not None or axis.name not in names or params["axis_index_groups"] is not None:
+        return None
+    return jaxs_rule(axis, primitive, [_at_bdim(axis, x, None, 0)], [0], params)
+
+
+batch_rules["all_to_all"] = _all_to_all
+
+
+def _reduce_scatter(
+    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
+) -> Any:
+    """Scatter over another axis. Untiled it removes a dimension, and JAX's rule adds one."""
+    (x,), (bdim,), names = operands, dims, params["axis_name"]
+    names = names if isinstance(names, (tuple, list)) else (names,)
+    if bdim is None or axis.name in names or params["tiled"] or bdim <= params["scatter_dimension"]:
+        return None
+    return primitive.bind(x, **params), bdim - 1
+
+
+batch_rules["reduce_scatter"] = _reduce_scatter
+
+
+# --- slow in JAX --------------------------------------------------------------------------------
+# JAX makes a gather of every dynamic slice and a scatter of every dynamic update. Where the start
+# is the same in all lanes XLA makes twice the instructions of that scatter, and reads the array
+# twice. Lanes are in front, as with JAX's rules.
+
+
+def _dynamic_slice(
+    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
+) -> Any:
+    """Slice all lanes at the same start."""
+    (x, *starts), (bdim, *start_dims) = operands, dims
+    if _is_left_to_jax(axis, starts, start_dims) or bdim is None or len(starts) != x.ndim - 1:
+        return None
+    sizes = (axis.size, *params["slice_sizes"])
+    values = jaxcompat.varying_alike(_at_bdim(axis, x, bdim, 0), *_with_zero(starts))
+    return primitive.bind(*values, slice_sizes=sizes), 0
+
+
+batch_rules["dynamic_slice"] = _dynamic_slice
+
+
+def _dynamic_update_slice(
+    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
+) -> Any:
+    """Update all lanes at the same start."""
+    (x, update, *starts), (bdim, update_bdim, *start_dims) = operands, dims
+    if _is_left_to_jax(axis, starts, start_dims) or bdim is update_bdim is None:
+        return None
+    lanes = _at_bdim(axis, x, bdim, 0), _at_bdim(axis, update, update_bdim, 0)
+    return primitive.bind(*jaxcompat.varying_alike(*lanes, *_with_zero(starts))), 0
+
+
+batch_rules["dynamic_update_slice"] = _dynamic_update_slice
+
+
+def _is_left_to_jax(axis: Axis, starts: Sequence[Any], start_dims: Sequence[Dim]) -> bool:
+    """Return True if the start differs by lane, or if lanes are spread over a mesh."""
+    spread = axis.spmd_name is not None or axis.mesh_axes is not None
+    return spread or any(bdim is not None for bdim in start_dims)
+
+
+def _with_zero(starts: Sequence[Any]) -> list[Any]:
+    """Return the starts of all lanes, from those of one."""
+    dtype = starts[0].dtype if starts else np.dtype(np.int32)
+    return [dtype.type(0), *starts]

@@ -103,7 +103,10 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         return value if self.owns(value) else self.parent_trace.stage_value(value)
 
     def process_primitive(self, primitive: Any, values: Sequence[Any], params: Any, /) -> Any:
-        if not any(map(self.owns, values)):
+        for value in values:
+            if isinstance(value, pe.DynamicJaxprTracer) and value._trace is self:
+                break
+        else:
             found = self._effects(primitive, values, params)
             if not self._waits(found):
                 return self._at_once(primitive, values, params, bool(found))
@@ -139,7 +142,8 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
     def make_eqn(
         self, operands: Any, avals: Any, primitive: Any, params: Any, effs: Any, *a: Any, **kw: Any
     ) -> Any:
-        self.ordered = self.ordered or any(map(_is_ordered, effs))
+        if effs and not self.ordered:
+            self.ordered = any(map(_is_ordered, effs))
         if config._check_vma.value:
             avals = [_in_lane(aval, {self.axis.name}) for aval in avals]
         eqn, results = super().make_eqn(operands, avals, primitive, params, effs, *a, **kw)
@@ -463,37 +467,69 @@ def evaluated(closed: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def _written(trace: Any, closed: Any, operands: Sequence[Any]) -> list[Any]:
-    """A jaxpr's equations written into the one being traced: as if evaluated, at half the price.
+    """Write a jaxpr's equations into the one being traced, as if they were evaluated.
 
-    They are typed already, and no transformation stands between them and the jaxpr.
+    They are typed already, and no transformation stands between them and the jaxpr. The frame takes
+    them as they are, as where JAX lowers a jaxpr, unless they read what is outside: an equation of
+    the frame's own keeps that alive. A frame that drops equations whose results have died holds
+    only such.
     """
     source = source_info_util.current()
-    scopes = source.name_stack
-    trace.frame.is_high |= open_jaxpr(closed).is_high  # that JAX replaces some before it compiles
+    scopes, frame = source.name_stack, trace.frame
+    frame.is_high |= open_jaxpr(closed).is_high  # that JAX replaces some before it compiles
     values = [*closed.consts, *operands]
     tracers = [trace.to_jaxpr_tracer(dtypes.canonicalize_value(x), source) for x in values]
     env = dict(zip([*closed.constvars, *closed.invars], tracers, strict=True))
+    Literal, folded, written = core.Literal, pe.const_fold_rules, frame.tracing_eqns
 
     def read(atom: Any) -> Any:
-        if type(atom) is core.Literal:
-            return pe.DynamicJaxprTracer(trace, atom.aval, atom, source)
-        return env[atom]
+        tracer = None if type(atom) is Literal else env.get(atom)
+        if tracer is None:
+            tracer = pe.DynamicJaxprTracer(trace, atom.aval, atom, source)
+        return tracer
 
     for eqn in closed.eqns:
-        ins, avals = list(map(read, eqn.invars)), [v.aval for v in eqn.outvars]
-        consts = pe.try_constant_folding(eqn.primitive, ins, eqn.params, avals)
-        where = eqn.source_info
         if scopes.stack:
-            where = where.replace(name_stack=scopes + where.name_stack)
-        if consts is not None:
-            outs = [trace.new_const(x, where, aval) for x, aval in zip(consts, avals, strict=True)]
+            where = eqn.source_info.replace(name_stack=scopes + eqn.source_info.name_stack)
+            eqn = eqn.replace(source_info=where)
+        if frame.auto_dce or eqn.primitive in folded:
+            outs = _emitted(trace, eqn, list(map(read, eqn.invars)))
+            env.update(zip(eqn.outvars, outs, strict=True))
+            continue
+        for atom in eqn.invars:
+            if type(atom) is not Literal and atom in env:
+                written.append(_in_frame(eqn, list(map(read, eqn.invars))))
+                break
         else:
-            effs = eqn.effects and {
-                effect.replace(env[effect.input].val)
-                if isinstance(effect, effects.JaxprInputEffect)
-                else effect
-                for effect in eqn.effects
-            }
-            outs = trace.emit_eqn(ins, avals, eqn.primitive, eqn.params, effs, where, eqn.ctx)
-        env.update(zip(eqn.outvars, outs, strict=True))
+            written.append(eqn)
     return list(map(read, closed.outvars))
+
+
+def _emitted(trace: Any, eqn: Any, operands: list[Any]) -> list[Any]:
+    """Emit an equation, as JAX does one that it traces, and return the tracers of its results."""
+    avals = [v.aval for v in eqn.outvars]
+    consts = pe.try_constant_folding(eqn.primitive, operands, eqn.params, avals)
+    where, effs = eqn.source_info, eqn.effects
+    if consts is not None:
+        return [trace.new_const(x, where, aval) for x, aval in zip(consts, avals, strict=True)]
+    effs = effs and _renamed_effects(eqn, operands)
+    return trace.emit_eqn(operands, avals, eqn.primitive, eqn.params, effs, where, eqn.ctx)
+
+
+def _in_frame(eqn: Any, operands: list[Any]) -> Any:
+    """Return an equation as a frame holds it, which reads tracers and has the same results."""
+    effs = eqn.effects and _renamed_effects(eqn, operands)
+    return pe.TracingEqn(
+        operands, eqn.outvars, eqn.primitive, eqn.params, effs, eqn.source_info, eqn.ctx
+    )
+
+
+def _renamed_effects(eqn: Any, operands: list[Any]) -> set[Any]:
+    """Return the effects of an equation on these operands: those on refs name them."""
+    refs = {id(v): t.val for v, t in zip(eqn.invars, operands, strict=True)}
+    return {
+        effect.replace(refs[id(effect.input)])
+        if isinstance(effect, effects.JaxprInputEffect)
+        else effect
+        for effect in eqn.effects
+    }

@@ -35,9 +35,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import clear_caches
 from jaxprtool.ir.program import Program
-from jaxprtool.passes.batch.body import forget_bodies
-from jaxprtool.passes.batch.templates import forget_templates
 from tests.benchmarks.mapped_models import models
 from tests.benchmarks.models import synthetic, transformer_gradient
 from tests.programs.mapped import Mapping, cost, flat, ours, stacked, theirs
@@ -67,8 +66,7 @@ def mapping_of(program: Program, shared: int) -> Mapping:
 def forget() -> None:
     """What all caches hold, JAX's and ours."""
     jax.clear_caches()
-    forget_templates()
-    forget_bodies()
+    clear_caches()
 
 
 def seconds(function: Callable[[], Any]) -> float:

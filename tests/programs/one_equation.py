@@ -1,4 +1,4 @@
-"""The batching rule of one equation beside JAX's, for every choice of mapped dimensions."""
+"""One equation by its batching rule, ours or JAX's, beside JAX's and its lanes one by one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Dims = tuple[Dim, ...]
 def savings(fun: Callable[..., Any], *lanes: Any, size: int = 3) -> dict[Dims, Cost | None]:
     """What our rule saves for the one equation that `fun` of these lanes is, by mapped dimensions.
 
-    None where JAX's rule fails and ours does not. Raises AssertionError if our rule gives other
-    values than the lanes one by one, or other types than JAX's, fails where JAX's does not or in
-    another way, or costs more in any respect.
+    Without a rule of ours it is JAX's. None where JAX's rule fails and ours does not. Raises
+    AssertionError if the rule gives other values than the lanes one by one, or other types than
+    JAX's, fails where JAX's does not or in another way, or costs more in any respect.
     """
     saved: dict[Dims, Cost | None] = {}
     pairs: list[Callable[[], tuple[Any, Any]]] = []
@@ -56,7 +56,7 @@ def _batched(
     costs, and the types of its results; or the error that the rule raises."""
     jaxpr = jax.make_jaxpr(fun)(*lanes)
     (eqn,) = jaxpr.eqns
-    rule = batch_rules[eqn.primitive.name] if own else jaxs_rule
+    rule = batch_rules.get(eqn.primitive.name, jaxs_rule) if own else jaxs_rule
     places = {v: i for i, v in enumerate(jaxpr.jaxpr.invars)}
     consts = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     sources = [None if type(a) is Literal else places.get(a) for a in eqn.invars]

@@ -11,31 +11,29 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.caches import JaxprCache
+from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import failed, structured_rules
 from jaxprtool.passes.batch.templates import (
     Template,
     Templates,
-    operations,
     templates_of,
     trace_match,
     trace_rule,
     trace_rule_once,
 )
 
-# Batched bodies by the body they came from, so that a body which many equations share is batched
-# once for each pattern of mapped arguments and stays shared.
-_batched: WeakKeyDictionary[Any, dict[Hashable, tuple[Any, tuple[Dim, ...]]]] = WeakKeyDictionary()
+#: Batched bodies by the body that they were made of: one that many equations share is batched once
+#: for each pattern of mapped arguments, and stays shared.
+_batched = JaxprCache()
 
-
-def forget_bodies() -> None:
-    """Forget all batched bodies, as when a process begins."""
-    _batched.clear()
+#: Bodies that take their constants as arguments, by the body that holds them.
+_lifted = JaxprCache()
 
 
 def batch_body(
@@ -74,18 +72,12 @@ def _mapped_at(outs: Sequence[Dim], dims: Sequence[Dim]) -> int:
 def _batch_body(
     body: Any, dims: tuple[Dim, ...], axis: Axis, outs: tuple[Dim, ...], outermost: bool
 ) -> tuple[Any, tuple[Dim, ...]]:
-    # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
-    anchor = body if body.consts else jaxcompat.open_jaxpr(body)
-    known = _batched.setdefault(anchor, {})
+    known = _batched.of(body)
     request = (dims, axis, outs, outermost, jaxcompat.tracing_context())
-    if request not in known:
-        run = _Run(templates_of(axis), outermost)
-        known[request] = run.body(body, dims, outs)
-    return known[request]
-
-
-# Bodies that take their constants, by the body that holds them.
-_lifted: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+    made = known.get(request)
+    if made is None:
+        made = known[request] = _Run(templates_of(axis), outermost).body(body, dims, outs)
+    return made
 
 
 def lifted(body: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -95,11 +87,14 @@ def lifted(body: Any) -> tuple[Any, tuple[Any, ...]]:
     """
     if not body.consts:
         return body, ()
-    if body not in _lifted:
+    known = _lifted.of(body)
+    new = known.get("lifted")
+    if new is None:
         debug = body.debug_info._replace(arg_names=None, result_paths=None)
         invars = [*body.constvars, *body.invars]
-        _lifted[body] = jaxcompat.new_jaxpr((), (), invars, body.outvars, body.eqns, debug)
-    return _lifted[body], tuple(body.consts)
+        new = jaxcompat.new_jaxpr((), (), invars, body.outvars, body.eqns, debug)
+        known["lifted"] = new
+    return new, tuple(body.consts)
 
 
 @dataclass(eq=False)
@@ -141,31 +136,35 @@ class _Run:
         return new, out_dims
 
     def _equations(self, jaxpr: Any) -> None:
-        """Every equation in turn. Most are alike and go by the short way, which is written out."""
+        """Batch every equation in turn. Most have a template of one step, which is written here."""
         values, known, written = self.values, self.templates.known, self.eqns
         unmapped, outermost, scopes = self.kinds, self.outermost, self.scopes
-        SourceInfo, named = jaxcompat.source_info, self.templates.axis.name is not None
-        for eqn, operation in zip(jaxpr.eqns, operations(jaxpr), strict=True):
+        key_of, named = self.templates.key, self.templates.axis.name is not None
+        SourceInfo = jaxcompat.source_info
+        for eqn in jaxpr.eqns:
             operands: list[Atom] = []
-            signature: list[Any] = [operation]
+            kinds: list[int] = []
             same = True
             for atom in eqn.invars:
                 value = None if type(atom) is Literal else values.get(atom)
                 if value is None:
                     operands.append(atom)
                     kind = unmapped.get(id(atom.aval))
-                    signature.append(self._unmapped_kind(atom.aval) if kind is None else kind)
+                    kinds.append(self._unmapped_kind(atom.aval) if kind is None else kind)
                 else:
                     same = False
                     operands.append(value[0])
-                    signature.append(value[1])
+                    kinds.append(value[1])
             if same and not eqn.effects and not (named and self._names_axis(eqn)):
                 written.append(eqn)
                 continue
-            key = tuple(signature)
-            template = None if operation is None else known.get(key)
+            key = key_of(eqn, kinds)
+            try:
+                template = known.get(key)
+            except TypeError:  # a parameter that cannot be hashed
+                key = template = None
             if template is None or template.alone is None:
-                self._equation(eqn, operands, key, template)
+                self._equation(eqn, operands, kinds, key, template)
                 continue
             step, source = template.alone, eqn.source_info
             if outermost:
@@ -185,18 +184,19 @@ class _Run:
         self,
         eqn: JaxprEqn,
         operands: list[Atom],
-        signature: tuple[Any, ...],
+        kinds: Sequence[int],
+        key: Hashable,
         template: Template | None,
     ) -> None:
-        """An equation of more than one step, or that holds jaxprs, or is met for the first time."""
-        dims = [self.templates.dims[kind] for kind in signature[1:]]
+        """Batch an equation of more than one step, or that holds jaxprs, or is met at first."""
+        dims = [self.templates.dims[kind] for kind in kinds]
         if not (eqn.effects or any(dim is not None for dim in dims) or self._names_axis(eqn)):
             self.eqns.append(eqn.replace(invars=operands))
             return
         try:
             results = None if template else self._structured(eqn, operands, dims)
             if results is None:
-                template = template or self._template(eqn, operands, dims, signature)
+                template = template or self._template(eqn, operands, dims, kinds, key)
                 atoms = self._written(template, operands, eqn)
                 results = list(zip(atoms, template.kinds, strict=True))
         except JaxprToolError:
@@ -248,14 +248,18 @@ class _Run:
         eqn: JaxprEqn,
         operands: Sequence[Atom],
         dims: Sequence[Dim],
-        signature: tuple[Any, ...],
+        kinds: Sequence[int],
+        key: Hashable,
     ) -> Template:
-        """The template of an equation whose signature is new, or has no number."""
+        """Trace the template of an equation, and keep it under its key if that can be hashed.
+
+        One that holds jaxprs would keep these alive; its template is kept with them instead.
+        """
         avals = [atom.aval for atom in operands]
-        if signature[0] is None:
+        if key is None or holds_jaxpr(eqn.params.values()):
             return trace_rule_once(eqn, avals, dims, self.templates)
-        new = self.templates.known[signature] = trace_rule(eqn, avals, dims, self.templates)
-        return new
+        new = trace_rule(eqn, avals, dims, self.templates)
+        return self.templates.keep(eqn, kinds, new)
 
     def _written(
         self, template: Template, operands: Sequence[Atom], like: JaxprEqn | None

@@ -62,8 +62,7 @@ def _select(
         return jaxs_rule(axis, primitive, operands, dims, params)
     branches = [*map(jaxcompat.close_jaxpr, params["branches"])]
     index = jaxcompat.match_axis(axis.data, dims[0], 0, operands[0])
-    if len(branches) == 2:
-        index = lax.gt(index, lax.full_like(index, 0, shape=()))  # a quarter of the bytes
+    selector = _Selector(index, len(branches))
     selected = [jnp.issubdtype(x.dtype, jnp.inexact) for x in operands[1:]]
     pairs = zip(dims[1:], selected, strict=True)
     ins = tuple(None if dim is None and not flag else 0 for dim, flag in pairs)
@@ -73,10 +72,8 @@ def _select(
     outs = (0,) * len(branches[0].outvars)
     given = []
     for i, branch in enumerate(branches):
-        own = [
-            x if x is still else _of_branch(i, len(branches), index, x, still)
-            for x, still in zip(values, fixed, strict=True)
-        ]
+        pairs = zip(values, fixed, strict=True)
+        own = [x if x is still else selector.in_branch(i, x, still) for x, still in pairs]
         body, _ = batch_body(branch, ins, axis, outs)
         given.append(jaxcompat.jaxpr_as_fun(body)(*own))
     results = []
@@ -87,7 +84,7 @@ def _select(
             for x, k in zip(cases, passed_on, strict=True)
         )
         same = passed_on[0] is not None and len(set(passed_on)) == 1
-        results.append(cases[0] if same else _chosen(index, *cases))
+        results.append(cases[0] if same else selector.chosen(*cases))
     return results, list(outs)
 
 
@@ -99,22 +96,44 @@ def _at(axis: Axis, x: Any, dim: Dim, to: Dim) -> Any:
     return x if to is None else jaxcompat.match_axis(axis.data, dim, to, x)
 
 
-def _of_branch(i: int, count: int, index: Any, x: Any, fixed: Any) -> Any:
-    """Return `x` in the lanes that take branch `i`, and `fixed` in the others."""
-    if count == 2:
-        return _chosen(index, *((x, fixed) if i == 0 else (fixed, x)))
-    return _chosen(lax.eq(index, lax.full_like(index, i, shape=())), fixed, x)
-
-
 def _passed_on(branch: Any, result: int) -> int | None:
     """Return the number of the operand that a branch returns as this result, if it is one."""
     atom = branch.outvars[result]
     return branch.invars.index(atom) if atom in branch.invars else None
 
 
-def _chosen(which: Any, *cases: Any) -> Any:
-    """Return `cases[which]` in each lane; lanes are in front."""
-    shape = cases[0].shape
-    if which.ndim != len(shape):
-        which = lax.broadcast_in_dim(which, shape, (0,))
-    return lax.select_n(which, *cases)
+class _Selector:
+    """Selects in each lane by a mapped index, which is broadcast once for each shape.
+
+    Args:
+        index: The number of the branch of each lane, lanes in front.
+        count: The number of branches.
+    """
+
+    def __init__(self, index: Any, count: int) -> None:
+        if count == 2:
+            index = lax.gt(index, lax.full_like(index, 0, shape=()))  # a quarter of the bytes
+        self._index, self._count = index, count
+        self._known: dict[Any, Any] = {}
+
+    def chosen(self, *cases: Any) -> Any:
+        """Return the case of the branch that each lane takes."""
+        return lax.select_n(self._broadcast(None, cases[0].shape), *cases)
+
+    def in_branch(self, i: int, x: Any, other: Any) -> Any:
+        """Return `x` in the lanes that take branch `i`, and `other` in the rest."""
+        if self._count == 2:
+            return self.chosen(*((x, other) if i == 0 else (other, x)))
+        return lax.select_n(self._broadcast(i, x.shape), other, x)
+
+    def _broadcast(self, i: int | None, shape: tuple[Any, ...]) -> Any:
+        """Return the index, or whether it is `i`, in a shape."""
+        key = i, shape
+        if key not in self._known:
+            which = self._index
+            if i is not None:
+                which = lax.eq(which, lax.full_like(which, i, shape=()))
+            if which.ndim != len(shape):
+                which = lax.broadcast_in_dim(which, shape, (0,))
+            self._known[key] = which
+        return self._known[key]

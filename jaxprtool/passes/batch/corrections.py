@@ -36,8 +36,8 @@ def _clamp(
     """Clamp a scalar of each lane. JAX's rule fails if only the upper bound is mapped."""
     if _lane_shape(operands[1], dims[1]):
         return None
-    lanes = [_at_bdim(axis, x, bdim, 0) for x, bdim in zip(operands, dims, strict=True)]
-    return primitive.bind(*lanes, **params), 0
+    lanes = _at_bdim(axis, operands[1], dims[1], 0)
+    return primitive.bind(operands[0], lanes, operands[2], **params), 0
 
 
 batch_rules["clamp"] = _clamp

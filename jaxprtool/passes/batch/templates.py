@@ -12,11 +12,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import JaxprCache, process_cache
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
@@ -71,25 +72,26 @@ def trace_rule(
     return _traced(call, avals, templates, eqn)
 
 
-# Templates of equations that hold jaxprs, by the first that they hold: they live as long as it.
-_of_bodies: WeakKeyDictionary[Any, dict[Hashable, Template]] = WeakKeyDictionary()
+#: Templates of equations that hold jaxprs, by the first that they hold.
+_of_bodies = JaxprCache()
 
 
 def trace_rule_once(
     eqn: JaxprEqn, avals: Sequence[Any], dims: Sequence[Dim], templates: Templates
 ) -> Template:
-    """The template of an equation that is not told from others by a number (see `operations`)."""
+    """Return the template of an equation that has no signature, or one that holds jaxprs."""
     held = [body for _, body in sub_jaxprs(eqn)]
     if not held:
         return trace_rule(eqn, avals, dims, templates)
-    known = _of_bodies.setdefault(held[0], {})
+    known = _of_bodies.of(held[0])
     params = tuple((name, _weak(value)) for name, value in eqn.params.items())
     key = templates, eqn.primitive, params, eqn.ctx, tuple(avals), tuple(dims)
     try:
-        if key in known:
-            return known[key]
+        template = known.get(key)
     except TypeError:  # a parameter that cannot be hashed
         return trace_rule(eqn, avals, dims, templates)
+    if template is not None:
+        return template
     new = trace_rule(eqn, avals, dims, templates)
     if not any(body is held[0] for step in new.steps for _, body in sub_jaxprs(step)):
         known[key] = new
@@ -175,18 +177,20 @@ def _plain(value: Any) -> Any:
 class Templates:
     """The templates of one axis in one tracing context, by signature.
 
-    A signature is a tuple of numbers: of the operation (see `operations`) and of each operand's
-    *kind*, which is its type and its mapped dimension. Types are slow to hash and to compare, and
-    a signature is made for every equation.
+    The signature of an equation is its primitive, parameters and context, and the *kind* of each
+    operand: a number for its type and its batch dimension. Types are slow to hash and to compare,
+    and a signature is made for every equation.
     """
 
     axis: Axis
     known: dict[Hashable, Template] = field(default_factory=dict)
     kinds: dict[tuple[Any, Dim], int] = field(default_factory=dict)
     dims: dict[int, Dim] = field(default_factory=dict)
+    #: The primitives that may have floats among their parameters.
+    with_floats: set[Primitive] = field(default_factory=set)
 
     def kind(self, aval: Any, dim: Dim) -> int:
-        """The number of values of this type that are mapped along this dimension."""
+        """Return the number of values of this type that are mapped along this dimension."""
         number = self.kinds.get((aval, dim))
         if number is None:
             number = next(_new_number)
@@ -194,69 +198,55 @@ class Templates:
             number = self.kinds.setdefault((aval, dim), number)
         return number
 
+    def key(self, eqn: JaxprEqn, kinds: Sequence[int]) -> tuple[Any, ...]:
+        """Return the signature of an equation whose operands are of these kinds."""
+        primitive, params = eqn.primitive, eqn.params
+        if not params:
+            return primitive, eqn.ctx, *kinds
+        names = repr(params) if primitive in self.with_floats else tuple(params)
+        return primitive, eqn.ctx, names, *params.values(), *kinds
 
-#: Numbers that no other thread gets, and that are not given again when all is forgotten.
-_new_number = count()
+    def keep(self, eqn: JaxprEqn, kinds: Sequence[int], template: Template) -> Template:
+        """Keep the template of an equation by its signature, and return it.
 
-#: Numbers of operations: of primitives with their parameters, in a context.
-_operations: dict[Hashable, int] = {}
-
-# The operations of the equations of jaxprs that have been batched.
-_numbered: WeakKeyDictionary[Any, list[int | None]] = WeakKeyDictionary()
-
-
-def operations(jaxpr: Any) -> list[int | None]:
-    """A number for each equation of an open jaxpr: equal for equal primitives and parameters.
-
-    None for an equation whose template is not to be kept: one that holds jaxprs, which would then
-    live for ever, or whose parameters cannot be hashed.
-    """
-    if jaxpr not in _numbered:
-        _numbered[jaxpr] = list(map(_operation, jaxpr.eqns))
-    return _numbered[jaxpr]
-
-
-def _operation(eqn: JaxprEqn) -> int | None:
-    params = eqn.params
-    key = eqn.primitive, _params_key(params) if params else (), eqn.ctx
-    try:
-        number = _operations.get(key)
-        if number is None and not holds_jaxpr(params.values()):
-            number = _operations.setdefault(key, next(_new_number))
-    except TypeError:
-        return None
-    return number
+        Signatures are compared, and 0.0 and -0.0 are equal: with floats they hold all in words too.
+        """
+        if not _FLOATS.isdisjoint(map(type, eqn.params.values())):
+            self.with_floats.add(eqn.primitive)
+        return self.known.setdefault(self.key(eqn, kinds), template)
 
 
 _FLOATS: frozenset[type] = frozenset({float, complex, np.float32, np.float64})
 
-
-def _params_key(params: dict[str, Any]) -> Hashable:
-    """Equal for parameters that are the same; 0.0 and -0.0, which are equal, are not."""
-    for value in params.values():
-        if type(value) in _FLOATS:
-            return *params.items(), repr(params)
-    return tuple(params.items())
+#: Numbers of kinds: no other thread is given the same, and none is given twice.
+_new_number = count()
 
 
-#: The templates of every axis and tracing context that has been met.
-_tables: dict[Hashable, Templates] = {}
+class _Cache:
+    """The templates of all axes and tracing contexts; all are dropped when there are too many."""
 
-#: There may be as many of either; then all are forgotten.
-_MOST_TABLES, _MOST_OPERATIONS = 256, 100_000
+    most_axes, most_templates = 256, 100_000
+
+    def __init__(self) -> None:
+        self._by_axis: dict[Hashable, Templates] = {}
+
+    def of(self, axis: Axis) -> Templates:
+        """Return the templates for an axis in the present tracing context."""
+        each = self._by_axis
+        if len(each) > self.most_axes or self._size() > self.most_templates:
+            self.clear()
+        key = axis, jaxcompat.tracing_context()
+        return each.setdefault(key, Templates(axis))
+
+    def _size(self) -> int:
+        return sum(len(each.known) + len(each.kinds) for each in [*self._by_axis.values()])
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._by_axis.clear()
 
 
-def templates_of(axis: Axis) -> Templates:
-    """The templates for an axis in the present tracing context."""
-    if len(_tables) > _MOST_TABLES or len(_operations) > _MOST_OPERATIONS:
-        forget_templates()
-    key = axis, jaxcompat.tracing_context()
-    return _tables.setdefault(key, Templates(axis))
+_cache = process_cache(_Cache())
 
-
-def forget_templates() -> None:
-    """Forget all templates, as when a process begins."""
-    _tables.clear()
-    _operations.clear()
-    _numbered.clear()
-    _of_bodies.clear()
+#: The templates for an axis in the present tracing context.
+templates_of = _cache.of

@@ -268,7 +268,7 @@ def test_a_rule_that_fails_is_named_with_its_equation(monkeypatch):
         raise ValueError("no luck")
 
     monkeypatch.setitem(batch_rules, "sin", rule)
-    monkeypatch.setattr("jaxprtool.passes.batch.templates._tables", {})
+    jaxprtool.clear_caches()
     with pytest.raises(ValueError, match=r"sin at .*test_batch\.py:\d+ cannot be batched: no luck"):
         Batch(axis_size=2)(trace(lambda x: jnp.sin(x), values(3)))
 

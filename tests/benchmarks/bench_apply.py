@@ -3,8 +3,11 @@
 What a user waits for when a pass is applied to the gradient of a 48-layer transformer: the pass,
 the type check of its result, and all that is around them. `batch` stands beside JAX's tracing of
 `jax.vmap` of the function, `dce` beside JAX's `dce_jaxpr`, and the check of a result beside JAX's
-own checker. Each measurement is of a fresh copy of the program, so that nobody answers from a
-cache; the sides alternate, and medians are compared.
+own checker; `jaxprtool.vmap` stands beside `jax.vmap`, both traced by `jax.make_jaxpr`. Each
+measurement is of a fresh copy of the program, or of a fresh function, so that nobody answers from
+what it made of this one. It is warm, which means that both sides have met one like it, or cold,
+which means that all caches of both are empty. The sides alternate; medians are compared, and the
+ratio is the median of those of each round.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import jaxprtool
 from jaxprtool import jaxcompat, trace
 from jaxprtool.ir.program import Program, type_check
 from tests.benchmarks.models import transformer_loss, transformer_shapes
@@ -36,8 +41,8 @@ def fresh(program: Program) -> Program:
     return program.replace(jaxpr=program.jaxpr.replace(jaxpr=program.jaxpr.jaxpr.replace()))
 
 
-def mapped(gradient: Callable[..., Any], shapes: Any, in_axes: Any) -> Callable[[], Any]:
-    """JAX's tracing of `jax.vmap` of a function."""
+def mapped(vmap: Callable[..., Any], gradient: Any, shapes: Any, in_axes: Any) -> Any:
+    """JAX's tracing of `vmap(gradient)`."""
 
     def wide(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((LANES, *shape.shape), shape.dtype)
@@ -46,7 +51,7 @@ def mapped(gradient: Callable[..., Any], shapes: Any, in_axes: Any) -> Callable[
     pairs = zip(shapes, axes, strict=True)
     args = [x if axis is None else jax.tree.map(wide, x) for x, axis in pairs]
     # A function of its own each time: JAX remembers what it has traced.
-    return lambda: jax.make_jaxpr(jax.vmap(lambda *args: gradient(*args), in_axes))(*args)
+    return jax.make_jaxpr(vmap(lambda *args: gradient(*args), in_axes))(*args)
 
 
 def seconds(function: Callable[[], Any]) -> float:
@@ -56,20 +61,35 @@ def seconds(function: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def compare(ours: Callable[[Program], Any], theirs: Callable[[Program], Any], program: Program):
-    """Median seconds of both sides."""
+def compare(
+    ours: Callable[[Program], Any],
+    theirs: Callable[[Program], Any],
+    program: Program,
+    rounds: int,
+    cold: bool,
+) -> tuple[float, float, float]:
+    """Return the median seconds of both sides, and the median of theirs over ours."""
     times: list[tuple[float, float]] = []
-    for _ in range(7):
-        one, other = fresh(program), fresh(program)
-        times.append((seconds(lambda p=one: ours(p)), seconds(lambda p=other: theirs(p))))
-    return (statistics.median(column) for column in zip(*times, strict=True))
+    for i in range(rounds + 1):
+        taken = {}
+        for side in (ours, theirs) if i % 2 else (theirs, ours):
+            if cold:
+                jax.clear_caches()
+                jaxprtool.clear_caches()
+            taken[side] = seconds(partial(side, fresh(program)))
+        times.append((taken[ours], taken[theirs]))
+    times = times[1:]  # the first is to warm up
+    mine, jaxs = (statistics.median(column) for column in zip(*times, strict=True))
+    return mine, jaxs, statistics.median(b / a for a, b in times)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=48)
-    layers = parser.parse_args().layers
-    shapes = transformer_shapes(layers)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="a part of the names of the rows")
+    options = parser.parse_args()
+    shapes = transformer_shapes(options.layers)
     gradient = jax.value_and_grad(transformer_loss)
     program = trace(gradient, *shapes)
     after = program.apply("cse")
@@ -78,24 +98,42 @@ def main() -> None:
         jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
         return jaxcompat.jax_dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
 
-    rows = {
-        f'apply("batch"), in_axes={axes}': (
-            lambda p, axes=axes: p.apply(f"batch({axes}, axis_size={LANES})"),
-            lambda p, axes=axes: mapped(gradient, shapes, axes)(),
-        )
-        for axes in ((None, 0), 0)
-    }
-    rows['apply("dce")'] = lambda p: p.apply("dce"), dce
-    rows["the check after cse"] = lambda p: type_check(after, program), lambda p: type_check(after)
+    rows: dict[str, Any] = {}
+    for axes in ((None, 0), 0):
+
+        def batch(p: Program, axes: Any = axes) -> Any:
+            return p.apply(f"batch({axes}, axis_size={LANES})")
+
+        def jaxs(_: Program, axes: Any = axes) -> Any:
+            return mapped(jax.vmap, gradient, shapes, axes)
+
+        def drop_in(_: Program, axes: Any = axes) -> Any:
+            return mapped(jaxprtool.vmap, gradient, shapes, axes)
+
+        rows[f'apply("batch"), in_axes={axes}, cold'] = batch, jaxs, True
+        rows[f'apply("batch"), in_axes={axes}, warm'] = batch, jaxs, False
+        rows[f"vmap, in_axes={axes}, warm"] = drop_in, jaxs, False
+
+        def one_lane(_: Program) -> Any:
+            return jax.make_jaxpr(lambda *args: gradient(*args))(*shapes)
+
+        rows[f"one lane alone, beside vmap at {axes}"] = one_lane, jaxs, False
+    rows['apply("dce")'] = lambda p: p.apply("dce"), dce, False
+    rows["the check after cse"] = (
+        lambda p: type_check(after, program),
+        lambda p: type_check(after),
+        False,
+    )
     table = Table(
         title=f"Program.apply beside JAX, {len(program.jaxpr.eqns):,} equations (medians)"
     )
     for name in ("", "jax ms", "ours ms", "jax / ours"):
         table.add_column(name, justify="right" if name else "left")
     gc.freeze()
-    for name, (ours, theirs) in rows.items():
-        mine, jaxs = compare(ours, theirs, program)
-        table.add_row(name, f"{jaxs * 1e3:.1f}", f"{mine * 1e3:.1f}", f"{jaxs / mine:.2f}")
+    for name, (ours, theirs, cold) in rows.items():
+        if options.only in name:
+            mine, jaxs, ratio = compare(ours, theirs, program, options.rounds, cold)
+            table.add_row(name, f"{jaxs * 1e3:.1f}", f"{mine * 1e3:.1f}", f"{ratio:.2f}")
     Console().print(table)
 
 

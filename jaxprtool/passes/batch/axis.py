@@ -1,4 +1,4 @@
-"""The axis that a program is mapped over, and where along it values are mapped."""
+"""The axis that a program is mapped over, and the batch dimensions of values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 
-#: The dimension of a value along which it is mapped; None: it is unmapped, the same in all lanes.
+#: The batch dimension of a value; None if it is unmapped, the same in all lanes.
 Dim = int | None
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A mapped axis: its name, if collectives may name it, and its size, the number of lanes.
+    """A mapped axis.
 
-    `spmd_name` are the mesh axes that its lanes are spread over (`spmd_axis_name` of jax.vmap),
-    `mesh_axes` the explicit mesh axes over which the mapped dimension of arguments is sharded. With
-    `derivatives`, results of custom derivatives that are the same in all lanes are mapped where
-    their derivatives are.
+    Attributes:
+        name: The name by which collectives call it, or None.
+        size: The number of lanes.
+        spmd_name: The mesh axes that lanes are spread over (`spmd_axis_name` of `jax.vmap`).
+        mesh_axes: The explicit mesh axes over which the batch dimension of arguments is sharded.
+        derivatives: Map results of custom derivatives that are the same in all lanes where their
+            derivatives are mapped.
     """
 
     name: Hashable
@@ -31,11 +34,11 @@ class Axis:
 
     @cached_property
     def data(self) -> Any:
-        """The axis as JAX's own batching rules take it."""
+        """Return the axis as JAX's own batching rules take it."""
         return jaxcompat.axis_data(self.name, self.size, self.spmd_name, self.mesh_axes)
 
     def aval(self, aval: Any, dim: Dim) -> Any:
-        """The type of a value whose lanes are of type `aval`, mapped along dimension `dim`."""
+        """Return the type of a value whose lanes are of type `aval`, with batch dimension `dim`."""
         return jaxcompat.mapped_aval(self.data, dim, aval)
 
 

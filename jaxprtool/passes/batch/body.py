@@ -1,9 +1,9 @@
-"""The engine of batching: a jaxpr, and where its arguments are mapped, to the mapped jaxpr.
+"""Batch a jaxpr: one forward pass over its equations.
 
-One pass forwards. A value is mapped along a dimension, or unmapped: the same in every lane. An
-equation whose operands are all unmapped stays as it is, unless it has an effect, which a rule may
-repeat, or which names the mapped axis. Every other one is replaced by its template (see
-`templates`), or, if it holds jaxprs, by its structured rule, which calls this engine for these.
+A value has a batch dimension, or is unmapped: the same in every lane. An equation whose operands
+are all unmapped stays as it is, unless it has an effect, which a rule may repeat, or names the
+mapped axis. Every other one is replaced by its template (see `templates`), or, if it holds jaxprs,
+by its structured rule, which batches these in turn.
 """
 
 from __future__ import annotations
@@ -44,14 +44,23 @@ def batch_body(
     *,
     outermost: bool = False,
 ) -> tuple[Any, tuple[Dim, ...]]:
-    """A closed jaxpr mapped over an axis, and where its results are mapped.
+    """Batch a closed jaxpr. Free named axes must be bound.
 
-    `dims` has for each invar the dimension that is mapped, as the position of the new dimension
-    in its shape, or None. Results are moved or broadcast to be mapped at `outs`; where that is
-    None they are mapped, or not, as it comes. If the jaxpr is the `outermost`, its equations'
-    name scopes are put in `vmap(...)`, and None asks for a result that is unmapped if it can be.
+    Args:
+        body: The jaxpr of one lane.
+        dims: The batch dimension of each invar, as its position in the new shape; None for those
+            that are unmapped.
+        axis: The axis that is mapped.
+        outs: The batch dimensions asked for of the results, which are moved or broadcast to have
+            them. None leaves a result as it comes.
+        outermost: Put the name scopes of equations in `vmap(...)`, and take None in `outs` to ask
+            for a result that is unmapped, if it can be.
 
-    Free named axes must be bound. Raises BatchUnsupported, which names the equation.
+    Returns:
+        The batched jaxpr, and the batch dimensions of its results.
+
+    Raises:
+        BatchUnsupported: If an equation cannot be batched. It is named.
     """
     asked = outermost and outs is not None
     outs = (None,) * len(body.outvars) if outs is None else tuple(outs)
@@ -65,7 +74,7 @@ def batch_body(
 
 
 def _mapped_at(outs: Sequence[Dim], dims: Sequence[Dim]) -> int:
-    """How many results are mapped that were to be unmapped."""
+    """Return how many results are mapped that were to be unmapped."""
     return sum(out is None and dim is not None for out, dim in zip(outs, dims, strict=True))
 
 
@@ -81,9 +90,9 @@ def _batch_body(
 
 
 def lifted(body: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A closed jaxpr that takes its constants before its arguments, and these constants.
+    """Return a closed jaxpr that takes its constants before its arguments, and these constants.
 
-    For equations whose bodies hold none. Shared bodies stay shared.
+    It is for equations whose bodies hold none. Shared bodies stay shared.
     """
     if not body.consts:
         return body, ()
@@ -101,8 +110,8 @@ def lifted(body: Any) -> tuple[Any, tuple[Any, ...]]:
 class _Run:
     """The batching of one jaxpr.
 
-    `values` has of each variable of the old jaxpr that is mapped, or has another name now, the
-    atom that it has become, and its kind (see `Templates`).
+    `values` has the new atom, and its kind (see `Templates`), of each variable of the old jaxpr
+    that is mapped or has another name now.
     """
 
     templates: Templates
@@ -114,7 +123,7 @@ class _Run:
     scopes: dict[int, Any] = field(default_factory=dict)
 
     def body(self, body: Any, dims: Sequence[Dim], outs: Sequence[Dim]) -> Any:
-        """The batched body, and where its results are mapped."""
+        """Return the batched body, and the batch dimensions of its results."""
         axis = self.templates.axis
         invars = list(body.invars)
         for i, (v, dim) in enumerate(zip(body.invars, dims, strict=True)):
@@ -206,7 +215,7 @@ class _Run:
         self.values.update(zip(eqn.outvars, results, strict=True))
 
     def _names_axis(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation names the mapped axis, at any depth: not all that do have effects."""
+        """Return True if an equation names the mapped axis, at any depth; not all have effects."""
         name = self.templates.axis.name
         return name is not None and jaxcompat.names_axis(eqn.params, name)
 
@@ -217,12 +226,12 @@ class _Run:
         return kind
 
     def _under_vmap(self, source: Any) -> Any:
-        """Where an equation comes from, as it is to be said in the outermost jaxpr."""
+        """Return the source of an equation of the outermost jaxpr, under `vmap(...)`."""
         scopes = self.scopes.get(id(source.name_stack)) or self._within(source.name_stack)
         return jaxcompat.source_info(source.traceback, scopes)
 
     def _within(self, scopes: Any) -> Any:
-        """Name scopes with `vmap(...)` around them."""
+        """Return name scopes with `vmap(...)` around them."""
         within = self.scopes[id(scopes)] = jaxcompat.under_vmap(scopes)
         return within
 
@@ -264,7 +273,7 @@ class _Run:
     def _written(
         self, template: Template, operands: Sequence[Atom], like: JaxprEqn | None
     ) -> list[Atom]:
-        """The results of a template's equations, written for these operands in place of `like`."""
+        """Instantiate a template for these operands in place of `like`, and return the results."""
         source = jaxcompat.NO_SOURCE if like is None else like.source_info
         if self.outermost:
             source = self._under_vmap(source)
@@ -282,13 +291,13 @@ class _Run:
         return [values[i] if type(i) is int else i for i in template.outs]
 
     def _constant(self, value: Any) -> Var:
-        """The constvar of a value that a rule has brought along."""
+        """Return the constvar of a value that a rule has brought along."""
         if id(value) not in self.consts:
             self.consts[id(value)] = Var(jaxcompat.aval_of(value)), value
         return self.consts[id(value)][0]
 
     def _matched(self, atom: Atom, source: Dim, target: int, like: JaxprEqn | None) -> Atom:
-        """A value moved or broadcast to be mapped at `target`."""
+        """Move or broadcast a value to have the batch dimension at `target`."""
         key = "match", self.templates.kind(atom.aval, source), target
         known = self.templates.known.get(key)
         if known is None:
@@ -301,7 +310,7 @@ class _Run:
     def _structured(
         self, eqn: JaxprEqn, operands: Sequence[Atom], dims: Sequence[Dim]
     ) -> list[tuple[Atom, int]] | None:
-        """The results, and their kinds, of an equation with a structured rule; None without."""
+        """Return the results, and their kinds, of an equation with a structured rule, or None."""
         rule = structured_rules.get(eqn.primitive.name)
         rebuilt = None if rule is None else rule(eqn, dims, self.templates.axis)
         if rebuilt is None:

@@ -1,9 +1,9 @@
 """Batching of cond and switch: one branch for all lanes if the index is unmapped; otherwise every
 branch is computed and each lane selects its own.
 
-Operands are selected too: where a branch is not taken, its derivative must not be (a NaN of a
-branch not taken would spoil the gradient, jax-ml/jax#1052). Those need not be that have no
-derivative, or that a branch only passes on as results, which are selected themselves.
+Operands are selected too, so that a NaN in the derivative of a branch that a lane does not take
+does not reach the lane's gradient (jax-ml/jax#1052). Operands without a derivative need not be
+selected, nor those that a branch only returns, since results are selected.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The open tables of batching rules, and JAX's own rules, for every primitive without one here.
 
-A rule of `batch_rules` is a Python function that computes with JAX on operands of which some have
-one dimension more, the mapped one. It is traced once per signature (see `templates`). A rule of
-`structured_rules` is for an equation that holds jaxprs: it says where its operands have to be
-mapped, and makes the one equation that takes the place of the old.
+A rule of `batch_rules` is a Python function that computes with JAX on operands of which some have a
+batch dimension. It is traced once per signature (see `templates`). A rule of `structured_rules` is
+for an equation that holds jaxprs: it says which batch dimensions its operands must have, and makes
+the one equation that replaces the old.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ batch_rules: RuleTable[Rule] = RuleTable()
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What takes the place of a structured equation.
+    """What replaces a structured equation.
 
-    Its operands are moved, or broadcast, to be mapped at `operand_dims`; then `build(operands,
-    outs)` makes an equation of these, whose results are mapped at `out_dims`. `consts` are values
-    that it takes as operands before those.
+    Attributes:
+        operand_dims: The batch dimensions that operands must have; they are moved or broadcast.
+        out_dims: The batch dimensions of the results.
+        build: Makes the equation, of these operands and results.
+        consts: Values that it takes as operands before those.
     """
 
     operand_dims: tuple[Dim, ...]
@@ -65,7 +67,7 @@ def jaxs_rule(
     dims: Sequence[Dim],
     params: dict[str, Any],
 ) -> tuple[Any, Any]:
-    """JAX's own rule for a primitive, from the table that other packages register theirs in."""
+    """Apply JAX's own rule for a primitive, from the table that other packages use too."""
     rule = jaxcompat.jaxs_batching_rule(primitive)
     if rule is None and not any(dim is not None for dim in dims):
         results = primitive.bind(*operands, **params)
@@ -76,7 +78,7 @@ def jaxs_rule(
 
 
 def failed(eqn: JaxprEqn, error: Exception) -> JaxprToolError:
-    """The error for an equation that a rule refuses, of the rule's kind and in its words."""
+    """Return the error for an equation that a rule refuses, of the rule's kind and in its words."""
     reason = " ".join(str(error).split()) or type(error).__name__
     kinds = {ValueError: BatchError, TypeError: BatchTypeError}
     kind = next((kinds[k] for k in kinds if isinstance(error, k)), BatchUnsupported)

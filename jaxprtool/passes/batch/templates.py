@@ -1,9 +1,12 @@
-"""A rule's work, done once for all equations that are alike.
+"""Templates: batching rules traced once for all equations that are alike.
 
 The equations of a program have few signatures: what an equation is but for the names of its
-operands and its place in the source. For each, the batching rule is traced once, to a *template*
-of the few equations that it makes. To batch an equation is then to look its template up and to
-write it down with the equation's own operands.
+operands and its source location. For each, the batching rule is traced once, to a *template* of the
+few equations that it makes. To batch an equation is to look up its template and to instantiate it
+with the equation's own operands.
+
+Templates are kept for the process (`_cache` and `_of_bodies`), which makes a second program of a
+kind, and `jaxprtool.vmap`, fast; `jaxprtool.clear_caches` drops them.
 """
 
 from __future__ import annotations
@@ -27,8 +30,14 @@ from jaxprtool.passes.dce import dce_body
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """An equation of a template. `inputs` are literals, or numbers of values: the operands come
-    first, then the constants, then the results of the steps in order."""
+    """An equation of a template.
+
+    Attributes:
+        inputs: Literals, or indices of values: of the operands, then of the constants, then of the
+            results of the steps in order.
+        avals: The types of the results.
+        single: True if it has one result.
+    """
 
     primitive: Primitive
     params: dict[str, Any]
@@ -36,15 +45,21 @@ class Step:
     ctx: Any
     inputs: tuple[Any, ...]
     avals: tuple[Any, ...]
-    #: Whether it has one result.
     single: bool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Template:
-    """The equations that take an equation's place; `outs` are its results, as `inputs` of a step,
-    and `kinds` those of the results. `binders` are the variables that effects on refs name. If
-    the operands go to a single equation and its results are the template's, that is `alone`."""
+    """The equations that replace an equation.
+
+    Attributes:
+        consts: Values that the rule has brought along.
+        outs: The results, as the `inputs` of a step.
+        kinds: The kinds of the results (see `Templates`).
+        binders: The variables that effects on refs name.
+        alone: The only step, if it takes the operands as they are and its results are the
+            template's.
+    """
 
     consts: tuple[Any, ...]
     steps: tuple[Step, ...]
@@ -57,7 +72,7 @@ class Template:
 def trace_rule(
     eqn: JaxprEqn, avals: Sequence[Any], dims: Sequence[Dim], templates: Templates
 ) -> Template:
-    """The template of an equation, whose operands are of these types and mapped at `dims`.
+    """Trace the template of an equation, whose operands are of these types and mapped at `dims`.
 
     Raises what its rule raises.
     """
@@ -99,14 +114,14 @@ def trace_rule_once(
 
 
 def _weak(value: Any) -> Any:
-    """A parameter, with references that do not keep them alive in place of jaxprs."""
+    """Return a parameter with weak references in place of jaxprs."""
     if isinstance(value, (tuple, list)):
         return type(value), *map(_weak, value)
     return ref(value) if holds_jaxpr([value]) else value
 
 
 def trace_match(aval: Any, source: Dim, target: int, templates: Templates) -> Template:
-    """The template that moves or broadcasts a value of this type to be mapped at `target`."""
+    """Trace the template that moves a value's batch dimension to `target`, or broadcasts it."""
 
     def call(x: Any) -> tuple[Sequence[Any], Sequence[Dim]]:
         return [jaxcompat.match_axis(templates.axis.data, source, target, x)], [target]
@@ -144,7 +159,7 @@ def _template(jaxpr: Any, kinds: Sequence[int]) -> Template:
     steps = tuple(
         Step(
             eqn.primitive,
-            {name: _plain(value) for name, value in eqn.params.items()},
+            {name: _without_numpy(value) for name, value in eqn.params.items()},
             eqn.effects,
             eqn.ctx,
             numbered(eqn.invars),
@@ -161,12 +176,12 @@ def _template(jaxpr: Any, kinds: Sequence[int]) -> Template:
     return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), alone)
 
 
-def _plain(value: Any) -> Any:
-    """A parameter without NumPy's integers, which JAX's rules leave in dimensions and shapes."""
+def _without_numpy(value: Any) -> Any:
+    """Replace NumPy's integers, which JAX's rules leave in dimensions and shapes, by Python's."""
     if isinstance(value, np.integer):
         return int(value)
     if type(value) in (tuple, list):
-        return type(value)(map(_plain, value))
+        return type(value)(map(_without_numpy, value))
     return value
 
 

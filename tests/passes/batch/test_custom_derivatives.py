@@ -18,8 +18,6 @@ from jaxprtool.ir.custom_rules import rule_key
 from jaxprtool.ir.equivalence import equivalent
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.batch import Batch
-from jaxprtool.passes.batch.body import forget_bodies
-from jaxprtool.passes.batch.templates import forget_templates
 from jaxprtool.passes.dce import Dce
 from tests.programs.beside import batched, prove
 
@@ -259,8 +257,7 @@ def mapped():
 
 
 def test_two_batchings_of_one_program_are_equivalent(mapped):
-    forget_bodies()
-    forget_templates()
+    jaxprtool.clear_caches()
     again = batched(both_kinds, X, W, in_axes=(0, None))
     assert equivalent(mapped.jaxpr, again.jaxpr)
     calls = [next(eqn for eqn in p.jaxpr.eqns if "bwd" in eqn.params) for p in (mapped, again)]

@@ -203,19 +203,6 @@ def test_symbolic_dimensions_that_are_laid_out_anew(dim):
         assert program.out_avals[0].shape == expected.shape
 
 
-def test_a_net_is_mapped_without_a_transpose_but_at_its_end():
-    def net(w, b, x):
-        for _ in range(3):
-            x = jnp.maximum(w @ x + b, 0.0)
-        return x
-
-    spec = jax.ShapeDtypeStruct
-    program = trace(net, spec((4, 4), "float32"), spec((4,), "float32"), spec((4,), "float32"))
-    eqns = Batch((None, None, 0), 0, 8)(program).apply("simplify").jaxpr.eqns
-    transposes = [i for i, eqn in enumerate(eqns) if eqn.primitive.name == "transpose"]
-    assert transposes == [len(eqns) - 1]
-
-
 # --- contractions -------------------------------------------------------------------------------
 
 

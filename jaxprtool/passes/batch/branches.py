@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Cond
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
@@ -22,6 +23,7 @@ from jaxprtool.passes.batch.body import batch_body
 from jaxprtool.passes.batch.table import Rebuilt, batch_rules, jaxs_rule, structured_rules
 
 
+@rule(structured_rules, "cond")
 def _cond(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt | None:
     cond = Cond.of(eqn)
     effects = set().union(*(branch.effects for branch in cond.branches))
@@ -44,12 +46,10 @@ def _cond(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt | None:
     return Rebuilt((None, *own), outs, build)
 
 
-structured_rules["cond"] = _cond
-
-
 # --- a mapped index -----------------------------------------------------------------------------
 
 
+@rule(batch_rules, "cond")
 def _select(
     axis: Axis,
     primitive: Primitive,
@@ -86,9 +86,6 @@ def _select(
         same = passed_on[0] is not None and len(set(passed_on)) == 1
         results.append(cases[0] if same else selector.chosen(*cases))
     return results, list(outs)
-
-
-batch_rules["cond"] = _select
 
 
 def _at(axis: Axis, x: Any, dim: Dim, to: Dim) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import Primitive
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import batch_rules, jaxs_rule
@@ -30,6 +31,7 @@ def _lane_shape(x: Any, bdim: Dim) -> tuple[Any, ...]:
 # --- wrong in JAX -------------------------------------------------------------------------------
 
 
+@rule(batch_rules, "clamp")
 def _clamp(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
@@ -40,9 +42,7 @@ def _clamp(
     return primitive.bind(operands[0], lanes, operands[2], **params), 0
 
 
-batch_rules["clamp"] = _clamp
-
-
+@rule(batch_rules, "tie")
 def _tie(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
@@ -50,9 +50,7 @@ def _tie(
     return primitive.bind(*operands, **params), dims[1]
 
 
-batch_rules["tie"] = _tie
-
-
+@rule(batch_rules, "bitcast_convert_type")
 def _bitcast_convert_type(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
@@ -68,12 +66,10 @@ def _bitcast_convert_type(
     return primitive.bind(_at_bdim(axis, x, bdim, 0), **params), 0
 
 
-batch_rules["bitcast_convert_type"] = _bitcast_convert_type
-
-
 # --- collectives over the mapped axis, wrong in JAX -----------------------------------------------
 
 
+@rule(batch_rules, "ppermute")
 def _ppermute(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
@@ -105,9 +101,7 @@ def _ppermute(
     return lanes, bdim
 
 
-batch_rules["ppermute"] = _ppermute
-
-
+@rule(batch_rules, "all_to_all")
 def _all_to_all(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
@@ -119,9 +113,7 @@ def _all_to_all(
     return jaxs_rule(axis, primitive, [_at_bdim(axis, x, None, 0)], [0], params)
 
 
-batch_rules["all_to_all"] = _all_to_all
-
-
+@rule(batch_rules, "reduce_scatter")
 def _reduce_scatter(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
@@ -133,15 +125,13 @@ def _reduce_scatter(
     return primitive.bind(x, **params), bdim - 1
 
 
-batch_rules["reduce_scatter"] = _reduce_scatter
-
-
 # --- slow in JAX --------------------------------------------------------------------------------
 # JAX makes a gather of every dynamic slice and a scatter of every dynamic update. Where the start
 # is the same in all lanes XLA makes twice the instructions of that scatter, and reads the array
 # twice. Lanes are in front, as with JAX's rules.
 
 
+@rule(batch_rules, "dynamic_slice")
 def _dynamic_slice(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
@@ -154,9 +144,7 @@ def _dynamic_slice(
     return primitive.bind(*values, slice_sizes=sizes), 0
 
 
-batch_rules["dynamic_slice"] = _dynamic_slice
-
-
+@rule(batch_rules, "dynamic_update_slice")
 def _dynamic_update_slice(
     axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
 ) -> Any:
@@ -166,9 +154,6 @@ def _dynamic_update_slice(
         return None
     lanes = _at_bdim(axis, x, bdim, 0), _at_bdim(axis, update, update_bdim, 0)
     return primitive.bind(*jaxcompat.varying_alike(*lanes, *_with_zero(starts))), 0
-
-
-batch_rules["dynamic_update_slice"] = _dynamic_update_slice
 
 
 def _is_left_to_jax(axis: Axis, starts: Sequence[Any], start_dims: Sequence[Dim]) -> bool:

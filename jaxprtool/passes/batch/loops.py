@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Scan, While
 from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
@@ -50,6 +51,7 @@ def _batched_loop_body(
     return body, carry, wanted[k:]
 
 
+@rule(structured_rules, "scan")
 def _scan(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     scan = Scan.of(eqn)
     n, k = len(scan.consts), len(scan.carry)
@@ -81,9 +83,6 @@ def _scan(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     return Rebuilt((*consts, *carry, *_stacked(xs)), (*carry, *_stacked(ys)), build)
 
 
-structured_rules["scan"] = _scan
-
-
 def _unless(is_ref: Sequence[bool], dims: Iterable[Dim]) -> Dims:
     """Return batch dimensions moved to the front, except those of refs."""
     return tuple(dim if ref or dim is None else 0 for ref, dim in zip(is_ref, dims, strict=True))
@@ -94,6 +93,7 @@ def _stacked(dims: Iterable[Dim]) -> Dims:
     return tuple(None if dim is None else dim + 1 for dim in dims)
 
 
+@rule(structured_rules, "while")
 def _while(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     loop = While.of(eqn)
     c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
@@ -110,9 +110,6 @@ def _while(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
         )
 
     return Rebuilt((*dims[:b], *carry), carry, build)
-
-
-structured_rules["while"] = _while
 
 
 def _while_bodies(loop: While, dims: Dims, axis: Axis) -> tuple[Any, Any, Dims]:

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import Rebuilt, batch_rules, jaxs_rule, structured_rules
 
 
+# A function that returns a ref cannot be traced: JAX's rule makes no template.
+@rule(structured_rules, "new_ref")
 def _new_ref(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     dims = tuple(0 if dim is None else dim for dim in dims)
 
@@ -20,10 +23,7 @@ def _new_ref(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     return Rebuilt(dims, dims, build)
 
 
-# A function that gives a ref cannot be traced, so that JAX's rule makes no template.
-structured_rules["new_ref"] = _new_ref
-
-
+@rule(batch_rules, "swap", "addupdate")
 def _written(
     axis: Axis,
     primitive: Primitive,
@@ -38,6 +38,3 @@ def _written(
         value = jaxcompat.match_axis(axis.data, dims[1], dim, value)
         dims = (dim, dim)
     return jaxs_rule(axis, primitive, (ref, value, *others), dims, params)
-
-
-batch_rules["swap"] = batch_rules["addupdate"] = _written

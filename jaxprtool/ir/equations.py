@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, overload
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import is_wide, itemsize
@@ -17,11 +17,21 @@ def type_of(aval: Any) -> str:
     return aval.str_short(short_dtypes=True)
 
 
-def size_of(aval: Any) -> int | None:
-    """The bytes of a value of this type; None where they depend on a symbolic dimension."""
+@overload
+def size_of(aval: Any) -> int | None: ...
+@overload
+def size_of(aval: Any, unknown: int) -> int: ...
+def size_of(aval: Any, unknown: int | None = None) -> int | None:
+    """Return the bytes of an array, or of a value of a type.
+
+    Args:
+        aval: The array, or the type.
+        unknown: What is returned for sizes that depend on a symbolic dimension, and for what has
+            none, such as a token.
+    """
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
-        return None
+        return unknown
     size = itemsize(dtype)
     for n in shape:
         size *= n

@@ -42,13 +42,14 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
+from jaxprtool.ir.equations import size_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, keep, sub_jaxprs
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
-from jaxprtool.passes.fold.constant_evaluation import Number, Values, is_plain_type, size_of
+from jaxprtool.passes.fold.constant_evaluation import Number, Values, is_plain_type
 from jaxprtool.passes.fold.opening import OPENERS
 
 
@@ -90,7 +91,7 @@ def _constant_bytes(jaxpr: Any, seen: set[Any]) -> int:
     """Return the bytes of the constants of a jaxpr and of the distinct jaxprs in it."""
     seen.add(jaxpr)
     consts = getattr(jaxpr, "consts", ())
-    total = sum(size_of(value) for value in consts if is_plain_type(jaxcompat.aval_of(value)))
+    total = sum(size_of(value, 0) for value in consts if is_plain_type(jaxcompat.aval_of(value)))
     for eqn in jaxpr.eqns:
         if holds_jaxpr(eqn.params.values()):
             bodies = (body for _, body in sub_jaxprs(eqn))
@@ -168,7 +169,7 @@ class _Folding:
     ) -> dict[Var, Any] | None:
         """The values of an equation's needed results; None if the equation is to stay."""
         arrays = {v: number for v, number in wanted.items() if v.aval.shape != ()}
-        cost = sum(size_of(v.aval) for v, number in arrays.items() if number not in held)
+        cost = sum(size_of(v.aval, 0) for v, number in arrays.items() if number not in held)
         if arrays and (_expands(eqn) or cost - freed > max(self._left, 0)):
             return None
         if any(jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in wanted):
@@ -200,7 +201,7 @@ def _freed(writer: Writer, found: Sequence[JaxprEqn]) -> dict[int, int]:
     jaxpr = jaxcompat.open_jaxpr(writer.body)
     uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if type(v) is not Literal)
     uses.update(v for v in jaxpr.outvars if type(v) is not Literal)
-    free = {v: size_of(value) for v, value in writer.constant_values.items() if v.aval.shape}
+    free = {v: size_of(value, 0) for v, value in writer.constant_values.items() if v.aval.shape}
     by_equation: dict[int, int] = {}
     for eqn in found:
         operands = (v for v in eqn.invars if type(v) is not Literal and uses[v] == 1)
@@ -212,8 +213,8 @@ def _freed(writer: Writer, found: Sequence[JaxprEqn]) -> dict[int, int]:
 
 def _expands(eqn: JaxprEqn) -> bool:
     """Whether an equation makes an array of something smaller, and is as good as the array."""
-    size = sum(size_of(v.aval) for v in eqn.invars if type(v) is not Literal)
-    return traits(eqn).fills and size_of(eqn.outvars[0].aval) > size
+    size = sum(size_of(v.aval, 0) for v in eqn.invars if type(v) is not Literal)
+    return traits(eqn).fills and size_of(eqn.outvars[0].aval, 0) > size
 
 
 def _uniform(value: np.ndarray) -> _Uniform | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import itemsize
+from jaxprtool.ir.equations import size_of
 from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.structural_key import Keyless, literal_key, parameters_key
@@ -52,7 +53,7 @@ class Values:
             return None
         if isinstance(value, jax.Array) and (value.committed or not value.is_fully_addressable):
             return None
-        return self._given(id(value), value) if size_of(value) <= self._largest else None
+        return self._given(id(value), value) if size_of(value, 0) <= self._largest else None
 
     def _given(self, key: Hashable, value: Any) -> Number:
         number = self._numbers.setdefault(key, len(self._numbers))
@@ -101,7 +102,7 @@ class Values:
                 for name, value in settings.items()
             )
         return self._plain_settings[eqn.ctx] and all(
-            is_plain_type(v.aval) and size_of(v.aval) <= self._largest for v in eqn.outvars
+            is_plain_type(v.aval) and size_of(v.aval, 0) <= self._largest for v in eqn.outvars
         )
 
     def _steps(self, eqn: JaxprEqn) -> float:
@@ -150,11 +151,6 @@ class Values:
             return None
         types = [(value.shape, value.dtype) for value in results]
         return results if types == [(v.aval.shape, v.aval.dtype) for v in eqn.outvars] else None
-
-
-def size_of(array: Any) -> int:
-    """The size of an array, or of one of such a type."""
-    return int(np.prod(array.shape, dtype=np.int64)) * itemsize(array.dtype)
 
 
 def is_plain_type(aval: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import free_variables
 from jaxprtool.ir.structured import (
     Call,
     Cond,
@@ -152,7 +153,7 @@ class Pattern(DataflowGraph):
                 alive.append(eqn)
                 wanted.update(v for v in eqn.invars if type(v) is not Literal)
         self.eqns = alive[::-1]
-        used = {v for eqn in self.eqns for v in eqn.invars if type(v) is not Literal}
+        used = free_variables(self.eqns)
         self.used_inputs = [v in used for v in self.inputs]
         self.root = len(self.eqns) - 1
         #: The equations that depend on no argument.

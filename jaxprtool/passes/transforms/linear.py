@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.ir.equations import bodies, equations, named, type_of
+from jaxprtool.ir.equations import bodies, equations, free_variables, named, type_of
 from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program, Programs
@@ -316,7 +316,7 @@ def _halves(
         avals=[*(var.aval for var in by_name.values()), *given.avals],
         arg_names=[*(f"residuals[{name!r}]" for name in by_name), *given.names],
     )
-    read = _variables_read(late.jaxpr)
+    read = free_variables(late.jaxpr.eqns, late.jaxpr.outvars)
     kept = [v in read for v in late.jaxpr.invars[: len(by_name)]]
     residuals = dict(keep(list(by_name.items()), kept))
     return Programs(
@@ -325,11 +325,6 @@ def _halves(
             "backward": _backward(late, kept, residuals, given),
         }
     )
-
-
-def _variables_read(jaxpr: Any) -> set[Var]:
-    atoms = [*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]
-    return {atom for atom in atoms if isinstance(atom, Var)}
 
 
 def _forward(

@@ -65,7 +65,7 @@ def is_foreign(dtype: Any) -> bool:
 
 def kind(dtype: Any) -> str:
     """Return NumPy's letter for the kind of a dtype; `E` for an extended one."""
-    return "E" if is_extended(dtype) else str(dtype.kind)
+    return dtype.kind if isinstance(dtype, np.dtype) or not is_extended(dtype) else "E"
 
 
 def physical(value: Any) -> Any:

@@ -104,11 +104,11 @@ def traits(primitive: JaxprEqn | str) -> Traits:
         PluginError: If the plug-in cannot be imported.
     """
     name = primitive if isinstance(primitive, str) else primitive.primitive.name
-    found = _table.get(name)
-    if found is None:
+    try:
+        return _table[name]
+    except KeyError:
         load_rules_of(name)
-        found = _table.setdefault(name, _UNKNOWN)
-    return found
+        return _table.setdefault(name, _UNKNOWN)
 
 
 def add_traits(*primitives: str, **changes: Any) -> None:

@@ -242,11 +242,12 @@ def matcher(pattern: OperationPattern) -> Matcher:
         eqns, names = len(match.eqns), dict(match.names)
         if matches(match, eqn):
             return True
-        if len(eqn.invars) != 2 or not traits(eqn).commutes(eqn.invars[0].aval.dtype):
+        if len(eqn.invars) != 2:
             return False
         del match.eqns[eqns + 1 :]
         match.names = names
-        return in_order(match, eqn.invars[::-1])
+        exchanged = in_order(match, eqn.invars[::-1])
+        return exchanged and traits(eqn).commutes(eqn.invars[0].aval.dtype)
 
     if count != 2 or rest is not None or _is_symmetric(nodes):
         return matches

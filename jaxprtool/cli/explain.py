@@ -1,22 +1,28 @@
-"""`jaxprtool explain`: all that a pass, or a named pipeline, has to say of itself."""
+"""`jaxprtool explain`: what a pass, a named pipeline or a primitive is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from jaxprtool.cli import completion, options, output
+from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import PipelineError, did_you_mean
 
 if TYPE_CHECKING:
-    from jaxprtool.render.documents import PassDocument, PipelineDocument
+    from jaxprtool.render.documents import (
+        PassDocument,
+        PipelineDocument,
+        PrimitiveDocument,
+        Rule,
+    )
 
 _Name = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
-        help="A pass, or a named pipeline: O1.",
+        help="A pass, a named pipeline (O1), or a primitive (scan; scan_p if a pass has its name).",
         show_default=False,
         autocompletion=completion.complete_passes,
     ),
@@ -29,6 +35,7 @@ _Level = Annotated[
 #: What is shown in tables: the key of the explanation, the titles of the columns, and their keys.
 _TABLES = (
     ("passes", ("pass", "when", "what it does"), ("name", "when", "help")),
+    ("traits", ("trait", "value", "what it says"), ("name", "value", "text")),
     ("options", ("option", "type", "default"), ("name", "type", "default")),
     (
         "rules",
@@ -45,12 +52,12 @@ def explain(
     plugin: options.Plugin = None,
     json: options.Json = False,
 ) -> None:
-    """Explain a pass: what it does, its options, its rules; or a named pipeline: its passes.
+    """Explain a pass, its options and rules; a named pipeline; or what a primitive is like.
 
     [bold]Examples[/]
 
       jaxprtool explain simplify
-      jaxprtool explain dce
+      jaxprtool explain dot_general
       jaxprtool explain -O1
     """
     from jaxprtool.passes.levels import levels
@@ -66,7 +73,7 @@ def explain(
         raise PipelineError(
             f"explain takes one name, not '{name}' and '-{wanted}'", did_you_mean(name, levels)
         )
-    explanation: Any = _level(wanted) if wanted in levels else _pass(wanted)
+    explanation: Any = _level(wanted) if wanted in levels else _pass_or_primitive(wanted)
     if json:
         output.write_json(explanation)
     else:
@@ -91,6 +98,44 @@ def _level(name: str) -> PipelineDocument:
     }
 
 
+def _pass_or_primitive(name: str) -> PassDocument | PrimitiveDocument:
+    from jaxprtool.passes import registry
+
+    if name in registry.available():
+        return _pass(name)
+    start_jax()
+    from jaxprtool import jaxcompat
+
+    primitives = jaxcompat.registered_primitives()
+    for primitive in (name, name.removesuffix("_p")):
+        if primitive in primitives:
+            return _primitive(primitive)
+    try:
+        return _pass(name)  # one that was installed since, or the error
+    except PipelineError as error:
+        known = [*registry.available(), *primitives]
+        raise PipelineError(error.message, did_you_mean(name, known) or error.hint) from None
+
+
+def _primitive(name: str) -> PrimitiveDocument:
+    from jaxprtool.ir import rules, traits
+    from jaxprtool.passes.simplify import Simplify
+
+    known = cast("list[Rule]", Simplify.rules())
+    return {
+        "name": name,
+        "text": "A primitive: the operation of an equation.",
+        "traits": [
+            {"name": trait, "value": repr(value), "text": text}
+            for trait, (value, text) in traits.described(name).items()
+        ],
+        "tables": [
+            table for table in rules.TABLES if rules.table_named(table).get(name) is not None
+        ],
+        "rules": [rule for rule in known if rule["pattern"].startswith(f"{name}(")],
+    }
+
+
 def _pass(name: str) -> PassDocument:
     from jaxprtool.passes import base, registry
 
@@ -112,6 +157,8 @@ def _pass(name: str) -> PassDocument:
 def _write(explanation: dict[str, Any]) -> None:
     origin = f" (from {explanation['origin']})" if "origin" in explanation else ""
     output.write(f"{explanation['name']}{origin}\n\n{explanation['text']}\n")
+    if explanation.get("tables"):
+        output.write(f"It has rules of its own in: {', '.join(explanation['tables'])}")
     for key, titles, columns in _TABLES:
         rows = [
             ["must be given" if row[c] is None else row[c] for c in columns]

@@ -48,6 +48,15 @@ class RuleTable(dict[str, R]):
         return found
 
 
+def table_named(name: str) -> RuleTable[Any]:
+    """Return the table of that name, one of `TABLES`, filled. Raises PluginError."""
+    if name not in TABLES:
+        hint = did_you_mean(name, TABLES) or f"there are: {', '.join(TABLES)}"
+        raise PluginError(f"there is no table of rules '{name}'", hint)
+    module, variable = TABLES[name]
+    return getattr(import_module(module), variable)
+
+
 def rule(table: RuleTable[R] | str, *primitives: str) -> Callable[[R], R]:
     """Return a decorator that adds a rule to a table.
 
@@ -61,14 +70,7 @@ def rule(table: RuleTable[R] | str, *primitives: str) -> Callable[[R], R]:
     Raises:
         PluginError: If there is no table of this name.
     """
-    if isinstance(table, str):
-        if table not in TABLES:
-            hint = did_you_mean(table, TABLES) or f"there are: {', '.join(TABLES)}"
-            raise PluginError(f"there is no table of rules '{table}'", hint)
-        module, name = TABLES[table]
-        rules: RuleTable[R] = getattr(import_module(module), name)
-    else:
-        rules = table
+    rules: RuleTable[R] = table_named(table) if isinstance(table, str) else table
 
     def add(function: R) -> R:
         rules.update(dict.fromkeys(primitives, function))

@@ -10,8 +10,10 @@ that pass's table of rules (`ir.rules`), not here.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from jaxprtool.ir.dtypes import kind
@@ -122,6 +124,18 @@ def add_traits(*primitives: str, **changes: Any) -> None:
         changes = {"may_hoist": False, "may_fold": False, **changes}
     for name in primitives:
         _table[name] = replace(_table.get(name, _UNKNOWN), **changes)
+
+
+def described(primitive: str) -> dict[str, tuple[Any, str]]:
+    """Return the traits of a primitive that are not the defaults, each with what it says."""
+    text = inspect.cleandoc(Traits.__doc__ or "").partition("Attributes:\n")[2]
+    said = dict(re.findall(r"^ *(\w+): (.*)$", re.sub(r"\n {6,}", " ", text), re.MULTILINE))
+    found = {field.name: getattr(traits(primitive), field.name) for field in fields(Traits)}
+    return {
+        name: (value, said[name])
+        for name, value in found.items()
+        if value != getattr(_UNKNOWN, name)
+    }
 
 
 def primitives_with(condition: Callable[[Traits], bool]) -> tuple[str, ...]:

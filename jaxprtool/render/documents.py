@@ -476,6 +476,38 @@ class PassDocument(TypedDict):
     rules: NotRequired[list[Rule]]
 
 
+class Trait(TypedDict):
+    """What a primitive is like, where it is not as most are.
+
+    Attributes:
+        name: The trait.
+        value: Its value, as Python spells it.
+        text: What the trait says.
+    """
+
+    name: str
+    value: str
+    text: str
+
+
+class PrimitiveDocument(TypedDict):
+    """`explain` of a primitive.
+
+    Attributes:
+        name: The name of the primitive.
+        text: What this is.
+        traits: What it is like.
+        tables: The tables that have a rule for it: `batch`, `dce`, `python`, `unzip`, ….
+        rules: The rules of `simplify` that are about it.
+    """
+
+    name: str
+    text: str
+    traits: list[Trait]
+    tables: list[str]
+    rules: list[Rule]
+
+
 class PipelineStep(TypedDict):
     """A pass of a named pipeline.
 
@@ -550,6 +582,6 @@ DOCUMENTS: dict[str, tuple[Any, ...]] = {
     "unzip": (UnzipDocument,),
     "vmap": (VmapDocument,),
     "passes": (PassesDocument,),
-    "explain": (PassDocument, PipelineDocument),
+    "explain": (PassDocument, PipelineDocument, PrimitiveDocument),
     "backends": (BackendsDocument,),
 }

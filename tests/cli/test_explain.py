@@ -59,3 +59,36 @@ def test_what_cannot_be_explained_is_said(cli):
         cli("explain", "dce", "-O1").lines[0]
         == "error: explain takes one name, not 'dce' and '-O1'"
     )
+
+
+def test_a_primitive_is_explained_by_its_traits_and_rules(cli):
+    result = cli("explain", "dot_general")
+    assert result.code == 0 and "Costs far more than reading its result." in result.out
+    assert "It has rules of its own in: jaxpr, python" in result.out
+    explained = json.loads(cli("explain", "max", "--json").out)
+    assert {"name": "broadcasts", "value": "True"}.items() <= explained["traits"][2].items()
+    assert {rule["pattern"] for rule in explained["rules"]} == {"max(x, C)", "max(x, x)"}
+
+
+def test_a_primitive_that_a_pass_is_named_like_is_spelled_as_jax_does(cli):
+    assert cli("explain", "jit").out.startswith("jit (from jaxprtool)")
+    assert "'jit'" in cli("explain", "jit_p").out
+    assert cli("explain", "scn").lines == [
+        "error: unknown pass 'scn'",
+        "hint: did you mean 'scan'?",
+    ]
+
+
+def test_the_traits_of_a_primitive_of_a_plug_in_are_told(cli, folder):
+    (folder / "prims.py").write_text(
+        "from jax.extend.core import Primitive\n"
+        "from jax.interpreters import mlir\n"
+        "from jaxprtool.extend import add_traits, rule\n"
+        "half = Primitive('half_of_explain')\n"
+        "mlir.register_lowering(half, lambda ctx, x: [x])\n"
+        "add_traits('half_of_explain', draws=True)\n"
+        "rule('dce', 'half_of_explain')(lambda *args: None)\n"
+    )
+    explained = json.loads(cli("explain", "half_of_explain", "--plugin", "prims.py", "--json").out)
+    assert [trait["name"] for trait in explained["traits"]] == ["draws"]
+    assert explained["tables"] == ["dce"]

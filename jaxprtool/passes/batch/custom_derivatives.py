@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.custom_rules import rule_key
+from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import CustomJVP, CustomVJP
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
@@ -23,6 +24,7 @@ from jaxprtool.passes.batch.body import batch_body, lifted
 from jaxprtool.passes.batch.table import Rebuilt, structured_rules
 
 
+@rule(structured_rules, *CustomJVP.primitives, *CustomVJP.primitives)
 def _custom_derivative(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     jvp = eqn.primitive.name in CustomJVP.primitives
     call = (CustomJVP if jvp else CustomVJP).of(eqn)
@@ -74,7 +76,3 @@ def _rule_dims(eqn: JaxprEqn, axis: Axis, batch: Any, dims: Sequence[Dim]) -> Se
     finally:
         _known.reset(token)
     return known[request]
-
-
-for _name in (*CustomJVP.primitives, *CustomVJP.primitives):
-    structured_rules[_name] = _custom_derivative

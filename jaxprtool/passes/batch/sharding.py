@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import ShardMap
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
@@ -18,6 +19,7 @@ from jaxprtool.passes.batch.body import batch_body, lifted
 from jaxprtool.passes.batch.table import Rebuilt, structured_rules
 
 
+@rule(structured_rules, "shard_map")
 def _shard_map(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     call = ShardMap.of(eqn)
     spread = axis.spmd_name
@@ -37,9 +39,6 @@ def _shard_map(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
         )
 
     return Rebuilt(tuple(dims), out_dims, build, consts)
-
-
-structured_rules["shard_map"] = _shard_map
 
 
 def _specs(specs: Sequence[Any], dims: Sequence[Dim], axis: Axis, what: str) -> tuple[Any, ...]:

@@ -1,0 +1,102 @@
+"""What an extension says of its own primitive, through the public face alone, all passes hear."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import Primitive
+
+import jaxprtool
+from jaxprtool import extend
+from jaxprtool.extend import python
+from jaxprtool.ir import plugins
+
+X = jnp.arange(6.0).reshape(2, 3)
+
+blend_p = Primitive("test_blend")
+blend_p.def_impl(lambda x, y: (x + y) / 2)
+blend_p.def_abstract_eval(lambda x, y: x)
+
+
+@extend.rule("batch", "test_blend")
+def _batch(axis, primitive, operands, dims, params):
+    """Lanes may be anywhere if they are at one place in both operands."""
+    x, y = (
+        a if dim == 0 else jnp.broadcast_to(a, (axis.size, *a.shape))
+        for a, dim in zip(operands, dims, strict=True)
+    )
+    return primitive.bind(x, y, **params), 0
+
+
+@extend.rule("python", "test_blend")
+def _python(eqn, x, y):
+    yield python.call("jnp.test_blend", x, y)
+
+
+@pytest.fixture(autouse=True)
+def traits():
+    """Give each test the defaults of a primitive of which nothing was said."""
+    extend.add_traits("test_blend", **vars(extend.Traits()))
+
+
+def count(program, name="test_blend"):
+    return sum(eqn.primitive.name == name for eqn in extend.equations(extend.top_jaxpr(program)))
+
+
+def both_orders(x, y):
+    return blend_p.bind(x, y), blend_p.bind(y, x)
+
+
+def test_what_is_commutative_is_merged_in_either_order():
+    program = jaxprtool.trace(both_orders, X, X)
+    assert count(program.apply("cse")) == 2
+    extend.add_traits("test_blend", commutative="f", commutative_bits="f")
+    assert count(program.apply("cse")) == 1
+    extend.add_traits("test_blend", may_merge=False)
+    assert count(program.apply("cse")) == 2
+
+
+def test_what_is_expensive_leaves_a_loop():
+    def loop(x):
+        return jax.lax.fori_loop(0, 9, lambda i, c: c + blend_p.bind(large(x), large(x)), large(x))
+
+    def large(x):
+        return jnp.broadcast_to(x[0, 0], (400, 400))
+
+    program = jaxprtool.trace(loop, X)
+
+    def outside(program):
+        return sum(eqn.primitive is blend_p for eqn in program.jaxpr.eqns)
+
+    assert outside(program.apply("hoist")) == 0
+    extend.add_traits("test_blend", expensive=True)
+    assert outside(program.apply("hoist")) == 1
+    extend.add_traits("test_blend", may_hoist=False)
+    assert outside(program.apply("hoist")) == 0
+
+
+def test_a_batching_rule_is_used_and_python_is_written(monkeypatch):
+    mapped = jaxprtool.vmap(lambda x: blend_p.bind(x, X[0]))
+    np.testing.assert_allclose(mapped(X), (X + X[0]) / 2)
+    monkeypatch.setattr(jnp, "test_blend", blend_p.bind, raising=False)
+    source = jaxprtool.to_python(jaxprtool.trace(blend_p.bind, X, X))
+    assert "jnp.test_blend(" in source
+
+
+def test_traits_and_rules_of_an_installed_plugin_are_found_when_they_are_asked_for(monkeypatch):
+    class Point:
+        def load(self):
+            extend.add_traits("test_lazy", expensive=True)
+            extend.rule("dce", "test_lazy")("the rule")
+
+    monkeypatch.setattr(plugins, "_installed", lambda: {"test_lazy": Point()})
+    assert extend.traits("test_lazy").expensive
+    from jaxprtool.passes.dce import dce_rules
+
+    assert dce_rules.get("test_lazy") == "the rule"
+    del dce_rules["test_lazy"]
+
+
+def test_every_name_of_the_public_face_is_there():
+    assert [name for name in extend.__all__ if not hasattr(extend, name)] == []
+    assert len(set(extend.__all__)) == len(extend.__all__)

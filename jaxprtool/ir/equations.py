@@ -55,6 +55,17 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
             todo += new
 
 
+def donations(eqns: Iterable[JaxprEqn]) -> list[tuple[Var, int]]:
+    """Return the operands that calls among equations donate, each with the position of its call."""
+    return [
+        (atom, i)
+        for i, eqn in enumerate(eqns)
+        if eqn.primitive.name == "jit" and any(eqn.params["donated_invars"])
+        for atom, given in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
+        if given and type(atom) is not Literal
+    ]
+
+
 class Contains:
     """Whether a jaxpr contains an equation that meets a condition; each body is looked at once.
 

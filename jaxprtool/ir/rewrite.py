@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import anchor
+from jaxprtool.ir.equations import donations
 from jaxprtool.ir.structured import High, holds_jaxpr, map_sub_jaxprs, view
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
@@ -160,7 +161,7 @@ class Writer:
         self.definition: dict[Var, JaxprEqn] = {}
         self._results = {v for v in jaxpr.outvars if isinstance(v, Var)}
         #: Arrays that a call deletes: under a second name one might be read after that.
-        self.donated = _donated(jaxpr.eqns)
+        self.donated = {v for v, _ in donations(jaxpr.eqns)}
         self.constvars = list(jaxpr.constvars)
         closed = body if isinstance(body, jaxcompat.ClosedJaxpr) else None
         self.consts = list(closed.consts) if closed is not None else []
@@ -385,14 +386,3 @@ class Writer:
         if var in self._results or not hasattr(var.aval, "weak_type"):
             return False
         return bool(var.aval.strip_weak_type() == aval.strip_weak_type())
-
-
-def _donated(eqns: Sequence[JaxprEqn]) -> set[Var]:
-    """Return the operands whose memory the calls among equations may take for results."""
-    return {
-        atom
-        for eqn in eqns
-        if eqn.primitive.name == "jit" and any(eqn.params["donated_invars"])
-        for atom, given in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
-        if given and isinstance(atom, Var)
-    }

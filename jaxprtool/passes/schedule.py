@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import Contains
+from jaxprtool.ir.equations import Contains, donations
 from jaxprtool.ir.liveness import Lifetimes, Liveness
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import with_bodies
@@ -156,13 +156,7 @@ def _is_sow(eqn: JaxprEqn) -> bool:
 
 def _donations(eqns: Sequence[JaxprEqn]) -> Iterator[tuple[int, int]]:
     """Calls that donate an operand and its other readers: pairs that must keep their order."""
-    donated = [
-        (v, i)
-        for i, eqn in enumerate(eqns)
-        if eqn.primitive.name == "jit"
-        for v, flag in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
-        if flag and type(v) is not Literal
-    ]
+    donated = donations(eqns)
     readers: dict[Atom, list[int]] = {v: [] for v, _ in donated}
     if not donated:
         return

@@ -100,7 +100,6 @@ NAME_LISTS = {
     "passes/patterns/tracing.py": "the same option",
     "passes/simplify/pattern.py": "words of the language of patterns",
     "passes/simplify/reductions.py": "rules, as text",
-    "passes/unzip/custom_derivatives.py": "a rule for two primitives",
 }
 
 

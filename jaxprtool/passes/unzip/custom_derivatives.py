@@ -28,6 +28,7 @@ from jaxprtool.ir.custom_rules import (
     vjp_rule,
 )
 from jaxprtool.ir.equations import named
+from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import call, keep
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import dce_body
@@ -35,6 +36,7 @@ from jaxprtool.passes.unzip.known import READY, Context, Known, Outcome, unzip_r
 from jaxprtool.passes.unzip.split import Split, split
 
 
+@rule(unzip_rules, "custom_jvp_call", "custom_vjp_call")
 def _custom(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     if not context.sows(eqn.params["call_jaxpr"]):
         return whole(eqn, known, context)
@@ -57,10 +59,6 @@ def _custom(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
             init.append(_equation(eqn, (*values, *operands), params))
     outs = (Known(early, ready),) * len(eqn.outvars)
     return Outcome(outs, tuple(init), tuple(apply), part.variables, values, places, parts=(part,))
-
-
-for _name in ("custom_jvp_call", "custom_vjp_call"):
-    unzip_rules[_name] = _custom
 
 
 def _check_independent(eqn: JaxprEqn, part: Split) -> None:

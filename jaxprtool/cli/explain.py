@@ -156,7 +156,8 @@ def _pass(name: str) -> PassDocument:
 
 def _write(explanation: dict[str, Any]) -> None:
     origin = f" (from {explanation['origin']})" if "origin" in explanation else ""
-    output.write(f"{explanation['name']}{origin}\n\n{explanation['text']}\n")
+    output.write(f"{explanation['name']}{origin}\n\n")
+    output.write_prose(explanation["text"])
     if explanation.get("tables"):
         output.write(f"It has rules of its own in: {', '.join(explanation['tables'])}")
     for key, titles, columns in _TABLES:

@@ -98,6 +98,19 @@ def write(text: str) -> None:
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
+def write_prose(text: str) -> None:
+    """A docstring, on stdout, as wide as the stream; code, lists and tables stay as they are."""
+    import textwrap
+
+    for i, part in enumerate(text.split("\n\n")):
+        lines = part.splitlines()
+        if not any(line.startswith((" ", "|", "-")) for line in lines):
+            part = textwrap.fill(
+                " ".join(lines), width(), break_long_words=False, break_on_hyphens=False
+            )
+        write(("\n" if i else "") + part)
+
+
 def write_programs(
     programs: Sequence[tuple[str, Program]],
     render: Callable[[Program], Any],

@@ -13,6 +13,12 @@ def test_the_rules_of_simplify_are_a_table(cli):
     assert max(map(len, result.out.splitlines())) <= 100
 
 
+def test_prose_is_as_wide_as_the_terminal_and_code_stays(cli):
+    lines = cli("explain", "unzip").out.splitlines()
+    code = '        w = variable(jax.random.normal(key, (3, 8)), name="w")'
+    assert code in lines and max(map(len, lines)) <= 80
+
+
 def test_the_rules_as_json(cli):
     explained = json.loads(cli("explain", "simplify", "--json").out)
     assert len(explained["rules"]) == len(simplify_rules)

@@ -5,6 +5,8 @@ import it can run in the same process; hence environment variables and not `jax.
 """
 
 import os
+from importlib.metadata import version
+from pathlib import Path
 
 # Tests run on the CPU whatever the machine has; those of other backends ask for them by name.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -14,6 +16,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
 # Thousands of tiny programs are compiled and each runs once: compile time is all that counts.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Workers, and runs, share what they compile. JAX's key holds the program, the options and the
+# device, so that what is found is what would be compiled.
+_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxprtool-tests"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_cache / f"xla-{version('jaxlib')}"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 from hypothesis import HealthCheck, settings
 

@@ -11,7 +11,9 @@ from jaxprtool import trace
 from jaxprtool.errors import BackendError, OutputError, ProgramFileError, UnsupportedError
 from jaxprtool.formats.exported import exported, is_exported, read_exported
 from jaxprtool.ir.program import type_check
-from tests.programs import harness_programs, same, sample_programs
+from tests.programs import same, sample_programs
+from tests.sweep.corpora import Harnesses
+from tests.sweep.parts import Part
 
 
 def loss(params, x, *, unused):
@@ -139,15 +141,14 @@ def test_samples_compute_the_same_as_artifacts(file):
         check_artifact(sample)
 
 
-@pytest.mark.sweep
-def test_jaxs_programs_compute_the_same_as_artifacts():
-    for case in harness_programs(every=20):
-        check_artifact(case)
-
-
 def check_artifact(case):
     with case.setting():
         program = case.program()
         read = read_exported(exported(program))
         assert (read.arg_names, read.out_names) == (program.arg_names, program.out_names)
         same(program, read, case.arguments(), gradients=False)
+
+
+SWEEP = [
+    Part("artifacts: harnesses", Harnesses(every=20), lambda number, case: check_artifact(case)),
+]

@@ -1,6 +1,7 @@
 """A program that a pass has made is type-checked as JAX does it, but quickly."""
 
 import random
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ from jaxprtool.ir.program import type_check
 from jaxprtool.ir.rewrite import map_equations
 from tests.programs import harness_programs, sample_programs
 from tests.programs.samples import sample_files
+from tests.sweep.corpora import Harnesses
+from tests.sweep.parts import Part
 
 X = jnp.arange(1.0, 5.0)
 
@@ -116,23 +119,19 @@ def test_faults_in_samples_are_found(file):
             agree(case.program(), range(10 * number, 10 * number + 4))
 
 
-def prove_harnesses(every):
-    faults = 0
-    for number, case in enumerate(harness_programs(every)):
-        with case.setting():
-            before = case.program()
-            assert verdict(before, before) is None
-            faults += agree(before, range(number, number + 3))
-    return faults
+def prove(number, case):
+    with case.setting():
+        before = case.program()
+        assert verdict(before, before) is None
+        return Counter({"faults": agree(before, range(number, number + 3))})
 
 
 def test_faults_in_some_of_jaxs_programs_are_found():
-    assert prove_harnesses(100) > 40
+    cases = enumerate(harness_programs(100))
+    assert sum((prove(*numbered) for numbered in cases), Counter())["faults"] > 40
 
 
-@pytest.mark.sweep
-def test_faults_in_all_of_jaxs_programs_are_found():
-    assert prove_harnesses(1) > 4000
+SWEEP = [Part("checker: harnesses", Harnesses(), prove, expected=lambda n: n["faults"] > 4000)]
 
 
 def test_a_fault_deep_inside_is_found_at_once():

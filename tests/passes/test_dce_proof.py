@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 
 import hypothesis
 import jax
@@ -30,8 +31,11 @@ from tests.programs import (
 )
 from tests.programs.dead_code import DEAD_CODE, with_dead_code
 from tests.programs.random_programs import RandomProgram
+from tests.programs.rewriting import prove_all
 from tests.programs.same import Verdict, count_equations, lasting_effects, without_ref_writes
 from tests.programs.samples import sample_files
+from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
+from tests.sweep.parts import Part
 
 CHUNKS = 8
 
@@ -74,11 +78,6 @@ def prove_subset(program: Program, args: list, rng: random.Random) -> bool:
     return True
 
 
-def assert_none(failures: dict[str, BaseException]) -> None:
-    lines = [f"{name}: {type(e).__name__}: {str(e)[:400]}" for name, e in failures.items()]
-    assert not failures, f"{len(failures)} programs failed\n" + "\n".join(lines)
-
-
 # --- dead code of each kind ---------------------------------------------------------------------
 
 
@@ -96,30 +95,21 @@ def test_dead_code_goes_and_values_and_rules_stay(inner, outer):
 # --- JAX's own test programs ------------------------------------------------------------------
 
 
-def prove_harnesses(every: int, chunk: int, *, wrapped: int, gradients: int) -> Counter[str]:
-    """Each program as it is; each `wrapped`-th also with dead code around it, of kinds by turns.
+def prove_harness(number: int, case: Case, *, wrapped: int = 1, gradients: int = 1) -> Counter[str]:
+    """A program as it is; each `wrapped`-th also with dead code around it, of kinds by turns.
 
     Every `gradients`-th is differentiated too.
     """
     outcomes: Counter[str] = Counter()
-    failures: dict[str, BaseException] = {}
     kinds = list(DEAD_CODE)
-    for number, case in enumerate(harness_programs(every)[chunk::CHUNKS]):
-        variants = [case]
-        if number % wrapped == 0:
-            variants.append(with_dead_code(case, kinds[number // wrapped % len(kinds)]))
-        for variant in variants:
-            try:
-                before, after, verdict = prove_dce(variant, gradients=number % gradients == 0)
-                if variant is not case and count_equations(case.program().jaxpr):
-                    assert count_equations(after.jaxpr) < count_equations(before.jaxpr)
-            except Exception as error:
-                failures[variant.name] = error
-            else:
-                outcomes[outcome(verdict)] += 1
-        if number % 200 == 199:
-            jax.clear_caches()
-    assert_none(failures)
+    variants = [case]
+    if number % wrapped == 0:
+        variants.append(with_dead_code(case, kinds[number // wrapped % len(kinds)]))
+    for variant in variants:
+        before, after, verdict = prove_dce(variant, gradients=number % gradients == 0)
+        if variant is not case and count_equations(case.program().jaxpr):
+            assert count_equations(after.jaxpr) < count_equations(before.jaxpr)
+        outcomes[outcome(verdict)] += 1
     return outcomes
 
 
@@ -131,16 +121,9 @@ def outcome(verdict: Verdict | None) -> str:
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_a_tenth_of_the_harnesses_compute_the_same(chunk):
-    outcomes = prove_harnesses(10, chunk, wrapped=2, gradients=8)
+    cases = enumerate(harness_programs(10)[chunk::CHUNKS])
+    outcomes = prove_all(cases, partial(prove_harness, wrapped=2, gradients=8))
     assert outcomes.total() > 90
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_all_harnesses_compute_the_same(chunk, record_property):
-    outcomes = prove_harnesses(1, chunk, wrapped=1, gradients=1)
-    record_property("outcomes", dict(outcomes))
-    assert outcomes.total() > 1200
 
 
 # --- random programs --------------------------------------------------------------------------
@@ -148,32 +131,22 @@ def test_all_harnesses_compute_the_same(chunk, record_property):
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_random_programs_compute_the_same(chunk):
-    prove_random_programs(examples=15, seed=chunk)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(10))
-def test_many_random_programs_compute_the_same(chunk, record_property):
-    outcomes = prove_random_programs(examples=250, seed=100 + chunk)
-    record_property("outcomes", dict(outcomes))
-
-
-def prove_random_programs(examples: int, seed: int) -> Counter[str]:
-    outcomes: Counter[str] = Counter()
-
-    @hypothesis.seed(seed)
-    @settings(max_examples=examples)
-    @given(random_programs(), st.randoms(use_true_random=False))
-    def check(drawn: RandomProgram, rng: random.Random) -> None:
-        case = drawn.case()
-        before, _, verdict = prove_dce(case)
-        with case.setting():
-            prove_subset(before, case.arguments(), rng)
-        outcomes[outcome(verdict)] += 1
+    @hypothesis.seed(chunk)
+    @settings(max_examples=15)
+    @given(random_programs(), st.integers(0, 2**20))
+    def check(drawn: RandomProgram, number: int) -> None:
+        prove_random(number, drawn.case())
 
     check()
     jax.clear_caches()
-    return outcomes
+
+
+def prove_random(number: int, case: Case) -> str:
+    """A program with all of its results, and with some of them."""
+    before, _, verdict = prove_dce(case)
+    with case.setting():
+        prove_subset(before, case.arguments(), random.Random(number))
+    return outcome(verdict)
 
 
 # --- samples ----------------------------------------------------------------------------------
@@ -185,8 +158,8 @@ def test_samples_and_their_gradients_compute_the_same(file):
         prove_dce(case, gradients=False)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("file", sample_files())
-def test_the_gradients_of_samples_stay_the_same(file):
-    for case in sample_programs(file):
-        prove_dce(case)
+SWEEP = [
+    Part("dce: harnesses", Harnesses(), prove_harness, expected=lambda n: n.total() > 9600),
+    Part("dce: random programs", RandomPrograms(2500), prove_random),
+    Part("dce: samples", Samples(), lambda number, case: outcome(prove_dce(case)[2])),
+]

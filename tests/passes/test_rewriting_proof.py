@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
+from typing import Any
 
 import hypothesis
 import jax
@@ -32,6 +34,8 @@ from tests.programs.rewriting import (
 )
 from tests.programs.samples import sample_files
 from tests.programs.waste import WASTE, wasteful
+from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
+from tests.sweep.parts import Part
 
 CHUNKS = 8
 
@@ -39,25 +43,26 @@ CHUNKS = 8
 # --- JAX's own test programs ------------------------------------------------------------------
 
 
-def prove_harnesses(every: int, chunk: int, *, deep: int) -> Counter[str]:
-    """Each program as it is by the named pipelines, and each second, wrapped, by all rewriters.
+def prove_harness(number: int, case: Case, *, deep: int = 5) -> Counter[str]:
+    """A program as it is by the named pipelines, and each second, wrapped, by all rewriters.
 
     Every `deep`-th of these is also run as JAX runs it, and differentiated, behind some of them.
     """
+    rng = random.Random(number)
+    outcomes = prove_rewrites(case, LEVELS)
+    if number % 2:
+        return outcomes
+    kind = list(WASTE)[number // 2 % len(WASTE)]
+    rewriters = (*REWRITERS, random_pipeline(rng))
+    chosen = (REWRITERS[-1], rng.choice(rewriters)) if number // 2 % deep == 0 else ()
+    return outcomes + prove_rewrites(wasteful(case, kind), rewriters, chosen)
 
-    def prove(number, case):
-        rng = random.Random(number)
-        outcomes = prove_rewrites(case, LEVELS)
-        if number % 2:
-            return outcomes
-        kind = list(WASTE)[number // 2 % len(WASTE)]
-        rewriters = (*REWRITERS, random_pipeline(rng))
-        chosen = (REWRITERS[-1], rng.choice(rewriters)) if number // 2 % deep == 0 else ()
-        return outcomes + prove_rewrites(wasteful(case, kind), rewriters, chosen)
 
+def prove_harnesses(every: int, chunk: int, *, deep: int) -> Counter[str]:
     # Numbers differ from chunk to chunk so that each kind of program meets each kind of wrapping.
     cases = harness_programs(1)[::every][chunk::CHUNKS]
-    return prove_all(((i + chunk, case) for i, case in enumerate(cases)), prove)
+    numbered = ((i + chunk, case) for i, case in enumerate(cases))
+    return prove_all(numbered, partial(prove_harness, deep=deep))
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -65,31 +70,27 @@ def test_some_harnesses_compute_the_same(chunk):
     assert prove_harnesses(331, chunk, deep=2)["programs"] >= 2
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_all_harnesses_compute_the_same(chunk, record_property):
-    outcomes = prove_harnesses(1, chunk, deep=5)
-    record_property("outcomes", dict(outcomes))
-    assert outcomes["programs"] > 900
-
-
 # --- random programs --------------------------------------------------------------------------
 
 
+def prove_random(number: int, case: Case) -> Counter[str]:
+    """A program, or each third time its derivative, by all rewriters."""
+    rng = random.Random(number)
+    if number % 3 == 0:
+        case = gradient_case(case) or case
+    rewriters = (*REWRITERS, rng.choice(TRANSFORMS), random_pipeline(rng))
+    chosen = (REWRITERS[-1], rng.choice(rewriters)) if number % 4 == 1 else ()
+    return prove_rewrites(case, rewriters, chosen)
+
+
 def prove_random_programs(examples: int, seed: int) -> Counter[str]:
-    """Random programs, every third of them differentiated, by all rewriters."""
     outcomes: Counter[str] = Counter()
 
     @hypothesis.seed(seed)
     @settings(max_examples=examples, phases=[Phase.generate])  # to shrink one takes minutes
     @given(wasteful_programs(), st.integers(0, 2**20))
-    def check(drawn: RandomProgram, seed: int) -> None:
-        case, rng = drawn.case(), random.Random(seed)
-        if seed % 3 == 0:
-            case = gradient_case(case) or case
-        rewriters = (*REWRITERS, rng.choice(TRANSFORMS), random_pipeline(rng))
-        chosen = (REWRITERS[-1], rng.choice(rewriters)) if seed % 4 == 1 else ()
-        outcomes.update(prove_rewrites(case, rewriters, chosen))
+    def check(drawn: RandomProgram, number: int) -> None:
+        outcomes.update(prove_random(number, drawn.case()))
 
     check()
     jax.clear_caches()
@@ -101,13 +102,6 @@ def test_random_programs_compute_the_same(chunk):
     assert prove_random_programs(examples=4, seed=chunk)["programs"] >= 4
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(8))
-def test_many_random_programs_compute_the_same(chunk, record_property):
-    outcomes = prove_random_programs(examples=100, seed=100 + chunk)
-    record_property("outcomes", dict(outcomes))
-
-
 # --- samples ----------------------------------------------------------------------------------
 
 
@@ -116,14 +110,26 @@ def test_a_program_of_each_sample_computes_the_same(file):
     prove_rewrites(sample_programs(file)[0], LEVELS)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("file", sample_files())
-def test_samples_and_their_gradients_compute_the_same(file, record_property):
-    outcomes: Counter[str] = Counter()
-    for number, case in enumerate(sample_programs(file)):
-        rewriters = (*REWRITERS, *TRANSFORMS, random_pipeline(random.Random(number)))
-        outcomes += prove_rewrites(case, rewriters, LEVELS)
-    record_property("outcomes", dict(outcomes))
+def prove_sample(number: int, case: Any) -> Counter[str]:
+    """A sample's function or its gradient by all rewriters and transformations."""
+    rewriters = (*REWRITERS, *TRANSFORMS, random_pipeline(random.Random(number)))
+    return prove_rewrites(case, rewriters, LEVELS)
+
+
+SWEEP = [
+    Part(
+        "rewriting: harnesses",
+        Harnesses(),
+        prove_harness,
+        expected=lambda n: n["programs"] > 7200,
+    ),
+    Part(
+        "rewriting: random programs",
+        RandomPrograms(800, programs=wasteful_programs),
+        prove_random,
+    ),
+    Part("rewriting: samples", Samples(), prove_sample),
+]
 
 
 # --- what is tried ----------------------------------------------------------------------------

@@ -17,20 +17,21 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.interpret import evaluate
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip
-from tests.programs import harness_programs, sample_programs
+from tests.programs import harness_programs
 from tests.programs.halves import prove_unzip
+from tests.programs.interpreter import evaluate
 from tests.programs.mapped import flat, mappings, ours, same_programs, theirs
 from tests.programs.random_programs import RandomProgram, wasteful_programs
-from tests.programs.rewriting import assert_none, prove_all
+from tests.programs.rewriting import prove_all
 from tests.programs.same import lasting_effects
-from tests.programs.samples import sample_files
 from tests.programs.sowing import sown
 from tests.programs.values import bits_agree, difference
 from tests.programs.waste import WASTE, wasteful
+from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
+from tests.sweep.parts import Part
 
 CHUNKS = 4
 O2 = Pipeline.parse("-O2")
@@ -103,67 +104,55 @@ def prove_unzipped(case: Any, rng: random.Random) -> Counter[str]:
 # --- programs ---------------------------------------------------------------------------------
 
 
-def prove_harnesses(every: int, chunk: int) -> Counter[str]:
-    """Wrapped programs, batched and unzipped by turns."""
+def prove(number: int, case: Any) -> Counter[str]:
+    """Unzip each third program, and batch the others."""
+    return (prove_unzipped if number % 3 == 0 else prove_batch)(case, random.Random(number))
 
-    def prove(number: int, case: Any) -> Counter[str]:
-        rng = random.Random(number)
-        case = wasteful(case, list(WASTE)[number % len(WASTE)])
-        return (prove_unzipped if number % 3 == 0 else prove_batch)(case, rng)
 
-    cases = harness_programs(1)[::every][chunk::CHUNKS]
-    return prove_all(((i + chunk, case) for i, case in enumerate(cases)), prove)
+def prove_harness(number: int, case: Any) -> Counter[str]:
+    """Prove a program wrapped in what the passes look for."""
+    return prove(number, wasteful(case, list(WASTE)[number % len(WASTE)]))
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_some_harnesses_batch_and_unzip_behind_o2(chunk):
-    assert prove_harnesses(311, chunk).total() >= 4
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_many_harnesses_batch_and_unzip_behind_o2(chunk, record_property):
-    outcomes = prove_harnesses(3, chunk)
-    record_property("outcomes", dict(outcomes))
-    assert outcomes.total() > 300
-
-
-def prove_random_programs(examples: int, seed: int) -> Counter[str]:
-    outcomes: Counter[str] = Counter()
-
-    @hypothesis.seed(seed)
-    @settings(max_examples=examples, phases=[Phase.generate])  # to shrink one takes minutes
-    @given(wasteful_programs(), st.integers(0, 2**20))
-    def check(drawn: RandomProgram, seed: int) -> None:
-        rng = random.Random(seed)
-        prove = prove_unzipped if seed % 3 == 0 else prove_batch
-        outcomes.update(prove(drawn.case(), rng))
-
-    check()
-    jax.clear_caches()
-    return outcomes
+    cases = harness_programs(1)[::311][chunk::CHUNKS]
+    numbered = ((i + chunk, case) for i, case in enumerate(cases))
+    assert prove_all(numbered, prove_harness).total() >= 4
 
 
 def test_random_programs_batch_and_unzip_behind_o2():
-    assert prove_random_programs(examples=5, seed=0).total() >= 5
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(4))
-def test_many_random_programs_batch_and_unzip_behind_o2(chunk, record_property):
-    outcomes = prove_random_programs(examples=100, seed=100 + chunk)
-    record_property("outcomes", dict(outcomes))
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("file", sample_files())
-def test_samples_batch_behind_o2(file, record_property):
     outcomes: Counter[str] = Counter()
-    failures: dict[str, BaseException] = {}
-    for number, case in enumerate(sample_programs(file)):
-        try:
-            outcomes += prove_batch(case, random.Random(number))
-        except Exception as error:
-            failures[case.name] = error
-    assert_none(failures)
-    record_property("outcomes", dict(outcomes))
+
+    @hypothesis.seed(0)
+    @settings(max_examples=5, phases=[Phase.generate])  # to shrink one takes minutes
+    @given(wasteful_programs(), st.integers(0, 2**20))
+    def check(drawn: RandomProgram, number: int) -> None:
+        outcomes.update(prove(number, drawn.case()))
+
+    check()
+    jax.clear_caches()
+    assert outcomes.total() >= 5
+
+
+def prove_sample(number: int, case: Any) -> Counter[str]:
+    return prove_batch(case, random.Random(number))
+
+
+REFUSALS = ("not mapped", "not unzipped", "no arguments")
+SWEEP = [
+    Part(
+        "behind -O2: harnesses",
+        Harnesses(every=3),
+        prove_harness,
+        refusals=REFUSALS,
+        expected=lambda n: n.total() > 1200,
+    ),
+    Part(
+        "behind -O2: random programs",
+        RandomPrograms(400, programs=wasteful_programs),
+        prove,
+        refusals=REFUSALS,
+    ),
+    Part("behind -O2: samples", Samples(), prove_sample, refusals=REFUSALS),
+]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.structured import sub_jaxprs
+from tests.programs.interpreter import bodies
 from tests.programs.recorder import recording
 
 #: What JAX raises when a program has no derivative in the mode asked for: a while loop or a
@@ -94,8 +94,7 @@ def derivative_of(
 def has_refs(jaxpr: Any) -> bool:
     """Whether a program makes a ref at any depth."""
     return any(
-        eqn.primitive.name == "new_ref" or any(has_refs(body) for _, body in sub_jaxprs(eqn))
-        for eqn in jaxpr.eqns
+        eqn.primitive.name == "new_ref" or any(map(has_refs, bodies(eqn))) for eqn in jaxpr.eqns
     )
 
 

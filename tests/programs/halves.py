@@ -1,7 +1,7 @@
 """The referee of `unzip`: do init and apply together compute what the program does?
 
 `prove_unzip(program, key_args, args)` holds the two against the original and against the reference
-of `variables.py`. Everything is evaluated one equation at a time first (`stepwise.py`), where
+of `variables.py`. Everything is evaluated one equation at a time first (`interpreter.py`), where
 results must agree to the last bit, and then by JAX's own evaluator, where they may differ by
 rounding.
 """
@@ -23,7 +23,7 @@ from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.unzip import Unzip
-from tests.programs import stepwise
+from tests.programs import interpreter
 from tests.programs.gradients import (
     NO_DERIVATIVE,
     NO_DERIVATIVE_OF_REFS,
@@ -168,12 +168,12 @@ class _Case:
 
     def check_values(self) -> list[Any]:
         """All of it, one equation at a time; gives the variables' initial values, flat."""
-        original = _run(stepwise.evaluate, self.program.jaxpr, self.args)
+        original = _run(interpreter.evaluate, self.program.jaxpr, self.args)
         variables, made = _run(
-            stepwise.evaluate, self.init.jaxpr, [self.args[i] for i in self.early]
+            interpreter.evaluate, self.init.jaxpr, [self.args[i] for i in self.early]
         )
         self._check_recorded(variables)
-        outs, used = self._apply(stepwise.evaluate, variables)
+        outs, used = self._apply(interpreter.evaluate, variables)
         agree("apply of init's variables", original[0], outs)
         _same_events(original[1], made + used)
         for change in (_moved, _reversed):
@@ -214,12 +214,12 @@ class _Case:
             expected = Reference(self.tag, given).evaluate(
                 self.program.jaxpr, self.facts, self.args
             )
-        agree("apply of other variables", expected, self._apply(stepwise.evaluate, variables)[0])
+        agree("apply of other variables", expected, self._apply(interpreter.evaluate, variables)[0])
 
     def check_compiled(self, stepped: list[Any]) -> None:
         """By JAX's evaluator: the same but for rounding, where the original is well conditioned."""
         original, variables = self.program.jaxpr, [self.args[i] for i in self.early]
-        steps = _run(stepwise.evaluate, original, self.args)[0]
+        steps = _run(interpreter.evaluate, original, self.args)[0]
         try:
             before = _run(_compiled, original, self.args)
             made = _run(_compiled, self.init.jaxpr, variables)
@@ -242,7 +242,7 @@ class _Case:
         """The derivative of apply's results by variables and arguments against the reference's."""
         early = [self.args[i] for i in self.early]
         with recording():
-            variables = list(map(jnp.asarray, stepwise.evaluate(self.init.jaxpr, early)))
+            variables = list(map(jnp.asarray, interpreter.evaluate(self.init.jaxpr, early)))
         given = [*variables, *(self.args[i] for i in self.late)]
         at = [i for i, x in enumerate(given) if _is_inexact(x)]
         results = [i for i, v in enumerate(self.program.jaxpr.outvars) if _is_inexact(v.aval)]

@@ -30,11 +30,11 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.equivalence import equivalent
 from jaxprtool.ir.program import Program, type_check
-from jaxprtool.ir.structured import Cond, Scan, sub_jaxprs, view
 from jaxprtool.passes.batch import Batch
 from jaxprtool.passes.batch.axis import Axis
 from jaxprtool.passes.batch.body import batch_body
 from jaxprtool.passes.pipeline import Pipeline
+from tests.programs.interpreter import Cond, Scan, bodies, read
 from tests.programs.recorder import Event, Recording, recording
 from tests.programs.values import bits_agree, difference, values_agree
 
@@ -283,10 +283,10 @@ def cost(jaxpr: Any) -> Cost:
     """What a jaxpr costs: a scan's body moves as often as it runs, a cond what one branch may."""
     equations = moved = 0
     for eqn in jaxpr.eqns:
-        structured = view(eqn)
-        bodies = [cost(body) for _, body in sub_jaxprs(eqn)]
-        equations += 1 + sum(body.equations for body in bodies)
-        bytes_of = [body.moved for body in bodies]
+        structured = read(eqn)
+        inside = [cost(body) for body in bodies(eqn)]
+        equations += 1 + sum(body.equations for body in inside)
+        bytes_of = [body.moved for body in inside]
         if isinstance(structured, Cond):
             moved += max(bytes_of, default=0)
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.interpret import Interpreter
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.pipeline import Pipeline
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS, has_refs, reverse
+from tests.programs.interpreter import bind, evaluate
 from tests.programs.mapped import are_equivalent
 from tests.programs.recorder import recording
 from tests.programs.same import Original, count_equations, lasting_effects, without_ref_writes
@@ -186,21 +186,19 @@ class _Proof:
     @cached_property
     def _all_finite(self) -> bool:
         """Whether a run meets finite numbers alone: rules that are not exact ask for that."""
-        stepper = _Finite()
+        all_finite = True
+
+        def apply(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+            nonlocal all_finite
+            results = bind(eqn, operands)
+            for x in (*operands, *results):
+                if jnp.issubdtype(getattr(x, "dtype", bool), jnp.inexact):
+                    all_finite &= bool(jnp.isfinite(x[...]).all())
+            return results
+
         with recording():
-            stepper.run(self.original.program.jaxpr, self.original.args)
-        return stepper.all_finite
-
-
-class _Finite(Interpreter):
-    all_finite = True
-
-    def evaluate(self, eqn: Any, operands: list[Any]) -> Any:
-        results = super().evaluate(eqn, operands)
-        for x in (*operands, *results):
-            if jnp.issubdtype(getattr(x, "dtype", bool), jnp.inexact):
-                self.all_finite &= bool(jnp.isfinite(x[...]).all())
-        return results
+            evaluate(self.original.program.jaxpr, self.original.args, apply)
+        return all_finite
 
 
 def gradient_case(case: Case) -> Case | None:

@@ -9,7 +9,7 @@ values:
 *   Bits may differ where XLA compiles the body of a loop or a branch as a whole: it rounds a
     body differently when dead code beside the live has gone. So if they differ, and
     `exact=True`, both are also evaluated one equation at a time at every depth
-    (`stepwise.evaluate`), and those results must agree to the last bit, but that a subnormal
+    (`interpreter.evaluate`), and those results must agree to the last bit, but that a subnormal
     number is as good as zero: arithmetic flushes it, and `x * 1`, say, may go. What JAX's evaluator
     gives may then differ by the tolerance of the dtype only, unless JAX's evaluator and the
     stepwise one differ by more on the *original* too, which is then ill-conditioned.
@@ -33,10 +33,10 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program, type_check
-from jaxprtool.ir.structured import sub_jaxprs
-from tests.programs import stepwise
+from tests.programs import interpreter
 from tests.programs.case import Case
 from tests.programs.gradients import XLA_FAULT, Gradients, gradients_of, is_xla_fault
+from tests.programs.interpreter import bodies
 from tests.programs.recorder import Event, Recording, recording
 from tests.programs.values import (
     Comparison,
@@ -136,7 +136,7 @@ class Original:
 
     @cached_property
     def steps(self) -> Run:
-        return _run(stepwise.evaluate, self.program.jaxpr, self.args)
+        return _run(interpreter.evaluate, self.program.jaxpr, self.args)
 
     @cached_property
     def gradients(self) -> Gradients | str:
@@ -164,7 +164,7 @@ class Original:
         return True
 
     def _same_steps(self, after: Any, *, exact: bool = True) -> None:
-        old, new = self.steps, _run(stepwise.evaluate, after, self.args)
+        old, new = self.steps, _run(interpreter.evaluate, after, self.args)
         agree = flushed_bits_agree if exact else values_agree
         _fail("results, step by step", difference(old[0], new[0], agree))
         _same_order(old[1].events, new[1].events, agree)
@@ -232,10 +232,10 @@ def lasting_effects(jaxpr: Any) -> Counter[tuple[str, ...]]:
         if all(map(jaxcompat.is_removable_effect, eqn.effects)):
             continue
         name = eqn.primitive.name
-        bodies = [body for _, body in sub_jaxprs(eqn)]
-        if not bodies:
+        inside = list(bodies(eqn))
+        if not inside:
             found[(name,)] += 1
-        for body in bodies:
+        for body in inside:
             for path, count in lasting_effects(body).items():
                 found[(name, *path)] += count
     return found
@@ -248,7 +248,7 @@ def without_ref_writes(effects: Counter[tuple[str, ...]]) -> Counter[tuple[str, 
 
 def count_equations(jaxpr: Any) -> int:
     """The equations of a jaxpr and of the jaxprs in it; a shared one counts at each mention."""
-    inside = (count_equations(body) for eqn in jaxpr.eqns for _, body in sub_jaxprs(eqn))
+    inside = (count_equations(body) for eqn in jaxpr.eqns for body in bodies(eqn))
     return len(jaxpr.eqns) + sum(inside)
 
 

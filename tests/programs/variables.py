@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
 from jaxprtool.primitives import scope_of
+from tests.programs.interpreter import Call, Cond, Scan, While, bind, closed, read, stacked
 from tests.programs.rules import RULE_FACTOR
 
 Path = tuple[str, ...]
@@ -82,21 +82,21 @@ class Flow:
         return Flow(outs, [site.inside(scope, **loop) for site in self.sites], self.stuck)
 
 
-def flow(closed: Any, facts: Sequence[Fact], tag: str, reached: Fact = CONSTANT) -> Flow:
+def flow(jaxpr: Any, facts: Sequence[Fact], tag: str, reached: Fact = CONSTANT) -> Flow:
     """The flow through a closed jaxpr."""
-    known = dict.fromkeys(closed.constvars, CONSTANT)
-    known.update(zip(closed.invars, facts, strict=True))
+    known = dict.fromkeys(jaxpr.constvars, CONSTANT)
+    known.update(zip(jaxpr.invars, facts, strict=True))
     found = Flow([])
 
     def of(atom: Any) -> Fact:
         return CONSTANT if isinstance(atom, jaxcompat.Literal) else known[atom]
 
-    for eqn in closed.eqns:
+    for eqn in jaxpr.eqns:
         inner = flow_equation(eqn, [of(atom) for atom in eqn.invars], tag, reached)
         known.update(zip(eqn.outvars, inner.outs, strict=True))
         found.sites += inner.sites
         found.stuck += inner.stuck
-    found.outs = [of(atom) for atom in closed.outvars]
+    found.outs = [of(atom) for atom in jaxpr.outvars]
     return found
 
 
@@ -114,33 +114,36 @@ def flow_equation(eqn: Any, facts: list[Fact], tag: str, reached: Fact = CONSTAN
 def _flow_inside(eqn: Any, facts: list[Fact], tag: str, reached: Fact) -> Flow:
     if eqn.primitive.name == "sow" and eqn.params["tag"] == tag and both(*facts).early:
         return Flow([CONSTANT] * len(eqn.outvars), [Site((eqn.params["name"],), eqn)])
-    structured = view(eqn)
-    match structured:
-        case Scan():
-            return _flow_scan(structured, facts, tag, reached)
-        case While():
-            return _flow_while(structured, facts, tag, reached)
-        case Cond():
+    name = eqn.primitive.name
+    match read(eqn):
+        case Scan() as scan:
+            return _flow_scan(scan, facts, tag, reached)
+        case While() as loop:
+            return _flow_while(loop, facts, tag, reached)
+        case Cond(branches):
             taken = both(reached, facts[0])
-            sides = [flow(branch, facts[1:], tag, taken) for branch in structured.branches]
+            sides = [flow(branch, facts[1:], tag, taken) for branch in branches]
             if not any(side.sites for side in sides):
                 # All that happens in a branch depends on the index too.
                 given = [both(facts[0], fact) for fact in facts[1:]]
-                sides = [flow(branch, given, tag, taken) for branch in structured.branches]
+                sides = [flow(branch, given, tag, taken) for branch in branches]
             outs = [both(facts[0], *each) for each in zip(*(s.outs for s in sides), strict=True)]
             sites, stuck = ([x for s in sides for x in getattr(s, k)] for k in ("sites", "stuck"))
             return Flow(outs, sites, stuck)
-        case CustomJVP():
+        case Call(body) if name == "custom_jvp_call":
             # It stays whole, for its rules to hold.
-            inner = flow(structured.body, facts, tag, reached)
+            inner = flow(body, facts, tag, reached)
             out = both(*facts)
             if inner.sites:
                 ready = all(out.ready for out in inner.outs)
                 out = Fact(ready and out.early, ready)
             return inner.inside([out] * len(eqn.outvars))
-        case Call() | ShardMap():
-            inner = flow(structured.body, facts, tag, reached)
+        case Call(body) if name != "custom_vjp_call":
+            inner = flow(body, facts, tag, reached)
             return inner.inside(inner.outs, scope_of(eqn))
+    if name == "shard_map":
+        inner = flow(closed(eqn.params["jaxpr"]), facts, tag, reached)
+        return inner.inside(inner.outs, scope_of(eqn))
     out = _as_a_whole(eqn, facts, reached)
     stuck = [eqn] if _has_lasting_effect(eqn) and not any(out) else []
     return Flow([out] * len(eqn.outvars), stuck=stuck)
@@ -165,7 +168,7 @@ def _meets_ref(eqn: Any) -> bool:
 
 
 def _flow_scan(scan: Scan, facts: list[Fact], tag: str, reached: Fact) -> Flow:
-    n, k = len(scan.consts), len(scan.carry)
+    n, k = scan.consts, scan.carry
     carry = facts[n : n + k]
     while True:
         body = flow(scan.body, [*facts[:n], *carry, *facts[n + k :]], tag, reached)
@@ -176,7 +179,7 @@ def _flow_scan(scan: Scan, facts: list[Fact], tag: str, reached: Fact) -> Flow:
 
 
 def _flow_while(loop: While, facts: list[Fact], tag: str, reached: Fact) -> Flow:
-    c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
+    c, b = loop.cond_consts, loop.cond_consts + loop.body_consts
     carry = facts[b:]
     while True:
         (more,) = flow(loop.cond, [*facts[:c], *carry], tag, reached).outs
@@ -209,27 +212,27 @@ class Reference:
         return self._run(closed, list(facts), list(args), (), ())[0]
 
     def _run(
-        self, closed: Any, facts: list[Fact], args: list[Any], scopes: Path, at: tuple[int, ...]
+        self, jaxpr: Any, facts: list[Fact], args: list[Any], scopes: Path, at: tuple[int, ...]
     ) -> tuple[list[Any], list[Fact]]:
-        env = dict(zip(closed.constvars, closed.consts, strict=True))
-        env.update(zip(closed.invars, args, strict=True))
-        known = dict.fromkeys(closed.constvars, CONSTANT)
-        known.update(zip(closed.invars, facts, strict=True))
+        env = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+        known = dict.fromkeys(jaxpr.constvars, CONSTANT)
+        known.update(zip(jaxpr.invars, facts, strict=True))
 
-        def read(atom: Any) -> Any:
+        def value(atom: Any) -> Any:
             return atom.val if isinstance(atom, jaxcompat.Literal) else env[atom]
 
         def of(atom: Any) -> Fact:
             return CONSTANT if isinstance(atom, jaxcompat.Literal) else known[atom]
 
-        for eqn in closed.eqns:
-            ins, operands = ([f(atom) for atom in eqn.invars] for f in (of, read))
+        for eqn in jaxpr.eqns:
+            ins, operands = ([f(atom) for atom in eqn.invars] for f in (of, value))
             outs = flow_equation(eqn, ins, self.tag, self._reached).outs
             with eqn.ctx.manager:
                 results = self._equation(eqn, ins, operands, scopes, at)
             known.update(zip(eqn.outvars, outs, strict=True))
             env.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in closed.outvars], [of(atom) for atom in closed.outvars]
+        return [value(atom) for atom in jaxpr.outvars], [of(atom) for atom in jaxpr.outvars]
 
     def _equation(
         self, eqn: Any, facts: list[Fact], operands: list[Any], scopes: Path, at: tuple[int, ...]
@@ -239,33 +242,32 @@ class Reference:
             if eqn.params["tag"] == self.tag and both(*facts).early:
                 return self._variable(eqn, value, scopes, at)
             return value
-        structured = view(eqn)
-        match structured:
-            case Scan():
-                return self._scan(structured, facts, operands, scopes, at)
-            case While():
-                return self._while(structured, facts, operands, scopes, at)
-            case Cond():
-                index = min(max(int(operands[0]), 0), len(structured.branches) - 1)
+        match read(eqn):
+            case Scan() as scan:
+                return self._scan(eqn, scan, facts, operands, scopes, at)
+            case While() as loop:
+                return self._while(loop, facts, operands, scopes, at)
+            case Cond(branches):
+                index = min(max(int(operands[0]), 0), len(branches) - 1)
                 # All branches, so that the variables of each are met.
                 sides = {}
                 outside, self._reached = self._reached, both(self._reached, facts[0])
-                for i, branch in enumerate(structured.branches):
+                for i, branch in enumerate(branches):
                     given = operands[1:] if i == index else _with_refs_copied(operands[1:])
                     if i == index or flow(branch, facts[1:], self.tag, self._reached).sites:
                         sides[i] = self._run(branch, facts[1:], given, scopes, at)[0]
                 self._reached = outside
                 return sides[index]
-            case Call():
+            case Call(body) if eqn.primitive.name == "custom_jvp_call":
+                if flow(body, facts, self.tag, self._reached).sites:
+                    # The rules of `tests.programs.rules`, which hold for the operands alone.
+                    scaled = [_scaled(x) for x in operands]
+                    return self._run(body, facts, scaled, scopes, at)[0]
+            case Call(body) if eqn.primitive.name != "custom_vjp_call":
                 scope = scope_of(eqn)
                 inner = scopes if scope is None else (*scopes, scope)
-                return self._run(structured.body, facts, operands, inner, at)[0]
-            case CustomJVP() if flow(structured.body, facts, self.tag, self._reached).sites:
-                # The rules of `tests.programs.rules`, which hold for the operands alone.
-                scaled = [_scaled(x) for x in operands]
-                return self._run(structured.body, facts, scaled, scopes, at)[0]
-        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-        return results if eqn.primitive.multiple_results else [results]
+                return self._run(body, facts, operands, inner, at)[0]
+        return bind(eqn, operands)
 
     def _variable(self, eqn: Any, value: list[Any], scopes: Path, at: Any) -> list[Any]:
         path = (*scopes, eqn.params["name"])
@@ -283,9 +285,9 @@ class Reference:
         return [leaf[at] if at else leaf for leaf in jax.tree.leaves(found)]
 
     def _scan(
-        self, scan: Scan, facts: list[Fact], operands: list[Any], scopes: Path, at: Any
+        self, eqn: Any, scan: Scan, facts: list[Fact], operands: list[Any], scopes: Path, at: Any
     ) -> list[Any]:
-        n, k = len(scan.consts), len(scan.carry)
+        n, k = scan.consts, scan.carry
         consts, carry, xs = operands[:n], operands[n : n + k], operands[n + k :]
         found = _flow_scan(scan, facts, self.tag, self._reached)
         inner = [*facts[:n], *found.outs[:k], *facts[n + k :]]
@@ -296,13 +298,14 @@ class Reference:
             results, _ = self._run(scan.body, inner, given, scopes, (*at, i))
             carry, rows[i] = results[:k], results[k:]
         self._count = start + Counter((*scopes, *site.path) for site in found.sites)
-        ys = zip(*(rows[i] for i in sorted(rows)), strict=True)
-        return [*carry, *(map(jnp.stack, ys) if rows else map(empty, scan.ys))]
+        ys = [[rows[i][j] for i in sorted(rows)] for j in range(len(eqn.outvars) - k)]
+        pairs = zip(ys, eqn.outvars[k:], strict=True)
+        return [*carry, *(jnp.stack(y) if y else stacked(y, var) for y, var in pairs)]
 
     def _while(
         self, loop: While, facts: list[Fact], operands: list[Any], scopes: Path, at: Any
     ) -> list[Any]:
-        c, b = len(loop.cond_consts), len(loop.body_consts)
+        c, b = loop.cond_consts, loop.body_consts
         cond_consts, consts, carry = operands[:c], operands[c : c + b], operands[c + b :]
         found = _flow_while(loop, facts, self.tag, self._reached)
         inner = found.outs
@@ -337,10 +340,3 @@ def _scaled_jvp(primals: Any, tangents: Any) -> Any:
     (t,) = tangents
     inexact = jnp.issubdtype(t.dtype, jnp.inexact)
     return primals[0], t * jnp.asarray(RULE_FACTOR, t.dtype) if inexact else t
-
-
-def empty(like: Any) -> Any:
-    """A stack of no rows, of the type of a variable of a jaxpr."""
-    if jnp.issubdtype(like.aval.dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0), like.aval.shape)
-    return jnp.zeros(like.aval.shape, like.aval.dtype)

@@ -16,6 +16,8 @@ from jaxprtool.jaxcompat import jaxpr_as_fun
 from jaxprtool.render.listing import listing
 from tests.programs.harnesses import harness_programs
 from tests.render.programs import PROGRAMS, X, jaxpr_of
+from tests.sweep.corpora import Harnesses
+from tests.sweep.parts import Part
 
 WIDTHS = (40, 80, 120, 160)
 
@@ -52,28 +54,25 @@ def test_text_of_gradients_is_jaxs_own(width):
         same_as_jax(jaxpr_of(lambda *xs, f=flat: jax.linearize(f, *xs)[0], *args), width)
 
 
-def check_against_jax(cases):
-    compared = 0
-    for case in cases:
-        closed = jax.make_jaxpr(case.fun)(*case.args)
-        try:
-            str(closed)
-        except KeyError:
-            listing(closed)  # JAX cannot print its own program; we can
-            continue
-        for width in WIDTHS:
-            same_as_jax(closed, width)
-        compared += 1
-    return compared
+def prove(number, case):
+    """Compare the listing of a program with JAX's at some widths."""
+    closed = jax.make_jaxpr(case.fun)(*case.args)
+    try:
+        str(closed)
+    except KeyError:
+        listing(closed)  # JAX cannot print its own program; we can
+        return "JAX fails"
+    for width in WIDTHS:
+        same_as_jax(closed, width)
+    return "compared"
 
 
 def test_text_of_jaxs_own_test_programs_is_jaxs_own():
-    assert check_against_jax(harness_programs(every=15)) > 300
+    cases = enumerate(harness_programs(every=15))
+    assert [prove(*numbered) for numbered in cases].count("compared") > 300
 
 
-@pytest.mark.sweep
-def test_text_of_all_of_jaxs_own_test_programs_is_jaxs_own():
-    assert check_against_jax(harness_programs(every=1)) > 5000
+SWEEP = [Part("listing: harnesses", Harnesses(), prove, expected=lambda n: n["compared"] > 5000)]
 
 
 # --- what JAX's notation does not have ----------------------------------------------------------

@@ -18,6 +18,8 @@ from tests.formats.jaxpr.round_trips import count, prove_round_trip
 from tests.programs import Case, harness_programs, random_programs, sample_programs
 from tests.programs.random_programs import RandomProgram
 from tests.programs.samples import sample_files
+from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
+from tests.sweep.parts import Part
 
 CHUNKS = 8
 
@@ -32,14 +34,6 @@ def test_a_tenth_of_the_harnesses_come_back(chunk):
     assert outcomes["round trip"] > 50
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_all_harnesses_come_back(chunk, record_property):
-    outcomes = count(harness_programs(1)[chunk::CHUNKS], run_every=1)
-    record_property("outcomes", dict(outcomes))
-    assert outcomes["round trip"] > 600
-
-
 def comes_back(case: Any, run: bool) -> bool:
     """Whether a case makes the round trip, or holds Python functions; else AssertionError."""
     outcome = prove_round_trip(case, run=run)
@@ -50,13 +44,6 @@ def comes_back(case: Any, run: bool) -> bool:
 @pytest.mark.parametrize("file", sample_files())
 def test_samples_and_their_gradients_come_back(file):
     outcomes = [comes_back(case, run=False) for case in sample_programs(file)]
-    assert any(outcomes)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("file", sample_files())
-def test_samples_that_come_back_compute_and_differentiate_the_same(file):
-    outcomes = [comes_back(case, run=True) for case in sample_programs(file)]
     assert any(outcomes)
 
 
@@ -76,10 +63,19 @@ def test_random_programs_come_back(chunk):
     prove_random_programs(examples=5, seed=chunk)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(10))
-def test_many_random_programs_come_back(chunk):
-    prove_random_programs(examples=250, seed=100 + chunk)
+def prove(number: int, case: Any) -> str:
+    return prove_round_trip(case, run=True)
+
+
+def prove_written(number: int, case: Any) -> str:
+    return "round trip" if comes_back(case, run=True) else "refused"
+
+
+SWEEP = [
+    Part("files: harnesses", Harnesses(), prove, expected=lambda n: n["round trip"] > 4800),
+    Part("files: random programs", RandomPrograms(2500), prove_written),
+    Part("files: samples", Samples(), prove_written),
+]
 
 
 # --- what JAX 0.12 has objects of its own for -------------------------------------------------

@@ -6,12 +6,10 @@ compute the same bits.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -23,6 +21,8 @@ from jaxprtool.ir.structured import sub_jaxprs
 from tests.formats.python.emitting import defined, traced_again
 from tests.programs import harness_programs, random_programs, same, sample_programs
 from tests.programs.samples import sample_files
+from tests.sweep.corpora import Harnesses, RandomPrograms
+from tests.sweep.parts import Part
 
 #: Primitives without which JAX's test programs cannot be written, as they are not public.
 NOT_PUBLIC = {"iota_2x32_shape"}
@@ -58,42 +58,19 @@ def outcome(program: Program, arguments: list[Any], gradients: bool = False) -> 
     return "identical"
 
 
-def table(outcomes: dict[str, Counter[str]]) -> str:
-    """The outcomes of the programs with each primitive, as lines of text."""
-    kinds = ("equivalent", "identical", "refused")
-    rows = [("primitive", *kinds)]
-    rows += [(name, *(str(found[k]) for k in kinds)) for name, found in sorted(outcomes.items())]
-    return "\n".join(f"{row[0]:32} {row[1]:>12} {row[2]:>12} {row[3]:>12}" for row in rows)
-
-
-def outcomes_of(cases: Iterator[Any]) -> tuple[Counter[str], dict[str, Counter[str]]]:
-    total: Counter[str] = Counter()
-    by_primitive: dict[str, Counter[str]] = {}
-    for case in cases:
-        with case.setting():
-            program = case.program()
-            found = outcome(program, case.arguments())
-        total[found] += 1
-        names = set(primitives(program.jaxpr))
-        assert found != "refused" or names & NOT_PUBLIC, case.name
-        for name in names:
-            by_primitive.setdefault(name, Counter())[found] += 1
-    return total, by_primitive
+def prove(number: int, case: Any) -> str:
+    """Write a program and trace it again; says what came of it."""
+    with case.setting():
+        program = case.program()
+        found = outcome(program, case.arguments())
+    assert found != "refused" or set(primitives(program.jaxpr)) & NOT_PUBLIC, case.name
+    return found
 
 
 def test_a_tenth_of_jaxs_test_programs_come_back_equivalent() -> None:
-    total, _ = outcomes_of(iter(harness_programs(10)))
+    total = Counter(prove(*numbered) for numbered in enumerate(harness_programs(10)))
     assert total["identical"] == 0
     assert total["equivalent"] > 500
-
-
-@pytest.mark.sweep
-def test_all_of_jaxs_test_programs_come_back_equivalent() -> None:
-    total, by_primitive = outcomes_of(iter(harness_programs(1)))
-    print(f"\nJAX {jax.__version__}: {dict(total)}\n{table(by_primitive)}", file=sys.stderr)
-    assert total["identical"] == 0
-    assert total["refused"] == 3
-    assert total["equivalent"] > 5400
 
 
 @pytest.mark.parametrize("file", sample_files())
@@ -117,14 +94,21 @@ def test_random_programs_come_back(drawn: Any) -> None:
     check_random(drawn)
 
 
-@pytest.mark.sweep
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
-@given(random_programs())
-def test_many_random_programs_come_back(drawn: Any) -> None:
-    check_random(drawn)
-
-
 def check_random(drawn: Any) -> None:
-    case = drawn.case()
+    prove_random(0, drawn.case())
+
+
+def prove_random(number: int, case: Any) -> str:
     with case.setting():
-        outcome(case.program(), case.arguments(), gradients=True)
+        return outcome(case.program(), case.arguments(), gradients=True)
+
+
+SWEEP = [
+    Part(
+        "python: harnesses",
+        Harnesses(),
+        prove,
+        expected=lambda n: (n["identical"], n["refused"]) == (0, 3) and n["equivalent"] > 5400,
+    ),
+    Part("python: random programs", RandomPrograms(500), prove_random),
+]

@@ -22,6 +22,8 @@ from jaxprtool.ir.program import type_check
 from jaxprtool.passes.batch import Batch, BatchError, BatchTypeError
 from tests.programs import random_programs
 from tests.programs.mapped import flat, mappings, ours, same_programs
+from tests.sweep.corpora import RandomPrograms
+from tests.sweep.parts import Part
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((3, 4)).astype(np.float32)
@@ -412,41 +414,36 @@ def test_a_ref_that_is_made_of_no_argument_is_each_chunks_own():
 # --- random programs ----------------------------------------------------------------------------
 
 
-def prove_random_programs(examples, seed):
-    """Random programs, mapped at random axes: in chunks as all lanes at once, events included."""
-    outcomes = Counter()
-
-    @hypothesis.seed(seed)
-    @settings(max_examples=examples)
-    @given(random_programs(), st.integers(0, 2**20), st.integers(1, 3))
-    def check(drawn, seed, chunk):
-        case = drawn.case()
-        with case.setting():
-            program = flat(case.program())
-            for drawn_mapping in mappings(program, random.Random(seed), 1):
-                mapping = replace(drawn_mapping, size=5)
-                try:
-                    whole = ours(program, mapping)
-                except JaxprToolError:
-                    outcomes["refused"] += 1
-                    continue
-                axes = mapping.in_axes, mapping.out_axes, mapping.size, mapping.axis_name
-                chunked = Batch(*axes, chunk=chunk)(program)
-                type_check(chunked)
-                same_programs(chunked, whole, mapping.stack(case.arguments()))
-                outcomes["same"] += 1
-
-    check()
-    jax.clear_caches()
-    return outcomes
+def prove(number, case):
+    """Map a program at random axes: in chunks as all lanes at once, events included."""
+    rng = random.Random(number)
+    with case.setting():
+        program = flat(case.program())
+        (drawn,) = mappings(program, rng, 1)
+        mapping = replace(drawn, size=5)
+        try:
+            whole = ours(program, mapping)
+        except JaxprToolError:
+            return "refused"
+        axes = mapping.in_axes, mapping.out_axes, mapping.size, mapping.axis_name
+        chunked = Batch(*axes, chunk=rng.randint(1, 3))(program)
+        type_check(chunked)
+        same_programs(chunked, whole, mapping.stack(case.arguments()))
+        return "same"
 
 
 def test_random_programs_in_chunks_compute_the_same():
-    assert prove_random_programs(examples=20, seed=0)["same"] >= 8
+    outcomes = Counter()
+
+    @hypothesis.seed(0)
+    @settings(max_examples=20)
+    @given(random_programs(), st.integers(0, 2**20))
+    def check(drawn, number):
+        outcomes[prove(number, drawn.case())] += 1
+
+    check()
+    jax.clear_caches()
+    assert outcomes["same"] >= 8
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("part", range(10))
-def test_many_random_programs_in_chunks_compute_the_same(part, record_property):
-    outcomes = prove_random_programs(examples=200, seed=100 + part)
-    record_property("outcomes", dict(outcomes))
+SWEEP = [Part("batch in chunks: random programs", RandomPrograms(2000), prove)]

@@ -38,7 +38,10 @@ from tests.programs.mapped import (
     theirs,
 )
 from tests.programs.random_programs import RandomProgram
+from tests.programs.rewriting import prove_all
 from tests.programs.values import difference, values_agree
+from tests.sweep.corpora import Harnesses, RandomPrograms
+from tests.sweep.parts import Part
 
 CHUNKS = 8
 
@@ -176,29 +179,20 @@ def prove_order(
     return "the same"
 
 
-def assert_none(failures: dict[str, BaseException]) -> None:
-    lines = [f"{name}: {type(e).__name__}: {str(e)[:600]}" for name, e in failures.items()]
-    assert not failures, f"{len(failures)} programs failed\n" + "\n".join(lines)
-
-
 # --- JAX's own test programs ------------------------------------------------------------------
 
 
-def prove_harnesses(every: int, chunk: int) -> Counter[str]:
-    outcomes: Counter[str] = Counter()
-    failures: dict[str, BaseException] = {}
-    cases = [case for case in harness_programs(1)[::every] if any(map(inexact_value, case.args))]
-    for number, case in enumerate(cases[chunk::CHUNKS]):
-        try:
-            with case.setting():
-                rng = random.Random(case.name)
-                outcomes += prove_derivatives(case.program(), case.arguments(), rng)
-        except Exception as error:
-            failures[case.name] = error
-        if number % 200 == 199:
-            jax.clear_caches()
-    assert_none(failures)
-    return outcomes
+def prove_case(number: int, case: Any, seed: Any = None) -> Counter[str]:
+    with case.setting():
+        rng = random.Random(number if seed is None else seed)
+        return prove_derivatives(case.program(), case.arguments(), rng)
+
+
+def prove_harness(number: int, case: Any) -> Counter[str]:
+    """Prove a program that has an inexact argument."""
+    if not any(map(inexact_value, case.args)):
+        return Counter({"no inexact argument": 1})
+    return prove_case(number, case, case.name)
 
 
 def inexact_value(x: Any) -> bool:
@@ -207,46 +201,37 @@ def inexact_value(x: Any) -> bool:
 
 @pytest.mark.parametrize("chunk", range(0, CHUNKS, 4))
 def test_derivatives_of_some_harnesses_are_those_of_jax(chunk):
-    assert prove_harnesses(97, chunk).total() > 10
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_derivatives_of_all_harnesses_are_those_of_jax(chunk, record_property):
-    outcomes = prove_harnesses(1, chunk)
-    record_property("outcomes", dict(outcomes))
-    assert outcomes.total() > 1000
+    cases = [case for case in harness_programs(1)[::97] if any(map(inexact_value, case.args))]
+    assert prove_all(enumerate(cases[chunk::CHUNKS]), prove_harness).total() > 10
 
 
 # --- random programs --------------------------------------------------------------------------
 
 
-def prove_random_programs(examples: int, seed: int) -> Counter[str]:
+def test_derivatives_of_random_programs_are_those_of_jax():
     outcomes: Counter[str] = Counter()
 
-    @hypothesis.seed(seed)
-    @settings(max_examples=examples)
+    @hypothesis.seed(0)
+    @settings(max_examples=8)
     @given(random_programs(), st.integers(0, 2**20))
-    def check(drawn: RandomProgram, seed: int) -> None:
-        case = drawn.case()
-        with case.setting():
-            rng = random.Random(seed)
-            outcomes.update(prove_derivatives(case.program(), case.arguments(), rng))
+    def check(drawn: RandomProgram, number: int) -> None:
+        outcomes.update(prove_case(number, drawn.case()))
 
     check()
     jax.clear_caches()
-    return outcomes
+    assert outcomes.total() >= 8
 
 
-def test_derivatives_of_random_programs_are_those_of_jax():
-    assert prove_random_programs(examples=8, seed=0).total() >= 8
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(10))
-def test_derivatives_of_many_random_programs_are_those_of_jax(chunk, record_property):
-    outcomes = prove_random_programs(examples=150, seed=100 + chunk)
-    record_property("outcomes", dict(outcomes))
+SWEEP = [
+    Part(
+        "derivatives of batch: harnesses",
+        Harnesses(),
+        prove_harness,
+        refusals=(),
+        expected=lambda n: n.total() - n["no inexact argument"] > 8000,
+    ),
+    Part("derivatives of batch: random programs", RandomPrograms(1500), prove_case, refusals=()),
+]
 
 
 # --- custom rules -----------------------------------------------------------------------------

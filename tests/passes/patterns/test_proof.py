@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 
 import hypothesis
 import jax
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxprtool.ir.program import type_check
 from tests.passes.patterns.parts import rewrite_of_a_part
-from tests.programs import harness_programs, random_programs, same, sample_programs
+from tests.programs import harness_programs, random_programs, same
 from tests.programs.random_programs import RandomProgram
-from tests.programs.samples import sample_files
+from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
+from tests.sweep.parts import Part
 
 
 def prove_part(case, rng: random.Random, *, values: bool = True) -> int:
@@ -76,24 +77,21 @@ def test_parts_of_a_few_random_programs_compute_the_same():
     assert prove_random_programs(examples=1, seed=3, values=True).total() >= 1
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(8))
-def test_parts_of_all_harnesses_are_replaced_by_themselves(chunk, record_property):
-    found = prove_harnesses(1, chunk, 8)
-    record_property("found", dict(found))
-    assert found.total() - found[0] > 800
+def prove(number: int, case, turns: int = 1) -> str:
+    """Replace parts of a program by themselves, as often as there are turns."""
+    found = sum(prove_part(case, random.Random(turns * number + turn)) for turn in range(turns))
+    return "found" if found else "no part"
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(8))
-def test_parts_of_many_random_programs_are_replaced_by_themselves(chunk, record_property):
-    found = prove_random_programs(examples=100, seed=200 + chunk, values=True)
-    record_property("found", dict(found))
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("file", sample_files())
-def test_parts_of_samples_and_their_gradients_are_replaced_by_themselves(file):
-    for number, case in enumerate(sample_programs(file)):
-        for turn in range(4):
-            prove_part(case, random.Random(10 * number + turn))
+REFUSALS = ("no part",)
+SWEEP = [
+    Part(
+        "patterns: harnesses",
+        Harnesses(),
+        prove,
+        refusals=REFUSALS,
+        expected=lambda n: n["found"] > 4000,
+    ),
+    Part("patterns: random programs", RandomPrograms(800, first_seed=200), prove, REFUSALS),
+    Part("patterns: samples", Samples(), partial(prove, turns=4), REFUSALS),
+]

@@ -11,8 +11,8 @@ from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.simplify import simplify_rules
 from jaxprtool.passes.simplify.engine import simplified
 from tests.passes.simplify.examples import ALL_DTYPES, DTYPES, EXAMPLES
+from tests.programs.interpreter import evaluate
 from tests.programs.same import count_equations
-from tests.programs.stepwise import evaluate
 from tests.programs.values import difference, flushed_bits_agree, values_agree
 
 

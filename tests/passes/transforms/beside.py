@@ -22,7 +22,7 @@ from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import sort_out, trace
 from jaxprtool.passes.pipeline import Pipeline
-from tests.programs import stepwise, values
+from tests.programs import interpreter, values
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS
 from tests.programs.recorder import recording
@@ -208,9 +208,9 @@ def _halves(
     parts = applied(name, program)
     forward, backward = parts["forward"], parts["backward"]
     count = program.out_tree.num_leaves
-    outs = stepwise.evaluate(forward.jaxpr, args)
-    late = stepwise.evaluate(backward.jaxpr, [*outs[count:], *given])
-    theirs = stepwise.evaluate(expected.jaxpr, [*args, *given])
+    outs = interpreter.evaluate(forward.jaxpr, args)
+    late = interpreter.evaluate(backward.jaxpr, [*outs[count:], *given])
+    theirs = interpreter.evaluate(expected.jaxpr, [*args, *given])
     found = values.difference(theirs, [*outs[:count], *late], values.bits_agree)
     assert found is None, found
     return "same"
@@ -233,9 +233,9 @@ def _linear_transpose(fun: Callable[..., Any], args: list[Any]) -> str:
     except REFUSED as error:
         return _refused(lambda: applied(pipeline, program), error)
     parts = applied(pipeline, program)
-    outs = stepwise.evaluate(parts["forward"].jaxpr, args)[program.out_tree.num_leaves :]
-    ours = stepwise.evaluate(parts["backward"].jaxpr, [*outs, *given])
-    theirs = stepwise.evaluate(expected.jaxpr, [*args, *given])
+    outs = interpreter.evaluate(parts["forward"].jaxpr, args)[program.out_tree.num_leaves :]
+    ours = interpreter.evaluate(parts["backward"].jaxpr, [*outs, *given])
+    theirs = interpreter.evaluate(expected.jaxpr, [*args, *given])
     found = values.difference(theirs, ours, values.values_agree)
     assert found is None, found
     return "same"

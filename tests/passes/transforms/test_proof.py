@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import Counter
 
 import hypothesis
-import jax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.passes.transforms.beside import PROOFS, prove_transform
 from tests.programs import harness_programs, random_programs, sample_programs
-from tests.programs.samples import sample_files
+from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
+from tests.sweep.parts import Part
 
 CHUNKS = 8
 QUICK_SAMPLES = {"custom_gradients.py", "branches.py"}
@@ -28,19 +28,18 @@ checks = settings(
 )
 
 
-def prove_all(cases, names=tuple(PROOFS)) -> Counter[str]:
-    """Counts what came of each; all that fail are told."""
+def prove_every(number: int, case) -> Counter[str]:
+    """Prove all transformations of a case; all that fail are told."""
     outcomes: Counter[str] = Counter()
     failures = []
-    for number, case in enumerate(cases):
-        for name in names:
-            try:
-                outcomes[f"{name}: {prove_transform(case, name)}"] += 1
-            except Exception as error:
-                failures.append(f"{name} of {case.name}: {type(error).__name__}: {error}"[:400])
-        if number % 50 == 49:
-            jax.clear_caches()
-    assert not failures, f"{len(failures)} failed\n" + "\n".join(failures)
+    for name in PROOFS:
+        try:
+            outcomes[f"{name}: {prove_transform(case, name)}"] += 1
+        except Exception as error:
+            error.add_note(f"{name} of {case.name}")
+            failures.append(error)
+    if failures:
+        raise ExceptionGroup(f"{len(failures)} failed", failures)
     return outcomes
 
 
@@ -52,43 +51,31 @@ def test_random_programs(program, name):
 
 @pytest.mark.parametrize("file", sorted(QUICK_SAMPLES))
 def test_some_samples(file):
-    outcomes = prove_all(sample_programs(file)[:1], ["grad", "jvp", "vjp", "linearize", "jit"])
-    assert sum(n for what, n in outcomes.items() if what.endswith(": same")) >= 4
+    case, *_ = sample_programs(file)
+    names = ("grad", "jvp", "vjp", "linearize", "jit")
+    assert [prove_transform(case, name) for name in names].count("same") >= 4
 
 
 @pytest.mark.parametrize("name", PROOFS)
 def test_some_of_jaxs_test_programs(name):
-    assert prove_all(harness_programs(1)[11::2500], [name]).total() >= 2
+    cases = harness_programs(1)[11::2500]
+    assert len([prove_transform(case, name) for case in cases]) >= 2
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", PROOFS)
-def test_all_random_programs(name, record_property):
-    outcomes: Counter[str] = Counter()
-
-    @settings(checks, max_examples=400)
-    @given(random_programs())
-    def prove(program):
-        outcomes[prove_transform(program.case(), name)] += 1
-        if outcomes.total() % 50 == 0:
-            jax.clear_caches()
-
-    prove()
-    record_property("outcomes", dict(outcomes))
-    assert outcomes["same"] > 100
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("file", sample_files())
-def test_all_samples(file, record_property):
-    outcomes = prove_all(sample_programs(file))
-    record_property("outcomes", dict(outcomes))
-    assert outcomes.total() > 0
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_all_harnesses(chunk, record_property):
-    outcomes = prove_all(harness_programs(1)[chunk::CHUNKS])
-    record_property("outcomes", dict(outcomes))
-    assert outcomes["jit: same"] > 500
+SWEEP = [
+    Part(
+        "transforms: harnesses",
+        Harnesses(),
+        prove_every,
+        refusals=(),
+        expected=lambda n: n["jit: same"] > 4000,
+    ),
+    Part(
+        "transforms: random programs",
+        RandomPrograms(400),
+        prove_every,
+        refusals=(),
+        expected=lambda n: all(n[f"{name}: same"] > 100 for name in PROOFS),
+    ),
+    Part("transforms: samples", Samples(), prove_every, refusals=()),
+]

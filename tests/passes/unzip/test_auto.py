@@ -32,6 +32,8 @@ from tests.programs.random_programs import RandomProgram
 from tests.programs.recorder import record
 from tests.programs.samples import sample_files
 from tests.programs.values import difference, values_agree
+from tests.sweep.corpora import RandomPrograms
+from tests.sweep.parts import Part
 
 KEY = jax.random.key(0)
 X = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
@@ -622,33 +624,34 @@ def prove(case, rng, *, once):
     return proof.variables
 
 
-def prove_random_programs(examples, seed):
-    outcomes: Counter = Counter()
-
-    @hypothesis.seed(seed)
-    @settings(max_examples=examples, phases=[hypothesis.Phase.generate])
-    @given(random_programs(), st.integers(0, 2**20))
-    def run(drawn: RandomProgram, seed: int) -> None:
-        rng = random.Random(seed)
-        outcomes[prove(drawn.case(), rng, once=bool(seed % 2))] += 1
-
-    run()
-    jax.clear_caches()
-    return outcomes
+def prove_random(number, case):
+    outcome = prove(case, random.Random(number), once=bool(number % 2))
+    return outcome if outcome == "refused" else "split"
 
 
 @pytest.mark.parametrize("chunk", range(2))
 def test_random_programs_split(chunk):
-    outcomes = prove_random_programs(examples=4, seed=chunk)
+    outcomes: Counter = Counter()
+
+    @hypothesis.seed(chunk)
+    @settings(max_examples=4, phases=[hypothesis.Phase.generate])
+    @given(random_programs(), st.integers(0, 2**20))
+    def run(drawn: RandomProgram, number: int) -> None:
+        outcomes[prove_random(number, drawn.case())] += 1
+
+    run()
+    jax.clear_caches()
     assert outcomes.total() >= 4
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(10))
-def test_many_random_programs_split(chunk, record_property):
-    outcomes = prove_random_programs(examples=150, seed=500 + chunk)
-    record_property("outcomes", dict(outcomes))
-    assert outcomes["refused"] < 0.1 * outcomes.total()
+SWEEP = [
+    Part(
+        "unzip, auto: random programs",
+        RandomPrograms(1500, first_seed=500),
+        prove_random,
+        expected=lambda n: n["refused"] < 0.1 * n.total(),
+    ),
+]
 
 
 @pytest.mark.sweep

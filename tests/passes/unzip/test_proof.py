@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 import hypothesis
 import jax
@@ -26,8 +28,11 @@ from tests.programs.dead_code import DEAD_CODE, with_dead_code
 from tests.programs.gradients import has_refs
 from tests.programs.halves import prove_unzip
 from tests.programs.random_programs import RandomProgram
+from tests.programs.rewriting import prove_all
 from tests.programs.sowing import CUSTOM_RULES, in_custom_rule, sown
 from tests.programs.variables import KEY, LATE, flow
+from tests.sweep.corpora import Harnesses, RandomPrograms
+from tests.sweep.parts import Part
 
 CHUNKS = 4
 
@@ -75,11 +80,6 @@ def prove_sown(case: Case, rng: random.Random, *, leak: float = 0.0, gradients: 
     return "no variables" if not proof.variables else f"gradients: {proof.gradients.split(':')[0]}"
 
 
-def assert_none(failures: dict[str, BaseException]) -> None:
-    lines = [f"{name}: {type(e).__name__}: {str(e)[:400]}" for name, e in failures.items()]
-    assert not failures, f"{len(failures)} programs failed\n" + "\n".join(lines)
-
-
 # --- the sower itself ---------------------------------------------------------------------------
 
 
@@ -99,88 +99,51 @@ def test_values_are_sown_at_every_depth(kind):
 # --- JAX's own test programs ------------------------------------------------------------------
 
 
-def some_harnesses(every: int, chunk: int) -> list[Case]:
-    """Each `every`-th of JAX's programs, in `CHUNKS` parts."""
-    return harness_programs(1)[::every][chunk::CHUNKS]
-
-
-def prove_harnesses(every: int, chunk: int, *, gradients: int, wrapped: int) -> Counter[str]:
-    """Each program as it is or, each `wrapped`-th, inside calls, loops and branches by turns."""
-    outcomes: Counter[str] = Counter()
-    failures: dict[str, BaseException] = {}
+def prove_harness(number: int, case: Case, gradients: int = 4) -> str:
+    """A program as it is or, each third, inside calls, loops and branches by turns."""
     kinds = [kind for kind in DEAD_CODE if not kind.startswith("custom")]
-    for number, case in enumerate(some_harnesses(every, chunk)):
-        if number % wrapped == 0:
-            case = with_dead_code(case, kinds[number // wrapped % len(kinds)])
-        rng = random.Random(number)
-        try:
-            outcomes[prove_sown(case, rng, gradients=number % gradients == 0)] += 1
-        except Exception as error:
-            failures[case.name] = error
-        if number % 200 == 199:
-            jax.clear_caches()
-    assert_none(failures)
-    return outcomes
+    if number % 3 == 0:
+        case = with_dead_code(case, kinds[number // 3 % len(kinds)])
+    outcome = prove_sown(case, random.Random(number), gradients=number % gradients == 0)
+    assert outcome not in ("refused", "not cut"), outcome
+    return outcome
+
+
+def prove_some(every: int, chunk: int, prove: Callable[[int, Case], str]) -> Counter[str]:
+    """Prove each `every`-th of JAX's programs, in `CHUNKS` parts."""
+    cases = enumerate(harness_programs(1)[::every][chunk::CHUNKS])
+    return prove_all(cases, lambda number, case: Counter([prove(number, case)]))
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_a_fraction_of_the_harnesses_unzips(chunk):
-    outcomes = prove_harnesses(97, chunk, gradients=6, wrapped=3)
+    outcomes = prove_some(97, chunk, partial(prove_harness, gradients=6))
     assert sum(outcomes.values()) > 10
-    assert outcomes["refused"] + outcomes["not cut"] == 0
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_all_harnesses_unzip(chunk, record_property):
-    outcomes = prove_harnesses(1, chunk, gradients=4, wrapped=3)
-    record_property("outcomes", dict(outcomes))
-    assert sum(outcomes.values()) > 1200
-    assert outcomes["refused"] + outcomes["not cut"] == 0
 
 
 # --- custom rules -----------------------------------------------------------------------------
 
 
-def prove_custom_rules(every: int, chunk: int) -> Counter[str]:
-    """Each program as the body of a function with rules, one of its arguments a variable there."""
-    outcomes: Counter[str] = Counter()
-    failures: dict[str, BaseException] = {}
-    for number, case in enumerate(some_harnesses(every, chunk)):
-        arrays = [i for i, x in enumerate(case.args) if hasattr(x, "dtype")]
-        if not arrays:
-            continue
-        chosen = arrays[number % len(arrays)]
-        case = in_custom_rule(case, chosen, list(CUSTOM_RULES)[number % len(CUSTOM_RULES)])
-        try:
-            with case.setting():
-                proof = prove_unzip(case.program(), chosen, case.arguments())
-            outcomes[proof.gradients.split(":")[0]] += 1
-        except UnsupportedError as error:
-            if any(limit in error.message for limit in LIMITS_OF_RULES):
-                outcomes["refused"] += 1
-            else:
-                failures[case.name] = error
-        except Exception as error:
-            failures[case.name] = error
-        if number % 200 == 199:
-            jax.clear_caches()
-    assert_none(failures)
-    return outcomes
+def prove_custom_rules(number: int, case: Case) -> str:
+    """A program as the body of a function with rules, one of its arguments a variable there."""
+    arrays = [i for i, x in enumerate(case.args) if hasattr(x, "dtype")]
+    if not arrays:
+        return "no arguments"
+    chosen = arrays[number % len(arrays)]
+    case = in_custom_rule(case, chosen, list(CUSTOM_RULES)[number % len(CUSTOM_RULES)])
+    try:
+        with case.setting():
+            proof = prove_unzip(case.program(), chosen, case.arguments())
+    except UnsupportedError as error:
+        if any(limit in error.message for limit in LIMITS_OF_RULES):
+            return "refused"
+        raise
+    return proof.gradients.split(":")[0]
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_custom_rules_hold_with_variables_inside(chunk):
-    outcomes = prove_custom_rules(173, chunk)
-    assert outcomes["reverse"] > 0
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_custom_rules_hold_with_variables_inside_all_harnesses(chunk, record_property):
-    outcomes = prove_custom_rules(1, chunk)
-    record_property("outcomes", dict(outcomes))
-    assert outcomes["reverse"] > 500
+    assert prove_some(173, chunk, prove_custom_rules)["reverse"] > 0
 
 
 # --- random programs --------------------------------------------------------------------------
@@ -192,12 +155,11 @@ def test_random_programs_unzip(chunk):
     assert sum(outcomes.values()) >= 7
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("chunk", range(10))
-def test_many_random_programs_unzip(chunk, record_property):
-    outcomes = prove_random_programs(examples=200, seed=1000 + chunk)
-    record_property("outcomes", dict(outcomes))
-    assert outcomes["not cut"] < 0.2 * sum(outcomes.values())
+def prove_random(number: int, case: Case) -> str:
+    """A program whose variables may not cut it."""
+    rng = random.Random(number)
+    leak = 0.3 if rng.random() < 0.2 else 0.0
+    return prove_sown(case, rng, leak=leak, gradients=number % 2 == 0)
 
 
 def prove_random_programs(examples: int, seed: int) -> Counter[str]:
@@ -206,11 +168,35 @@ def prove_random_programs(examples: int, seed: int) -> Counter[str]:
     @hypothesis.seed(seed)
     @settings(max_examples=examples)
     @given(random_programs(), st.integers(0, 2**20))
-    def check(drawn: RandomProgram, seed: int) -> None:
-        rng = random.Random(seed)
-        leak = 0.3 if rng.random() < 0.2 else 0.0
-        outcomes[prove_sown(drawn.case(), rng, leak=leak, gradients=seed % 2 == 0)] += 1
+    def check(drawn: RandomProgram, number: int) -> None:
+        outcomes[prove_random(number, drawn.case())] += 1
 
     check()
     jax.clear_caches()
     return outcomes
+
+
+REFUSALS = ("refused", "not cut", "no arguments")
+SWEEP = [
+    Part(
+        "unzip: harnesses",
+        Harnesses(),
+        prove_harness,
+        refusals=REFUSALS,
+        expected=lambda n: n.total() > 4800,
+    ),
+    Part(
+        "unzip: custom rules in harnesses",
+        Harnesses(),
+        prove_custom_rules,
+        refusals=REFUSALS,
+        expected=lambda n: n["reverse"] > 2000,
+    ),
+    Part(
+        "unzip: random programs",
+        RandomPrograms(2000, first_seed=1000),
+        prove_random,
+        refusals=REFUSALS,
+        expected=lambda n: n["not cut"] < 0.2 * n.total(),
+    ),
+]

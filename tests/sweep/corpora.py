@@ -1,0 +1,108 @@
+"""The programs that parts of the sweep run over, in units of work.
+
+A corpus lists its units, and visits the programs of one. Names of programs and what they are
+numbered by depend on the corpus alone, so that one program can be run again by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Protocol
+
+import hypothesis
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.programs import Case, harness_programs, random_programs, sample_programs
+from tests.programs.random_programs import RandomProgram
+from tests.programs.samples import sample_files
+
+Wants = Callable[[str], bool]
+
+#: `visit(name, number, case)`; the number is what a proof draws its random choices by.
+Visit = Callable[[str, int, Any], None]
+
+
+class Corpus(Protocol):
+    """Where programs come from; `whole` says that a share is drawn of units, not of programs."""
+
+    whole: ClassVar[bool]
+
+    def units(self) -> list[str]:
+        """Return the names of the units of work."""
+
+    def visit(self, unit: str, wants: Wants, visit: Visit) -> None:
+        """Call `visit` with each program of a unit whose name is wanted."""
+
+
+@cache
+def _all_harnesses() -> list[Case]:
+    return harness_programs(1)
+
+
+@dataclass(frozen=True)
+class Harnesses:
+    """JAX's own test programs, each `every`-th of them."""
+
+    whole: ClassVar[bool] = False
+    every: int = 1
+    count: int = 100
+
+    def units(self) -> list[str]:
+        return [str(i) for i in range(self.count)]
+
+    def visit(self, unit: str, wants: Wants, visit: Visit) -> None:
+        cases = list(enumerate(_all_harnesses()))[:: self.every]
+        for number, case in cases[int(unit) :: self.count]:
+            if wants(case.name):
+                visit(case.name, number, case)
+
+
+@dataclass(frozen=True)
+class RandomPrograms:
+    """As many random programs, in units of at most `unit_size` with a hypothesis seed each.
+
+    To draw them takes time, whether they are proven or not.
+    """
+
+    whole: ClassVar[bool] = True
+    examples: int
+    first_seed: int = 100
+    programs: Callable[[], st.SearchStrategy[RandomProgram]] = random_programs
+    unit_size: int = 25
+
+    def units(self) -> list[str]:
+        count = -(-self.examples // self.unit_size)
+        return [str(self.first_seed + i) for i in range(count)]
+
+    def visit(self, unit: str, wants: Wants, visit: Visit) -> None:
+        count = 0
+
+        # All programs that fail are found, and not only the smallest.
+        @hypothesis.seed(int(unit))
+        @settings(max_examples=min(self.unit_size, self.examples), phases=[Phase.generate])
+        @given(self.programs(), st.integers(0, 2**20))
+        def draw(drawn: RandomProgram, number: int) -> None:
+            nonlocal count
+            count += 1
+            if wants(f"{unit}.{count}"):
+                visit(f"{unit}.{count}", number, drawn.case())
+
+        draw()
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples and their gradients, a file a unit."""
+
+    whole: ClassVar[bool] = False
+
+    def units(self) -> list[str]:
+        return sample_files()
+
+    def visit(self, unit: str, wants: Wants, visit: Visit) -> None:
+        for number, case in enumerate(sample_programs(unit)):
+            if wants(case.name):
+                visit(case.name, number, case)

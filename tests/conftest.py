@@ -8,6 +8,8 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 # Tests run on the CPU whatever the machine has; those of other backends ask for them by name.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
@@ -22,8 +24,6 @@ _cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jax
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_cache / f"xla-{version('jaxlib')}"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-
-from hypothesis import HealthCheck, settings
 
 _COMMON = {
     "deadline": None,

@@ -24,10 +24,8 @@ def harness_programs(every: int = 10) -> list[Case]:
     `every=1` gives all of them. The choice is the same in every process. The first call in a
     process imports JAX's harnesses, which takes a moment: call it in tests, not at import time.
     """
-    cases = []
-    for harnesses in _runnable_by_group().values():
-        cases += [_case(harness) for harness in harnesses[::every]]
-    return cases
+    chosen = (each[::every] for each in _runnable_by_group().values())
+    return [_case(harness) for harnesses in chosen for harness in harnesses]
 
 
 def skipped_harnesses() -> Counter[str]:
@@ -63,6 +61,7 @@ def _reason(harness: Any) -> str:
     return f"{limits[0].description}: {harness.group_name} {np.dtype(harness.dtype).name}"
 
 
+@cache
 def _case(harness: Any) -> Case:
     args = harness.dyn_args_maker(np.random.RandomState(0))
     return Case(harness.fullname, harness.dyn_fun, tuple(args))

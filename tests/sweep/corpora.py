@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import hypothesis
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.programs import Case, harness_programs, random_programs, sample_programs
+from tests.programs import harness_programs, random_programs, sample_programs
 from tests.programs.random_programs import RandomProgram
 from tests.programs.samples import sample_files
 
@@ -37,11 +36,6 @@ class Corpus(Protocol):
         """Call `visit` with each program of a unit whose name is wanted."""
 
 
-@cache
-def _all_harnesses() -> list[Case]:
-    return harness_programs(1)
-
-
 @dataclass(frozen=True)
 class Harnesses:
     """JAX's own test programs, each `every`-th of them."""
@@ -54,7 +48,7 @@ class Harnesses:
         return [str(i) for i in range(self.count)]
 
     def visit(self, unit: str, wants: Wants, visit: Visit) -> None:
-        cases = list(enumerate(_all_harnesses()))[:: self.every]
+        cases = list(enumerate(harness_programs(1)))[:: self.every]
         for number, case in cases[int(unit) :: self.count]:
             if wants(case.name):
                 visit(case.name, number, case)

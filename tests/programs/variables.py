@@ -26,6 +26,8 @@ from tests.programs.rules import RULE_FACTOR
 
 Path = tuple[str, ...]
 
+CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
+
 
 class Fact(NamedTuple):
     """Which of init and apply can have a value."""
@@ -130,7 +132,7 @@ def _flow_inside(eqn: Any, facts: list[Fact], tag: str, reached: Fact) -> Flow:
             outs = [both(facts[0], *each) for each in zip(*(s.outs for s in sides), strict=True)]
             sites, stuck = ([x for s in sides for x in getattr(s, k)] for k in ("sites", "stuck"))
             return Flow(outs, sites, stuck)
-        case Call(body) if name == "custom_jvp_call":
+        case Call(body) if name in CUSTOM_RULES:
             # It stays whole, for its rules to hold.
             inner = flow(body, facts, tag, reached)
             out = both(*facts)
@@ -138,7 +140,7 @@ def _flow_inside(eqn: Any, facts: list[Fact], tag: str, reached: Fact) -> Flow:
                 ready = all(out.ready for out in inner.outs)
                 out = Fact(ready and out.early, ready)
             return inner.inside([out] * len(eqn.outvars))
-        case Call(body) if name != "custom_vjp_call":
+        case Call(body):
             inner = flow(body, facts, tag, reached)
             return inner.inside(inner.outs, scope_of(eqn))
     if name == "shard_map":
@@ -258,12 +260,12 @@ class Reference:
                         sides[i] = self._run(branch, facts[1:], given, scopes, at)[0]
                 self._reached = outside
                 return sides[index]
-            case Call(body) if eqn.primitive.name == "custom_jvp_call":
+            case Call(body) if eqn.primitive.name in CUSTOM_RULES:
                 if flow(body, facts, self.tag, self._reached).sites:
                     # The rules of `tests.programs.rules`, which hold for the operands alone.
                     scaled = [_scaled(x) for x in operands]
                     return self._run(body, facts, scaled, scopes, at)[0]
-            case Call(body) if eqn.primitive.name != "custom_vjp_call":
+            case Call(body):
                 scope = scope_of(eqn)
                 inner = scopes if scope is None else (*scopes, scope)
                 return self._run(body, facts, operands, inner, at)[0]

@@ -1,4 +1,7 @@
-"""The interpreter of the oracles gives what JAX's evaluator gives, and shares nothing with ours."""
+"""The interpreters of the oracles and of the package give what JAX's evaluator gives.
+
+That of the oracles shares nothing with the package.
+"""
 
 import ast
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir import interpret
 from jaxprtool.loading.trace import trace
 from tests.programs import harness_programs, interpreter
 from tests.programs.recorder import record, recording
@@ -35,6 +39,12 @@ def with_a_rule(x):
     return function(x)
 
 
+evaluators = pytest.mark.parametrize(
+    "evaluate", [interpreter.evaluate, interpret.evaluate], ids=["oracles", "package"]
+)
+
+
+@evaluators
 @pytest.mark.parametrize(
     "function",
     [
@@ -54,23 +64,25 @@ def with_a_rule(x):
         lambda x: lax.cond(x[0, 0] > 1, lambda y: scanned(y)[1], lambda y: scanned(y + 1)[1], x),
     ],
 )
-def test_loops_branches_and_calls_give_what_jax_gives(function):
+def test_loops_branches_and_calls_give_what_jax_gives(function, evaluate):
     program = trace(function, X)
     expected = jaxcompat.jaxpr_as_fun(program.jaxpr)(X)
-    assert difference(expected, interpreter.evaluate(program.jaxpr, [X]), bits_agree) is None
+    assert difference(expected, evaluate(program.jaxpr, [X]), bits_agree) is None
 
 
-def test_refs_are_written_through_loops():
+@evaluators
+def test_refs_are_written_through_loops(evaluate):
     def function(x):
         ref = jax.new_ref(x)
         lax.fori_loop(0, 3, lambda i, _: ref.__setitem__(..., ref[...] * 2), None)
         return ref[...]
 
     program = trace(function, X)
-    np.testing.assert_array_equal(interpreter.evaluate(program.jaxpr, [X])[0], X * 8)
+    np.testing.assert_array_equal(evaluate(program.jaxpr, [X])[0], X * 8)
 
 
-def test_callbacks_are_called_in_the_program_s_order():
+@evaluators
+def test_callbacks_are_called_in_the_program_s_order(evaluate):
     def body(carry, x):
         jax.debug.callback(lambda v: record(1, False, v), x)
         jax.debug.callback(lambda v: record(2, False, v), carry)
@@ -78,7 +90,7 @@ def test_callbacks_are_called_in_the_program_s_order():
 
     program = trace(lambda x: lax.scan(body, 0, x)[0], jnp.arange(3))
     with recording() as seen:
-        interpreter.evaluate(program.jaxpr, [jnp.arange(3)])
+        evaluate(program.jaxpr, [jnp.arange(3)])
     assert [event.tag for event in seen.events] == [1, 2] * 3
     assert [int(event.value) for event in seen.events] == [0, 0, 1, 1, 2, 2]
 

@@ -414,19 +414,18 @@ def test_a_ref_that_is_made_of_no_argument_is_each_chunks_own():
 # --- random programs ----------------------------------------------------------------------------
 
 
-def prove(number, case):
+def prove(number, case, chunk=None):
     """Map a program at random axes: in chunks as all lanes at once, events included."""
-    rng = random.Random(number)
     with case.setting():
         program = flat(case.program())
-        (drawn,) = mappings(program, rng, 1)
+        (drawn,) = mappings(program, random.Random(number), 1)
         mapping = replace(drawn, size=5)
         try:
             whole = ours(program, mapping)
         except JaxprToolError:
             return "refused"
         axes = mapping.in_axes, mapping.out_axes, mapping.size, mapping.axis_name
-        chunked = Batch(*axes, chunk=rng.randint(1, 3))(program)
+        chunked = Batch(*axes, chunk=chunk or 1 + number % 3)(program)
         type_check(chunked)
         same_programs(chunked, whole, mapping.stack(case.arguments()))
         return "same"
@@ -437,9 +436,9 @@ def test_random_programs_in_chunks_compute_the_same():
 
     @hypothesis.seed(0)
     @settings(max_examples=20)
-    @given(random_programs(), st.integers(0, 2**20))
-    def check(drawn, number):
-        outcomes[prove(number, drawn.case())] += 1
+    @given(random_programs(), st.integers(0, 2**20), st.integers(1, 3))
+    def check(drawn, number, chunk):
+        outcomes[prove(number, drawn.case(), chunk)] += 1
 
     check()
     jax.clear_caches()

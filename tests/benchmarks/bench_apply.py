@@ -41,6 +41,25 @@ def fresh(program: Program) -> Program:
     return program.replace(jaxpr=program.jaxpr.replace(jaxpr=program.jaxpr.jaxpr.replace()))
 
 
+def half_dead(program: Program) -> Program:
+    """Return the program beside a copy of its equations whose results nobody reads."""
+    jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
+    names: dict[Any, Any] = {}
+
+    def copied(v: Any) -> Any:
+        return names.setdefault(v, type(v)(v.aval))
+
+    dead = [
+        eqn.replace(
+            invars=[names.get(v, v) if isinstance(v, jaxcompat.Var) else v for v in eqn.invars],
+            outvars=[copied(v) for v in eqn.outvars],
+        )
+        for eqn in jaxpr.eqns
+    ]
+    eqns = [eqn for pair in zip(jaxpr.eqns, dead, strict=True) for eqn in pair]
+    return program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, eqns))
+
+
 def mapped(vmap: Callable[..., Any], gradient: Any, shapes: Any, in_axes: Any) -> Any:
     """JAX's tracing of `vmap(gradient)`."""
 
@@ -118,7 +137,13 @@ def main() -> None:
             return jax.make_jaxpr(lambda *args: gradient(*args))(*shapes)
 
         rows[f"one lane alone, beside vmap at {axes}"] = one_lane, jaxs, False
-    rows['apply("dce")'] = lambda p: p.apply("dce"), dce, False
+    half = half_dead(program)
+    rows['apply("dce"), all alive'] = lambda p: p.apply("dce"), dce, False
+    rows['apply("dce"), half dead'] = (
+        lambda _: fresh(half).apply("dce"),
+        lambda _: dce(fresh(half)),
+        False,
+    )
     rows["the check after cse"] = (
         lambda p: type_check(after, program),
         lambda p: type_check(after),

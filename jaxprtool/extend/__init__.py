@@ -1,7 +1,10 @@
 """What an extension of jaxprtool stands on: a pass, or the rules of primitives of one's own.
 
-*   What an equation is like: `view` and the views, for those that hold jaxprs; `traits` and
-    `add_traits`, by primitive; `Contains`, `equations`, `free_variables`, `size_of`.
+*   What an equation is like: `view` and the views, for those that hold jaxprs, and `regions`, the
+    edges along which values pass into and out of these; `traits` and `add_traits`, by primitive;
+    `Contains`, `equations`, `free_variables`, `size_of`.
+*   A loop, branch or call of one's own: a `View` with its `Edges`, `@rule("view", "primitive")`.
+    No pass needs more of it.
 *   How programs are rewritten: `map_equations`, `rewrite` with its `Writer`, `with_bodies`, `Memo`.
 *   How a pass or a format learns of a primitive: `rule(table, "primitive")`, where `table` is one
     of `TABLES`. What its rules are called with, and return, is in `extend.batch`, `extend.files`,
@@ -24,6 +27,7 @@ from jaxprtool.ir.equations import (
     type_of,
 )
 from jaxprtool.ir.outline import top_jaxpr
+from jaxprtool.ir.regions import Region, Regions, regions, with_border
 from jaxprtool.ir.rewrite import Memo, Rule, Writer, map_equations, rewrite, with_bodies
 from jaxprtool.ir.rules import TABLES, RuleTable, rule
 from jaxprtool.ir.structured import (
@@ -31,6 +35,7 @@ from jaxprtool.ir.structured import (
     Cond,
     CustomJVP,
     CustomVJP,
+    Edges,
     High,
     Scan,
     ShardMap,
@@ -82,6 +87,7 @@ __all__ = [
     "CustomJVP",
     "CustomVJP",
     "DropVar",
+    "Edges",
     "High",
     "JVPRule",
     "Jaxpr",
@@ -89,6 +95,8 @@ __all__ = [
     "Literal",
     "Memo",
     "Primitive",
+    "Region",
+    "Regions",
     "Rule",
     "RuleTable",
     "Scan",
@@ -123,6 +131,7 @@ __all__ = [
     "open_jaxpr",
     "operand_effects",
     "primitives_with",
+    "regions",
     "replace_jaxpr",
     "rewrite",
     "rule",
@@ -141,4 +150,5 @@ __all__ = [
     "vjp_params",
     "vjp_rule",
     "with_bodies",
+    "with_border",
 ]

@@ -17,8 +17,8 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import bodies, size_of
+from jaxprtool.ir.regions import regions
 from jaxprtool.ir.structured import holds_jaxpr
-from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 
 
@@ -112,8 +112,10 @@ class Liveness:
         if len(known) != len(peaks):
             return None
         hungriest = max(known, default=0)
+        inside = regions(eqn)
         # The results of a loop are there beside those of its body.
-        return results + hungriest if traits(eqn).loop else max(results, hungriest)
+        loop = inside is not None and inside.repeats
+        return results + hungriest if loop else max(results, hungriest)
 
 
 def peak_bytes(jaxpr: Any) -> int | None:

@@ -27,6 +27,7 @@ TABLES: dict[str, tuple[str, str]] = {
     "jaxpr": ("jaxprtool.formats.jaxpr.params", "forms"),
     "python": ("jaxprtool.formats.python.emit", "python_rules"),
     "unzip": ("jaxprtool.passes.unzip", "unzip_rules"),
+    "view": ("jaxprtool.ir.structured", "views"),
 }
 
 

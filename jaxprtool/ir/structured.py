@@ -17,8 +17,10 @@ from itertools import compress
 from typing import Any, ClassVar
 
 import jax
+from jax.sharding import PartitionSpec
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.rules import RuleTable
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 #: For each call primitive: the parameter that holds the body, those that hold one entry per
@@ -47,24 +49,101 @@ UNASKED: dict[str, Any] = {
 
 
 @dataclass(frozen=True, eq=False)
+class Edges:
+    """The edges along which values pass into, between and out of the bodies of a kind of equation.
+
+    Operands, results and bodies are named by the fields of the view that hold them.
+
+    Attributes:
+        operands: The fields of the operands, in the order of the equation.
+        results: The fields of the results, in the order of the equation.
+        bodies: For each field that holds a body, or a tuple of bodies that are alike: the fields
+            that its arguments come from, and those that its results become. The results of a body
+            that becomes no field decide whether the loop goes on.
+        carried: For each field of operands that a round of a loop replaces by results, the field
+            of these; they have the operands' values if there is no round.
+        sliced: The fields of operands of which each round gets a row.
+        stacked: The fields of results that are made of a row from each round.
+        decides: The field of the operand that decides which body runs, if there is one.
+        has_rule: Whether a rule of the user's, which is no jaxpr, gets the same operands as the
+            body. Then all operands must stay, and what the body hands on may not be forwarded.
+    """
+
+    operands: tuple[str, ...] = ("operands",)
+    results: tuple[str, ...] = ("outs",)
+    bodies: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+        ("body", ("operands",), ("outs",)),
+    )
+    carried: tuple[tuple[str, str], ...] = ()
+    sliced: tuple[str, ...] = ()
+    stacked: tuple[str, ...] = ()
+    decides: str | None = None
+    has_rule: bool = False
+
+
+@dataclass(frozen=True, eq=False)
 class View:
-    """What the views share: the equation they are of, and how a new one is made from it."""
+    """What the views share: the equation they are of, and how a new one is made from it.
+
+    A subclass has a field for each group of operands or results, and for each body. Its `of` fills
+    them from an equation, and `params` gives the parameters that depend on them. Put in the table
+    `views`, by `@rule("view", "my_primitive")`, it is known to all passes.
+    """
 
     eqn: JaxprEqn
+
+    #: The names of the primitives that the view is of.
+    primitives: ClassVar[tuple[str, ...]] = ()
+    #: None if the bodies stand for what an object of the equation computes, and only that.
+    edges: ClassVar[Edges | None] = Edges()
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn) -> Any:
+        """Return the view of an equation of one of the primitives."""
+        raise NotImplementedError
 
     def rebuild(self, **changes: Any) -> JaxprEqn:
         """An equation like this one with some of the view's fields changed."""
         return replace(self, **changes)._equation()
 
-    def _equation(self) -> JaxprEqn:
+    def entries(
+        self, operands: Sequence[int | None], results: Sequence[int | None]
+    ) -> dict[str, Any]:
+        """Return the fields with an entry per operand or result, for a selection of these.
+
+        Args:
+            operands: For each operand of the new equation its position in this one, or None.
+            results: The same for each result.
+        """
+        return {}
+
+    @property
+    def trips(self) -> Any:
+        """How often the bodies run: a number, a symbolic dimension, or None if it is not known."""
+        return 1
+
+    def params(self) -> dict[str, Any]:
+        """Return the parameters that depend on the fields."""
         raise NotImplementedError
 
-    def _new(
-        self, operands: Sequence[Atom], outs: Sequence[Var], params: dict[str, Any], effs: set
-    ) -> JaxprEqn:
-        eqn = self.eqn
+    def _effects(self) -> set[Any]:
+        """Return the effects of the bodies, on the equation's operands."""
+        assert self.edges is not None
+        effects: set[Any] = set()
+        for field, arguments, _ in self.edges.bodies:
+            operands = [atom for name in arguments for atom in getattr(self, name)]
+            for body in as_tuple(getattr(self, field)):
+                effects |= jaxcompat.operand_effects(body, operands)
+        return effects
+
+    def _equation(self) -> JaxprEqn:
+        eqn, edges = self.eqn, self.edges
+        assert edges is not None
+        operands = [atom for name in edges.operands for atom in as_tuple(getattr(self, name))]
+        outs = [var for name in edges.results for var in getattr(self, name)]
+        params = {**eqn.params, **self.params()}
         return jaxcompat.new_jaxpr_eqn(
-            list(operands), list(outs), eqn.primitive, params, effs, eqn.source_info, eqn.ctx
+            operands, outs, eqn.primitive, params, self._effects(), eqn.source_info, eqn.ctx
         )
 
     def _as_held(self, name: str, body: Any) -> Any:
@@ -88,6 +167,14 @@ class Scan(View):
     unroll: int
 
     primitives: ClassVar[tuple[str, ...]] = ("scan",)
+    edges: ClassVar[Edges | None] = Edges(
+        operands=("consts", "carry", "xs"),
+        results=("carry_outs", "ys"),
+        bodies=(("body", ("consts", "carry", "xs"), ("carry_outs", "ys")),),
+        carried=(("carry", "carry_outs"),),
+        sliced=("xs",),
+        stacked=("ys",),
+    )
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Scan:
@@ -98,20 +185,19 @@ class Scan(View):
         body = jaxcompat.close_jaxpr(p["jaxpr"])
         return cls(eqn, *groups, body, p["length"], p["reverse"], p["unroll"])
 
-    def _equation(self) -> JaxprEqn:
-        operands = (*self.consts, *self.carry, *self.xs)
-        params = {
-            **self.eqn.params,
-            **jaxcompat.scan_count_params(
-                self.eqn.params, len(self.consts), len(self.carry), len(self.xs), len(self.ys)
-            ),
+    @property
+    def trips(self) -> Any:
+        return self.length
+
+    def params(self) -> dict[str, Any]:
+        counts = len(self.consts), len(self.carry), len(self.xs), len(self.ys)
+        return {
+            **jaxcompat.scan_count_params(self.eqn.params, *counts),
             "jaxpr": self.body,
             "length": self.length,
             "reverse": self.reverse,
             "unroll": self.unroll,
         }
-        effs = jaxcompat.operand_effects(self.body, operands)
-        return self._new(operands, (*self.carry_outs, *self.ys), params, effs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +212,14 @@ class While(View):
     body: Any
 
     primitives: ClassVar[tuple[str, ...]] = ("while",)
+    edges: ClassVar[Edges | None] = Edges(
+        operands=("cond_consts", "body_consts", "carry"),
+        bodies=(
+            ("cond", ("cond_consts", "carry"), ()),
+            ("body", ("body_consts", "carry"), ("outs",)),
+        ),
+        carried=(("carry", "outs"),),
+    )
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> While:
@@ -134,18 +228,17 @@ class While(View):
         cond, body = jaxcompat.close_jaxpr(p["cond_jaxpr"]), jaxcompat.close_jaxpr(p["body_jaxpr"])
         return cls(eqn, ins[:c], ins[c:b], ins[b:], tuple(eqn.outvars), cond, body)
 
-    def _equation(self) -> JaxprEqn:
-        params = {
-            **self.eqn.params,
+    @property
+    def trips(self) -> Any:
+        return None
+
+    def params(self) -> dict[str, Any]:
+        return {
             "cond_nconsts": len(self.cond_consts),
             "cond_jaxpr": self.cond,
             "body_nconsts": len(self.body_consts),
             "body_jaxpr": self.body,
         }
-        effs = jaxcompat.operand_effects(self.cond, (*self.cond_consts, *self.carry))
-        effs |= jaxcompat.operand_effects(self.body, (*self.body_consts, *self.carry))
-        operands = (*self.cond_consts, *self.body_consts, *self.carry)
-        return self._new(operands, self.outs, params, effs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +251,11 @@ class Cond(View):
     branches: tuple[Any, ...]
 
     primitives: ClassVar[tuple[str, ...]] = ("cond",)
+    edges: ClassVar[Edges | None] = Edges(
+        operands=("index", "operands"),
+        bodies=(("branches", ("operands",), ("outs",)),),
+        decides="index",
+    )
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Cond:
@@ -165,10 +263,8 @@ class Cond(View):
         branches = tuple(map(jaxcompat.close_jaxpr, eqn.params["branches"]))
         return cls(eqn, index, tuple(operands), tuple(eqn.outvars), branches)
 
-    def _equation(self) -> JaxprEqn:
-        params = {**self.eqn.params, "branches": tuple(self.branches)}
-        effs = set().union(*(jaxcompat.operand_effects(b, self.operands) for b in self.branches))
-        return self._new((self.index, *self.operands), self.outs, params, effs)
+    def params(self) -> dict[str, Any]:
+        return {"branches": tuple(self.branches)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,39 +297,23 @@ class Call(View):
             {k: tuples[k] for k in per_out if k in tuples},
         )
 
-    def filtered(
-        self,
-        used_operands: Sequence[bool],
-        used_outs: Sequence[bool],
-        body: Any,
-        more_operands: Sequence[Atom] = (),
-        more_outs: Sequence[Var] = (),
-    ) -> JaxprEqn:
-        """The call of `body`, which takes and gives the operands and results marked used.
+    def entries(
+        self, operands: Sequence[int | None], results: Sequence[int | None]
+    ) -> dict[str, Any]:
+        """Of the sharding, layout and donation of new operands and results nothing is asked."""
+        pairs = ("operand_params", operands), ("out_params", results)
+        return {
+            field: {
+                k: tuple(UNASKED[k] if i is None else values[i] for i in positions)
+                for k, values in getattr(self, field).items()
+            }
+            for field, positions in pairs
+        }
 
-        It takes `more_operands` before these, and gives `more_outs` after them; of their
-        sharding, layout and donation nothing is asked.
-        """
-        ins, outs = len(more_operands), len(more_outs)
-        return self.rebuild(
-            operands=(*more_operands, *keep(self.operands, used_operands)),
-            outs=(*keep(self.outs, used_outs), *more_outs),
-            body=body,
-            operand_params={
-                k: (UNASKED[k],) * ins + keep(v, used_operands)
-                for k, v in self.operand_params.items()
-            },
-            out_params={
-                k: keep(v, used_outs) + (UNASKED[k],) * outs for k, v in self.out_params.items()
-            },
-        )
-
-    def _equation(self) -> JaxprEqn:
+    def params(self) -> dict[str, Any]:
         name = CALLS[self.eqn.primitive.name][0]
-        params = {**self.eqn.params, **self.operand_params, **self.out_params}
-        params[name] = self._as_held(name, self.body)
-        effs = jaxcompat.operand_effects(self.body, self.operands)
-        return self._new(self.operands, self.outs, params, effs)
+        body = self._as_held(name, self.body)
+        return {**self.operand_params, **self.out_params, name: body}
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,6 +329,7 @@ class CustomJVP(View):
     body: Any
 
     primitives: ClassVar[tuple[str, ...]] = ("custom_jvp_call",)
+    edges: ClassVar[Edges | None] = Edges(has_rule=True)
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Any:
@@ -265,10 +346,8 @@ class CustomJVP(View):
         _, eqn = jaxcompat.apply_jax_dce_rule(used_outs, self.eqn)
         return self.of(eqn)
 
-    def _equation(self) -> JaxprEqn:
-        params = {**self.eqn.params, "call_jaxpr": self._as_held("call_jaxpr", self.body)}
-        effs = jaxcompat.operand_effects(self.body, self.operands)
-        return self._new(self.operands, self.outs, params, effs)
+    def params(self) -> dict[str, Any]:
+        return {"call_jaxpr": self._as_held("call_jaxpr", self.body)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,6 +366,7 @@ class High(CustomJVP):
     """
 
     primitives: ClassVar[tuple[str, ...]] = (jaxcompat.CALL_HIGH,)
+    edges: ClassVar[Edges | None] = None
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Any:
@@ -317,30 +397,44 @@ class ShardMap(View):
         specs = tuple(p["in_specs"]), tuple(p["out_specs"])
         return cls(eqn, tuple(eqn.invars), tuple(eqn.outvars), body, p["mesh"], *specs)
 
-    def _equation(self) -> JaxprEqn:
-        params = {
-            **self.eqn.params,
+    def entries(
+        self, operands: Sequence[int | None], results: Sequence[int | None]
+    ) -> dict[str, Any]:
+        """New operands and results are the same on every shard."""
+        pairs = ("in_specs", operands), ("out_specs", results)
+        return {
+            field: tuple(PartitionSpec() if i is None else getattr(self, field)[i] for i in places)
+            for field, places in pairs
+        }
+
+    def params(self) -> dict[str, Any]:
+        return {
             "jaxpr": self._as_held("jaxpr", self.body),
             "mesh": self.mesh,
             "in_specs": tuple(self.in_specs),
             "out_specs": tuple(self.out_specs),
         }
-        effs = jaxcompat.operand_effects(self.body, self.operands)
-        effs = jaxcompat.without_named_axes(effs, self.mesh.axis_names)
-        return self._new(self.operands, self.outs, params, effs)
+
+    def _effects(self) -> set[Any]:
+        return jaxcompat.without_named_axes(super()._effects(), self.mesh.axis_names)
 
 
-_VIEWS: dict[str, Any] = {
-    name: cls
-    for cls in (Scan, While, Cond, Call, CustomJVP, CustomVJP, High, ShardMap)
-    for name in cls.primitives
-}
+#: The open table of views: all that a plug-in adds for a loop, a branch or a call of its own.
+views: RuleTable[type[View]] = RuleTable()
+
+for _cls in (Scan, While, Cond, Call, CustomJVP, CustomVJP, High, ShardMap):
+    views.update(dict.fromkeys(_cls.primitives, _cls))
 
 
 def view(eqn: JaxprEqn) -> Any:
     """The typed view of a higher-order equation, or None if its primitive has none."""
-    cls = _VIEWS.get(eqn.primitive.name)
+    cls = views.get(eqn.primitive.name)
     return None if cls is None else cls.of(eqn)
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return the values of a field that holds several values, or one."""
+    return tuple(value) if isinstance(value, _SEQUENCES) else (value,)
 
 
 def keep(values: Sequence[Any], used: Sequence[bool]) -> tuple[Any, ...]:

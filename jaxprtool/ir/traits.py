@@ -54,7 +54,6 @@ class Traits:
         call: The kind of call, as the option `calls` of `inline` has it: "jit", "custom_jvp", ….
             Empty if the primitive is no call.
         custom_derivative: A call whose derivative is a rule of its own, held as a Python function.
-        loop: Runs its bodies again and again.
         holds_constants: Its bodies are closed jaxprs that may have constants of their own.
         ends_ref: Ends the life of the ref that is its first operand.
         transposes_integers: JAX transposes it for integers too, if it is linear.
@@ -78,7 +77,6 @@ class Traits:
     names_value: bool = False
     call: str = ""
     custom_derivative: bool = False
-    loop: bool = False
     holds_constants: bool = False
     ends_ref: bool = False
     transposes_integers: bool = True
@@ -273,5 +271,4 @@ add_traits("remat2", call="remat", may_merge=False)
 add_traits(CALL_HIGH, custom_derivative=True)
 add_traits("cond", "scan", holds_constants=True)
 # The bodies of `while` may not: JAX does not run such a loop if a constant of one is a ref.
-add_traits("scan", "while", loop=True)
 add_traits("while", may_fold=False)

@@ -1,9 +1,9 @@
 """Dead-code elimination: remove every equation, at every depth, whose results nobody uses.
 
 Liveness flows backwards: an equation stays if one of its results is used or if it has an effect
-that something outside could see, and then the operands it needs are used. A primitive that holds
-jaxprs has a rule in `dce_rules` that removes what is dead inside it, and with that operands and
-results that only the dead code needed: scan and while find their used carries by fixed point.
+that something outside could see, and then the operands it needs are used. Where it passes into
+bodies it follows their edges (see `ir.regions`): what is dead inside goes, and with that operands
+and results that only the dead code needed; the used carries of a loop are found by fixed point.
 
 The contract of `dce_jaxpr` and of the rules is that of JAX's `jax.interpreters.partial_eval`; what
 is more here: while loops are entered on every JAX, constants that nobody reads go, and the bodies
@@ -23,19 +23,10 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import regions
 from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.ir.rules import RuleTable
-from jaxprtool.ir.structured import (
-    Call,
-    Cond,
-    CustomJVP,
-    CustomVJP,
-    Scan,
-    ShardMap,
-    While,
-    holds_jaxpr,
-    keep,
-)
+from jaxprtool.ir.structured import holds_jaxpr, keep, views
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
@@ -43,9 +34,10 @@ from jaxprtool.passes.base import Pass
 #: used or the equation has an effect that must stay. `live_inputs` says which operands may be read
 #: after the equation; it is False for refs alone. `new_eqn` takes the used inputs and gives the
 #: used outputs (more, if it must); None removes the equation after all.
-Rule = Callable[[list[bool], list[bool], JaxprEqn], tuple[list[bool], JaxprEqn | None]]
+Rule = Callable[[Sequence[bool], Sequence[bool], JaxprEqn], tuple[list[bool], JaxprEqn | None]]
 
-#: The open table: a plug-in adds its primitive's rule by name.
+#: The open table: a plug-in adds its primitive's rule by name. A primitive whose regions are known
+#: needs none.
 dce_rules: RuleTable[Rule] = RuleTable()
 
 
@@ -193,10 +185,14 @@ def _live_equations(
         if flag and type(v) is not Literal
     }
     refs = _Refs.of(jaxpr, live_inputs, live)
-    rules, jax_rules, kept = dce_rules, jaxcompat.jax_dce_rules(), []
+    jax_rules, kept = jaxcompat.jax_dce_rules(), []
+    rules: dict[str, Rule | None] = {}  # tables that load plug-ins are asked once for each name
     for eqn in reversed(jaxpr.eqns):
         outs = eqn.outvars
-        rule = rules.get(eqn.primitive.name)
+        name = eqn.primitive.name
+        if name not in rules:
+            rules[name] = _rule_of(name)
+        rule = rules[name]
         asks_jax = rule is None and eqn.primitive in jax_rules
         # JAX's own rules decide themselves: that of `free_ref`, which has no effect, keeps it.
         dead = () if asks_jax or not eqn.effects else refs.dead(eqn)
@@ -218,6 +214,13 @@ def _live_equations(
                 live.add(v)
     kept.reverse()
     return live, kept
+
+
+def _rule_of(primitive: str) -> Rule | None:
+    """The rule of a primitive, or the rule of all whose regions are known."""
+    rule, structured = dce_rules.get(primitive), views.get(primitive)
+    known = structured is not None and structured.edges is not None
+    return dce_regions if rule is None and known else rule
 
 
 @dataclass(frozen=True)
@@ -272,142 +275,54 @@ def has_lasting_effect(eqn: JaxprEqn, dead_refs: Sequence[Var] = ()) -> bool:
 # --- rules ------------------------------------------------------------------------------------
 
 
-def _call(
-    used_outputs: list[bool], live_inputs: list[bool], eqn: JaxprEqn
+def dce_regions(
+    used_outputs: Sequence[bool], live_inputs: Sequence[bool], eqn: JaxprEqn
 ) -> tuple[list[bool], JaxprEqn | None]:
-    call = Call.of(eqn)
-    body, used = dce_body(call.body, used_outputs, live_inputs=live_inputs)
-    if body is call.body and all(used) and all(used_outputs):
+    """The rule of every equation whose regions are known.
+
+    An operand is used if a body reads it, a result of a body if what it becomes is used, or what
+    it replaces in the next round is. These facts grow until no body reads more.
+    """
+    inside = regions(eqn)
+    if inside is None:
+        return _fallback(used_outputs, live_inputs, eqn)
+    keeps_all = inside.edges.has_rule  # the user's rule may read what the body does not
+    used, kept, live = [keeps_all] * len(eqn.invars), list(used_outputs), live_inputs
+    for i in inside.deciding:
+        used[i] = True
+    grows = True
+    while grows:
+        for i, out in inside.carried:
+            used[i] = kept[out] = used[i] or kept[out]
+        new, reads = [], []
+        for body, region in zip(inside.bodies, inside.regions, strict=True):
+            wanted = [out is None or kept[out] for out in region.outs]
+            stay = [used[i] for i in region.ins]
+            alive = keeps_all or [live[i] for i in region.ins]
+            body, flags = dce_body(body, wanted, stay, alive)
+            new.append(body)
+            reads.append(flags)
+        for region, flags in zip(inside.regions, reads, strict=True):
+            for i, flag in zip(region.ins, flags, strict=True):
+                used[i] |= flag
+        grows = any(used[i] and not kept[out] for i, out in inside.carried) or any(
+            used[i] and not flag
+            for region, flags in zip(inside.regions, reads, strict=True)
+            for i, flag in zip(region.ins, flags, strict=True)
+        )
+        if inside.repeats and not all(live):
+            # A ref that any round reads may be read after each of them, in every body.
+            read = {id(v) for v, flag in zip(eqn.invars, used, strict=True) if flag}
+            still = [flag or id(v) in read for v, flag in zip(eqn.invars, live, strict=True)]
+            grows, live = grows or still != live, still
+    same = all(body is old for body, old in zip(new, inside.bodies, strict=True))
+    if same and all(used) and all(kept):
         return used, eqn
-    return used, call.filtered(used, used_outputs, body)
-
-
-for _name in Call.primitives:
-    dce_rules[_name] = _call
-
-
-def _scan(
-    used_outputs: list[bool], live_inputs: list[bool], eqn: JaxprEqn
-) -> tuple[list[bool], JaxprEqn | None]:
-    scan, live = Scan.of(eqn), live_inputs
-    n, k = len(scan.consts), len(scan.carry)
-    carry, ys = used_outputs[:k], used_outputs[k:]
-    while True:
-        stay = [*[False] * n, *carry, *[False] * len(scan.xs)]
-        body, used = dce_body(scan.body, [*carry, *ys], stay, live)
-        # A ref that any round reads may be read after each of them.
-        still_live = [flag or read for flag, read in zip(live, used, strict=True)]
-        if used[n : n + k] == carry and still_live == live:
-            break
-        carry, live = used[n : n + k], still_live
-    if body is scan.body and all(used) and all(carry) and all(ys):
-        return used, eqn
-    new = scan.rebuild(
-        consts=keep(scan.consts, used[:n]),
-        carry=keep(scan.carry, carry),
-        xs=keep(scan.xs, used[n + k :]),
-        carry_outs=keep(scan.carry_outs, carry),
-        ys=keep(scan.ys, ys),
-        body=body,
-    )
-    return used, new
-
-
-dce_rules["scan"] = _scan
-
-
-def _while(
-    used_outputs: list[bool], live_inputs: list[bool], eqn: JaxprEqn
-) -> tuple[list[bool], JaxprEqn | None]:
-    loop = While.of(eqn)
-    c, b = len(loop.cond_consts), len(loop.body_consts)
-    consts = eqn.invars[: c + b]
-    # The condition and the body may have a ref in common: what one reads is live in the other.
-    live, carry = live_inputs[: c + b], used_outputs
-    while True:
-        _, cond_used = dce_body(loop.cond, [True], False, [*live[:c], *[True] * len(carry)])
-        carry = [u or r for u, r in zip(carry, cond_used[c:], strict=True)]
-        stay = [*[False] * b, *carry]
-        body, used = dce_body(loop.body, carry, stay, [*live[c:], *[True] * len(carry)])
-        read = {id(v) for v, r in zip(consts, cond_used[:c] + used[:b], strict=True) if r}
-        still_live = [flag or id(v) in read for flag, v in zip(live, consts, strict=True)]
-        if used[b:] == carry and still_live == live:
-            break
-        carry, live = used[b:], still_live
-    stay = [*[False] * c, *carry]
-    cond, cond_used = dce_body(loop.cond, [True], stay, [*live[:c], *[True] * len(carry)])
-    all_used = [*cond_used[:c], *used]
-    if cond is loop.cond and body is loop.body and all(all_used):
-        return all_used, eqn
-    new = loop.rebuild(
-        cond_consts=keep(loop.cond_consts, cond_used[:c]),
-        body_consts=keep(loop.body_consts, used[:b]),
-        carry=keep(loop.carry, carry),
-        outs=keep(loop.outs, carry),
-        cond=cond,
-        body=body,
-    )
-    return all_used, new
-
-
-dce_rules["while"] = _while
-
-
-def _cond(
-    used_outputs: list[bool], live_inputs: list[bool], eqn: JaxprEqn
-) -> tuple[list[bool], JaxprEqn | None]:
-    cond, live = Cond.of(eqn), live_inputs[1:]
-    reads = [dce_body(branch, used_outputs, False, live)[1] for branch in cond.branches]
-    used = [any(flags) for flags in zip(*reads, strict=True)]
-    branches = tuple(dce_body(branch, used_outputs, used, live)[0] for branch in cond.branches)
-    unchanged = all(new is old for new, old in zip(branches, cond.branches, strict=True))
-    if unchanged and all(used) and all(used_outputs):
-        return [True, *used], eqn
-    new = cond.rebuild(
-        operands=keep(cond.operands, used), outs=keep(cond.outs, used_outputs), branches=branches
-    )
-    return [True, *used], new
-
-
-dce_rules["cond"] = _cond
-
-
-def _custom_derivative(
-    used_outputs: list[bool], live_inputs: list[bool], eqn: JaxprEqn
-) -> tuple[list[bool], JaxprEqn | None]:
-    # The user's rules may read operands that the function itself does not: all of them stay.
-    cls = CustomJVP if eqn.primitive.name in CustomJVP.primitives else CustomVJP
-    call = cls.of(eqn).with_outputs(used_outputs)
-    body, used = dce_body(call.body, [True] * len(call.outs), instantiate=True)
-    return used, call.eqn if body is call.body else call.rebuild(body=body)
-
-
-for _name in (*CustomJVP.primitives, *CustomVJP.primitives):
-    dce_rules[_name] = _custom_derivative
-
-
-def _shard_map(
-    used_outputs: list[bool], live_inputs: list[bool], eqn: JaxprEqn
-) -> tuple[list[bool], JaxprEqn | None]:
-    call = ShardMap.of(eqn)
-    body, used = dce_body(call.body, used_outputs, live_inputs=live_inputs)
-    if body is call.body and all(used) and all(used_outputs):
-        return used, eqn
-    new = call.rebuild(
-        operands=keep(call.operands, used),
-        outs=keep(call.outs, used_outputs),
-        body=body,
-        in_specs=keep(call.in_specs, used),
-        out_specs=keep(call.out_specs, used_outputs),
-    )
-    return used, new
-
-
-dce_rules["shard_map"] = _shard_map
+    return used, inside.rebuild(new, used, kept)
 
 
 def _fallback(
-    used_outputs: list[bool], live_inputs: list[bool], eqn: JaxprEqn
+    used_outputs: Sequence[bool], live_inputs: Sequence[bool], eqn: JaxprEqn
 ) -> tuple[list[bool], JaxprEqn | None]:
     """JAX's rule, if it has one; then the bodies are cleaned behind an unchanged signature."""
     used, new = [True] * len(eqn.invars), eqn

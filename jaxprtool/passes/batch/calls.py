@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.regions import Regions
 from jaxprtool.ir.structured import Call
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
@@ -42,8 +43,8 @@ def _with_operands(call: Call, body: Any, dims: Sequence[Dim], out_dims: Sequenc
 
     def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
         more, own = operands[: len(consts)], operands[len(consts) :]
-        new = replace(call, operands=tuple(own), outs=tuple(outs))
-        return new.filtered([True] * len(own), [True] * len(outs), body, more)
+        new = Regions.of(replace(call, operands=tuple(own), outs=tuple(outs)))
+        return new.rebuild([body], more={"operands": more}, first=True)
 
     return Rebuilt(tuple(dims), tuple(out_dims), build, consts)
 

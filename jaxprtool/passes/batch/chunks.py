@@ -25,6 +25,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import bodies, equations, named
+from jaxprtool.ir.regions import Regions
 from jaxprtool.ir.structured import Call, Scan, keep
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axes import BatchError, BatchTypeError
@@ -146,11 +147,11 @@ def _halves(call: Call, inside: set[Var], known: dict[Any, Any]) -> tuple[list[J
     first, second, same, taken = known[request]
     # What both calls take can be donated to neither.
     kept = {**call.operand_params, "donated_invars": (False,) * len(call.operands)}
-    call = replace(call, operand_params=kept)
+    called = Regions.of(replace(call, operand_params=kept))
     passed = [Var(v.aval) for v in first.outvars[sum(same) :]]
     return (
-        [call.filtered(_not(mapped), same, first, more_outs=passed)],
-        call.filtered(taken, _not(same), second, more_operands=passed),
+        [called.rebuild([first], _not(mapped), same, more_results={"outs": passed})],
+        called.rebuild([second], taken, _not(same), more={"operands": passed}, first=True),
     )
 
 

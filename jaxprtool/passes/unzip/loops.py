@@ -16,7 +16,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.structured import Scan, While
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
-from jaxprtool.passes.dce import dce_rules
+from jaxprtool.passes.dce import dce_regions
 from jaxprtool.passes.unzip.known import Context
 
 #: A loop is tried this often before it is said to be too long.
@@ -82,7 +82,7 @@ def _counter(eqn: JaxprEqn) -> While:
     # dce keeps what has an effect; here it has to be read as well.
     bare = [each.replace(effects=set()) for each in loop.body.eqns]
     bare_loop = loop.rebuild(body=jaxcompat.with_equations(loop.body, bare))
-    _, counter = dce_rules["while"]([False] * len(loop.outs), [True] * len(eqn.invars), bare_loop)
+    _, counter = dce_regions([False] * len(loop.outs), [True] * len(eqn.invars), bare_loop)
     part = While.of(counter)
     read = {v for each in part.body.eqns for v in each.outvars}
     if loop.cond.effects or any(

@@ -22,7 +22,7 @@ their bodies are rewritten. An array that a call in the same body donates gets n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,18 +30,9 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite
-from jaxprtool.ir.structured import (
-    UNASKED,
-    Call,
-    Cond,
-    CustomJVP,
-    CustomVJP,
-    Scan,
-    ShardMap,
-    While,
-    keep,
-)
+from jaxprtool.ir.structured import UNASKED, Call, ShardMap, keep
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
@@ -67,295 +58,228 @@ class _Visitor:
         self.made: dict[Hashable, Any] = {}
 
     def __call__(self, writer: Writer) -> Rule:
-        forwarding = _Forwarding(writer, self.made)
-
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
-            known = _RULES.get(eqn.primitive.name)
-            return None if known is None else known(forwarding, eqn)
+            inside = regions(eqn)
+            return None if inside is None else _Forwarding(writer, inside, self.made).written()
 
         return rule
 
 
-class _Given:
-    """The operands that bodies are still given, each once, and what the others are inside.
+@dataclass(frozen=True)
+class _Border:
+    """What is asked of operands and results besides their values.
 
-    There are as many `names` and `variables` as bodies: one, or the branches of a cond.
+    Attributes:
+        operands: For each operand its kind: only those of one kind are taken for the same. Those of
+            kind `_STAYS` must stay.
+        results: The same for each result.
+        into: Whether scalars may be put inside.
+        out: Whether what a body hands on is the operand itself.
     """
 
-    def __init__(self, writer: Writer, bodies: int = 1):
-        self._writer = writer
-        self._first: dict[tuple[Atom, Hashable], Sequence[Var]] = {}
-        self.atoms: list[Atom] = []
-        self.variables: list[list[Var]] = [[] for _ in range(bodies)]
-        self.names: list[dict[Var, Atom]] = [{} for _ in range(bodies)]
+    operands: Sequence[Hashable]
+    results: Sequence[Hashable]
+    into: bool = True
+    out: bool = True
 
-    def give(
-        self, atom: Atom, inside: Sequence[Var], *, scalars: bool = True, kind: Hashable = None
-    ) -> bool:
-        """Give an operand to bodies that know it as `inside`; False if it need not be given.
+    @classmethod
+    def of(cls, inside: Regions) -> _Border:
+        """Return the border of an equation."""
+        structured = inside.view
+        if isinstance(structured, ShardMap):
+            return cls(structured.in_specs, structured.out_specs, into=False, out=False)
+        count = len(inside.eqn.invars), len(inside.eqn.outvars)
+        if not isinstance(structured, Call):
+            return cls([None] * count[0], [None] * count[1], out=not inside.edges.has_rule)
+        kinds = structured.operand_params.get("prevent_cse", (None,) * count[0])
+        asked, out_asked = map(_asked, (structured.operand_params, structured.out_params), count)
+        return cls(
+            [_STAYS if stays else kind for stays, kind in zip(asked, kinds, strict=True)],
+            [_STAYS if stays else None for stays in out_asked],
+            out=not inside.eqn.params.get("differentiated"),
+        )
 
-        Only operands of one `kind` are taken for the same, and scalars go inside unless told.
-        """
-        if isinstance(atom.aval, jaxcompat.AbstractRef):
-            return self._add(atom, inside)
-        if scalars:
-            literals = [_scalar(self._writer, atom, var.aval) for var in inside]
-            if None not in literals:
-                return self._call(inside, literals)
-        if type(atom) is Literal:
-            return self._add(atom, inside)
-        known = self._first.setdefault((atom, kind), inside)
-        if known is inside or any(a.aval != b.aval for a, b in zip(known, inside, strict=True)):
-            return self._add(atom, inside)
-        return self._call(inside, known)
 
-    def _add(self, atom: Atom, inside: Sequence[Var]) -> bool:
-        self.atoms.append(atom)
-        for variables, var in zip(self.variables, inside, strict=True):
-            variables.append(var)
-        return True
+#: The kind of what must stay as it is.
+_STAYS = object()
 
-    def _call(self, inside: Sequence[Var], atoms: Sequence[Any]) -> bool:
-        for names, var, atom in zip(self.names, inside, atoms, strict=True):
-            names[var] = atom
-        return False
+#: The arguments that an operand becomes, with the number of the region of each.
+_Inside = Sequence[tuple[int, Var]]
 
 
 class _Forwarding:
-    """What is done to the loops, branches and calls of one body; a method for each view."""
+    """What is done to one loop, branch or call."""
 
-    def __init__(self, writer: Writer, made: dict[Hashable, Any]):
-        self.writer = writer
-        self._made = made
+    def __init__(self, writer: Writer, inside: Regions, made: dict[Hashable, Any]):
+        self.writer, self.inside, self._made = writer, inside, made
+        self.eqn = inside.eqn
+        self.border = _Border.of(inside)
+        self.jaxprs = [jaxcompat.open_jaxpr(body) for body in inside.bodies]
+        #: What variables are from now on, in each region.
+        self.names: list[dict[Var, Atom]] = [{} for _ in self.jaxprs]
+        self.stay = [True] * len(self.eqn.invars)
+        self.wanted = [True] * len(self.eqn.outvars)
+        self.answer: list[Atom] = list(self.eqn.outvars)
+        #: New constants by field, outside and inside.
+        self.more: dict[str, list[Atom]] = {}
+        self.more_inside: dict[str, list[Var]] = {}
+        self._first: dict[Hashable, _Inside] = {}
+        self.carried = dict(inside.carried)
+        self.sliced = {i for field in inside.edges.sliced for i in inside.operands[field]}
+        self.stacked = {i for field in inside.edges.stacked for i in inside.results[field]}
+        #: The arguments of all bodies by operand, and the operand of each.
+        self.arguments: list[list[tuple[int, Var]]] = [[] for _ in self.stay]
+        self.operand_of: list[dict[Atom, int]] = []
+        for number, (region, jaxpr) in enumerate(zip(inside.regions, self.jaxprs, strict=True)):
+            self.operand_of.append(dict(zip(jaxpr.invars, region.ins, strict=True)))
+            for i, var in zip(region.ins, jaxpr.invars, strict=True):
+                self.arguments[i].append((number, var))
 
-    # --- calls and branches --------------------------------------------------------------------
-
-    def call(self, eqn: JaxprEqn) -> Sequence[Atom] | None:
-        call = Call.of(eqn)
-        jaxpr = jaxcompat.open_jaxpr(call.body)
-        plain = _plain(call.operand_params, len(call.operands))
-        barrier = call.operand_params.get("prevent_cse", (True,) * len(call.operands))
-        given = _Given(self.writer)
-        stay = []
-        for atom, var, free, kind in zip(call.operands, jaxpr.invars, plain, barrier, strict=True):
-            stay.append(not free or given.give(atom, (var,), kind=kind))
-        outside = dict(zip(keep(jaxpr.invars, plain), keep(call.operands, plain), strict=True))
-        names = given.names[0]
-        inner = [v if type(v) is Literal else names.get(v, v) for v in jaxpr.outvars]
-        candidates: list[Atom | None] = [None] * len(inner)
-        keys = [_key(v) for v in inner]
-        for i, free in enumerate(_plain(call.out_params, len(inner))):
-            if not free:
-                keys[i] = i  # equal to no other
-            elif not eqn.params.get("differentiated"):
-                candidates[i] = self._outside(inner[i], outside, call, call.outs[i].aval)
-        answer, wanted = self._results(call.outs, keys, candidates)
-        if all(stay) and all(wanted):
+    def written(self) -> Sequence[Atom] | None:
+        """What the results are from now on; None if nothing changes."""
+        inside = self.inside
+        for field, places in inside.operands.items():
+            for i in places:
+                if self.arguments[i] and i not in self.carried and i not in self.sliced:
+                    self.give(i, field, self.border.into)
+        if self.carried:
+            self.carry()
+        for field in inside.edges.sliced:
+            for i in inside.operands[field]:
+                self.give_rows(i, field)
+        if inside.edges.has_rule:
+            # The user's rule has all operands, and may give the results any derivative.
+            if self.names[0].keys().isdisjoint(_read(self.jaxprs[0], self.wanted)):
+                return None
+            self.stay = [True] * len(self.stay)
+        else:
+            self.results()
+        if all(self.stay) and all(self.wanted) and not any(self.names):
             return None
-        body = self._narrowed(call.body, names, keep(jaxpr.invars, stay), wanted)
-        self.writer.add(call.filtered(stay, wanted, body))
-        return answer
-
-    def _outside(self, inner: Atom, outside: dict[Var, Atom], call: Call, aval: Any) -> Atom | None:
-        """What a body's result, outside of type `aval`, is there, if that is known."""
-        if type(inner) is Literal:
-            return inner
-        if inner in outside:
-            return outside[inner]
-        for var, value in zip(call.body.constvars, call.body.consts, strict=True):
-            if var is inner and var.aval == aval:
-                literal = jaxcompat.as_literal(value, var.aval)
-                can_hold = literal is None and self.writer.holds_constants
-                return self.writer.constant(value, var.aval) if can_hold else literal
-        return None
-
-    def cond(self, eqn: JaxprEqn) -> Sequence[Atom] | None:
-        cond = Cond.of(eqn)
-        jaxprs = [jaxcompat.open_jaxpr(branch) for branch in cond.branches]
-        given = _Given(self.writer, len(jaxprs))
-        columns = list(zip(*(jaxpr.invars for jaxpr in jaxprs), strict=True))
-        stay = [given.give(a, inside) for a, inside in zip(cond.operands, columns, strict=True)]
-        known = [dict(zip(jaxpr.invars, cond.operands, strict=True)) for jaxpr in jaxprs]
-        candidates: list[Atom | None] = []
-        keys: list[Hashable] = []
-        for column in zip(*(jaxpr.outvars for jaxpr in jaxprs), strict=True):
-            pairs = list(zip(column, given.names, strict=True))
-            inner = [v if type(v) is Literal else names.get(v, v) for v, names in pairs]
-            outer = [
-                v if type(v) is Literal else operands.get(v)
-                for v, operands in zip(inner, known, strict=True)
-            ]
-            same = None not in outer and len(set(map(_key, outer))) == 1
-            candidates.append(outer[0] if same else None)
-            keys.append(tuple(map(_key, inner)))
-        answer, wanted = self._results(cond.outs, keys, candidates)
-        if all(stay) and all(wanted):
-            return None
-        branches = tuple(
-            self._narrowed(branch, names, variables, wanted)
-            for branch, names, variables in zip(
-                cond.branches, given.names, given.variables, strict=True
+        bodies = [
+            self._narrowed(
+                body, number, inside.arguments(region, jaxpr.invars, self.more_inside, self.stay)
             )
-        )
-        outs = keep(cond.outs, wanted)
-        self.writer.add(cond.rebuild(operands=tuple(given.atoms), outs=outs, branches=branches))
-        return answer
-
-    def custom(self, eqn: JaxprEqn) -> Sequence[Atom] | None:
-        cls = CustomJVP if eqn.primitive.name in CustomJVP.primitives else CustomVJP
-        call = cls.of(eqn)
-        jaxpr = jaxcompat.open_jaxpr(call.body)
-        given = _Given(self.writer)
-        for atom, var in zip(call.operands, jaxpr.invars, strict=True):
-            given.give(atom, (var,))
-        names = given.names[0]
-        everything = [True] * len(call.outs)
-        if not names or names.keys().isdisjoint(_read(jaxpr, everything)):
-            return None
-        body = self._narrowed(call.body, names, jaxpr.invars, everything)
-        return self.writer.add(call.rebuild(body=body))
-
-    def shard_map(self, eqn: JaxprEqn) -> Sequence[Atom] | None:
-        call = ShardMap.of(eqn)
-        jaxpr = jaxcompat.open_jaxpr(call.body)
-        given = _Given(self.writer)
-        stay = [
-            given.give(atom, (var,), scalars=False, kind=spec)
-            for atom, var, spec in zip(call.operands, jaxpr.invars, call.in_specs, strict=True)
+            for number, (body, region, jaxpr) in enumerate(
+                zip(inside.bodies, inside.regions, self.jaxprs, strict=True)
+            )
         ]
-        names = given.names[0]
-        inner = [v if type(v) is Literal else names.get(v, v) for v in jaxpr.outvars]
-        keys = [(_key(v), spec) for v, spec in zip(inner, call.out_specs, strict=True)]
-        answer, wanted = self._results(call.outs, keys, [None] * len(keys))
-        if all(stay) and all(wanted):
-            return None
-        self.writer.add(
-            call.rebuild(
-                operands=tuple(given.atoms),
-                outs=keep(call.outs, wanted),
-                body=self._narrowed(call.body, names, given.variables[0], wanted),
-                in_specs=keep(call.in_specs, stay),
-                out_specs=keep(call.out_specs, wanted),
-            )
-        )
-        return answer
+        self.writer.add(inside.rebuild(bodies, self.stay, self.wanted, self.more))
+        return self.answer
 
-    # --- loops ---------------------------------------------------------------------------------
+    # --- operands -------------------------------------------------------------------------------
 
-    def scan(self, eqn: JaxprEqn) -> Sequence[Atom] | None:
-        scan = Scan.of(eqn)
-        jaxpr = jaxcompat.open_jaxpr(scan.body)
-        n, k = len(scan.consts), len(scan.carry)
-        fixed, carried, sliced = jaxpr.invars[:n], jaxpr.invars[n : n + k], jaxpr.invars[n + k :]
-        kinds = self._carries(
-            list(zip(scan.consts, fixed, strict=True)),
-            scan.carry,
-            carried,
-            jaxpr.outvars[:k],
-            scan.carry_outs,
-        )
-        carry_wanted = [kind == i for i, kind in enumerate(kinds)]
-        given, slices = _Given(self.writer), _Given(self.writer)
-        for atom, var in zip(scan.consts, fixed, strict=True):
-            given.give(atom, (var,))
-        _give_unchanging(
-            given, kinds, scan.carry, carried, jaxpr, [*carry_wanted, *[True] * len(scan.ys)]
-        )
-        for atom, var in zip(scan.xs, sliced, strict=True):
-            repeated = self._repeated(atom, var)
-            if repeated is None:
-                slices.give(atom, (var,), scalars=False)
-            else:
-                given.give(repeated, (var,))
-        names = {**given.names[0], **slices.names[0], **_merged(kinds, carried)}
-        stacks = dict(zip(sliced, scan.xs, strict=True))
-        results = jaxpr.outvars[k:]
-        candidates = [None if type(v) is Literal else stacks.get(v) for v in results]
-        keys = [_key(v if type(v) is Literal else names.get(v, v)) for v in results]
-        ys, ys_wanted = self._results(scan.ys, keys, candidates)
-        wanted = [*carry_wanted, *ys_wanted]
-        if all(wanted) and not names and len(slices.atoms) == len(scan.xs):
-            return None
-        variables = *given.variables[0], *keep(carried, carry_wanted), *slices.variables[0]
-        self.writer.add(
-            scan.rebuild(
-                consts=tuple(given.atoms),
-                carry=keep(scan.carry, carry_wanted),
-                xs=tuple(slices.atoms),
-                carry_outs=keep(scan.carry_outs, carry_wanted),
-                ys=keep(scan.ys, ys_wanted),
-                body=self._narrowed(scan.body, names, variables, wanted),
-            )
-        )
-        return [*_carry_results(kinds, scan.carry, scan.carry_outs), *ys]
+    def give(self, i: int, field: str, scalars: bool) -> None:
+        """Let an operand stay, unless it is a scalar, or given already."""
+        kind = self.border.operands[i]
+        if kind is not _STAYS:
+            self.stay[i] = self._is_new(self.eqn.invars[i], self.arguments[i], field, scalars, kind)
 
-    def _repeated(self, atom: Atom, inside: Var) -> Atom | None:
-        """The value that every slice of an operand is, if it was made by repeating one."""
+    def give_rows(self, i: int, field: str) -> None:
+        """Let an operand stay of which each round gets a row, unless all rows are one value."""
+        repeated = self._repeated(i)
+        if repeated is None:
+            self.give(i, field, scalars=False)
+        else:
+            self.stay[i] = False
+            self.make_constant(repeated, self.arguments[i])
+
+    def make_constant(self, atom: Atom, arguments: _Inside) -> None:
+        """Let arguments be a value that is the same in every round, where they are read."""
+        for number, var in arguments:
+            field = self.inside.regions[number].constants
+            assert field is not None
+            if self._is_new(atom, [(number, var)], field):
+                self.more.setdefault(field, []).append(atom)
+                self.more_inside.setdefault(field, []).append(var)
+
+    def _is_new(
+        self,
+        atom: Atom,
+        arguments: _Inside,
+        field: str,
+        scalars: bool = True,
+        kind: Hashable = None,
+    ) -> bool:
+        """Whether bodies need be given an operand: one that is no scalar and was not given yet."""
+        if isinstance(atom.aval, jaxcompat.AbstractRef):
+            return True
+        if scalars:
+            literals = [_scalar(self.writer, atom, var.aval) for _, var in arguments]
+            if None not in literals:
+                return self._rename(arguments, literals)
+        if type(atom) is Literal:
+            return True
+        known = self._first.setdefault((field, atom, kind), arguments)
+        if known is arguments:
+            return True
+        pairs = zip(known, arguments, strict=True)
+        if any(a.aval != b.aval for (_, a), (_, b) in pairs):
+            return True
+        return self._rename(arguments, [var for _, var in known])
+
+    def _rename(self, arguments: _Inside, atoms: Sequence[Any]) -> bool:
+        for (number, var), atom in zip(arguments, atoms, strict=True):
+            self.names[number][var] = atom
+        return False
+
+    def _can_add(self, arguments: _Inside) -> bool:
+        """Whether the bodies of these arguments can be given new constants."""
+        return all(self.inside.regions[number].constants is not None for number, _ in arguments)
+
+    def _repeated(self, i: int) -> Atom | None:
+        """The value that every row of an operand is, if it was made by repeating one."""
+        atom, arguments = self.eqn.invars[i], self.arguments[i]
         eqn = self.writer.defined_by(atom, "broadcast_in_dim")
-        if eqn is None or len(eqn.invars) != 1:
+        if eqn is None or len(eqn.invars) != 1 or not self._can_add(arguments):
             return None
         value, dimensions = eqn.invars[0], eqn.params["broadcast_dimensions"]
         if tuple(dimensions) != tuple(range(1, len(atom.aval.shape))):
             return None
-        return value if value.aval.strip_weak_type() == inside.aval.strip_weak_type() else None
+        types = {var.aval.strip_weak_type() for _, var in arguments}
+        return value if types == {value.aval.strip_weak_type()} else None
 
-    def while_(self, eqn: JaxprEqn) -> Sequence[Atom] | None:
-        loop = While.of(eqn)
-        cond, body = jaxcompat.open_jaxpr(loop.cond), jaxcompat.open_jaxpr(loop.body)
-        b = len(loop.body_consts)
-        kinds = self._carries(
-            list(zip(loop.body_consts, body.invars[:b], strict=True)),
-            loop.carry,
-            body.invars[b:],
-            body.outvars,
-            loop.outs,
-        )
-        wanted = [kind == i for i, kind in enumerate(kinds)]
-        halves = []
-        for held, jaxpr, consts, outs in (
-            (loop.cond, cond, loop.cond_consts, [True]),
-            (loop.body, body, loop.body_consts, wanted),
-        ):
-            fixed, carried = jaxpr.invars[: len(consts)], jaxpr.invars[len(consts) :]
-            given = _Given(self.writer)
-            for atom, var in zip(consts, fixed, strict=True):
-                given.give(atom, (var,))
-            _give_unchanging(given, kinds, loop.carry, carried, jaxpr, outs)
-            names = {**given.names[0], **_merged(kinds, carried)}
-            halves.append((held, given, names, keep(carried, wanted), outs))
-        (_, cond_given, cond_names, *_), (_, body_given, body_names, *_) = halves
-        if all(wanted) and not cond_names and not body_names:
-            return None
-        new_cond, new_body = (
-            self._narrowed(held, names, (*given.variables[0], *carried), outs)
-            for held, given, names, carried, outs in halves
-        )
-        self.writer.add(
-            loop.rebuild(
-                cond_consts=tuple(cond_given.atoms),
-                body_consts=tuple(body_given.atoms),
-                carry=keep(loop.carry, wanted),
-                outs=keep(loop.outs, wanted),
-                cond=new_cond,
-                body=new_body,
-            )
-        )
-        return _carry_results(kinds, loop.carry, loop.outs)
+    # --- what loops carry -----------------------------------------------------------------------
 
-    def _carries(
-        self,
-        fixed: Sequence[tuple[Atom, Var]],
-        starts: Sequence[Atom],
-        carried: Sequence[Var],
-        nexts: Sequence[Atom],
-        outs: Sequence[Var],
-    ) -> list[int | None]:
+    def carry(self) -> None:
+        """Take out of a loop what it carries and never changes, or carries twice."""
+        carried, eqn = self.inside.carried, self.eqn
+        kinds = self._carries()
+        for number, kind in enumerate(kinds):
+            self.wanted[carried[number][1]] = kind == number
+        used: list[set[Atom]] = []
+        if None in kinds:
+            used = [_read(jaxpr, self._results_of(n)) for n, jaxpr in enumerate(self.jaxprs)]
+        for (i, out), kind in zip(carried, kinds, strict=True):
+            if self.wanted[out]:
+                continue
+            self.stay[i] = False
+            if kind is None:
+                self.answer[out] = eqn.invars[i]
+                read = [(n, var) for n, var in self.arguments[i] if var in used[n]]
+                self.make_constant(eqn.invars[i], read)
+            else:
+                other, self.answer[out] = carried[kind][0], eqn.outvars[carried[kind][1]]
+                self._rename(self.arguments[i], [var for _, var in self.arguments[other]])
+
+    def _carries(self) -> list[int | None]:
         """For each carry the one that always has its value; None if it is always what it starts as.
 
-        `fixed` are the loop's constants, outside and inside; `carried` and `nexts` are the carries
-        at the beginning and the end of a round. Of equal ones the first whose result is read is
-        taken, or the first, and itself it has its own number.
+        Of equal ones the first whose result is read is taken, or the first, and itself it has its
+        own number.
         """
+        carried, eqn = self.inside.carried, self.eqn
+        rounds = [
+            n
+            for n, region in enumerate(self.inside.regions)
+            if any(b is not None for b in region.back)
+        ]
+        if len(rounds) != 1:
+            return list(range(len(carried)))
+        (number,) = rounds
+        region, jaxpr = self.inside.regions[number], self.jaxprs[number]
+        arguments = dict(zip(region.ins, jaxpr.invars, strict=True))
+        nexts = dict(zip(region.back, jaxpr.outvars, strict=True))
         nodes: dict[Hashable, int] = {}
         # What a value is known by at first: by what it starts as, or, computed inside, by itself.
         labels: list[Hashable] = []
@@ -368,27 +292,35 @@ class _Forwarding:
                 labels.append(label)
             return nodes[key]
 
-        for atom, var in fixed:
-            node(var, self._start(atom, var))
+        for i, var, fixed in zip(region.ins, jaxpr.invars, region.fixed, strict=True):
+            if fixed:
+                node(var, self._start(eqn.invars[i], var))
         loose = []
-        for atom, var, out in zip(starts, carried, outs, strict=True):
-            same_types = var.aval == out.aval == atom.aval and not self._donates(atom, out)
+        for i, out in carried:
+            atom, var = eqn.invars[i], arguments[i]
+            same_types = var.aval == eqn.outvars[out].aval == atom.aval
+            same_types = same_types and not self._donates(atom, eqn.outvars[out])
             label = self._start(atom, var) if same_types else var
-            loose.append(label is not var)
+            loose.append(label is not var and self._can_add(self.arguments[i]))
             node(var, label)
-        for var, atom in zip(carried, nexts, strict=True):
-            key = _key(atom)
-            step[nodes[var]] = node(key, (key, atom.aval) if type(atom) is Literal else atom)
+        for i, _ in carried:
+            key = _key(nexts[i])
+            literal = type(nexts[i]) is Literal
+            label = (key, nexts[i].aval) if literal else nexts[i]
+            step[nodes[arguments[i]]] = node(key, label)
         classes = _stable_classes(labels, step)
         kinds: list[int | None] = []
-        for i, var in enumerate(carried):
-            at = nodes[var]
-            fixed_value = loose[i] and classes[at] == classes[step[at]]
-            kinds.append(None if fixed_value else i)
+        for number, (i, _) in enumerate(carried):
+            at = nodes[arguments[i]]
+            unchanging = loose[number] and classes[at] == classes[step[at]]
+            kinds.append(None if unchanging else number)
         chosen: dict[int, int] = {}
-        for i in sorted(range(len(outs)), key=lambda i: isinstance(outs[i], DropVar)):
-            if kinds[i] is not None:
-                kinds[i] = chosen.setdefault(classes[nodes[carried[i]]], i)
+        for number in sorted(
+            range(len(carried)), key=lambda n: isinstance(eqn.outvars[carried[n][1]], DropVar)
+        ):
+            if kinds[number] is not None:
+                at = nodes[arguments[carried[number][0]]]
+                kinds[number] = chosen.setdefault(classes[at], number)
         return kinds
 
     def _start(self, atom: Atom, inside: Var) -> Hashable:
@@ -398,44 +330,75 @@ class _Forwarding:
         literal = _scalar(self.writer, atom, inside.aval)
         return _key(atom if literal is None else literal), inside.aval
 
-    # --- common ground -------------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------
 
-    def _results(
-        self,
-        outs: Sequence[Var],
-        keys: Sequence[Hashable],
-        candidates: Sequence[Atom | None],
-    ) -> tuple[list[Atom], list[bool]]:
-        """What results are outside, and which are still wanted: not those that are something else.
-
-        A result is its candidate, or another result with an equal key.
-        """
-        answer: list[Atom] = list(outs)
-        wanted = [True] * len(outs)
+    def results(self) -> None:
+        """Leave out the results that are something else outside: an operand, or another result."""
+        outs, last = self.eqn.outvars, set(self.carried.values())
+        sources = self.inside.sources()
         first: dict[Hashable, Atom] = {}
         # A result that nobody reads cannot stand for one that somebody does.
         for i in sorted(range(len(outs)), key=lambda i: isinstance(outs[i], DropVar)):
-            other = candidates[i]
+            if i in last or self.border.results[i] is _STAYS:
+                continue
+            out, other = outs[i], self._outside(i, sources[i]) if self.border.out else None
             if other is None:
-                other = first.setdefault(keys[i], outs[i])
-            out = outs[i]
+                same = tuple(_key(self._name(number, atom)) for number, atom in sources[i])
+                kind = self.border.results[i], i in self.stacked
+                other = first.setdefault((same, kind), out)
             if other is out or isinstance(out.aval, jaxcompat.AbstractRef):
                 continue
             if other.aval == out.aval and not self._donates(other, out):
-                answer[i], wanted[i] = other, False
-        return answer, wanted
+                self.answer[i], self.wanted[i] = other, False
+
+    def _name(self, number: int, atom: Atom) -> Atom:
+        """What an atom of a body is from now on."""
+        return atom if type(atom) is Literal else self.names[number].get(atom, atom)
+
+    def _outside(self, result: int, sources: Sequence[tuple[int, Atom]]) -> Atom | None:
+        """What a result is outside, if it is that whichever body runs."""
+        stacked = result in self.stacked
+        found = [self._source(number, atom, stacked) for number, atom in sources]
+        if None not in found and len({_key(atom) for atom in found if atom is not None}) == 1:
+            return found[0]
+        if stacked or len(sources) != 1:
+            return None
+        ((number, atom),) = sources
+        body, aval = self.inside.bodies[number], self.eqn.outvars[result].aval
+        for var, value in zip(body.constvars, body.consts, strict=True):
+            if var is atom and var.aval == aval:
+                literal = jaxcompat.as_literal(value, var.aval)
+                can_hold = literal is None and self.writer.holds_constants
+                return self.writer.constant(value, var.aval) if can_hold else literal
+        return None
+
+    def _source(self, number: int, atom: Atom, stacked: bool) -> Atom | None:
+        """The operand that a body hands on, row by row if `stacked`, or a scalar."""
+        if not stacked:
+            atom = self._name(number, atom)
+        if type(atom) is Literal:
+            return None if stacked else atom
+        i = self.operand_of[number].get(atom)
+        if i is None or i in self.carried or (i in self.sliced) != stacked:
+            return None
+        return None if self.border.operands[i] is _STAYS else self.eqn.invars[i]
 
     def _donates(self, *atoms: Atom) -> bool:
         """Whether a call in this body donates one of these, so that it may have no second name."""
         return any(type(atom) is not Literal and atom in self.writer.donated for atom in atoms)
 
-    def _narrowed(
-        self, body: Any, names: dict[Var, Atom], invars: Sequence[Var], wanted: Sequence[bool]
-    ) -> Any:
+    # --- bodies ---------------------------------------------------------------------------------
+
+    def _results_of(self, number: int) -> list[bool]:
+        """Which results of a body are wanted."""
+        return [out is None or self.wanted[out] for out in self.inside.regions[number].outs]
+
+    def _narrowed(self, body: Any, number: int, invars: Sequence[Var]) -> Any:
         """A closed body that takes `invars` and gives the wanted results, with variables renamed.
 
         The same request gives the same object.
         """
+        names, wanted = self.names[number], self._results_of(number)
         # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
         anchor = body if body.consts else jaxcompat.open_jaxpr(body)
         renamed = tuple((var, _key(atom), atom.aval) for var, atom in names.items())
@@ -445,26 +408,10 @@ class _Forwarding:
         return self._made[request]
 
 
-#: By primitive, what is done to its equations.
-_RULES: dict[str, Callable[[_Forwarding, JaxprEqn], Sequence[Atom] | None]] = {
-    name: rule
-    for cls, rule in (
-        (Scan, _Forwarding.scan),
-        (While, _Forwarding.while_),
-        (Cond, _Forwarding.cond),
-        (Call, _Forwarding.call),
-        (CustomJVP, _Forwarding.custom),
-        (CustomVJP, _Forwarding.custom),
-        (ShardMap, _Forwarding.shard_map),
-    )
-    for name in cls.primitives
-}
-
-
-def _plain(params: dict[str, tuple[Any, ...]], count: int) -> list[bool]:
-    """Of which operands, or results, of a call nothing is asked."""
+def _asked(params: dict[str, tuple[Any, ...]], count: int) -> list[bool]:
+    """Of which operands, or results, of a call something is asked."""
     asked = [(given, UNASKED[k]) for k, given in params.items() if k != "prevent_cse"]
-    return [all(values[i] == plain for values, plain in asked) for i in range(count)]
+    return [any(values[i] != plain for values, plain in asked) for i in range(count)]
 
 
 def _scalar(writer: Writer, atom: Atom, aval: Any) -> Literal | None:
@@ -499,38 +446,6 @@ def _stable_classes(labels: Sequence[Hashable], step: Sequence[int]) -> list[int
         if len(numbers) == count:
             return classes
         step = [step[there] for there in step]
-
-
-def _give_unchanging(
-    given: _Given,
-    kinds: Sequence[int | None],
-    starts: Sequence[Atom],
-    carried: Sequence[Var],
-    jaxpr: Any,
-    wanted: Sequence[bool],
-) -> None:
-    """Give the carries that never change as constants, to a body that reads them."""
-    if None not in kinds:
-        return
-    used = _read(jaxpr, wanted)
-    for kind, atom, var in zip(kinds, starts, carried, strict=True):
-        if kind is None and var in used:
-            given.give(atom, (var,))
-
-
-def _merged(kinds: Sequence[int | None], carried: Sequence[Var]) -> dict[Var, Atom]:
-    """The carries that are always equal to others, by these."""
-    return {
-        carried[i]: carried[kind] for i, kind in enumerate(kinds) if kind is not None and kind != i
-    }
-
-
-def _carry_results(
-    kinds: Sequence[int | None], starts: Sequence[Atom], outs: Sequence[Var]
-) -> list[Atom]:
-    return [
-        start if kind is None else outs[kind] for kind, start in zip(kinds, starts, strict=True)
-    ]
 
 
 def _read(jaxpr: Any, wanted: Sequence[bool]) -> set[Atom]:

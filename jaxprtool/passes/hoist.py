@@ -36,8 +36,9 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import Contains
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Region, Regions, regions
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite
-from jaxprtool.ir.structured import Scan, While, holds_jaxpr, keep
+from jaxprtool.ir.structured import holds_jaxpr, keep
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
@@ -57,12 +58,10 @@ class Hoist(Pass):
 
         def visitor(writer: Writer) -> Rule:
             def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
-                match eqn.primitive.name:
-                    case "scan":
-                        return hoisting.scan(writer, eqn)
-                    case "while":
-                        return hoisting.loop(writer, eqn)
-                return None
+                inside = regions(eqn)
+                if inside is None or not inside.repeats:
+                    return None
+                return hoisting.loop(writer, inside)
 
             return rule
 
@@ -73,7 +72,7 @@ class Hoist(Pass):
 class _Taken:
     """A body in two: what has left, from the loop's constants, and the rest.
 
-    The rest takes those of the constants that are `used`, then the results of what has `left`.
+    `used` says which arguments the rest still takes; it also takes the results of what has `left`.
     """
 
     left: Any
@@ -85,50 +84,53 @@ class _Taken:
 class _Hoisting:
     """What is known of the bodies met in one run: shared bodies are looked at once."""
 
-    taken: dict[tuple[Any, int, bool, bool], _Taken | None] = field(default_factory=dict)
+    taken: dict[tuple[Any, Region, bool, bool], _Taken | None] = field(default_factory=dict)
     staying: Contains = field(default_factory=lambda: Contains(_must_stay))
     endless: Contains = field(default_factory=lambda: Contains(_may_not_end))
 
-    def scan(self, writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
-        scan = Scan.of(eqn)
-        runs = isinstance(scan.length, int)
-        if runs and scan.length == 0:
+    def loop(self, writer: Writer, inside: Regions) -> Sequence[Atom] | None:
+        eqn, trips = inside.eqn, inside.view.trips
+        if isinstance(trips, int) and trips == 0:
             return None
-        taken = self.take(scan.body, len(scan.consts), writer.holds_constants, runs)
-        if taken is None:
+        bodies = list(inside.bodies)
+        stay = [True] * len(eqn.invars)
+        more: dict[str, list[Atom]] = {}
+        for number, region in enumerate(inside.regions):
+            if region.constants is None:
+                continue
+            # What decides is always evaluated once, whether another body runs or not.
+            runs = region.decides or isinstance(trips, int)
+            taken = self.take(inside, number, writer.holds_constants, runs)
+            if taken is None:
+                continue
+            bodies[number] = taken.rest
+            for i, used in zip(region.ins, taken.used, strict=True):
+                stay[i] &= used
+            operands = [
+                eqn.invars[i] for i, fixed in zip(region.ins, region.fixed, strict=True) if fixed
+            ]
+            more.setdefault(region.constants, []).extend(writer.splice(taken.left, operands, eqn))
+        if not more:
             return None
-        consts = _constants(writer, taken, scan.consts, eqn)
-        writer.add(scan.rebuild(consts=consts, body=taken.rest))
+        writer.add(inside.rebuild(bodies, stay, more=more))
         return eqn.outvars
 
-    def loop(self, writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
-        loop = While.of(eqn)
-        changes: dict[str, Any] = {}
-        # The condition is always evaluated once, whether the body runs or not.
-        for part, runs in (("cond", True), ("body", False)):
-            body, consts = getattr(loop, part), getattr(loop, f"{part}_consts")
-            taken = self.take(body, len(consts), writer.holds_constants, runs)
-            if taken is not None:
-                changes[part] = taken.rest
-                changes[f"{part}_consts"] = _constants(writer, taken, consts, eqn)
-        if not changes:
-            return None
-        writer.add(loop.rebuild(**changes))
-        return eqn.outvars
+    def take(
+        self, inside: Regions, number: int, holds_constants: bool, runs: bool
+    ) -> _Taken | None:
+        """A body in two; None if nothing leaves.
 
-    def take(self, body: Any, count: int, holds_constants: bool, runs: bool) -> _Taken | None:
-        """A body, whose first `count` arguments are constants of the loop, in two.
-
-        None if nothing leaves. `holds_constants` says whether constants may be used outside, and
-        `runs` that the body is known to run at least once.
+        `holds_constants` says whether constants may be used outside, and `runs` that the body is
+        known to run at least once.
         """
-        key = body, count, holds_constants, runs
+        body, region = inside.bodies[number], inside.regions[number]
+        key = body, region, holds_constants, runs
         if key not in self.taken:
-            constants = body.invars[:count]
+            constants = keep(body.invars, region.fixed)
             if holds_constants:
-                constants = [*constants, *body.constvars]
+                constants = (*constants, *body.constvars)
             leaving = self.leaving(body.eqns, constants, runs)
-            self.taken[key] = _split(body, count, leaving) if leaving else None
+            self.taken[key] = _split(inside, number, leaving) if leaving else None
         return self.taken[key]
 
     def leaving(self, eqns: Sequence[JaxprEqn], constants: Any, runs: bool) -> list[JaxprEqn]:
@@ -206,23 +208,22 @@ def _at_most(size: Any, limit: Any) -> bool:
 # --- the loop without what has left --------------------------------------------------------------
 
 
-def _constants(
-    writer: Writer, taken: _Taken, consts: Sequence[Atom], loop: JaxprEqn
-) -> tuple[Atom, ...]:
-    """The constants of the loop without what has left, which is written before it."""
-    return (*keep(consts, taken.used), *writer.splice(taken.left, consts, loop))
-
-
-def _split(body: Any, count: int, leaving: list[JaxprEqn]) -> _Taken:
-    """A body, whose first `count` arguments are constants, in what leaves and the rest."""
+def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _Taken:
+    """A body in what leaves and the rest."""
+    body, region = inside.bodies[number], inside.regions[number]
+    assert region.constants is not None
     gone = set(map(id, leaving))
     eqns = [eqn for eqn in body.eqns if id(eqn) not in gone]
     read = _read(eqns, body.outvars)
     made = [v for eqn in leaving for v in eqn.outvars if v in read]
-    constants, others = body.invars[:count], body.invars[count:]
-    used = [v in read for v in constants]
-    rest = _part(body, [*keep(constants, used), *made, *others], body.outvars, eqns)
-    return _Taken(_part(body, constants, made, leaving), used, rest)
+    # A constant that other bodies are given too stays, read or not.
+    own = inside.operands[region.constants]
+    used = [i not in own or v in read for i, v in zip(region.ins, body.invars, strict=True)]
+    stay = dict(zip(region.ins, used, strict=True))
+    flags = [stay.get(i, True) for i in range(len(inside.eqn.invars))]
+    invars = inside.arguments(region, body.invars, {region.constants: made}, flags)
+    rest = _part(body, invars, body.outvars, eqns)
+    return _Taken(_part(body, keep(body.invars, region.fixed), made, leaving), used, rest)
 
 
 def _part(

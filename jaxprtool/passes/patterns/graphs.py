@@ -16,16 +16,8 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import free_variables
-from jaxprtool.ir.structured import (
-    Call,
-    Cond,
-    CustomJVP,
-    Scan,
-    While,
-    holds_jaxpr,
-    sub_jaxprs,
-    view,
-)
+from jaxprtool.ir.regions import regions
+from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 
@@ -256,21 +248,14 @@ def _give(graph: DataflowGraph, eqn: JaxprEqn, known: dict[Var, Any], unknown: s
 
 def _arguments(eqn: JaxprEqn) -> list[tuple[Var, Atom | None]]:
     """The arguments of an equation's bodies, each with the operand that it always is, or None."""
-    each = view(eqn)
-    pairs: list[tuple[Any, tuple[Any, ...]]] = []
-    if isinstance(each, Scan):
-        pairs = [(each.body, each.consts)]
-    elif isinstance(each, While):
-        pairs = [(each.cond, each.cond_consts), (each.body, each.body_consts)]
-    elif isinstance(each, Cond):
-        pairs = [(branch, each.operands) for branch in each.branches]
-    elif isinstance(each, Call | CustomJVP):
-        pairs = [(each.body, each.operands)]
-    found: list[tuple[Var, Atom | None]] = []
-    for body, operands in pairs:
-        rest = [None] * (len(body.invars) - len(operands))
-        found += zip(body.invars, (*operands, *rest), strict=True)
-    return found
+    inside = regions(eqn)
+    if inside is None or isinstance(inside.view, ShardMap):
+        return []
+    return [
+        (var, eqn.invars[i] if fixed else None)
+        for body, region in zip(inside.bodies, inside.regions, strict=True)
+        for var, i, fixed in zip(body.invars, region.ins, region.fixed, strict=True)
+    ]
 
 
 def same_number(a: Any, b: Any) -> bool:

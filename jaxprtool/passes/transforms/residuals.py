@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.paths import unique
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
+from jaxprtool.ir.regions import regions
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 
 
@@ -65,19 +65,19 @@ def _innermost(
             if not inside:
                 return eqn, place, operand
         place = _place(eqn) or place
-        for body in _bodies(eqn):
-            atom = body.outvars[index]
-            if isinstance(atom, Literal):
-                continue
+        called = regions(eqn)
+        if called is None:
+            return eqn, place, None
+        for number, atom in called.sources()[index]:
+            body, region = called.bodies[number], called.regions[number]
             within = _makers(body)
-            inner = within.get(atom)
-            branch = isinstance(view(eqn), Cond)
-            if inner is not None and not (branch and _is_filler(inner, within)):
+            inner = None if isinstance(atom, Literal) else within.get(atom)
+            if inner is not None and not (called.deciding and _is_filler(inner, within)):
                 eqn, index, makers, inside = inner, inner.outvars.index(atom), within, True
                 break
-            if not inside and atom in body.invars and not isinstance(view(eqn), Cond | While):
-                operand = body.invars.index(atom)
-                if not _is_carry(eqn, operand):
+            if not inside and len(called.bodies) == 1 and atom in body.invars:
+                operand = region.ins[body.invars.index(atom)]
+                if operand not in region.back:
                     return eqn, place, eqn.invars[operand]
         else:
             return eqn, place, None
@@ -94,23 +94,6 @@ def _is_added(eqn: JaxprEqn) -> bool:
         return False
     own = jnp.finfo(eqn.outvars[0].aval.dtype)
     return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
-
-
-def _bodies(eqn: JaxprEqn) -> Sequence[Any]:
-    """The bodies whose results are those of an equation, one for one."""
-    match view(eqn):
-        case Call() | CustomJVP() | ShardMap() | Scan() | While() as structured:
-            return [structured.body]
-        case Cond() as structured:
-            return structured.branches
-    return []
-
-
-def _is_carry(eqn: JaxprEqn, operand: int) -> bool:
-    scan = view(eqn)
-    if not isinstance(scan, Scan):
-        return False
-    return 0 <= operand - len(scan.consts) < len(scan.carry)
 
 
 def _is_filler(eqn: JaxprEqn, makers: dict[Var, JaxprEqn]) -> bool:

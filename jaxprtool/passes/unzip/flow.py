@@ -18,7 +18,7 @@ a few nodes each.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -29,7 +29,8 @@ import jax.numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.dtypes import itemsize
-from jaxprtool.ir.structured import Call, Cond, Scan, ShardMap, While, view
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.structured import Call, Scan, ShardMap, While
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
@@ -94,34 +95,29 @@ def flow_of(part: Split, extras: Sequence[float], terms: Terms, axes: Sequence[A
 def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
     """The splits of the bodies of an equation, as they are if variables are sown in them."""
     eqn = part.body.eqns[position]
-    if position in part.parts and isinstance(cond := view(eqn), Cond):
-        # Variables of branches are computed whichever is taken: the index does not matter.
-        index, *known = [part.known[v] if isinstance(v, Var) else BOTH for v in eqn.invars]
-        with context.under(meet((part.reached, index))):
-            return tuple(split(branch, known, context) for branch in cond.branches)
-    return part.parts.get(position, ())
+    inside = regions(eqn) if position in part.parts else None
+    if inside is None or not inside.deciding:
+        return part.parts.get(position, ())
+    # Variables of branches are computed whichever is taken: what decides does not matter.
+    known = [part.known[v] if isinstance(v, Var) else BOTH for v in eqn.invars]
+    with context.under(meet((part.reached, *(known[i] for i in inside.deciding)))):
+        return tuple(
+            split(body, [known[i] for i in region.ins], context)
+            for body, region in zip(inside.bodies, inside.regions, strict=True)
+        )
 
 
 def bodies_of(eqn: JaxprEqn) -> tuple[Any, ...]:
     """The bodies of an equation that can be looked into, in the order of `parts_of`."""
-    match view(eqn):
-        case Cond(branches=branches):
-            return branches
-        case While(cond=cond, body=body):
-            return cond, body
-        case Scan(body=body) | ShardMap(body=body) | Call(body=body):
-            return (body,)
-    return ()
+    inside = regions(eqn)
+    return () if inside is None or inside.edges.has_rule else inside.bodies
 
 
 def with_bodies(eqn: JaxprEqn, bodies: Sequence[Any]) -> JaxprEqn:
     """An equation with other bodies, which take and give the same."""
-    structured = view(eqn)
-    if isinstance(structured, Cond):
-        return structured.rebuild(branches=tuple(bodies))
-    if isinstance(structured, While):
-        return structured.rebuild(cond=bodies[0], body=bodies[1])
-    return structured.rebuild(body=bodies[0])
+    inside = regions(eqn)
+    assert inside is not None
+    return inside.rebuild(bodies)
 
 
 class _Walk:
@@ -146,21 +142,26 @@ class _Walk:
         for position, eqn in enumerate(body.eqns):
             if all(self.node(atom) is None for atom in eqn.invars):
                 continue  # nothing of it is early and not ready
-            walk = _WALKS.get(eqn.primitive.name)
             parts = parts_of(self.part, position, context)
-            if walk is None or not parts or self._is_whole(eqn):
+            inside = regions(eqn) if parts else None
+            if inside is None or self._is_whole(inside):
                 self.whole(eqn)
             else:
-                walk(self, position, eqn, parts)
+                self.through(position, inside, parts)
         context.bodies.pop()
         ins, outs = (tuple(map(self.node, atoms)) for atoms in (body.invars, body.outvars))
         self.graph.reduce({n for n in (*ins, *outs) if n is not None})
         return Flow(self.graph, self.places, ins, outs, tuple(map(self.extra, body.outvars)))
 
-    def _is_whole(self, eqn: JaxprEqn) -> bool:
-        """Whether what is early of a loop or branch is to be computed once, and so all of it."""
-        calls = eqn.primitive.name in Call.primitives
-        return self.terms.once and not calls and not self.is_late(eqn)
+    def _is_whole(self, inside: Regions) -> bool:
+        """Whether an equation is not looked into.
+
+        That is so if a user's rule comes with it, and if what is early of a loop or branch is to be
+        computed once, and so all of it.
+        """
+        calls = isinstance(inside.view, Call)
+        early = self.terms.once and not calls and not self.is_late(inside.eqn)
+        return early or inside.edges.has_rule
 
     # --- values -------------------------------------------------------------------------------
 
@@ -244,6 +245,84 @@ class _Walk:
                 self.result(var, extra if same else 0, before)
                 self.graph.costs[self.nodes[var]] += anew
 
+    def through(self, position: int, inside: Regions, parts: Sequence[Split]) -> None:
+        """An equation whose bodies are looked into: values pass along its edges.
+
+        A carry is early if its initial value is, and what the body makes of it; both are needed for
+        it, and for its last value. What decides is needed for all that it decides on.
+        """
+        eqn, late = inside.eqn, self.is_late(inside.eqn)
+        factors = [self._factor(inside, number, parts) for number in range(len(parts))]
+        start = list(map(self.node, eqn.invars))
+        carry = self._carries(position, inside, parts, factors)
+        ins = [carry.get(i, node) for i, node in enumerate(start)]
+        deciders = [start[i] for i in inside.deciding]
+        before: list[list[int | None]] = [[] for _ in eqn.outvars]
+        extras: list[float] = [0] * len(eqn.outvars)
+        for i, last in inside.carried:
+            before[last].append(start[i])
+        axes = self._axes(inside.view)
+        for number, (region, part) in enumerate(zip(inside.regions, parts, strict=True)):
+            operands, nodes = ([values[i] for i in region.ins] for values in (eqn.invars, ins))
+            place = position, number
+            outs, costs = self.enter(place, part, operands, nodes, factors[number], axes)
+            known = dict(zip(region.ins, part.ins, strict=True))
+            ends = zip(outs, costs, region.outs, region.back, strict=True)
+            for end, extra, out, back in ends:
+                if out is None:
+                    deciders.append(end)
+                    continue
+                before[out].append(end)
+                extras[out] = max(extras[out], extra)
+                if back is not None and (node := carry[back]) is not None:
+                    self.need([end], node)
+                elif back is not None and not known[back].early:
+                    self.need([start[back], end])
+        if late:
+            self.need(deciders)
+        for var, extra, needed in zip(eqn.outvars, extras, before, strict=True):
+            self.result(var, extra, [*deciders, *needed])
+            if self.terms.once and self.known(var) == EARLY and _decides_itself(inside):
+                self.need([SOURCE], self.nodes[var])
+
+    def _factor(self, inside: Regions, number: int, parts: Sequence[Split]) -> float:
+        """How often a body runs; infinite if no variable can be taken out of it."""
+        eqn, trips = inside.eqn, inside.view.trips
+        if inside.regions[number].decides:
+            return math.inf
+        if inside.deciding:
+            # Init cannot know whether a branch will be taken, and so may not have its effects.
+            return math.inf if parts[number].early.effects else 1
+        if isinstance(inside.view, While) and self.is_late(eqn) and parts[0].outs[0].ready:
+            with suppress(UnsupportedError):
+                trips = Scan.of(as_scan(eqn, self.terms.context)).length
+        return math.inf if trips is None else trips
+
+    def _carries(
+        self, position: int, inside: Regions, parts: Sequence[Split], factors: Sequence[float]
+    ) -> dict[int, int | None]:
+        """A node for each operand that a loop carries, if it is early in all rounds."""
+        nodes: dict[int, int | None] = {}
+        for number, (region, part) in enumerate(zip(inside.regions, parts, strict=True)):
+            for i, var in zip(region.ins, part.body.invars, strict=True):
+                if i not in region.back:
+                    continue
+                nodes[i] = None
+                if part.known[var] == EARLY:
+                    atom = inside.eqn.invars[i]
+                    self.mark(var, self.extra(atom))
+                    node = nodes[i] = self.add(var, (position, number, var), factors[number])
+                    self.need([self.node(atom)], node)
+        return nodes
+
+    def _axes(self, structured: Any) -> list[Axis]:
+        """The manual axes that an equation adds around its body."""
+        if not isinstance(structured, ShardMap):
+            return []
+        manual, checked = (structured.eqn.params[k] for k in ("newly_manual_axes", "check_vma"))
+        sizes = structured.mesh.shape
+        return [(axis, sizes[axis], checked) for axis in sizes if axis in manual]
+
     def enter(
         self,
         place: tuple[int, int],
@@ -280,107 +359,9 @@ class _Walk:
         return [None if n is None else nodes[n] for n in flow.outs], flow.extras
 
 
-# --- structured equations -----------------------------------------------------------------------
-
-
-def _call(walk: _Walk, position: int, eqn: JaxprEqn, parts: Sequence[Split]) -> None:
-    ins = list(map(walk.node, eqn.invars))
-    outs, extras = walk.enter((position, 0), parts[0], eqn.invars, ins)
-    for var, out, extra in zip(eqn.outvars, outs, extras, strict=True):
-        walk.result(var, extra, [out])
-
-
-def _shard_map(walk: _Walk, position: int, eqn: JaxprEqn, parts: Sequence[Split]) -> None:
-    manual, checked = eqn.params["newly_manual_axes"], eqn.params["check_vma"]
-    sizes = ShardMap.of(eqn).mesh.shape
-    axes = [(axis, sizes[axis], checked) for axis in sizes if axis in manual]
-    ins = list(map(walk.node, eqn.invars))
-    outs, extras = walk.enter((position, 0), parts[0], eqn.invars, ins, axes=axes)
-    for var, out, extra in zip(eqn.outvars, outs, extras, strict=True):
-        walk.result(var, extra, [out])
-
-
-def _scan(walk: _Walk, position: int, eqn: JaxprEqn, parts: Sequence[Split]) -> None:
-    scan = Scan.of(eqn)
-    _loop(walk, (position, 0), parts[0], (scan.consts, scan.carry, scan.xs), scan.length)
-
-
-def _while(walk: _Walk, position: int, eqn: JaxprEqn, parts: Sequence[Split]) -> None:
-    loop, (cond, body) = While.of(eqn), parts
-    factor = math.inf
-    if walk.is_late(eqn) and all(known.ready for known in cond.outs):
-        with suppress(UnsupportedError):
-            factor = Scan.of(as_scan(eqn, walk.terms.context)).length
-    carry = _loop(walk, (position, 1), body, (loop.body_consts, loop.carry, ()), factor)
-    operands = (*loop.cond_consts, *loop.carry)
-    ins = [*map(walk.node, loop.cond_consts), *carry]
-    (again,), _ = walk.enter((position, 0), cond, operands, ins, math.inf)
-    if walk.is_late(eqn):
-        walk.need([again])
-    for var in eqn.outvars:
-        if walk.known(var) == EARLY:
-            walk.need([again, SOURCE if walk.terms.once else None], walk.nodes[var])
-
-
-def _loop(
-    walk: _Walk,
-    place: tuple[int, int],
-    part: Split,
-    operands: tuple[Sequence[Atom], Sequence[Atom], Sequence[Atom]],
-    factor: float,
-) -> list[int | None]:
-    """A loop over `operands`: constants, carries, what is scanned over. Gives the carries' nodes.
-
-    A carry is early if its initial value is, and what the body makes of it; both are needed for
-    it, and for its last value.
-    """
-    eqn = walk.part.body.eqns[place[0]]
-    consts, inits, xs = ([walk.node(atom) for atom in group] for group in operands)
-    carry: list[int | None] = []
-    vars_in = part.body.invars[len(consts) : len(consts) + len(inits)]
-    for var, atom, init in zip(vars_in, operands[1], inits, strict=True):
-        node = None
-        if part.known[var] == EARLY:
-            walk.mark(var, walk.extra(atom))
-            node = walk.add(var, (*place, var), factor)
-            walk.need([init], node)
-        carry.append(node)
-    flat = [atom for group in operands for atom in group]
-    outs, extras = walk.enter(place, part, flat, [*consts, *carry, *xs], factor)
-    for var, init, node, out in zip(vars_in, inits, carry, outs, strict=False):
-        if node is not None:
-            walk.need([out], node)
-        elif not part.known[var].early:
-            walk.need([init, out])
-    ends = [*inits, *[None] * (len(outs) - len(inits))]
-    for var, init, out, extra in zip(eqn.outvars, ends, outs, extras, strict=True):
-        walk.result(var, extra, [init, out])
-    return carry
-
-
-def _cond(walk: _Walk, position: int, eqn: JaxprEqn, parts: Sequence[Split]) -> None:
-    cond = Cond.of(eqn)
-    index = walk.node(cond.index)
-    ins = list(map(walk.node, cond.operands))
-    if walk.is_late(eqn):
-        walk.need([index])
-    ends = []
-    for i, part in enumerate(parts):
-        # Init cannot know whether a branch will be taken, and so may not have its effects.
-        factor = math.inf if part.early.effects else 1
-        ends.append(walk.enter((position, i), part, cond.operands, ins, factor))
-    for i, var in enumerate(eqn.outvars):
-        extra = max(extras[i] for _, extras in ends)
-        walk.result(var, extra, [index, *(outs[i] for outs, _ in ends)])
-
-
-_WALKS: dict[str, Callable[[_Walk, int, JaxprEqn, Sequence[Split]], None]] = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-    "shard_map": _shard_map,
-    **dict.fromkeys(Call.primitives, _call),
-}
+def _decides_itself(inside: Regions) -> bool:
+    """Whether one of the bodies decides how often the others run."""
+    return any(region.decides for region in inside.regions)
 
 
 # --- what values are ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.structured import Scan, While, view
+from jaxprtool.ir.regions import Regions, regions, with_border
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.unzip.flow import bodies_of, parts_of, with_bodies
 from jaxprtool.passes.unzip.known import EARLY, Context
@@ -32,24 +32,26 @@ def hoisted(part: Split, context: Context) -> Any:
             inner = [hoisted(each, context) for each in parts]
             if any(body is not each.body for body, each in zip(inner, parts, strict=True)):
                 new = with_bodies(eqn, inner)
-            if isinstance(loop := view(new), Scan | While):
-                before, new = _taken_out(loop, early)
+            inside = regions(new)
+            if inside is not None and inside.repeats:
+                before, new = _taken_out(inside, early)
         eqns += [*before, new]
         changed |= new is not eqn
     return jaxcompat.with_equations(part.body, eqns) if changed else part.body
 
 
-def _taken_out(loop: Scan | While, early: set[Var]) -> tuple[list[JaxprEqn], JaxprEqn]:
+def _taken_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprEqn]:
     """The equations that are taken out of a loop, and the loop without them.
 
     These have no effect, and depend on constants of the loop alone, some of which are early.
     """
-    consts = loop.consts if isinstance(loop, Scan) else loop.body_consts
-    invars = loop.body.invars[: len(consts)]
-    outside: dict[Var, Atom] = dict(zip(invars, consts, strict=True))
+    number = len(inside.bodies) - 1
+    body, region = inside.bodies[number], inside.regions[number]
+    pairs = zip(body.invars, region.ins, region.fixed, strict=True)
+    outside: dict[Var, Atom] = {var: inside.eqn.invars[i] for var, i, fixed in pairs if fixed}
     known = {var for var, atom in outside.items() if isinstance(atom, Var) and atom in early}
     same: list[JaxprEqn] = []
-    for eqn in loop.body.eqns:
+    for eqn in body.eqns:
         operands = [v for v in eqn.invars if not isinstance(v, Literal)]
         if not eqn.effects and all(v in outside for v in operands):
             same.append(eqn)
@@ -62,33 +64,20 @@ def _taken_out(loop: Scan | While, early: set[Var]) -> tuple[list[JaxprEqn], Jax
         if not (known | wanted).isdisjoint(eqn.outvars):
             wanted.update(v for v in eqn.invars if not isinstance(v, Literal))
             taken.append(eqn)
-    if not taken:
-        return [], loop.eqn
+    if not taken or region.constants is None:
+        return [], inside.eqn
     taken.reverse()
-    return [_outside(eqn, outside) for eqn in taken], _without(loop, taken, outside)
-
-
-def _outside(eqn: JaxprEqn, outside: dict[Var, Atom]) -> JaxprEqn:
-    invars = [v if isinstance(v, Literal) else outside[v] for v in eqn.invars]
-    return eqn.replace(invars=invars, outvars=[outside[v] for v in eqn.outvars])
-
-
-def _without(loop: Scan | While, taken: list[JaxprEqn], outside: dict[Var, Atom]) -> JaxprEqn:
-    """The loop with the results of some of its equations among its constants instead."""
-    body = loop.body
     gone = set(map(id, taken))
     eqns = [eqn for eqn in body.eqns if id(eqn) not in gone]
     read = {v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal)}
     read.update(v for v in body.outvars if not isinstance(v, Literal))
     made = [v for eqn in taken for v in eqn.outvars if v in read]
-    name = "consts" if isinstance(loop, Scan) else "body_consts"
-    consts = getattr(loop, name)
-    new = jaxcompat.new_jaxpr(
-        body.constvars,
-        body.consts,
-        [*body.invars[: len(consts)], *made, *body.invars[len(consts) :]],
-        body.outvars,
-        eqns,
-        body.debug_info._replace(arg_names=None),
-    )
-    return loop.rebuild(**{name: (*consts, *(outside[v] for v in made))}, body=new)
+    invars = inside.arguments(region, body.invars, {region.constants: made})
+    bodies = [*inside.bodies[:number], with_border(body, invars, body.outvars, eqns)]
+    new = inside.rebuild(bodies, more={region.constants: [outside[v] for v in made]})
+    return [_outside(eqn, outside) for eqn in taken], new
+
+
+def _outside(eqn: JaxprEqn, outside: dict[Var, Atom]) -> JaxprEqn:
+    invars = [v if isinstance(v, Literal) else outside[v] for v in eqn.invars]
+    return eqn.replace(invars=invars, outvars=[outside[v] for v in eqn.outvars])

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
+from jaxprtool.ir.regions import regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn, Literal
 from jaxprtool.passes.unzip.variables import UnzipError
@@ -164,26 +164,8 @@ class _Uses:
             return [any(outs)] * count
         if traits(eqn).gives in ("layout", "part"):
             return [any(outs) and i == 0 for i in range(count)]
-        match view(eqn):
-            case Cond(branches=branches):
-                each = [self.arguments(branch, outs) for branch in branches]
-                return [False, *map(any, zip(*each, strict=True))]
-            case Scan(consts=consts, carry=carry, body=body):
-                return self.loop(body, len(consts), len(carry), outs)
-            case While(cond_consts=consts, body_consts=more, carry=carry, cond=cond, body=body):
-                cond_flags = self.arguments(cond, [False])
-                both = zip(outs, cond_flags[len(consts) :], strict=True)
-                flags = self.loop(body, len(more), len(carry), list(map(any, both)))
-                return [*cond_flags[: len(consts)], *flags]
-            case Call(body=body) | CustomJVP(body=body) | ShardMap(body=body):
-                return self.arguments(body, outs)
-        return [self.computed and any(outs)] * count
-
-    def loop(self, body: Any, consts: int, carry: int, outs: list[bool]) -> list[bool]:
-        """The operands of a loop that are used: a carry is if it is in any round."""
-        while True:
-            flags = self.arguments(body, outs)
-            again = [a or b for a, b in zip(outs, flags[consts : consts + carry], strict=False)]
-            if again == outs[:carry]:
-                return [*flags[:consts], *again, *flags[consts + carry :]]
-            outs = [*again, *outs[carry:]]
+        inside = regions(eqn)
+        if inside is None:
+            return [self.computed and any(outs)] * count
+        bodies = inside.bodies
+        return inside.backward(outs, lambda number, asked: self.arguments(bodies[number], asked))

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxprtool.ir.equations import Contains
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.equations import Contains, named
+from jaxprtool.ir.regions import regions
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.structured import view
 from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Var
@@ -109,8 +111,28 @@ class Context:
 Rule = Callable[[JaxprEqn, Sequence[Known], Context], Outcome]
 
 #: The open table: a plug-in adds its primitive's rule by name. An equation of a primitive without
-#: one is kept whole.
+#: one, whose regions are not known either, is kept whole.
 unzip_rules: RuleTable[Rule] = RuleTable()
+
+#: The rules of loops, branches and calls whose regions are known, by `Regions.kind`.
+kind_rules: dict[str, Rule] = {}
+
+
+def rule_of(eqn: JaxprEqn) -> Rule | None:
+    """Return the rule of an equation: that of its primitive, or that of its regions."""
+    rule = unzip_rules.get(eqn.primitive.name)
+    inside = regions(eqn) if rule is None else None
+    if inside is None or inside.edges.has_rule:
+        return rule
+    return kind_rules.get(inside.kind)
+
+
+def no_rule(eqn: JaxprEqn) -> UnsupportedError:
+    """Return the error of an equation that declares variables where they cannot be taken out."""
+    return UnsupportedError(
+        f"variables are sown inside {named(eqn)}, and unzip has no rule for it",
+        f'a rule can be added: @jaxprtool.extend.rule("unzip", "{eqn.primitive.name}")',
+    )
 
 
 def whole(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:

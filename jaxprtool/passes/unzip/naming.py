@@ -23,8 +23,9 @@ from itertools import islice
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.regions import regions
 from jaxprtool.ir.source_names import Range, SourceNames, range_of
-from jaxprtool.ir.structured import Call, Cond, Scan, While, view
+from jaxprtool.ir.structured import Call, Scan, view
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame, is_users_file, user_frames
@@ -143,12 +144,7 @@ class _Namer:
         if not value.calls:
             return tuple(_words(self.arg_names[index])) or None
         *_, call = value.calls
-        structured = view(call)
-        if isinstance(structured, Cond):
-            index += 1
-        elif isinstance(structured, While):
-            index += len(structured.cond_consts)
-        operand = call.invars[index]
+        operand = call.invars[_operand(call, value.parts[-1].body, index)]
         if isinstance(operand, Literal):
             return None
         return self.name(Value(value.parts[:-1], value.calls[:-1], operand))
@@ -270,6 +266,16 @@ def _unpacked(eqn: JaxprEqn, var: Var) -> tuple[int, int] | None:
         case "slice":
             return eqn.params["start_indices"][0], eqn.invars[0].aval.shape[0]
     return None
+
+
+def _operand(call: JaxprEqn, body: Any, argument: int) -> int:
+    """The position of the operand that an argument of one of a call's bodies comes from."""
+    inside = regions(call)
+    if inside is not None:
+        for held, region in zip(inside.bodies, inside.regions, strict=True):
+            if jaxcompat.open_jaxpr(held) is jaxcompat.open_jaxpr(body):
+                return region.ins[argument]
+    return argument
 
 
 def _file(debug: Any) -> str | None:

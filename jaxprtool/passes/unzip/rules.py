@@ -8,8 +8,9 @@ each program that needs it, and there keeps only what that program can have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,18 +20,34 @@ from jax.sharding import PartitionSpec
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named
-from jaxprtool.ir.structured import Call, Cond, Scan, ShardMap, While, call, keep
+from jaxprtool.ir.regions import Region, Regions, regions
+from jaxprtool.ir.structured import ShardMap, While, call, keep
 from jaxprtool.jaxcompat import JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
-from jaxprtool.passes.unzip.known import Context, Known, Outcome, Rule, meet, unzip_rules, whole
+from jaxprtool.passes.unzip.known import (
+    Context,
+    Known,
+    Outcome,
+    Rule,
+    kind_rules,
+    meet,
+    no_rule,
+    unzip_rules,
+    whole,
+)
 from jaxprtool.passes.unzip.loops import as_scan
 from jaxprtool.passes.unzip.split import Split, equation_of, reordered, split
 from jaxprtool.passes.unzip.variables import Variable
 from jaxprtool.primitives import scope_of
 
+#: Which of several values one of the halves can have.
+Marks = Callable[[Sequence[Known]], list[bool]]
 
-def rule(*primitives: str) -> Callable[[Rule], Rule]:
-    """Register the rule of these primitives, asked where an equation may have to be split."""
+_NONE: Mapping[str, Sequence[Var]] = {}
+
+
+def rule(table: dict[str, Rule], name: str) -> Callable[[Rule], Rule]:
+    """Register a rule, asked where an equation may have to be split."""
 
     def register(function: Rule) -> Rule:
         def asked(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
@@ -44,7 +61,7 @@ def rule(*primitives: str) -> Callable[[Rule], Rule]:
             stuck = any(part.stuck for part in outcome.parts)
             return whole(eqn, known, context) if stuck and any(results) else outcome
 
-        unzip_rules.update(dict.fromkeys(primitives, asked))
+        table[name] = asked
         return function
 
     return register
@@ -66,15 +83,105 @@ def _avals(variables: Sequence[Variable]) -> list[Any]:
     return [aval for variable in variables for aval in variable.avals]
 
 
+# --- bodies, whatever holds them ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The bodies of an equation split, and what is known of its operands and results."""
+
+    inside: Regions
+    splits: tuple[Split, ...]
+    ins: list[Known]
+    outs: list[Known]
+
+    @property
+    def deciders(self) -> list[Known]:
+        """What is known of the results that decide whether a loop goes on."""
+        pairs = zip(self.splits, self.inside.regions, strict=True)
+        return [part.outs[0] for part, region in pairs if region.decides]
+
+    def half(
+        self,
+        marks: Marks,
+        bodies: Sequence[Any],
+        places: Mapping[str, Sequence[Var]] = _NONE,
+        values: Mapping[str, Sequence[Var]] = _NONE,
+    ) -> JaxprEqn:
+        """The equation of one half, with variables as the first operands or last results."""
+        outs = marks(self.outs)
+        return self.inside.rebuild(bodies, marks(self.ins), outs, places, values, first=True)
+
+    def applied(self, marks: Sequence[bool], fields: Sequence[str]) -> list[Any]:
+        """The bodies of apply, which take the variables before what the first field gives them."""
+        bodies = []
+        for part, region in zip(self.splits, self.inside.regions, strict=True):
+            before = itertools.takewhile(lambda name: name not in fields, region.groups)
+            places = {i for name in before for i in self.inside.operands[name]}
+            ready = zip(region.ins, part.ins, strict=True)
+            at = sum(1 for i, known in ready if i in places and known.ready)
+            bodies.append(part.apply(self._results(region, marks), at))
+        return bodies
+
+    def initial(self, marks: Sequence[bool], variables: bool = True) -> list[Any]:
+        """The bodies of init, which give the variables last."""
+        return [
+            part.init(self._results(region, marks), variables)
+            for part, region in zip(self.splits, self.inside.regions, strict=True)
+        ]
+
+    def _results(self, region: Region, marks: Sequence[bool]) -> list[bool]:
+        return [out is None or marks[out] for out in region.outs]
+
+    def outcome(self, init: Any, apply: Any, variables: Any, values: Any, places: Any) -> Outcome:
+        outs = tuple(self.outs)
+        return Outcome(outs, _some(init), _some(apply), variables, values, places, self.splits)
+
+
+def _parts(
+    eqn: JaxprEqn, known: Sequence[Known], context: Context, together: bool = True
+) -> _Parts:
+    """Split the bodies of an equation, by what is known in every round.
+
+    What is not decided is not known, nor is anything that it decides on. With `together=False` the
+    bodies themselves are split as if it were.
+    """
+    inside = regions(eqn)
+    assert inside is not None
+    splits: dict[int, Split] = {}
+    decided = [known[i] for i in inside.deciding]
+
+    def through(number: int, facts: list[Known]) -> tuple[Known, ...]:
+        body, region = inside.bodies[number], inside.regions[number]
+        if region.decides:
+            decided[:] = split(body, facts, context).outs
+        going = meet(decided)
+        if decided and together and not region.decides:
+            facts = [meet((fact, going)) for fact in facts]
+        with context.under(going):
+            splits[number] = split(body, facts, context)
+        return splits[number].outs
+
+    _, outs = inside.forward(known, through, lambda a, b: meet((a, b)), decided=True)
+    parts = tuple(splits[number] for number in range(len(inside.bodies)))
+    ins = list(known)
+    for part, region in zip(parts, inside.regions, strict=True):
+        for i, fact in zip(region.ins, part.ins, strict=True):
+            ins[i] = fact
+    return _Parts(inside, parts, ins, outs)
+
+
 # --- calls ------------------------------------------------------------------------------------
 
 
-@rule(*Call.primitives)
+@rule(kind_rules, "call")
 def _call(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
-    call, scope = Call.of(eqn), scope_of(eqn)
+    scope = scope_of(eqn)
     context.scopes += [] if scope is None else [scope]
-    part = split(call.body, known, context)
+    parts = _parts(eqn, known, context)
     del context.scopes[len(context.scopes) - (scope is not None) :]
+    (part,), (region,), edges = parts.splits, parts.inside.regions, parts.inside.edges
+    first = region.groups[:1]
     variables = tuple(v if scope is None else v.under(scope) for v in part.variables)
     if eqn.params.get("differentiated"):
         variables = _computed_again(eqn, variables)
@@ -84,17 +191,16 @@ def _call(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     if variables or any(_early(outs)) or part.early.effects:
         init = eqn
         if variables or part.ready.effects or not all(_early((*known, *outs))):
-            body = part.init(_early(outs))
-            init = call.filtered(_early(known), _early(outs), body, (), values)
+            bodies = parts.initial(_early(outs))
+            init = parts.half(_early, bodies, values={edges.results[-1]: values})
     if variables or any(_ready(outs)) or part.ready.effects:
         apply = eqn
         if variables or not all(_ready((*known, *outs))):
-            body = part.apply(_ready(outs))
-            apply = call.filtered(_ready(known), _ready(outs), body, places)
-    if variables and (scope is None or not (part.passes_on or context.sows_otherwise(call.body))):
+            apply = parts.half(_ready, parts.applied(_ready(outs), first), {first[0]: places})
+    if variables and (scope is None or not (part.passes_on or context.sows_otherwise(part.body))):
         # A `nest` in which values are still sown stays one, under its own name.
         init, apply = _named(init, scope, "init"), _named(apply, scope, "apply")
-    return Outcome(outs, _some(init), _some(apply), variables, values, places, (part,))
+    return parts.outcome(init, apply, variables, values, places)
 
 
 def _some(eqn: JaxprEqn | None) -> tuple[JaxprEqn, ...]:
@@ -122,80 +228,31 @@ def _computed_again(eqn: JaxprEqn, variables: Sequence[Variable]) -> tuple[Varia
 # --- loops ------------------------------------------------------------------------------------
 
 
-@rule("scan")
-def _scan(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
-    scan = Scan.of(eqn)
-    n, k = len(scan.consts), len(scan.carry)
-    consts, carry, xs = known[:n], list(known[n : n + k]), known[n + k :]
-    while True:
-        part = split(scan.body, [*consts, *carry, *xs], context)
-        met = [meet(pair) for pair in zip(carry, part.outs[:k], strict=True)]
-        if met == carry:
-            break
-        carry = met
-    _check_loop(eqn, [part])
-    outs = (*carry, *part.outs[k:])
-    variables = tuple(v.stacked(scan.length) for v in part.variables)
-    values, places = _fresh(_avals(variables)), _fresh(_avals(variables))
-
-    def half(marks: Callable, body: Any, given: Sequence[Var], made: Sequence[Var]) -> JaxprEqn:
-        return scan.rebuild(
-            consts=keep(scan.consts, marks(consts)),
-            carry=keep(scan.carry, marks(carry)),
-            xs=(*given, *keep(scan.xs, marks(xs))),
-            carry_outs=keep(scan.carry_outs, marks(carry)),
-            ys=(*keep(scan.ys, marks(outs[k:])), *made),
-            body=body,
-        )
-
-    init = half(_early, part.init(_early(outs)), (), values)
-    if not variables and all(_ready((*known, *outs))):
-        apply = eqn
-    else:
-        before_xs = sum(_ready((*consts, *carry)))
-        apply = half(_ready, part.apply(_ready(outs), before_xs), places, ())
-    return Outcome(outs, (init,), (apply,), variables, values, places, (part,))
-
-
-@rule("while")
-def _while(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
-    if context.sows.inside(eqn):
+@rule(kind_rules, "loop")
+def _loop(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+    """A variable is stacked: a result of init's loop, and in apply's a row for each round."""
+    if eqn.primitive.name in While.primitives and context.sows.inside(eqn):
         scan = as_scan(eqn, context)
-        return unzip_rules["scan"](scan, known[-len(scan.invars) :], context)
-    loop = While.of(eqn)
-    c, b = len(loop.cond_consts), len(loop.body_consts)
-    cond_consts, body_consts, carry = known[:c], list(known[c : c + b]), list(known[c + b :])
-    while True:
-        (going,) = split(loop.cond, [*cond_consts, *carry], context).outs
-        # How often the body runs is known where the condition is, and nothing of it elsewhere.
-        body_consts = [meet((each, going)) for each in body_consts]
-        with context.under(going):
-            cond = split(loop.cond, [*cond_consts, *carry], context)
-            body = split(loop.body, [*body_consts, *carry], context)
-        met = [meet((*pair, *cond.outs)) for pair in zip(carry, body.outs, strict=True)]
-        if met == carry:
-            break
-        carry = met
-    _check_loop(eqn, [cond, body])
-
-    def half(marks: Callable, cond_half: Any, body_half: Any) -> tuple[JaxprEqn, ...]:
-        if not all(marks(cond.outs)):
-            return ()
-        new = loop.rebuild(
-            cond_consts=keep(loop.cond_consts, marks(cond_consts)),
-            body_consts=keep(loop.body_consts, marks(body_consts)),
-            carry=keep(loop.carry, marks(carry)),
-            outs=keep(loop.outs, marks(carry)),
-            cond=cond_half,
-            body=body_half,
-        )
-        return (new,)
-
-    init = half(_early, cond.init(_early(cond.outs)), body.init(_early(carry)))
-    apply: tuple[JaxprEqn, ...] = (eqn,)
-    if not all(_ready((*known, *carry))):
-        apply = half(_ready, cond.apply(_ready(cond.outs)), body.apply(_ready(carry)))
-    return Outcome(tuple(carry), init, apply, parts=(cond, body))
+        return _loop(scan, known[-len(scan.invars) :], context)
+    parts = _parts(eqn, known, context)
+    _check_loop(eqn, parts.splits)
+    edges, trips = parts.inside.edges, parts.inside.view.trips
+    sowing = [part for part in parts.splits if part.variables]
+    rows, stacks = edges.sliced[:1], edges.stacked[:1]
+    if sowing and (len(sowing) > 1 or trips is None or not (rows and stacks)):
+        raise no_rule(eqn)
+    variables = tuple(v.stacked(trips) for part in sowing for v in part.variables)
+    values, places = _fresh(_avals(variables)), _fresh(_avals(variables))
+    init = apply = None
+    if all(_early(parts.deciders)):
+        bodies = parts.initial(_early(parts.outs))
+        init = parts.half(_early, bodies, values=dict.fromkeys(stacks, values))
+    if not variables and all(_ready((*known, *parts.outs))):
+        apply = eqn
+    elif all(_ready(parts.deciders)):
+        bodies = parts.applied(_ready(parts.outs), rows)
+        apply = parts.half(_ready, bodies, dict.fromkeys(rows, places))
+    return parts.outcome(init, apply, variables, values, places)
 
 
 def _check_loop(eqn: JaxprEqn, parts: Sequence[Split]) -> None:
@@ -215,63 +272,46 @@ def _check_loop(eqn: JaxprEqn, parts: Sequence[Split]) -> None:
 # --- branches ---------------------------------------------------------------------------------
 
 
-@rule("cond")
-def _cond(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
-    cond = Cond.of(eqn)
-    index, operands = known[0], list(known[1:])
-    if not any(map(context.sows, cond.branches)):
-        operands = [meet((index, each)) for each in operands]
-    with context.under(index):
-        parts = tuple(split(branch, operands, context) for branch in cond.branches)
-    outs = tuple(meet((index, *each)) for each in zip(*(p.outs for p in parts), strict=True))
-    variables = tuple(v for part in parts for v in part.variables)
-    for part in parts:
-        if part.early.effects and (part.variables or not index.early):
+@rule(kind_rules, "branch")
+def _branch(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+    inside = regions(eqn)
+    assert inside is not None
+    sows = any(map(context.sows, inside.bodies))
+    parts = _parts(eqn, known, context, together=not sows)
+    decided, outs, splits = meet(known[i] for i in inside.deciding), parts.outs, parts.splits
+    variables = tuple(v for part in splits for v in part.variables)
+    for part in splits:
+        if part.early.effects and (part.variables or not decided.early):
             raise UnsupportedError(
                 f"a branch of {named(eqn)} has an effect that belongs to init, "
                 "which cannot know whether the branch will be taken"
             )
-    init, values = _variables_of_branches(cond, parts, operands)
-    if index.early:
-        bodies = [part.init(_early(outs), variables=False) for part in parts]
-        init += (_branch(cond, operands, outs, _early, bodies),)
+    calls, values = _variables_of_branches(parts)
+    init: tuple[JaxprEqn, ...] = calls
+    if decided.early:
+        init += (parts.half(_early, parts.initial(_early(outs), variables=False)),)
     places = _fresh(_avals(variables))
-    apply: tuple[JaxprEqn, ...] = ()
-    if index.ready and not variables and all(_ready((*known, *outs))):
-        apply = (eqn,)
-    elif index.ready:
-        bodies = [_widened(p.apply(_ready(outs)), i, parts) for i, p in enumerate(parts)]
-        apply = (_branch(cond, operands, outs, _ready, bodies, places),)
-    return Outcome(outs, init, apply, variables, values, places, parts)
+    apply = None
+    if decided.ready and not variables and all(_ready((*known, *outs))):
+        apply = eqn
+    elif decided.ready:
+        first = inside.regions[0].groups[:1]
+        bodies = parts.applied(_ready(outs), first)
+        bodies = [_widened(body, i, splits) for i, body in enumerate(bodies)]
+        apply = parts.half(_ready, bodies, {first[0]: places})
+    return Outcome(tuple(outs), init, _some(apply), variables, values, places, splits)
 
 
-def _branch(
-    cond: Cond,
-    operands: Sequence[Known],
-    outs: Sequence[Known],
-    marks: Callable,
-    branches: Sequence[Any],
-    places: Sequence[Var] = (),
-) -> JaxprEqn:
-    return cond.rebuild(
-        operands=(*places, *keep(cond.operands, marks(operands))),
-        outs=keep(cond.outs, marks(outs)),
-        branches=tuple(branches),
-    )
-
-
-def _variables_of_branches(
-    cond: Cond, parts: Sequence[Split], operands: Sequence[Known]
-) -> tuple[tuple[JaxprEqn, ...], tuple[Var, ...]]:
+def _variables_of_branches(parts: _Parts) -> tuple[tuple[JaxprEqn, ...], tuple[Var, ...]]:
     """Calls that compute the variables of each branch, whichever will be taken."""
     calls: list[JaxprEqn] = []
     values: list[Var] = []
-    given = keep(cond.operands, _early(operands))
-    for part in parts:
+    eqn = parts.inside.eqn
+    for part, region in zip(parts.splits, parts.inside.regions, strict=True):
         if part.variables:
             outs = _fresh(_avals(part.variables))
-            body = part.init([False] * len(part.outs))
-            calls.append(call(body, given, outs, cond.eqn))
+            given = keep([eqn.invars[i] for i in region.ins], _early(part.ins))
+            calls.append(call(part.init([False] * len(part.outs)), given, outs, eqn))
             values += outs
     return tuple(calls), tuple(values)
 
@@ -292,7 +332,7 @@ def _widened(body: Any, position: int, parts: Sequence[Split]) -> Any:
 # --- shards -----------------------------------------------------------------------------------
 
 
-@rule("shard_map")
+@rule(unzip_rules, "shard_map")
 def _shard_map(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     """A variable that differs between shards has them on a new leading axis, in mesh order."""
     shards = ShardMap.of(eqn)

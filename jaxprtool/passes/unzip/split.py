@@ -31,6 +31,8 @@ from jaxprtool.passes.unzip.known import (
     Context,
     Known,
     Outcome,
+    no_rule,
+    rule_of,
     unzip_rules,
     whole,
 )
@@ -171,14 +173,11 @@ def _is_plain(eqn: JaxprEqn) -> bool:
 
 
 def _outcome(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
-    rule = unzip_rules.get(eqn.primitive.name)
+    rule = rule_of(eqn)
     if rule is not None:
         return rule(eqn, known, context)
     if context.sows.inside(eqn):
-        raise UnsupportedError(
-            f"variables are sown inside {named(eqn)}, and unzip has no rule for it",
-            f'a rule can be added: @jaxprtool.extend.rule("unzip", "{eqn.primitive.name}")',
-        )
+        raise no_rule(eqn)
     return whole(eqn, known, context)
 
 

@@ -12,19 +12,20 @@ the first of them; the others are boxes.
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir import structured
 from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.outline import NamedValue, outline
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.structured import ShardMap
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.primitives import sow_p
 
@@ -146,7 +147,9 @@ class _Drawing:
         """Draw the equations of an open jaxpr, and give the sources of its results."""
         for eqn in jaxpr.eqns:
             inside = {body for _, body in bodies(eqn)}
-            draw = _DRAWN.get(type(structured.view(eqn))) or (_parts if inside else _leaf)
+            draw = _leaf
+            if inside:
+                draw = _parts if regions(eqn) is None else _regions
             if self._share and inside <= self._drawn:
                 draw = _leaf
             self._drawn |= inside
@@ -202,82 +205,75 @@ def _leaf(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]:
     return [drawing.equation(eqn, sources)] * len(eqn.outvars)
 
 
-def _call(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]:
-    """A call is a frame through which the values pass."""
-    view = structured.view(eqn)
-    name = eqn.params.get("name") or jaxcompat.open_jaxpr(view.body).debug_info.func_name
-    with drawing.frame(f"{eqn.primitive.name} {name}"):
-        return drawing.body(view.body, [_source(sources, atom) for atom in view.operands])
-
-
-def _shard_map(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]:
-    view = structured.view(eqn)
-    axes = ", ".join(f"{name}={size}" for name, size in view.mesh.shape.items())
-    with drawing.frame(f"shard_map {axes}"):
-        return drawing.body(view.body, [_source(sources, atom) for atom in view.operands])
-
-
-def _scan(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]:
-    view = structured.view(eqn)
-    backwards = ", reverse" if view.reverse else ""
-    with drawing.frame(f"scan length={view.length}{backwards}"):
-        constants = [_source(sources, atom) for atom in view.consts]
-        carry = _ports(drawing, "carry", view.carry, sources)
-        xs = _ports(drawing, "x", view.xs, sources)
-        outs = drawing.body(view.body, [*constants, *carry, *xs])
-        _back(drawing, outs[: len(carry)], carry, view.carry)
-    return outs
-
-
-def _while(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]:
-    view = structured.view(eqn)
-    with drawing.frame("while"):
-        carry = _ports(drawing, "carry", view.carry, sources)
-        with drawing.frame("condition"):
-            constants = [_source(sources, atom) for atom in view.cond_consts]
-            (holds,) = drawing.body(view.cond, [*constants, *carry])
-            drawing.edge(holds, drawing.node("port", "go on?"), None)
-        with drawing.frame("body"):
-            constants = [_source(sources, atom) for atom in view.body_consts]
-            outs = drawing.body(view.body, [*constants, *carry])
-        _back(drawing, outs, carry, view.carry)
-    return list(carry)
-
-
-def _ports(drawing: _Drawing, name: str, atoms: Sequence[Atom], sources: Sources) -> list[str]:
-    """A node for each value that changes from step to step, with the edge of its first value."""
-    ports = []
-    for i, atom in enumerate(atoms):
-        ports.append(drawing.node("port", f"{name} {i}" if len(atoms) > 1 else name))
-        drawing.edge(_source(sources, atom), ports[-1], atom.aval)
-    return ports
-
-
-def _back(
-    drawing: _Drawing, outs: Sequence[Source], ports: Sequence[str], atoms: Sequence[Atom]
-) -> None:
-    """The edges from the end of a step to the next, where a value changes."""
-    for source, port in zip(outs, ports, strict=True):
-        if source != port:
-            drawing.edge(source, port, None, "style=dashed, constraint=false")
-
-
-def _cond(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]:
-    view = structured.view(eqn)
-    inputs = [_source(sources, atom) for atom in view.operands]
+def _regions(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]:
+    """A loop, a branch or a call is a frame in which values pass along the edges of its regions."""
+    inside = regions(eqn)
+    assert inside is not None
+    given = [_source(sources, atom) for atom in eqn.invars]
+    results: dict[int, Source] = {}
     ends = []
-    with drawing.frame("cond"):
-        for i, branch in enumerate(view.branches):
-            with drawing.frame(f"branch {i}"):
-                outs = drawing.body(branch, inputs)
-                ends.append(drawing.node("port", "result" if len(outs) == 1 else "results"))
-                for source, atom in zip(outs, view.outs, strict=True):
-                    drawing.edge(source, ends[-1], atom.aval)
-        chosen = drawing.node("equation", "cond")
-    drawing.edge(_source(sources, view.index), chosen, view.index.aval)
+    with drawing.frame(_title(inside)):
+        _ports(drawing, inside, given)
+        for number, (region, body) in enumerate(zip(inside.regions, inside.bodies, strict=True)):
+            with _body_frame(drawing, inside, number):
+                outs = drawing.body(body, [given[i] for i in region.ins])
+                if region.decides:
+                    drawing.edge(outs[0], drawing.node("port", "go on?"), None)
+                if inside.deciding:
+                    ends.append(drawing.node("port", "result" if len(outs) == 1 else "results"))
+                    for source, var in zip(outs, eqn.outvars, strict=True):
+                        drawing.edge(source, ends[-1], var.aval)
+            for source, out, back in zip(outs, region.outs, region.back, strict=True):
+                if out is not None:
+                    results[out] = source
+                # Where a value changes, it goes from the end of a round to the next.
+                if isinstance(back, int) and source != given[back]:
+                    drawing.edge(source, str(given[back]), None, "style=dashed, constraint=false")
+        if inside.deciding:
+            chosen = drawing.node("equation", eqn.primitive.name)
+            results = dict.fromkeys(range(len(eqn.outvars)), chosen)
+    if any(region.decides for region in inside.regions):
+        results.update((out, given[i]) for i, out in inside.carried)
+    for i in inside.deciding:
+        drawing.edge(given[i], chosen, eqn.invars[i].aval)
     for end in ends:
         drawing.edge(end, chosen, None)
-    return [chosen] * len(view.outs)
+    return [results[i] for i in range(len(eqn.outvars))]
+
+
+def _title(inside: Regions) -> str:
+    """What stands over the frame of an equation."""
+    structured, eqn = inside.view, inside.eqn
+    if isinstance(structured, ShardMap):
+        about = ", ".join(f"{name}={size}" for name, size in structured.mesh.shape.items())
+    elif inside.kind == "call":
+        debug = jaxcompat.open_jaxpr(inside.bodies[0]).debug_info
+        about = eqn.params.get("name") or debug.func_name
+    elif inside.kind == "loop" and structured.trips is not None:
+        about = f"length={structured.trips}" + (", reverse" if eqn.params.get("reverse") else "")
+    else:
+        return eqn.primitive.name
+    return f"{eqn.primitive.name} {about}"
+
+
+def _body_frame(drawing: _Drawing, inside: Regions, number: int) -> AbstractContextManager[None]:
+    """The frame around one body, if there are several."""
+    if len(inside.bodies) == 1 and not inside.deciding:
+        return nullcontext()
+    region = inside.regions[number]
+    name = "condition" if region.decides else region.field
+    return drawing.frame(f"branch {number}" if inside.deciding else name)
+
+
+def _ports(drawing: _Drawing, inside: Regions, given: list[Source]) -> None:
+    """Put a node in place of each value that changes from round to round, with its first value."""
+    carried = [i for i, _ in inside.carried]
+    rows = [i for field in inside.edges.sliced for i in inside.operands[field]]
+    for name, places in ("carry", carried), ("x", rows):
+        for number, i in enumerate(places):
+            port = drawing.node("port", f"{name} {number}" if len(places) > 1 else name)
+            drawing.edge(given[i], port, inside.eqn.invars[i].aval)
+            given[i] = port
 
 
 def _parts(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]:
@@ -292,17 +288,6 @@ def _parts(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]:
                     end = end or drawing.node("port", "result")
                     drawing.edge(source, end, atom.aval)
     return [node] * len(eqn.outvars)
-
-
-_DRAWN: dict[type, Callable[[_Drawing, JaxprEqn, Sources], list[Source]]] = {
-    structured.Call: _call,
-    structured.CustomJVP: _call,
-    structured.CustomVJP: _call,
-    structured.ShardMap: _shard_map,
-    structured.Scan: _scan,
-    structured.While: _while,
-    structured.Cond: _cond,
-}
 
 
 # --- text -------------------------------------------------------------------------------------

@@ -21,21 +21,19 @@ from jaxprtool import extend
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.extend import (
     Atom,
-    Call,
-    Cond,
     CustomJVP,
     JaxprEqn,
     Literal,
-    Scan,
+    Regions,
     ShardMap,
     Var,
-    While,
     holds_jaxpr,
     named,
+    regions,
     scope_of,
     sow_p,
     sub_jaxprs,
-    view,
+    with_border,
 )
 from jaxprtool_harvest.sites import Path, Settings, Site, Sites
 
@@ -129,33 +127,34 @@ class Harvester:
         work.replaced.update(zip(eqn.outvars, values, strict=True))
 
     def _structured(self, eqn: JaxprEqn, work: Work) -> None:
-        match structured := view(eqn):
-            case Call():
-                scope = scope_of(eqn)
-                inside = work.scope if scope is None else (*work.scope, scope)
-                again = work.again or eqn.params.get("differentiated", False)
-                self._call(structured, *self.body(structured.body, inside, again), work)
-            case Scan():
-                self._scan(structured, *self.body(structured.body, work.scope, work.again), work)
-            case While():
-                cond, sites = self.body(structured.cond, work.scope, work.again)
-                if sites:
-                    raise UnsupportedError(
-                        f"'{sites[0].name}' is sown in the condition of a while loop: "
-                        f"{named(sites[0].eqn)}"
-                    )
-                body, sites = self.body(structured.body, work.scope, work.again)
-                self._while(structured, cond, body, sites, work)
-            case Cond():
-                branches = [self.body(b, work.scope, work.again) for b in structured.branches]
-                self._cond(structured, branches, work)
-            case ShardMap():
-                body, sites = self.body(structured.body, work.scope, work.again)
-                self._shard_map(structured, body, sites, work)
-            case CustomJVP():
-                self._custom(structured, work)
-            case _:
-                raise UnsupportedError(f"a value is sown inside {named(eqn)}, out of our reach")
+        inside = regions(eqn)
+        if inside is None:
+            raise out_of_reach(eqn)
+        if isinstance(inside.view, CustomJVP):
+            return self._custom(inside.view, work)
+        scope = scope_of(eqn)
+        path = work.scope if scope is None else (*work.scope, scope)
+        again = work.again or eqn.params.get("differentiated", False)
+        pairs = [self.body(body, path, again) for body in inside.bodies]
+        bodies, found = [body for body, _ in pairs], [sites for _, sites in pairs]
+        for region, sites in zip(inside.regions, found, strict=True):
+            if sites and region.decides:
+                raise UnsupportedError(
+                    f"'{sites[0].name}' is sown in the condition of a while loop: "
+                    f"{named(sites[0].eqn)}"
+                )
+        if inside.kind == "branch":
+            return self._branch(inside, pairs, work)
+        # The one body that sows something, if any does.
+        number, *others = [n for n, sites in enumerate(found) if sites] or [len(found) - 1]
+        if others or (inside.edges.has_rule and found[number]):
+            raise out_of_reach(eqn)
+        if isinstance(inside.view, ShardMap):
+            self._shard_map(inside.view, bodies[0], found[0], work)
+        elif inside.kind == "loop":
+            self._loop(inside, number, bodies, found[number], work)
+        else:
+            self._call(inside, number, bodies, found[number], work)
 
     # What a subclass defines. Each appends to the work the equations that replace one.
 
@@ -167,16 +166,19 @@ class Harvester:
         """What takes the place of the results of a `sow` that is asked for."""
         raise NotImplementedError
 
-    def _call(self, call: Call, body: Any, sites: Sites, work: Work) -> None:
+    def _call(
+        self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
+    ) -> None:
+        """A call whose body of this number sows something."""
         raise NotImplementedError
 
-    def _scan(self, scan: Scan, body: Any, sites: Sites, work: Work) -> None:
+    def _loop(
+        self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
+    ) -> None:
+        """A loop whose body of this number sows something."""
         raise NotImplementedError
 
-    def _while(self, loop: While, cond: Any, body: Any, sites: Sites, work: Work) -> None:
-        raise NotImplementedError
-
-    def _cond(self, cond: Cond, branches: list[tuple[Any, Sites]], work: Work) -> None:
+    def _branch(self, inside: Regions, branches: list[tuple[Any, Sites]], work: Work) -> None:
         raise NotImplementedError
 
     def _shard_map(self, shards: ShardMap, body: Any, sites: Sites, work: Work) -> None:
@@ -184,6 +186,17 @@ class Harvester:
 
     def _custom(self, call: CustomJVP, work: Work) -> None:
         raise NotImplementedError
+
+
+def has_stacks(inside: Regions) -> bool:
+    """Whether a loop takes and gives a row for each round, of which there is a known number."""
+    edges = inside.edges
+    return bool(edges.sliced and edges.stacked) and inside.view.trips is not None
+
+
+def out_of_reach(eqn: JaxprEqn) -> UnsupportedError:
+    """Return the error of an equation in which something is sown that we cannot get at."""
+    return UnsupportedError(f"a value is sown inside {named(eqn)}, out of our reach")
 
 
 # --- pieces of jaxprs ---------------------------------------------------------------------------
@@ -203,27 +216,6 @@ def _bodies(eqn: JaxprEqn) -> Iterator[Any]:
 def fresh(avals: Sequence[Any]) -> tuple[Var, ...]:
     """New variables of these types."""
     return tuple(map(Var, avals))
-
-
-def with_border(
-    body: Any,
-    invars: Sequence[Var],
-    outvars: Sequence[Atom],
-    eqns: Sequence[JaxprEqn] | None = None,
-) -> Any:
-    """A closed jaxpr with other arguments and results, and other equations if there are any."""
-    debug = body.debug_info
-    if (len(invars), len(outvars)) != (len(body.invars), len(body.outvars)):
-        debug = debug._replace(arg_names=None, result_paths=None)
-    return extend.replace_jaxpr(
-        body,
-        constvars=body.constvars,
-        consts=body.consts,
-        invars=list(invars),
-        outvars=list(outvars),
-        eqns=list(body.eqns if eqns is None else eqns),
-        debug_info=debug,
-    )
 
 
 def zeros(avals: Sequence[Any], like: JaxprEqn) -> Any:

@@ -13,26 +13,25 @@ from jaxprtool import extend
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.extend import (
     Atom,
-    Call,
-    Cond,
     CustomJVP,
     JaxprEqn,
     JVPRule,
-    Scan,
+    Regions,
     ShardMap,
     Var,
-    While,
     jvp_params,
     named,
+    with_border,
 )
 from jaxprtool_harvest.harvester import (
     Harvester,
     Work,
     fresh,
+    has_stacks,
+    out_of_reach,
     reshaped,
     shard_axes,
     shard_specs,
-    with_border,
     zeros,
 )
 from jaxprtool_harvest.sites import (
@@ -42,8 +41,7 @@ from jaxprtool_harvest.sites import (
     Site,
     Sites,
     check_branches,
-    check_in_scan,
-    check_in_while,
+    check_in_loop,
     duplicate,
     keyed,
     shared_out,
@@ -72,44 +70,45 @@ class Planter(Harvester):
         work.eqns.append(eqn)
         return eqn.outvars
 
-    def _call(self, call: Call, body: Any, sites: Sites, work: Work) -> None:
-        everything = [True] * len(call.operands), [True] * len(call.outs)
-        work.eqns.append(call.filtered(*everything, body, _all_values(sites, work)))
+    def _call(
+        self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
+    ) -> None:
+        field = inside.regions[number].groups[0]
+        given = {field: _all_values(sites, work)}
+        work.eqns.append(inside.rebuild(bodies, more=given, first=True))
 
-    def _scan(self, scan: Scan, body: Any, sites: Sites, work: Work) -> None:
+    def _loop(
+        self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
+    ) -> None:
         """An appended name has a value for each iteration, a clobbered one has one for all."""
-        check_in_scan(sites)
-        groups: dict[str, list[Any]] = {"append": [], "clobber": []}
-        operands: dict[str, list[Any]] = {"append": [], "clobber": []}
-        for site, places in shared_out(sites, body.invars):
-            groups[site.mode] += places
+        stacks = has_stacks(inside)
+        check_in_loop(sites, stacks)
+        region, body = inside.regions[number], bodies[number]
+        fields = {"append": inside.edges.sliced[0] if stacks else "", "clobber": region.constants}
+        places: dict[str, list[Any]] = {}
+        operands: dict[str, list[Any]] = {}
+        for site, inner in shared_out(sites, body.invars):
+            field = fields[site.mode]
+            if field is None:
+                raise out_of_reach(inside.eqn)
             if site.mode == "append":
-                site = site.typed([extend.stacked_aval(scan.length, a) for a in site.avals])
-            operands[site.mode] += _values(site, work)
+                length = inside.view.trips
+                site = site.typed([extend.stacked_aval(length, a) for a in site.avals])
+            places.setdefault(field, []).extend(inner)
+            operands.setdefault(field, []).extend(_values(site, work))
         own = body.invars[sum(site.count for site in sites) :]
-        before_xs = len(scan.consts) + len(scan.carry)
-        invars = [*groups["clobber"], *own[:before_xs], *groups["append"], *own[before_xs:]]
-        new = scan.rebuild(
-            consts=(*operands["clobber"], *scan.consts),
-            xs=(*operands["append"], *scan.xs),
-            body=with_border(body, invars, body.outvars),
-        )
-        work.eqns.append(new)
+        invars = inside.arguments(region, own, places, first=True)
+        bodies[number] = with_border(body, invars, body.outvars)
+        work.eqns.append(inside.rebuild(bodies, more=operands, first=True))
 
-    def _while(self, loop: While, cond: Any, body: Any, sites: Sites, work: Work) -> None:
-        """Every iteration has the same value."""
-        check_in_while(sites)
-        consts = (*_all_values(sites, work), *loop.body_consts)
-        work.eqns.append(loop.rebuild(body_consts=consts, cond=cond, body=body))
-
-    def _cond(self, cond: Cond, branches: list[tuple[Any, Sites]], work: Work) -> None:
+    def _branch(self, inside: Regions, branches: list[tuple[Any, Sites]], work: Work) -> None:
         """Whichever branch is taken has the value."""
         # What a branch sows and a gradient does not need is gone from what is computed anew.
         kept = keyed(branches[0][1])
         if work.again:
             kept = {key: site for _, sites in branches for key, site in keyed(sites).items()}
         else:
-            check_branches([sites for _, sites in branches], cond.eqn)
+            check_branches([sites for _, sites in branches], inside.eqn)
         bodies = []
         for body, sites in branches:
             groups = [places for _, places in shared_out(sites, body.invars)]
@@ -117,8 +116,8 @@ class Planter(Harvester):
             own = body.invars[sum(map(len, groups)) :]
             places = [given[key] if key in given else fresh(types([s])) for key, s in kept.items()]
             bodies.append(with_border(body, [*chain(*places), *own], body.outvars))
-        operands = (*_all_values(tuple(kept.values()), work), *cond.operands)
-        work.eqns.append(cond.rebuild(operands=operands, branches=tuple(bodies)))
+        values = {inside.regions[0].groups[0]: _all_values(tuple(kept.values()), work)}
+        work.eqns.append(inside.rebuild(bodies, more=values, first=True))
 
     def _shard_map(self, shards: ShardMap, body: Any, sites: Sites, work: Work) -> None:
         """A value that differs between shards has them on its leading axis, in mesh order."""

@@ -11,28 +11,27 @@ from jaxprtool import extend
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.extend import (
     Atom,
-    Call,
-    Cond,
     CustomJVP,
     JaxprEqn,
-    Scan,
+    Regions,
     ShardMap,
     Var,
-    While,
     dce_body,
     has_lasting_effect,
     keep,
     named,
+    with_border,
 )
 from jaxprtool.extend import call as call_of
 from jaxprtool_harvest.harvester import (
     Harvester,
     Work,
     fresh,
+    has_stacks,
+    out_of_reach,
     reshaped,
     shard_axes,
     shard_specs,
-    with_border,
     zeros,
 )
 from jaxprtool_harvest.sites import (
@@ -41,8 +40,7 @@ from jaxprtool_harvest.sites import (
     Site,
     Sites,
     check_branches,
-    check_in_scan,
-    check_in_while,
+    check_in_loop,
     duplicate,
     keyed,
     shared_out,
@@ -74,63 +72,49 @@ class Reaper(Harvester):
             _add(work, site, values)
         return values
 
-    def _call(self, call: Call, body: Any, sites: Sites, work: Work) -> None:
+    def _call(
+        self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
+    ) -> None:
         outs = fresh(types(sites))
-        everything = [True] * len(call.operands), [True] * len(call.outs)
-        work.eqns.append(call.filtered(*everything, body, (), outs))
+        field = inside.regions[number].becomes[-1]
+        work.eqns.append(inside.rebuild(bodies, more_results={field: outs}))
         _add_all(work, sites, outs)
 
-    def _scan(self, scan: Scan, body: Any, sites: Sites, work: Work) -> None:
+    def _loop(
+        self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
+    ) -> None:
         """The values of all iterations are stacked; of a clobbered one the last is carried."""
-        check_in_scan(sites)
-        n, k = len(scan.consts), len(scan.carry)
-        before = body.invars[: n + k], body.invars[n + k :]
-        own = len(scan.body.outvars)
-        results, values = body.outvars[:own], body.outvars[own:]
-        last = [s.mode == "clobber" for s in sites for _ in s.avals]
-        carried, stacked = keep(values, last), keep(values, [not each for each in last])
-        runs = isinstance(scan.length, int) and scan.length > 0  # a symbolic length may be none
+        stacks, length = has_stacks(inside), inside.view.trips
+        check_in_loop(sites, stacks)
+        runs = isinstance(length, int) and length > 0  # a symbolic length may be none
         kept = [replace(s, sure=s.sure and runs) for s in sites if s.mode == "clobber"]
-        kept, starts = _starts(kept, scan.eqn, work)
-        ends = fresh(types(kept))
+        kept, starts = _starts(kept, inside.eqn, work)
         all_of = [
-            s.typed([extend.stacked_aval(scan.length, a) for a in s.avals])
+            s.typed([extend.stacked_aval(length, a) for a in s.avals])
             for s in sites
             if s.mode == "append"
         ]
-        ys = fresh(types(all_of))
-        new = scan.rebuild(
-            carry=(*scan.carry, *starts),
-            carry_outs=(*scan.carry_outs, *ends),
-            ys=(*scan.ys, *ys),
-            body=with_border(
-                body,
-                [*before[0], *fresh(types(kept)), *before[1]],
-                [*results[:k], *carried, *results[k:], *stacked],
-            ),
-        )
-        work.eqns.append(new)
-        _add_all(work, kept, ends, started=True)
-        _add_all(work, all_of, ys)
+        if kept and not inside.edges.carried:
+            raise out_of_reach(inside.eqn)
+        carry, ends = inside.edges.carried[0] if inside.edges.carried else ("", "")
+        stacked = inside.edges.stacked[0] if stacks else ""
+        last = [s.mode == "clobber" for s in sites for _ in s.avals]
+        for n, (body, region) in enumerate(zip(bodies, inside.regions, strict=True)):
+            results, values = body.outvars[: len(region.outs)], body.outvars[len(region.outs) :]
+            more = {}
+            if n == number:
+                more = {ends: keep(values, last), stacked: keep(values, [not f for f in last])}
+            invars = inside.arguments(region, body.invars, {carry: fresh(types(kept))})
+            bodies[n] = with_border(body, invars, inside.outcomes(region, results, more))
+        outs = {ends: fresh(types(kept)), stacked: fresh(types(all_of))}
+        work.eqns.append(inside.rebuild(bodies, more={carry: starts}, more_results=outs))
+        _add_all(work, kept, outs[ends], started=True)
+        _add_all(work, all_of, outs[stacked])
 
-    def _while(self, loop: While, cond: Any, body: Any, sites: Sites, work: Work) -> None:
-        """The last iteration's values are carried."""
-        check_in_while(sites)
-        kept, starts = _starts([replace(s, sure=False) for s in sites], loop.eqn, work)
-        ends = fresh(types(kept))
-        new = loop.rebuild(
-            carry=(*loop.carry, *starts),
-            outs=(*loop.outs, *ends),
-            cond=with_border(cond, [*cond.invars, *fresh(types(kept))], cond.outvars),
-            body=with_border(body, [*body.invars, *fresh(types(kept))], body.outvars),
-        )
-        work.eqns.append(new)
-        _add_all(work, kept, ends, started=True)
-
-    def _cond(self, cond: Cond, branches: list[tuple[Any, Sites]], work: Work) -> None:
+    def _branch(self, inside: Regions, branches: list[tuple[Any, Sites]], work: Work) -> None:
         """All branches give the values of the same sites; the one that is taken tells them."""
-        check_branches([sites for _, sites in branches], cond.eqn)
-        own, bodies = len(cond.outs), []
+        check_branches([sites for _, sites in branches], inside.eqn)
+        own, bodies = len(inside.eqn.outvars), []
         order = keyed(branches[0][1])
         for body, sites in branches:
             groups = [values for _, values in shared_out(sites, body.outvars[own:])]
@@ -142,7 +126,8 @@ class Reaper(Harvester):
             for key, site in order.items()
         ]
         outs = fresh(types(found))
-        work.eqns.append(cond.rebuild(outs=(*cond.outs, *outs), branches=tuple(bodies)))
+        field = inside.regions[0].becomes[-1]
+        work.eqns.append(inside.rebuild(bodies, more_results={field: outs}))
         _add_all(work, found, outs)
 
     def _shard_map(self, shards: ShardMap, body: Any, sites: Sites, work: Work) -> None:

@@ -152,20 +152,19 @@ def duplicate(first: Site, second: Site, done: str) -> HarvestError:
     return HarvestError(f"Variable has already been {done}: {second.name} ({where})", _WAYS)
 
 
-def check_in_scan(sites: Iterable[Site]) -> None:
-    """Refuse sites that a scan sows more than once without saying what that means."""
+def check_in_loop(sites: Iterable[Site], stacks: bool) -> None:
+    """Refuse sites of a loop that sows them more than once without saying what that means.
+
+    Of a loop without `stacks`, whose length is not known, there would be an unknown number of
+    values.
+    """
     for site in sites:
-        if site.mode == "strict":
+        if stacks and site.mode == "strict":
             raise HarvestError(
                 f"Cannot use strict mode for '{site.name}' inside `scan`. ({named(site.eqn)})",
                 _WAYS,
             )
-
-
-def check_in_while(sites: Iterable[Site]) -> None:
-    """Refuse sites of which a loop of unknown length would give an unknown number of values."""
-    for site in sites:
-        if site.mode != "clobber":
+        if not stacks and site.mode != "clobber":
             raise HarvestError(
                 f"Must use clobber mode for '{site.name}' inside of a `while_loop`. "
                 f"({named(site.eqn)})",

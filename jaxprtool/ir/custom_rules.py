@@ -291,7 +291,6 @@ def jvp_params(
     `rule()` is called when the call is differentiated, so that a rule may hold calls that follow
     it. Calls that are given the same `rule` have one `rule_key`, at the same types.
     """
-
     # Not the jaxpr: what this closes over is part of the `rule_key`.
     function = jaxcompat.open_jaxpr(call_jaxpr).debug_info.func_name
 

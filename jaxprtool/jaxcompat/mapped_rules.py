@@ -49,8 +49,10 @@ def mapped_jvp_params(
 def _mapped_jvp(
     rule: Any, axis: Any, batch: Batch, dims: Dims, in_zeros: Sequence[bool], out_dims: Dims
 ) -> tuple[Any, Dims, Sequence[bool]]:
-    """A rule's mapped jaxpr, where its results and their tangents are mapped, and which of the
-    tangents are zero."""
+    """Return a rule's mapped jaxpr, and where its results and their tangents are mapped.
+
+    The last value says which of the tangents are zero.
+    """
     with axis_mapped(axis):
         jaxpr, consts, out_zeros = rule.call_wrapped(*in_zeros)
         tangents = [dim for dim, zero in zip(dims, in_zeros, strict=True) if not zero]
@@ -60,8 +62,10 @@ def _mapped_jvp(
 
 
 def jvp_result_dims(eqn: JaxprEqn, axis: Any, batch: Batch, dims: Dims) -> Dims:
-    """Where a custom_jvp rule, of operands that are mapped at `dims`, gives results or their
-    tangents mapped. Raises what the rule raises."""
+    """Return where a custom_jvp rule gives results, or their tangents, mapped.
+
+    Its operands are mapped at `dims`. Raises what the rule raises.
+    """
     rule, count = eqn.params["jvp_jaxpr_fun"], len(eqn.outvars)
     with setting_of(eqn):
         everything, free = (False,) * len(dims), (None,) * count
@@ -126,8 +130,10 @@ def _mapped_fwd(
 
 
 def vjp_result_dims(eqn: JaxprEqn, axis: Any, batch: Batch, dims: Dims) -> Dims:
-    """Where a custom_vjp's forward rule, of operands that are mapped at `dims`, gives results
-    mapped. Raises what the rule raises."""
+    """Return where a custom_vjp's forward rule gives results mapped.
+
+    Its operands are mapped at `dims`. Raises what the rule raises.
+    """
     fwd, count = eqn.params["fwd_jaxpr_thunk"], len(eqn.outvars)
     with setting_of(eqn), traced_anew(fwd):
         everything, free = (True,) * len(dims), (None,) * count

@@ -161,8 +161,10 @@ class _Hoisting:
         return chosen[::-1]
 
     def stays(self, eqn: JaxprEqn, runs: bool) -> bool:
-        """Whether an invariant equation must not be moved out of a loop that may not run at all,
-        or, if it `runs`, out of any."""
+        """Return whether an invariant equation must stay in a loop that may not run at all.
+
+        If the loop `runs`, whether it must stay in any.
+        """
         if _must_stay(eqn) or not all(_is_array(v.aval) for v in eqn.outvars):
             return True
         if not runs and _may_not_end(eqn):

@@ -96,7 +96,7 @@ def require_writable(program: Program, callbacks: str = "refuse") -> None:
 def _rendered(
     program: Program, path: str | None, stubs: bool, quoted: frozenset[str] = frozenset()
 ) -> tuple[str, dict[str, np.ndarray]]:
-    """The text of a program's file, and the arrays that are to be beside it: none without a path"""
+    """Return the text of a program's file, and the arrays to put beside it: none without a path."""
     _require_shallow(program)
     notation, places = ExactNotation(path is None, quoted, stubs), Places()
     try:

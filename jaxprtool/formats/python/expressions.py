@@ -139,7 +139,7 @@ class Name(Expression):
 
 @dataclass(frozen=True)
 class Attribute(Expression):
-    """`x.mT`"""
+    """An attribute: `x.mT`."""
 
     of: Expression
     name: str
@@ -362,7 +362,7 @@ _INFIX: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
 
 @dataclass(frozen=True)
 class Infix(Expression):
-    """`left + right`"""
+    """A binary operation: `left + right`."""
 
     symbol: str
     left: Any
@@ -387,7 +387,7 @@ class Infix(Expression):
 
 @dataclass(frozen=True)
 class Prefix(Expression):
-    """`-x`, `~x`"""
+    """A unary operation: `-x`, `~x`."""
 
     symbol: str
     of: Expression

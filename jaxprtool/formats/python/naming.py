@@ -35,7 +35,7 @@ class Names:
         self._letters = _letters()
 
     def fresh(self) -> str:
-        """The next free name of a, b, c, …, z, aa, ab, …"""
+        """Return the next free name of a, b, c, …, z, aa, ab and so on."""
         for name in self._letters:
             if self._is_free(name):
                 return self.take(name)

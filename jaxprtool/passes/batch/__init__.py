@@ -98,8 +98,12 @@ class Batch(Pass):
         return ((self.axis_name, self.axis_size),)
 
     def __call__(self, program: Program) -> Program:
-        """Raises BatchError and BatchTypeError for axes that do not fit the program, as `jax.vmap`
-        does, and BatchUnsupported, which names the equation, for what cannot be batched.
+        """Return the batched program.
+
+        Raises:
+            BatchError: If the axes do not fit the program, as `jax.vmap` does.
+            BatchTypeError: If the axes have the wrong type, as `jax.vmap` does.
+            BatchUnsupported: If an equation, which it names, cannot be batched.
         """
         check_axes(self.in_axes, self.out_axes)
         dims, size = program_axes(program, self.in_axes, self.axis_size)

@@ -1,5 +1,7 @@
-"""Batching of cond and switch: one branch for all lanes if the index is unmapped; otherwise every
-branch is computed and each lane selects its own.
+"""Batching of cond and switch.
+
+If the index is unmapped, all lanes take one branch. Otherwise every branch is computed, and each
+lane selects its own.
 
 Operands are selected too, so that a NaN in the derivative of a branch that a lane does not take
 does not reach the lane's gradient (jax-ml/jax#1052). Operands without a derivative need not be

@@ -1,5 +1,7 @@
-"""Batching of calls: jit, closed_call (eval_jaxpr in 0.12) and remat. Their bodies are batched,
-once for each pattern of mapped operands, and stay shared."""
+"""Batching of calls: jit, closed_call (eval_jaxpr in 0.12) and remat.
+
+Their bodies are batched, once for each pattern of mapped operands, and stay shared.
+"""
 
 from __future__ import annotations
 

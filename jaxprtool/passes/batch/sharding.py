@@ -1,5 +1,8 @@
-"""Batching of shard_map: every shard of an operand has all lanes, or, with `spmd_axis_name`, the
-lanes are spread over these axes of the mesh."""
+"""Batching of shard_map.
+
+Every shard of an operand has all lanes, or, with `spmd_axis_name`, the lanes are spread over these
+axes of the mesh.
+"""
 
 from __future__ import annotations
 

@@ -69,8 +69,11 @@ class Definition:
         return condition
 
     def outlines(self, floats: Any, more: int, symbolic: bool) -> list[Pattern]:
-        """The forms of the pattern at example types: with these floats, and so many dimensions
-        for an ellipsis; also with symbolic sizes if programs have them. None where it raises."""
+        """Return the forms of the pattern at example types; None where it raises.
+
+        The types have these floats, and so many dimensions for an ellipsis; there are forms with
+        symbolic sizes too if programs have them.
+        """
         key = floats, more, symbolic, dtypes.x64_enabled()
         if key not in self._outlines:
             found = self._forms(types.example_sizes(self.declarations), floats, more)

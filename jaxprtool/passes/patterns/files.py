@@ -62,8 +62,10 @@ class NamedRewrites:
     """The rewrites of some files, as passes that a pipeline may name, and what they match."""
 
     def __init__(self, paths: Sequence[str]):
-        """Load and register them. Raises what `load_rewrites` does, and PluginError for a name
-        that is taken."""
+        """Load and register the rewrites of files.
+
+        Raises what `load_rewrites` raises, and PluginError for a name that is taken.
+        """
         self._passes: dict[str, type[Counted]] = {}
         for path in paths:
             for made in load_rewrites(path):

@@ -138,8 +138,11 @@ class Pmap(Pass):
         return jax.local_device_count() if self.axis_size is None else self.axis_size
 
     def __call__(self, program: Program) -> Program:
-        """Raises BatchError for axes that do not fit the program, as `batch` does, and
-        UnsupportedError if there are not as many devices.
+        """Return the program under `jax.pmap`.
+
+        Raises:
+            BatchError: If the axes do not fit the program, as `batch` does.
+            UnsupportedError: If there are not as many devices.
         """
         dims, size = program_axes(program, self.in_axes, self._size())
         if size > (there := jax.local_device_count()):

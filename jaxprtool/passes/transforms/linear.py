@@ -53,8 +53,10 @@ class Vjp(Pass):
     has_aux: bool = False
 
     def __call__(self, program: Program) -> Programs:
-        """`backward` takes (residuals, cotangents) and gives a tuple of cotangents, one for each
-        positional argument. Raises ArgumentsError, and UnsupportedError as `retraced` does.
+        """Return `forward`, and `backward`, which takes (residuals, cotangents).
+
+        `backward` gives a tuple of cotangents, one for each positional argument. Raises
+        ArgumentsError, and UnsupportedError as `retraced` does.
         """
         count = len(main_results(program, self.name, self.has_aux))
         tree = program.out_tree.children()[0] if self.has_aux else program.out_tree
@@ -75,9 +77,11 @@ class Linearize(Pass):
     has_aux: bool = False
 
     def __call__(self, program: Program) -> Programs:
-        """`backward`, so called as the counterpart of `forward`, is the linear function that
-        `jax.linearize` gives: it takes (residuals, tangents), with a tuple of tangents, one for
-        each positional argument, and gives those of the results. Raises as `Vjp` does.
+        """Return `forward`, and `backward`, the linear function that `jax.linearize` gives.
+
+        `backward`, so called as the counterpart of `forward`, takes (residuals, tangents), with a
+        tuple of tangents, one for each positional argument, and gives those of the results. Raises
+        as `Vjp` does.
         """
         main_results(program, self.name, self.has_aux)
         tree = program.in_tree.children()[0]
@@ -112,8 +116,10 @@ class LinearTranspose(Pass):
     argnums: int | tuple[int, ...] | None = None
 
     def __call__(self, program: Program) -> Program:
-        """Takes the other positional arguments, then the cotangents, of the tree of the results,
-        and keyword arguments as the program does. Gives a tuple of cotangents, one for each
+        """Return the transposed program.
+
+        It takes the other positional arguments, then the cotangents, of the tree of the results,
+        and keyword arguments as the program does. It gives a tuple of cotangents, one for each
         argument in `argnums`, or those of the one that a single number names.
 
         Raises ArgumentsError for arguments that cannot be transposed, and UnsupportedError, which
@@ -282,9 +288,10 @@ class _Given:
 def _halves(
     program: Program, transform: str, split: Callable[..., Any], has_aux: bool, given: _Given
 ) -> Programs:
-    """forward and backward, by a function of JAX's that gives the results and a linear function.
+    """Return forward and backward.
 
-    The linear function is a pytree, and its leaves are the residuals.
+    `split`, a function of JAX's, gives the results and a linear function: a pytree, whose leaves
+    are the residuals.
     """
     fun = function_of(program)
     trees: list[Any] = []

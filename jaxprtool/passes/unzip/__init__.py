@@ -72,7 +72,7 @@ class Unzip(Pass):
 
     @rules_followed()
     def unzipped(self, program: Program) -> Unzipped:
-        """init and apply, and the variables between them.
+        """Return init and apply, and the variables between them.
 
         Raises UnzipError for variables that do not cut keys from the results or have no name of
         their own, or where no argument is a key, ArgumentsError for `key_args` that are not there,

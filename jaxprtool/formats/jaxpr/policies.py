@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from jaxprtool.formats.jaxpr.values import Encode, Unwritable, add_kind, add_maker, add_name
+from jaxprtool.ir.checkpoint_policies import MAKERS, POLICIES
 
 _policies = jax.checkpoint_policies
 _some: Callable[..., bool] = _policies.dots_saveable
@@ -34,8 +35,6 @@ _SAMPLES: dict[str, Any] = {
     "save_from_both_policies": _policies.save_from_both_policies(_some, _other),
     "save_only_these_names": _policies.save_only_these_names("a"),
 }
-
-_NAMED = {name: value for name, value in vars(_policies).items() if name not in _SAMPLES}
 
 
 def _family(policy: Any) -> Any:
@@ -58,14 +57,14 @@ def _held(policy: Any) -> dict[str, Any]:
 
 
 def _spell(policy: Any, encode: Encode) -> str:
-    for name, known in _NAMED.items():
+    for name, known in POLICIES.items():
         if policy is known or (not isinstance(policy, FunctionType) and policy == known):
             return f"checkpoint_policies.{name}"
     name = _FAMILIES.get(_family(policy), "")
     if not name:
         raise Unwritable(f"a Python function ({getattr(policy, '__qualname__', policy)})")
     held = _held(policy)
-    kinds = [p.kind for p in inspect.signature(getattr(_policies, name)).parameters.values()]
+    kinds = [p.kind for p in inspect.signature(MAKERS[name]).parameters.values()]
     if kinds == [inspect.Parameter.VAR_POSITIONAL]:
         items = [encode(item) for names in held.values() for item in names]
     else:
@@ -73,9 +72,9 @@ def _spell(policy: Any, encode: Encode) -> str:
     return f"checkpoint_policies.{name}({', '.join(items)})"
 
 
-for _name, _value in _NAMED.items():
+for _name, _value in POLICIES.items():
     add_name(f"checkpoint_policies.{_name}", _value)
     add_kind(type(_value), _spell)
-for _name, _value in _SAMPLES.items():
-    add_maker(f"checkpoint_policies.{_name}", getattr(_policies, _name))
-    add_kind(type(_value), _spell)
+for _name, _value in MAKERS.items():
+    add_maker(f"checkpoint_policies.{_name}", _value)
+    add_kind(type(_SAMPLES[_name]), _spell)

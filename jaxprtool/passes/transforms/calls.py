@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import jax
 
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError, did_you_mean
+from jaxprtool.ir.checkpoint_policies import MAKERS, POLICIES
 from jaxprtool.ir.notation import expressions
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.base import Pass
@@ -189,18 +190,6 @@ class DisableJit(Pass):
 
 # --- policies of checkpoint -----------------------------------------------------------------------
 
-#: Those of `jax.checkpoint_policies` that make a policy when they are called.
-_MAKERS = frozenset(
-    {
-        "offload_dot_with_no_batch_dims",
-        "save_and_offload_only_these_names",
-        "save_any_names_but_these",
-        "save_anything_except_these_names",
-        "save_from_both_policies",
-        "save_only_these_names",
-    }
-)
-
 
 def policy_of(text: str) -> Callable[..., Any]:
     """The policy that text names, as `jax.checkpoint_policies` has it: `dots_saveable`.
@@ -218,12 +207,12 @@ def _policy(source: expressions.Source, node: ast.expr) -> Callable[..., Any]:
     called = isinstance(node, ast.Call)
     name_node = node.func if isinstance(node, ast.Call) else node
     name = source.segment(name_node).removeprefix("jax.").removeprefix("checkpoint_policies.")
-    known = {n for n in vars(jax.checkpoint_policies) if not n.startswith("_")}
+    known = {**POLICIES, **MAKERS}
     if name not in known:
         hint = did_you_mean(name, known) or f"there are: {', '.join(sorted(known))}"
         raise source.fail(node, f"JAX has no checkpoint policy '{name}'", hint)
-    policy: Callable[..., Any] = getattr(jax.checkpoint_policies, name)
-    if called is not (name in _MAKERS):
+    policy = known[name]
+    if called is not (name in MAKERS):
         raise source.fail(node, f"the policy {name} takes {'no ' if called else ''}arguments")
     if not isinstance(node, ast.Call):
         return policy

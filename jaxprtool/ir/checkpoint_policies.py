@@ -1,0 +1,29 @@
+"""The policies of `jax.checkpoint` by name: those that there are, and what makes others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+_MAKER_NAMES = (
+    "offload_dot_with_no_batch_dims",
+    "save_and_offload_only_these_names",
+    "save_any_names_but_these",
+    "save_anything_except_these_names",
+    "save_from_both_policies",
+    "save_only_these_names",
+)
+
+#: What makes a policy when it is called, by name.
+MAKERS: dict[str, Callable[..., Any]] = {
+    name: getattr(jax.checkpoint_policies, name) for name in _MAKER_NAMES
+}
+
+#: The policies themselves, by name.
+POLICIES: dict[str, Callable[..., Any]] = {
+    name: policy
+    for name, policy in vars(jax.checkpoint_policies).items()
+    if name not in MAKERS and not name.startswith("_")
+}

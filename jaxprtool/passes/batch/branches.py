@@ -11,6 +11,7 @@ selected, nor those that a branch only returns, since results are selected.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -78,13 +79,16 @@ def _select(
         own = [x if x is still else selector.in_branch(i, x, still) for x, still in pairs]
         body, _ = batch_body(branch, ins, axis, outs)
         given.append(jaxcompat.jaxpr_as_fun(body)(*own))
+
+    @cache
+    def whole(k: int) -> Any:
+        """Return an operand with a batch dimension, broadcast once for all results."""
+        return jaxcompat.match_axis(axis.data, ins[k], 0, values[k])
+
     results = []
     for r, cases in enumerate(zip(*given, strict=True)):
         passed_on = [_passed_on(branch, r) for branch in branches]
-        cases = tuple(
-            x if k is None else _at(axis, values[k], ins[k], 0)
-            for x, k in zip(cases, passed_on, strict=True)
-        )
+        cases = tuple(x if k is None else whole(k) for x, k in zip(cases, passed_on, strict=True))
         same = passed_on[0] is not None and len(set(passed_on)) == 1
         results.append(cases[0] if same else selector.chosen(*cases))
     return results, list(outs)

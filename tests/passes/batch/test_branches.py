@@ -133,6 +133,15 @@ def test_the_index_is_broadcast_once_for_each_shape():
     assert count(prove(two, FLAG, X).program, "broadcast_in_dim") == 1
 
 
+def test_what_branches_pass_on_is_broadcast_once_for_all_results():
+    def passed_on(p, x, y):
+        return lax.cond(p, lambda x, y: (x, x, x), lambda x, y: (y, y, y), x, y)
+
+    ints = jnp.arange(4)
+    outcome = prove(passed_on, FLAG, ints, ints + 1, in_axes=(0, None, None), derivatives=0)
+    assert count(outcome.program, "broadcast_in_dim") == 3  # both, and the flag
+
+
 def test_random_keys_and_empty_branches():
     def drawn(p, x):
         key = jax.random.key(0)

@@ -28,7 +28,16 @@ from jaxprtool.ir.equations import (
 )
 from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.regions import Region, Regions, regions, with_border
-from jaxprtool.ir.rewrite import Memo, Rule, Writer, map_equations, rewrite, with_bodies
+from jaxprtool.ir.rewrite import (
+    Memo,
+    Rule,
+    Writer,
+    map_equations,
+    narrow,
+    partition,
+    rewrite,
+    with_bodies,
+)
 from jaxprtool.ir.rules import TABLES, RuleTable, rule
 from jaxprtool.ir.structured import (
     Call,
@@ -126,10 +135,12 @@ __all__ = [
     "map_equations",
     "map_sub_jaxprs",
     "named",
+    "narrow",
     "new_jaxpr",
     "new_jaxpr_eqn",
     "open_jaxpr",
     "operand_effects",
+    "partition",
     "primitives_with",
     "regions",
     "replace_jaxpr",

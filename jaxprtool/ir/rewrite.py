@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import anchor
-from jaxprtool.ir.equations import donations
-from jaxprtool.ir.structured import High, holds_jaxpr, map_sub_jaxprs, view
+from jaxprtool.ir.equations import donations, free_variables
+from jaxprtool.ir.structured import High, holds_jaxpr, keep, map_sub_jaxprs, view
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 
@@ -117,6 +117,41 @@ def with_bodies(eqn: JaxprEqn, function: Callable[[Any], Any]) -> JaxprEqn:
     eqn = eqn.replace(params=params)
     structured = view(eqn)
     return eqn if structured is None or isinstance(structured, High) else structured.rebuild()
+
+
+def partition(jaxpr: Any, first: Sequence[JaxprEqn]) -> tuple[list[JaxprEqn], list[Var]]:
+    """Split the equations of a jaxpr in two.
+
+    Args:
+        jaxpr: The jaxpr.
+        first: Those of its equations that are to be run first.
+
+    Returns:
+        The other equations, and the results of the first ones that these, or the jaxpr's results,
+        read.
+    """
+    gone = set(map(id, first))
+    rest = [eqn for eqn in jaxpr.eqns if id(eqn) not in gone]
+    read = free_variables(rest, jaxpr.outvars)
+    return rest, [v for eqn in first for v in eqn.outvars if v in read]
+
+
+def narrow(
+    body: Any, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
+) -> Any:
+    """Return a closed jaxpr of some equations of a closed one, with the constants that they read.
+
+    Args:
+        body: The jaxpr that the equations are of.
+        invars: The arguments of the new one.
+        outvars: Its results.
+        eqns: Its equations.
+    """
+    read = free_variables(eqns, outvars)
+    held = [v in read for v in body.constvars]
+    constants = keep(body.constvars, held), keep(body.consts, held)
+    debug = body.debug_info._replace(arg_names=None, result_paths=None)
+    return jaxcompat.new_jaxpr(*constants, invars, outvars, eqns, debug)
 
 
 class Memo:

@@ -29,6 +29,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import anchor
+from jaxprtool.ir.equations import free_variables
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite
@@ -149,7 +151,9 @@ class _Forwarding:
                 self.give_rows(i, field)
         if inside.edges.has_rule:
             # The user's rule has all operands, and may give the results any derivative.
-            if self.names[0].keys().isdisjoint(_read(self.jaxprs[0], self.wanted)):
+            jaxpr = self.jaxprs[0]
+            read = free_variables(jaxpr.eqns, keep(jaxpr.outvars, self.wanted))
+            if self.names[0].keys().isdisjoint(read):
                 return None
             self.stay = [True] * len(self.stay)
         else:
@@ -247,9 +251,12 @@ class _Forwarding:
         kinds = self._carries()
         for number, kind in enumerate(kinds):
             self.wanted[carried[number][1]] = kind == number
-        used: list[set[Atom]] = []
+        used: list[dict[Var, None]] = []
         if None in kinds:
-            used = [_read(jaxpr, self._results_of(n)) for n, jaxpr in enumerate(self.jaxprs)]
+            used = [
+                free_variables(jaxpr.eqns, keep(jaxpr.outvars, self._results_of(n)))
+                for n, jaxpr in enumerate(self.jaxprs)
+            ]
         for (i, out), kind in zip(carried, kinds, strict=True):
             if self.wanted[out]:
                 continue
@@ -399,10 +406,8 @@ class _Forwarding:
         The same request gives the same object.
         """
         names, wanted = self.names[number], self._results_of(number)
-        # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
-        anchor = body if body.consts else jaxcompat.open_jaxpr(body)
         renamed = tuple((var, _key(atom), atom.aval) for var, atom in names.items())
-        request = anchor, renamed, tuple(invars), tuple(wanted)
+        request = anchor(body), renamed, tuple(invars), tuple(wanted)
         if request not in self._made:
             self._made[request] = _narrow(body, names, invars, wanted)
         return self._made[request]
@@ -446,12 +451,6 @@ def _stable_classes(labels: Sequence[Hashable], step: Sequence[int]) -> list[int
         if len(numbers) == count:
             return classes
         step = [step[there] for there in step]
-
-
-def _read(jaxpr: Any, wanted: Sequence[bool]) -> set[Atom]:
-    """The variables that a body's equations and wanted results read."""
-    atoms = [v for eqn in jaxpr.eqns for v in eqn.invars]
-    return {v for v in (*atoms, *keep(jaxpr.outvars, wanted)) if type(v) is not Literal}
 
 
 def _narrow(

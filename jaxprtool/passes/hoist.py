@@ -34,10 +34,10 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import itemsize
-from jaxprtool.ir.equations import Contains
+from jaxprtool.ir.equations import Contains, free_variables
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Region, Regions, regions
-from jaxprtool.ir.rewrite import Rule, Writer, rewrite
+from jaxprtool.ir.rewrite import Rule, Writer, narrow, partition, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, keep
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
@@ -214,32 +214,13 @@ def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _Taken:
     """A body in what leaves and the rest."""
     body, region = inside.bodies[number], inside.regions[number]
     assert region.constants is not None
-    gone = set(map(id, leaving))
-    eqns = [eqn for eqn in body.eqns if id(eqn) not in gone]
-    read = _read(eqns, body.outvars)
-    made = [v for eqn in leaving for v in eqn.outvars if v in read]
+    eqns, made = partition(body, leaving)
+    read = free_variables(eqns, body.outvars)
     # A constant that other bodies are given too stays, read or not.
     own = inside.operands[region.constants]
     used = [i not in own or v in read for i, v in zip(region.ins, body.invars, strict=True)]
     stay = dict(zip(region.ins, used, strict=True))
     flags = [stay.get(i, True) for i in range(len(inside.eqn.invars))]
     invars = inside.arguments(region, body.invars, {region.constants: made}, flags)
-    rest = _part(body, invars, body.outvars, eqns)
-    return _Taken(_part(body, keep(body.invars, region.fixed), made, leaving), used, rest)
-
-
-def _part(
-    body: Any, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
-) -> Any:
-    """A closed jaxpr of some of the equations of a body, with the constants that they read."""
-    read = _read(eqns, outvars)
-    held = [v in read for v in body.constvars]
-    constants = keep(body.constvars, held), keep(body.consts, held)
-    debug = body.debug_info._replace(arg_names=None, result_paths=None)
-    return jaxcompat.new_jaxpr(*constants, invars, outvars, eqns, debug)
-
-
-def _read(eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> set[Var]:
-    read = {v for eqn in eqns for v in eqn.invars if type(v) is not Literal}
-    read.update(v for v in outvars if type(v) is not Literal)
-    return read
+    rest = narrow(body, invars, body.outvars, eqns)
+    return _Taken(narrow(body, keep(body.invars, region.fixed), made, leaving), used, rest)

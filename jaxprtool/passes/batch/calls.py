@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.regions import Regions
+from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Call
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
@@ -19,6 +20,7 @@ from jaxprtool.passes.batch.body import batch_body, lifted
 from jaxprtool.passes.batch.table import Rebuilt, structured_rules
 
 
+@rule(structured_rules, *Call.primitives)
 def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     call = Call.of(eqn)
     body, out_dims = batch_body(call.body, dims, axis)
@@ -49,10 +51,6 @@ def _with_operands(call: Call, body: Any, dims: Sequence[Dim], out_dims: Sequenc
         return new.rebuild([body], more={"operands": more}, first=True)
 
     return Rebuilt(tuple(dims), tuple(out_dims), build, consts)
-
-
-for _name in Call.primitives:
-    structured_rules[_name] = _call
 
 
 def _laid_out(

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import bodies, equations, named
+from jaxprtool.ir.equations import bodies, equations, free_variables, named
 from jaxprtool.ir.regions import Regions
 from jaxprtool.ir.structured import Call, Scan, keep
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
@@ -172,7 +172,7 @@ def _half_bodies(
     ):
         return None
     differing = keep(body.outvars, _not(same))
-    reads = _read(parts.others, differing)
+    reads = free_variables(parts.others, differing)
     made = {v for eqn in parts.once for v in eqn.outvars}
     passed = [v for v in reads if v in made]
     _check_no_ref_enters(passed, parts.others)
@@ -194,12 +194,6 @@ def _not(flags: Iterable[bool]) -> list[bool]:
 
 def _variables(atoms: Iterable[Atom]) -> list[Var]:
     return [atom for atom in atoms if _is_var(atom)]
-
-
-def _read(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> dict[Var, None]:
-    """The variables that equations and results read, in order."""
-    atoms = [*(atom for eqn in eqns for atom in eqn.invars), *results]
-    return dict.fromkeys(_variables(atoms))
 
 
 # --- the chunks -------------------------------------------------------------------------------
@@ -260,7 +254,7 @@ class _Chunks:
     ) -> dict[Var, tuple[Atom, Dim]]:
         """The results that mapped equations make, of all lanes, and where each is mapped."""
         results = [v for v in outs if v not in values]
-        free = [v for v in _read(eqns, results) if v in values]
+        free = [v for v in free_variables(eqns, results) if v in values]
         _check_no_ref_enters(free, eqns)
         free.sort(key=lambda v: values[v][1] is not None)  # a scan takes its constants first
         operands, dims = [values[v][0] for v in free], [values[v][1] for v in free]

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.regions import Regions, regions, with_border
+from jaxprtool.ir.rewrite import partition
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.unzip.flow import bodies_of, parts_of, with_bodies
 from jaxprtool.passes.unzip.known import EARLY, Context
@@ -67,11 +68,7 @@ def _taken_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprE
     if not taken or region.constants is None:
         return [], inside.eqn
     taken.reverse()
-    gone = set(map(id, taken))
-    eqns = [eqn for eqn in body.eqns if id(eqn) not in gone]
-    read = {v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal)}
-    read.update(v for v in body.outvars if not isinstance(v, Literal))
-    made = [v for eqn in taken for v in eqn.outvars if v in read]
+    eqns, made = partition(body, taken)
     invars = inside.arguments(region, body.invars, {region.constants: made})
     bodies = [*inside.bodies[:number], with_border(body, invars, body.outvars, eqns)]
     new = inside.rebuild(bodies, more={region.constants: [outside[v] for v in made]})

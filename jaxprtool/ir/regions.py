@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache, reduce
 from typing import Any, TypeVar
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.structured import Edges, View, as_tuple, holds_jaxpr, view
+from jaxprtool.ir.structured import Edges, View, as_tuple, holds_jaxpr, view, views
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ def _ranges(fields: Sequence[str], sizes: Sequence[int]) -> dict[str, range]:
     return ranges
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Regions:
     """The regions of one equation.
 
@@ -329,7 +329,9 @@ class Regions:
 
 def regions(eqn: JaxprEqn) -> Regions | None:
     """Return the regions of an equation, or None if its primitive has no view that tells them."""
-    structured = view(eqn) if holds_jaxpr(eqn.params.values()) else None
+    if eqn.primitive.name not in views and not holds_jaxpr(eqn.params.values()):
+        return None  # the table of views is spared most equations
+    structured = view(eqn)
     return None if structured is None or structured.edges is None else Regions.of(structured)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, TypeAlias
 
@@ -174,13 +175,15 @@ def scan_count_params(
     sizes = (num_consts, num_carry, num_xs), (num_carry, num_ys)
     if "ft_in" in params and _scan_sizes(params) == sizes:
         return {"ft_in": params["ft_in"], "ft_out": params["ft_out"]}
-    from jax._src import flattree as ft
+    return {"ft_in": _tree_of(*sizes[0]), "ft_out": _tree_of(*sizes[1])}
 
-    nones = ft.nones
-    return {
-        "ft_in": ft.pack((nones(num_consts), nones(num_carry), nones(num_xs))),
-        "ft_out": ft.pack((nones(num_carry), nones(num_ys))),
-    }
+
+@lru_cache(maxsize=1024)
+def _tree_of(*sizes: int) -> Any:
+    """A flat tree of so many leaves in each part."""
+    from jax._src import flattree
+
+    return flattree.pack(tuple(map(flattree.nones, sizes)))
 
 
 #: Since 0.12 a scan has flat trees of its operands, and no counts.

@@ -290,27 +290,28 @@ def dce_regions(
     used, kept, live = [keeps_all] * len(eqn.invars), list(used_outputs), live_inputs
     for i in inside.deciding:
         used[i] = True
+    several = inside.carried or len(inside.regions) > 1
     grows = True
     while grows:
         for i, out in inside.carried:
             used[i] = kept[out] = used[i] or kept[out]
-        new, reads = [], []
+        new: list[Any] = []
+        reads: list[tuple[int, bool]] = []
         for body, region in zip(inside.bodies, inside.regions, strict=True):
             wanted = [out is None or kept[out] for out in region.outs]
             stay = [used[i] for i in region.ins]
             alive = keeps_all or [live[i] for i in region.ins]
             body, flags = dce_body(body, wanted, stay, alive)
             new.append(body)
-            reads.append(flags)
-        for region, flags in zip(inside.regions, reads, strict=True):
-            for i, flag in zip(region.ins, flags, strict=True):
-                used[i] |= flag
-        grows = any(used[i] and not kept[out] for i, out in inside.carried) or any(
-            used[i] and not flag
-            for region, flags in zip(inside.regions, reads, strict=True)
-            for i, flag in zip(region.ins, flags, strict=True)
+            reads += zip(region.ins, flags, strict=True)
+        for i, flag in reads:
+            if flag:
+                used[i] = True
+        grows = bool(several) and (
+            any(used[i] and not kept[out] for i, out in inside.carried)
+            or any(used[i] and not flag for i, flag in reads)
         )
-        if inside.repeats and not all(live):
+        if not all(live) and inside.repeats:
             # A ref that any round reads may be read after each of them, in every body.
             read = {id(v) for v, flag in zip(eqn.invars, used, strict=True) if flag}
             still = [flag or id(v) in read for v, flag in zip(eqn.invars, live, strict=True)]

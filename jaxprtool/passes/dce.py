@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import jax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.rewrite import with_bodies
@@ -112,7 +112,7 @@ def _flags(flags: bool | Sequence[bool], count: int, argument: str, what: str) -
 # Cleaned bodies by the body they came from, so that a body shared by many equations is cleaned
 # once for each pattern of used results and stays shared. None stands for "as it was": a strong
 # reference to the key would keep it alive for ever.
-_cleaned: WeakKeyDictionary[Any, dict[tuple, tuple[Any, list[bool]]]] = WeakKeyDictionary()
+_cleaned = JaxprCache()
 
 
 def dce_body(
@@ -129,9 +129,7 @@ def dce_body(
         instantiate = [instantiate] * len(body.invars)
     if isinstance(live_inputs, bool):
         live_inputs = [live_inputs] * len(body.invars)
-    # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
-    anchor = body if body.consts else jaxcompat.open_jaxpr(body)
-    known = _cleaned.setdefault(anchor, {})
+    known = _cleaned.of(body)
     request = (tuple(used_outputs), tuple(instantiate), tuple(live_inputs))
     if request not in known:
         new, used = _dce_body(body, *map(list, request))

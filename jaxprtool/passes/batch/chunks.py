@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import or_
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,7 +27,8 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import bodies, equations, free_variables, named
-from jaxprtool.ir.regions import Regions
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.structured import Call, Scan, keep
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axes import BatchError, BatchTypeError
@@ -41,7 +44,8 @@ def chunked_body(
 
     A mapped result that is not asked for anywhere is mapped at its leading dimension. Raises
     BatchTypeError and BatchError for a chunk or an axis that cannot be, and BatchUnsupported,
-    which names the equation, for collectives over the axis and for refs that chunks would share.
+    which names the equation, for collectives over the axis, for refs that chunks would share, and
+    for effects that would happen once for each chunk.
     """
     _check_chunk(chunk, axis)
     _check_lanes_apart(body, axis.name, chunk)
@@ -101,6 +105,61 @@ def _check_no_ref_enters(values: Iterable[Var], eqns: Sequence[JaxprEqn]) -> Non
             raise BatchUnsupported(
                 f"{named(eqn)} uses a ref that all chunks of lanes would share", "leave chunk out"
             )
+
+
+class _Effects:
+    """Refuses effects of unmapped values in equations that each chunk runs.
+
+    With all lanes at once such an effect happens once; in chunks it would happen for each of them.
+    """
+
+    def __init__(self, chunk: int):
+        self._chunk = chunk
+        self._memo = Memo()
+
+    def check(self, jaxpr: Any, mapped: Sequence[bool]) -> None:
+        """Check a jaxpr whose arguments are mapped as said. Raises BatchUnsupported."""
+        if not any(map(_leaves_the_program, jaxcompat.open_jaxpr(jaxpr).effects)):
+            return
+        for eqn, facts in self._flow(jaxpr, mapped)[1]:
+            inside = regions(eqn)
+            if inside is None:
+                if not any(facts) and any(map(_leaves_the_program, eqn.effects)):
+                    raise BatchUnsupported(
+                        f"{named(eqn)} happens once for all lanes, and would for each chunk of "
+                        f"{self._chunk}",
+                        "leave chunk out",
+                    )
+                continue
+            for body, region in zip(inside.bodies, inside.regions, strict=True):
+                self.check(body, [facts[i] for i in region.ins])
+
+    def _flow(self, jaxpr: Any, mapped: Sequence[bool]) -> tuple[list[bool], list[Any]]:
+        """Return which results are mapped, and each equation with which of its operands are."""
+
+        def found() -> tuple[list[bool], list[Any]]:
+            env = set(keep(jaxpr.invars, mapped))
+            equations = []
+            for eqn in jaxpr.eqns:
+                facts = [_is_var(v) and v in env for v in eqn.invars]
+                outs = [any(facts)] * len(eqn.outvars)
+                inside = regions(eqn)
+                if inside is not None:
+                    through = partial(self._results, inside.bodies)
+                    facts, outs = inside.forward(facts, through, or_, decided=True)
+                env.update(keep(eqn.outvars, outs))
+                equations.append((eqn, facts))
+            return [_is_var(v) and v in env for v in jaxpr.outvars], equations
+
+        return self._memo(found, jaxpr, tuple(mapped))
+
+    def _results(self, bodies: Sequence[Any], number: int, mapped: Sequence[bool]) -> list[bool]:
+        return self._flow(bodies[number], mapped)[0]
+
+
+def _leaves_the_program(effect: Any) -> bool:
+    """Whether an effect is seen from outside. Each chunk has refs of its own."""
+    return not jaxcompat.is_removable_effect(effect) and jaxcompat.ref_of(effect) is None
 
 
 # --- what is the same in all lanes ------------------------------------------------------------
@@ -259,6 +318,7 @@ class _Chunks:
         free.sort(key=lambda v: values[v][1] is not None)  # a scan takes its constants first
         operands, dims = [values[v][0] for v in free], [values[v][1] for v in free]
         inner = _alone(free, results, eqns, self.body.debug_info)
+        _Effects(self.chunk).check(inner, [dim is not None for dim in dims])
 
         def batched(lanes: int) -> tuple[Any, tuple[Dim, ...]]:
             axis = replace(self.axis, name=None, size=lanes)

@@ -19,7 +19,7 @@ from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import type_check
-from jaxprtool.passes.batch import Batch, BatchError, BatchTypeError
+from jaxprtool.passes.batch import Batch, BatchError, BatchTypeError, BatchUnsupported
 from tests.programs import random_programs
 from tests.programs.mapped import flat, mappings, ours, same_programs
 from tests.sweep.corpora import RandomPrograms
@@ -303,6 +303,33 @@ def test_an_ordered_effect_of_each_lane_is_refused_with_its_line():
         batched(fun, (XS,), 0, 4)
 
 
+def counting(seen):
+    def step(carry, _):
+        jax.debug.callback(seen.append, carry[0])
+        return (carry[0] + 1, carry[1] * 2), None
+
+    return step
+
+
+def test_an_effect_that_would_be_repeated_for_each_chunk_is_refused_with_its_line():
+    def fun(x):
+        return lax.scan(counting([]), (0, x), None, length=3)[0]
+
+    with pytest.raises(BatchUnsupported, match=r"debug_callback at .*test_chunks.py:\d+"):
+        batched(fun, (XS,), 0, 4)
+
+
+def test_an_effect_of_each_lane_in_a_loop_happens_as_often_as_with_all_lanes_at_once():
+    seen = []
+
+    def fun(x):
+        return lax.scan(counting(seen), (x, x), None, length=3)[0]
+
+    jax.jit(batched(fun, (XS,), 0, 4))(XS)
+    jax.effects_barrier()
+    assert len(seen) == 3 * len(XS)
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 COLLECTIVES = {
@@ -425,7 +452,11 @@ def prove(number, case, chunk=None):
         except JaxprToolError:
             return "refused"
         axes = mapping.in_axes, mapping.out_axes, mapping.size, mapping.axis_name
-        chunked = Batch(*axes, chunk=chunk or 1 + number % 3)(program)
+        try:
+            chunked = Batch(*axes, chunk=chunk or 1 + number % 3)(program)
+        except BatchUnsupported as error:
+            assert "happens once for all lanes" in str(error)
+            return "refused for an effect"
         type_check(chunked)
         same_programs(chunked, whole, mapping.stack(case.arguments()))
         return "same"

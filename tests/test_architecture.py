@@ -10,6 +10,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool import jaxcompat
+from jaxprtool.ir.plugins import _KNOWN
 from jaxprtool.ir.traits import primitives_with
 
 PACKAGE = Path(jaxprtool.__file__).parent
@@ -92,6 +93,7 @@ def test_no_file_imports_itself_by_way_of_others():
 
 #: Files that keep lists of primitive names, and what these are.
 NAME_LISTS = {
+    "ir/plugins.py": "whose primitives they are, for the hint to install it",
     "ir/traits.py": "the table",
     "jaxcompat/checking.py": "what rules of JAX's own look at; stands below the table",
     "formats/jaxpr/params.py": "parameters of primitives, by name",
@@ -129,7 +131,8 @@ def name_lists(path, primitives):
 
 def test_what_primitives_are_like_is_said_in_one_table():
     # By name alone: of one primitive a pass may ask whether an equation is of it.
-    primitives = {*jaxcompat.registered_primitives(), *primitives_with(lambda found: True)}
+    known = primitives_with(lambda found: True)
+    primitives = {*jaxcompat.registered_primitives(), *known, *sum(_KNOWN.values(), ())}
     lists = {}
     for path in PACKAGE.rglob("*.py"):
         if found := list(name_lists(path, primitives)):

@@ -60,6 +60,7 @@ class _Process:
         self.process.start()
         theirs.close()
         self.task: Task | None = None
+        self.is_full = False
         self.program, self.heard = "", time.monotonic()
 
     def give(self, task: Task) -> None:
@@ -99,14 +100,12 @@ class Runner:
                 each.end()
 
     def _given(self, process: _Process, task: Task) -> _Process:
-        """Give a task to a process, or to a new one if it has ended."""
+        """Give a task to a process, or to a new one if it is full."""
         task = replace(task, done=task.done | self.state.done(task.part))
-        try:
-            process.give(task)
-        except OSError:
+        if process.is_full:
             process.end()
             process = _Process(self.source)
-            process.give(task)
+        process.give(task)
         return process
 
     def _listen(self, processes: list[_Process], waiting: list[Task]) -> None:
@@ -133,7 +132,7 @@ class Runner:
                 self.state.add(value)
                 self.progress(value)
             case "finished":
-                process.task = None
+                process.task, process.is_full = None, value
                 self.progress(None)
 
     def _lost(self, process: _Process, error: Exception, waiting: list[Task]) -> None:

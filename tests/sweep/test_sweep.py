@@ -123,3 +123,8 @@ def test_every_part_is_found():
     for word in ("dce", "rewriting", "batch", "unzip", "behind -O2", "files", "python"):
         assert any(name.startswith(f"{word}: ") for name in names), word
     assert {type(part) for part in parts} == {Part, MarkedTests}
+
+
+def test_a_process_that_is_full_is_followed_by_another(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWEEP_MOST_BYTES", "1")
+    assert len(run(NUMBERS, tmp_path, jobs=1)) == 9

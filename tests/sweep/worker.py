@@ -11,10 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-#: A process that has held more than this ends after its unit; XLA does not give all memory back.
-MOST_BYTES = 5 * 2**30
+#: A process that holds more than this ends after its unit; XLA does not give all memory back.
+MOST_BYTES = int(os.environ.get("SWEEP_MOST_BYTES", 5 * 2**30))
 
 #: After how many programs JAX's caches are emptied, which makes it trace its own functions again.
 CLEAR_EVERY = 60
@@ -84,10 +85,16 @@ def work(connection: Connection, source: str) -> None:
         if count >= CLEAR_EVERY:
             count = 0
             import_module("jax").clear_caches()
-        full = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MOST_BYTES
+        full = resident_bytes() > MOST_BYTES
         connection.send(("finished", full))
         if full:
             return
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process holds; `ru_maxrss` begins with that of its parent."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
 
 
 def parts_of(source: str) -> Collection[Any]:

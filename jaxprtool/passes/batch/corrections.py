@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -67,6 +68,27 @@ def _bitcast_convert_type(
 
 
 # --- collectives over the mapped axis, wrong in JAX -----------------------------------------------
+
+
+_REDUCTIONS = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_min}
+
+
+@rule(batch_rules, "psum", "pmax", "pmin")
+def _reduce(
+    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
+) -> Any:
+    """Reduce over the lanes as over any dimension, if no other axis is left.
+
+    JAX's rule keeps a collective over numbered dimensions, of which some have no derivative.
+    """
+    ((x,), (bdim,)), names = (operands, dims), params["axes"]
+    if bdim is None or axis.name not in names or params["axis_index_groups"] is not None:
+        return None
+    others = [name for name in names if name != axis.name]
+    if not all(isinstance(name, int) for name in others) or not jnp.issubdtype(x.dtype, jnp.number):
+        return None
+    axes = (bdim, *(name + (name >= bdim) for name in others))
+    return _REDUCTIONS[primitive.name](x, axes), None
 
 
 @rule(batch_rules, "ppermute")

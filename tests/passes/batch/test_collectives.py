@@ -110,6 +110,21 @@ def test_two_named_axes_are_mapped_one_after_the_other():
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("reduce", [lax.psum, lax.pmax, lax.pmin])
+def test_lanes_are_reduced_where_they_are(reduce):
+    program = Batch(2, None, LANES, "i")(
+        trace(lambda x: reduce(x, "i"), lane(4, 4), axis_env=[("i", LANES)])
+    )
+    (eqn,) = program.jaxpr.eqns
+    assert eqn.params["axes"] == (2,)
+
+
+def test_what_was_reduced_over_lanes_has_a_derivative():
+    program = trace(lambda x: lax.pmax(x, "i"), lane(), axis_env=[("i", LANES)])
+    gradient = program.apply(f"batch(0, None, {LANES}, 'i'), grad")
+    np.testing.assert_array_equal(gradient(jnp.arange(float(LANES))), jnp.eye(LANES)[-1])
+
+
 def test_a_permutation_of_lanes_is_one_gather():
     outcome = over(lambda x: rotation(x, "i"), lane(3), in_axes=1, derivatives=True)
     assert outcome.program.jaxpr.eqns[0].primitive.name == "gather"

@@ -1,0 +1,31 @@
+"""Pages are run as if nothing had run in this process before."""
+
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import jaxprtool
+from jaxprtool.passes import registry
+from tests.documentation.blocks import ROOT
+
+
+def forget():
+    """Forget the samples that were imported, what was traced of them, and what was registered."""
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if path and Path(path).resolve().parent == ROOT / "samples":
+            del sys.modules[name]
+    jax.clear_caches()
+    jaxprtool.clear_caches()
+    registry._registered.clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_in_a_fresh_process():
+    registered = dict(registry._registered)
+    forget()
+    yield
+    forget()
+    registry._registered.update(registered)

@@ -68,9 +68,10 @@ class JaxprCache:
 
     def of(self, jaxpr: Any) -> dict[Hashable, Any]:
         """Return the values kept for a jaxpr, by request."""
-        known = self._by_jaxpr.setdefault(anchor(jaxpr), {})
-        if len(known) > self._most:
-            known.clear()
+        key = anchor(jaxpr)
+        known = self._by_jaxpr.setdefault(key, {})
+        if len(known) > self._most:  # whoever has the old ones may still read them
+            known = self._by_jaxpr[key] = {}
         return known
 
     def clear(self) -> None:

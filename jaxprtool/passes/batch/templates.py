@@ -99,7 +99,10 @@ def trace_rule_once(
     if not held:
         return trace_rule(eqn, avals, dims, templates)
     known = _of_bodies.of(held[0])
-    params = tuple((name, _weak(value)) for name, value in eqn.params.items())
+    params = tuple(
+        (name, _weak(value), repr(value) if _has_float(value) else _type_of(value))
+        for name, value in eqn.params.items()
+    )
     key = templates, eqn.primitive, params, eqn.ctx, tuple(avals), tuple(dims)
     try:
         template = known.get(key)
@@ -219,19 +222,35 @@ class Templates:
         if not params:
             return primitive, eqn.ctx, *kinds
         names = repr(params) if primitive in self.with_floats else tuple(params)
-        return primitive, eqn.ctx, names, *params.values(), *kinds
+        values = params.values()
+        # Equal values of other types are others: 2 is not 2.0, and 1 is not True.
+        return primitive, eqn.ctx, names, *map(_type_of, values), *values, *kinds
 
     def keep(self, eqn: JaxprEqn, kinds: Sequence[int], template: Template) -> Template:
         """Keep the template of an equation by its signature, and return it.
 
         Signatures are compared, and 0.0 and -0.0 are equal: with floats they hold all in words too.
         """
-        if not _FLOATS.isdisjoint(map(type, eqn.params.values())):
+        if any(map(_has_float, eqn.params.values())):
             self.with_floats.add(eqn.primitive)
         return self.known.setdefault(self.key(eqn, kinds), template)
 
 
 _FLOATS: frozenset[type] = frozenset({float, complex, np.float32, np.float64})
+
+
+def _type_of(value: Any) -> Any:
+    """Return the type of a value, and of a tuple those of all that it holds, at any depth."""
+    if type(value) is not tuple:
+        return type(value)
+    types = tuple(map(type, value))
+    return tuple(map(_type_of, value)) if tuple in types else types
+
+
+def _has_float(value: Any) -> bool:
+    """Return True for a float, and for a tuple that has one at any depth."""
+    return any(map(_has_float, value)) if isinstance(value, tuple) else type(value) in _FLOATS
+
 
 #: Numbers of kinds: no other thread is given the same, and none is given twice.
 _new_number = count()

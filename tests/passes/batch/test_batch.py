@@ -219,6 +219,26 @@ def test_equal_options_of_different_sign_are_kept_apart():
     assert list(map(repr, fills)) == ["0.0", "-0.0"]
 
 
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (2, 2.0),
+        (True, 1),
+        (0.0, -0.0),
+        ((1, 2), (True, 2)),
+        (((1,),), ((1.0,),)),
+        ((0.0,), (-0.0,)),
+    ],
+)
+def test_parameters_that_are_equal_and_of_other_types_stay_what_they_are(one, other):
+    scaled_by = Primitive("scaled_by")
+    scaled_by.def_abstract_eval(lambda x, factor: x)
+    batching.defvectorized(scaled_by)
+    program = trace(lambda x: [scaled_by.bind(x, factor=each) for each in (one, other)], values(3))
+    made = [eqn.params["factor"] for eqn in Batch(axis_size=4)(program).jaxpr.eqns]
+    assert repr(made) == repr([one, other])
+
+
 def test_garbage_is_collected_afterwards_as_before():
     thresholds = gc.get_threshold()
     program = trace(lambda x: jax.jit(jnp.sin)(x), values(3))

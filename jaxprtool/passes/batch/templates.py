@@ -224,7 +224,8 @@ class Templates:
         names = repr(params) if primitive in self.with_floats else tuple(params)
         values = params.values()
         # Equal values of other types are others: 2 is not 2.0, and 1 is not True.
-        return primitive, eqn.ctx, names, *map(_type_of, values), *values, *kinds
+        types = [_type_of(v) if type(v) is tuple else type(v) for v in values]
+        return primitive, eqn.ctx, names, *types, *values, *kinds
 
     def keep(self, eqn: JaxprEqn, kinds: Sequence[int], template: Template) -> Template:
         """Keep the template of an equation by its signature, and return it.

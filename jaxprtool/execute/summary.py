@@ -70,7 +70,7 @@ def _statistics(values: np.ndarray) -> dict[str, Any]:
         }
     wide = values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
     numbers, finite = wide[~np.isnan(wide)], wide[np.isfinite(wide)]
-    sizes = abs(numbers) if np.iscomplexobj(values) else numbers
+    sizes: np.ndarray = abs(numbers) if np.iscomplexobj(values) else numbers
     return {
         "min": float(sizes.min()) if sizes.size else None,
         "max": float(sizes.max()) if sizes.size else None,

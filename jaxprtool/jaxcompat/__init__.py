@@ -23,6 +23,7 @@ from jax.extend.core import (
     new_jaxpr_eqn,
 )
 
+from jaxprtool.jaxcompat.aliases import AnyJaxpr, Atom, Aval
 from jaxprtool.jaxcompat.batching import (
     NO_AXIS_NAME,
     NO_SOURCE,
@@ -85,7 +86,6 @@ from jaxprtool.jaxcompat.high import (
 )
 from jaxprtool.jaxcompat.jaxprs import (
     ONE_JAXPR_CLASS,
-    Atom,
     allocates_refs,
     apply_jax_dce_rule,
     axes_bound,

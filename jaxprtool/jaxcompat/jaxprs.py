@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, TypeAlias
+from typing import Any
 
 from jax._src import core, dtypes, effects
 from jax._src.interpreters import partial_eval as pe
 from jax._src.state import types as state_types
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Primitive, Var
 
-Atom: TypeAlias = Var | Literal
-
+from jaxprtool.jaxcompat.aliases import Atom
 
 #: Since 0.11 a `Jaxpr` carries its own constants and `ClosedJaxpr` is another name for it.
 ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 from jaxprtool.errors import PipelineError, PluginError, described, did_you_mean
@@ -147,7 +148,7 @@ def load_plugin(where: str) -> None:
             _add(value, where)
 
 
-def _import_file(path: Path):
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     name = f"jaxprtool_plugin_{path.stem}"
@@ -163,7 +164,7 @@ def _import_file(path: Path):
     return module
 
 
-def _import_module(name: str):
+def _import_module(name: str) -> ModuleType:
     if "" not in sys.path:
         sys.path.insert(0, "")
     return importlib.import_module(name)

@@ -6,18 +6,19 @@ from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.simplify.pattern import Match
 
 
 @cache
-def _kind_of(dtype: Any) -> type | None:
+def _kind_of(dtype: np.dtype) -> Any:
     kinds = (jnp.floating, jnp.complexfloating, jnp.integer, jnp.bool_)
     return next((kind for kind in kinds if jnp.issubdtype(dtype, kind)), None)
 
 
-def _kind(match: Match) -> type | None:
+def _kind(match: Match) -> Any:
     return _kind_of(match.eqn.invars[-1].aval.dtype)
 
 

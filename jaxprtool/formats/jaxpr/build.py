@@ -23,8 +23,8 @@ from typing import Any
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, described, did_you_mean
 from jaxprtool.formats.jaxpr import params, values
+from jaxprtool.formats.jaxpr.body_checks import RULE_CHECKS, check_bodies
 from jaxprtool.formats.jaxpr.constants import Constants
-from jaxprtool.formats.jaxpr.fitting import RULE_CHECKS, check_bodies
 from jaxprtool.formats.jaxpr.source import MAX_DEPTH, Expression
 from jaxprtool.formats.jaxpr.syntax import Binder, Body, Equation, File, Kind, Parameter
 from jaxprtool.formats.jaxpr.types import TypeReader

@@ -24,8 +24,8 @@ from jaxprtool.formats.jaxpr.build import Builder
 from jaxprtool.formats.jaxpr.constants import Constants
 from jaxprtool.formats.jaxpr.header import Header, read_header
 from jaxprtool.formats.jaxpr.jit_entry import options_of
-from jaxprtool.formats.jaxpr.places import read_places
 from jaxprtool.formats.jaxpr.source import Source
+from jaxprtool.formats.jaxpr.source_comments import read_places
 from jaxprtool.formats.jaxpr.types import TypeReader
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import DebugInfo

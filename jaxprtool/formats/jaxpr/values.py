@@ -1,18 +1,18 @@
-"""How the values of parameters are spelled in a `.jaxpr` file, both ways.
+"""The text of parameters' values in a `.jaxpr` file, both ways.
 
-A spelling is a Python expression of displays, names and calls, and means what a fixed table says
-it means: nothing is imported or evaluated. `encode` and `decode` are each other's inverse:
+A text is a Python expression of displays, names and calls, and means what a fixed table says it
+means: nothing is imported or evaluated. `encode` and `decode` are each other's inverse:
 
     encode((1, None, np.dtype("float32")))       (1, None, float32)
     encode(GatherScatterMode.CLIP)               GatherScatterMode.CLIP
     encode("relu"), encode(("i",))               relu, ('i',)
 
-A text is a bare word only where it is the whole of a parameter, as JAX's listing has it, and only
-if no name of the table looks like it; `decode` takes a bare word that it does not know as a text.
+A string is a bare word only where it is the whole of a parameter, as JAX's listing has it, and only
+if no name of the table looks like it; `decode` takes a bare word that it does not know as a string.
 
 The table is open: a plug-in whose primitives hold values of its own classes adds them with
-`add_name`, `add_enum`, `add_record`, or `add_kind`, which the others are made of. JAX's classes
-are added by `kinds` and `policies`.
+`add_name`, `add_enum`, `add_record`, or `add_class`, which the others are made of. JAX's classes
+are added by `jax_values` and `policies`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from __future__ import annotations
 import ast
 import dataclasses
 import keyword
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any, TypeAlias
+
+from jaxprtool.ir.notation.whitelist import WhitelistReader
 
 
 class Unwritable(Exception):
-    """A value that no spelling covers; the message says which, as in `a Python function (f)`."""
+    """A value that has no text; the message says which, as in `a Python function (f)`."""
 
 
 class Unreadable(ValueError):
-    """An expression that spells no value; `node` is the part of it that is at fault."""
+    """An expression that stands for no value; `node` is the part of it that is at fault."""
 
     def __init__(self, node: ast.expr, message: str):
         super().__init__(message)
@@ -38,10 +41,12 @@ class Unreadable(ValueError):
 
 #: Encodes what is inside a value.
 Encode: TypeAlias = Callable[[Any], str]
+#: Encodes a value of one class, given what encodes what is inside of it.
+Encoder: TypeAlias = Callable[[Any, Encode], str]
 
-#: For each class the function that spells its values. A class serves its subclasses too, except
-#: the builtin ones: a tuple of a class that is not here has no spelling.
-SPELLINGS: dict[type, Callable[[Any, Encode], str]] = {}
+#: What encodes the values of each class. A class serves its subclasses too, except the builtin
+#: ones: a tuple of a class that is not here has no text.
+ENCODERS: dict[type, Encoder] = {}
 
 #: What `Name(...)` makes, of arguments that are decoded already. Fed by whoever edits a file, it
 #: must raise an exception if they do not fit, and do nothing that is not in its arguments.
@@ -54,12 +59,12 @@ NAMES: dict[str, Any] = {}
 # --- adding to the table ------------------------------------------------------------------------
 
 
-def add_kind(cls: type, spell: Callable[[Any, Encode], str], **makers: Callable[..., Any]) -> None:
-    """Have values of `cls` written by `spell(value, encode)`, as calls of what `makers` name.
+def add_class(cls: type, encode: Encoder, **makers: Callable[..., Any]) -> None:
+    """Have values of `cls` written by `encode(value, encode_inner)`, as calls of `makers`.
 
-    `spell` raises `Unwritable` for a value that it cannot write.
+    `encode` raises `Unwritable` for a value that it cannot write.
     """
-    SPELLINGS[cls] = spell
+    ENCODERS[cls] = encode
     MAKERS.update(makers)
 
 
@@ -73,11 +78,16 @@ def add_maker(name: str, make: Callable[..., Any]) -> None:
     MAKERS[name] = make
 
 
-def add_enum(cls: Any) -> None:
+def add_singleton(name: str, value: Any) -> None:
+    """Have `name` stand for `value`, the only one of its class."""
+    NAMES[name] = value
+    ENCODERS[type(value)] = lambda value, encode: name
+
+
+def add_enum(cls: type[Enum]) -> None:
     """Have the members of an enumeration written `Class.MEMBER`."""
-    for member in cls:
-        NAMES[f"{cls.__name__}.{member.name}"] = member
-    SPELLINGS[cls] = lambda member, encode: f"{cls.__name__}.{member.name}"
+    NAMES.update((f"{cls.__name__}.{member.name}", member) for member in cls)
+    ENCODERS[cls] = lambda member, encode: f"{cls.__name__}.{member.name}"
 
 
 def add_record(cls: Any, fields: Sequence[str] | None = None) -> None:
@@ -90,25 +100,40 @@ def add_record(cls: Any, fields: Sequence[str] | None = None) -> None:
         fields = getattr(cls, "_fields", None) or [f.name for f in dataclasses.fields(cls)]
     names = tuple(fields)
 
-    def spell(value: Any, encode: Encode) -> str:
-        pairs = [f"{name}={encode(getattr(value, name))}" for name in names]
-        return f"{cls.__name__}({', '.join(pairs)})"
+    def encode_record(value: Any, encode: Encode) -> str:
+        return call(cls.__name__, **{name: encode(getattr(value, name)) for name in names})
 
-    add_kind(cls, spell, **{cls.__name__: cls})
+    add_class(cls, encode_record, **{cls.__name__: cls})
 
 
 # --- writing ------------------------------------------------------------------------------------
 
 
 def encode(value: Any, special: Mapping[type, Callable[[Any], str]] | None = None) -> str:
-    """The spelling of a parameter's value. Raises Unwritable.
+    """Return the text of a parameter's value.
 
-    `special` spells values of some classes in the file's own way (jaxprs, types), wherever in
-    the value they are.
+    Args:
+        value: The value.
+        special: What writes values of some classes in the file's own way (jaxprs, types), wherever
+            in the value they are.
+
+    Raises:
+        Unwritable: If a class in it is not in the table.
     """
     if type(value) is str:
         return value if is_bare(value) else repr(value)
-    return _encoder(special or {})(value)
+    special = special or {}
+
+    def inside(value: Any) -> str:
+        cls = type(value)
+        if cls in special:
+            return special[cls](value)
+        encoder = ENCODERS.get(cls) or _inherited(cls)
+        if encoder is None:
+            raise Unwritable(f"a value of {cls.__module__}.{cls.__qualname__}")
+        return encoder(value, inside)
+
+    return inside(value)
 
 
 def is_bare(text: str) -> bool:
@@ -117,57 +142,41 @@ def is_bare(text: str) -> bool:
     return text.isidentifier() and text.isascii() and not known
 
 
-def _encoder(special: Mapping[type, Callable[[Any], str]]) -> Encode:
-    def inside(value: Any) -> str:
-        cls = type(value)
-        if cls in special:
-            return special[cls](value)
-        spell = SPELLINGS.get(cls) or _inherited(cls)
-        if spell is None:
-            raise Unwritable(f"a value of {cls.__module__}.{cls.__qualname__}")
-        return spell(value, inside)
-
-    return inside
+def call(name: str, *args: str, **keywords: str | None) -> str:
+    """Return the text of a call from those of its arguments; those that are None are left out."""
+    named = (f"{word}={text}" for word, text in keywords.items() if text is not None)
+    return f"{name}({', '.join((*args, *named))})"
 
 
-def _inherited(cls: type) -> Callable[[Any, Encode], str] | None:
-    bases = (base for base in cls.__mro__[1:] if base in SPELLINGS and base not in _BUILTINS)
-    return next((SPELLINGS[base] for base in bases), None)
-
-
-def _sequence(opening: str, closing: str, items: Iterable[str], comma: str = "") -> str:
-    listed = ", ".join(items)
-    return f"{opening}{listed}{comma}{closing}"
+def _inherited(cls: type) -> Encoder | None:
+    bases = (base for base in cls.__mro__[1:] if base in ENCODERS and base not in _BUILTINS)
+    return next((ENCODERS[base] for base in bases), None)
 
 
 def _tuple(value: tuple, encode: Encode) -> str:
-    return _sequence("(", ")", map(encode, value), "," if len(value) == 1 else "")
+    return f"({encode(value[0])},)" if len(value) == 1 else call("", *map(encode, value))
 
 
 def _list(value: list, encode: Encode) -> str:
-    return _sequence("[", "]", map(encode, value))
+    return f"[{', '.join(map(encode, value))}]"
 
 
 def _dict(value: dict, encode: Encode) -> str:
-    return _sequence("{", "}", (f"{encode(k)}: {encode(v)}" for k, v in value.items()))
+    return f"{{{', '.join(f'{encode(k)}: {encode(v)}' for k, v in value.items())}}}"
 
 
 def _frozenset(value: frozenset, encode: Encode) -> str:
     # In order of their text, so that two runs write alike.
-    items = sorted(map(encode, value))
-    return _sequence("frozenset({", "})", items) if items else "frozenset()"
+    items = ", ".join(sorted(map(encode, value)))
+    return f"frozenset({{{items}}})" if items else "frozenset()"
 
 
 def _complex(value: complex, encode: Encode) -> str:
-    return f"complex({encode(value.real)}, {encode(value.imag)})"
+    return call("complex", encode(value.real), encode(value.imag))
 
 
 def _slice(value: slice, encode: Encode) -> str:
-    return f"slice({encode(value.start)}, {encode(value.stop)}, {encode(value.step)})"
-
-
-def _repr(value: Any, encode: Encode) -> str:
-    return repr(value)
+    return call("slice", *map(encode, (value.start, value.stop, value.step)))
 
 
 def _as_frozenset(*items: Any) -> frozenset:
@@ -177,123 +186,93 @@ def _as_frozenset(*items: Any) -> frozenset:
 
 
 for _cls in (type(None), bool, int, float, str, bytes, type(Ellipsis)):
-    add_kind(_cls, _repr)
-add_kind(tuple, _tuple)
-add_kind(list, _list)
-add_kind(dict, _dict)
-add_kind(complex, _complex, complex=complex)
-add_kind(frozenset, _frozenset, frozenset=_as_frozenset)
-add_kind(slice, _slice, slice=slice)
+    add_class(_cls, lambda value, encode: repr(value))
+add_class(tuple, _tuple)
+add_class(list, _list)
+add_class(dict, _dict)
+add_class(complex, _complex, complex=complex)
+add_class(frozenset, _frozenset, frozenset=_as_frozenset)
+add_class(slice, _slice, slice=slice)
 add_name("inf", float("inf"))
 add_name("nan", float("nan"))
 add_name("Ellipsis", Ellipsis)
 
-_BUILTINS = frozenset({*SPELLINGS, object})
+_BUILTINS = frozenset({*ENCODERS, object})
 
 
 # --- reading ------------------------------------------------------------------------------------
 
 
 def decode(node: ast.expr, names: Mapping[str, Any] | None = None) -> Any:
-    """The value that an expression spells. Raises Unreadable, with the node that is at fault.
+    """Return the value that an expression stands for.
 
-    `names` are the names of this file, looked up before the table's: shared jaxprs, whatever
-    stands in for a jaxpr written in place, and, as what is called with decoded arguments,
-    `aval` (the text of a type) and `dim` (the text of a symbolic dimension). A parameter that is
-    called `name` is always a text and is to be read without them: `name=relu jaxpr=relu`.
+    Args:
+        node: The expression.
+        names: The names of this file, looked up before the table's: shared jaxprs, whatever stands
+            in for a jaxpr written in place, and, as what is called with decoded arguments, `aval`
+            (the text of a type) and `dim` (the text of a symbolic dimension). A parameter that is
+            called `name` is always a text and is read without them: `name=relu jaxpr=relu`.
+
+    Raises:
+        Unreadable: With the node that is at fault.
     """
-    if isinstance(node, ast.Name) and node.id not in NAMES and node.id not in (names or {}):
+    names = names or {}
+    if isinstance(node, ast.Name) and node.id not in NAMES and node.id not in names:
         return node.id
-    return _decoded(node, names or {})
+    return _Reader(names).visit(node)
 
 
-def _decoded(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    read = _READERS.get(type(node))
-    if read is None:
-        raise Unreadable(node, f"{type(node).__name__} is no part of a value")
-    return read(node, names)
+class _Reader(WhitelistReader):
+    """Reads the values of a file, in which these names have a meaning besides the table's."""
 
+    what = "a value"
 
-def _constant(node: Any, names: Mapping[str, Any]) -> Any:
-    return node.value
+    def __init__(self, names: Mapping[str, Any]):
+        self._names = names
 
+    def fail(self, node: ast.expr, message: str, hint: str | None = None) -> Unreadable:
+        return Unreadable(node, message)
 
-def _negative(node: Any, names: Mapping[str, Any]) -> Any:
-    value = _decoded(node.operand, names)
-    if not isinstance(node.op, ast.USub) or type(value) not in (int, float, complex):
-        raise Unreadable(node, "only a number can have a sign, and only a minus")
-    return -value
-
-
-def _items(node: Any, names: Mapping[str, Any]) -> list[Any]:
-    return [_decoded(item, names) for item in node.elts]
-
-
-def _read_set(node: Any, names: Mapping[str, Any]) -> set[Any]:
-    try:
-        return set(_items(node, names))
-    except TypeError as error:
-        raise Unreadable(node, str(error)) from None
-
-
-def _read_dict(node: Any, names: Mapping[str, Any]) -> dict[Any, Any]:
-    result: dict[Any, Any] = {}
-    for key, value in zip(node.keys, node.values, strict=True):
-        if key is None:
-            raise Unreadable(value, "a dictionary cannot be unpacked here")
-        decoded = _decoded(key, names)
+    def visit_Set(self, node: ast.Set) -> set[Any]:
         try:
-            result[decoded] = _decoded(value, names)
+            return set(map(self.visit, node.elts))
         except TypeError as error:
-            raise Unreadable(key, str(error)) from None
-    return result
+            raise self.fail(node, str(error)) from None
 
+    def visit_Name(self, node: ast.Name) -> Any:
+        return self._named(node)
 
-def _dotted(node: ast.expr) -> str:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        raise Unreadable(node, "a dotted name begins with a name")
-    return ".".join([node.id, *reversed(parts)])
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        return self._named(node)
 
+    def _named(self, node: ast.expr) -> Any:
+        name = self._dotted(node)
+        table = self._names if name in self._names else NAMES
+        if name not in table:
+            raise self.fail(node, f"'{name}' stands for nothing here")
+        return table[name]
 
-def _read_name(node: Any, names: Mapping[str, Any]) -> Any:
-    name = _dotted(node)
-    table = names if name in names else NAMES
-    if name not in table:
-        raise Unreadable(node, f"'{name}' stands for nothing here")
-    return table[name]
+    def visit_Call(self, node: ast.Call) -> Any:
+        name = self._dotted(node.func)
+        make = self._names.get(name) or MAKERS.get(name)
+        if not callable(make):
+            raise self.fail(node, f"there is no '{name}(...)'")
+        args = [self.visit(arg) for arg in node.args]
+        kwargs: dict[str, Any] = {}
+        for word in node.keywords:
+            if word.arg is None or word.arg in kwargs:
+                raise self.fail(word.value, "a parameter is given twice, or without a name")
+            kwargs[word.arg] = self.visit(word.value)
+        try:
+            return make(*args, **kwargs)
+        except Unreadable:
+            raise
+        except Exception as error:  # of any class: JAX's own constructors check their arguments
+            raise self.fail(node, f"{name}(...) cannot be made: {error}") from error
 
-
-def _read_call(node: Any, names: Mapping[str, Any]) -> Any:
-    name = _dotted(node.func)
-    make = names.get(name) or MAKERS.get(name)
-    if not callable(make):
-        raise Unreadable(node, f"there is no '{name}(...)'")
-    args = [_decoded(arg, names) for arg in node.args]
-    kwargs: dict[str, Any] = {}
-    for word in node.keywords:
-        if word.arg is None or word.arg in kwargs:
-            raise Unreadable(word.value, "a parameter is given twice, or without a name")
-        kwargs[word.arg] = _decoded(word.value, names)
-    try:
-        return make(*args, **kwargs)
-    except Unreadable:
-        raise
-    except Exception as error:  # of any class: JAX's own constructors check what they are given
-        raise Unreadable(node, f"{name}(...) cannot be made: {error}") from error
-
-
-_READERS: dict[type, Callable[[Any, Mapping[str, Any]], Any]] = {
-    ast.Constant: _constant,
-    ast.UnaryOp: _negative,
-    ast.Tuple: lambda node, names: tuple(_items(node, names)),
-    ast.List: _items,
-    ast.Set: _read_set,
-    ast.Dict: _read_dict,
-    ast.Name: _read_name,
-    ast.Attribute: _read_name,
-    ast.Call: _read_call,
-}
+    def _dotted(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Attribute):
+            return f"{self._dotted(node.value)}.{node.attr}"
+        if isinstance(node, ast.Name):
+            return node.id
+        raise self.fail(node, "a dotted name begins with a name")

@@ -30,10 +30,10 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.files import check_path, is_stream
-from jaxprtool.formats.jaxpr.exact import ExactNotation, unsupported
 from jaxprtool.formats.jaxpr.header import header_text
-from jaxprtool.formats.jaxpr.places import Places
+from jaxprtool.formats.jaxpr.notation import ExactNotation, unsupported
 from jaxprtool.formats.jaxpr.source import MAX_DEPTH
+from jaxprtool.formats.jaxpr.source_comments import Places
 from jaxprtool.formats.jaxpr.syntax import VERSION
 from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.formats.with_constants import Text, constants_file, write_texts

@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import Any
 
 from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.notation.whitelist import WhitelistReader, is_number
 
 #: Characters; an argument list that people write is a thousand times shorter.
 MAX_LENGTH = 64 * 1024
@@ -30,34 +31,6 @@ MAX_LENGTH = 64 * 1024
 MAX_DEPTH = 64
 #: Bits of an integer literal: whatever fits a JAX dtype.
 MAX_INTEGER_BITS = 64
-
-_CONSTRUCTS: dict[str, str] = {
-    "Attribute": "attribute access",
-    "Await": "'await'",
-    "BinOp": "arithmetic",
-    "BoolOp": "'and' or 'or'",
-    "Call": "a call",
-    "Compare": "a comparison",
-    "Dict": "a dict",
-    "DictComp": "a comprehension",
-    "GeneratorExp": "a comprehension",
-    "IfExp": "a conditional expression",
-    "JoinedStr": "an f-string",
-    "Lambda": "a lambda",
-    "List": "a list",
-    "ListComp": "a comprehension",
-    "Name": "a name",
-    "NamedExpr": "an assignment ':='",
-    "Set": "a set",
-    "SetComp": "a comprehension",
-    "Slice": "a slice",
-    "Starred": "unpacking with '*'",
-    "Subscript": "a subscript",
-    "Tuple": "a tuple",
-    "UnaryOp": "an operator",
-    "Yield": "'yield'",
-    "YieldFrom": "'yield'",
-}
 
 _MARKS = re.compile(
     r"""'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\" # strings: their brackets do not count
@@ -75,7 +48,7 @@ _FORMAT_PREFIX = re.compile(r"(?<!\w)(?:f|rf|fr)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(WhitelistReader):
     """An argument list as parsed, with what it takes to complain about a part of it.
 
     `what` is its name in messages (`--args`, `the pipeline`), `error` the class they are raised as;
@@ -103,16 +76,13 @@ class Source:
         """The error that says `message` and where `node` stands; to be raised by the caller."""
         return self.error(f"{message} ({self.place(node)})", hint)
 
-    def not_allowed(self, node: ast.expr, hint: str | None = None) -> JaxprToolError:
-        """The error that names the construct of `node` and says that it has no place here."""
-        construct = _CONSTRUCTS.get(type(node).__name__, type(node).__name__)
-        if isinstance(node, ast.Name):
-            construct = f"the name '{node.id}'"
+    def construct(self, node: ast.expr) -> str:
+        """Return what Python's programmers call a node; a type is a subscript."""
         if self.type_at(node):
-            construct = _CONSTRUCTS["Subscript"]
-        elif isinstance(node, ast.Constant):
-            construct = f"the literal {self.segment(node)}"
-        return self.fail(node, f"{construct} is not allowed in {self.what}", hint)
+            return "a subscript"
+        if isinstance(node, ast.Constant):
+            return f"the literal {self.segment(node)}"
+        return super().construct(node)
 
     def type_at(self, node: ast.expr) -> slice | None:
         """Return where the type stands that a node is; None if it is none."""
@@ -154,26 +124,7 @@ class Source:
         Numbers may be signed and complex (`-1`, `1+2j`); `inf` and `nan` are numbers. Everything
         else raises.
         """
-        if isinstance(node, ast.Constant):
-            return self._constant(node)
-        if isinstance(node, ast.Tuple):
-            return tuple(map(self.literal, node.elts))
-        if isinstance(node, ast.List):
-            return list(map(self.literal, node.elts))
-        if isinstance(node, ast.Dict):
-            return {self.key(k, node): self.literal(v) for k, v in dict_items(node)}
-        return self._number(node)
-
-    def key(self, node: ast.expr | None, parent: ast.Dict) -> Any:
-        """The value of a dict's key: a literal that can be hashed, and no `**` unpacking."""
-        if node is None:
-            raise self.fail(parent, f"unpacking with '**' is not allowed in {self.what}")
-        value = self.literal(node)
-        try:
-            hash(value)
-        except TypeError:
-            raise self.fail(node, "a dict's key cannot be a list or a dict") from None
-        return value
+        return self.visit(node)
 
     def integer(self, node: ast.expr) -> int:
         """The value of an integer literal; everything else raises."""
@@ -182,7 +133,7 @@ class Source:
             raise self.fail(node, f"an integer is needed here, not {self.segment(node)}")
         return value
 
-    def _constant(self, node: ast.Constant) -> Any:
+    def visit_Constant(self, node: ast.Constant) -> Any:
         value = node.value
         if isinstance(value, bytes) or value is ...:
             raise self.not_allowed(node)
@@ -190,14 +141,13 @@ class Source:
             raise self.fail(node, f"an integer of more than {MAX_INTEGER_BITS} bits")
         return value
 
-    def _number(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Name) and node.id in ("inf", "nan"):
-            return math.inf if node.id == "inf" else math.nan
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            value = self.literal(node.operand)
-            if _is_number(value):
-                return -value if isinstance(node.op, ast.USub) else value
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+    def visit_Name(self, node: ast.Name) -> float:
+        if node.id not in ("inf", "nan"):
+            raise self.not_allowed(node)
+        return math.inf if node.id == "inf" else math.nan
+
+    def visit_BinOp(self, node: ast.BinOp) -> complex:
+        if isinstance(node.op, ast.Add | ast.Sub):
             real, imaginary = self._number_operand(node.left), self._number_operand(node.right)
             if isinstance(real, int | float) and isinstance(imaginary, complex):
                 return real + imaginary if isinstance(node.op, ast.Add) else real - imaginary
@@ -206,7 +156,7 @@ class Source:
     def _number_operand(self, node: ast.expr) -> Any:
         """The value of a bare or signed number, and None for anything else."""
         bare = node.operand if isinstance(node, ast.UnaryOp) else node
-        known = isinstance(bare, ast.Constant) and _is_number(bare.value)
+        known = isinstance(bare, ast.Constant) and is_number(bare.value)
         return self.literal(node) if known else None
 
     @cached_property
@@ -245,10 +195,6 @@ def read(text: str, what: str, error: type[JaxprToolError], *, types: bool = Fal
 def dict_items(node: ast.Dict) -> list[tuple[ast.expr | None, ast.expr]]:
     """The key and value nodes of a dict display; the key is None where `**` unpacks one."""
     return list(zip(node.keys, node.values, strict=True))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 
 def _wrapped(text: str) -> str:

@@ -12,14 +12,14 @@ from jax.extend.core import JaxprEqn
 
 from jaxprtool.extend import rule
 from jaxprtool.extend.files import (
+    ENCODERS,
     NO_AXIS_NAME,
-    SPELLINGS,
     BadParameter,
     Encode,
     Form,
     Params,
     Unwritable,
-    add_kind,
+    add_class,
     add_name,
     add_record,
     readable_params,
@@ -54,7 +54,7 @@ def _enumeration(cls: Any, encode: Encode) -> str:
     return _named("Enumeration", lambda: modules.path_of(cls))
 
 
-_other_function = SPELLINGS[FunctionType]
+_other_function = ENCODERS[FunctionType]
 
 
 def _function(value: Any, encode: Encode) -> str:
@@ -62,11 +62,11 @@ def _function(value: Any, encode: Encode) -> str:
     return _other_function(value, encode) if path is None else f"function({path!r})"
 
 
-add_kind(equinox.Module, _module, Module=modules.module)
-add_kind(type(equinox.Enumeration), _enumeration, Enumeration=modules.enumeration)
-add_kind(FunctionType, _function, function=modules.function)
-add_kind(modules.Operand, lambda value, encode: "operand")
-add_kind(
+add_class(equinox.Module, _module, Module=modules.module)
+add_class(type(equinox.Enumeration), _enumeration, Enumeration=modules.enumeration)
+add_class(FunctionType, _function, function=modules.function)
+add_class(modules.Operand, lambda value, encode: "operand")
+add_class(
     modules.Hoisted,
     lambda value, encode: f"hoisted({encode(value.jaxpr)}, {value.count})",
     hoisted=modules.hoisted,
@@ -75,7 +75,7 @@ add_name("operand", modules.operand)
 add_record(jax.ShapeDtypeStruct, ["shape", "dtype", "weak_type"])
 for _name, _tag in modules.tags().items():
     add_name(f"lineax.{_name}", _tag)
-    add_kind(type(_tag), lambda value, encode: f"lineax.{value!r}")
+    add_class(type(_tag), lambda value, encode: f"lineax.{value!r}")
 
 
 # --- filtered primitives ----------------------------------------------------------------------

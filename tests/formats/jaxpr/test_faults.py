@@ -138,7 +138,7 @@ FAULTS = [
     ("axes=(0,) out", "axes=(0, out", "12:52", "']' does not close the '(' at 12:31"),
     ("axes=(0,) out", "axes= out", "12:44", "expected a parameter"),
     ("axes=(0,) out", "axes=eval('f') out", "12:31", "there is no 'eval(...)'"),
-    ("axes=(0,) out", "axes=(1 + 1,) out", "12:32", "BinOp is no part of a value"),
+    ("axes=(0,) out", "axes=(1 + 1,) out", "12:32", "arithmetic is not allowed in a value"),
     ("axes=(0,) out", "axes=(0,,) out", "12:34", "bad value: "),
     ("cond_nconsts=0\n", "", "13:5", "while: the parameter 'cond_nconsts' is missing"),
 ]

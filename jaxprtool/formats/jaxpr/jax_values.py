@@ -1,7 +1,7 @@
-"""The classes of JAX and NumPy whose values parameters hold, each with its spelling.
+"""The classes of JAX and NumPy whose values parameters hold, each with its text.
 
-They are spelled as JAX prints them where that says all: enumerations and records of dimension
-numbers by their fields, dtypes and random number generators by name. Devices are spelled by
+They are written as JAX prints them where that says all: enumerations and records of dimension
+numbers by their fields, dtypes and random number generators by name. Devices are written by
 platform and number; a mesh of devices that this machine does not have is read as an abstract one.
 """
 
@@ -28,16 +28,19 @@ from jax.sharding import (
     PartitionSpec,
     SingleDeviceSharding,
 )
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr.values import (
     Encode,
     Unwritable,
+    add_class,
     add_enum,
-    add_kind,
     add_maker,
     add_name,
     add_record,
+    add_singleton,
+    call,
 )
 from jaxprtool.ir.callbacks import Stub, callback_name
 from jaxprtool.ir.dtypes import array_dtypes
@@ -47,7 +50,7 @@ from jaxprtool.ir.trees import Opaque
 # --- numbers and dtypes -------------------------------------------------------------------------
 
 
-def number(value: Any) -> str:
+def number(value: np.generic | np.ndarray) -> str:
     """A NumPy scalar's value, so that its class and this text tell it to the bit."""
     item = value.item()
     text = f"complex({item.real!r}, {item.imag!r})" if isinstance(item, complex) else repr(item)
@@ -63,38 +66,35 @@ class Bits(int):
     """The bits of a number whose value does not tell them: a NaN."""
 
 
-def _scalar(value: Any, encode: Encode) -> str:
-    return f"np.{value.dtype.name}({number(value)})"
-
-
-def as_scalar(dtype: Any, value: Any) -> Any:
-    """A NumPy scalar of `dtype` from what `number` has spelled.
+def as_scalar(dtype: np.dtype, value: Any) -> np.generic:
+    """A NumPy scalar of `dtype` from what `number` has written.
 
     Raises ValueError or OverflowError.
     """
     if isinstance(value, Bits):
         return np.frombuffer(value.to_bytes(dtype.itemsize, "little"), dtype)[0]
-    if type(value) not in _NUMBERS[_kind(dtype)]:
+    if type(value) not in next(v for k, v in _ACCEPTED.items() if jnp.issubdtype(dtype, k)):
         raise ValueError(f"this is no {dtype.name}")
     return dtype.type(value)
 
 
-_NUMBERS = {"bool": (bool,), "int": (int,), "float": (int, float), "complex": (int, float, complex)}
+#: The Python numbers that are a scalar of each class; the first class counts.
+_ACCEPTED = {
+    np.bool_: (bool,),
+    np.integer: (int,),
+    np.floating: (int, float),
+    np.generic: (int, float, complex),
+}
 
 
-def _kind(dtype: Any) -> str:
-    kinds = {"bool": np.bool_, "int": np.integer, "float": np.floating}
-    return next((k for k, cls in kinds.items() if jnp.issubdtype(dtype, cls)), "complex")
-
-
-def _dtype(dtype: Any, encode: Encode) -> str:
+def _dtype(dtype: np.dtype, encode: Encode) -> str:
     name = "float0" if dtype == jax.dtypes.float0 else dtype.name
     if array_dtypes().get(name) != dtype:
         raise Unwritable(f"the dtype {dtype}")
     return name
 
 
-def _scalar_class(cls: Any, encode: Encode) -> str:
+def _scalar_class(cls: type, encode: Encode) -> str:
     name = getattr(cls, "__name__", "")
     if issubclass(cls, np.generic) and getattr(np, name, None) is cls:
         return f"np.{name}"
@@ -103,9 +103,9 @@ def _scalar_class(cls: Any, encode: Encode) -> str:
     raise Unwritable(f"the class {name}")
 
 
-add_kind(np.dtype, _dtype)
-add_kind(np.generic, _scalar, bits=Bits)
-add_kind(type, _scalar_class)
+add_class(np.dtype, _dtype)
+add_class(np.generic, lambda v, encode: f"np.{v.dtype.name}({number(v)})", bits=Bits)
+add_class(type, _scalar_class)
 for _name, _value in array_dtypes().items():
     if _value.name == _name:  # not its short name
         add_name(_name, _value)
@@ -123,10 +123,10 @@ def _read_key_dtype(name: str) -> Any:
     return jaxcompat.key_type(jaxcompat.key_implementations()[name])
 
 
-add_kind(jaxcompat.KeyType, _key_dtype, key=_read_key_dtype)
+add_class(jaxcompat.KeyType, _key_dtype, key=_read_key_dtype)
 for _name, _value in jaxcompat.key_implementations().items():
     add_name(_name, _value)
-    add_kind(type(_value), lambda implementation, encode: implementation.tag)
+    add_class(type(_value), lambda implementation, encode: implementation.tag)
 
 
 # --- enumerations, records and names --------------------------------------------------------------
@@ -145,44 +145,45 @@ for _enum in (
 ):
     add_enum(_enum)
 
-add_record(lax.ConvDimensionNumbers)
-add_record(lax.GatherDimensionNumbers)
-add_record(lax.ScatterDimensionNumbers)
-add_record(
-    lax.RaggedDotDimensionNumbers,
-    ["dot_dimension_numbers", "lhs_ragged_dimensions", "rhs_group_dimensions"],
-)
-add_record(lax.DotAlgorithm)
-add_record(lax.Tolerance, ["atol", "rtol", "ulps"])
-add_record(AbstractDevice)
-add_record(Layout, ["major_to_minor", "tiling", "sub_byte_element_size_in_bits"])
-add_record(Format, ["layout", "sharding"])
-add_record(jaxcompat.LinearSolveTuple)
-add_record(jaxcompat.IndexSlice)
-add_record(jaxcompat.NDIndexer, ["indices", "shape", "int_indexer_shape"])
-
-
-def _frozen_dict(value: Any, encode: Encode) -> str:
-    return f"FrozenDict({encode(dict(value.items()))})"
+for _record, _fields in (
+    (lax.ConvDimensionNumbers, None),
+    (lax.GatherDimensionNumbers, None),
+    (lax.ScatterDimensionNumbers, None),
+    (
+        lax.RaggedDotDimensionNumbers,
+        ["dot_dimension_numbers", "lhs_ragged_dimensions", "rhs_group_dimensions"],
+    ),
+    (lax.DotAlgorithm, None),
+    (lax.Tolerance, ["atol", "rtol", "ulps"]),
+    (AbstractDevice, None),
+    (Layout, ["major_to_minor", "tiling", "sub_byte_element_size_in_bits"]),
+    (Format, ["layout", "sharding"]),
+    (jaxcompat.LinearSolveTuple, None),
+    (jaxcompat.IndexSlice, None),
+    (jaxcompat.NDIndexer, ["indices", "shape", "int_indexer_shape"]),
+):
+    add_record(_record, _fields)
 
 
 def _high_primitive(value: Any, encode: Encode) -> str:
     """`Nonzero(aval('f32[8]'), size=3, ...)`: the types of its operands, and the rest by name."""
     known = {"out_dtype": getattr(value.out_aval, "dtype", None), **value.params}
     named = inspect.signature(type(value)).parameters.values()
-    given = [f"{p.name}={encode(known[p.name])}" for p in named if p.kind is p.KEYWORD_ONLY]
-    return f"{type(value).__name__}({', '.join([*map(encode, value.in_avals), *given])})"
+    given = {p.name: encode(known[p.name]) for p in named if p.kind is p.KEYWORD_ONLY}
+    return call(type(value).__name__, *map(encode, value.in_avals), **given)
 
 
 for _class in jaxcompat.HIGH_PRIMITIVES:
-    add_kind(_class, _high_primitive, **{_class.__name__: _class})
-add_kind(jaxcompat.FrozenDict, _frozen_dict, FrozenDict=jaxcompat.FrozenDict)
-add_name("UnspecifiedValue", jaxcompat.UNSPECIFIED)
-add_kind(type(jaxcompat.UNSPECIFIED), lambda value, encode: "UnspecifiedValue")
-add_name("Layout.AUTO", Layout.AUTO)
-add_kind(type(Layout.AUTO), lambda value, encode: "Layout.AUTO")
-add_name("P.UNCONSTRAINED", PartitionSpec.UNCONSTRAINED)
-add_kind(type(PartitionSpec.UNCONSTRAINED), lambda value, encode: "P.UNCONSTRAINED")
+    add_class(_class, _high_primitive, **{_class.__name__: _class})
+for _mapping in (jaxcompat.FrozenDict, OrderedDict):
+    add_class(
+        _mapping,
+        lambda value, encode: call(type(value).__name__, encode(dict(value.items()))),
+        **{_mapping.__name__: _mapping},
+    )
+add_singleton("UnspecifiedValue", jaxcompat.UNSPECIFIED)
+add_singleton("Layout.AUTO", Layout.AUTO)
+add_singleton("P.UNCONSTRAINED", PartitionSpec.UNCONSTRAINED)
 
 
 # --- callbacks ------------------------------------------------------------------------------------
@@ -198,11 +199,10 @@ def _read_stub(name: str) -> Stub:
     return Stub(name)
 
 
-add_kind(jaxcompat.FlatCallback, _callback)
-add_kind(Stub, lambda stub, encode: f"stub({encode(stub.name)})", stub=_read_stub)
+add_class(jaxcompat.FlatCallback, _callback)
+add_class(Stub, lambda stub, encode: f"stub({encode(stub.name)})", stub=_read_stub)
 for _name, _value in jaxcompat.DEBUG_EFFECTS.items():
-    add_name(_name, _value)
-    add_kind(type(_value), lambda effect, encode: type(effect).__name__)
+    add_singleton(_name, _value)
 
 
 # --- devices and shardings ------------------------------------------------------------------------
@@ -213,10 +213,9 @@ def _device(device: jax.Device, encode: Encode) -> str:
 
 
 def _read_device(platform: str, number: int) -> jax.Device:
-    found = _devices(platform, [number])
-    if found is None:
-        raise ValueError("this machine has no such device")
-    return found[0]
+    if found := _devices(platform, [number]):
+        return found[0]
+    raise ValueError("this machine has no such device")
 
 
 def _devices(platform: str, numbers: Sequence[int]) -> list[jax.Device] | None:
@@ -229,35 +228,30 @@ def _devices(platform: str, numbers: Sequence[int]) -> list[jax.Device] | None:
 
 
 def _spec(spec: PartitionSpec, encode: Encode) -> str:
-    items = list(map(encode, spec.partitions))
-    for word in ("unreduced", "reduced"):
-        axes = getattr(spec, word)
-        items += [f"{word}={encode(frozenset(axes))}"] if axes else []
     kind = getattr(spec, "unreduced_kind", None)
     if kind is not None and kind.name != "sum":
         raise Unwritable(f"a partition of kind {kind}")
-    return f"P({', '.join(items)})"
+    axes = {word: getattr(spec, word) for word in ("unreduced", "reduced")}
+    named = {word: encode(frozenset(names)) for word, names in axes.items() if names}
+    return call("P", *map(encode, spec.partitions), **named)
 
 
-def _axes(mesh: Mesh | AbstractMesh, device: Any, encode: Encode) -> str:
-    items = [encode(mesh.axis_sizes), encode(mesh.axis_names)]
-    items += [f"axis_types={encode(mesh.axis_types)}"] if mesh.axis_names else []
-    items += [] if device is None else [f"abstract_device={encode(device)}"]
-    return ", ".join(items)
-
-
-def _abstract_mesh(mesh: AbstractMesh, encode: Encode) -> str:
-    return f"AbstractMesh({_axes(mesh, mesh.abstract_device, encode)})"
-
-
-def _mesh(mesh: Mesh, encode: Encode) -> str:
-    if mesh.empty:
+def _mesh(mesh: Mesh | AbstractMesh, encode: Encode) -> str:
+    if isinstance(mesh, Mesh) and mesh.empty:
         return "Mesh((), ())"
-    devices = list(mesh.devices.flatten())
-    if len({device.platform for device in devices}) > 1:
-        raise Unwritable("a mesh of devices of several platforms")
-    axes = _axes(mesh, mesh.abstract_mesh.abstract_device, encode)
-    return f"Mesh({axes}, devices={encode(tuple(device.id for device in devices))})"
+    device, devices = mesh.abstract_mesh.abstract_device, None
+    if isinstance(mesh, Mesh):
+        devices = list(mesh.devices.flatten())
+        if len({each.platform for each in devices}) > 1:
+            raise Unwritable("a mesh of devices of several platforms")
+    return call(
+        type(mesh).__name__,
+        encode(mesh.axis_sizes),
+        encode(mesh.axis_names),
+        axis_types=encode(mesh.axis_types) if mesh.axis_names else None,
+        abstract_device=None if device is None else encode(device),
+        devices=None if devices is None else encode(tuple(each.id for each in devices)),
+    )
 
 
 def _read_mesh(
@@ -281,35 +275,30 @@ def _read_mesh(
     return Mesh(np.array(found).reshape(axis_sizes), axis_names, axis_types)
 
 
+def _memory_kind(sharding: jax.sharding.Sharding, encode: Encode) -> str | None:
+    return None if sharding.memory_kind is None else encode(sharding.memory_kind)
+
+
 def _named_sharding(sharding: NamedSharding, encode: Encode) -> str:
-    kind = sharding.memory_kind
-    known = "" if kind is None else f", memory_kind={encode(kind)}"
-    return f"NamedSharding(mesh={encode(sharding.mesh)}, spec={encode(sharding.spec)}{known})"
+    parts = {"mesh": encode(sharding.mesh), "spec": encode(sharding.spec)}
+    return call("NamedSharding", **parts, memory_kind=_memory_kind(sharding, encode))
 
 
 def _single_device(sharding: SingleDeviceSharding, encode: Encode) -> str:
     (device,) = sharding.device_set
-    kind = sharding.memory_kind
-    known = "" if kind is None else f", memory_kind={encode(kind)}"
-    return f"SingleDeviceSharding({encode(device)}{known})"
+    kind = _memory_kind(sharding, encode)
+    return call("SingleDeviceSharding", encode(device), memory_kind=kind)
 
 
-add_kind(jax.Device, _device, device=_read_device)
-add_kind(PartitionSpec, _spec, P=PartitionSpec)
-add_kind(AbstractMesh, _abstract_mesh, AbstractMesh=AbstractMesh)
-add_kind(Mesh, _mesh, Mesh=_read_mesh)
-add_kind(NamedSharding, _named_sharding, NamedSharding=NamedSharding)
-add_kind(SingleDeviceSharding, _single_device, SingleDeviceSharding=SingleDeviceSharding)
+add_class(jax.Device, _device, device=_read_device)
+add_class(PartitionSpec, _spec, P=PartitionSpec)
+add_class(AbstractMesh, _mesh, AbstractMesh=AbstractMesh)
+add_class(Mesh, _mesh, Mesh=_read_mesh)
+add_class(NamedSharding, _named_sharding, NamedSharding=NamedSharding)
+add_class(SingleDeviceSharding, _single_device, SingleDeviceSharding=SingleDeviceSharding)
 
 
 # --- tree structures ------------------------------------------------------------------------------
-
-
-def _ordered(value: OrderedDict, encode: Encode) -> str:
-    return f"OrderedDict({encode(dict(value))})"
-
-
-add_kind(OrderedDict, _ordered, OrderedDict=OrderedDict)
 
 
 class Leaf:
@@ -319,15 +308,13 @@ class Leaf:
 _LEAF = Leaf()
 
 
-def _tree(tree: Any, encode: Encode) -> str:
-    return f"tree({encode(jax.tree.unflatten(tree, [_LEAF] * tree.num_leaves))})"
+def _tree(tree: PyTreeDef, encode: Encode) -> str:
+    return call("tree", encode(jax.tree.unflatten(tree, [_LEAF] * tree.num_leaves)))
 
 
 def _opaque(node: Opaque, encode: Encode) -> str:
-    children = node.children
-    held = encode(dict(zip(node.keys, children, strict=True)) if node.keys else list(children))
-    aux = f", {node.aux!r}" if node.aux else ""
-    return f"Node({node.type_name!r}, {held}{aux})"
+    children = dict(zip(node.keys, node.children, strict=True)) if node.keys else [*node.children]
+    return call("Node", *map(encode, (node.type_name, children, *filter(None, [node.aux]))))
 
 
 def _read_opaque(type_name: str, children: Any, aux: str = "") -> Opaque:
@@ -343,7 +330,7 @@ def _read_opaque(type_name: str, children: Any, aux: str = "") -> Opaque:
     return Opaque(type_name, aux, keys, tuple(parts))
 
 
-add_kind(Opaque, _opaque, Node=_read_opaque)
+add_class(Opaque, _opaque, Node=_read_opaque)
 
 
 def _held(held: Held, encode: Encode) -> str:
@@ -364,10 +351,9 @@ def _object(text: str) -> Held:
     return Held(StandIn(text))
 
 
-add_kind(Held, _held, Static=_static, Object=_object)
+add_class(Held, _held, Static=_static, Object=_object)
 
 # Where JAX has a class of its own for closed jaxprs, a parameter may hold one that is open.
 add_maker("open", jaxcompat.open_jaxpr)
-add_name("leaf", _LEAF)
-add_kind(Leaf, lambda leaf, encode: "leaf")
-add_kind(jax.tree_util.PyTreeDef, _tree, tree=jax.tree.structure)
+add_singleton("leaf", _LEAF)
+add_class(PyTreeDef, _tree, tree=jax.tree.structure)

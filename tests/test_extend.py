@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import Primitive
+from jax.interpreters import batching
 
 import jaxprtool
 from jaxprtool import extend
@@ -100,3 +101,49 @@ def test_traits_and_rules_of_an_installed_plugin_are_found_when_they_are_asked_f
 def test_every_name_of_the_public_face_is_there():
     assert [name for name in extend.__all__ if not hasattr(extend, name)] == []
     assert len(set(extend.__all__)) == len(extend.__all__)
+
+
+def late_primitive(name):
+    late_p = Primitive(name)
+    late_p.def_impl(lambda x: x)
+    late_p.def_abstract_eval(lambda x: x)
+    return late_p, jaxprtool.trace(lambda x: jax.jit(late_p.bind)(x) + 1, X)
+
+
+def test_a_rule_is_heard_that_is_added_after_a_program_was_cleaned():
+    late_p, program = late_primitive("test_late_dce")
+    unused = extend.jaxpr_as_fun(program.jaxpr)
+    program = jaxprtool.trace(lambda x: jax.lax.cond(True, lambda: unused(x), lambda: unused(x)), X)
+    assert count(program.apply("dce"), late_p.name) == 1
+    asked = []
+
+    @extend.rule("dce", late_p.name)
+    def _(used_outputs, live_inputs, eqn):
+        asked.append(eqn)
+        return [True], eqn
+
+    program.apply("dce")
+    assert asked
+
+
+def test_a_rule_is_heard_that_is_added_after_a_program_was_batched():
+    late_p, program = late_primitive("test_late_batch")
+    batching.primitive_batchers[late_p] = lambda operands, dims: (late_p.bind(*operands), *dims)
+    assert count(program.apply("batch(axis_size=3)"), late_p.name) == 1
+
+    @extend.rule("batch", late_p.name)
+    def _(axis, primitive, operands, dims, params):
+        return jnp.negative(*operands), *dims
+
+    assert count(program.apply("batch(axis_size=3)"), "neg") == 1
+
+
+def test_a_trait_is_heard_that_is_added_after_a_program_was_merged():
+    late_p = Primitive("test_late_trait")
+    late_p.def_impl(lambda x: x)
+    late_p.def_abstract_eval(lambda x: x)
+    call = jax.jit(late_p.bind)
+    program = jaxprtool.trace(lambda x: call(x) + call(x), X)
+    assert count(program.apply("cse"), "jit") == 1
+    extend.add_traits(late_p.name, may_merge=False)
+    assert count(program.apply("cse"), "jit") == 2

@@ -16,7 +16,7 @@ class FreedRefError(UnsupportedError, ValueError):
 
 
 def check_freed_refs(closed: Any) -> None:
-    """Check that no equation reads or frees a ref that one before it has freed.
+    """Check that no equation reads, writes or frees a ref that one before it has freed.
 
     JAX finds out when it lowers a program, by what it has left of the program then. A pass may
     have put the value that the ref had in place of the read, and nobody would find out.
@@ -29,8 +29,8 @@ def check_freed_refs(closed: Any) -> None:
     left, *_ = jaxcompat.jax_dce_jaxpr(jaxcompat.open_jaxpr(closed), [True] * len(closed.outvars))
     freed: set[Var] = set()
     for eqn in left.eqns:
-        ends = traits(eqn).ends_ref
-        if (ends or eqn.primitive.name == "get") and eqn.invars[0] in freed:
+        ended = set(eqn.invars[:1]) if traits(eqn).ends_ref else set()
+        used = ended | {jaxcompat.ref_of(effect) for effect in eqn.effects}
+        if not used.isdisjoint(freed):
             raise FreedRefError(f"the {named(eqn)} uses a ref that has been freed")
-        if ends:
-            freed.add(eqn.invars[0])
+        freed |= ended

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from jaxprtool.errors import PluginError, did_you_mean
+from jaxprtool.ir.caches import clear_caches
 from jaxprtool.ir.plugins import load_rules_of
 
 R = TypeVar("R")
@@ -32,7 +33,15 @@ TABLES: dict[str, tuple[str, str]] = {
 
 
 class RuleTable(dict[str, R]):
-    """The rules of one pass or format, by the name of the primitive."""
+    """The rules of one pass or format, by the name of the primitive.
+
+    If a primitive gets a rule after its rule, or that there is none, may have been looked up, what
+    jaxprtool remembers of programs is dropped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._missed: set[str] = set()
 
     def get(self, primitive: str, default: Any = None) -> Any:
         """Return the rule of a primitive, or `default` if there is none.
@@ -45,8 +54,16 @@ class RuleTable(dict[str, R]):
         found = super().get(primitive)
         if found is None:
             load_rules_of(primitive)
-            found = super().get(primitive, default)
+            found = super().get(primitive)
+            if found is None:
+                self._missed.add(primitive)
+                return default
         return found
+
+    def __setitem__(self, primitive: str, function: R) -> None:
+        if primitive in self or primitive in self._missed:
+            clear_caches()
+        super().__setitem__(primitive, function)
 
 
 def table_named(name: str) -> RuleTable[Any]:
@@ -74,7 +91,8 @@ def rule(table: RuleTable[R] | str, *primitives: str) -> Callable[[R], R]:
     rules: RuleTable[R] = table_named(table) if isinstance(table, str) else table
 
     def add(function: R) -> R:
-        rules.update(dict.fromkeys(primitives, function))
+        for primitive in primitives:
+            rules[primitive] = function
         return function
 
     return add

@@ -52,8 +52,8 @@ def structure(jaxpr: Any) -> Structure:
     """The structure of a jaxpr, closed or open. Raises Keyless if it has none."""
     known = _structures.get(jaxpr)
     if known is None:
-        key, repeatable = _jaxpr_key(jaxpr)
-        known = _by_key.setdefault(key, Structure(key, repeatable))
+        found = _jaxpr_key(jaxpr)
+        known = _by_key.setdefault(found, Structure(*found))
         _structures[jaxpr] = known
     return known
 

@@ -20,7 +20,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.rules import RuleTable
+from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 #: For each call primitive: the parameter that holds the body, those that hold one entry per
@@ -423,7 +423,7 @@ class ShardMap(View):
 views: RuleTable[type[View]] = RuleTable()
 
 for _cls in (Scan, While, Cond, Call, CustomJVP, CustomVJP, High, ShardMap):
-    views.update(dict.fromkeys(_cls.primitives, _cls))
+    rule(views, *_cls.primitives)(_cls)
 
 
 def view(eqn: JaxprEqn) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from jaxprtool.ir.caches import clear_caches
 from jaxprtool.ir.dtypes import kind
 from jaxprtool.ir.plugins import load_rules_of
 from jaxprtool.jaxcompat import CALL_HIGH, JaxprEqn
@@ -89,6 +90,9 @@ class Traits:
 _table: dict[str, Traits] = {}
 _UNKNOWN = Traits()
 
+#: The rows that have been looked up.
+_known: dict[str, Traits] = {}
+
 
 def traits(primitive: JaxprEqn | str) -> Traits:
     """Return what a primitive is like.
@@ -105,14 +109,17 @@ def traits(primitive: JaxprEqn | str) -> Traits:
     """
     name = primitive if isinstance(primitive, str) else primitive.primitive.name
     try:
-        return _table[name]
+        return _known[name]
     except KeyError:
-        load_rules_of(name)
-        return _table.setdefault(name, _UNKNOWN)
+        if name not in _table:
+            load_rules_of(name)
+        return _known.setdefault(name, _table.get(name, _UNKNOWN))
 
 
 def add_traits(*primitives: str, **changes: Any) -> None:
     """Say what primitives are like.
+
+    If this has been looked up before, what jaxprtool remembers of programs is dropped.
 
     Args:
         primitives: The names of the primitives.
@@ -122,6 +129,8 @@ def add_traits(*primitives: str, **changes: Any) -> None:
         changes = {"may_hoist": False, "may_fold": False, **changes}
     for name in primitives:
         _table[name] = replace(_table.get(name, _UNKNOWN), **changes)
+        if _known.pop(name, None) is not None:
+            clear_caches()
 
 
 def described(primitive: str) -> dict[str, tuple[Any, str]]:

@@ -215,6 +215,7 @@ from jaxprtool.jaxcompat.values import (
     linear_call_transpose_param,
     literal_value,
     logical_array,
+    nested_type,
     physical_array,
     physical_element,
     symbolic_constraints,

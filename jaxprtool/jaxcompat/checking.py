@@ -14,7 +14,7 @@ from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import Literal, Primitive
 
 from jaxprtool.jaxcompat.jaxprs import Atom, axes_bound
-from jaxprtool.jaxcompat.values import AbstractRef
+from jaxprtool.jaxcompat.values import AbstractRef, nested_type
 
 
 def registered_primitives() -> dict[str, Primitive]:
@@ -158,7 +158,7 @@ class _Alike:
         values = tuple(eqn.params.values())
         return (
             (setting, eqn.ctx, eqn.primitive, tuple(eqn.params), values),
-            tuple(map(type, values)),  # 1 is not True
+            tuple(map(nested_type, values)),
             tuple(
                 [
                     (self._number(x.aval), *_literal(x))

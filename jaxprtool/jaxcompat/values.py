@@ -112,6 +112,22 @@ def linear_call_transpose_param(closed: Any) -> dict[str, Any]:
     return {"transpose_thunk": lambda: (transpose, closed.consts)}
 
 
+_PLAIN: frozenset[type] = frozenset({bool, float, int, str, type(None)})
+
+
+def nested_type(value: object) -> Any:
+    """Return the type of a parameter; of a tuple, the types of all that it holds, at any depth.
+
+    Equal parameters of other types are others: 2 is not 2.0, and 1 is not True.
+    """
+    if not isinstance(value, tuple):
+        return type(value)
+    types = tuple(map(type, value))
+    if type(value) is tuple and _PLAIN.issuperset(types):
+        return types
+    return type(value), *map(nested_type, value)
+
+
 def literal_value(value: Any, aval: Any) -> Any:
     """A number or an array as JAX keeps it in a literal of the type `aval`."""
     data = np.asarray(value, aval.dtype)

@@ -609,11 +609,33 @@ def test_what_jax_cannot_hold_weakly_or_hash_is_a_type_error():
 
 
 @pytest.mark.parametrize("end", [jax.freeze, jax.free_ref])
-@pytest.mark.parametrize("use", [lambda ref: ref[...], jax.freeze])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda ref: ref[...],
+        jax.freeze,
+        lambda ref: jax.jit(lambda: ref[...])(),
+        lambda ref: jax.lax.scan(lambda c, _: (c + ref[0], None), 0.0, length=2)[0],
+    ],
+)
 def test_a_freed_ref_is_not_used(end, use):
     for j, errors in ((jax.jit, (ValueError, KeyError)), (jit, ValueError)):
         with pytest.raises(errors, match="has been freed" if j is jit else None):
             j(freed(end, use))(X)
+
+
+@pytest.mark.parametrize("end", [jax.freeze, jax.free_ref])
+@pytest.mark.parametrize("write", [jax.ref.addupdate, jax.ref.set])
+def test_a_freed_ref_is_not_written(end, write):
+    def fun(x):
+        ref = jax.new_ref(x)
+        value = end(ref)
+        write(ref, ..., x)
+        return value, ref[...]
+
+    for j, errors in ((jax.jit, (ValueError, KeyError)), (jit, ValueError)):
+        with pytest.raises(errors, match="the (swap|addupdate) .* freed" if j is jit else None):
+            j(fun)(X)
 
 
 def test_what_jax_lets_pass_of_freed_refs_passes():

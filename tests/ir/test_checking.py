@@ -134,6 +134,16 @@ def test_faults_in_some_of_jaxs_programs_are_found():
 SWEEP = [Part("checker: harnesses", Harnesses(), prove, expected=lambda n: n["faults"] > 4000)]
 
 
+def test_equal_parameters_of_other_types_are_checked():
+    program = jaxprtool.trace(lambda x: (x.reshape(2, 2), x.reshape(2, 2)), X)
+    (first, second), (_, other) = program.jaxpr.eqns, ((2, 2), (2, 2.0))
+    wrong = second.replace(params={**second.params, "new_sizes": other})
+    assert first.params["new_sizes"] == other
+    changed = program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, [first, wrong]))
+    empty = jaxprtool.trace(lambda: ())
+    assert verdict(changed) is not None and verdict(changed, empty) == verdict(changed)
+
+
 def test_a_fault_deep_inside_is_found_at_once():
     function = jnp.sin
     for _ in range(60):

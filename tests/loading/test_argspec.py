@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import export
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError
@@ -87,9 +88,27 @@ def test_symbolic_dimensions_are_shared_by_all_arguments():
     assert jax.eval_shape(jnp.add, *same).shape == same[0].shape
 
 
+SIZES = """floordiv(n,2) n^2 3*n^2-n*m 2*n^2*m^3 mod(n,2)+1 max(n,1) min(n,max(m,floordiv(n+1,2)))
+-2*n+m mod(-n,3) max(3,4) 2^3"""
+
+
+@pytest.mark.parametrize("size", SIZES.split())
+def test_sizes_are_read_as_jax_reads_them(size):
+    (struct,), _ = read_args(f"f32[{size},n,m]")
+    (expected, *_) = export.symbolic_shape(f"{size},n,m")
+    assert str(struct.shape[0]) == str(expected)
+    (again,), _ = read_args(f"f32[{struct.shape[0]},n,m]")  # as it is printed
+    assert str(again.shape[0]) == str(expected)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("f32[n^0]", "an exponent is a number from 1 to 64 (column 8)"),
+        ("f32[2^99999999999]", "an exponent is a number from 1 to 64"),
+        ("f32[n^m]", "an exponent is a number from 1 to 64"),
+        ("f32[((9^64)^64)^64]", "an integer of more than 64 bits"),
+        ("f32[max(n)]", "a call is not allowed"),
         ("f32[-1]", "a dimension cannot be -1 (column 5)"),
         ("f32[1.5]", "an integer is needed here, not 1.5 (column 5)"),
         ("f32[:]", "a slice is not allowed in --args (column 5)"),

@@ -92,8 +92,11 @@ class Source(WhitelistReader):
         return slice(start, self.types[start]) if start in self.types else None
 
     def part(self, where: slice) -> ast.expr:
-        """Return the expression in a part of the text, as an item of a subscript."""
-        before, text = self.text[: where.start], self.text[where]
+        """Return the expression in a part of the text, as an item of a subscript.
+
+        In it `^` is a power, as JAX writes it.
+        """
+        before, text = self.text[: where.start], self.text[where].replace("^", "**")
         blank = "".join(c if c == "\n" else " " * len(c.encode()) for c in before)
         try:
             node = ast.parse(f"_[\n{blank}{text}\n]", mode="eval").body

@@ -25,7 +25,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import array_dtypes
-from jaxprtool.ir.notation.expressions import Source
+from jaxprtool.ir.notation.expressions import MAX_INTEGER_BITS, Source
 
 
 class Dimension(NamedTuple):
@@ -218,12 +218,27 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
 }
+
+#: The functions with which JAX writes sizes.
+_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "max": jax.core.max_dim,
+    "min": jax.core.min_dim,
+}
+
+#: No size has a higher power in it.
+_MOST_EXPONENT = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Size:
-    """The size of a dimension as a user writes it: an integer, a name, or an expression of them."""
+    """The size of a dimension as a user writes it: an integer, a name, or an expression of them.
+
+    It may be written as JAX prints sizes (`floordiv(n, 2)`, `n^2`), or in Python (`n // 2`).
+    """
 
     source: Source
     node: ast.expr
@@ -231,7 +246,9 @@ class Size:
     @property
     def names(self) -> list[str]:
         """The names in it."""
-        return [node.id for node in ast.walk(self.node) if isinstance(node, ast.Name)]
+        nodes = list(ast.walk(self.node))
+        functions = [node.func for node in nodes if isinstance(node, ast.Call)]
+        return [node.id for node in nodes if isinstance(node, ast.Name) and node not in functions]
 
     def __call__(self, sizes: Mapping[str, Any]) -> Any:
         """Return the size, with these sizes for the names; the source's error if it is none."""
@@ -240,12 +257,29 @@ class Size:
     def _value(self, node: ast.expr, sizes: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.Name):
             return sizes[node.id]
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            combine = _OPERATORS[type(node.op)]
-            return combine(self._value(node.left, sizes), self._value(node.right, sizes))
-        if isinstance(node, ast.Constant | ast.UnaryOp):
+        if isinstance(node, ast.Constant):
             return self.source.integer(node)
-        raise self.source.not_allowed(node, "dimensions are integers, or names such as n and 2*n")
+        match node:
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self._value(operand, sizes)
+            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+                return self._value(operand, sizes)
+            case ast.BinOp(left=left, right=right) if type(node.op) in _OPERATORS:
+                combine = _OPERATORS[type(node.op)]
+            case ast.Call(func=ast.Name(id=name), args=[left, right], keywords=[]) if (
+                name in _FUNCTIONS
+            ):
+                combine = _FUNCTIONS[name]
+            case _:
+                hint = "dimensions are integers, or names such as n and 2*n"
+                raise self.source.not_allowed(node, hint)
+        first, second = self._value(left, sizes), self._value(right, sizes)
+        if combine is operator.pow and second not in range(1, _MOST_EXPONENT + 1):
+            raise self.source.fail(right, f"an exponent is a number from 1 to {_MOST_EXPONENT}")
+        value = combine(first, second)
+        if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+            raise self.source.fail(node, f"an integer of more than {MAX_INTEGER_BITS} bits")
+        return value
 
 
 def size_in(source: Source, start: int, dim: Dimension) -> Size:

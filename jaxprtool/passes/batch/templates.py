@@ -100,7 +100,7 @@ def trace_rule_once(
         return trace_rule(eqn, avals, dims, templates)
     known = _of_bodies.of(held[0])
     params = tuple(
-        (name, _weak(value), repr(value) if _has_float(value) else _type_of(value))
+        (name, _weak(value), repr(value) if _has_float(value) else jaxcompat.nested_type(value))
         for name, value in eqn.params.items()
     )
     key = templates, eqn.primitive, params, eqn.ctx, tuple(avals), tuple(dims)
@@ -223,8 +223,7 @@ class Templates:
             return primitive, eqn.ctx, *kinds
         names = repr(params) if primitive in self.with_floats else tuple(params)
         values = params.values()
-        # Equal values of other types are others: 2 is not 2.0, and 1 is not True.
-        types = [_type_of(v) if type(v) is tuple else type(v) for v in values]
+        types = [jaxcompat.nested_type(v) if isinstance(v, tuple) else type(v) for v in values]
         return primitive, eqn.ctx, names, *types, *values, *kinds
 
     def keep(self, eqn: JaxprEqn, kinds: Sequence[int], template: Template) -> Template:
@@ -238,14 +237,6 @@ class Templates:
 
 
 _FLOATS: frozenset[type] = frozenset({float, complex, np.float32, np.float64})
-
-
-def _type_of(value: Any) -> Any:
-    """Return the type of a value, and of a tuple those of all that it holds, at any depth."""
-    if type(value) is not tuple:
-        return type(value)
-    types = tuple(map(type, value))
-    return tuple(map(_type_of, value)) if tuple in types else types
 
 
 def _has_float(value: Any) -> bool:

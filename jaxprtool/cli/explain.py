@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         PassDocument,
         PipelineDocument,
         PrimitiveDocument,
-        Rule,
+        RewriteRule,
     )
 
 _Name = Annotated[
@@ -121,7 +121,7 @@ def _primitive(name: str) -> PrimitiveDocument:
     from jaxprtool.ir import rules, traits
     from jaxprtool.passes.simplify import Simplify
 
-    known = cast("list[Rule]", Simplify.rules())
+    known = cast("list[RewriteRule]", Simplify.rules())
     return {
         "name": name,
         "text": "A primitive: the operation of an equation.",

@@ -130,9 +130,10 @@ def write_programs(
 def write_listings(programs: Sequence[tuple[str, Program]], stream: TextIO | None = None) -> None:
     """Whole programs in JAX's notation, as wide as the stream."""
     from jaxprtool.render.listing import listing
+    from jaxprtool.render.rendering import ShowOptions
 
-    columns = width(stream)
-    write_programs(programs, lambda program: listing(program, width=columns), stream)
+    options = ShowOptions(width=width(stream))
+    write_programs(programs, lambda program: listing(program, options), stream)
 
 
 def check_out(

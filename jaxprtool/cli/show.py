@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +18,7 @@ from jaxprtool.cli.start import start_jax
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.render.documents import ShowDocument, StatsDocument
+    from jaxprtool.render.rendering import Rendering, ShowOptions
 
     Programs = list[tuple[str, Program]]
 
@@ -92,56 +95,44 @@ def show(
     pipeline = options.pipeline(passes, plugin)
     entry = function.find()
     programs = options.each(pipeline(function.trace(entry, pipeline)))
-    selected = {"depth": depth, "only": only, "types": not no_types}
+    from jaxprtool.render.rendering import ShowOptions
+
+    shown = ShowOptions(
+        width=output.width(),
+        source=source,
+        scopes=scopes,
+        types=not no_types,
+        depth=depth,
+        only=only,
+    )
     if json or format is Format.json:
-        output.write_json(_document(programs, stats, selected))
+        output.write_json(_document(programs, stats, shown))
         return
+    render = _stats if stats else _form(format)
     with output.paged(pager):
-        if stats:
-            render = _stats
-        else:
-            render = partial(_FORMS[format], **selected, source=source, scopes=scopes)
-        output.write_programs(programs, partial(render, width=output.width()))
+        output.write_programs(programs, partial(render, options=shown))
 
 
 def _document(
-    programs: Programs, want_stats: bool, selected: dict[str, Any]
+    programs: Programs, want_stats: bool, options: ShowOptions
 ) -> ShowDocument | StatsDocument:
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.as_json import program_document, stats_document
 
     if want_stats:
         return {"stats": [stats_document(stats(program)) for _, program in programs]}
-    return {"programs": [program_document(program, **selected) for _, program in programs]}
+    options = replace(options, source=True, scopes=True)
+    return {"programs": [program_document(program, options) for _, program in programs]}
 
 
-def _stats(program: Program, width: int) -> Any:
+def _stats(program: Program, options: ShowOptions) -> Rendering:
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.stats import stats as tables
 
-    return tables(stats(program), width=width)
+    return tables(stats(program), width=options.width)
 
 
-def _text(program: Program, **chosen: Any) -> Any:
-    from jaxprtool.render.listing import listing
-
-    return listing(program, **chosen)
-
-
-def _tree(program: Program, **chosen: Any) -> Any:
-    from jaxprtool.render.tree import tree
-
-    return tree(program, **chosen)
-
-
-def _table(program: Program, **chosen: Any) -> Any:
-    from jaxprtool.render.table import table
-
-    return table(program, **chosen)
-
-
-_FORMS: dict[Format, Callable[..., Any]] = {
-    Format.text: _text,
-    Format.tree: _tree,
-    Format.table: _table,
-}
+def _form(format: Format) -> Callable[..., Any]:
+    """Return the function that renders a program in a format."""
+    name = "listing" if format is Format.text else format.value
+    return getattr(import_module(f"jaxprtool.render.{name}"), name)

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, cast
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import bodies, type_of
-from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import value_text
 from jaxprtool.ir.outline import NamedValue, outline
-from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render import documents
+from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 from jaxprtool.render.rows import Reader
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
 
 
-def program_document(
-    program: Any,
-    *,
-    source: bool = True,
-    scopes: bool = True,
-    types: bool = True,
-    depth: int | None = None,
-    only: Sequence[str] | None = None,
-) -> documents.Program:
-    """The document of a `Program` or a closed jaxpr; the options are those of `listing`.
+#: A document says where equations come from, unless that is not wanted.
+_WITH_PLACES = replace(DEFAULTS, source=True, scopes=True)
 
-    `types=False` leaves out the types of what equations and bodies bind.
-    """
+
+def program_document(
+    program: Program | AnyJaxpr, options: ShowOptions = _WITH_PLACES
+) -> documents.Program:
+    """Return the document of a program."""
     shape = outline(program)
-    maker = _Maker(Reader(shape.jaxpr), Selection(depth, only), source, scopes, types)
+    maker = _Documents(shape.jaxpr, options)
     jaxpr = shape.jaxpr
     top = maker.equations(jaxpr, 0)
     return {
@@ -51,26 +47,22 @@ def program_document(
 
 def stats_document(stats: Stats) -> documents.Stats:
     """The document of a program's stats."""
-    document = {"format": "jaxprtool.stats", "version": 1, **dataclasses.asdict(stats)}
+    document = {"format": "jaxprtool.stats", "version": 1, **asdict(stats)}
     return cast(documents.Stats, document)
 
 
-class _Maker:
-    def __init__(
-        self, reader: Reader, selection: Selection, source: bool, scopes: bool, types: bool
-    ):
-        self.reader = reader
-        self.selection = selection
-        self.source = source
-        self.scopes = scopes
-        self.types = types
+class _Documents:
+    def __init__(self, root: Jaxpr, options: ShowOptions):
+        self.reader = Reader(root)
+        self.options = options
+        self.selection = options.selection()
         self._called: dict[Jaxpr, int] = {}
 
     def named(
         self, values: Sequence[NamedValue], atoms: Sequence[Atom]
     ) -> list[documents.BoundValue]:
         return [
-            cast(documents.BoundValue, {**dataclasses.asdict(value), **self._operand(atom)})
+            cast(documents.BoundValue, {**asdict(value), **self._operand(atom)})
             for value, atom in zip(values, atoms, strict=True)
         ]
 
@@ -99,9 +91,9 @@ class _Maker:
         }
         if eqn.effects:
             document["effects"] = sorted(map(str, eqn.effects))
-        if self.source and (frame := jaxcompat.user_frame(eqn)):
+        if self.options.source and (frame := jaxcompat.user_frame(eqn)):
             document["source"] = {"file": frame[0], "line": frame[1]}
-        if self.scopes and (scope := jaxcompat.name_stack(eqn)):
+        if self.options.scopes and (scope := jaxcompat.name_stack(eqn)):
             document["scope"] = scope
         return document
 
@@ -121,9 +113,13 @@ class _Maker:
             "outputs": list(map(self._operand, jaxpr.outvars)),
         }
 
-    def _binder(self, var: Any) -> documents.Binder:
+    def _binder(self, var: Var) -> documents.Binder:
         name = self.reader.name(var)
-        return {"variable": name, "type": type_of(var.aval)} if self.types else {"variable": name}
+        return (
+            {"variable": name, "type": type_of(var.aval)}
+            if self.options.types
+            else {"variable": name}
+        )
 
     def _operand(self, atom: Atom) -> documents.Operand:
         if isinstance(atom, Literal):

@@ -4,48 +4,48 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import JaxprEqn
 
 
-class Places:
-    """The places of equations, each looked up once; the equations must outlive it."""
+class SourceComments:
+    """Where equations come from, each looked up once; the equations must outlive it.
+
+    Args:
+        source: Whether comments have the line.
+        scopes: Whether comments have the name stack.
+    """
 
     def __init__(self, source: bool, scopes: bool):
         self.source = source
         self.scopes = scopes
         self._comments: dict[tuple[int, int], str | None] = {}
-        self._lines: dict[Any, str | None] = {}
+        self._lines: dict[object, str | None] = {}
 
     def comment(self, eqn: JaxprEqn) -> str | None:
-        """`# file.py:3, scope: outer/inner`, as far as it is asked for and known."""
+        """Return `# file.py:3, scope: outer/inner`, as far as it is asked for and known."""
         info = eqn.source_info
         key = id(info.traceback), id(info.name_stack)
         if key not in self._comments:
             line = self.line(eqn) if self.source else None
-            scope = self.scope(eqn) if self.scopes else None
+            scope = jaxcompat.name_stack(eqn) if self.scopes else None
             parts = [line, f"scope: {scope}" if scope else None]
             text = ", ".join(part for part in parts if part)
             self._comments[key] = f"# {text}" if text else None
         return self._comments[key]
 
     def line(self, eqn: JaxprEqn) -> str | None:
-        """`file.py:3`, or None if it is unknown."""
+        """Return `file.py:3`, or None if it is unknown."""
         traceback = eqn.source_info.traceback
         if traceback not in self._lines:
             frame = jaxcompat.user_frame(eqn)
             self._lines[traceback] = f"{short_path(frame[0])}:{frame[1]}" if frame else None
         return self._lines[traceback]
 
-    def scope(self, eqn: JaxprEqn) -> str | None:
-        """`outer/inner`, or None if the equation stands in no name scope."""
-        return jaxcompat.name_stack(eqn) or None
-
 
 def short_path(path: str) -> str:
-    """A path relative to the current folder if it lies below it, else its last two parts."""
+    """Return a path relative to the current folder if it lies below it, else its last two parts."""
     if not os.path.isabs(path):
         return path
     relative = os.path.relpath(path)

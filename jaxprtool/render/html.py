@@ -2,52 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
-from typing import Any
 
-from jaxprtool.ir.notation.tokens import (
-    Binder,
-    Comment,
-    Keyword,
-    LiteralText,
-    Parameter,
-    PrimitiveName,
-    SharedName,
-    Type,
-    with_roles,
-)
+from jaxprtool.ir.notation import tokens
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.listing import listing
+from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 
 #: Colours of middle lightness, legible on white and on black; what has no role inherits.
 _STYLES: dict[type[str], str] = {
-    Binder: "color:#4a80d8",
-    Type: "color:#b566b5",
-    PrimitiveName: "font-weight:bold",
-    Parameter: "color:#1f8a99",
-    LiteralText: "color:#3d8f3d",
-    Keyword: "color:#4a80d8;font-weight:bold",
-    Comment: "opacity:0.65",
-    SharedName: "color:#d05c4a",
+    tokens.Binder: "color:#4a80d8",
+    tokens.Type: "color:#b566b5",
+    tokens.PrimitiveName: "font-weight:bold",
+    tokens.Parameter: "color:#1f8a99",
+    tokens.LiteralText: "color:#3d8f3d",
+    tokens.Keyword: "color:#4a80d8;font-weight:bold",
+    tokens.Comment: "opacity:0.65",
+    tokens.SharedName: "color:#d05c4a",
 }
 
 
-def html(
-    program: Any,
-    *,
-    width: int = 100,
-    source: bool = False,
-    scopes: bool = False,
-    types: bool = True,
-    depth: int | None = None,
-    only: Sequence[str] | None = None,
-) -> str:
-    """The listing of a `Program` or a closed jaxpr as HTML; the options are those of `listing`."""
-    shown = listing(
-        program, width=width, source=source, scopes=scopes, types=types, depth=depth, only=only
-    )
+#: Notebooks are wider than terminals.
+_WIDE = replace(DEFAULTS, width=100)
+
+
+def html(program: Program | AnyJaxpr, options: ShowOptions = _WIDE) -> str:
+    """Return the listing of a program as HTML."""
     spans = []
-    for text, role in with_roles(shown.tokens):
+    for text, role in tokens.with_roles(listing(program, options).tokens):
         style = _STYLES.get(role)
         spans.append(f'<span style="{style}">{escape(text)}</span>' if style else escape(text))
     return f'<pre style="overflow-x:auto;line-height:1.25">{"".join(spans)}</pre>'

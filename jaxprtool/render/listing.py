@@ -7,18 +7,19 @@ and the selection of some equations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
 from jaxprtool.ir.notation.layout import Layout
-from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.tokens import with_roles
 from jaxprtool.ir.outline import top_jaxpr
-from jaxprtool.render.comments import Places
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import AnyJaxpr
+from jaxprtool.render.comments import SourceComments
+from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 from jaxprtool.render.theme import STYLES
 
 
@@ -55,24 +56,9 @@ class Listing:
         yield Segment.line()
 
 
-def listing(
-    program: Any,
-    *,
-    width: int = 80,
-    source: bool = False,
-    scopes: bool = False,
-    types: bool = True,
-    depth: int | None = None,
-    only: Sequence[str] | None = None,
-) -> Listing:
-    """The listing of a `Program` or a closed jaxpr.
-
-    `source` and `scopes` end each equation's (first) line with a comment that says where it comes
-    from; `types=False` leaves out the types of what is bound. Bodies nested deeper than `depth`
-    become one line with the count of their equations. `only` are patterns of primitive names, as
-    in `conv*`: other equations are counted and left out, unless one asked for is inside them.
-    """
-    places = Places(source, scopes)
-    comment = places.comment if source or scopes else None
-    layout = Layout(top_jaxpr(program), width, types, Selection(depth, only), comment)
-    return Listing(layout.tokens())
+def listing(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
+    """Return the listing of a program; a line's source and scope are a comment at its end."""
+    comments = SourceComments(options.source, options.scopes)
+    comment = comments.comment if options.source or options.scopes else None
+    jaxpr, selection = top_jaxpr(program), options.selection()
+    return Listing(Layout(jaxpr, options.width, options.types, selection, comment).tokens())

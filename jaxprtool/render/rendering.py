@@ -1,11 +1,44 @@
-"""What the tree, the table and the stats have in common: Rich lays them out for a given width."""
+"""What the ways to show a program share: their options, and that Rich lays them out."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+from jaxprtool.ir.notation.selection import Selection
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    """What is shown of a program.
+
+    Attributes:
+        width: How many columns there are.
+        source: Whether each equation is shown with the line that it comes from.
+        scopes: Whether each equation is shown with its name stack.
+        types: Whether what is bound is shown with its type.
+        depth: Bodies nested deeper become one line with the count of their equations.
+        only: Patterns of primitive names, as in `conv*`: other equations are counted and left
+            out, unless one asked for is inside them.
+    """
+
+    width: int = 80
+    source: bool = False
+    scopes: bool = False
+    types: bool = True
+    depth: int | None = None
+    only: Sequence[str] | None = None
+
+    def selection(self) -> Selection:
+        """Return which equations are shown."""
+        return Selection(self.depth, self.only)
+
+
+#: How a program is shown if nothing else is asked for.
+DEFAULTS = ShowOptions()
 
 
 @dataclass(frozen=True)

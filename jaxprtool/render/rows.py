@@ -7,7 +7,6 @@ another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.text import Text
 
@@ -48,17 +47,22 @@ class Reader:
         return {name: str(value) for name, value in pairs if isinstance(value, str) or not value}
 
 
-def binder(name: str, aval: Any, types: bool) -> Text:
-    """`a:f32[3]`, in colour."""
-    text = Text(name, style=theme.BINDER)
-    return text.append(f":{type_of(aval)}", theme.TYPE) if types else text
+def binders(reader: Reader, variables: Sequence[Var], types: bool) -> Text:
+    """Return `a:f32[3] b:i32[]`, in colour; without types if these are not wanted."""
+    parts = []
+    for v in variables:
+        parts.append(Text(reader.name(v), style=theme.BINDER))
+        if types:
+            parts[-1].append(f":{type_of(v.aval)}", theme.TYPE)
+    return Text(" ").join(parts)
 
 
 def operands(reader: Reader, atoms: Sequence[Atom]) -> Text:
     """The operands of an equation with spaces between them, in colour."""
-    style = {True: theme.LITERAL, False: theme.OPERAND}
-    parts = [Text(reader.operand(a), style=style[isinstance(a, Literal)]) for a in atoms]
-    return Text(" ").join(parts)
+    return Text(" ").join(
+        Text(reader.operand(a), style=theme.LITERAL if isinstance(a, Literal) else "")
+        for a in atoms
+    )
 
 
 def parameters(reader: Reader, eqn: JaxprEqn) -> Text:

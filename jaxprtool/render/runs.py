@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
 from jaxprtool.render import documents
@@ -38,7 +39,7 @@ def steps(report: RunReport, trace_time: float | None = None) -> dict[str, str]:
     return rows
 
 
-def _few(devices: tuple[Any, ...]) -> str:
+def _few(devices: Sequence[jax.Device]) -> str:
     if len(devices) <= 4:
         return ", ".join(map(str, devices))
     return f"{len(devices)} devices, {devices[0]} to {devices[-1]}"

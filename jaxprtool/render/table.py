@@ -3,66 +3,58 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.notation.selection import Selection, equations
 from jaxprtool.ir.outline import outline
-from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.render import theme
-from jaxprtool.render.comments import Places
-from jaxprtool.render.rendering import Rendering
-from jaxprtool.render.rows import Reader, binder, operands, parameters
+from jaxprtool.render.comments import SourceComments
+from jaxprtool.render.rendering import DEFAULTS, Rendering, ShowOptions
+from jaxprtool.render.rows import Reader, binders, operands, parameters
 
 
-def table(
-    program: Any,
-    *,
-    width: int = 80,
-    source: bool = False,
-    scopes: bool = False,
-    types: bool = True,
-    depth: int | None = None,
-    only: Sequence[str] | None = None,
-) -> Rendering:
-    """The table of a `Program` or a closed jaxpr; the options are those of `listing`.
+def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Rendering:
+    """Return the table of a program.
 
     A row's place, as in `3.0` or `3[1].0`, is the way to it: equation 3, in that its body, or the
     body 1 of several, and in that equation 0. A body that several equations share has its rows
     where it comes first. Source files are named without their folders.
     """
     shape = outline(program)
-    reader, places, selection = Reader(shape.jaxpr), Places(source, scopes), Selection(depth, only)
+    reader, comments = Reader(shape.jaxpr), SourceComments(options.source, options.scopes)
+    selection = options.selection()
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     grid.add_column("#", style=theme.COMMENT, overflow="fold", max_width=16)
     for heading in ("outputs", "primitive", "parameters", "inputs"):
-        least = 16 if heading == "parameters" and not source else None
+        least = 16 if heading == "parameters" and not options.source else None
         grid.add_column(heading, overflow="fold", min_width=least)
-    if source:
+    if options.source:
         grid.add_column("source", style=theme.COMMENT, no_wrap=True)
-    if scopes:
+    if options.scopes:
         grid.add_column("scope", style=theme.COMMENT, overflow="fold")
     for place, row in _rows(shape.jaxpr, selection):
         if isinstance(row, int):
             grid.add_row(place, Text(equations(row), style=theme.COMMENT))
             continue
-        names = [binder(reader.name(v), v.aval, types) for v in row.outvars]
         cells: list[Text | str] = [
             place,
-            Text(" ").join(names),
+            binders(reader, row.outvars, options.types),
             Text(row.primitive.name, style=theme.PRIMITIVE),
             _parameters(reader, row, selection),
             operands(reader, row.invars),
         ]
-        cells += [os.path.basename(places.line(row) or "")] if source else []
-        cells += [places.scope(row) or ""] if scopes else []
+        cells += [os.path.basename(comments.line(row) or "")] if options.source else []
+        cells += [jaxcompat.name_stack(row)] if options.scopes else []
         grid.add_row(*cells)
-    return Rendering(grid, width)
+    return Rendering(grid, options.width)
 
 
 def _parameters(reader: Reader, eqn: JaxprEqn, selection: Selection) -> Text:

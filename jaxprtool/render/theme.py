@@ -8,16 +8,7 @@ from __future__ import annotations
 
 from rich.style import Style
 
-from jaxprtool.ir.notation.tokens import (
-    Binder,
-    Comment,
-    Keyword,
-    LiteralText,
-    Parameter,
-    PrimitiveName,
-    SharedName,
-    Type,
-)
+from jaxprtool.ir.notation import tokens
 
 BINDER = Style(color="blue")
 TYPE = Style(color="magenta")
@@ -27,17 +18,16 @@ LITERAL = Style(color="green")
 KEYWORD = Style(color="blue", bold=True)
 COMMENT = Style(dim=True)
 SHARED_NAME = Style(color="red")
-OPERAND = Style()
 HEADING = Style(bold=True)
 
 #: The style of each class of token; plain strings have none.
 STYLES: dict[type[str], Style] = {
-    Binder: BINDER,
-    Type: TYPE,
-    PrimitiveName: PRIMITIVE,
-    Parameter: PARAMETER,
-    LiteralText: LITERAL,
-    Keyword: KEYWORD,
-    Comment: COMMENT,
-    SharedName: SHARED_NAME,
+    tokens.Binder: BINDER,
+    tokens.Type: TYPE,
+    tokens.PrimitiveName: PRIMITIVE,
+    tokens.Parameter: PARAMETER,
+    tokens.LiteralText: LITERAL,
+    tokens.Keyword: KEYWORD,
+    tokens.Comment: COMMENT,
+    tokens.SharedName: SHARED_NAME,
 }

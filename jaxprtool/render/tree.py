@@ -7,49 +7,37 @@ equations; a jaxpr that several share is unfolded where it comes first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.text import Text
 from rich.tree import Tree
 
 from jaxprtool.ir.equations import bodies, type_of
-from jaxprtool.ir.notation.selection import Selection, equations
+from jaxprtool.ir.notation.selection import equations
 from jaxprtool.ir.outline import outline
-from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn
 from jaxprtool.render import theme
-from jaxprtool.render.comments import Places
-from jaxprtool.render.rendering import Rendering
-from jaxprtool.render.rows import Reader, binder, operands, parameters
+from jaxprtool.render.comments import SourceComments
+from jaxprtool.render.rendering import DEFAULTS, Rendering, ShowOptions
+from jaxprtool.render.rows import Reader, binders, operands, parameters
 
 
-def tree(
-    program: Any,
-    *,
-    width: int = 80,
-    source: bool = False,
-    scopes: bool = False,
-    types: bool = True,
-    depth: int | None = None,
-    only: Sequence[str] | None = None,
-) -> Rendering:
-    """The tree of a `Program` or a closed jaxpr; the options are those of `listing`.
-
-    Lines longer than `width` are cut there.
-    """
+def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Rendering:
+    """Return the tree of a program; lines longer than the width are cut there."""
     shape = outline(program)
-    maker = _Maker(shape.jaxpr, Places(source, scopes), types, Selection(depth, only))
+    maker = _Nodes(shape.jaxpr, options)
     label = Text(shape.name, style=theme.SHARED_NAME)
     root = Tree(maker.line(label, " ", maker.signature(shape.jaxpr)), guide_style=theme.COMMENT)
     maker.fill(root, shape.jaxpr, 0)
-    return Rendering(root, width)
+    return Rendering(root, options.width)
 
 
-class _Maker:
-    def __init__(self, root: Jaxpr, places: Places, types: bool, selection: Selection):
+class _Nodes:
+    def __init__(self, root: Jaxpr, options: ShowOptions):
         self.reader = Reader(root)
-        self.places = places
-        self.types = types
-        self.selection = selection
+        self.comments = SourceComments(options.source, options.scopes)
+        self.types = options.types
+        self.selection = options.selection()
         self.unfolded: set[Jaxpr] = set()
 
     def fill(self, node: Tree, jaxpr: Jaxpr, depth: int) -> None:
@@ -92,8 +80,8 @@ class _Maker:
         return text
 
     def _leaf(self, eqn: JaxprEqn) -> Text:
-        names = [binder(self.reader.name(v), v.aval, self.types) for v in eqn.outvars]
-        left: list[Text | str] = [Text(" ").join(names), " = "] if names else []
+        names = binders(self.reader, eqn.outvars, self.types)
+        left: list[Text | str] = [names, " = "] if names else []
         params = parameters(self.reader, eqn)
         inside: list[Text | str] = ["[", params, "]"] if params.plain else []
         primitive = Text(eqn.primitive.name, style=theme.PRIMITIVE)
@@ -101,7 +89,7 @@ class _Maker:
         return self.line(*left, primitive, *inside, " ", last, self._comment(eqn))
 
     def _comment(self, eqn: JaxprEqn) -> Text:
-        comment = self.places.comment(eqn)
+        comment = self.comments.comment(eqn)
         return Text(f"  {comment}" if comment else "", style=theme.COMMENT)
 
     def line(self, *parts: Text | str) -> Text:
@@ -111,7 +99,7 @@ class _Maker:
         return text
 
 
-def _types(atoms: Sequence[Any], most: int = 4) -> str:
+def _types(atoms: Sequence[Atom], most: int = 4) -> str:
     shown = [type_of(atom.aval) for atom in atoms[:most]]
     if len(atoms) > most:
         shown.append(f"… {len(atoms) - most} more")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.outline import NamedValue
-from jaxprtool.render.comments import Places
+from jaxprtool.render.comments import SourceComments
 from jaxprtool.render.documents import Variable
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.stats import values_table
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 def variables_table(variables: Sequence[VariableLeaf], width: int) -> Rendering:
     """Return a table of variables, with the lines that declare them."""
-    places = Places(source=True, scopes=False)
+    comments = SourceComments(source=True, scopes=False)
     named = [NamedValue(v.path, type_of(v.aval), size_of(v.aval)) for v in variables]
-    lines = [places.line(v.eqn) or "" for v in variables]
+    lines = [comments.line(v.eqn) or "" for v in variables]
     sources = lines if any(lines) else None  # variables that are arguments come from no line
     table = values_table("variable", named, sources)
     if sources and max(map(len, Rendering(table, 1000).plain().splitlines())) > width:

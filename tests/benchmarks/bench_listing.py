@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import jaxcompat
 from jaxprtool.render.listing import listing
+from jaxprtool.render.rendering import ShowOptions
 from tests.benchmarks.models import synthetic, transformer_gradient
 
 
@@ -33,7 +34,7 @@ def plain(jaxpr: Any) -> str:
 
 def coloured(jaxpr: Any) -> str:
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=80)
-    console.print(listing(jaxpr, source=True), soft_wrap=True)
+    console.print(listing(jaxpr, ShowOptions(source=True)), soft_wrap=True)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

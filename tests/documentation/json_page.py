@@ -6,7 +6,6 @@ The page is made of the types in `jaxprtool.render.documents` and what they say 
 from __future__ import annotations
 
 import inspect
-import re
 import types
 import typing
 from collections.abc import Iterator
@@ -50,11 +49,12 @@ def typed_dicts(hint: Any) -> Iterator[type]:
         yield from typed_dicts(inner)
 
 
-def descriptions(cls: type) -> dict[str, str]:
-    """Return what a document says of its keys."""
-    text = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
-    joined = re.sub(r"\n {6,}", " ", text)
-    return dict(re.findall(r"^ *(\w+): (.*)$", joined, re.MULTILINE))
+def _description(hint: Any) -> str:
+    """Return what a document says of a key, from the type of the key."""
+    if typing.get_origin(hint) is typing.NotRequired:
+        return _description(typing.get_args(hint)[0])
+    (text,) = hint.__metadata__
+    return text
 
 
 def _all(kinds: Any) -> Iterator[type]:
@@ -70,10 +70,9 @@ def _all(kinds: Any) -> Iterator[type]:
 
 
 def _section(cls: type) -> str:
-    title = inspect.cleandoc(cls.__doc__ or "").splitlines()[0]
-    hints, told = typing.get_type_hints(cls, include_extras=True), descriptions(cls)
-    assert hints.keys() == told.keys(), f"{cls.__name__} does not say what its keys are"
-    rows = [f"| `{key}` | {_shown(hint)} | {told[key]} |" for key, hint in hints.items()]
+    title = inspect.getdoc(cls)
+    hints = typing.get_type_hints(cls, include_extras=True).items()
+    rows = [f"| `{key}` | {_shown(hint)} | {_description(hint)} |" for key, hint in hints]
     return (
         "\n".join(
             (
@@ -94,6 +93,8 @@ def _shown(hint: Any) -> str:
         return _link(hint)
     if origin is typing.NotRequired:
         return f"{_shown(inner[0])}; may be missing"
+    if origin is typing.Annotated:
+        return _shown(inner[0])
     if origin is list:
         return f"list of {_shown(inner[0])}"
     if origin is dict:
@@ -102,7 +103,7 @@ def _shown(hint: Any) -> str:
         return " or ".join(map(_shown, inner))
     if origin is typing.Literal:
         return " or ".join(f"`{value!r}`".replace("'", '"') for value in inner)
-    return "any" if hint is Any else _NAMES[hint]
+    return "any" if hint is object else _NAMES[hint]
 
 
 def _link(cls: type) -> str:

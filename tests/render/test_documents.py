@@ -16,6 +16,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.render.as_json import program_document, stats_document
 from jaxprtool.render.html import html
 from jaxprtool.render.listing import listing
+from jaxprtool.render.rendering import ShowOptions
 from jaxprtool.render.stats import stats as stats_tables
 from jaxprtool.render.table import table
 from jaxprtool.render.tree import tree
@@ -47,9 +48,9 @@ def a_program():
 def test_trees_tables_and_stats_keep_to_the_width(name, width):
     closed = PROGRAMS[name]()
     views = [
-        tree(closed, width=width, source=True, scopes=True),
-        table(closed, width=width),
-        table(closed, width=width, source=True),
+        tree(closed, ShowOptions(width=width, source=True, scopes=True)),
+        table(closed, ShowOptions(width=width)),
+        table(closed, ShowOptions(width=width, source=True)),
         stats_tables(stats(closed), width=width),
     ]
     for view in views:
@@ -76,10 +77,10 @@ def test_tree_shows_the_structure_with_types_and_counts():
 
 
 def test_tree_folds_and_selects():
-    assert tree(loops(), depth=0).plain().splitlines()[1:] == [
+    assert tree(loops(), ShowOptions(depth=0)).plain().splitlines()[1:] == [
         "└── jit <lambda> (f32[3]) → f32[] f32[3]  10 equations"
     ]
-    shown = tree(loops(), only=["sin"], types=False).plain()
+    shown = tree(loops(), ShowOptions(only=["sin"], types=False)).plain()
     assert "… 2 equations" in shown and "m = sin l" in shown and "mul" not in shown
 
 
@@ -90,7 +91,7 @@ def test_tree_unfolds_a_shared_body_once():
 
 
 def test_table_has_a_row_for_each_equation_with_its_place():
-    rows = table(loops(), width=300, source=True).plain().splitlines()[2:]
+    rows = table(loops(), ShowOptions(width=300, source=True)).plain().splitlines()[2:]
     places = " ".join(row.split()[0] for row in rows)
     loop = "0.2.0 0.2.1 0.2.2 0.2.2[0].0 0.2.2[1].0 0.2.2[1].0.0 0.2.2[1].0.1"
     assert places == f"0 0.0 0.1 0.2 {loop}"
@@ -98,8 +99,8 @@ def test_table_has_a_row_for_each_equation_with_its_place():
 
 
 def test_table_folds_and_selects():
-    assert len(table(loops(), width=160, depth=0).plain().splitlines()) == 3
-    rows = table(loops(), width=300, only=["sin"]).plain().splitlines()[2:]
+    assert len(table(loops(), ShowOptions(width=160, depth=0)).plain().splitlines()) == 3
+    rows = table(loops(), ShowOptions(width=300, only=["sin"])).plain().splitlines()[2:]
     assert [row.split()[0] for row in rows] == [
         "0",
         "0.…",
@@ -113,10 +114,10 @@ def test_table_folds_and_selects():
 
 def test_html_is_the_listing_escaped():
     closed = PROGRAMS["nested_jit"]()
-    text = html(closed, source=True)
+    text = html(closed, ShowOptions(width=100, source=True))
     assert text.startswith("<pre ") and text.endswith("</pre>")
     bare = html_module.unescape(re.sub(r"</?(span|pre)[^<>]*>", "", text))
-    assert bare == listing(closed, width=100, source=True).plain()
+    assert bare == listing(closed, ShowOptions(width=100, source=True)).plain()
     assert "&lt;lambda&gt;" in text
 
 
@@ -131,7 +132,7 @@ def test_documents_are_json_and_hold_every_equation(name):
 
 
 def test_document_of_a_program():
-    document = program_document(a_program(), source=False)
+    document = program_document(a_program(), ShowOptions(source=False))
     assert document == {
         "format": "jaxprtool.program",
         "version": 1,
@@ -180,9 +181,9 @@ def test_document_holds_shared_bodies_once_and_tells_where_equations_come_from()
 
 
 def test_document_folds_and_selects():
-    folded = program_document(loops(), depth=0)
+    folded = program_document(loops(), ShowOptions(depth=0))
     assert folded["equations"][0]["bodies"] == [{"parameter": "jaxpr", "folded": 10}]
-    selected = program_document(loops(), only=["sin"], types=False)
+    selected = program_document(loops(), ShowOptions(only=["sin"], types=False))
     body = selected["equations"][0]["bodies"][0]["jaxpr"]
     assert body["equations"][0] == {"skipped": 2}
     assert body["arguments"] == [{"variable": "a"}]

@@ -14,6 +14,7 @@ from rich.console import Console
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import jaxpr_as_fun
 from jaxprtool.render.listing import listing
+from jaxprtool.render.rendering import ShowOptions
 from tests.programs.harnesses import harness_programs
 from tests.render.programs import PROGRAMS, X, jaxpr_of
 from tests.sweep.corpora import Harnesses
@@ -23,7 +24,7 @@ WIDTHS = (40, 80, 120, 160)
 
 
 def same_as_jax(closed, width, types=True):
-    ours = listing(closed, width=width, types=types).plain()
+    ours = listing(closed, ShowOptions(width=width, types=types)).plain()
     theirs = jaxcompat.open_jaxpr(closed).pretty_print(
         width=width, print_shapes=types, use_color=False
     )
@@ -91,14 +92,14 @@ def nested():
 
 
 def lines(closed, **options):
-    return listing(closed, **options).plain().splitlines()
+    return listing(closed, ShowOptions(**options)).plain().splitlines()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_comments_change_nothing_but_the_ends_of_lines(name):
     closed = PROGRAMS[name]()
-    bare = listing(closed, width=60).plain()
-    marked = listing(closed, width=60, source=True, scopes=True).plain()
+    bare = listing(closed, ShowOptions(width=60)).plain()
+    marked = listing(closed, ShowOptions(width=60, source=True, scopes=True)).plain()
     uncommented = re.sub(r" +# [^\n]*$", "", marked, flags=re.M)
     assert "".join(uncommented.split()) == "".join(bare.split())
 
@@ -163,7 +164,7 @@ def test_only_that_fits_nothing_counts_everything():
 
 
 def test_segments_bear_the_styles_of_their_roles_and_the_same_text():
-    shown = listing(nested(), source=True)
+    shown = listing(nested(), ShowOptions(source=True))
     segments = shown.segments()
     assert "".join(segment.text for segment in segments) == shown.plain()
     styles = {str(segment.style) for segment in segments if segment.style}
@@ -171,7 +172,7 @@ def test_segments_bear_the_styles_of_their_roles_and_the_same_text():
 
 
 def test_a_rich_console_prints_the_whole_text_in_colour():
-    shown = listing(nested(), width=40)
+    shown = listing(nested(), ShowOptions(width=40))
     console = Console(file=io.StringIO(), width=20, force_terminal=True, color_system="standard")
     console.print(shown, soft_wrap=True)
     printed = console.file.getvalue()
@@ -188,4 +189,4 @@ def test_a_chain_of_shared_bodies_that_unfolds_to_billions_of_equations_is_liste
         f, count = double(f), 2 * (count + 1) + 2
     closed = jax.make_jaxpr(f)(X)
     assert listing(closed).plain().count("let lambda") == 39
-    assert f"… {count:,} equations" in listing(closed, depth=0).plain()
+    assert f"… {count:,} equations" in listing(closed, ShowOptions(depth=0)).plain()

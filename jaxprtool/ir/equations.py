@@ -7,8 +7,9 @@ from itertools import chain
 from typing import Any, overload
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.dtypes import is_wide, itemsize
-from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
+from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs, views
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 
@@ -41,6 +42,20 @@ def size_of(aval: Any, unknown: int | None = None) -> int | None:
 def bodies(eqn: JaxprEqn) -> list[tuple[str, Jaxpr]]:
     """The open jaxprs of an equation, each with the path of the parameter that holds it."""
     return [(path, jaxcompat.open_jaxpr(body)) for path, body in sub_jaxprs(eqn)]
+
+
+_flat = JaxprCache()
+
+
+def is_flat(jaxpr: Jaxpr) -> bool:
+    """Return True if no equation of an open jaxpr is a loop, branch or call, or holds jaxprs."""
+    known = _flat.of(jaxpr)
+    if "flat" not in known:
+        names = {eqn.primitive.name for eqn in jaxpr.eqns}
+        known["flat"] = views.keys().isdisjoint(names) and not any(
+            eqn.params and holds_jaxpr(eqn.params.values()) for eqn in jaxpr.eqns
+        )
+    return bool(known["flat"])
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError, StructureError
 from jaxprtool.ir.dtypes import as_array, needs_x64
+from jaxprtool.ir.equations import is_flat
 from jaxprtool.ir.held import is_no_array
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.matching import MatchedArguments, Mismatch, matched
@@ -240,9 +241,9 @@ def _equations(jaxpr: Any) -> list[JaxprEqn]:
     todo = [jaxcompat.open_jaxpr(jaxpr)]
     seen: set[Any] = set()
     while todo:
-        eqns = todo.pop().eqns
-        found += eqns
-        for eqn in eqns:
+        body = todo.pop()
+        found += body.eqns
+        for eqn in () if is_flat(body) else body.eqns:
             params = eqn.params
             if (
                 params

@@ -17,11 +17,12 @@ JAX's caches, which go by identity, warm.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from operator import is_not
 from typing import Any, TypeVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import anchor
-from jaxprtool.ir.equations import donations, free_variables
+from jaxprtool.ir.equations import donations, free_variables, is_flat
 from jaxprtool.ir.structured import High, holds_jaxpr, keep, map_sub_jaxprs, view
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
@@ -38,7 +39,14 @@ Visitor = Callable[["Writer"], Rule]
 EquationRule = Callable[[JaxprEqn], Sequence[JaxprEqn] | None]
 
 
-def rewrite(jaxpr: Any, visitor: Visitor, *, nested: bool = True, outside_in: bool = False) -> Any:
+def rewrite(
+    jaxpr: Any,
+    visitor: Visitor,
+    *,
+    nested: bool = True,
+    outside_in: bool = False,
+    flat: bool = True,
+) -> Any:
     """Rewrite a jaxpr by the rule that `visitor` returns for each of its bodies.
 
     Arguments and results stay in number and type, of the jaxpr and of each body in it. A rule's
@@ -52,6 +60,7 @@ def rewrite(jaxpr: Any, visitor: Visitor, *, nested: bool = True, outside_in: bo
         nested: Rewrite the bodies of equations too.
         outside_in: Let the rule see an equation before its bodies are rewritten, which happens only
             if the equation is kept.
+        flat: Visit bodies without loops, branches and calls too.
 
     Returns:
         The jaxpr rewritten; the same object if nothing changes.
@@ -59,6 +68,9 @@ def rewrite(jaxpr: Any, visitor: Visitor, *, nested: bool = True, outside_in: bo
     memo = Memo()
 
     def body_of(body: Any, constants: bool) -> Any:
+        if not flat and is_flat(jaxcompat.open_jaxpr(body)):
+            return body
+
         def run() -> Any:
             return Writer(body, constants, inside, outside_in).run(visitor)
 
@@ -343,15 +355,16 @@ class Writer:
     def run(self, visitor: Visitor) -> Any:
         """Return the body, rewritten by the visitor's rule; the same object if nothing changes."""
         jaxpr = jaxcompat.open_jaxpr(self.body)
-        env, rule, inside = self.env, visitor(self), self._inside
+        env, rule, definition = self.env, visitor(self), self.definition
+        inside = None if is_flat(jaxpr) else self._inside
         before, after = (None, inside) if self._outside_in else (inside, None)
         eqns, constvars = self.eqns, self.constvars
         changed = False
-        for old in jaxpr.eqns:
+        for old in jaxpr.eqns:  # written for speed: most equations stay as they are
             eqn = old
             if env:
                 operands = [v if type(v) is Literal else env.get(v, v) for v in eqn.invars]
-                if any(new is not v for new, v in zip(operands, eqn.invars, strict=True)):
+                if any(map(is_not, operands, eqn.invars)):
                     eqn = eqn.replace(invars=operands)
                     if eqn.effects:
                         effects = jaxcompat.renamed_effects(eqn.effects, env)
@@ -360,13 +373,17 @@ class Writer:
                 eqn = before(eqn)
             written, held = len(eqns), len(constvars)
             atoms = rule(eqn)
-            if atoms is None or not self._accept(eqn.outvars, atoms, written):
+            if atoms is not None and self._accept(eqn.outvars, atoms, written):
+                changed = True
+                continue
+            if len(eqns) > written or len(constvars) > held:
                 self._rollback(written, held)
-                if after is not None and eqn.params:
-                    eqn = after(eqn)
-                self.add(eqn)
-                changed |= eqn is not old
-            else:
+            if after is not None and eqn.params:
+                eqn = after(eqn)
+            eqns.append(eqn)
+            for var in eqn.outvars:
+                definition[var] = eqn
+            if eqn is not old:
                 changed = True
         outvars = list(map(self.lookup, jaxpr.outvars))
         if not changed and len(self.constvars) == len(jaxpr.constvars):
@@ -383,8 +400,7 @@ class Writer:
 
     def _rollback(self, written: int, held: int) -> None:
         """Remove all but the first so many equations and constants."""
-        if len(self.eqns) > written:
-            del self.eqns[written:]
+        del self.eqns[written:]
         if len(self.constvars) == held:
             return
         for var in self.constvars[held:]:

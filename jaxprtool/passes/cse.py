@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import is_flat
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite, with_bodies
 from jaxprtool.ir.structural_key import (
@@ -32,7 +33,6 @@ from jaxprtool.ir.structural_key import (
     structure,
     value_key,
 )
-from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
@@ -49,73 +49,41 @@ class Cse(Pass):
         return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program
 
 
-class _Operation:
-    """What equations with equal parameters have in common; compared by identity."""
-
-    __slots__ = ("holds", "repeatable")
-
-    def __init__(self, holds: bool, repeatable: bool):
-        #: Whether there are jaxprs among the parameters.
-        self.holds = holds
-        #: Whether equations of it may be merged, as far as the parameters go.
-        self.repeatable = repeatable
-
-
-_WITHOUT_PARAMETERS = _Operation(False, True)
-
-
 class _Merging:
-    """What one run of the pass knows of the program: what its parameters say, and its bodies."""
+    """One run of the pass, which shares equal bodies all over the program."""
 
     def __init__(self) -> None:
-        # By identity of the parameters, with these, so that the number stays theirs.
-        self._operations: dict[int, tuple[_Operation, Any]] = {}
-        self._by_key: dict[Hashable, _Operation] = {}
         self._bodies: dict[Hashable, Any] = {}
 
     def visit(self, writer: Writer) -> Rule:
         _share_constants(writer)
-        written: dict[Hashable, int] = {}
-        eqns, known = writer.eqns, self._operations
+        eqns, is_nested = writer.eqns, not is_flat(jaxcompat.open_jaxpr(writer.body))
+        # The first equation on some operands, by position, and the first that does the same to
+        # them. Most equations are the only ones on their operands, and need no key of parameters.
+        first: dict[Hashable, int] = {}
+        alike: dict[Hashable, int] = {}
 
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
-            like, params, operation = traits(eqn), eqn.params, _WITHOUT_PARAMETERS
-            if params:
-                found = known.get(id(params))
-                operation = self._operation(eqn) if found is None else found[0]
-            if (
-                operation.repeatable
-                and like.may_merge
-                and not (eqn.effects and not jaxcompat.only_names_axes(eqn.effects))
-            ):
+            like = traits(eqn)
+            if like.may_merge and not (eqn.effects and not jaxcompat.only_names_axes(eqn.effects)):
                 operands: Any = [literal_key(v) if type(v) is Literal else v for v in eqn.invars]
                 if like.commutative_bits and like.commutes(
                     eqn.invars[0].aval.dtype, to_the_bit=True
                 ):
                     operands = (frozenset(operands),)
-                key = eqn.primitive, operation, eqn.ctx, *operands
-                index = written.setdefault(key, len(eqns))
-                if index < len(eqns):
-                    return _results(writer, index)
-            if operation.holds:
+                key = eqn.primitive, *operands
+                index = first.setdefault(key, len(eqns))
+                if index < len(eqns) and (operation := _operation(eqn)) is not None:
+                    alike.setdefault((key, _operation(eqns[index])), index)
+                    index = alike.setdefault((key, operation), len(eqns))
+                    if index < len(eqns):
+                        return _results(writer, index)
+            if is_nested and eqn.params:
                 shared = with_bodies(eqn, self._shared)
                 return None if shared is eqn else writer.add(shared)
             return None
 
         return rule
-
-    def _operation(self, eqn: JaxprEqn) -> _Operation:
-        operation: _Operation | None
-        try:
-            key, held = parameters_key(eqn)
-            operation = self._by_key.get(key)
-            if operation is None:
-                repeatable = all(body.repeatable for body in held)
-                operation = self._by_key[key] = _Operation(bool(held), repeatable)
-        except Keyless:
-            operation = _Operation(holds_jaxpr(eqn.params.values()), False)
-        self._operations[id(eqn.params)] = operation, eqn.params
-        return operation
 
     def _shared(self, body: Any) -> Any:
         """The first of the bodies that are equal to this one."""
@@ -123,6 +91,15 @@ class _Merging:
             return self._bodies.setdefault((structure(body), type(body)), body)
         except Keyless:
             return body
+
+
+def _operation(eqn: JaxprEqn) -> Hashable:
+    """Return a key for what an equation does to its operands; None if none may be equal to it."""
+    try:
+        key, held = parameters_key(eqn)
+    except Keyless:
+        return None
+    return (key, eqn.ctx) if all(body.repeatable for body in held) else None
 
 
 def _results(writer: Writer, index: int) -> Sequence[Var]:

@@ -22,6 +22,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import JaxprCache
+from jaxprtool.ir.equations import is_flat
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.rewrite import with_bodies
@@ -184,6 +185,7 @@ def _live_equations(
     }
     refs = _Refs.of(jaxpr, live_inputs, live)
     jax_rules, kept = jaxcompat.jax_dce_rules(), []
+    is_nested = not is_flat(jaxcompat.open_jaxpr(jaxpr))
     rules: dict[str, Rule | None] = {}  # tables that load plug-ins are asked once for each name
     for eqn in reversed(jaxpr.eqns):
         outs = eqn.outvars
@@ -197,7 +199,7 @@ def _live_equations(
         unused = not asks_jax and live.isdisjoint(outs)
         if unused and not (eqn.effects and has_lasting_effect(eqn, dead)):
             continue
-        if rule is None and not (asks_jax or holds_jaxpr(eqn.params.values())):
+        if rule is None and not (asks_jax or (is_nested and holds_jaxpr(eqn.params.values()))):
             kept.append(eqn)
             for v in eqn.invars:
                 if type(v) is not Literal:

@@ -49,7 +49,7 @@ class Forward(Pass):
         jaxpr, before = program.jaxpr, None
         # What has come out of one body, or gone into it, may go on through the next.
         while jaxpr is not before:
-            jaxpr, before = rewrite(jaxpr, _Visitor()), jaxpr
+            jaxpr, before = rewrite(jaxpr, _Visitor(), flat=False), jaxpr
         return program.replace(jaxpr=jaxpr)
 
 

@@ -65,7 +65,7 @@ class Hoist(Pass):
 
             return rule
 
-        return program.replace(jaxpr=rewrite(program.jaxpr, visitor))
+        return program.replace(jaxpr=rewrite(program.jaxpr, visitor, flat=False))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, did_you_mean
-from jaxprtool.ir.equations import Contains, bodies
+from jaxprtool.ir.equations import Contains, bodies, is_flat
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, view
@@ -96,7 +96,7 @@ class Inline(Pass):
 
             return rule
 
-        return program.replace(jaxpr=rewrite(program.jaxpr, visitor, outside_in=True))
+        return program.replace(jaxpr=rewrite(program.jaxpr, visitor, outside_in=True, flat=False))
 
 
 def kinds_of_calls() -> list[str]:
@@ -118,7 +118,7 @@ def _too_long(jaxpr: Any, opened: Callable[[JaxprEqn], Any]) -> set[Any]:
 
     def explore(body: Any) -> None:
         called, others = [], []
-        for eqn in body.eqns:
+        for eqn in () if is_flat(body) else body.eqns:
             if holds_jaxpr(eqn.params.values()):
                 if (inner := opened(eqn)) is not None:
                     called.append(jaxcompat.open_jaxpr(inner))

@@ -74,7 +74,7 @@ class Unroll(Pass):
 
             return rule
 
-        return program.replace(jaxpr=rewrite(program.jaxpr, visitor))
+        return program.replace(jaxpr=rewrite(program.jaxpr, visitor, flat=False))
 
 
 def _unrolled(writer: Writer, scan: Scan) -> list[Atom]:

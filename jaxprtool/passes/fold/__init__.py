@@ -42,7 +42,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.equations import size_of
+from jaxprtool.ir.equations import is_flat, size_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, keep, sub_jaxprs
@@ -92,7 +92,7 @@ def _constant_bytes(jaxpr: Any, seen: set[Any]) -> int:
     seen.add(jaxpr)
     consts = getattr(jaxpr, "consts", ())
     total = sum(size_of(value, 0) for value in consts if is_plain_type(jaxcompat.aval_of(value)))
-    for eqn in jaxpr.eqns:
+    for eqn in () if is_flat(jaxcompat.open_jaxpr(jaxpr)) else jaxpr.eqns:
         if holds_jaxpr(eqn.params.values()):
             bodies = (body for _, body in sub_jaxprs(eqn))
             total += sum(_constant_bytes(body, seen) for body in bodies if body not in seen)

@@ -34,6 +34,8 @@ MOST_STEPS = 100
 _Head = str | float | None
 #: The rows of a primitive by what they ask of an operand.
 _Rows = dict[_Head, list[Row]]
+#: The rows of each primitive: all, and those for floating-point and complex numbers.
+_Table = dict[str, tuple[_Rows, _Rows]]
 _CONSTANT = "a constant"
 
 
@@ -43,8 +45,7 @@ def simplified(jaxpr: Any, rows: Sequence[Row], *, fast: bool) -> Any:
     Raises PluginError if rows undo each other for ever.
     """
     rows = tuple(row for row in rows if fast or row.exact is not False)
-    tables = _table_of(rows), _table_of(tuple(r for r in rows if _may_be_inexact(r, fast)))
-    return rewrite(jaxpr, partial(_visitor, tables, fast))
+    return rewrite(jaxpr, partial(_visitor, _table_of(rows, fast), fast))
 
 
 def _may_be_inexact(row: Row, fast: bool) -> bool:
@@ -54,13 +55,15 @@ def _may_be_inexact(row: Row, fast: bool) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _table_of(rows: tuple[Row, ...]) -> dict[str, _Rows]:
-    table: dict[str, _Rows] = {}
+def _table_of(rows: tuple[Row, ...], fast: bool) -> _Table:
+    table: _Table = {}
     for row in rows:
         for primitive in row.tree.primitives:
-            of_primitive = table.setdefault(primitive, {})
+            of_all, of_inexact = table.setdefault(primitive, ({}, {}))
             for head in _heads(row.tree):
-                of_primitive.setdefault(head, []).append(row)
+                of_all.setdefault(head, []).append(row)
+                if _may_be_inexact(row, fast):
+                    of_inexact.setdefault(head, []).append(row)
     return table
 
 
@@ -77,14 +80,13 @@ def _heads(tree: OperationPattern) -> Sequence[_Head]:
     return heads
 
 
-def _visitor(tables: tuple[dict[str, _Rows], ...], fast: bool, writer: Writer) -> Rule:
+def _visitor(table: _Table, fast: bool, writer: Writer) -> Rule:
     definition, constants = writer.definition, writer.constant_values
-    of_all, of_inexact = tables
     uses = Uses(writer)
 
     def rows_of(eqn: JaxprEqn) -> _Rows | None:
-        rows = of_all.get(eqn.primitive.name)
-        return of_inexact.get(eqn.primitive.name) if rows and is_inexact(eqn) else rows
+        rows = table.get(eqn.primitive.name)
+        return None if rows is None else rows[is_inexact(eqn)]
 
     def step(eqn: JaxprEqn, rows: _Rows) -> Outcome:
         """What the first rule that applies makes of an equation."""
@@ -139,8 +141,11 @@ def _constant_heads(atom: Atom, writer: Writer) -> Sequence[_Head]:
 
 def _apply(row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, fast: bool) -> Outcome:
     match = Match(writer, uses)
-    if not row.matches(match, eqn) or any(e.params.get("out_dtype") for e in match.eqns):
+    if not row.matches(match, eqn):
         return None
+    for each in match.eqns:
+        if each.params.get("out_dtype"):
+            return None
     if row.once and not all(map(_is_plain, match.eqns)):
         return None
     outcome = row.outcome(match, fast)

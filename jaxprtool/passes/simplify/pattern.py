@@ -220,12 +220,14 @@ def matcher(pattern: OperationPattern) -> Matcher:
     """
     nodes = pattern.operands
     rest = nodes[-1].text[1:] if nodes and _is_rest(nodes[-1]) else None
-    operands = tuple(map(_operand_matcher, nodes if rest is None else nodes[:-1]))
-    count = len(operands)
+    count = len(nodes) - (rest is not None)
+    # What fits least often is looked at first.
+    ranked = sorted(enumerate(nodes[:count]), key=lambda pair: _rank(pair[1]))
+    operands = [(i, _operand_matcher(node)) for i, node in ranked]
 
     def in_order(match: Match, atoms: Sequence[Atom]) -> bool:
-        for fits, atom in zip(operands, atoms, strict=False):
-            if not fits(match, atom):
+        for i, fits in operands:
+            if not fits(match, atoms[i]):
                 return False
         if rest is not None:
             match.names[rest] = tuple(atoms[count:])
@@ -253,6 +255,12 @@ def matcher(pattern: OperationPattern) -> Matcher:
         return matches
     may_swap = any(traits(name).commutative for name in pattern.primitives)
     return matches_in_any_order if may_swap else matches
+
+
+def _rank(node: Node) -> int:
+    if isinstance(node, OperandPattern) and not node.is_constant:
+        return 2
+    return 1 if isinstance(node, OperationPattern) else 0
 
 
 def _is_rest(node: Node) -> bool:

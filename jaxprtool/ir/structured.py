@@ -525,7 +525,7 @@ def map_sub_jaxprs(function: Callable[[Any], Any], eqn: JaxprEqn) -> dict[str, A
 def _map_jaxprs(function: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, _JAXPRS):
         return function(value)
-    if not isinstance(value, _SEQUENCES):
+    if not (isinstance(value, _SEQUENCES) and holds_jaxpr(value)):
         return value
     items = [_map_jaxprs(function, item) for item in value]
     if all(new is old for new, old in zip(items, value, strict=True)):

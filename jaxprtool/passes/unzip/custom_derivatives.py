@@ -8,7 +8,8 @@ variables as JAX differentiates the function's body.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -30,7 +31,7 @@ from jaxprtool.ir.custom_rules import (
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import call, keep
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import dce_body
 from jaxprtool.passes.unzip.known import READY, Context, Known, Outcome, unzip_rules, whole
 from jaxprtool.passes.unzip.split import Split, split
@@ -102,6 +103,8 @@ def _planted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[str, A
             made = vjp_params(body, (fwd, bwd), lambda: rules[0])
         context.custom_calls[request] = made
         rules.append((_planted_jvp if jvp else _planted_vjp)(eqn, part, body, context))
+        # Only so does JAX say which operands are differentiated by.
+        made["symbolic_zeros"] = not all(rules[0].perturbed)
     return made
 
 
@@ -146,8 +149,8 @@ def _spread(values: Sequence[Any], marks: Sequence[bool], other: Any) -> list[An
 def _planted_jvp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> JVPRule:
     rule = jvp_rule(eqn)
     count, num_values, n = len(eqn.outvars), len(part.places), eqn.params["num_consts"]
-    everything = (True,) * len(body.invars)
     if rule.raises is not None:
+        everything = (True,) * len(body.invars)
         return JVPRule(rule.name, None, (False,) * count, everything, rule.raises)
     if not all(rule.perturbed):
         raise _refused(eqn, "its rule may be differentiated by some of its operands alone")
@@ -158,7 +161,7 @@ def _planted_jvp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> JVP
     marks = [v.ready for v in part.ins]
     own = [i for i, zero in enumerate(rule.out_zeros) if not zero]
 
-    def jvp(*args: Any) -> list[Any]:
+    def jvp(with_variables: bool, *args: Any) -> list[Any]:
         primals, tangents = args[: len(args) // 2], args[len(args) // 2 :]
         values, operands = primals[:num_values], primals[num_values:]
         # What apply does not have, it is not differentiated by.
@@ -167,23 +170,24 @@ def _planted_jvp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> JVP
             for v, t in zip(eqn.invars, _spread(tangents[num_values:], marks, None), strict=True)
         ]
         results = planted(values, [*_spread(operands, marks, None)[n:], *dots_in[n:]])
-        by_operands = {i: results[count + k] for k, i in enumerate(own)}
-        _, by_values = jax.jvp(
-            lambda *v: jaxcompat.jaxpr_as_fun(body)(*v, *operands), values, tangents[:num_values]
-        )
-        dots = [
-            by_values[i] + by_operands[i]
-            if i in by_operands and by_values[i].dtype != jax.dtypes.float0
-            else by_values[i]
-            for i in range(count)
-        ]
-        return [*(results[i] for i in range(count)), *dots]
+        dots = {i: results[count + k] for k, i in enumerate(own)}
+        if with_variables:
+            _, by_values = jax.jvp(
+                lambda *v: jaxcompat.jaxpr_as_fun(body)(*v, *operands),
+                values,
+                tangents[:num_values],
+            )
+            for i, dot in enumerate(by_values):
+                known = dot.dtype != jax.dtypes.float0 and i in dots
+                dots[i] = dots[i] + dot if known else dot
+        return [*(results[i] for i in range(count)), *(dots[i] for i in sorted(dots))]
 
     avals = [v.aval for v in body.invars]
     types = [*avals, *(aval.to_tangent_aval() for aval in avals)]
-    with jaxcompat.setting_of(eqn):
-        jaxpr = jaxcompat.trace_flat(jvp, rule.name, types)
-    return JVPRule(rule.name, jaxpr, (False,) * count, everything)
+    jaxpr, by_variables = _traced(eqn, jvp, rule.name, types)
+    zeros = tuple(not (by_variables or i in own) for i in range(count))
+    perturbed = (*[by_variables] * num_values, *[True] * (len(avals) - num_values))
+    return JVPRule(rule.name, jaxpr, zeros, perturbed)
 
 
 def _planted_vjp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> VJPRule:
@@ -209,33 +213,47 @@ def _planted_vjp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> VJP
         results = fwd(values, _spread(operands, marks, None)[n:])
         return [results[i] for i in range(len(results))]
 
-    def backward(*args: Any) -> list[Any]:
+    def backward(with_variables: bool, *args: Any) -> list[Any]:
         given, primals = iter(args[:num_given]), args[num_given : num_given + len(avals)]
         values, operands = primals[:num_values], primals[num_values:]
         cotangents = list(args[num_given + len(avals) :])
         full = _spread(operands, marks, None)
         residuals = [next(given) if i is None else full[n + i] for i in rule.forwarded]
-        by_operands = bwd(values, [*residuals, *cotangents])
+        results = bwd(values, [*residuals, *cotangents])
+        by_operands = [results[k] for k in wanted if k is not None]
+        if not with_variables:
+            return by_operands
         _, pull = jax.vjp(lambda *v: jaxcompat.jaxpr_as_fun(body)(*v, *operands), *values)
-        return [
-            *(ct for ct, zero in zip(pull(cotangents), discrete, strict=True) if not zero),
-            *(by_operands[k] for k in wanted if k is not None),
-        ]
+        by_values = zip(pull(cotangents), discrete, strict=True)
+        return [*(ct for ct, zero in by_values if not zero), *by_operands]
 
     residual_types = [v.aval for v in rule.fwd.outvars[:num_given]]
     cotangent_types = [v.aval.to_ct_aval() for v in eqn.outvars]
+    types = [*residual_types, *avals, *cotangent_types]
     with jaxcompat.setting_of(eqn):
-        return VJPRule(
-            rule.fwd_name,
-            rule.bwd_name,
-            jaxcompat.trace_flat(forward, rule.fwd_name, avals),
-            jaxcompat.trace_flat(
-                backward, rule.bwd_name, [*residual_types, *avals, *cotangent_types]
-            ),
-            (*[None] * num_given, *range(len(avals))),
-            (*discrete, *(k is None for k in wanted)),
-            (True,) * len(avals),
-        )
+        forward_jaxpr = jaxcompat.trace_flat(forward, rule.fwd_name, avals)
+    backward_jaxpr, by_variables = _traced(eqn, backward, rule.bwd_name, types)
+    zeros = discrete if by_variables else [True] * num_values
+    return VJPRule(
+        rule.fwd_name,
+        rule.bwd_name,
+        forward_jaxpr,
+        backward_jaxpr,
+        (*[None] * num_given, *range(len(avals))),
+        (*zeros, *(k is None for k in wanted)),
+        (*[by_variables] * num_values, *[True] * len(wanted)),
+    )
+
+
+def _traced(
+    eqn: JaxprEqn, rule: Callable[..., list[Any]], name: str, avals: Sequence[Aval]
+) -> tuple[ClosedJaxpr, bool]:
+    """Trace `rule(True, *args)`, or `rule(False, *args)` if that raises, and return which."""
+    with jaxcompat.setting_of(eqn):
+        try:
+            return jaxcompat.trace_flat(partial(rule, True), name, avals), True
+        except Exception:  # JAX raises what it likes for a body that it does not differentiate
+            return jaxcompat.trace_flat(partial(rule, False), name, avals), False
 
 
 def _is_float0(aval: Any) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import sow, unzip, variable
-from jaxprtool.errors import UnsupportedError
+from jaxprtool.errors import UnsupportedError, UserFunctionError
 from tests.programs.halves import unzips
 
 KEY = jax.random.key(0)
@@ -219,3 +219,46 @@ def test_second_derivatives_go_by_the_same_rules(kind):
     found = jax.grad(lambda v: jax.grad(apply)(v, y)["w"] ** 2)(variables)
     expected = jax.grad(lambda v: jax.grad(plain)(v, y)["w"] ** 2)(variables)
     assert_trees_close(found, expected)
+
+
+def through_a_while(w, x):
+    """What JAX does not differentiate in reverse."""
+    return lax.while_loop(lambda c: c < 10, lambda c: c * (1 + w), x)
+
+
+def through_a_pad(w, x):
+    """What JAX fails to transpose, if the padding alone is differentiated by."""
+    return lax.pad(jnp.stack([x, x]), w, [(1, 1, 0)]).sum()
+
+
+def through_a_callback(w, x):
+    """What JAX does not differentiate at all."""
+    return jax.pure_callback(np.multiply, x, w, x)
+
+
+@pytest.mark.parametrize(
+    "kind, of_body",
+    [
+        ("custom_vjp", through_a_while),
+        ("custom_vjp", through_a_pad),
+        ("custom_jvp", through_a_callback),
+    ],
+)
+def test_variables_that_jax_does_not_differentiate_the_body_by(kind, of_body):
+    """The user's rule holds all the same; only who differentiates by the variables is refused."""
+
+    def body(key, x):
+        return of_body(variable(jax.random.uniform(key), name="w"), x)
+
+    function = getattr(jax, kind)(body)
+    if kind == "custom_jvp":
+        function.defjvp(lambda primals, tangents: (body(*primals), 3 * tangents[1]))
+    else:
+        function.defvjp(lambda key, x: (body(key, x), x), lambda _, ct: (None, 3 * ct))
+    x = jnp.float32(2.0)
+    init, apply = unzip(lambda key, x: function(key, x))(KEY, x)
+    variables = init(KEY)
+    assert_trees_close(apply(variables, x), body(KEY, x))
+    assert_trees_close(jax.jit(jax.grad(lambda x: apply(variables, x)))(x), 3.0)
+    with pytest.raises(UserFunctionError, match="does not differentiate by operand 0"):
+        jax.grad(lambda v: apply(v, x))(variables)

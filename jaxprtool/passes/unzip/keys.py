@@ -20,6 +20,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn, Literal
+from jaxprtool.passes.unzip.known import operand_of
 from jaxprtool.passes.unzip.variables import UnzipError
 
 
@@ -162,8 +163,9 @@ class _Uses:
             return [i < consumed for i in range(count)]
         if eqn.primitive.name == "concatenate":
             return [any(outs)] * count
-        if traits(eqn).gives in ("layout", "part"):
-            return [any(outs) and i == 0 for i in range(count)]
+        if traits(eqn).gives in ("same", "layout", "part"):
+            used = {operand_of(eqn, result) for result, flag in enumerate(outs) if flag}
+            return [i in used for i in range(count)]
         inside = regions(eqn)
         if inside is None:
             return [self.computed and any(outs)] * count

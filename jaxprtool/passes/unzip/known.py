@@ -18,6 +18,7 @@ from jaxprtool.ir.equations import Contains, named
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.structured import view
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.variables import Variable
@@ -133,6 +134,12 @@ def no_rule(eqn: JaxprEqn) -> UnsupportedError:
         f"variables are sown inside {named(eqn)}, and unzip has no rule for it",
         f'a rule can be added: @jaxprtool.extend.rule("unzip", "{eqn.primitive.name}")',
     )
+
+
+def operand_of(eqn: JaxprEqn, result: int) -> int | None:
+    """Return which operand a result is, as it is, in part, or laid out anew; None if it is none."""
+    gives = traits(eqn).gives
+    return None if not gives else result if gives == "same" else 0
 
 
 def whole(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:

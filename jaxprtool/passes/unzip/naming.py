@@ -30,7 +30,7 @@ from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame, is_users_file, user_frames
 from jaxprtool.passes.unzip.flow import parts_of
-from jaxprtool.passes.unzip.known import Context
+from jaxprtool.passes.unzip.known import Context, operand_of
 from jaxprtool.passes.unzip.split import Split
 from jaxprtool.passes.unzip.variables import SEPARATOR
 from jaxprtool.primitives import scope_of
@@ -134,7 +134,8 @@ class _Namer:
             return (eqn.params["name"],)
         if (found := self.assigned(value, eqn)) is not None:
             return found
-        if traits(eqn).gives and isinstance(operand := eqn.invars[0], Var):
+        source = operand_of(eqn, eqn.outvars.index(value.var))
+        if source is not None and isinstance(operand := eqn.invars[source], Var):
             return self.name(Value(value.parts, value.calls, operand))
         return self.parameter(value)
 
@@ -176,8 +177,11 @@ class _Namer:
         for eqn in self.body(part).users.get(var, ()):
             if not all(part.known[v].early for v in eqn.outvars):
                 yield value.calls, eqn, var
-            elif traits(eqn).gives:
-                yield from self.late_users(Value(value.parts, value.calls, eqn.outvars[0]))
+                continue
+            for i, out in enumerate(eqn.outvars):
+                source = operand_of(eqn, i)
+                if source is not None and eqn.invars[source] is var:
+                    yield from self.late_users(Value(value.parts, value.calls, out))
         if value.calls:
             outs = value.calls[-1].outvars
             for i, atom in enumerate(part.body.outvars[: len(outs)]):
@@ -261,7 +265,7 @@ def _frames_of(value: Value, eqn: JaxprEqn) -> Iterator[tuple[UserFrame, tuple[i
 def _unpacked(eqn: JaxprEqn, var: Var) -> tuple[int, int] | None:
     """Which part of its operand an equation gives that stands for `first, second = operand`."""
     match eqn.primitive.name:
-        case "unstack":
+        case "unstack" | "split" | "optimization_barrier":
             return eqn.outvars.index(var), len(eqn.outvars)
         case "slice":
             return eqn.params["start_indices"][0], eqn.invars[0].aval.shape[0]

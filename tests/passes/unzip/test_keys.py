@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 import jaxprtool
 from jaxprtool.passes.unzip import Unzip, UnzipError
@@ -131,6 +132,14 @@ def test_keys_of_words_are_found_behind_what_takes_an_array_apart(split):
 
     init, apply = jaxprtool.unzip(fun, auto=True)(X, jnp.stack([WORDS, WORDS]))
     assert init.arg_names == ("keys",) and "keys" not in apply.arg_names
+
+
+def test_keys_of_words_are_found_behind_what_hands_them_on():
+    def fun(first, second, x):
+        first, x, second = lax.optimization_barrier((first, x, second))
+        return x + noise(checkpoint_name(second, "key"))
+
+    assert Unzip(auto=True)(jaxprtool.trace(fun, WORDS, WORDS, X))["init"].arg_names == ("second",)
 
 
 def test_without_keys_a_seed_is_one_and_beside_keys_it_is_not():

@@ -148,6 +148,30 @@ def pair_of_a_call(key, x):
     return x * a + jnp.sin(x * b)
 
 
+def behind_a_barrier(key, x):
+    first, second = jax.random.split(key)
+    both = jax.lax.optimization_barrier((make(first), draw(second, 4)))
+    return x @ both[0] + both[1]
+
+
+def unpacked_behind_a_barrier(key, x):
+    first, second = jax.random.split(key)
+    u, w = jax.lax.optimization_barrier((make(first), draw(second, 4)))
+    return x @ u + w
+
+
+def kept_apart(key, x):
+    first, second = jax.random.split(key)
+    u, w = make(first), draw(second, 4)
+    h, u, w = jax.lax.optimization_barrier((x, u, w))
+    return h @ u + w
+
+
+def parts(key, x):
+    u, w = jnp.split(draw(key, 4, 4), 2)
+    return x @ w.T + jnp.sin(x @ u.T)
+
+
 def scanned(key, x):
     def init(_, key):
         w = draw(key, 4, 4)
@@ -195,6 +219,10 @@ def by_sown_name(key, x):
         (passed_on, ["w"]),
         (made_by_a_call, ["u", "params"]),
         (pair_of_a_call, ["a", "b"]),
+        (behind_a_barrier, ["both", "both_1"]),
+        (unpacked_behind_a_barrier, ["u", "w"]),
+        (kept_apart, ["u", "w"]),
+        (parts, ["u", "w"]),
         (scanned, ["w"]),
         (last_carry, ["end"]),
         (rows_of_a_scan, ["sums"]),

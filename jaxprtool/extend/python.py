@@ -1,6 +1,6 @@
 """For rules of the table "python": `rule(eqn, *operands)` yields expressions, the best first.
 
-Objects of other packages among the parameters are written by the functions in `spellings`, by
+Objects of other packages among the parameters are written by the functions in `constructors`, by
 class; packages that the module is to import stand in `ROOTS`.
 """
 
@@ -10,9 +10,9 @@ from jaxprtool.formats.python.expressions import (
     Expression,
     Name,
     Slot,
+    as_expression,
     call,
-    spelled,
-    spellings,
+    constructors,
 )
 from jaxprtool.formats.python.rules.table import unsupported
 
@@ -22,8 +22,8 @@ __all__ = [
     "Expression",
     "Name",
     "Slot",
+    "as_expression",
     "call",
-    "spelled",
-    "spellings",
+    "constructors",
     "unsupported",
 ]

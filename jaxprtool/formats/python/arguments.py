@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr, tree_flatten_with_path
 
-from jaxprtool.formats.python.expressions import ROOTS, Hoisted, Made, Name, call, plain
+from jaxprtool.formats.python.expressions import ROOTS, Made, ModuleValue, Name, call, plain
 from jaxprtool.formats.python.naming import identifier, numbered
 from jaxprtool.ir.held import Held
 from jaxprtool.ir.program import Program
@@ -28,7 +28,7 @@ from jaxprtool.ir.trees import Opaque, one_level
 
 
 @dataclass
-class Signature:
+class CallSignature:
     """How a program is called.
 
     `parameters` are the texts between the parentheses, `call` an example of what a caller writes
@@ -53,17 +53,17 @@ class Signature:
         for i, access, _ in leaves or ():
             self.places[i] = root + access
 
-    def free(self, wish: str) -> str:
-        """A name like the wish that none of the parameters bears."""
+    def free(self, hint: str) -> str:
+        """A name like the hint that none of the parameters bears."""
         taken = (*self.parameters, *self.flattened, *ROOTS)
-        return next(name for name in numbered(wish) if name not in taken)
+        return next(name for name in numbered(hint) if name not in taken)
 
 
-def signature(program: Program) -> Signature:
+def signature(program: Program) -> CallSignature:
     """The signature of the function that is emitted for a program."""
     count = program.in_tree.num_leaves
     args, kwargs = jax.tree.unflatten(program.in_tree, range(count))
-    made = Signature(places=[""] * count)
+    made = CallSignature(places=[""] * count)
     names = [_parameter(arg, program.arg_names, i) for i, arg in enumerate(args)]
     rest = _rest(names)
     for position, (arg, (name, _)) in enumerate(zip(args, names, strict=True)):
@@ -150,7 +150,7 @@ def _parameter(arg: Any, names: Sequence[str], position: int) -> tuple[str, int 
 
 def local_names(places: Sequence[str]) -> list[str]:
     """A short name for each argument: `params["mlp"]["up"]` is `up`, or `mlp_up` beside others."""
-    choices = [list(_wishes(place)) for place in places]
+    choices = [list(_hints(place)) for place in places]
     chosen = [0] * len(places)
     while True:
         names = [choice[n] for choice, n in zip(choices, chosen, strict=True)]
@@ -164,7 +164,7 @@ def local_names(places: Sequence[str]) -> list[str]:
         chosen = longer
 
 
-def _wishes(place: str) -> Iterator[str]:
+def _hints(place: str) -> Iterator[str]:
     """Names for an argument, shortest first: its path's last word, the last two, with the first."""
     words = re.findall(r"\w+", place) or ["x"]
     for count in range(1, len(words)):
@@ -178,7 +178,7 @@ def _wishes(place: str) -> Iterator[str]:
 # --- results ----------------------------------------------------------------------------------
 
 
-def result_structure(program: Program, called: Signature) -> tuple[Any, str | None]:
+def result_structure(program: Program, called: CallSignature) -> tuple[Any, str | None]:
     """The results as nested containers of indexes, and a note on what stands for classes."""
     args, kwargs = jax.tree.unflatten(program.in_tree, range(program.in_tree.num_leaves))
     results = _Results()
@@ -247,7 +247,7 @@ class _Results:
             self.classes.add(name)
             made = call("namedtuple", name, fields)
             return Made(
-                Hoisted((name, *fields), name, made), (), dict(zip(fields, parts, strict=True))
+                ModuleValue((name, *fields), name, made), (), dict(zip(fields, parts, strict=True))
             )
         texts = [key.key if isinstance(key, DictKey) else None for key in keys]
         if all(type(text) is str for text in texts) and len(set(texts)) == len(texts):

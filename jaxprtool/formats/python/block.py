@@ -11,22 +11,21 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from jaxprtool.formats.python.arguments import local_names
 from jaxprtool.formats.python.expressions import (
     ATOM,
     Argument,
     Function,
-    Hoisted,
     Made,
+    ModuleValue,
+    Results,
     Structure,
     call,
     sequence,
     written,
 )
 from jaxprtool.formats.python.fusion import Line, lines
-from jaxprtool.formats.python.helpers import Helper
 from jaxprtool.formats.python.layout import (
     INDENT,
     WIDTH,
@@ -41,15 +40,16 @@ from jaxprtool.formats.python.layout import (
     statement,
     unpacking,
 )
+from jaxprtool.formats.python.module import Module
 from jaxprtool.formats.python.naming import Names
-from jaxprtool.formats.python.spelling import Template
+from jaxprtool.formats.python.selection import Template
 from jaxprtool.formats.python.values import literal
 from jaxprtool.ir.callbacks import stubbed
 from jaxprtool.ir.equations import type_of
-from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var, open_jaxpr
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var, open_jaxpr
 
 #: How much an expression may hold before its parts get lines of their own; how many may wait.
-_MOST_PARTS, _LONGEST, _MOST_WAITING = 4, 60, 8
+_MOST_PARTS, _LONGEST, _MOST_PENDING = 4, 60, 8
 #: Room that is left on a line for its target and its comment.
 _MARGIN = 28
 
@@ -62,7 +62,7 @@ _DEEPEST = 8
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Pending:
     """A text without a line yet: how tightly it binds, of how many parts, and what it is of."""
 
     var: Var | None
@@ -79,56 +79,60 @@ class Block:
     `texts` has the text of each variable that is known outside; `module` defines what is shared.
     """
 
-    def __init__(self, module: Any, jaxpr: Any, texts: dict[Any, str], names: Names, depth: int):
+    def __init__(
+        self, module: Module, jaxpr: AnyJaxpr, texts: dict[Var, str], names: Names, depth: int
+    ):
         self.lines: list[str] = []
         self._module = module
+        self.mention, self.symbol = module.mention, module.symbol
+        self.module_value, self.helper = module.module_value, module.helper
         self._jaxpr = open_jaxpr(jaxpr)
         module.keep(jaxpr)
         self._texts = {**module.constants_of(jaxpr), **texts}
         self._names = names
         self._depth = depth
-        self._waiting: list[Waiting] = []
+        self._pending: list[Pending] = []
         self._lines = lines(self._jaxpr)
         self._uses = _uses(self._jaxpr, self._lines)
         self._operands: Sequence[Atom] = ()
         # Names that say something, of the variables that have one.
-        self._wishes: dict[Any, str] = {}
+        self._hints: dict[Var, str] = {}
         # The settings that the lines are in: those around the function, and those of a `with`.
         self._around: tuple[str, ...] = module.settings_now
         self._entered: tuple[str, ...] = self._around
         # The function of the user's code that the last line comes from.
         self._origin: tuple[str, str] | None = None
 
-    def write(self, results: Structure) -> None:
+    def write(self, results: Results) -> None:
         """Write all equations, and the return of the jaxpr's results in that structure."""
         for line in self._lines:
             self._equation(line)
         self._return(results)
 
-    def name(self, var: Var, wish: str | None = None) -> str:
-        """A new name for a variable, the wish if that is free."""
-        text = self._names.claim(wish) if wish else self._names.fresh()
+    def name(self, var: Var, hint: str | None = None) -> str:
+        """A new name for a variable, the hint if that is free."""
+        text = self._names.claim(hint) if hint else self._names.fresh()
         self._texts[var] = text
-        if wish:
-            self._wishes[var] = wish
+        if hint:
+            self._hints[var] = hint
         return text
 
-    def arguments(self, places: Sequence[str], wishes: Sequence[str], known: Sequence[str]) -> None:
+    def arguments(self, places: Sequence[str], hints: Sequence[str], known: Sequence[str]) -> None:
         """Name the arguments: those that are parameters as they are, others by lines of their own.
 
         `places` are the expressions that reach them.
         """
-        for var, place, wish in zip(self._jaxpr.invars, places, wishes, strict=True):
+        for var, place, hint in zip(self._jaxpr.invars, places, hints, strict=True):
             if place in known:
-                self._texts[var] = self._wishes[var] = place
+                self._texts[var] = self._hints[var] = place
             elif self._uses[var]:
                 last = _LAST_KEY.fullmatch(place)
                 key = Bracket("[", [[last[2]]], "]", call=True) if last else None
-                self.assign(var, [last[1], key] if last and key else [place], wish)
+                self.assign(var, [last[1], key] if last and key else [place], hint)
 
-    def assign(self, var: Var, pieces: Sequence[Piece], wish: str | None = None) -> None:
+    def assign(self, var: Var, pieces: Sequence[Piece], hint: str | None = None) -> None:
         """Write `name = pieces  # type`; nothing is named that nothing uses."""
-        target = self.name(var, wish) if self._uses[var] else "_"
+        target = self.name(var, hint) if self._uses[var] else "_"
         self.lines += statement(f"{target} = ", pieces, f"  # {type_of(var.aval)}", self._depth)
 
     def unpack(
@@ -136,10 +140,10 @@ class Block:
         structure: Structure,
         variables: Sequence[Atom],
         pieces: list[Piece],
-        wishes: dict[int, str] | None = None,
+        hints: dict[int, str] | None = None,
     ) -> None:
         """Write `a, b = pieces  # types` for the variables in that structure."""
-        targets = self._targets(structure, variables, wishes or {})
+        targets = self._targets(structure, variables, hints or {})
         self.lines += unpacking(targets, pieces, self._depth)
 
     def bind_symbols(self, places: Mapping[int, str], start: int) -> None:
@@ -161,13 +165,13 @@ class Block:
         self._enter(self._module.settings_of(line.eqn.ctx))
         if line.expression is None:
             eqn = stubbed(line.eqn) if self._module.stub_callbacks else line.eqn
-            template = self._module.spellings.of(self._without_unused(eqn), self)
+            template = self._module.templates.of(self._without_unused(eqn), self)
         else:
-            template = Template.of(line.expression, self)
+            template = Template.of(line.expression.of, self, line.expression.results)
         whole = self._filled(template, line.operands)
-        if template.results == 0 and self._may_wait(outs[0], line.eqn, whole):
+        if template.results == 0 and self._may_pend(outs[0], line.eqn, whole):
             origin = self._module.origin(line.eqn)
-            self._waiting.append(replace(whole, var=outs[0], origin=origin))
+            self._pending.append(replace(whole, var=outs[0], origin=origin))
             return
         self._flush()
         self._comment(self._module.origin(line.eqn))
@@ -196,40 +200,40 @@ class Block:
             self._depth += 1
         self._entered = settings if more else self._around
 
-    def _may_wait(self, var: Var, eqn: JaxprEqn, whole: Waiting) -> bool:
+    def _may_pend(self, var: Var, eqn: JaxprEqn, whole: Pending) -> bool:
         return (
             self._uses[var] == 1
             and not eqn.effects
             and whole.parts < _MOST_PARTS
             and len(whole.text) <= _LONGEST
-            and len(self._waiting) < _MOST_WAITING
+            and len(self._pending) < _MOST_PENDING
         )
 
-    def _filled(self, template: Template, atoms: Sequence[Atom]) -> Waiting:
+    def _filled(self, template: Template, atoms: Sequence[Atom]) -> Pending:
         """The template with these operands; those that wait and may stand in it are taken.
 
         They may if they are the last that wait, in the order in which the template has them.
         """
-        while self._waiting:
-            waiting = {w.var: i for i, w in enumerate(self._waiting)}
+        while self._pending:
+            waiting = {w.var: i for i, w in enumerate(self._pending)}
             operands = [atoms[hole.index] for hole in template.holes]
             wanted = [waiting[v] for v in operands if not isinstance(v, Literal) and v in waiting]
             if not wanted:
                 break
             first = len(waiting) - len(wanted)
             if wanted == list(range(first, len(waiting))):
-                taken = {w.var: w for w in self._waiting[first:]}
+                taken = {w.var: w for w in self._pending[first:]}
                 whole = self._written(template, atoms, taken)
                 room = min(_LONGEST, WIDTH - _MARGIN - len(INDENT) * self._depth)
                 if whole.parts <= _MOST_PARTS and len(whole.text) <= room:
-                    del self._waiting[first:]
+                    del self._pending[first:]
                     return whole
             self._flush(min(wanted) + 1)
         return self._written(template, atoms, {})
 
     def _written(
-        self, template: Template, atoms: Sequence[Atom], taken: dict[Any, Waiting]
-    ) -> Waiting:
+        self, template: Template, atoms: Sequence[Atom], taken: dict[Var, Pending]
+    ) -> Pending:
         texts, parts = {}, 1
         for hole in template.holes:
             atom = atoms[hole.index]
@@ -242,12 +246,12 @@ class Block:
                 text, level = self._texts[atom], ATOM
             texts[hole.index] = f"({text})" if level < hole.level else text
         pieces = filled(template.pieces, texts) if texts else template.pieces
-        return Waiting(None, flat(pieces), pieces, template.level, parts)
+        return Pending(None, flat(pieces), pieces, template.level, parts)
 
     def _flush(self, count: int | None = None) -> None:
         """Give the first `count` results that wait their lines, or all of them."""
-        count = len(self._waiting) if count is None else count
-        written, self._waiting = self._waiting[:count], self._waiting[count:]
+        count = len(self._pending) if count is None else count
+        written, self._pending = self._pending[:count], self._pending[count:]
         for w in written:
             assert w.var is not None
             self._comment(w.origin)
@@ -266,19 +270,19 @@ class Block:
     # --- results ------------------------------------------------------------------------------
 
     def _targets(
-        self, structure: Structure, variables: Sequence[Atom], wishes: dict[int, str]
+        self, structure: Structure, variables: Sequence[Atom], hints: dict[int, str]
     ) -> Targets:
         """The structure with a name and a type for each of its variables."""
         if isinstance(structure, tuple):
-            return [self._targets(part, variables, wishes) for part in structure]
+            return [self._targets(part, variables, hints) for part in structure]
         if structure is None:
             return "_", None
         var = variables[structure]
         if not self._uses[var]:
             return "_", None
-        return self.name(var, wishes.get(structure)), type_of(var.aval)
+        return self.name(var, hints.get(structure)), type_of(var.aval)
 
-    def _return(self, results: Structure) -> None:
+    def _return(self, results: Results) -> None:
         pieces = self._grouped(results)
         if isinstance(results, tuple) and results:
             pieces = [replace(pieces[0], bare=True)]  # type: ignore[type-var]
@@ -293,7 +297,7 @@ class Block:
             "return ", whole.pieces, suffix * (len(suffix) <= room), self._depth
         )
 
-    def _grouped(self, structure: Structure) -> list[Piece]:
+    def _grouped(self, structure: Results) -> list[Piece]:
         """A structure of results as pieces, with a hole for each."""
         if isinstance(structure, int):
             return [Hole(structure)]
@@ -318,26 +322,10 @@ class Block:
         pieces = written(made.by, self)
         items = [self._grouped(part) for part in made.args]
         items += [[f"{name}=", *self._grouped(part)] for name, part in made.kwargs.items()]
-        called = items or isinstance(made.by, Hoisted)
+        called = items or isinstance(made.by, ModuleValue)
         return [*pieces, Bracket("(", items, ")", call=True)] if called else pieces
 
     # --- what expressions need ----------------------------------------------------------------
-
-    def mention(self, path: str) -> None:
-        """Import what the first part of a dotted name means."""
-        self._module.mention(path)
-
-    def symbol(self, name: str) -> str:
-        """The variable that holds the size of a symbol."""
-        return self._module.symbol(name)
-
-    def hoisted(self, value: Hoisted) -> str:
-        """The name of something that the module makes once."""
-        return self._module.hoisted(value)
-
-    def helper(self, helper: Helper) -> str:
-        """The name of a function that the module defines at its top."""
-        return self._module.helper(helper)
 
     def function(self, function: Function) -> str:
         """The name of a function, which is defined here, or at the top of the module."""
@@ -361,20 +349,20 @@ class Block:
             self._module.functions_around[function.key] = name
         else:
             name = self._names.claim(function.name)
-        wishes = {
+        hints = {
             i: text
             for i, slot in function.passed.items()
-            if (text := self._wish(self._operands[slot]))
+            if (text := self._hint(self._operands[slot]))
         }
         names = self._names.inside(texts.values())
         with self._module.within(self._entered):
-            lines = define(self._module, function, name, texts, names, self._depth, wishes)
+            lines = define(self._module, function, name, texts, names, self._depth, hints)
         if self.lines and self.lines[-1]:
             self.lines.append("")
         self.lines += [*lines, ""]
         return name
 
-    def _hoisted_function(self, function: Function, texts: dict[Any, str]) -> str:
+    def _hoisted_function(self, function: Function, texts: dict[Var, str]) -> str:
         """A function of the module, which is given what it captures."""
         captured = tuple(sorted(function.captured))
         titles = function.titles or ("values",) * len(function.parameters)
@@ -392,14 +380,14 @@ class Block:
         given = (texts[function.jaxpr.invars[i]] for i in captured)
         return f"partial({', '.join((name, *given))})"
 
-    def _wish(self, atom: Atom) -> str | None:
+    def _hint(self, atom: Atom) -> str | None:
         """The name of an operand, if it says something."""
-        return None if isinstance(atom, Literal) else self._wishes.get(atom)
+        return None if isinstance(atom, Literal) else self._hints.get(atom)
 
     def _captured(self, atom: Atom) -> str:
         """The name by which a local function can mention an operand."""
         if not isinstance(atom, Literal):
-            if any(w.var is atom for w in self._waiting):
+            if any(w.var is atom for w in self._pending):
                 self._flush()
             return self._texts[atom]
         # As an array it is a constant of the loop, and not a literal in its body.
@@ -410,9 +398,9 @@ class Block:
         return name
 
 
-def _uses(jaxpr: Any, lines: Sequence[Line]) -> Counter[Any]:
+def _uses(jaxpr: Jaxpr, lines: Sequence[Line]) -> Counter[Var]:
     """How often each variable is mentioned."""
-    uses: Counter[Any] = Counter()
+    uses: Counter[Var] = Counter()
     for line in lines:
         uses.update(v for v in line.operands if not isinstance(v, Literal))
     uses.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
@@ -428,17 +416,17 @@ def gap(depth: int) -> list[str]:
 
 
 def define(
-    module: Any,
+    module: Module,
     function: Function,
     name: str,
-    texts: dict[Any, str],
+    texts: dict[Var, str],
     names: Names,
     depth: int,
-    wishes: dict[int, str] | None = None,
+    hints: dict[int, str] | None = None,
 ) -> list[str]:
     """The lines that define a function, with its decorators and its derivative rules.
 
-    `texts` has the names of what it captures, `names` are for its body; `wishes` are names for
+    `texts` has the names of what it captures, `names` are for its body; `hints` are names for
     its arguments, for want of those that it had.
     """
     lines = []
@@ -446,7 +434,7 @@ def define(
         lines += statement("@", decorator.pieces(module), "", depth)
     if function.kept and function.renamed and name != function.name:
         lines.append(f"{INDENT * depth}{module.renaming(function.name)}")
-    lines += _undecorated(module, function, name, texts, names, depth, wishes or {})
+    lines += _undecorated(module, function, name, texts, names, depth, hints or {})
     for method, functions, kwargs in function.rules:
         items: list[list[Piece]] = []
         for rule in functions:
@@ -462,13 +450,13 @@ def define(
 
 
 def _undecorated(
-    module: Any,
+    module: Module,
     function: Function,
     name: str,
-    texts: dict[Any, str],
+    texts: dict[Var, str],
     names: Names,
     depth: int,
-    wishes: dict[int, str],
+    hints: dict[int, str],
 ) -> list[str]:
     if function.raises is not None:
         raised = statement("raise ", function.raises.pieces(module), "", depth + 1)
@@ -477,7 +465,7 @@ def _undecorated(
     own = jaxpr.debug_info.arg_names or ()
     if len(own) == len(jaxpr.invars):
         known = [i for i, text in enumerate(own) if text]
-        wishes |= zip(known, local_names([own[i] for i in known]), strict=True)
+        hints |= zip(known, local_names([own[i] for i in known]), strict=True)
     body = Block(module, function.jaxpr, texts, names, depth + 1)
     parameters: list[str] = []
     types: list[str | None] = []
@@ -486,7 +474,7 @@ def _undecorated(
     for structure, title in zip(function.parameters, titles, strict=True):
         if isinstance(structure, int):
             var = jaxpr.invars[structure]
-            parameters.append(body.name(var, wishes.get(structure)))
+            parameters.append(body.name(var, hints.get(structure)))
             types.append(type_of(var.aval))
         else:
             parameters.append(names.claim(title))
@@ -499,7 +487,7 @@ def _undecorated(
         for i, place in _places(structure, parameter)
     }
     for structure, parameter in grouped:
-        body.unpack(structure, jaxpr.invars, [parameter], wishes)
+        body.unpack(structure, jaxpr.invars, [parameter], hints)
     start = len(body.lines)
     with module.inside(function.setting):
         body.write(function.results)

@@ -6,6 +6,7 @@ a scalar is a constant too and no literal.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.python.expressions import Expression, call, written
+from jaxprtool.formats.python.expressions import Expression, Scope, call, written
 from jaxprtool.formats.python.helpers import FROM_HEX
 from jaxprtool.formats.python.layout import INDENT, WIDTH, statement
 from jaxprtool.formats.python.values import array, dtype_name
@@ -23,10 +24,14 @@ from jaxprtool.ir.dtypes import is_foreign
 _MOST_ELEMENTS, MOST_BYTES = 16, 2048
 
 
-def definition_of(name: str, value: Any, scope: Any, beside: bool) -> list[str]:
-    """The lines that define a constant; large ones go `beside` the text, if that is allowed."""
+#: What puts an array beside the text, and returns the expression that reads it from there.
+Store = Callable[[np.ndarray], Expression]
+
+
+def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> list[str]:
+    """Return the lines that define a constant; large ones are stored, if that is allowed."""
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return _keys(name, value, scope, beside)
+        return _keys(name, value, scope, store)
     if is_foreign(value.dtype):
         raise UnsupportedError(
             f"a constant of the element type {value.dtype}, which a package has brought, "
@@ -37,24 +42,24 @@ def definition_of(name: str, value: Any, scope: Any, beside: bool) -> list[str]:
         expression: Expression = call("np.zeros", data.shape, data.dtype)
     elif data.size <= _MOST_ELEMENTS:
         expression = array(data, "jnp")
-    elif beside and data.nbytes > MOST_BYTES:
-        expression = call("jnp.asarray", scope.stored(data))
+    elif store and data.nbytes > MOST_BYTES:
+        expression = call("jnp.asarray", store(data))
     else:
         return _bytes(name, data, scope)
     return statement(f"{name} = ", written(expression, scope), "", 0)
 
 
-def _keys(name: str, value: Any, scope: Any, beside: bool) -> list[str]:
+def _keys(name: str, value: Any, scope: Scope, store: Store | None) -> list[str]:
     words = f"{name}_DATA"
     implementation = jaxcompat.key_implementation(value.dtype).name
     scope.mention("jax.random")
     return [
-        *definition_of(words, jax.random.key_data(value), scope, beside),
+        *definition_of(words, jax.random.key_data(value), scope, store),
         f'{name} = jax.random.wrap_key_data({words}, impl="{implementation}")',
     ]
 
 
-def _bytes(name: str, data: np.ndarray, scope: Any) -> list[str]:
+def _bytes(name: str, data: np.ndarray, scope: Scope) -> list[str]:
     from_hex = scope.helper(FROM_HEX)
     text = data.tobytes().hex()
     width = WIDTH - 2 * len(INDENT)

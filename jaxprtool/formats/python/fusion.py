@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxprtool.formats.python.expressions import Expression
+from jaxprtool.formats.python.expressions import Giving
 from jaxprtool.formats.python.rules.loops import on_number, on_platform, on_predicate
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
@@ -26,7 +26,7 @@ class Line:
 
     eqn: JaxprEqn
     operands: tuple[Atom, ...]
-    expression: Expression | None = None
+    expression: Giving | None = None
 
 
 def lines(jaxpr: Any) -> list[Line]:
@@ -53,7 +53,7 @@ def lines(jaxpr: Any) -> list[Line]:
 
 def _condition(
     eqn: JaxprEqn, makers: dict[Any, JaxprEqn]
-) -> tuple[tuple[Atom, ...], Expression] | None:
+) -> tuple[tuple[Atom, ...], Giving] | None:
     """What a branch depends on before it is made an index, and how the branch is written then."""
     if eqn.primitive.name != "cond" or isinstance(eqn.invars[0], Literal):
         return None

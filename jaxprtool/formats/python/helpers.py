@@ -2,27 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from jaxprtool.formats.python.expressions import Expression
-from jaxprtool.formats.python.layout import Piece
-
-
-@dataclass(frozen=True)
-class Helper(Expression):
-    """A function of that name, which a module that mentions it defines by this text.
-
-    `roots` are the names that the text needs imported.
-    """
-
-    name: str
-    roots: tuple[str, ...]
-    text: str
-
-    def pieces(self, scope: Any) -> list[Piece]:
-        return [scope.helper(self)]
-
+from jaxprtool.formats.python.expressions import Helper
 
 NAMED = Helper(
     "named",

@@ -41,9 +41,9 @@ class Names:
                 return self.take(name)
         raise AssertionError("there are endlessly many names")
 
-    def claim(self, wish: str) -> str:
-        """`wish` as an identifier, with a number after it if it is taken."""
-        return self.take(next(filter(self._is_free, numbered(wish))))
+    def claim(self, hint: str) -> str:
+        """`hint` as an identifier, with a number after it if it is taken."""
+        return self.take(next(filter(self._is_free, numbered(hint))))
 
     def within(self) -> Names:
         """Names for a function of the module."""
@@ -66,9 +66,9 @@ class Names:
         return name
 
 
-def numbered(wish: str) -> Iterator[str]:
-    """`wish` as an identifier, then with 2, 3, … after it."""
-    name = identifier(wish)
+def numbered(hint: str) -> Iterator[str]:
+    """`hint` as an identifier, then with 2, 3, … after it."""
+    name = identifier(hint)
     yield name
     yield from (f"{name}_{n}" for n in count(2))
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.export
+
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import (
@@ -22,11 +24,13 @@ from jaxprtool.formats.python.expressions import (
     Function,
     Infix,
     Prefix,
+    Scope,
     call,
     written,
 )
 from jaxprtool.formats.python.layout import Piece, statement
 from jaxprtool.ir.equations import equations, type_of
+from jaxprtool.jaxcompat import AnyJaxpr, Aval, Jaxpr, Var
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Symbol(Expression):
 
     name: str
 
-    def pieces(self, scope: Any) -> list[Piece]:
+    def pieces(self, scope: Scope) -> list[Piece]:
         return [scope.symbol(self.name)]
 
 
@@ -46,7 +50,7 @@ class Size(Expression):
     argument: str
     axis: int
 
-    def pieces(self, scope: Any) -> list[Piece]:
+    def pieces(self, scope: Scope) -> list[Piece]:
         return [f"{self.argument}.shape[{self.axis}]"]
 
 
@@ -168,10 +172,21 @@ def _names_of_factor(factor: Any) -> set[str]:
     return {factor} if isinstance(factor, str) else names_of(factor[1:])
 
 
+def sizes_by_symbol(avals: Iterable[Aval]) -> dict[str, object]:
+    """Return the symbolic dimension that each symbol in some types is."""
+    shapes = [getattr(aval, "shape", ()) for aval in avals]
+    sizes = [size for shape in shapes for size in shape if jaxcompat.is_symbolic_dimension(size)]
+    return {
+        name: jax.export.symbolic_shape(name, scope=size.scope)[0]
+        for size in sizes
+        for name in names_of(size)
+    }
+
+
 # --- functions --------------------------------------------------------------------------------
 
 
-def sizes_of(variables: Sequence[Any], places: Sequence[str]) -> Iterator[tuple[Size, Any]]:
+def sizes_of(variables: Sequence[Var], places: Sequence[str]) -> Iterator[tuple[Size, Any]]:
     """Each dimension of each argument, which a text reaches, with what it is equal to."""
     for var, name in zip(variables, places, strict=True):
         for axis, size in enumerate(getattr(var.aval, "shape", ())):
@@ -184,13 +199,13 @@ def finds_its_symbols(function: Function) -> bool:
     return all(map(_tells, (f.jaxpr for f in bodies if f.raises is None)))
 
 
-def _tells(jaxpr: Any) -> bool:
+def _tells(jaxpr: AnyJaxpr) -> bool:
     jaxpr = jaxcompat.open_jaxpr(jaxpr)
     places = [""] * len(jaxpr.invars)
     return _needed(jaxpr) <= solutions(sizes_of(jaxpr.invars, places)).keys()
 
 
-def _needed(jaxpr: Any) -> set[str]:
+def _needed(jaxpr: Jaxpr) -> set[str]:
     """The symbols that an open jaxpr may mention, at every depth."""
     found = _in_shapes(jaxpr.outvars)
     for eqn in equations(jaxpr):
@@ -198,12 +213,12 @@ def _needed(jaxpr: Any) -> set[str]:
     return found
 
 
-def _in_shapes(variables: Sequence[Any]) -> set[str]:
+def _in_shapes(variables: Sequence[Var]) -> set[str]:
     return names_of([getattr(v.aval, "shape", ()) for v in variables])
 
 
 def bindings(
-    arguments: Sequence[tuple[Any, str]], body: Sequence[str], names: dict[str, str], scope: Any
+    arguments: Sequence[tuple[Var, str]], body: Sequence[str], names: dict[str, str], scope: Scope
 ) -> list[str]:
     """The lines that find the symbols which a body mentions; `names` are their variables.
 
@@ -231,7 +246,7 @@ def mentioned(lines: Sequence[str]) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def _binding(name: str, solution: Solution, scope: Any) -> list[str]:
+def _binding(name: str, solution: Solution, scope: Scope) -> list[str]:
     lines = statement(f"{name} = ", written(solution.value, scope), "", 1)
     if not solution.exact:
         whole = Infix("==", solution.size, dimension(solution.equation))
@@ -239,7 +254,7 @@ def _binding(name: str, solution: Solution, scope: Any) -> list[str]:
     return lines
 
 
-def _untold(symbols: Sequence[str], arguments: Sequence[tuple[Any, str]]) -> UnsupportedError:
+def _untold(symbols: Sequence[str], arguments: Sequence[tuple[Var, str]]) -> UnsupportedError:
     shapes = [
         f"{place}:{type_of(var.aval)}"
         for var, place in arguments

@@ -1,6 +1,6 @@
 """How the values of an equation's parameters are spelled, and its literals.
 
-A table by Python type, `expressions.spellings`, is filled here for what JAX's programs hold:
+A table by Python type, `expressions.constructors`, is filled here for what JAX's programs hold:
 dtypes, enums, dimension-number records, meshes and shardings, PRNG implementations, arrays. What
 is not in it is a live Python object, and has no spelling.
 """
@@ -32,13 +32,13 @@ from jaxprtool.formats.python.expressions import (
     Call,
     Expression,
     Function,
-    Hoisted,
+    ModuleValue,
     Name,
     Prefix,
     Subscript,
     call,
+    constructors,
     method,
-    spellings,
 )
 from jaxprtool.formats.python.naming import identifier
 from jaxprtool.formats.python.symbols import dimension
@@ -75,7 +75,9 @@ def _scalar_type(kind: type) -> Expression:
     return dtype_name(np.dtype(kind))
 
 
-def _float(value: float) -> Any:
+def _float(value: float) -> object:
+    if math.isfinite(value):
+        return value
     if math.isnan(value):
         return Name("jnp.nan")
     return Name("jnp.inf") if value > 0 else Prefix("-", Name("jnp.inf"))
@@ -123,7 +125,7 @@ def _mesh(mesh: Mesh) -> Expression:
         devices: Any = Subscript(everything, (slice(None, len(ids)),))
     else:
         devices = [Subscript(everything, (i,)) for i in ids]
-    return Hoisted(mesh, "mesh", _mesh_of(devices, mesh))
+    return ModuleValue(mesh, "mesh", _mesh_of(devices, mesh))
 
 
 def _mesh_of(devices: Any, mesh: Any) -> Expression:
@@ -139,11 +141,11 @@ def _abstract_mesh(mesh: AbstractMesh) -> Expression:
         # Of a kind of devices, which only a mesh of such devices can tell.
         everything = call("jax.devices", kind.platform)
         devices = Subscript(everything, (slice(None, mesh.size),))
-        return Hoisted(mesh, "mesh", Attribute(_mesh_of(devices, mesh), "abstract_mesh"))
+        return ModuleValue(mesh, "mesh", Attribute(_mesh_of(devices, mesh), "abstract_mesh"))
     made = call(
         "jax.sharding.AbstractMesh", mesh.axis_sizes, mesh.axis_names, **_types_if_needed(mesh)
     )
-    return Hoisted(mesh, "mesh", made)
+    return ModuleValue(mesh, "mesh", made)
 
 
 def _partition_spec(spec: PartitionSpec) -> Expression:
@@ -243,7 +245,7 @@ def _jaxpr(jaxpr: Any) -> Expression:
     return made if jaxpr is closed else Attribute(made, "jaxpr")
 
 
-spellings.update(
+constructors.update(
     {
         float: _float,
         complex: lambda value: call("complex", value.real, value.imag),
@@ -299,7 +301,7 @@ def _same_bits(a: Any, b: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class LiteralSpelling:
+class LiteralText:
     """A literal operand: as a plain Python number, if it can be one, and with its type.
 
     `kind` tells apart those literals that a rule may treat differently.
@@ -307,15 +309,19 @@ class LiteralSpelling:
 
     plain: Any
     typed: Any
-    kind: tuple[Any, ...]
+    kind: tuple[object, ...]
+
+    def of(self, typed: bool) -> object:
+        """Return the plain number, or what has the type."""
+        return self.typed if typed else self.plain
 
 
-def literal(atom: Any) -> LiteralSpelling:
+def literal(atom: Any) -> LiteralText:
     """How a jaxpr's literal is spelled."""
     aval, value = atom.aval, atom.val
     if aval.dtype == jax.dtypes.float0:
         nothing = call("np.zeros", aval.shape, Name("jax.dtypes.float0"))
-        return LiteralSpelling(nothing, nothing, ("float0",))
+        return LiteralText(nothing, nothing, ("float0",))
     weak = bool(getattr(aval, "weak_type", False))
     scalar = np.asarray(value, aval.dtype)[()]
     bare = number(scalar) if not weak else _python_number(value, scalar)
@@ -323,7 +329,7 @@ def literal(atom: Any) -> LiteralSpelling:
     kind = (aval.dtype, weak, bare if special else None, str(bare) if _odd(bare) else None)
     exact = _same_bits(np.asarray(bare).astype(aval.dtype), scalar)
     typed = bare if weak and exact else _typed(scalar, bare, exact)
-    return LiteralSpelling(bare if exact else typed, typed, (*kind, exact))
+    return LiteralText(bare if exact else typed, typed, (*kind, exact))
 
 
 def _python_number(value: Any, scalar: Any) -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from types import FunctionType
 from typing import Any
 
 import equinox
-import equinox.internal
 import jax
 from jax.extend.core import JaxprEqn
 
@@ -18,16 +18,16 @@ from jaxprtool.extend.python import (
     Expression,
     Name,
     Slot,
+    as_expression,
     call,
-    spelled,
-    spellings,
+    constructors,
     unsupported,
 )
 from jaxprtool_equinox import modules
 from jaxprtool_equinox.files import FILTERED, mapped
 
-ROOTS["eqxi"] = equinox.internal, "import equinox.internal as eqxi"
-ROOTS["jaxprtool_equinox"] = modules, "import jaxprtool_equinox"
+ROOTS["eqxi"] = "import equinox.internal as eqxi"
+ROOTS["jaxprtool_equinox"] = "import jaxprtool_equinox"
 
 #: Where primitives are found that no function of Equinox's gives as they are.
 _PRIMITIVES = {
@@ -35,12 +35,8 @@ _PRIMITIVES = {
     "noinline": "eqxi.noinline_p",
     "select_if_vmap": "eqxi.select_if_vmap_p",
 }
-try:
-    import lineax.internal
-except ImportError:
-    pass
-else:
-    ROOTS["lxi"] = lineax.internal, "import lineax.internal as lxi"
+if find_spec("lineax") is not None:
+    ROOTS["lxi"] = "import lineax.internal as lxi"
     _PRIMITIVES["linear_solve"] = "lxi.linear_solve_p"
 
 
@@ -75,7 +71,8 @@ def _function(eqn: JaxprEqn) -> Expression:
         raise unsupported(eqn, "its primitive has no public name")
     primitive = Name(_PRIMITIVES[name])
     if name in FILTERED:
-        return call("jaxprtool_equinox.filtered", primitive, *map(spelled, modules.arguments(p)))
+        arguments = map(as_expression, modules.arguments(p))
+        return call("jaxprtool_equinox.filtered", primitive, *arguments)
     bind = Name(f"{primitive.path}.bind")
     return call("partial", bind, **p) if p else bind
 
@@ -91,24 +88,24 @@ def _module(value: Any) -> Expression:
     try:
         return _named("module", modules.path_of(type(value)), **_fields(value))
     except LookupError as error:
-        raise TypeError(f"{error.args[0]} has no spelling") from error
+        raise TypeError(f"{error.args[0]} has no public name") from error
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {name: spelled(held) for name, held in modules.fields_of(value).items()}
+    return {name: as_expression(held) for name, held in modules.fields_of(value).items()}
 
 
 def _enumeration(cls: Any) -> Expression:
     try:
         return _named("enumeration", modules.path_of(cls))
     except LookupError as error:
-        raise TypeError(f"{error.args[0]} has no spelling") from error
+        raise TypeError(f"{error.args[0]} has no public name") from error
 
 
 def _norm(value: Any) -> Expression:
     path = modules.function_path(value)
     if path is None:
-        raise TypeError(f"the function {value.__qualname__} has no spelling")
+        raise TypeError(f"the function {value.__qualname__} has no public name")
     return _named("function", path)
 
 
@@ -127,13 +124,13 @@ _kinds = {
     type(equinox.Enumeration): _enumeration,
     modules.Operand: lambda value: Name("jaxprtool_equinox.operand"),
     modules.Hoisted: lambda value: call(
-        "jaxprtool_equinox.hoisted", spelled(value.jaxpr), value.count
+        "jaxprtool_equinox.hoisted", as_expression(value.jaxpr), value.count
     ),
     FunctionType: _norm,
     jax.ShapeDtypeStruct: _struct,
     type(jax.tree.structure(0)): _tree,
     **{type(tag): lambda value: _named("tag", repr(value)) for tag in modules.tags().values()},
 }
-_others = dict(spellings)
-spellings.clear()
-spellings.update({**_kinds, **_others})
+_others = dict(constructors)
+constructors.clear()
+constructors.update({**_kinds, **_others})

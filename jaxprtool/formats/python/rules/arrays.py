@@ -8,14 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.formats.python.expressions import (
-    Attribute,
-    Expression,
-    Slot,
-    Subscript,
-    call,
-    method,
-)
+from jaxprtool.formats.python.expressions import Attribute, Proposal, Slot, Subscript, call, method
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.values import dtype_name
 from jaxprtool.ir.rules import rule
@@ -42,7 +35,7 @@ def placements(params: dict[str, Any], name: str = "sharding") -> list[Any]:
 
 
 @rule(python_rules, "broadcast_in_dim")
-def _broadcast_in_dim(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Expression]:
+def _broadcast_in_dim(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Proposal]:
     shape, dims = eqn.params["shape"], ints(eqn.params["broadcast_dimensions"])
     old = eqn.invars[0].aval.shape
     if not old:
@@ -74,7 +67,7 @@ def _with_dots(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @rule(python_rules, "reshape")
-def _reshape(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Expression]:
+def _reshape(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Proposal]:
     shape = eqn.params["new_sizes"]
     if eqn.invars[0].aval.shape:  # a scalar may be a number of Python
         yield method(x, "reshape", *shape) if shape else method(x, "reshape", ())
@@ -86,7 +79,7 @@ def _reshape(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "transpose")
-def _transpose(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _transpose(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     order = ints(eqn.params["permutation"])
     rank = len(order)
     if order == tuple(reversed(range(rank))):
@@ -101,14 +94,14 @@ def _transpose(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "squeeze")
-def _squeeze(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _squeeze(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     axes = ints(eqn.params["dimensions"])
     yield method(x, "squeeze", one_or_all(axes))
     yield call("lax.squeeze", x, axes)
 
 
 @rule(python_rules, "slice")
-def _slice(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _slice(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     starts, limits = ints(eqn.params["start_indices"]), ints(eqn.params["limit_indices"])
     steps = eqn.params["strides"]
     key = []
@@ -122,7 +115,7 @@ def _slice(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "rev")
-def _rev(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _rev(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     axes = ints(eqn.params["dimensions"])
     key = tuple(
         slice(None, None, -1) if i in axes else _ALL for i in range(len(eqn.invars[0].aval.shape))
@@ -133,26 +126,26 @@ def _rev(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "concatenate")
-def _concatenate(eqn: JaxprEqn, *parts: Slot) -> Iterator[Expression]:
+def _concatenate(eqn: JaxprEqn, *parts: Slot) -> Iterator[Proposal]:
     axis = eqn.params["dimension"]
     yield call("jnp.concatenate", list(parts), **({"axis": axis} if axis else {}))
     yield call("lax.concatenate", list(parts), axis)
 
 
 @rule(python_rules, "stack")
-def _stack(eqn: JaxprEqn, *parts: Slot) -> Iterator[Expression]:
+def _stack(eqn: JaxprEqn, *parts: Slot) -> Iterator[Proposal]:
     yield call("jnp.stack", list(parts), axis=eqn.params["axis"])
     yield call("lax.stack", list(parts), eqn.params["axis"])
 
 
 @rule(python_rules, "unstack")
-def _unstack(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _unstack(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     yield call("jnp.unstack", x, axis=eqn.params["axis"])
     yield call("lax.unstack", x, eqn.params["axis"])
 
 
 @rule(python_rules, "split")
-def _split(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _split(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     sizes, axis = ints(eqn.params["sizes"]), eqn.params["axis"]
     if len(set(sizes)) == 1:
         yield call("jnp.split", x, len(sizes), **({"axis": axis} if axis else {}))
@@ -160,18 +153,18 @@ def _split(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "tile")
-def _tile(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _tile(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     yield call("jnp.tile", x, ints(eqn.params["reps"]))
     yield call("lax.tile", x, ints(eqn.params["reps"]))
 
 
 @rule(python_rules, "pad")
-def _pad(eqn: JaxprEqn, x: Slot, value: Slot) -> Iterator[Expression]:
+def _pad(eqn: JaxprEqn, x: Slot, value: Slot) -> Iterator[Proposal]:
     yield call("lax.pad", x, value, tuple(map(ints, eqn.params["padding_config"])))
 
 
 @rule(python_rules, "iota")
-def _iota(eqn: JaxprEqn, *sizes: Slot) -> Iterator[Expression]:
+def _iota(eqn: JaxprEqn, *sizes: Slot) -> Iterator[Proposal]:
     shape, dtype = eqn.params["shape"], dtype_name(eqn.params["dtype"])
     dimension = eqn.params["dimension"]
     if len(shape) == 1:
@@ -184,12 +177,12 @@ def _iota(eqn: JaxprEqn, *sizes: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "dim_as_value")
-def _dim_as_value(eqn: JaxprEqn) -> Iterator[Expression]:
+def _dim_as_value(eqn: JaxprEqn) -> Iterator[Proposal]:
     yield call("jnp.asarray", eqn.params["dim"])
 
 
 @rule(python_rules, "empty", "empty2")
-def _empty(eqn: JaxprEqn) -> Iterator[Expression]:
+def _empty(eqn: JaxprEqn) -> Iterator[Proposal]:
     shape, dtype = eqn.outvars[0].aval.shape, dtype_name(eqn.params["dtype"])
     yield call("jnp.empty", shape, dtype)
     # The parameter is what was given: a class, a dtype or a name.
@@ -203,7 +196,7 @@ def _empty(eqn: JaxprEqn) -> Iterator[Expression]:
 
 
 @rule(python_rules, "device_put")
-def _device_put(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
+def _device_put(eqn: JaxprEqn, *xs: Slot) -> Iterator[Proposal]:
     if len(xs) == 1:
         yield call("jax.device_put", xs[0], *[d for d in eqn.params["devices"] if d is not None])
         yield call("jnp.array", xs[0])
@@ -214,7 +207,7 @@ def _device_put(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "dynamic_slice")
-def _dynamic_slice(eqn: JaxprEqn, x: Slot, *starts: Slot) -> Iterator[Expression]:
+def _dynamic_slice(eqn: JaxprEqn, x: Slot, *starts: Slot) -> Iterator[Proposal]:
     sizes = ints(eqn.params["slice_sizes"])
     yield call("lax.dynamic_slice", x, starts, sizes)
     # A start is not made one from the end, if it is negative, by equations of its own.
@@ -224,7 +217,7 @@ def _dynamic_slice(eqn: JaxprEqn, x: Slot, *starts: Slot) -> Iterator[Expression
 @rule(python_rules, "dynamic_update_slice")
 def _dynamic_update_slice(
     eqn: JaxprEqn, x: Slot, update: Slot, *starts: Slot
-) -> Iterator[Expression]:
+) -> Iterator[Proposal]:
     yield call("lax.dynamic_update_slice", x, update, starts)
     yield call("lax.dynamic_update_slice", x, update, starts, allow_negative_indices=False)
 
@@ -242,7 +235,7 @@ def _options(eqn: JaxprEqn) -> dict[str, Any]:
 
 
 @rule(python_rules, "gather")
-def _gather(eqn: JaxprEqn, x: Slot, indices: Slot) -> Iterator[Expression]:
+def _gather(eqn: JaxprEqn, x: Slot, indices: Slot) -> Iterator[Proposal]:
     p, options = eqn.params, _options(eqn)
     sizes = ints(p["slice_sizes"])
     yield call("lax.gather", x, indices, p["dimension_numbers"], sizes, **options)
@@ -259,7 +252,7 @@ def _gather(eqn: JaxprEqn, x: Slot, indices: Slot) -> Iterator[Expression]:
     "scatter-max",
     "scatter-sub",
 )
-def _scatter(eqn: JaxprEqn, x: Slot, indices: Slot, updates: Slot) -> Iterator[Expression]:
+def _scatter(eqn: JaxprEqn, x: Slot, indices: Slot, updates: Slot) -> Iterator[Proposal]:
     name = eqn.primitive.name.replace("-", "_")
     numbers = eqn.params["dimension_numbers"]
     yield call(f"lax.{name}", x, indices, updates, numbers, **_options(eqn))

@@ -17,7 +17,9 @@ from jaxprtool.formats.python.expressions import (
     Function,
     Giving,
     Name,
+    Proposal,
     Slot,
+    Structure,
     call,
 )
 from jaxprtool.formats.python.helpers import BWD_OF_ARRAYS, FWD_BY, JVP_BY, Helper
@@ -62,7 +64,7 @@ _LONGEST_LIBRARY_BODY = 60
 
 
 @rule(python_rules, "jit")
-def _jit(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _jit(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     p, decorator = eqn.params, _jit_decorator(eqn.params)
     if len(p["jaxpr"].eqns) <= _LONGEST_LIBRARY_BODY:
         yield from _library(eqn, operands)
@@ -76,7 +78,7 @@ def _jit(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
         yield _call(eqn, p["jaxpr"], operands, nest, scope=scope)
 
 
-def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Expression]:
+def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Proposal]:
     """The public function that an equation may be a call of."""
     name = called_name(eqn)
     if name in LIBRARY:
@@ -99,7 +101,7 @@ def _call(
     operands: tuple[Slot, ...],
     *decorators: Expression,
     scope: str | None = None,
-) -> Expression:
+) -> Giving:
     body = jaxcompat.close_jaxpr(body)
     results = group(range(len(eqn.outvars)))
     function = Function(
@@ -135,7 +137,7 @@ def _jit_decorator(p: dict[str, Any]) -> Expression:
 
 
 @rule(python_rules, "remat2")
-def _checkpoint(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _checkpoint(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     p = dict(eqn.params)
     if p["policy"] is not None:
         p["policy"] = _policy(eqn, p["policy"])
@@ -162,7 +164,7 @@ def _policy(eqn: JaxprEqn, policy: Any) -> Expression:
 
 
 @rule(python_rules, "closed_call", "call", "eval_jaxpr")
-def _plain_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _plain_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     body = eqn.params[CALLS[eqn.primitive.name][0]]
     yield _call(eqn, body, operands)
 
@@ -171,7 +173,7 @@ def _plain_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "custom_jvp_call")
-def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     yield from _library(eqn, operands)
     found = jvp_rule(eqn)
     count = eqn.params["num_consts"]
@@ -215,8 +217,12 @@ def _restricted(by: Helper, perturbed: tuple[bool, ...]) -> tuple[Expression, ..
 
 
 def _custom(
-    eqn: JaxprEqn, kind: str, rules: tuple[Function, ...], operands: tuple[Slot, ...], results: Any
-) -> Expression:
+    eqn: JaxprEqn,
+    kind: str,
+    rules: tuple[Function, ...],
+    operands: tuple[Slot, ...],
+    results: Structure,
+) -> Giving:
     """The call of a function with custom derivatives, of the kind "jvp" or "vjp"."""
     closed_over = [const for r in rules if r.raises is None for const in r.jaxpr.consts]
     if any(isinstance(const, jax.core.Tracer) for const in closed_over):
@@ -252,7 +258,7 @@ def _zeros(aval: Any) -> Expression:
 
 
 @rule(python_rules, "custom_vjp_call")
-def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     found = vjp_rule(eqn)
     count = eqn.params["num_consts"]
     outs = range(len(eqn.outvars))
@@ -290,7 +296,7 @@ _HIGH = {"Frexp": "jnp.frexp", "Ldexp": "jnp.ldexp"}
 
 
 @rule(python_rules, jaxcompat.CALL_HIGH)
-def _high(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _high(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     public = _HIGH.get(jaxcompat.high_name(eqn))
     if public is not None:
         yield Giving(call(public, *operands), group(range(len(eqn.outvars))))
@@ -301,7 +307,7 @@ def _high(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "shard_map")
-def _shard_map(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _shard_map(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     p, mapped = eqn.params, ShardMap.of(eqn)
     out_specs = mapped.out_specs
     options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Refs, and printing: equations that do something."""
+"""Equations that do something: refs, printing, callbacks, and values that are sown."""
 
 from __future__ import annotations
 
@@ -8,37 +8,54 @@ from typing import Any
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.formats.python.expressions import Assignment, Expression, Slot, Subscript, call
-from jaxprtool.formats.python.rules.table import python_rules
+from jaxprtool.formats.python.expressions import (
+    Assignment,
+    Call,
+    Function,
+    Giving,
+    Name,
+    Proposal,
+    Slot,
+    Subscript,
+    call,
+)
+from jaxprtool.formats.python.naming import identifier
+from jaxprtool.formats.python.rules.calls import called_name
+from jaxprtool.formats.python.rules.loops import group
+from jaxprtool.formats.python.rules.table import python_rules, unsupported
+from jaxprtool.formats.python.values import dtype_name
+from jaxprtool.ir.callbacks import BATCHING_HINT, HINT, Stub, batching_rule, callback_name
 from jaxprtool.ir.rules import rule
+from jaxprtool.ir.trees import Tree, describe
 from jaxprtool.jaxcompat import DropVar, JaxprEqn
+from jaxprtool.primitives import VARIABLE
 
 
 @rule(python_rules, "new_ref")
-def _new_ref(eqn: JaxprEqn, value: Slot) -> Iterator[Expression]:
+def _new_ref(eqn: JaxprEqn, value: Slot) -> Iterator[Proposal]:
     yield call("jax.new_ref", value)
     options = {k: v for k, v in eqn.params.items() if v is not None}
     yield call("jax.new_ref", value, **options)
 
 
 @rule(python_rules, "empty_ref")
-def _empty_ref(eqn: JaxprEqn) -> Iterator[Expression]:
+def _empty_ref(eqn: JaxprEqn) -> Iterator[Proposal]:
     yield call("jax.ref.empty_ref", eqn.params["ty"])
 
 
 @rule(python_rules, "freeze", "free_ref")
-def _freeze(eqn: JaxprEqn, ref: Slot) -> Iterator[Expression]:
+def _freeze(eqn: JaxprEqn, ref: Slot) -> Iterator[Proposal]:
     yield call(f"jax.ref.{eqn.primitive.name}", ref)
 
 
 @rule(python_rules, "get")
-def _get(eqn: JaxprEqn, ref: Slot, *rest: Slot) -> Iterator[Expression]:
+def _get(eqn: JaxprEqn, ref: Slot, *rest: Slot) -> Iterator[Proposal]:
     for key in _keys(eqn, rest):
         yield Subscript(ref, key)
 
 
 @rule(python_rules, "swap")
-def _swap(eqn: JaxprEqn, ref: Slot, value: Slot, *rest: Slot) -> Iterator[Expression]:
+def _swap(eqn: JaxprEqn, ref: Slot, value: Slot, *rest: Slot) -> Iterator[Proposal]:
     for key in _keys(eqn, rest):
         if isinstance(eqn.outvars[0], DropVar):
             yield Assignment(Subscript(ref, key), value)
@@ -46,7 +63,7 @@ def _swap(eqn: JaxprEqn, ref: Slot, value: Slot, *rest: Slot) -> Iterator[Expres
 
 
 @rule(python_rules, "addupdate")
-def _addupdate(eqn: JaxprEqn, ref: Slot, value: Slot, *rest: Slot) -> Iterator[Expression]:
+def _addupdate(eqn: JaxprEqn, ref: Slot, value: Slot, *rest: Slot) -> Iterator[Proposal]:
     for key in _keys(eqn, rest):
         yield call("jax.ref.addupdate", ref, _index(key), value)
 
@@ -81,10 +98,117 @@ def _index(key: tuple[Any, ...]) -> Any:
 
 
 @rule(python_rules, "debug_print")
-def _print(eqn: JaxprEqn, *values: Slot) -> Iterator[Expression]:
+def _print(eqn: JaxprEqn, *values: Slot) -> Iterator[Proposal]:
     p = eqn.params
     args, kwargs = jax.tree.unflatten(p["in_tree"], values)
     ordered = {"ordered": True} if p["ordered"] else {}
     yield call("jax.debug.print", p["fmt"], *args, **ordered, **kwargs)
     options = {k: p[k] for k in ("partitioned",) if p[k]}
     yield call("jax.debug.print", p["fmt"], *args, **ordered, **options, **kwargs)
+
+
+# --- callbacks --------------------------------------------------------------------------------
+
+# Functions that raise stand for Python functions that are not there.
+
+
+@rule(python_rules, "pure_callback")
+def _pure_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
+    options = {k: v for k in ("sharding", "vmap_method") if (v := eqn.params[k]) is not None}
+    yield _with_results("jax.pure_callback", eqn, operands, options)
+
+
+@rule(python_rules, "io_callback")
+def _io_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
+    options = {k: v for k in ("sharding", "ordered") if (v := eqn.params[k])}
+    yield _with_results("io_callback", eqn, operands, options)
+
+
+@rule(python_rules, "debug_callback")
+def _debug_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
+    options = {"partitioned": True} if eqn.params["partitioned"] else {}
+    if eqn.params["effect"] == jaxcompat.DEBUG_EFFECTS["OrderedDebugEffect"]:
+        options["ordered"] = True
+    yield Giving(Call(Name("jax.debug.callback"), (_stub(eqn), *operands), options), None)
+
+
+def _with_results(
+    path: str, eqn: JaxprEqn, operands: tuple[Slot, ...], options: dict[str, Any]
+) -> Giving:
+    types = tuple(
+        call("jax.ShapeDtypeStruct", v.aval.shape, dtype_name(v.aval.dtype)) for v in eqn.outvars
+    )
+    called = Call(Name(path), (_stub(eqn), types, *operands), options)
+    return Giving(called, tuple(range(len(types))))
+
+
+@rule(python_rules, "custom_vmap_call")
+def _custom_vmap(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
+    stub, results = eqn.params["rule"], group(range(len(eqn.outvars)))
+    if not isinstance(stub, Stub):
+        error = unsupported(eqn, f"it holds {batching_rule(eqn)}")
+        error.hint = BATCHING_HINT
+        raise error
+    body = jaxcompat.close_jaxpr(eqn.params["call"])
+    function = Function(
+        body,
+        called_name(eqn),
+        tuple(range(len(operands))),
+        results,
+        decorators=(Name("jax.custom_batching.custom_vmap"),),
+        rules=(("def_vmap", (_raising(stub),), {}),),
+        kept=True,
+        key=(jaxcompat.open_jaxpr(body), stub),
+    )
+    yield Giving(Call(function, operands), results)
+
+
+def _stub(eqn: JaxprEqn) -> Function:
+    """The function that stands for the callback of an equation. Raises UnsupportedError."""
+    stub = eqn.params["callback"]
+    if not isinstance(stub, Stub):
+        error = unsupported(eqn, f"it calls a Python function ({callback_name(stub)})")
+        error.hint = HINT
+        raise error
+    return _raising(stub)
+
+
+def _raising(stub: Stub) -> Function:
+    return Function(
+        None,
+        identifier(stub.name.rpartition(".")[2]),
+        (),
+        None,
+        ("*operands",),
+        kept=True,
+        renamed=False,
+        key=("stub", stub.name),
+        raises=call("RuntimeError", stub.message),
+    )
+
+
+# --- sown values ------------------------------------------------------------------------------
+
+
+@rule(python_rules, "sow")
+def _sow(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
+    p = eqn.params
+    if unknown := _unknown(describe(p["tree"])):
+        raise unsupported(eqn, f"its value has a node of type {unknown}")
+    count = p["tree"].num_leaves
+    value, key = jax.tree.unflatten(p["tree"], operands[:count]), operands[count:]
+    if (p["tag"], p["mode"], key) == (VARIABLE, "strict", ()):
+        sown = call("jaxprtool.variable", value, name=p["name"])
+    else:
+        more: dict[str, Any] = {} if p["mode"] == "strict" else {"mode": p["mode"]}
+        more |= {"key": key[0] if len(key) == 1 else key} if key else {}
+        sown = call("jaxprtool.sow", value, tag=p["tag"], name=p["name"], **more)
+    yield sown
+    yield call("jax.tree.leaves", sown)
+
+
+def _unknown(tree: Tree) -> str | None:
+    """The type of a node of a structure for which Python has no display."""
+    if tree.kind in ("custom", "OrderedDict"):
+        return tree.type_name or tree.kind
+    return next(filter(None, map(_unknown, tree.children)), None)

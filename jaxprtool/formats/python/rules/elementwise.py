@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jaxprtool.formats.python.expressions import Expression, Infix, Name, Prefix, call, method
+from jaxprtool.formats.python.expressions import Infix, Name, Prefix, Proposal, call, method
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.values import dtype_name
 from jaxprtool.ir.rules import rule
@@ -91,7 +91,7 @@ _LAX = """
 _BY_NAME = frozenset(_LAX.split())
 
 
-def _elementwise(eqn: JaxprEqn, *operands: Any) -> Iterator[Expression]:
+def _elementwise(eqn: JaxprEqn, *operands: Any) -> Iterator[Proposal]:
     name = eqn.primitive.name
     if name in INFIX:
         yield Infix(INFIX[name], *operands)
@@ -108,37 +108,37 @@ rule(python_rules, *INFIX, *FUNCTIONS, *_BY_NAME)(_elementwise)
 
 
 @rule(python_rules, "neg")
-def _negative(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
+def _negative(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
     yield Prefix("-", x)
     yield call("lax.neg", x)
 
 
 @rule(python_rules, "not")
-def _not(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
+def _not(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
     yield Prefix("~", x)
     yield call("lax.bitwise_not", x)
 
 
 @rule(python_rules, "integer_pow")
-def _integer_pow(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
+def _integer_pow(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
     yield Infix("**", x, eqn.params["y"])
     yield call("lax.integer_pow", x, eqn.params["y"])
 
 
 @rule(python_rules, "pow")
-def _pow(eqn: JaxprEqn, x: Any, y: Any) -> Iterator[Expression]:
+def _pow(eqn: JaxprEqn, x: Any, y: Any) -> Iterator[Proposal]:
     yield Infix("**", x, y)
     yield call("lax.pow", x, y)
 
 
 @rule(python_rules, "round")
-def _round(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
+def _round(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
     yield call("jnp.round", x)
     yield call("lax.round", x, eqn.params["rounding_method"])
 
 
 @rule(python_rules, "convert_element_type")
-def _convert(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
+def _convert(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
     kind = dtype_name(eqn.params["new_dtype"])
     if eqn.invars[0].aval.shape:  # a scalar may be a number of Python
         yield method(x, "astype", kind)
@@ -151,17 +151,17 @@ def _convert(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
 
 
 @rule(python_rules, "bitcast_convert_type")
-def _bitcast(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
+def _bitcast(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
     yield call("lax.bitcast_convert_type", x, dtype_name(eqn.params["new_dtype"]))
 
 
 @rule(python_rules, "reduce_precision")
-def _reduce_precision(eqn: JaxprEqn, x: Any) -> Iterator[Expression]:
+def _reduce_precision(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
     yield call("lax.reduce_precision", x, **eqn.params)
 
 
 @rule(python_rules, "select_n")
-def _select(eqn: JaxprEqn, which: Any, *cases: Any) -> Iterator[Expression]:
+def _select(eqn: JaxprEqn, which: Any, *cases: Any) -> Iterator[Proposal]:
     if len(cases) == 2:
         yield call("jnp.where", which, cases[1], cases[0])
         yield call("lax.select", which, cases[1], cases[0])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.formats.python.expressions import Expression, Function, Giving, Slot, call
+from jaxprtool.formats.python.expressions import Function, Giving, Proposal, Slot, call
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Cond, Scan, While
@@ -30,7 +30,7 @@ def own_name(jaxpr: Any, otherwise: str) -> str:
 
 
 @rule(python_rules, "scan")
-def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     loop = Scan.of(eqn)
     n, k, total = len(loop.consts), len(loop.carry), len(operands)
     outs = range(len(eqn.outvars))
@@ -56,7 +56,7 @@ def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "while")
-def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     loop = While.of(eqn)
     if loop.cond.outvars[0].aval.shape:
         return  # of a batched loop, which goes on for as long as one of its conditions holds
@@ -86,25 +86,25 @@ def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "cond")
-def _cond(eqn: JaxprEqn, index: Slot, *operands: Slot) -> Iterator[Expression]:
+def _cond(eqn: JaxprEqn, index: Slot, *operands: Slot) -> Iterator[Proposal]:
     yield on_number(eqn)
 
 
-def on_number(eqn: JaxprEqn) -> Expression:
+def on_number(eqn: JaxprEqn) -> Giving:
     """The branch as `lax.switch`, which clamps its first operand."""
     branches, results = _branches(eqn)
     operands = [Slot(i) for i in range(len(eqn.invars))]
     return Giving(call("lax.switch", operands[0], branches, *operands[1:]), results)
 
 
-def on_predicate(eqn: JaxprEqn) -> Expression:
+def on_predicate(eqn: JaxprEqn) -> Giving:
     """The branch as `lax.cond`, which converts its first operand to an index."""
     (otherwise, then), results = _branches(eqn)
     operands = [Slot(i) for i in range(len(eqn.invars))]
     return Giving(call("lax.cond", operands[0], then, otherwise, *operands[1:]), results)
 
 
-def on_platform(eqn: JaxprEqn) -> Expression:
+def on_platform(eqn: JaxprEqn) -> Giving:
     """The branch as `lax.platform_dependent`, which asks for its first operand."""
     functions, results = _branches(eqn, 0)
     operands = [Slot(i) for i in range(len(eqn.invars) - 1)]
@@ -138,7 +138,7 @@ def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[Function], Any]:
 
 
 @rule(python_rules, "custom_linear_solve")
-def _linear_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _linear_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     starts, at = {}, 0
     for name in ("matvec", "vecmat", "solve", "transpose_solve"):

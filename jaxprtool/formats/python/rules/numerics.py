@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from jaxprtool.formats.python.expressions import (
     Call,
-    Expression,
     Function,
     Giving,
     Infix,
     Name,
+    Proposal,
     Slot,
     call,
 )
@@ -39,7 +39,7 @@ _REDUCTIONS = {
 
 
 @rule(python_rules, *_REDUCTIONS)
-def _reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     name, axes = eqn.primitive.name, ints(eqn.params["axes"])
     whole = axes == tuple(range(len(eqn.invars[0].aval.shape)))
     if axes and name != "reduce_xor":
@@ -50,14 +50,14 @@ def _reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "argmax", "argmin")
-def _arg_reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _arg_reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     (axis,) = eqn.params["axes"]
     yield call(f"jnp.{eqn.primitive.name}", x, axis=axis)
     yield call(f"lax.{eqn.primitive.name}", x, axis, dtype_name(eqn.params["index_dtype"]))
 
 
 @rule(python_rules, "reduce")
-def _reduce(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _reduce(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     count = len(operands) // 2
     axes = ints(eqn.params["dimensions"])
     body = eqn.params["jaxpr"]
@@ -71,7 +71,7 @@ def _reduce(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-def _cumulative(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _cumulative(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     reverse = {"reverse": True} if eqn.params["reverse"] else {}
     yield call(f"lax.{eqn.primitive.name}", x, axis=eqn.params["axis"], **reverse)
 
@@ -86,7 +86,7 @@ _WINDOWS: dict[str, tuple[float | None, str]] = {
 
 
 @rule(python_rules, *_WINDOWS)
-def _window(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _window(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     start, combine = _WINDOWS[eqn.primitive.name]
     starts: list[Any] = [start]
     if start is None:
@@ -123,7 +123,7 @@ def _window_arguments(eqn: JaxprEqn) -> Iterator[tuple[list[Any], dict[str, Any]
 
 
 @rule(python_rules, "reduce_window")
-def _reduce_window(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _reduce_window(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     count = len(operands) // 2
     body = eqn.params["jaxpr"]
     combine = Function(body, "combine", (0, 1), 0)
@@ -140,7 +140,7 @@ def _reduce_window(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "sort")
-def _sort(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
+def _sort(eqn: JaxprEqn, *xs: Slot) -> Iterator[Proposal]:
     p = eqn.params
     stable = {} if p["is_stable"] else {"is_stable": False}
     keys = {} if p["num_keys"] == 1 else {"num_keys": p["num_keys"]}
@@ -149,13 +149,13 @@ def _sort(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "top_k")
-def _top_k(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _top_k(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     yield call("lax.top_k", x, eqn.params["k"])
     yield call("lax.top_k", x, eqn.params["k"], axis=eqn.params["axis"])
 
 
 @rule(python_rules, "approx_top_k")
-def _approx_top_k(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _approx_top_k(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     p = eqn.params
     rest = {k: v for k, v in p.items() if k not in ("k", "is_max_k")}
     yield call(f"lax.approx_{'max' if p['is_max_k'] else 'min'}_k", x, p["k"], **rest)
@@ -165,7 +165,7 @@ def _approx_top_k(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "dot_general")
-def _dot_general(eqn: JaxprEqn, x: Slot, y: Slot) -> Iterator[Expression]:
+def _dot_general(eqn: JaxprEqn, x: Slot, y: Slot) -> Iterator[Proposal]:
     p = eqn.params
     contract, batch = (tuple(map(ints, pair)) for pair in p["dimension_numbers"])
     out = p["preferred_element_type"]
@@ -197,7 +197,7 @@ def _einsum(ranks: tuple[int, int], contract: Any, batch: Any) -> str:
 
 
 @rule(python_rules, "conv_general_dilated")
-def _convolution(eqn: JaxprEqn, x: Slot, kernel: Slot) -> Iterator[Expression]:
+def _convolution(eqn: JaxprEqn, x: Slot, kernel: Slot) -> Iterator[Proposal]:
     p = eqn.params
     options: dict[str, Any] = {
         name: ints(p[name])
@@ -231,12 +231,12 @@ def _layouts(numbers: Any) -> tuple[str, str, str]:
 
 
 @rule(python_rules, "fft")
-def _fft(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _fft(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     yield call("lax.fft", x, eqn.params["fft_type"], ints(eqn.params["fft_lengths"]))
 
 
 @rule(python_rules, "ragged_dot_general")
-def _ragged_dot(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _ragged_dot(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     p = eqn.params
     rest = {k: v for k, v in p.items() if v is not None and k != "ragged_dot_dimension_numbers"}
     yield call("lax.ragged_dot", *operands)
@@ -248,17 +248,17 @@ def _ragged_dot(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "geqrf")
-def _geqrf(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _geqrf(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     yield Giving(Call(GEQRF, (x,)), (0, 1))
 
 
 @rule(python_rules, "cholesky")
-def _cholesky(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _cholesky(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     yield call("lax.linalg.cholesky", x, symmetrize_input=False)
 
 
 @rule(python_rules, "eigh", "eig", "svd", "qr", "lu", "schur", "hessenberg", "tridiagonal")
-def _decomposition(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _decomposition(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     yield call(f"lax.linalg.{eqn.primitive.name}", x)
     plain = {k: v for k, v in eqn.params.items() if v is not None}
     symmetric = {"symmetrize_input": False} if eqn.primitive.name == "eigh" else {}
@@ -266,13 +266,13 @@ def _decomposition(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "triangular_solve")
-def _triangular_solve(eqn: JaxprEqn, a: Slot, b: Slot) -> Iterator[Expression]:
+def _triangular_solve(eqn: JaxprEqn, a: Slot, b: Slot) -> Iterator[Proposal]:
     given = {k: v for k, v in eqn.params.items() if v}
     yield call("lax.linalg.triangular_solve", a, b, **given)
 
 
 @rule(python_rules, "tridiagonal_solve")
-def _tridiagonal_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _tridiagonal_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     yield call("lax.linalg.tridiagonal_solve", *operands)
 
 
@@ -283,6 +283,6 @@ def _tridiagonal_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     "cholesky_update",
     "symmetric_product",
 )
-def _linalg(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
+def _linalg(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     yield call(f"lax.linalg.{eqn.primitive.name}", *operands)
     yield call(f"lax.linalg.{eqn.primitive.name}", *operands, **eqn.params)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jaxprtool.formats.python.expressions import Expression, Slot, call
+from jaxprtool.formats.python.expressions import Proposal, Slot, call
 from jaxprtool.formats.python.rules.arrays import ints
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.values import dtype_name
@@ -14,20 +14,20 @@ from jaxprtool.jaxcompat import JaxprEqn
 
 
 @rule(python_rules, "random_seed")
-def _seed(eqn: JaxprEqn, seed: Slot) -> Iterator[Expression]:
+def _seed(eqn: JaxprEqn, seed: Slot) -> Iterator[Proposal]:
     yield call("jax.random.key", seed)
     yield call("jax.random.key", seed, impl=eqn.params["impl"].name)
 
 
 @rule(python_rules, "random_bits")
-def _bits(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
+def _bits(eqn: JaxprEqn, key: Slot) -> Iterator[Proposal]:
     shape, dtype = eqn.params["shape"], eqn.outvars[0].aval.dtype
     yield call("jax.random.bits", key, shape)
     yield call("jax.random.bits", key, shape, dtype_name(dtype))
 
 
 @rule(python_rules, "random_split")
-def _split(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
+def _split(eqn: JaxprEqn, key: Slot) -> Iterator[Proposal]:
     shape = eqn.params["shape"]
     if shape == (2,):
         yield call("jax.random.split", key)
@@ -35,33 +35,33 @@ def _split(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "random_fold_in")
-def _fold_in(eqn: JaxprEqn, key: Slot, data: Slot) -> Iterator[Expression]:
+def _fold_in(eqn: JaxprEqn, key: Slot, data: Slot) -> Iterator[Proposal]:
     yield call("jax.random.fold_in", key, data)
 
 
 @rule(python_rules, "random_wrap")
-def _wrap(eqn: JaxprEqn, data: Slot) -> Iterator[Expression]:
+def _wrap(eqn: JaxprEqn, data: Slot) -> Iterator[Proposal]:
     yield call("jax.random.wrap_key_data", data)
     yield call("jax.random.wrap_key_data", data, impl=eqn.params["impl"].name)
 
 
 @rule(python_rules, "random_unwrap")
-def _unwrap(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
+def _unwrap(eqn: JaxprEqn, key: Slot) -> Iterator[Proposal]:
     yield call("jax.random.key_data", key)
 
 
 @rule(python_rules, "random_clone")
-def _clone(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
+def _clone(eqn: JaxprEqn, key: Slot) -> Iterator[Proposal]:
     yield call("jax.random.clone", key)
 
 
 @rule(python_rules, "threefry2x32")
-def _threefry(eqn: JaxprEqn, *words: Slot) -> Iterator[Expression]:
+def _threefry(eqn: JaxprEqn, *words: Slot) -> Iterator[Proposal]:
     yield call("rng.threefry2x32_p.bind", *words)
 
 
 @rule(python_rules, "rng_bit_generator")
-def _bit_generator(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
+def _bit_generator(eqn: JaxprEqn, key: Slot) -> Iterator[Proposal]:
     p = eqn.params
     shape, dtype = p["shape"], dtype_name(p["dtype"])
     yield call("lax.rng_bit_generator", key, shape, dtype)
@@ -69,7 +69,7 @@ def _bit_generator(eqn: JaxprEqn, key: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "rng_uniform")
-def _uniform(eqn: JaxprEqn, low: Slot, high: Slot) -> Iterator[Expression]:
+def _uniform(eqn: JaxprEqn, low: Slot, high: Slot) -> Iterator[Proposal]:
     yield call("lax.rng_uniform", low, high, eqn.params["shape"])
 
 
@@ -77,7 +77,7 @@ def _uniform(eqn: JaxprEqn, low: Slot, high: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "psum", "psum_invariant", "pmax", "pmin")
-def _all_reduce(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
+def _all_reduce(eqn: JaxprEqn, *xs: Slot) -> Iterator[Proposal]:
     axes = _axes(eqn.params["axes"])
     name = eqn.primitive.name.removesuffix("_invariant")
     groups = eqn.params.get("axis_index_groups")
@@ -86,13 +86,13 @@ def _all_reduce(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "pvary")
-def _vary(eqn: JaxprEqn, *xs: Slot) -> Iterator[Expression]:
+def _vary(eqn: JaxprEqn, *xs: Slot) -> Iterator[Proposal]:
     axes = _axes(eqn.params["axes"])
     yield call("lax.pcast", xs[0] if len(xs) == 1 else xs, axes, to="varying")
 
 
 @rule(python_rules, "reshard", "sharding_constraint")
-def _reshard(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _reshard(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     to = eqn.params.get("dst_sharding") or eqn.params.get("sharding")
     if eqn.primitive.name == "reshard":
         yield call("jax.sharding.reshard", x, to)
@@ -100,13 +100,13 @@ def _reshard(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "ppermute")
-def _permute(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _permute(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     pairs = [ints(pair) for pair in eqn.params["perm"]]
     yield call("lax.ppermute", x, _axes(eqn.params["axis_name"]), pairs)
 
 
 @rule(python_rules, "all_gather")
-def _all_gather(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _all_gather(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     p = eqn.params
     more: dict[str, Any] = {}
     if p["axis_index_groups"] is not None:
@@ -119,7 +119,7 @@ def _all_gather(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "reduce_scatter")
-def _reduce_scatter(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _reduce_scatter(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     p = eqn.params
     yield call(
         "lax.psum_scatter",
@@ -132,7 +132,7 @@ def _reduce_scatter(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "all_to_all")
-def _all_to_all(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
+def _all_to_all(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     p = eqn.params
     more = {"tiled": True} if p["tiled"] else {}
     yield call(
@@ -141,7 +141,7 @@ def _all_to_all(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 
 
 @rule(python_rules, "axis_index")
-def _axis_index(eqn: JaxprEqn) -> Iterator[Expression]:
+def _axis_index(eqn: JaxprEqn) -> Iterator[Proposal]:
     yield call("lax.axis_index", _axes(eqn.params["axis_name"]))
 
 

@@ -20,19 +20,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.python.expressions import Expression
+from jaxprtool.formats.python.expressions import Proposal
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.plugins import missing_plugin
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.jaxcompat import JaxprEqn
 
-Rule = Callable[..., Iterable[Expression]]
+Rule = Callable[..., Iterable[Proposal]]
 
 #: Rules by the primitive's name. A plug-in adds those of its own primitives.
 python_rules: RuleTable[Rule] = RuleTable()
 
 
-def proposals(eqn: JaxprEqn, *operands: Any) -> Iterable[Expression]:
+def proposals(eqn: JaxprEqn, *operands: Any) -> Iterable[Proposal]:
     """What the table proposes for an equation, most readable first."""
     found = python_rules.get(eqn.primitive.name)
     return found(eqn, *operands) if found else ()

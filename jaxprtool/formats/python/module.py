@@ -1,0 +1,266 @@
+"""A module being written: what it imports and defines, and what its functions share."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.formats.jaxpr.constants import digest
+from jaxprtool.formats.python import constants
+from jaxprtool.formats.python.expressions import (
+    ATOM,
+    ROOTS,
+    SIGN,
+    Expression,
+    Function,
+    Helper,
+    ModuleValue,
+    Name,
+    Subscript,
+    call,
+    method,
+    written,
+)
+from jaxprtool.formats.python.helpers import HELPERS, NAMED
+from jaxprtool.formats.python.layout import flat, statement
+from jaxprtool.formats.python.naming import RESERVED, Names, identifier, numbered
+from jaxprtool.formats.python.rules import calls
+from jaxprtool.formats.python.selection import Templates
+from jaxprtool.formats.python.symbols import bindings, finds_its_symbols, sizes_by_symbol
+from jaxprtool.formats.python.values import dtype_name, literal
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var, open_jaxpr
+from jaxprtool.primitives import scope_of
+
+#: What makes the setting in which JAX traces a body.
+Setting = Callable[[], AbstractContextManager[object]]
+
+
+class Module:
+    """What a module imports and defines. It is the scope of what its functions share.
+
+    Args:
+        program: The program that is written.
+        file: The name of the file beside the module, by the constants that are in it; None if
+            all constants are in the text.
+        stub_callbacks: Whether functions that raise stand for callbacks.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        file: Callable[[Iterable[str]], str] | None,
+        stub_callbacks: bool,
+    ):
+        self.program = program
+        self.file = file
+        self.stub_callbacks = stub_callbacks
+        self.arrays: dict[str, np.ndarray] = {}
+        self.definitions: list[str] = []
+        self.helpers: dict[str, list[str]] = {}
+        self.templates = Templates(self, sizes_by_symbol(program.in_avals))
+        #: The settings that functions stand in which are defined now.
+        self.settings_now: tuple[str, ...] = ()
+        #: Functions inside the one that is being written which can be called there, by their keys.
+        self.functions_around: dict[object, str] = {}
+        self.roots: set[str] = set()
+        self._reserved = _function_names(program.jaxpr)
+        self._taken = {*ROOTS, *HELPERS, *self._reserved}
+        self._everywhere: set[str] = set(HELPERS)
+        self._functions: dict[object, str] = {}
+        self._queue: deque[tuple[Function, str, dict[Var, str], tuple[Setting, ...]]] = deque()
+        self._settings: tuple[Setting, ...] = ()
+        self._module_values: dict[object, str] = {}
+        self._constants: dict[int, str] = {}
+        self._literals: dict[tuple[int, bool], tuple[str, int, Literal]] = {}
+        self._origins: dict[object, tuple[str, str] | None] = {}
+        self._kept: list[AnyJaxpr] = []
+        self._contexts: dict[int, tuple[str, ...]] = {}
+        self._symbols: dict[str, str] = {}
+
+    # --- names --------------------------------------------------------------------------------
+
+    def names(self) -> Names:
+        """Return the names of a function of the module."""
+        return Names(self._taken, self._everywhere)
+
+    def claim(self, hint: str) -> str:
+        """Return a name in the module, that no function has taken for something of its own."""
+        for name in numbered(hint):
+            own = name in self._reserved or name not in self._taken
+            if own and name not in self._everywhere and name not in RESERVED:
+                self._taken.add(name)
+                self._everywhere.add(name)
+                return name
+        raise AssertionError("there are endlessly many names")
+
+    def mention(self, path: str) -> None:
+        self.roots.add(path.partition(".")[0])
+
+    def symbol(self, name: str) -> str:
+        if name not in self._symbols:
+            self._symbols[name] = self.claim(name)
+        return self._symbols[name]
+
+    def module_value(self, value: ModuleValue) -> str:
+        name = self._module_values.get(value.key)
+        if name is None:
+            pieces = written(value.of, self)
+            name = self._module_values[value.key] = self.claim(value.name)
+            self.definitions += statement(f"{name} = ", pieces, "", 0)
+        return name
+
+    def helper(self, helper: Helper) -> str:
+        if helper.name not in self.helpers:
+            self.helpers[helper.name] = helper.text.splitlines()
+            for root in helper.roots:
+                self.mention(root)
+        return helper.name
+
+    def renaming(self, name: str) -> str:
+        """Return the decorator that gives a function a name that another has, or that is none."""
+        return f"@{self.helper(NAMED)}({flat(written(name, self))})"
+
+    # --- functions ----------------------------------------------------------------------------
+
+    def function(self, function: Function, texts: dict[Var, str] | None = None) -> str:
+        """Return the name of a function of the module, which is written when its turn comes.
+
+        Args:
+            function: The function.
+            texts: The names of the constants that it captures.
+        """
+        name = self._functions.get(function.key)
+        if name is None:
+            name = self._functions[function.key] = self.claim(function.name)
+            self._queue.append((function, name, texts or {}, self._settings))
+        return name
+
+    def queued(self) -> Iterator[tuple[Function, str, dict[Var, str]]]:
+        """Yield the functions to write with their names, each in the settings of its body."""
+        while self._queue:
+            function, name, texts, self._settings = self._queue.popleft()
+            with ExitStack() as stack:
+                for setting in self._settings:
+                    stack.enter_context(setting())
+                yield function, name, texts
+
+    @contextmanager
+    def inside(self, setting: Setting) -> Iterator[None]:
+        """Enter the setting of a body, for it and for the functions that are found in it."""
+        around, self._settings = self._settings, (*self._settings, setting)
+        functions, self.functions_around = self.functions_around, dict(self.functions_around)
+        with setting():
+            yield
+        self._settings, self.functions_around = around, functions
+
+    @contextmanager
+    def within(self, settings: tuple[str, ...]) -> Iterator[None]:
+        """Note the settings that functions stand in which are defined meanwhile."""
+        around, self.settings_now = self.settings_now, settings
+        yield
+        self.settings_now = around
+
+    def settings_of(self, context: Any) -> tuple[str, ...]:
+        """Return what a `with` statement enters for equations of a context."""
+        found = self._contexts.get(id(context))
+        if found is None:
+            found = tuple(flat(s.pieces(self)) for s in _settings(context))
+            self._contexts[id(context)] = found
+        return found
+
+    def tells_symbols(self, function: Function) -> bool:
+        """Return True if a function may stand alone: it finds the symbols that it mentions."""
+        return not self._symbols or finds_its_symbols(function)
+
+    def bindings(self, arguments: Sequence[tuple[Var, str]], body: Sequence[str]) -> list[str]:
+        """Return the lines that find the symbols which a body mentions, from arguments' shapes.
+
+        Raises:
+            UnsupportedError: If the shapes do not tell; it names the arguments.
+        """
+        return bindings(arguments, body, self._symbols, self) if self._symbols else []
+
+    # --- constants, literals, sources ---------------------------------------------------------
+
+    def keep(self, jaxpr: AnyJaxpr) -> None:
+        """Keep a jaxpr as long as the module: what is known of its parts goes by identity."""
+        self._kept.append(jaxpr)
+
+    def constants_of(self, jaxpr: AnyJaxpr) -> dict[Var, str]:
+        """Return the names of a closed jaxpr's constants."""
+        pairs = zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=True)
+        return {var: self._constant(value) for var, value in pairs}
+
+    def are_constants(self, names: Iterable[str]) -> bool:
+        """Return True if all names are of constants of the module."""
+        return set(names) <= set(self._constants.values())
+
+    def _constant(self, value: Any) -> str:
+        name = self._constants.get(id(value))
+        if name is None:
+            name = self._constants[id(value)] = self.claim("CONSTANT")
+            store = None if self.file is None else self._stored
+            self.definitions += constants.definition_of(name, value, self, store)
+        return name
+
+    def _stored(self, data: np.ndarray) -> Expression:
+        """Return the expression that reads an array from the file beside the module."""
+        key = digest(data)
+        own = data.dtype.type.__module__ == "numpy"
+        # Numpy's files know no types but numpy's: others are kept as unsigned integers.
+        self.arrays[key] = data if own else data.view(f"u{data.dtype.itemsize}")
+        self.mention("Path")
+        self.mention("np")
+        self.helpers["stored"] = []  # written when all are known, which the file is named by
+        stored = Subscript(Name("STORED"), (key,))
+        return stored if own else method(stored, "view", dtype_name(data.dtype))
+
+    def literal(self, atom: Literal, typed: bool) -> tuple[str, int]:
+        """Return the text of a literal and how tightly it binds."""
+        known = self._literals.get((id(atom), typed))
+        if known is None:
+            text = flat(written(literal(atom).of(typed), self))
+            known = text, SIGN if text.startswith("-") else ATOM, atom
+            self._literals[id(atom), typed] = known
+        return known[:2]
+
+    def origin(self, eqn: JaxprEqn) -> tuple[str, str] | None:
+        """Return the function of the user's code that an equation comes from, and its file."""
+        traceback = eqn.source_info.traceback
+        if traceback not in self._origins:
+            frame = jaxcompat.user_frame(eqn)
+            found = (frame[2].split(".")[-1], os.path.basename(frame[0])) if frame else None
+            self._origins[traceback] = found
+        return self._origins[traceback]
+
+
+def _settings(context: Any) -> Iterator[Expression]:
+    """Yield the context managers that make a context of the default one.
+
+    The mesh of a `shard_map`'s body is not among them: the body has it from the `shard_map`.
+    """
+    if context.compute_type is not None:
+        yield call("compute_on", context.compute_type)
+    if not context.threefry_partitionable:
+        yield call("jax.threefry_partitionable", False)
+    if context.xla_metadata:
+        yield call("set_xla_metadata", **context.xla_metadata)
+    mesh = context.cur_abstract_mesh
+    if not mesh.empty and not mesh.manual_axes:
+        yield call("jax.sharding.use_abstract_mesh", mesh)
+
+
+def _function_names(jaxpr: AnyJaxpr) -> set[str]:
+    """Return the names that functions of the module will bear, at every depth."""
+    called = (eqn for eqn in equations(open_jaxpr(jaxpr)) if traits(eqn).call)
+    names = {identifier(scope_of(eqn) or calls.called_name(eqn)) for eqn in called}
+    return {"mesh", "CONSTANT", *names}

@@ -1,0 +1,253 @@
+"""Which expression stands for an equation: the first proposal that passes the round-trip check.
+
+The text of a proposal is evaluated while JAX traces it, and must give the equation alone. So no
+rule has to know when an operator promotes, when a function adds a conversion, or what another JAX
+makes of it. A program has few distinct kinds of equation, and each kind is tried once: same
+primitive, same parameters, operands of the same types, in the same context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.formats.python.expressions import (
+    ROOTS,
+    Assignment,
+    Attribute,
+    Call,
+    Expression,
+    Function,
+    Giving,
+    Helper,
+    ModuleValue,
+    Scope,
+    Slot,
+    Structure,
+    as_expression,
+    written,
+)
+from jaxprtool.formats.python.layout import Hole, Piece, filled, flat, holes_of
+from jaxprtool.formats.python.rules.table import proposals, unsupported
+from jaxprtool.formats.python.values import literal, primitive
+from jaxprtool.ir.equivalence import equivalent
+from jaxprtool.ir.structural_key import Keyless, parameters_key
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+
+
+@dataclass(frozen=True)
+class Template:
+    """The text of an equation with holes for its operands.
+
+    `results` is the structure in which it gives the results, `typed` says that literal operands
+    are written with their types, `defines` that functions were defined for it alone.
+    """
+
+    holes: tuple[Hole, ...]
+    pieces: tuple[Piece, ...]
+    level: int
+    results: Structure
+    typed: bool
+    defines: bool = False
+
+    @classmethod
+    def of(cls, what: Expression, scope: Scope, results: Structure, typed: bool = True) -> Template:
+        """Return the template of an expression; `scope` defines the functions it mentions."""
+        pieces = tuple(what.pieces(scope))
+        return cls(tuple(holes_of(pieces)), pieces, what.level, results, typed)
+
+
+class Templates:
+    """The chosen template of each kind of equation of a module.
+
+    Args:
+        scope: The module.
+        symbols: The symbolic dimensions that its symbols are.
+    """
+
+    def __init__(self, scope: Scope, symbols: Mapping[str, object]):
+        self._scope = scope
+        self._check = _RoundTrip(symbols)
+        self._by_identity: dict[Hashable, Template] = {}
+        self._by_content: dict[Hashable, Template] = {}
+        # Identities are keys: what they are of must stay.
+        self._alive: list[JaxprEqn] = []
+
+    def of(self, eqn: JaxprEqn, scope: Scope) -> Template:
+        """Return the template of an equation.
+
+        Args:
+            eqn: The equation.
+            scope: Where functions that it needs are defined.
+
+        Raises:
+            UnsupportedError: If the equation cannot be written.
+        """
+        params = eqn.params
+        operands = [literal(v).kind if isinstance(v, Literal) else id(v.aval) for v in eqn.invars]
+        outs = [(id(v.aval), type(v)) for v in eqn.outvars]
+        ids = map(id, params.values())
+        key = (id(eqn.primitive), id(eqn.ctx), *params, *ids, *operands, *outs)
+        found = self._by_identity.get(key)
+        if found is None:
+            self._alive.append(eqn)
+            found = self._of_content(eqn, scope)
+            if not found.defines:
+                self._by_identity[key] = found
+        return found
+
+    def _of_content(self, eqn: JaxprEqn, scope: Scope) -> Template:
+        """Return the template that equations of the same content share, if it defines nothing."""
+        key = _content(eqn)
+        if key in self._by_content:
+            return self._by_content[key]
+        chosen, results, typed = self._choice(eqn)
+        defines = _defines(chosen)
+        try:
+            found = Template.of(chosen, scope if defines else self._scope, results, typed)
+        except TypeError as error:
+            raise unsupported(eqn, str(error)) from error
+        if defines:
+            return replace(found, defines=True)
+        self._by_content[key] = found
+        return found
+
+    def _choice(self, eqn: JaxprEqn) -> tuple[Expression, Structure, bool]:
+        slots = [Slot(i) for i in range(len(eqn.invars))]
+        has_literals = any(isinstance(v, Literal) for v in eqn.invars)
+        for expression in proposals(eqn, *slots):
+            if isinstance(expression, Giving):
+                return expression.of, expression.results, True
+            for typed in (False, True) if has_literals else (False,):
+                if found := self._check.results(expression, eqn, typed):
+                    return expression, found[0], typed
+        outs = tuple(range(len(eqn.outvars)))
+        return _bind(eqn, slots), outs if eqn.primitive.multiple_results else 0, True
+
+
+def _defines(expression: object) -> bool:
+    """Return True if a function is among the parts of an expression."""
+    if isinstance(expression, Function):
+        return True
+    if isinstance(expression, Call):
+        parts = expression.function, *expression.args, *expression.kwargs.values()
+        return any(map(_defines, parts))
+    if isinstance(expression, Attribute):
+        return _defines(expression.of)
+    return isinstance(expression, tuple | list) and any(map(_defines, expression))
+
+
+def _content(eqn: JaxprEqn) -> Hashable:
+    operands = tuple(literal(v).kind if isinstance(v, Literal) else v.aval for v in eqn.invars)
+    try:
+        params, _ = parameters_key(eqn)
+    except Keyless:
+        params = id(eqn)
+    outs = tuple((v.aval, type(v)) for v in eqn.outvars)
+    return eqn.primitive, id(eqn.ctx), operands, params, outs
+
+
+def _bind(eqn: JaxprEqn, slots: list[Slot]) -> Expression:
+    """Return the primitive's `bind` with its parameters.
+
+    Raises:
+        UnsupportedError: If the primitive is not public or a parameter is no plain data.
+    """
+    try:
+        bind = Attribute(primitive(eqn.primitive), "bind")
+    except TypeError as error:
+        raise unsupported(eqn, f"no public function gives it, and {error}") from error
+    params = {}
+    for name, value in sorted(eqn.params.items()):
+        try:
+            params[name] = as_expression(value)
+        except TypeError as error:
+            raise unsupported(eqn, f"its parameter {name} cannot be written: {error}") from error
+    return Call(bind, tuple(slots), params)
+
+
+class _RoundTrip:
+    """Evaluates the text of expressions: the scope of what is tried and perhaps not written."""
+
+    def __init__(self, symbols: Mapping[str, object]):
+        self._symbols = symbols
+        self._namespace: dict[str, Any] = {}
+
+    def results(self, expression: Expression, eqn: JaxprEqn, typed: bool) -> list[Structure]:
+        """Return the structure of an expression's results, if tracing it gives an equation alone.
+
+        Args:
+            expression: The expression. Its operands are the equation's.
+            eqn: The equation.
+            typed: Whether literals are written with their types, or as plain numbers.
+
+        Returns:
+            The structure in a list; an empty list if it gives anything else, or raises.
+        """
+        structures: list[Structure] = []
+        variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal)))
+        names = {v: f"_{i}" for i, v in enumerate(variables)}
+
+        def evaluate(*values: object) -> list[Any]:
+            result = eval(code, self._namespace, dict(zip(names.values(), values, strict=True)))
+            if result is None:
+                structures.append(None)
+                return []
+            several = isinstance(result, tuple | list)
+            structures.append(tuple(range(len(result))) if several else 0)
+            results = list(result) if several else [result]
+            # Nobody may return a ref.
+            return [r for r, v in zip(results, eqn.outvars, strict=True) if not _is_ref(v)]
+
+        try:
+            texts = {
+                i: self._literal(v, typed) if isinstance(v, Literal) else names[v]
+                for i, v in enumerate(eqn.invars)
+            }
+            text = flat(filled(expression.pieces(self), texts))
+            kind = "exec" if isinstance(expression, Assignment) else "eval"
+            code = compile(text, "<proposal>", kind)
+            traced = jaxcompat.traced_like(eqn, evaluate, variables)
+            outs = [] if structures[0] is None else [v for v in eqn.outvars if not _is_ref(v)]
+            same = len(traced.outvars) == len(outs) and equivalent(
+                jaxcompat.alone(eqn, variables, outs, traced), traced
+            )
+        except Exception:  # a proposal that does not fit fails in whatever way the function likes
+            return []
+        return structures if same else []
+
+    def _literal(self, atom: Literal, typed: bool) -> str:
+        return f"({flat(written(literal(atom).of(typed), self))})"
+
+    def _named(self, value: object) -> str:
+        name = f"_value_{len(self._namespace)}"
+        self._namespace[name] = value
+        return name
+
+    # --- the scope ----------------------------------------------------------------------------
+
+    def mention(self, path: str) -> None:
+        root = path.partition(".")[0]
+        if root not in self._namespace:
+            exec(ROOTS[root], self._namespace)
+
+    def symbol(self, name: str) -> str:
+        return self._named(self._symbols[name])
+
+    def module_value(self, value: ModuleValue) -> str:
+        return f"({flat(value.of.pieces(self))})"
+
+    def helper(self, helper: Helper) -> str:
+        exec(helper.text, self._namespace)
+        for root in helper.roots:
+            self.mention(root)
+        return helper.name
+
+    def function(self, function: Function) -> str:
+        return self._named(function.traceable())
+
+
+def _is_ref(var: Atom | Var) -> bool:
+    return isinstance(var.aval, jaxcompat.AbstractRef)

@@ -5,7 +5,8 @@ lane selects its own.
 
 Operands are selected too, so that a NaN in the derivative of a branch that a lane does not take
 does not reach the lane's gradient (jax-ml/jax#1052). Operands without a derivative need not be
-selected, nor those that a branch only returns, since results are selected.
+selected, nor those that a branch only returns, since results are selected. With an effect in a
+branch every operand is mapped: an effect of what one branch is given happens once for each lane.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ def _select(
     index = jaxcompat.match_axis(axis.data, dims[0], 0, operands[0])
     selector = _Selector(index, len(branches))
     selected = [jnp.issubdtype(x.dtype, jnp.inexact) for x in operands[1:]]
+    seen = any(not jaxcompat.is_removable_effect(e) for branch in branches for e in branch.effects)
     pairs = zip(dims[1:], selected, strict=True)
-    ins = tuple(None if dim is None and not flag else 0 for dim, flag in pairs)
+    ins = tuple(0 if dim is not None or flag or seen else None for dim, flag in pairs)
     triples = zip(operands[1:], dims[1:], ins, strict=True)
     values = [_at(axis, x, dim, to) for x, dim, to in triples]
     fixed = [lax.stop_gradient(x) if flag else x for x, flag in zip(values, selected, strict=True)]

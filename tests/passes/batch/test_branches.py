@@ -11,6 +11,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import Cond, sub_jaxprs, view
 from jaxprtool.passes.batch import BatchUnsupported
 from tests.programs.beside import batched, prove
+from tests.programs.recorder import record
 
 RNG = np.random.default_rng(0)
 
@@ -177,6 +178,21 @@ def test_prints_in_branches_are_those_of_jax(in_axes):
         return lax.cond(n > 0, branch, lambda x: x * 2, x)
 
     prove(printed, X, S, in_axes=in_axes, derivatives=0)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_effect_in_a_branch_happens_for_each_lane_as_in_jax(ordered):
+    def fun(i, n, x):
+        def branch(n, x):
+            jax.debug.callback(lambda n: record(1, ordered, n), n, ordered=ordered)
+            jax.debug.callback(lambda: record(2, ordered, 0), ordered=ordered)
+            return n + 1, x
+
+        return lax.switch(i, [branch, lambda n, x: (n, x), lambda n, x: (n - 1, x * 2)], n, x)
+
+    for in_axes in [(0, None, 0), (0, None, None), (None, None, 0)]:
+        outcome = prove(fun, INDEX, INDEX, S, in_axes=in_axes, derivatives=0)
+        assert outcome.how.startswith("the same")
 
 
 def test_callbacks_and_writes_in_branches_are_refused():

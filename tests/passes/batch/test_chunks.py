@@ -319,6 +319,21 @@ def test_an_effect_that_would_be_repeated_for_each_chunk_is_refused_with_its_lin
         batched(fun, (XS,), 0, 4)
 
 
+def test_an_effect_in_a_branch_that_lanes_choose_happens_for_each_lane():
+    seen = []
+
+    def fun(w, x):
+        def branch(w):
+            jax.debug.callback(seen.append, w)
+            return w
+
+        return lax.cond(x[0] > 0, branch, lambda w: w + 1, w)
+
+    jax.jit(batched(fun, (3, XS), (None, 0), 4))(3, XS)
+    jax.effects_barrier()
+    assert len(seen) == len(XS)
+
+
 def test_an_effect_of_each_lane_in_a_loop_happens_as_often_as_with_all_lanes_at_once():
     seen = []
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
@@ -25,7 +26,7 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import keep
-from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.retrace import chosen, positional
 
@@ -65,7 +66,7 @@ def _bound(program: Program, values: dict[int, Any]) -> Program:
             constvars.append(var)
             consts.append(value)
 
-    def now(atom: Any) -> Any:
+    def now(atom: Atom) -> Atom:
         return atom if isinstance(atom, Literal) else literals.get(atom, atom)
 
     def replaced(eqn: JaxprEqn) -> JaxprEqn:
@@ -87,16 +88,16 @@ def _bound(program: Program, values: dict[int, Any]) -> Program:
     return program.replace(jaxpr=new, in_tree=_remaining(program, free), arg_names=arg_names)
 
 
-def _remaining(program: Program, free: Sequence[bool]) -> Any:
-    """The structure of the arguments that are left."""
-    marks = [0 if flag else None for flag in free]
-    args, kwargs = jax.tree.unflatten(program.in_tree, marks)
-    numbers, names = program.in_tree.children()
-    gone = [tree.num_leaves > 0 for tree in numbers.children()]
-    args = tuple(a for a, had in zip(args, gone, strict=True) if jax.tree.leaves(a) or not had)
-    trees = zip(names.node_data()[1], names.children(), strict=True)
-    had_leaves = {name for name, tree in trees if tree.num_leaves}
-    kwargs = {k: v for k, v in kwargs.items() if jax.tree.leaves(v) or k not in had_leaves}
+def _remaining(program: Program, free: Sequence[bool]) -> PyTreeDef:
+    """Return the structure of the arguments that are left."""
+    before = jax.tree.unflatten(program.in_tree, range(len(free)))
+    after = jax.tree.unflatten(program.in_tree, [0 if flag else None for flag in free])
+
+    def stays(had: Any, has: Any) -> bool:
+        return bool(jax.tree.leaves(has)) or not jax.tree.leaves(had)
+
+    args = tuple(has for had, has in zip(before[0], after[0], strict=True) if stays(had, has))
+    kwargs = {name: has for name, has in after[1].items() if stays(before[1][name], has)}
     return jax.tree.structure((args, kwargs))
 
 
@@ -125,7 +126,7 @@ def _leaves(program: Program, key: int | str, value: Any) -> list[tuple[int, Any
         ) from None
 
 
-def _named(program: Program, key: str) -> tuple[list[int], Any]:
+def _named(program: Program, key: str) -> tuple[list[int], PyTreeDef]:
     """The flat arguments whose path is, or begins with, `key`, and the tree that they are in."""
     names = program.arg_names
     if key in names:
@@ -151,7 +152,7 @@ def _named(program: Program, key: str) -> tuple[list[int], Any]:
     )
 
 
-def _subtree(tree: Any, leaf: int, depth: int) -> Any:
+def _subtree(tree: PyTreeDef, leaf: int, depth: int) -> PyTreeDef:
     """The part of a structure that is `depth` steps down the way to a leaf."""
     for _ in range(depth):
         for child in tree.children():
@@ -165,7 +166,7 @@ def _subtree(tree: Any, leaf: int, depth: int) -> Any:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def _of_type(name: str, value: Any, aval: Any) -> Any:
+def _of_type(name: str, value: Any, aval: Aval) -> Any:
     """A value as an array of the type of an argument. Raises ArgumentsError if it does not fit."""
     shown = type_of(aval)
     shape = getattr(aval, "shape", None)
@@ -197,10 +198,10 @@ def _of_type(name: str, value: Any, aval: Any) -> Any:
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
-def _holds(dtype: Any, value: np.ndarray) -> bool:
+def _holds(dtype: np.dtype, value: np.ndarray) -> bool:
     """Whether a dtype can hold values: the kind must fit, and integers their range."""
 
-    def kind(of: Any) -> int:
+    def kind(of: np.dtype) -> int:
         return next((i for i, k in enumerate(_KINDS) if jnp.issubdtype(of, k)), len(_KINDS))
 
     if kind(value.dtype) > kind(dtype):

@@ -9,8 +9,8 @@ JAX would refuse is refused before it is traced, in terms of the program's argum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import jax
@@ -19,8 +19,10 @@ import jax.numpy as jnp
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.retrace import (
+    WithAux,
     chosen_argnums,
     function_of,
     main_results,
@@ -28,15 +30,16 @@ from jaxprtool.passes.transforms.retrace import (
     retraced,
 )
 
-Argnums = int | tuple[int, ...]
+#: Values by name.
+Named = Sequence[tuple[str, Aval]]
 
 
 @dataclass(frozen=True)
-class _Reverse(Pass):
-    """What the derivatives in reverse mode have in common."""
+class _Derivative(Pass):
+    """What all derivatives by arguments have in common."""
 
     #: The positional arguments to differentiate by.
-    argnums: Argnums = 0
+    argnums: int | tuple[int, ...] = 0
 
     #: Whether the result is a pair, of what is differentiated and of what is handed on.
     has_aux: bool = False
@@ -44,42 +47,97 @@ class _Reverse(Pass):
     #: Whether the function is holomorphic; its arguments and results must then be complex.
     holomorphic: bool = False
 
-    #: Whether to differentiate by integers too; their derivatives are of dtype float0.
-    allow_int: bool = False
-
     preserves: ClassVar[bool] = False
     transform: ClassVar[Callable[..., Any]]
-    scalar: ClassVar[bool] = False
 
     def __call__(self, program: Program) -> Program:
         """Raises ArgumentsError and UnsupportedError where JAX would raise an error."""
-        leaves = _differentiated(program, self.name, self.argnums)
-        _check_reverse_arguments(program, leaves, self.name, self.holomorphic, self.allow_int)
+        groups, numbers = positional(program), chosen_argnums(program, self.name, self.argnums)
+        arguments = [
+            (program.arg_names[i], program.in_avals[i]) for n in numbers for i in groups[n]
+        ]
         outs = main_results(program, self.name, self.has_aux)
-        if self.scalar:
-            _check_scalar(program, outs, self.name, self.has_aux)
-        _check_reverse_results(program, outs, self.name, self.holomorphic)
-        options = {name: getattr(self, name) for name in ("argnums", "has_aux", "holomorphic")}
-        fun = type(self).transform(function_of(program), allow_int=self.allow_int, **options)
-        return retraced(program, self.name, fun)
+        results = [(program.out_names[i], program.out_avals[i]) for i in outs]
+        self._check_scalar(program, results)
+        if self.holomorphic:
+            self._check_complex("argument", arguments)
+            self._check_complex("result", results)
+        else:
+            self._check_real(arguments, results)
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        return retraced(program, self.name, type(self).transform(function_of(program), **options))
+
+    def _check_complex(self, what: str, values: Named) -> None:
+        for name, aval in _others(values, jnp.complexfloating):
+            raise ArgumentsError(
+                f"{self.name}: with holomorphic=True every {what} must be complex, and {name} is "
+                f"{type_of(aval)}"
+            )
+
+    def _check_real(self, arguments: Named, results: Named) -> None:
+        """Check the types of a function that is not holomorphic."""
+
+    def _check_scalar(self, program: Program, results: Named) -> None:
+        """Check that there is one number to differentiate, if there must be."""
 
 
 @dataclass(frozen=True)
-class Grad(_Reverse):
+class _Reverse(_Derivative):
+    """What the derivatives in reverse mode have in common."""
+
+    #: Whether to differentiate by integers too; their derivatives are of dtype float0.
+    allow_int: bool = False
+
+    def _check_real(self, arguments: Named, results: Named) -> None:
+        for name, aval in () if self.allow_int else _others(arguments, jnp.inexact):
+            raise ArgumentsError(
+                f"{self.name} differentiates by real or complex arguments, and {name} is "
+                f"{type_of(aval)}",
+                "allow_int=True gives integers a derivative of dtype float0",
+            )
+        for name, aval in _others(results, jnp.floating):
+            other = "; of a holomorphic function, say holomorphic=True" if _is_complex(aval) else ""
+            raise UnsupportedError(
+                f"{self.name} differentiates real results, and {name} is {type_of(aval)}",
+                f"`vjp` takes any{other}",
+            )
+
+
+@dataclass(frozen=True)
+class _Gradient(_Reverse):
+    """What the derivatives of one number have in common."""
+
+    def _check_scalar(self, program: Program, results: Named) -> None:
+        tree = program.out_tree.children()[0] if self.has_aux else program.out_tree
+        says = f"{self.name} is defined for one number as a result, and {program.name} gives"
+        if tree.node_data() is not None or len(results) != 1:
+            hint = (
+                None
+                if self.has_aux
+                else "with has_aux=True all but the first of a pair is handed on"
+            )
+            raise UnsupportedError(f"{says} {tree}", hint)
+        if results[0][1].shape != ():
+            raise UnsupportedError(
+                f"{says} {type_of(results[0][1])}",
+                "of an array, jacrev or jacfwd gives the jacobian",
+            )
+
+
+@dataclass(frozen=True)
+class Grad(_Gradient):
     """Differentiate: the jaxpr of grad(f), for f whose result is one number."""
 
     name: ClassVar[str] = "grad"
     transform: ClassVar[Callable[..., Any]] = jax.grad
-    scalar: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class ValueAndGrad(_Reverse):
+class ValueAndGrad(_Gradient):
     """Give the result and the gradient: the jaxpr of value_and_grad(f)."""
 
     name: ClassVar[str] = "value_and_grad"
     transform: ClassVar[Callable[..., Any]] = jax.value_and_grad
-    scalar: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -91,30 +149,17 @@ class Jacrev(_Reverse):
 
 
 @dataclass(frozen=True)
-class _Forward(Pass):
+class _Forward(_Derivative):
     """What the derivatives in forward mode have in common."""
 
-    #: The positional arguments to differentiate by.
-    argnums: Argnums = 0
-
-    #: Whether the result is a pair, of what is differentiated and of what is handed on.
-    has_aux: bool = False
-
-    #: Whether the function is holomorphic; its arguments and results must then be complex.
-    holomorphic: bool = False
-
-    preserves: ClassVar[bool] = False
-    transform: ClassVar[Callable[..., Any]]
-
-    def __call__(self, program: Program) -> Program:
-        """Raises ArgumentsError and UnsupportedError where JAX would raise an error."""
-        leaves = _differentiated(program, self.name, self.argnums)
-        _check_forward_arguments(program, leaves, self.name, self.holomorphic)
-        outs = main_results(program, self.name, self.has_aux)
-        if self.holomorphic:
-            _check_complex(program.out_names, program.out_avals, outs, self.name, "result")
-        options = {name: getattr(self, name) for name in ("argnums", "has_aux", "holomorphic")}
-        return retraced(program, self.name, type(self).transform(function_of(program), **options))
+    def _check_real(self, arguments: Named, results: Named) -> None:
+        for name, aval in _others(arguments, jnp.floating):
+            raise ArgumentsError(
+                f"{self.name} differentiates by real arguments, and {name} is {type_of(aval)}",
+                "of a holomorphic function, say so: holomorphic=True"
+                if _is_complex(aval)
+                else None,
+            )
 
 
 @dataclass(frozen=True)
@@ -134,14 +179,10 @@ class Hessian(_Forward):
 
 
 @dataclass(frozen=True)
-class Jvp(Pass):
+class Jvp(WithAux):
     """Push tangents forward: from (primals, tangents) to the results and their tangents."""
 
     name: ClassVar[str] = "jvp"
-    preserves: ClassVar[bool] = False
-
-    #: Whether the result is a pair, of what is differentiated and of what is handed on.
-    has_aux: bool = False
 
     def __call__(self, program: Program) -> Program:
         """Takes keyword arguments as the program does. Raises UnsupportedError; see `retraced`."""
@@ -153,112 +194,27 @@ class Jvp(Pass):
                 lambda *args: fun(*args, **kwargs), primals, tangents, has_aux=self.has_aux
             )
 
-        args, kwargs = program.in_tree.children()
-        count = args.num_leaves
+        args, kwargs = jax.tree.unflatten(program.in_tree, range(len(program.in_avals)))
+        count = len(jax.tree.leaves(args))
         avals, names = program.in_avals, program.arg_names
         tangents = [aval.to_tangent_aval() for aval in avals[:count]]
-        tangent_names = [f"d_{name}" for name in names[:count]]
-        numbers = list(range(len(avals) + count))
-        primals_tree = jax.tree.unflatten(args, numbers[:count])
-        tangents_tree = jax.tree.unflatten(args, numbers[count : 2 * count])
-        keywords = jax.tree.unflatten(kwargs, numbers[2 * count :])
         results = [program.out_names[i] for i in outs]
         others = program.out_names[len(outs) :]
         return retraced(
             program,
             self.name,
             jvp,
-            in_tree=jax.tree.structure(((primals_tree, tangents_tree), keywords)),
+            in_tree=jax.tree.structure(((args, args), kwargs)),
             avals=[*avals[:count], *tangents, *avals[count:]],
-            arg_names=[*names[:count], *tangent_names, *names[count:]],
+            arg_names=[*names[:count], *(f"d_{name}" for name in names[:count]), *names[count:]],
             out_names=[*results, *(f"d_{name}" for name in results), *others],
         )
 
 
-# --- checks ---------------------------------------------------------------------------------------
+def _others(values: Named, kind: type) -> Iterable[tuple[str, Aval]]:
+    """Return the values whose dtypes are not of a kind."""
+    return ((name, aval) for name, aval in values if not jnp.issubdtype(aval.dtype, kind))
 
 
-def _differentiated(program: Program, transform: str, argnums: Argnums) -> list[int]:
-    """The flat arguments that are differentiated by."""
-    groups = positional(program)
-    return [i for n in chosen_argnums(program, transform, argnums) for i in groups[n]]
-
-
-def _is(aval: Any, kind: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, kind)
-
-
-def _check_reverse_arguments(
-    program: Program, leaves: Sequence[int], transform: str, holomorphic: bool, allow_int: bool
-) -> None:
-    names, avals = program.arg_names, program.in_avals
-    if holomorphic:
-        _check_complex(names, avals, leaves, transform, "argument")
-        return
-    for i in leaves:
-        if not (_is(avals[i], jnp.inexact) or allow_int):
-            raise ArgumentsError(
-                f"{transform} differentiates by real or complex arguments, and {names[i]} is "
-                f"{type_of(avals[i])}",
-                "allow_int=True gives integers a derivative of dtype float0",
-            )
-
-
-def _check_forward_arguments(
-    program: Program, leaves: Sequence[int], transform: str, holomorphic: bool
-) -> None:
-    names, avals = program.arg_names, program.in_avals
-    if holomorphic:
-        _check_complex(names, avals, leaves, transform, "argument")
-        return
-    for i in leaves:
-        if not _is(avals[i], jnp.floating):
-            hint = "holomorphic=True" if _is(avals[i], jnp.complexfloating) else None
-            raise ArgumentsError(
-                f"{transform} differentiates by real arguments, and {names[i]} is "
-                f"{type_of(avals[i])}",
-                f"of a holomorphic function, say so: {hint}" if hint else None,
-            )
-
-
-def _check_complex(
-    names: Sequence[str], avals: Sequence[Any], leaves: Sequence[int], transform: str, what: str
-) -> None:
-    for i in leaves:
-        if not _is(avals[i], jnp.complexfloating):
-            raise ArgumentsError(
-                f"{transform}: with holomorphic=True every {what} must be complex, and {names[i]} "
-                f"is {type_of(avals[i])}"
-            )
-
-
-def _check_scalar(program: Program, outs: Sequence[int], transform: str, has_aux: bool) -> None:
-    tree = program.out_tree.children()[0] if has_aux else program.out_tree
-    hint = None if has_aux else "with has_aux=True all but the first of a pair is handed on"
-    if tree.node_data() is not None or len(outs) != 1:
-        raise UnsupportedError(
-            f"{transform} is defined for one number as a result, and {program.name} gives {tree}",
-            hint,
-        )
-    if program.out_avals[0].shape != ():
-        raise UnsupportedError(
-            f"{transform} is defined for one number as a result, and {program.name} gives "
-            f"{type_of(program.out_avals[0])}",
-            "of an array, jacrev or jacfwd gives the jacobian",
-        )
-
-
-def _check_reverse_results(
-    program: Program, outs: Sequence[int], transform: str, holomorphic: bool
-) -> None:
-    names, avals = program.out_names, program.out_avals
-    if holomorphic:
-        _check_complex(names, avals, outs, transform, "result")
-        return
-    for i in outs:
-        if not _is(avals[i], jnp.floating):
-            other = "; of a holomorphic function, say holomorphic=True"
-            raise UnsupportedError(
-                f"{transform} differentiates real results, and {names[i]} is {type_of(avals[i])}",
-                "`vjp` takes any" + (other if _is(avals[i], jnp.complexfloating) else ""),
-            )
+def _is_complex(aval: Aval) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.complexfloating)

@@ -12,27 +12,29 @@ of `backward` too, and what it would not read is no residual.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.equations import bodies, equations, free_variables, named, type_of
 from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.regions import with_border
+from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.structured import Call, keep, view
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.residuals import residual_names
 from jaxprtool.passes.transforms.retrace import (
+    WithAux,
     chosen_argnums,
     function_of,
     main_results,
@@ -43,14 +45,10 @@ from jaxprtool.passes.transforms.retrace import (
 
 
 @dataclass(frozen=True)
-class Vjp(Pass):
+class Vjp(WithAux):
     """Split in two: forward gives residuals too, backward pulls cotangents back through them."""
 
     name: ClassVar[str] = "vjp"
-    preserves: ClassVar[bool] = False
-
-    #: Whether the result is a pair, of what is differentiated and of what is handed on.
-    has_aux: bool = False
 
     def __call__(self, program: Program) -> Programs:
         """Return `forward`, and `backward`, which takes (residuals, cotangents).
@@ -67,14 +65,10 @@ class Vjp(Pass):
 
 
 @dataclass(frozen=True)
-class Linearize(Pass):
+class Linearize(WithAux):
     """Split in two: forward gives residuals too, backward pushes tangents through them."""
 
     name: ClassVar[str] = "linearize"
-    preserves: ClassVar[bool] = False
-
-    #: Whether the result is a pair, of what is differentiated and of what is handed on.
-    has_aux: bool = False
 
     def __call__(self, program: Program) -> Programs:
         """Return `forward`, and `backward`, the linear function that `jax.linearize` gives.
@@ -149,12 +143,6 @@ class LinearTranspose(Pass):
         rest = [args[n] for n in others]
         results = jax.tree.unflatten(program.out_tree, range(len(program.out_avals)))
         before, after = jax.tree.leaves(rest), jax.tree.leaves(kwargs)
-        in_avals = [avals[i] for i in before], program.out_avals, [avals[i] for i in after]
-        in_names = (
-            [names[i] for i in before],
-            paths("cotangents", results),
-            [names[i] for i in after],
-        )
         told = self.argnums is not None
         which = "the arguments of argnums" if told else "all arguments, or in those of argnums"
         return retraced(
@@ -162,8 +150,12 @@ class LinearTranspose(Pass):
             self.name,
             transpose,
             in_tree=jax.tree.structure(((*rest, results), kwargs)),
-            avals=list(chain(*in_avals)),
-            arg_names=list(chain(*in_names)),
+            avals=[*(avals[i] for i in before), *program.out_avals, *(avals[i] for i in after)],
+            arg_names=[
+                *(names[i] for i in before),
+                *paths("cotangents", results),
+                *(names[i] for i in after),
+            ],
             hint=f"it must be linear in {which}; `vjp` takes any program",
         )
 
@@ -220,8 +212,7 @@ _ARGNUMS_HINT = "argnums says in which of its arguments a function is linear"
 
 def _check_integers(program: Program, leaves: Sequence[int]) -> None:
     """Refuse a program in which JAX's transpose would lose cotangents without a word."""
-    jaxpr = top_jaxpr(program)
-    found = _loses_integers(jaxpr, frozenset(leaves), {})
+    found = _first_loss(top_jaxpr(program), frozenset(leaves), Memo())
     if found is None:
         return
     inner, outer = found
@@ -236,38 +227,24 @@ def _check_integers(program: Program, leaves: Sequence[int]) -> None:
     )
 
 
-_Found = tuple[JaxprEqn, JaxprEqn] | None
-
-
-def _loses_integers(
-    jaxpr: Jaxpr, leaves: frozenset[int], known: dict[tuple[Jaxpr, frozenset[int]], _Found]
-) -> _Found:
-    """The first equation that loses cotangents of these arguments, and the one that holds it."""
-    request = jaxpr, leaves
-    if request not in known:
-        known[request] = _first_loss(jaxpr, leaves, known)
-    return known[request]
-
-
 def _first_loss(
-    jaxpr: Jaxpr, leaves: frozenset[int], known: dict[tuple[Jaxpr, frozenset[int]], _Found]
-) -> _Found:
+    jaxpr: Jaxpr, leaves: frozenset[int], memo: Memo
+) -> tuple[JaxprEqn, JaxprEqn] | None:
+    """Return the first equation that loses cotangents of these arguments, and its holder."""
     moving = {jaxpr.invars[i] for i in leaves}
     for eqn in jaxpr.eqns:
         moves = [isinstance(v, Var) and v in moving for v in eqn.invars]
         if True not in moves:
             continue
         moving.update(eqn.outvars)
-        if not traits(eqn).transposes_integers:
-            return eqn, eqn
         if isinstance(view(eqn), Call):
             ((_, body),) = bodies(eqn)
             moved = frozenset(i for i, moves_it in enumerate(moves) if moves_it)
-            found = _loses_integers(body, moved, known)
+            found = memo(partial(_first_loss, body, moved, memo), body, moved)
             inside = [] if found is None else [found[0]]
         else:  # all that is in a loop or a branch may depend on them
             inside = [inner for _, body in bodies(eqn) for inner in equations(body)]
-        for inner in inside:
+        for inner in (eqn, *inside):
             if not traits(inner).transposes_integers:
                 return inner, eqn
     return None
@@ -281,7 +258,7 @@ class _Given:
     """What `backward` takes beside residuals: arguments as an example, their types and names."""
 
     example: tuple[Any, ...]
-    avals: Sequence[Any]
+    avals: Sequence[Aval]
     names: Sequence[str]
 
 
@@ -304,7 +281,7 @@ def _halves(
 
     whole = retraced(program, transform, both)
     count = whole.out_tree.children()[0].num_leaves
-    outs, held = whole.jaxpr.outvars[:count], whole.jaxpr.outvars[count:]
+    held = whole.jaxpr.outvars[count:]
     constants = dict(zip(whole.jaxpr.constvars, whole.jaxpr.consts, strict=True))
     needed = [v for v in held if isinstance(v, Var) and v not in constants]
     named = residual_names(list(dict.fromkeys(needed)), whole.jaxpr, whole.arg_names)
@@ -326,54 +303,39 @@ def _halves(
     read = free_variables(late.jaxpr.eqns, late.jaxpr.outvars)
     kept = [v in read for v in late.jaxpr.invars[: len(by_name)]]
     residuals = dict(keep(list(by_name.items()), kept))
-    return Programs(
-        {
-            "forward": _forward(program, whole, outs, residuals, has_aux),
-            "backward": _backward(late, kept, residuals, given),
-        }
-    )
+    forward = _forward(program.name, whole, residuals, count)
+    return Programs({"forward": forward, "backward": _backward(late, kept, residuals, given)})
 
 
-def _forward(
-    program: Program, whole: Program, outs: Sequence[Any], residuals: dict[str, Var], has_aux: bool
-) -> Program:
-    """From the program's arguments to (results, residuals), and aux."""
-    name = f"{program.name}_forward"
-    parts = whole.out_tree.children()[0].children()
-    count = parts[0].num_leaves
-    numbers = iter(range(len(outs)))
-    main, *aux = [
-        jax.tree.unflatten(p, [next(numbers) for _ in range(p.num_leaves)]) for p in parts
-    ]
+def _forward(name: str, whole: Program, residuals: Mapping[str, Var], count: int) -> Program:
+    """Return the program that gives (results, residuals), and aux, of which there are `count`."""
+    (main, *aux), _ = jax.tree.unflatten(whole.out_tree, range(len(whole.out_avals)))
     result = (main, dict.fromkeys(residuals, 0), *aux)
-    outvars = [*outs[:count], *residuals.values(), *outs[count:]]
-    out_names = paths("result", result)
-    jaxpr = whole.jaxpr
-    debug = with_names(jaxpr, name, whole.arg_names, ()).debug_info._replace(result_paths=out_names)
-    new = jaxcompat.new_jaxpr(
-        jaxpr.constvars, jaxpr.consts, jaxpr.invars, outvars, jaxpr.eqns, debug
+    outs = whole.jaxpr.outvars[:count]
+    first = len(jax.tree.leaves(main))
+    jaxpr = with_border(
+        whole.jaxpr, whole.jaxpr.invars, [*outs[:first], *residuals.values(), *outs[first:]]
     )
+    name, out_names = f"{name}_forward", paths("result", result)
     return whole.replace(
-        name=name, jaxpr=new, out_tree=jax.tree.structure(result), out_names=out_names
+        name=name,
+        jaxpr=with_names(jaxpr, name, whole.arg_names, out_names),
+        out_tree=jax.tree.structure(result),
+        out_names=out_names,
     )
 
 
 def _backward(
-    late: Program, kept: Sequence[bool], residuals: dict[str, Var], given: _Given
+    late: Program, kept: Sequence[bool], residuals: Mapping[str, Var], given: _Given
 ) -> Program:
-    """The linear half, which takes those residuals alone that it reads."""
-    name = f"{late.name}_backward"
+    """Return the linear half, which takes those residuals alone that it reads."""
     flags = [*kept, *(True for _ in given.avals)]
-    arg_names = keep(late.arg_names, flags)
-    jaxpr = late.jaxpr
-    debug = jaxcompat.filter_debug_info(jaxpr.debug_info, flags, [True] * len(jaxpr.outvars))
-    new = jaxcompat.new_jaxpr(
-        jaxpr.constvars,
-        jaxpr.consts,
-        keep(jaxpr.invars, flags),
-        jaxpr.outvars,
-        jaxpr.eqns,
-        debug._replace(func_src_info=name),
+    jaxpr, arg_names = late.jaxpr, keep(late.arg_names, flags)
+    jaxpr = with_border(jaxpr, keep(jaxpr.invars, flags), jaxpr.outvars)
+    name = f"{late.name}_backward"
+    return late.replace(
+        name=name,
+        jaxpr=with_names(jaxpr, name, arg_names, late.out_names),
+        in_tree=jax.tree.structure(((dict.fromkeys(residuals, 0), *given.example), {})),
+        arg_names=arg_names,
     )
-    in_tree = jax.tree.structure(((dict.fromkeys(residuals, 0), *given.example), {}))
-    return late.replace(name=name, jaxpr=new, in_tree=in_tree, arg_names=arg_names)

@@ -10,9 +10,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import (
@@ -26,9 +28,21 @@ from jaxprtool.errors import (
 from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr
+from jaxprtool.passes.base import Pass
 
 #: Characters of what JAX says of an error that are shown.
 _LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class WithAux(Pass):
+    """A transformation of a function that may hand on a part of its result."""
+
+    preserves: ClassVar[bool] = False
+
+    #: Whether the result is a pair, of what is differentiated and of what is handed on.
+    has_aux: bool = False
 
 
 def function_of(program: Program, name: str | None = None) -> Callable[..., Any]:
@@ -47,8 +61,8 @@ def retraced(
     transform: str,
     fun: Callable[..., Any],
     *,
-    in_tree: Any = None,
-    avals: Sequence[Any] | None = None,
+    in_tree: PyTreeDef | None = None,
+    avals: Sequence[Aval] | None = None,
     arg_names: Sequence[str] | None = None,
     out_names: Sequence[str] | None = None,
     hint: str | None = None,
@@ -86,13 +100,15 @@ def retraced(
     )
 
 
-def with_names(jaxpr: Any, name: str, arg_names: Sequence[str], out_names: Sequence[str]) -> Any:
+def with_names(
+    jaxpr: ClosedJaxpr, name: str, arg_names: Sequence[str], out_names: Sequence[str]
+) -> ClosedJaxpr:
     """A closed jaxpr that bears the names of a program, as JAX keeps them for debugging."""
     named = jaxcompat.with_border_names(jaxpr, arg_names, out_names)
     return jaxcompat.with_function_name(named, name)
 
 
-def _check_forward(program: Program, transform: str, jaxpr: Any) -> None:
+def _check_forward(program: Program, transform: str, jaxpr: ClosedJaxpr) -> None:
     """Refuse what JAX can trace, but neither run nor compile: custom_vjp functions forwards."""
     for eqn in equations(jaxcompat.open_jaxpr(jaxpr)):
         if eqn.primitive.name == "custom_lin":

@@ -2,9 +2,8 @@
 
 Jaxprs are built from the outside in, since a `shard_map` binds the axes that its body mentions: a
 body is built when the parameter that holds it is read. Types and effects are those that JAX's own
-checker finds. It is asked once for all equations that look alike: of the same primitive,
-parameters and types, in the same setting. So the time is linear, and a fraction of what JAX's
-checker takes for all of them.
+checker finds, which is asked once for all equations that look alike: of the same primitive,
+parameters and types, in the same scope.
 
 The rules of custom derivatives come last. JAX asks for them only when it differentiates, and a
 rule may call the function that it belongs to.
@@ -18,30 +17,44 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import chain
 from typing import Any
+
+from jax.extend.core import Effect
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, described, did_you_mean
 from jaxprtool.formats.jaxpr import params, values
 from jaxprtool.formats.jaxpr.body_checks import RULE_CHECKS, check_bodies
 from jaxprtool.formats.jaxpr.constants import Constants
+from jaxprtool.formats.jaxpr.params import Params
 from jaxprtool.formats.jaxpr.source import MAX_DEPTH, Expression
-from jaxprtool.formats.jaxpr.syntax import Binder, Body, Equation, File, Kind, Parameter
+from jaxprtool.formats.jaxpr.syntax import Binder, Body, Equation, File, Operation, Parameter
 from jaxprtool.formats.jaxpr.types import TypeReader
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.plugins import missing_plugin
-from jaxprtool.jaxcompat import Atom, DebugInfo, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import (
+    Atom,
+    Aval,
+    ClosedJaxpr,
+    DebugInfo,
+    DropVar,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+)
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class Scope:
     """Where a jaxpr stands: within which `shard_map`s, outermost first, by their parameters."""
 
     shard_maps: tuple[Mapping[str, Any], ...] = ()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Have JAX's settings be those of this place."""
+        """Have JAX's settings be those of this scope."""
         with ExitStack() as stack:
             for parameters in self.shard_maps:
                 stack.enter_context(jaxcompat.inside_shard_map(**parameters))
@@ -52,59 +65,67 @@ class Setting:
 class Inferred:
     """What equations that look alike have in common."""
 
-    primitive: Any
-    params: dict[str, Any]
-    types: list[Any]
-    effects: Any
+    primitive: Primitive
+    params: Params
+    types: list[Aval]
+    effects: set[Effect]
     context: Any
 
 
 @dataclass(eq=False)
-class Meaning:
-    """What the parameters of equations mean in a setting; `lasting` if nothing else counts."""
+class ReadParams:
+    """The parameters of an operation as read in a scope, and the settings of its context.
 
-    given: dict[str, Any]
-    contexts: dict[str, Any]
-    lasting: bool
-    inferred: dict[tuple[Any, ...], Inferred] = field(default_factory=dict)
+    With `reusable`, they are those of all its equations in the scope, and `inferred` is what is
+    known of these, by the types of operands and results.
+    """
+
+    given: Params
+    settings: Params
+    reusable: bool
+    inferred: dict[tuple[object, ...], Inferred] = field(default_factory=dict)
 
 
 class Builder:
-    """Builds the jaxprs of one file; `places` has what equations bear for their comments."""
+    """Builds the jaxprs of one file; `source_infos` are those of equations by their comments."""
 
     def __init__(
-        self, file: File, types: TypeReader, constants: Constants, places: Mapping[Any, Any]
+        self,
+        file: File,
+        types: TypeReader,
+        constants: Constants,
+        source_infos: Mapping[str | None, object],
     ):
         self.file = file
         self.source = file.source
         self.types = types
         self.constants = constants
-        self.places = places
+        self.source_infos = source_infos
         #: What names mean in every parameter.
-        self.type_names = {"aval": types, "dim": types.dimension}
+        self.type_names: dict[str, Any] = {"aval": types, "dim": types.dimension}
         self._literals: dict[str, Literal] = {}
-        self._meanings: dict[tuple[Kind, Setting], Meaning] = {}
-        self._settings: dict[Any, Setting] = {}
-        self._shared: dict[tuple[str, Setting], Any] = {}
-        self._rules: dict[tuple[Body, Setting], Callable[[], Any]] = {}
-        self._waiting: list[Callable[[], Any]] = []
+        self._params: dict[tuple[Operation, Scope], ReadParams] = {}
+        self._scopes: dict[tuple[object, ...], Scope] = {}
+        self._shared: dict[tuple[str, Scope], ClosedJaxpr | None] = {}
+        self._rules: dict[tuple[Body, Scope], Callable[[], ClosedJaxpr]] = {}
+        self._waiting: list[Callable[[], object]] = []
         self._depth = 0
 
-    def program(self, debug_info: DebugInfo) -> Any:
+    def program(self, debug_info: DebugInfo) -> ClosedJaxpr:
         """The program's closed jaxpr. Raises ProgramFileError."""
-        jaxpr = self.jaxpr(self.file.body, Setting(), debug_info)
+        jaxpr = self.jaxpr(self.file.body, Scope(), debug_info)
         while self._waiting:
             self._waiting.pop()()
         return jaxpr
 
     # --- jaxprs -------------------------------------------------------------------------------
 
-    def jaxpr(self, tree: Body, setting: Setting, debug_info: DebugInfo) -> Any:
-        """The closed jaxpr of a tree that stands in this setting, which JAX is set to."""
+    def jaxpr(self, tree: Body, scope: Scope, debug_info: DebugInfo) -> ClosedJaxpr:
+        """The closed jaxpr of a tree in a scope that has been entered."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self.source.fail(tree.position, f"more than {MAX_DEPTH} jaxprs within each other")
-        env: dict[str, Any] = {}
+        env: dict[str, Atom] = {}
         consts = [self._constant(binder) for binder in tree.constants]
         constvars, invars = self._bound(tree.constants, env), self._bound(tree.arguments, env)
         for binder in tree.arguments:
@@ -112,11 +133,11 @@ class Builder:
                 raise self.source.fail(
                     binder.position, "only a constant has a value, before the ';'"
                 )
-        eqns = [self._equation(equation, env, setting) for equation in tree.equations]
-        outvars = self._atoms(tree.results, env, tree.place)
+        eqns = [self._equation(equation, env, scope) for equation in tree.equations]
+        outvars = self._atoms(tree.results, env, tree.results_at)
         for i, atom in enumerate(outvars):
             if _is_ref(atom):
-                position = self._position(tree.results, i, tree.place)
+                position = self._find(tree.results_at, *tree.results[: i + 1])
                 raise self.source.fail(position, "a ref cannot be a result")
         try:
             jaxpr = jaxcompat.new_jaxpr(constvars, consts, invars, outvars, eqns, debug_info)
@@ -126,14 +147,14 @@ class Builder:
         self._depth -= 1
         return jaxpr
 
-    def _constant(self, binder: Binder) -> Any:
+    def _constant(self, binder: Binder) -> object:
         aval = self._type(binder.type, binder.position)
         if binder.value is None:
             raise self.source.fail(binder.position, f"the constant '{binder.name}' has no value")
         with self._faults_of(binder.value):
             return self.constants.array(binder.value.parse(self.source), aval)
 
-    def _bound(self, binders: Sequence[Binder], env: dict[str, Any]) -> list[Var]:
+    def _bound(self, binders: Sequence[Binder], env: dict[str, Atom]) -> list[Var]:
         variables = []
         for binder in binders:
             variable = Var(self._type(binder.type, binder.position))
@@ -149,22 +170,25 @@ class Builder:
 
     # --- atoms --------------------------------------------------------------------------------
 
-    def _atoms(self, names: Sequence[str], env: dict[str, Any], place: int) -> list[Atom]:
+    def _atoms(self, names: Sequence[str], env: dict[str, Atom], start: int) -> list[Atom]:
+        """The atoms that names and literals stand for; `start` is before all of them."""
         atoms = [*map(env.get, names)]
         if None in atoms:
             for i, name in enumerate(names):
                 if atoms[i] is None:
-                    env[name] = atoms[i] = self._literal(name, env, self._position(names, i, place))
+                    position = self._find(start, *names[: i + 1])
+                    env[name] = atoms[i] = self._literal(name, env, position)
         return atoms  # type: ignore[return-value]
 
-    def _position(self, names: Sequence[str], index: int, place: int) -> int:
-        """Where an operand or result stands; `place` is before all of them."""
-        position = place
-        for name in names[:index]:
-            position = self.source.text.index(name, position) + len(name)
-        return self.source.text.index(names[index], position)
+    def _find(self, start: int, *texts: str) -> int:
+        """Where the last of texts stands that follow one another from `start` on."""
+        found = end = start
+        for text in texts:
+            found = self.source.text.index(text, end)
+            end = found + len(text)
+        return found
 
-    def _literal(self, text: str, env: Mapping[str, Any], position: int) -> Literal:
+    def _literal(self, text: str, env: Mapping[str, Atom], position: int) -> Literal:
         literal = self._literals.get(text)
         if literal is None:
             if ":" not in text:
@@ -180,7 +204,7 @@ class Builder:
             self._literals[text] = literal
         return literal
 
-    def _type(self, text: str, position: int) -> Any:
+    def _type(self, text: str, position: int) -> Aval:
         try:
             return self.types(text)
         except Exception as error:  # of any class: JAX's types check what they are made of
@@ -199,15 +223,15 @@ class Builder:
 
     # --- equations ----------------------------------------------------------------------------
 
-    def _equation(self, tree: Equation, env: dict[str, Any], setting: Setting) -> JaxprEqn:
-        operands = self._atoms(tree.operands, env, tree.place)
-        meaning = self._meanings.get((tree.kind, setting)) or self._meaning(tree.kind, setting)
+    def _equation(self, tree: Equation, env: dict[str, Atom], scope: Scope) -> JaxprEqn:
+        operands = self._atoms(tree.operands, env, tree.operands_at)
+        known = self._params.get((tree.operation, scope)) or self._read(tree.operation, scope)
         key = *(id(atom.aval) for atom in operands), None, *tree.types
-        inferred = meaning.inferred.get(key)
+        inferred = known.inferred.get(key)
         if inferred is None:
-            inferred = self._inferred(tree, operands, meaning)
-            if meaning.lasting and not any(map(_is_ref, operands)):
-                meaning.inferred[key] = inferred
+            inferred = self._inferred(tree, operands, known)
+            if known.reusable and not any(map(_is_ref, operands)):
+                known.inferred[key] = inferred
         results: list[Var] = []
         for name, aval in zip(tree.results, inferred.types, strict=True):
             if name == "_":
@@ -218,63 +242,56 @@ class Builder:
                 raise self._bound_twice(name, position)
             variable = env[name] = Var(aval)
             results.append(variable)
-        place = self.places[tree.comment]
-        primitive, parameters, effects = inferred.primitive, inferred.params, inferred.effects
-        eqn = JaxprEqn(operands, results, primitive, parameters, effects, place, inferred.context)
-        if primitive.name in RULE_CHECKS:
-            self._waiting.append(partial(self._check_rules, tree, eqn, meaning.given))
+        made = inferred.primitive, inferred.params, inferred.effects
+        source_info = self.source_infos[tree.comment]
+        eqn = JaxprEqn(operands, results, *made, source_info, inferred.context)
+        if inferred.primitive.name in RULE_CHECKS:
+            self._waiting.append(partial(self._check_rules, tree, eqn))
         return eqn
 
-    def _check_rules(self, tree: Equation, eqn: JaxprEqn, given: dict[str, Any]) -> None:
-        try:
-            RULE_CHECKS[eqn.primitive.name](eqn, given)
-        except ProgramFileError:
-            raise
-        except Exception as error:  # what the file says may be anything
-            message = f"{tree.kind.primitive}: {_said(error)}"
-            raise self.source.fail(tree.position, message) from error
+    def _check_rules(self, tree: Equation, eqn: JaxprEqn) -> None:
+        with self._faults_in(tree):
+            RULE_CHECKS[eqn.primitive.name](eqn)
 
-    def _inferred(self, tree: Equation, operands: list[Atom], meaning: Meaning) -> Inferred:
+    def _inferred(self, tree: Equation, operands: list[Atom], read: ReadParams) -> Inferred:
         """What JAX says of an equation, if that is what the file says."""
         declared = [
             None if text is None else self._type(text, self._result_position(tree, i))
             for i, text in enumerate(tree.types)
         ]
-        kind = tree.kind
-        types = [atom.aval for atom in operands]
-        try:
-            primitive, parameters = params.restored(kind.primitive, meaning.given, types, declared)
+        name, types = tree.operation.primitive, [atom.aval for atom in operands]
+        with self._faults_in(tree):
+            primitive, parameters = params.restored(name, read.given, types, declared)
             known = [aval for aval in declared if aval is not None]
-            context = params.context(meaning.contexts, types, known, self.types.mesh)
-        except Exception as error:  # what the file says may be anything
-            raise self._bad_equation(tree, declared, error) from error
-        try:
-            check_bodies(
-                JaxprEqn(operands, [], primitive, parameters, set(), self.places[None], context)
-            )
+            context = params.context(read.settings, types, known, self.types.mesh)
+            check_bodies(JaxprEqn(operands, [], primitive, parameters, set(), None, context))
             with context.manager:
                 types, effects = jaxcompat.inferred_types(primitive, parameters, operands)
+        agreed = self._agreed(tree, declared, types)
+        return Inferred(primitive, parameters, agreed, effects, context)
+
+    @contextmanager
+    def _faults_in(self, tree: Equation) -> Iterator[None]:
+        """Say where in the file the equation is with which something is wrong."""
+        name = tree.operation.primitive
+        try:
+            yield
         except ProgramFileError:
             raise
-        except Exception as error:  # the rules of primitives fail in every way
-            raise self._bad_equation(tree, declared, error) from error
-        return Inferred(
-            primitive, parameters, self._agreed(tree, declared, types), effects, context
-        )
+        except params.UnknownPrimitive as error:
+            hint = missing_plugin(name) or did_you_mean(name, jaxcompat.registered_primitives())
+            raise self.source.fail(tree.operation.position, str(error), hint) from error
+        except Exception as error:  # what the file says may be anything, and rules fail in any way
+            hint = None
+            if None in tree.types:
+                hint = f"perhaps the type of '{tree.results[-1]}' is needed"
+            raise self.source.fail(tree.position, f"{name}: {_said(error)}", hint) from error
 
-    def _bad_equation(
-        self, tree: Equation, declared: Sequence[Any], error: Exception
-    ) -> ProgramFileError:
-        name, primitives = tree.kind.primitive, jaxcompat.registered_primitives()
-        if isinstance(error, params.UnknownPrimitive):
-            hint = missing_plugin(name) or did_you_mean(name, primitives)
-            return self.source.fail(tree.kind.position, f"there is no primitive '{name}'", hint)
-        hint = f"perhaps the type of '{tree.results[-1]}' is needed" if None in declared else None
-        return self.source.fail(tree.position, f"{name}: {_said(error)}", hint)
-
-    def _agreed(self, tree: Equation, declared: Sequence[Any], actual: Sequence[Any]) -> list[Any]:
+    def _agreed(
+        self, tree: Equation, declared: Sequence[Aval | None], actual: Sequence[Aval]
+    ) -> list[Aval]:
         """The types of an equation's results: as declared, if they fit what it gives."""
-        name = tree.kind.primitive
+        name = tree.operation.primitive
         if len(declared) != len(actual):
             message = f"{name} gives {len(actual)} results, not {len(declared)}"
             raise self.source.fail(tree.position, message)
@@ -286,36 +303,33 @@ class Builder:
         return [found if said is None else said for said, found in pairs]
 
     def _result_position(self, tree: Equation, index: int) -> int:
-        position = tree.position
-        for i in range(index):
-            for text in (tree.results[i], tree.types[i] or ""):
-                position = self.source.text.index(text, position) + len(text)
-        return self.source.text.index(tree.results[index], position)
+        before = zip(tree.results[:index], tree.types[:index], strict=True)
+        texts = [text or "" for pair in before for text in pair]
+        return self._find(tree.position, *texts, tree.results[index])
 
     # --- parameters ---------------------------------------------------------------------------
 
-    def _meaning(self, kind: Kind, setting: Setting) -> Meaning:
-        """The values of the parameters of a kind of equation."""
-        holding = [p for p in kind.parameters if self._mentions_jaxpr(p)]
-        meaning = Meaning({}, {}, lasting=not holding)
-        for parameter in kind.parameters:
-            if parameter not in holding:
-                value = self._value(parameter, self.type_names)
-                if isinstance(value, str) and "jaxpr" in parameter.name:
-                    hint = did_you_mean(value, self.file.shared)
-                    message = f"there is no jaxpr '{value}' in this file"
-                    raise self.source.fail(parameter.value.position, message, hint)
-                at = meaning.contexts if parameter.name[0] == "@" else meaning.given
-                at[parameter.name.removeprefix("@")] = value
+    def _read(self, operation: Operation, scope: Scope) -> ReadParams:
+        holding = [p for p in operation.parameters if self._mentions_jaxpr(p)]
+        read = ReadParams({}, {}, reusable=not holding)
+        for parameter in operation.parameters:
+            if parameter in holding:
+                continue
+            value = self._value(parameter, self.type_names)
+            if isinstance(value, str) and "jaxpr" in parameter.name:
+                hint = did_you_mean(value, self.file.shared)
+                message = f"there is no jaxpr '{value}' in this file"
+                raise self.source.fail(parameter.value.position, message, hint)
+            table = read.settings if parameter.name[0] == "@" else read.given
+            table[parameter.name.removeprefix("@")] = value
         if not holding:
-            self._meanings[kind, setting] = meaning
-            return meaning
-        with self._inside(kind, setting, meaning.given) as inner:
+            self._params[operation, scope] = read
+            return read
+        with self._inside(operation, scope, read.given) as inner:
             for parameter in holding:
-                meaning.given[parameter.name] = self._holder(
-                    kind.primitive, parameter, inner, meaning.given
-                )
-        return meaning
+                held = self._holder(operation.primitive, parameter, inner, read.given)
+                read.given[parameter.name] = held
+        return read
 
     def _mentions_jaxpr(self, parameter: Parameter) -> bool:
         if parameter.value.bodies:
@@ -323,16 +337,14 @@ class Builder:
         words = _WORD.findall(parameter.value.text) if self.file.shared else ()
         return parameter.name != "name" and any(word in self.file.shared for word in words)
 
-    def _value(self, parameter: Parameter, names: Mapping[str, Any]) -> Any:
+    def _value(self, parameter: Parameter, names: Mapping[str, Any]) -> object:
         with self._faults_of(parameter.value):
             return values.decode(parameter.value.parse(self.source), names)
 
-    def _holder(
-        self, primitive: str, parameter: Parameter, setting: Setting, given: dict[str, Any]
-    ) -> Any:
+    def _holder(self, primitive: str, parameter: Parameter, scope: Scope, given: Params) -> object:
         """The value of a parameter that holds jaxprs."""
         label = given.get("name")
-        names = _Names(self, parameter, setting, label if isinstance(label, str) else "")
+        names = _Names(self, parameter, scope, label if isinstance(label, str) else "")
         is_rule = parameter.name in params.RULES.get(primitive, ())
         if parameter.named is None and not is_rule:
             return self._value(parameter, names)
@@ -343,83 +355,81 @@ class Builder:
         if tree is None or not isinstance(name, str):
             message = f"{parameter.name} is a name and a jaxpr"
             raise self.source.fail(parameter.position, message)
-        return params.Rule(name, self._rule(tree, setting, name))
+        return params.NamedRule(name, self._rule(tree, scope, name))
 
-    def _rule(self, tree: Body, setting: Setting, name: str) -> Callable[[], Any]:
+    def _rule(self, tree: Body, scope: Scope, name: str) -> Callable[[], ClosedJaxpr]:
         """What gives the jaxpr of a custom rule, once it is built; the same for the same rule."""
-        if (tree, setting) not in self._rules:
+        if (tree, scope) not in self._rules:
 
             @cache
-            def rule() -> Any:
-                with setting.entered():
-                    return self.jaxpr(tree, setting, _debug_info("custom rule", name))
+            def rule() -> ClosedJaxpr:
+                with scope.entered():
+                    return self.jaxpr(tree, scope, _debug_info("custom rule", name))
 
-            self._rules[tree, setting] = rule
+            self._rules[tree, scope] = rule
             self._waiting.append(rule)
-        return self._rules[tree, setting]
+        return self._rules[tree, scope]
 
-    def shared_jaxpr(self, name: str, setting: Setting, debug_info: DebugInfo) -> Any:
+    def shared_jaxpr(self, name: str, scope: Scope, debug_info: DebugInfo) -> ClosedJaxpr:
         """The jaxpr that the file defines under a name."""
-        tree, key = self.file.shared[name], (name, setting)
+        tree, key = self.file.shared[name], (name, scope)
         if key not in self._shared:
             self._shared[key] = None
-            self._shared[key] = self.jaxpr(tree, setting, debug_info)
+            self._shared[key] = self.jaxpr(tree, scope, debug_info)
         if self._shared[key] is None:
             raise self.source.fail(tree.position, f"'{name}' holds itself")
         return self._shared[key]
 
     @contextmanager
-    def _inside(self, kind: Kind, setting: Setting, given: dict[str, Any]) -> Iterator[Setting]:
+    def _inside(self, operation: Operation, scope: Scope, given: Params) -> Iterator[Scope]:
         """Have JAX's settings, and ours, be those of the bodies of an equation."""
-        if kind.primitive != "shard_map":
-            yield setting
+        if operation.primitive != "shard_map":
+            yield scope
             return
         with ExitStack() as stack:
             try:
                 bound = {k: given[k] for k in ("mesh", "newly_manual_axes", "check_vma")}
-                key = setting, *bound.values()
-                inner = self._settings.setdefault(key, Setting((*setting.shard_maps, bound)))
+                key = scope, *bound.values()
+                inner = self._scopes.setdefault(key, Scope((*scope.shard_maps, bound)))
                 stack.enter_context(jaxcompat.inside_shard_map(**bound))
             except Exception as error:  # what the file says may be anything
                 message = f"shard_map: {_said(error)}"
-                raise self.source.fail(kind.position, message) from error
+                raise self.source.fail(operation.position, message) from error
             yield inner
 
 
+@dataclass(frozen=True, eq=False)
 class _Names(Mapping[str, Any]):
     """What names mean in a parameter that holds jaxprs: these are built when they are asked for."""
 
-    def __init__(self, builder: Builder, parameter: Parameter, setting: Setting, label: str):
-        self._builder = builder
-        self._parameter = parameter
-        self._setting = setting
-        self._label = label
+    builder: Builder
+    parameter: Parameter
+    scope: Scope
+    label: str
 
     def tree(self, name: str) -> Body | None:
         """The tree of the jaxpr of that name."""
-        written_here = self._parameter.value.bodies.get(name)
-        return written_here or self._builder.file.shared.get(name)
+        return self.parameter.value.bodies.get(name) or self.builder.file.shared.get(name)
 
     def __getitem__(self, name: str) -> Any:
-        builder, here = self._builder, self._parameter.value.bodies
-        debug_info = _debug_info(self._parameter.name, self._label or self._parameter.name)
-        if name in here:
-            return builder.jaxpr(here[name], self._setting, debug_info)
-        if name in builder.file.shared:
-            return builder.shared_jaxpr(name, self._setting, debug_info)
-        return builder.type_names[name]
+        debug_info = _debug_info(self.parameter.name, self.label or self.parameter.name)
+        if name in self.parameter.value.bodies:
+            return self.builder.jaxpr(self.parameter.value.bodies[name], self.scope, debug_info)
+        if name in self.builder.file.shared:
+            return self.builder.shared_jaxpr(name, self.scope, debug_info)
+        return self.builder.type_names[name]
 
     def __contains__(self, name: object) -> bool:
-        builder, here = self._builder, self._parameter.value.bodies
-        return name in here or name in builder.file.shared or name in builder.type_names
+        return any(name in known for known in self._known())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(
-            (*self._parameter.value.bodies, *self._builder.file.shared, *self._builder.type_names)
-        )
+        return chain(*self._known())
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return sum(map(len, self._known()))
+
+    def _known(self) -> tuple[Mapping[str, object], ...]:
+        return self.parameter.value.bodies, self.builder.file.shared, self.builder.type_names
 
 
 _WORD = re.compile(r"[^\W\d]\w*")

@@ -5,7 +5,7 @@
     c:f32[512,512]=base64('AACAPw...')     a large one in a text that has no file beside it
 
 The digest is of an array's dtype, shape and bits, so that an array which is stored for several
-programs, or in several places of one, is the same. Keys of random numbers are stored as their
+programs, or in several parts of one, is the same. Keys of random numbers are stored as their
 data. Dtypes that NumPy's own file format does not have are stored as integers of as many bits.
 """
 
@@ -16,7 +16,7 @@ import base64
 import binascii
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from jaxprtool.formats.jaxpr import values
 from jaxprtool.formats.jaxpr.jax_values import as_scalar, number
 from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable
 from jaxprtool.formats.npz import NpzReader, storable
+from jaxprtool.jaxcompat import Aval, KeyType
 
 #: Arrays of more elements than this are no part of the text.
 MOST_INLINE = 64
@@ -39,22 +40,18 @@ _DIGITS = 32
 # --- arrays and their bits ------------------------------------------------------------------------
 
 
-def _is_key(dtype: Any) -> bool:
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
-
-
-def _data(value: Any, aval: Any) -> np.ndarray:
+def _data(value: Any, aval: Aval) -> np.ndarray:
     """What is written of an array of the type `aval`: NumPy's, of plain numbers."""
-    if _is_key(aval.dtype):
+    if isinstance(aval.dtype, KeyType):
         return np.asarray(jax.random.key_data(value))
     if aval.dtype == jax.dtypes.float0:
         return np.zeros(aval.shape, bool)
     return np.asarray(value).astype(aval.dtype, copy=False)
 
 
-def _data_type(aval: Any) -> tuple[np.dtype, tuple[int, ...]]:
+def _data_type(aval: Aval) -> tuple[np.dtype, tuple[int, ...]]:
     """The dtype and the shape of what is written of an array of this type."""
-    if _is_key(aval.dtype):
+    if isinstance(aval.dtype, KeyType):
         key_shape = jaxcompat.key_implementation(aval.dtype).key_shape
         return np.dtype(np.uint32), (*aval.shape, *key_shape)
     if aval.dtype == jax.dtypes.float0:
@@ -62,9 +59,9 @@ def _data_type(aval: Any) -> tuple[np.dtype, tuple[int, ...]]:
     return aval.dtype, aval.shape
 
 
-def _array(data: np.ndarray, aval: Any) -> Any:
+def _array(data: np.ndarray, aval: Aval) -> Any:
     """The array of the type `aval` of which `data` has been written."""
-    if _is_key(aval.dtype):
+    if isinstance(aval.dtype, KeyType):
         return jax.random.wrap_key_data(data, impl=jaxcompat.key_implementation(aval.dtype))
     return np.zeros(aval.shape, jax.dtypes.float0) if aval.dtype == jax.dtypes.float0 else data
 
@@ -77,7 +74,7 @@ def digest(data: np.ndarray) -> str:
     return _digest_text(seen)
 
 
-def _digest_of(dtype: Any, shape: tuple[int, ...]) -> Any:
+def _digest_of(dtype: np.dtype, shape: tuple[int, ...]) -> Any:
     return hashlib.sha256(f"{dtype.name}{shape}".encode())
 
 
@@ -89,59 +86,49 @@ def _digest_text(seen: Any) -> str:
 
 
 class ConstantWriter:
-    """Spells arrays. Large ones are put into `stored`, by digest, or spelled out if `inline`."""
+    """Writes arrays. Large ones are put into `stored`, by digest, or in the text if `inline`."""
 
     def __init__(self, inline: bool):
         self.inline = inline
         self.stored: dict[str, np.ndarray] = {}
 
-    def constant(self, value: Any, aval: Any) -> str:
-        """The spelling of a constant of the type `aval`. Raises Unwritable."""
-        data = _plain_data(value, aval)
+    def constant(self, value: Any, aval: Aval) -> str:
+        """The text of a constant of the type `aval`. Raises Unwritable."""
+        if not hasattr(aval, "dtype") or isinstance(aval, jaxcompat.AbstractRef):
+            raise Unwritable(f"a constant that is no array, but of the type {aval}")
+        try:
+            data = _data(value, aval)
+        except Exception as error:  # of an array whose data are elsewhere, or deleted
+            raise Unwritable(f"a constant whose value is not at hand: {error}") from error
         if data.size <= MOST_INLINE:
             return _nested(data)
         if self.inline:
-            return _base64(data)
+            text = base64.b64encode(np.ascontiguousarray(data).tobytes()).decode()
+            return f"base64('{text}')"
         name = digest(data)
         self.stored[name] = data
         return f"npz({name!r})"
 
 
-def literal(value: Any, aval: Any) -> str:
-    """The spelling of a literal, without its type. Raises Unwritable."""
+def literal(value: Any, aval: Aval) -> str:
+    """The text of a literal, without its type. Raises Unwritable."""
     if isinstance(value, float) and not isinstance(value, np.generic) and value == value:
         return repr(float(value))  # a Python number, of which the type takes what it can hold
-    data = _plain_data(value, aval)
-    return _nested(data) if data.size <= MOST_INLINE else _base64(data)
-
-
-def _plain_data(value: Any, aval: Any) -> np.ndarray:
-    if not hasattr(aval, "dtype") or isinstance(aval, jaxcompat.AbstractRef):
-        raise Unwritable(f"a constant that is no array, but of the type {aval}")
-    try:
-        return _data(value, aval)
-    except Exception as error:  # of an array whose data are elsewhere, or deleted
-        raise Unwritable(f"a constant whose value is not at hand: {error}") from error
+    return ConstantWriter(inline=True).constant(value, aval)
 
 
 def _nested(data: np.ndarray) -> str:
-    if not data.shape:
-        return number(data[()])
-    return f"[{', '.join(map(_nested, data))}]"
-
-
-def _base64(data: np.ndarray) -> str:
-    return f"base64('{base64.b64encode(np.ascontiguousarray(data).tobytes()).decode()}')"
+    return f"[{', '.join(map(_nested, data))}]" if data.shape else number(data[()])
 
 
 # --- reading --------------------------------------------------------------------------------------
 
 
 class Constants:
-    """Reads the arrays of one file; its constants file is the first of `places` that is there."""
+    """Reads the arrays of one file; its constants file is the first of `paths` that is there."""
 
-    def __init__(self, places: Sequence[Path] = ()):
-        self._places = places
+    def __init__(self, paths: Sequence[Path] = ()):
+        self._paths = paths
         self._stored: NpzReader | None = None
 
     def close(self) -> None:
@@ -149,18 +136,18 @@ class Constants:
         if self._stored is not None:
             self._stored.close()
 
-    def array(self, node: ast.expr, aval: Any) -> Any:
-        """The constant of the type `aval` that an expression spells. Raises Unreadable."""
+    def array(self, node: ast.expr, aval: Aval) -> Any:
+        """The constant of the type `aval` that an expression stands for. Raises Unreadable."""
         return _array(self._read(node, aval), aval)
 
-    def literal(self, node: ast.expr, aval: Any) -> Any:
+    def literal(self, node: ast.expr, aval: Aval) -> Any:
         """The value of a literal of the type `aval`. Raises Unreadable."""
         data = self._read(node, aval)
         value = None if aval.shape else values.decode(node)
         is_number = type(value) in (int, float, complex)
         return jaxcompat.literal_value(value if is_number else _array(data, aval), aval)
 
-    def _read(self, node: ast.expr, aval: Any) -> np.ndarray:
+    def _read(self, node: ast.expr, aval: Aval) -> np.ndarray:
         if not hasattr(aval, "dtype") or isinstance(aval, jaxcompat.AbstractRef):
             raise Unreadable(node, f"a value of the type {aval} cannot be written")
         dtype, shape = _data_type(aval)
@@ -171,13 +158,13 @@ class Constants:
                 return self._from_npz(node, dtype, shape)
             if node.func.id == "base64":
                 return _from_base64(node, dtype, shape)
-        return _from_lists(node, dtype, shape)
+        return np.array([*_scalars(node, dtype, shape)], dtype).reshape(shape)
 
-    def _from_npz(self, node: ast.Call, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    def _from_npz(self, node: ast.Call, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
         name = _only_text(node)
-        if not self._places:
+        if not self._paths:
             raise Unreadable(node, f"the constant {name} is in a file, and none is given")
-        path = next(filter(Path.exists, self._places), self._places[0])
+        path = next(filter(Path.exists, self._paths), self._paths[0])
         seen = _digest_of(dtype, shape)
         try:
             if self._stored is None:
@@ -197,7 +184,7 @@ class Constants:
         return data
 
 
-def _from_base64(node: ast.Call, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _from_base64(node: ast.Call, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     try:
         data = base64.b64decode(_only_text(node), validate=True)
     except binascii.Error as error:
@@ -215,22 +202,16 @@ def _only_text(node: ast.Call) -> str:
     raise Unreadable(node, "a text in quotes is wanted here, and nothing else")
 
 
-def _from_lists(node: ast.expr, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-    numbers: list[Any] = []
-    _collect(node, dtype, shape, numbers)
-    return np.array(numbers, dtype).reshape(shape)
-
-
-def _collect(node: ast.expr, dtype: Any, shape: tuple[int, ...], numbers: list[Any]) -> None:
-    """Put the numbers in nested lists of this shape into `numbers`."""
+def _scalars(node: ast.expr, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[np.generic]:
+    """The numbers in nested lists of this shape."""
     if shape:
         if not isinstance(node, ast.List) or len(node.elts) != shape[0]:
             raise Unreadable(node, f"a list of {shape[0]} is wanted here")
         for item in node.elts:
-            _collect(item, dtype, shape[1:], numbers)
+            yield from _scalars(item, dtype, shape[1:])
         return
     value = values.decode(node)
     try:
-        numbers.append(as_scalar(dtype, value))
+        yield as_scalar(dtype, value)
     except (ValueError, OverflowError, TypeError) as error:
         raise Unreadable(node, str(error)) from None

@@ -1,31 +1,38 @@
 """The header of a `.jaxpr` file as values: what a Program knows besides its jaxpr.
 
-Argument and result structures are written with each value's name at its place, and read so:
-`({'w': "params['w']"}, 'x')` is a tree with two leaves and their names.
+Argument and result structures are written with the name of each leaf in its place, and read so:
+`({'w': "params['w']"}, 'x')` is a tree with two leaves and their names. The entry `jit` has what
+`jax.jit` was told of the function, by the names of arguments and results; what has its default is
+left out, down to `jit = {}`:
+
+    jit = {
+        'donated': ("params['b']", "params['w']"),
+        'in': {'x': NamedSharding(mesh=..., spec=P('data',))},
+        'compiler_options': {'xla_cpu_enable_fast_math': True},
+    }
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import jax
+from jax.experimental.layout import Format
+from jax.sharding import AbstractMesh, Sharding
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, did_you_mean
 from jaxprtool.formats.jaxpr import values
-from jaxprtool.formats.jaxpr.jit_entry import jit_entry, read_jit_entry
-from jaxprtool.formats.jaxpr.source import Expression, Source
-from jaxprtool.formats.jaxpr.types import TypeWriter
+from jaxprtool.formats.jaxpr.source import Expression, FileText
+from jaxprtool.formats.jaxpr.types import NO_MESH, TypeWriter
+from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import Tree, describe
-
-#: The entries that every file has, and the others.
-REQUIRED = ("jax", "name", "arguments", "results")
-OPTIONAL = ("constants", "files", "axis_env", "mesh", "meshes", "symbols", "jit")
-
 
 #: Lines of a header are broken where they would be longer.
 _WIDTH = 100
@@ -39,41 +46,54 @@ def header_text(
     constants: str | None,
     files: Mapping[str, str],
     types: TypeWriter,
-    usual_mesh: Any,
+    usual_mesh: AbstractMesh,
 ) -> str:
     """The header of a program's file, after its first line. Raises values.Unwritable."""
     entries = {
         "jax": repr(jax.__version__),
         **({"constants": repr(constants)} if constants else {}),
         "name": repr(program.name),
-        "arguments": structure_text(program.in_tree, program.arg_names),
-        "results": structure_text(program.out_tree, program.out_names),
+        "arguments": _structure_text(program.in_tree, program.arg_names),
+        "results": _structure_text(program.out_tree, program.out_names),
     }
     if program.axis_env:
         entries["axis_env"] = values.encode(tuple(program.axis_env))
     if program.jit is not None:
-        entries["jit"] = _table(jit_entry(program, program.jit))
+        entries["jit"] = _table(_jit_parts(program, program.jit))
     if not usual_mesh.empty:
         entries["mesh"] = values.encode(usual_mesh)
     if types.meshes:
-        meshes = {name: values.encode(mesh) for mesh, name in types.meshes.items()}
-        entries["meshes"] = _table(meshes)
+        entries["meshes"] = _table({name: mesh for mesh, name in types.meshes.items()})
     if types.scope is not None:
         entries["symbols"] = values.encode(jaxcompat.symbolic_constraints(types.scope))
     if files:
-        entries["files"] = _table({name: repr(path) for name, path in files.items()})
+        entries["files"] = _table(files)
     return "".join(f"{name} = {text}\n" for name, text in entries.items())
 
 
-def _table(entries: Mapping[str, str]) -> str:
-    items = [f"{name!r}: {text}" for name, text in entries.items()]
+def _jit_parts(program: Program, options: JitOptions) -> dict[str, Any]:
+    arguments = options.of_arguments(program.arguments)
+    results = options.of_results(program.results)
+    parts = {
+        "donated": tuple(a.name for a in arguments if a.donated),
+        "in": {a.name: a.placement for a in arguments if a.placement is not None},
+        "out": {r.name: r.placement for r in results if r.placement is not None},
+        "compiler_options": dict(options.compiler_options),
+        "keep_unused": options.keep_unused,
+        "inline": jaxcompat.inline_as_word(options.inline),
+    }
+    return {name: value for name, value in parts.items() if value}
+
+
+def _table(entries: Mapping[str, Any]) -> str:
+    # In a tuple, since a text that stands alone may be a bare word.
+    items = [f"{name!r}: {values.encode((value,))[1:-2]}" for name, value in entries.items()]
     return _bracketed("{", items, "}", 0)
 
 
-def structure_text(tree: Any, names: tuple[str, ...]) -> str:
+def _structure_text(tree: PyTreeDef, names: tuple[str, ...]) -> str:
     """A tree structure with a name at each leaf."""
-    leaves = iter(map(repr, names))
-    return _tree_text(describe(tree), leaves, 0)
+    return _tree_text(describe(tree), map(repr, names), 0)
 
 
 def _tree_text(tree: Tree, leaves: Iterator[str], indent: int) -> str:
@@ -112,51 +132,36 @@ def _bracketed(opening: str, items: list[str], closing: str, indent: int) -> str
 class Header:
     """The entries of a header, checked; a structure is a tree and the names of its leaves."""
 
+    jax: str
     name: str
-    constants: str | None
-    arguments: tuple[Any, tuple[str, ...]]
-    results: tuple[Any, tuple[str, ...]]
-    files: Mapping[str, str]
-    axis_env: tuple[tuple[Any, int], ...]
-    mesh: Any
-    meshes: Mapping[str, Any]
-    scope: Any
-    jit: Mapping[str, Any] | None
+    arguments: tuple[PyTreeDef, tuple[str, ...]]
+    results: tuple[PyTreeDef, tuple[str, ...]]
+    constants: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    axis_env: tuple[tuple[Hashable, int], ...] = ()
+    mesh: AbstractMesh = NO_MESH
+    meshes: Mapping[str, AbstractMesh] = field(default_factory=dict)
+    symbols: Any = None
+    jit: Mapping[str, Any] | None = None
 
 
-def read_header(source: Source, entries: Mapping[str, Expression]) -> Header:
+def read_header(source: FileText, entries: Mapping[str, Expression]) -> Header:
     """The header of a file. Raises ProgramFileError."""
     for name, entry in entries.items():
-        if name not in REQUIRED + OPTIONAL:
-            hint = did_you_mean(name, REQUIRED + OPTIONAL)
+        if name not in _READERS:
+            hint = did_you_mean(name, _READERS)
             raise source.fail(entry.position, f"there is no header entry '{name}'", hint)
     for name in REQUIRED:
         if name not in entries:
-            place = max((e.position + len(e.text) for e in entries.values()), default=0)
-            raise source.fail(place, f"the header has no entry '{name}'")
-
-    def read(name: str, convert: Callable[[Any], Any], default: Any = None) -> Any:
-        return _entry(source, entries[name], convert) if name in entries else convert(default)
-
-    read("jax", _text)
-    return Header(
-        name=read("name", _text),
-        constants=read("constants", _file_name),
-        arguments=read("arguments", _arguments),
-        results=read("results", _structure),
-        files=read("files", _files, {}),
-        axis_env=read("axis_env", _axis_env, ()),
-        mesh=read("mesh", _mesh, jaxcompat.CONTEXT_DEFAULTS["cur_abstract_mesh"]),
-        meshes=read("meshes", _meshes, {}),
-        scope=read("symbols", _scope),
-        jit=read("jit", read_jit_entry) if "jit" in entries else None,
-    )
+            end = max((e.position + len(e.text) for e in entries.values()), default=0)
+            raise source.fail(end, f"the header has no entry '{name}'")
+    return Header(**{name: _read(source, entry, name) for name, entry in entries.items()})
 
 
-def _entry(source: Source, entry: Expression, convert: Callable[[Any], Any]) -> Any:
+def _read(source: FileText, entry: Expression, name: str) -> Any:
     node = entry.parse(source)
     try:
-        return convert(values.decode(node))
+        return _READERS[name](values.decode(node))
     except values.Unreadable as error:
         raise source.fail(entry.position_of(error.node), str(error)) from None
     except ProgramFileError:
@@ -165,64 +170,118 @@ def _entry(source: Source, entry: Expression, convert: Callable[[Any], Any]) -> 
         raise source.fail(entry.position, str(error) or type(error).__name__) from None
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a text in quotes is needed here")
-    return value
+def _checked(is_good: Callable[[Any], bool], message: str) -> Callable[[Any], Any]:
+    """What returns a value as it is, or raises ValueError with the message."""
+
+    def check(value: Any) -> Any:
+        if not is_good(value):
+            raise ValueError(message)
+        return value
+
+    return check
 
 
-def _file_name(value: Any) -> str | None:
-    if value is None:
-        return None
-    if "\0" in _text(value) or value in ("", ".", "..") or os.path.basename(value) != value:
-        raise ValueError("the name of a file in the same folder is needed here, in quotes")
-    return value
+def _is_dict(value: object, *of: type) -> bool:
+    """Whether a value is a dict from texts to values of these classes, or any."""
+    return isinstance(value, dict) and all(
+        isinstance(k, str) and isinstance(v, of or object) for k, v in value.items()
+    )
 
 
-def _structure(value: Any) -> tuple[Any, tuple[str, ...]]:
+def _is_axes(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(axis, tuple) and len(axis) == 2 and type(axis[1]) is int and axis[1] > 0
+        for axis in value
+    )
+
+
+def _is_file_name(value: str) -> bool:
+    return "\0" not in value and value not in ("", ".", "..") and os.path.basename(value) == value
+
+
+_text = _checked(lambda value: isinstance(value, str), "a text in quotes is needed here")
+_file_name = _checked(
+    lambda value: value is None or _is_file_name(_text(value)),
+    "the name of a file in the same folder is needed here, in quotes",
+)
+_checked_arguments = _checked(
+    lambda value: isinstance(value, tuple) and [*map(type, value)] == [tuple, dict],
+    "arguments are written ((positional, ...), {'keyword': ..., ...})",
+)
+_checked_axes = _checked(_is_axes, "an axis environment is written (('name', size), ...)")
+
+
+def _structure(value: Any) -> tuple[PyTreeDef, tuple[str, ...]]:
     names, tree = jax.tree.flatten(value)
     if not all(isinstance(name, str) for name in names):
         raise ValueError("at each value's place in its structure stands its name, in quotes")
     return tree, tuple(names)
 
 
-def _arguments(value: Any) -> tuple[Any, tuple[str, ...]]:
-    if not (isinstance(value, tuple) and [*map(type, value)] == [tuple, dict]):
-        raise ValueError("arguments are written ((positional, ...), {'keyword': ..., ...})")
-    return _structure(value)
-
-
-def _files(value: Any) -> Mapping[str, str]:
-    if not isinstance(value, dict) or not all(
-        isinstance(text, str) and text.isprintable() for pair in value.items() for text in pair
-    ):
-        raise ValueError("files are written {'name in comments': 'path', ...}")
-    return value
-
-
-def _axis_env(value: Any) -> tuple[tuple[Any, int], ...]:
-    if not isinstance(value, tuple) or not all(
-        isinstance(axis, tuple) and len(axis) == 2 and type(axis[1]) is int and axis[1] > 0
-        for axis in value
-    ):
-        raise ValueError("an axis environment is written (('name', size), ...)")
-    with jaxcompat.axes_bound(value):
+def _axis_env(value: Any) -> tuple[tuple[Hashable, int], ...]:
+    with jaxcompat.axes_bound(_checked_axes(value)):
         return value
 
 
-def _mesh(value: Any) -> Any:
-    if not isinstance(value, jax.sharding.AbstractMesh):
-        raise ValueError("a mesh is written AbstractMesh((2,), ('x',), axis_types=...)")
-    return value
+def _jit(value: Any) -> dict[str, Any]:
+    for name, part in _checked_jit(value).items():
+        if name not in _JIT_PARTS:
+            raise ValueError(f"jit is told nothing of '{name}'; it may be: {', '.join(_JIT_PARTS)}")
+        if not _JIT_PARTS[name](part):
+            raise ValueError(f"'{name}' of jit is not well formed")
+    return {**value, "inline": jaxcompat.inline_of_word(value.get("inline", False))}
 
 
-def _meshes(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict) or not all(
-        isinstance(mesh, jax.sharding.AbstractMesh) for mesh in value.values()
-    ):
-        raise ValueError("meshes are written {'name in types': AbstractMesh(...), ...}")
-    return value
+_checked_jit = _checked(_is_dict, "what jit was told is written {'donated': ('x',), ...}")
+_JIT_PARTS: dict[str, Callable[[Any], bool]] = {
+    "donated": lambda part: isinstance(part, tuple) and all(isinstance(n, str) for n in part),
+    "in": lambda part: _is_dict(part, Sharding, Format),
+    "out": lambda part: _is_dict(part, Sharding, Format),
+    "compiler_options": _is_dict,
+    "keep_unused": lambda part: isinstance(part, bool),
+    "inline": lambda part: isinstance(part, bool | str),
+}
+
+#: What reads each entry; those that every file has come first.
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "jax": _text,
+    "name": _text,
+    "arguments": lambda value: _structure(_checked_arguments(value)),
+    "results": _structure,
+    "constants": _file_name,
+    "files": _checked(
+        lambda value: _is_dict(value, str) and all(map(str.isprintable, chain(*value.items()))),
+        "files are written {'name in comments': 'path', ...}",
+    ),
+    "axis_env": _axis_env,
+    "mesh": _checked(
+        lambda value: isinstance(value, AbstractMesh),
+        "a mesh is written AbstractMesh((2,), ('x',), axis_types=...)",
+    ),
+    "meshes": _checked(
+        lambda value: _is_dict(value, AbstractMesh),
+        "meshes are written {'name in types': AbstractMesh(...), ...}",
+    ),
+    "symbols": lambda value: None if value is None else jax.export.SymbolicScope(value),
+    "jit": _jit,
+}
+REQUIRED = [*_READERS][:4]
 
 
-def _scope(value: Any) -> Any:
-    return None if value is None else jax.export.SymbolicScope(value)
+def jit_options(program: Program, parts: Mapping[str, Any]) -> JitOptions:
+    """The options that the entry `jit` tells of a program. Raises ValueError for unknown names."""
+    donated, placed, given = (parts.get(name, {}) for name in ("donated", "in", "out"))
+    pairs = ((*donated, *placed), program.arg_names), (tuple(given), program.out_names)
+    for named, known in pairs:
+        for name in named:
+            if name not in known:
+                raise ValueError(f"jit is told of '{name}', which the program does not have")
+    told = jaxcompat.TracedOptions(
+        donated=tuple(name in donated for name in program.arg_names),
+        in_placements=tuple(placed.get(name) for name in program.arg_names),
+        out_placements=tuple(given.get(name) for name in program.out_names),
+        compiler_options=tuple(parts.get("compiler_options", {}).items()),
+        keep_unused=parts.get("keep_unused", False),
+        inline=parts["inline"],
+    )
+    return JitOptions.from_traced(program.arguments, program.results, told)

@@ -1,8 +1,8 @@
 """The notation of a `.jaxpr` file: JAX's own, with everything that JAX's leaves out.
 
-All parameters are written, but those that say nothing; values and types say all; constants and
-literals have their values to the bit; the rules of custom derivatives are jaxprs; and every
-equation is written in the same way, also those for which JAX has a way of its own.
+All parameters are written, but those that have their defaults; constants and literals have their
+values to the bit; the rules of custom derivatives are jaxprs; and every equation is written in the
+same way, also those for which JAX has a way of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.jaxpr import constants, params, values
 from jaxprtool.formats.jaxpr.constants import ConstantWriter
-from jaxprtool.formats.jaxpr.types import TypeWriter
+from jaxprtool.formats.jaxpr.types import NO_MESH, TypeWriter
 from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.ir.callbacks import BATCHING_HINT, HINT, stubbed
 from jaxprtool.ir.equations import named
@@ -28,10 +29,7 @@ from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type
 from jaxprtool.ir.plugins import missing_plugin
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Var
-
-#: The mesh of which nothing is set.
-NO_MESH = jaxcompat.CONTEXT_DEFAULTS["cur_abstract_mesh"]
+from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 #: Stands for a jaxpr in the text of a value.
 _MARK = "\0"
@@ -53,7 +51,7 @@ class Names(VariableNames):
             super().__setitem__(var, name)
 
 
-class ExactNotation(Notation):
+class FileNotation(Notation):
     """The notation of one file in the making, and what it collects for the header.
 
     `quoted` are words that may not be written without quotes, since jaxprs bear them as names;
@@ -70,9 +68,9 @@ class ExactNotation(Notation):
         self.quoted = frozenset(quoted)
         self.words: set[str] = set()
         #: The mesh that the equations outside of `shard_map`s are traced in.
-        self.usual_mesh: Any = NO_MESH
-        self._consts: dict[Jaxpr, Sequence[Any]] = {}
-        self._meshes: dict[int, Any] = {}
+        self.usual_mesh = NO_MESH
+        self._consts: dict[Jaxpr, Sequence[object]] = {}
+        self._meshes: dict[int, AbstractMesh] = {}
         self._special: dict[type, Callable[[Any], str]] = {
             jax.core.ShapedArray: self._aval,
             jaxcompat.AbstractRef: self._aval,
@@ -80,18 +78,18 @@ class ExactNotation(Notation):
             jaxcompat.SymbolicDimension: lambda size: f"dim({self.types.dimension(size)!r})",
         }
 
-    def _aval(self, aval: Any) -> str:
+    def _aval(self, aval: Aval) -> str:
         return f"aval({self.types(aval)!r})"
 
     # --- types, literals, constants ---------------------------------------------------------------
 
-    def type_of(self, aval: Any) -> Type:
+    def type_of(self, aval: Aval) -> Type:
         token = self._types.get(id(aval))
         if token is None:
             token = self._types[id(aval)] = Type(self._noted(f":{self.types(aval)}"))
         return token
 
-    def literal(self, literal: Any) -> LiteralText:
+    def literal(self, literal: Literal) -> LiteralText:
         text = constants.literal(literal.val, literal.aval)
         return LiteralText(f" {text}{self.type_of(literal.aval)}")
 
@@ -104,37 +102,16 @@ class ExactNotation(Notation):
 
     # --- equations --------------------------------------------------------------------------------
 
-    def signatures(self, jaxpr: Jaxpr) -> list[Signature]:
-        made = self._of_jaxpr.get(jaxpr)
-        if made is None:
-            made = self._of_jaxpr[jaxpr] = []
-            known = self._signatures
-            for eqn in jaxpr.eqns:
-                held = eqn.params
-                setting = id(eqn.primitive), id(eqn.ctx), self._setting(eqn)
-                key = (*setting, *held, *map(id, held.values())) if held else setting
-                found = known.get(key)
-                if found is None:
-                    found = known[key] = self.signature(eqn)
-                made.append(found)
-        return made
-
-    def alike(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
-        return (id(eqn.ctx), self._setting(eqn), *super().alike(eqn))
-
-    def _setting(self, eqn: JaxprEqn) -> int:
-        """A key for what a signature depends on besides: the mesh of the types, any results."""
+    def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
+        """A key for an equation's context, the mesh of its types, and whether it has results."""
         atoms = eqn.outvars or eqn.invars
         if not atoms:
-            return -1
+            return id(eqn.primitive), id(eqn.ctx), -1
         mesh = self._meshes.get(id(atoms[0].aval))
         if mesh is None:
             avals = [atom.aval for atom in atoms]
-            mesh = self._meshes[id(avals[0])] = self._implied(avals, ())
-        return id(mesh) if eqn.outvars else -2 - id(mesh)
-
-    def _implied(self, operands: Sequence[Any], results: Sequence[Any]) -> Any:
-        return params.implied_mesh(operands, results, self.usual_mesh)
+            mesh = self._meshes[id(avals[0])] = params.implied_mesh(avals, (), self.usual_mesh)
+        return id(eqn.primitive), id(eqn.ctx), id(mesh) if eqn.outvars else -2 - id(mesh)
 
     def _make(self, eqn: JaxprEqn) -> Signature:
         if eqn.primitive.name == jaxcompat.CALL_HIGH:
@@ -146,30 +123,26 @@ class ExactNotation(Notation):
         try:
             if not _PRIMITIVE.fullmatch(name):
                 raise Unwritable("a name that is no word")
-            settings = params.context_written(eqn.ctx, self._implied(operands, results))
+            mesh = params.implied_mesh(operands, results, self.usual_mesh)
+            settings = params.context_written(eqn.ctx, mesh)
+            shown = {**{f"@{k}": v for k, v in settings.items()}, **params.written(eqn)}
             pairs: list[tuple[Parameter, Value]] = []
-            for parameter, value in {f"@{k}": v for k, v in settings.items()}.items():
-                pairs.append(self._pair(parameter, self._text(value)))
-            parameter = ""
-            for parameter, value in params.written(eqn).items():
-                pairs.append(self._pair(parameter, self._written(name, parameter, value)))
+            for parameter, value in shown.items():
+                token = Parameter(self._noted(f"{parameter}="))
+                pairs.append((token, self._written(name, parameter, value)))
         except Unwritable as error:
             raise unsupported(eqn, error, parameter) from error
         # Without results and brackets, this would be one more operand of the equation before.
-        shown = f"{name}[]" if not pairs and not results else name
+        primitive = PrimitiveName(self._noted(name if pairs or results else f"{name}[]"))
         given = eqn.params.get("name")
         called = tuple(found for _, value in pairs for found in _bodies(value, given))
-        token = PrimitiveName(self._noted(shown))
-        return Signature(token, pairs, called, named_by_call=name == "jit")
-
-    def _pair(self, name: str, value: Value) -> tuple[Parameter, Value]:
-        return Parameter(self._noted(f"{name}=")), value
+        return Signature(primitive, pairs, called, named_by_call=name == "jit")
 
     # --- values -----------------------------------------------------------------------------------
 
     def _written(self, primitive: str, parameter: str, value: Any) -> Value:
         """A parameter's value as text, or as jaxprs with text around them."""
-        if isinstance(value, params.Rule):
+        if isinstance(value, params.NamedRule):
             return _RulePieces((f"{self._text(value.name, True)} ", self.hold(value.jaxpr)))
         if isinstance(value, Jaxpr | ClosedJaxpr):
             if isinstance(value, ClosedJaxpr) or params.is_open_body(primitive, parameter):
@@ -181,7 +154,7 @@ class ExactNotation(Notation):
     def _text(self, value: Any, is_name: bool = False) -> Value:
         bodies: list[Jaxpr] = []
 
-        def mark(jaxpr: Any) -> str:
+        def mark(jaxpr: AnyJaxpr) -> str:
             bodies.append(self.hold(jaxpr))
             return _MARK if isinstance(jaxpr, ClosedJaxpr) else f"open({_MARK})"
 
@@ -192,12 +165,12 @@ class ExactNotation(Notation):
         if not bodies:
             return self._noted(text)
         first, *rest = map(self._noted, text.split(_MARK))
-        pieces: list[Any] = [first]
+        pieces: list[str | Jaxpr] = [first]
         for body, after in zip(bodies, rest, strict=True):
             pieces += body, after
         return Pieces(piece for piece in pieces if piece)
 
-    def hold(self, jaxpr: Any) -> Jaxpr:
+    def hold(self, jaxpr: AnyJaxpr) -> Jaxpr:
         """The open jaxpr of one that is part of the program; its constants are remembered."""
         body = jaxcompat.open_jaxpr(jaxpr)
         consts = getattr(jaxpr, "consts", ())
@@ -213,7 +186,7 @@ class _RulePieces(Pieces):
     """The name of a rule's function, and the rule."""
 
 
-def _bodies(value: Value, name: Any) -> list[tuple[str | None, Jaxpr]]:
+def _bodies(value: Value, name: object) -> list[tuple[str | None, Jaxpr]]:
     """The jaxprs of a value, each with the name that it is given if it is written apart."""
     if isinstance(value, str):
         return []

@@ -3,9 +3,9 @@
 `written` gives the parameters to write, `restored` makes the running JAX's out of those that a
 file gives. Between the two,
 
-- a parameter that JAX's listing hides is in the file only if it says something;
-- one that only some JAX have is read by the others if it says nothing;
-- primitives whose parameters hold live objects, or differ from JAX to JAX, have a `Form` of their
+- a parameter that JAX's listing hides is in the file only if it is not the default;
+- one that only some JAX releases have is read by the others if it has its default value;
+- primitives whose parameters hold live objects, or differ between releases, have a `Form` of their
   own: scan counts its operands, custom derivatives have their rules as jaxprs.
 
 The table of forms is open to plug-ins: `rule("jaxpr", "my_primitive")(Form(write, read))`.
@@ -13,14 +13,16 @@ The table of forms is open to plug-ins: `rule("jaxpr", "my_primitive")(Form(writ
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AbstractMesh
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat, primitives
 from jaxprtool.formats.jaxpr.values import Unwritable
@@ -37,7 +39,7 @@ from jaxprtool.ir.plugins import load_rules_of
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import build, describe
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Primitive
 
 
 class BadParameter(ValueError):
@@ -48,7 +50,7 @@ class UnknownPrimitive(BadParameter):
     """A primitive that this JAX does not have, nor any plug-in that is loaded."""
 
 
-class Rule(NamedTuple):
+class NamedRule(NamedTuple):
     """A rule of a custom derivative: the name of its function, and its closed jaxpr.
 
     Of a rule that is read, `jaxpr` is a function that gives it, since a rule may hold the call
@@ -64,23 +66,39 @@ class Rule(NamedTuple):
 RULES = {"custom_jvp_call": ("jvp",), "custom_vjp_call": ("fwd", "bwd")}
 
 Params: TypeAlias = dict[str, Any]
+#: The types of an equation's operands or results; None for a result whose type a file leaves out.
+Avals: TypeAlias = Sequence[Any]
+
+
+def _params(eqn: JaxprEqn, *without: str) -> Params:
+    return {k: v for k, v in sorted(eqn.params.items()) if k not in without}
 
 
 @dataclass(frozen=True)
 class Form:
     """How a file has the parameters of one primitive.
 
-    `write(eqn)` gives them in the order in which they are written, `read(given, operands,
-    results)` makes JAX's of them, from the types of the equation's operands and results. `read`
-    raises BadParameter, and KeyError for a parameter that is missing.
+    Attributes:
+        write: `write(eqn)` returns them in the order in which they are written.
+        read: `read(given, operands, results)` makes JAX's of them, from the types of the
+            equation's operands and results. It raises BadParameter, and KeyError for a parameter
+            that is missing.
+        defaults: `defaults(params, operands, results)` returns the values that are left out of the
+            file, and added before `read` is called.
+        names: The parameters that there are, of a primitive whose checker in JAX does not look at
+            all of them; None for others.
     """
 
-    write: Callable[[JaxprEqn], Params]
-    read: Callable[[Params, Sequence[Any], Sequence[Any]], Params]
+    write: Callable[[JaxprEqn], Params] = _params
+    read: Callable[[Params, Avals, Avals], Params] = lambda given, operands, results: given
+    defaults: Callable[[Params, Avals, Avals], Params] = lambda params, operands, results: {}
+    names: frozenset[str] | None = None
 
 
 #: The forms of primitives that have one, by the primitive's name in the file.
 forms: RuleTable[Form] = RuleTable()
+
+_PLAIN = Form()
 
 
 # --- both ways ------------------------------------------------------------------------------------
@@ -95,20 +113,19 @@ def primitive_name(eqn: JaxprEqn) -> str:
 def written(eqn: JaxprEqn) -> Params:
     """The parameters of `eqn` that are written, in the order in which they are.
 
-    A value is what `values.encode` takes, or a jaxpr, open or closed, or a `Rule`. Raises
+    A value is what `values.encode` takes, or a jaxpr, open or closed, or a `NamedRule`. Raises
     Unwritable; UnsupportedError if the rule of a custom derivative cannot be traced.
     """
-    form = forms.get(primitive_name(eqn))
-    if form is not None:
-        return form.write(eqn)
-    hidden = _hidden(eqn.primitive)
-    shown = {k: v for k, v in eqn.params.items() if not (k in hidden and _alike(v, hidden[k]))}
-    return dict(sorted(shown.items()))
+    form = forms.get(primitive_name(eqn), _PLAIN)
+    params = form.write(eqn)
+    avals = ([atom.aval for atom in atoms] for atoms in (eqn.invars, eqn.outvars))
+    defaults = {**_hidden(eqn.primitive), **form.defaults(params, *avals)}
+    return {k: v for k, v in params.items() if k not in defaults or not _same(v, defaults[k])}
 
 
 def restored(
-    primitive: str, given: Params, operands: Sequence[Any], results: Sequence[Any]
-) -> tuple[Any, Params]:
+    primitive: str, given: Params, operands: Avals, results: Avals
+) -> tuple[Primitive, Params]:
     """The primitive of this JAX, and its parameters, from the name and parameters in a file.
 
     `operands` and `results` are the types of the equation's operands and results; the type of a
@@ -122,54 +139,40 @@ def restored(
     if primitive not in known:
         raise UnknownPrimitive(f"there is no primitive '{primitive}'")
     found = known[primitive]
-    form = forms.get(primitive)
-    unknown = given.keys() - _ALL_NAMES.get(primitive, given.keys())
+    form = forms.get(primitive, _PLAIN)
+    unknown = set() if form.names is None else given.keys() - form.names
     if unknown:
         raise BadParameter(f"there is no parameter '{min(unknown)}'")
     try:
-        if form is not None:
-            return found, form.read(dict(given), operands, results)
+        given = {**_hidden(found), **form.defaults(given, operands, results), **given}
+        params = form.read(given, operands, results)
     except KeyError as error:
         raise BadParameter(f"the parameter {error} is missing") from None
-    params = {**_hidden(found), **given}
-    for name, (default, must) in _OPTIONAL.get(primitive, {}).items():
-        if _takes(primitive, name):
-            params.update({} if name in params or not must else {name: default})
-        elif name in params and _alike(params[name], default):
+    if primitive in _OPTIONAL:
+        function, name, default = _OPTIONAL[primitive]
+        if name in inspect.signature(function).parameters:
+            params.setdefault(name, default)
+        elif name in params and _same(params[name], default):
             del params[name]
     for name in _OPEN_BODIES.get(primitive, ()):
         params[name] = jaxcompat.open_jaxpr(params.get(name))
     return found, params
 
 
-#: The names of the parameters of those primitives whose checkers in JAX look at some only.
-_ALL_NAMES: dict[str, frozenset[str]] = {
-    "closed_call": frozenset({"call_jaxpr"}),
-    "cond": frozenset({"branches", "branches_platforms"}),
-}
-
-
-def _alike(value: Any, default: Any) -> bool:
+def _same(value: object, default: object) -> bool:
     return type(value) is type(default) and value == default
 
 
 # --- equation contexts ----------------------------------------------------------------------------
 
-#: What the file calls the settings that an equation is traced in; see `jaxcompat`.
+#: The settings that an equation is traced in, by what the file calls them.
 _SETTINGS = {
-    "compute_type": "compute_type",
-    "threefry_partitionable": "threefry_partitionable",
-    "mesh": "cur_abstract_mesh",
-    "layout_mode": "cur_layout_mode",
-    "remove_size_one_mesh_axis": "remove_size_one_mesh_axis",
-    "no_collectives": "no_collectives",
-    "xla_metadata": "xla_metadata",
+    name.removeprefix("cur_").removeprefix("abstract_"): name for name in jaxcompat.CONTEXT_DEFAULTS
 }
-
 _DEFAULTS = {name: jaxcompat.CONTEXT_DEFAULTS[full] for name, full in _SETTINGS.items()}
 
 
-def implied_mesh(operands: Sequence[Any], results: Sequence[Any], usual: Any) -> Any:
+def implied_mesh(operands: Avals, results: Avals, usual: AbstractMesh) -> AbstractMesh:
     """The mesh that an equation is traced in, if nothing else is said.
 
     In the body of a `shard_map` it is that of the types, which has manual axes (of several types,
@@ -181,7 +184,7 @@ def implied_mesh(operands: Sequence[Any], results: Sequence[Any], usual: Any) ->
     return usual
 
 
-def context_written(context: Any, mesh: Any) -> Params:
+def context_written(context: object, mesh: AbstractMesh) -> Params:
     """The settings of an equation's context that are written; `mesh` is the implied one."""
     settings = jaxcompat.context_settings(context)
     named = {name: settings[full] for name, full in _SETTINGS.items() if full in settings}
@@ -189,7 +192,7 @@ def context_written(context: Any, mesh: Any) -> Params:
     return {name: value for name, value in named.items() if value != defaults[name]}
 
 
-def context(given: Params, operands: Sequence[Any], results: Sequence[Any], usual_mesh: Any) -> Any:
+def context(given: Params, operands: Avals, results: Avals, usual_mesh: AbstractMesh) -> Any:
     """The context of an equation from the settings that a file gives. Raises BadParameter."""
     unknown = given.keys() - _SETTINGS.keys()
     if unknown:
@@ -203,7 +206,7 @@ def context(given: Params, operands: Sequence[Any], results: Sequence[Any], usua
 
 # --- parameters that are there or not -------------------------------------------------------------
 
-#: What JAX's printing rules hide, with the value that says nothing.
+#: What JAX's printing rules hide, with the default.
 _HIDDEN: dict[str, Params] = {
     "_unary_with_accuracy_pp_rule": {"accuracy": None},
     "_binary_with_out_dtype_pp_rule": {"out_dtype": None},
@@ -213,33 +216,17 @@ _HIDDEN: dict[str, Params] = {
 
 
 @cache
-def _hidden(primitive: Any) -> Params:
+def _hidden(primitive: Primitive) -> Params:
     return _HIDDEN.get(jaxcompat.printing_rule(primitive) or "", {})
 
 
-#: Parameters that only some JAX have: the value that says nothing, and whether a JAX that has them
-#: must be given one.
-_OPTIONAL: dict[str, dict[str, tuple[Any, bool]]] = {
-    "new_ref": {"pin": (False, True)},
-    "reduce_max": {"out_sharding": (None, False)},
-    "reduce_min": {"out_sharding": (None, False)},
-    "top_k": {"is_stable": (True, True)},
+#: Parameters that only some JAX releases have: the function that takes it, its name and default.
+_OPTIONAL: dict[str, tuple[Callable[..., Any], str, object]] = {
+    "new_ref": (jax.new_ref, "pin", False),
+    "reduce_max": (lax.reduce_max, "out_sharding", None),
+    "reduce_min": (lax.reduce_min, "out_sharding", None),
+    "top_k": (lax.top_k, "is_stable", True),
 }
-
-_EXAMPLES: dict[str, Callable[[Any], Any]] = {
-    "new_ref": lambda x: jax.new_ref(x)[...],
-    "reduce_max": jnp.max,
-    "reduce_min": jnp.min,
-    "top_k": lambda x: lax.top_k(x, 1),
-}
-
-
-@cache
-def _takes(primitive: str, parameter: str) -> bool:
-    """Whether the running JAX has this parameter."""
-    example = jax.make_jaxpr(_EXAMPLES[primitive])(jax.ShapeDtypeStruct((2,), jnp.float32))
-    return any(e.primitive.name == primitive and parameter in e.params for e in example.eqns)
-
 
 #: The parameters that hold open jaxprs where JAX has a class of its own for closed ones.
 _OPEN_BODIES: dict[str, tuple[str, ...]] = {
@@ -261,50 +248,49 @@ def is_open_body(primitive: str, parameter: str) -> bool:
 # --- forms ----------------------------------------------------------------------------------------
 
 
-def _without(eqn: JaxprEqn, *names: str) -> Params:
-    return {k: v for k, v in sorted(eqn.params.items()) if k not in names}
+def _broadcast_defaults(params: Params, operands: Avals, results: Avals) -> Params:
+    known = bool(results) and results[0] is not None
+    shape = {"shape": results[0].shape} if known else {}
+    return {"sharding": None, "broadcast_dimensions": (), **shape}
 
 
-def _write_broadcast(eqn: JaxprEqn) -> Params:
-    params = _without(eqn)
-    says_nothing = {
-        "shape": eqn.outvars[0].aval.shape,
-        "sharding": None,
-        "broadcast_dimensions": (),
-    }
-    return {k: v for k, v in params.items() if v != says_nothing[k]}
-
-
-def _read_broadcast(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
-    if "shape" not in given:
-        if not results or results[0] is None:
-            raise BadParameter("the shape is missing, or the type of the result")
-        given["shape"] = results[0].shape
-    return {"sharding": None, "broadcast_dimensions": (), **given}
+rule(forms, "broadcast_in_dim")(Form(defaults=_broadcast_defaults))
 
 
 def _write_dot(eqn: JaxprEqn) -> Params:
-    params = {k: v for k, v in _without(eqn).items() if v is not None}
-    pairs = params["dimension_numbers"]
-    return {**params, "dimension_numbers": tuple(tuple(map(list, pair)) for pair in pairs)}
+    pairs = eqn.params["dimension_numbers"]
+    numbers = tuple(tuple(map(list, pair)) for pair in pairs)
+    return {**_params(eqn), "dimension_numbers": numbers}
 
 
-def _read_dot(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
-    pairs = given["dimension_numbers"]
-    numbers = tuple(tuple(map(tuple, pair)) for pair in pairs)
-    nothing = dict.fromkeys(("precision", "preferred_element_type", "out_sharding"))
-    return {**nothing, **given, "dimension_numbers": numbers}
+def _read_dot(given: Params, operands: Avals, results: Avals) -> Params:
+    numbers = tuple(tuple(map(tuple, pair)) for pair in given["dimension_numbers"])
+    return {**given, "dimension_numbers": numbers}
 
 
-def _jit_defaults(operands: int, results: int) -> Params:
-    """What a jit says if nothing is asked of it."""
+_DOT_OPTIONS = "precision", "preferred_element_type", "out_sharding"
+rule(forms, "dot_general")(Form(_write_dot, _read_dot, lambda *_: dict.fromkeys(_DOT_OPTIONS)))
+
+
+def _write_jit(eqn: JaxprEqn) -> Params:
+    inline = jaxcompat.inline_as_word(eqn.params["inline"])
+    return {"name": eqn.params["name"], **_params(eqn), "inline": inline}
+
+
+def _read_jit(given: Params, operands: Avals, results: Avals) -> Params:
+    if not isinstance(given["name"], str):
+        raise BadParameter("name is a text")
+    return {**given, "inline": jaxcompat.inline_of_word(given["inline"])}
+
+
+def _jit_defaults(params: Params, operands: Avals, results: Avals) -> Params:
     unspecified = jaxcompat.UNSPECIFIED
     return {
-        "donated_invars": (False,) * operands,
-        "in_shardings": (unspecified,) * operands,
-        "out_shardings": (unspecified,) * results,
-        "in_layouts": (None,) * operands,
-        "out_layouts": (None,) * results,
+        "donated_invars": (False,) * len(operands),
+        "in_shardings": (unspecified,) * len(operands),
+        "out_shardings": (unspecified,) * len(results),
+        "in_layouts": (None,) * len(operands),
+        "out_layouts": (None,) * len(results),
         "keep_unused": False,
         "ctx_mesh": jaxcompat.EMPTY_MESH,
         "compiler_options_kvs": (),
@@ -312,27 +298,17 @@ def _jit_defaults(operands: int, results: int) -> Params:
     }
 
 
-def _write_jit(eqn: JaxprEqn) -> Params:
-    defaults = _jit_defaults(len(eqn.invars), len(eqn.outvars))
-    params = {**_without(eqn), "inline": jaxcompat.inline_as_word(eqn.params["inline"])}
-    shown = {k: v for k, v in params.items() if k not in defaults or v != defaults[k]}
-    return {"name": eqn.params["name"], **shown}
-
-
-def _read_jit(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
-    if not isinstance(given["name"], str):
-        raise BadParameter("name is a text")
-    given = {**_jit_defaults(len(operands), len(results)), **given}
-    return {**given, "inline": jaxcompat.inline_of_word(given["inline"])}
+_JIT_NAMES = frozenset({"name", "jaxpr", *_jit_defaults({}, (), ())})
+rule(forms, "jit")(Form(_write_jit, _read_jit, _jit_defaults, _JIT_NAMES))
 
 
 def _write_scan(eqn: JaxprEqn) -> Params:
     num_consts, num_carry = jaxcompat.scan_counts(eqn.params)
     counts = {"num_consts": num_consts, "num_carry": num_carry}
-    return dict(sorted({**_without(eqn, "ft_in", "ft_out"), **counts}.items()))
+    return dict(sorted({**_params(eqn, "ft_in", "ft_out"), **counts}.items()))
 
 
-def _read_scan(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
+def _read_scan(given: Params, operands: Avals, results: Avals) -> Params:
     consts, carry = given.pop("num_consts"), given.pop("num_carry")
     xs, ys = len(operands) - consts - carry, len(results) - carry
     if min(consts, carry, xs, ys) < 0:
@@ -340,22 +316,26 @@ def _read_scan(given: Params, operands: Sequence[Any], results: Sequence[Any]) -
     return {**given, **jaxcompat.scan_count_params({}, consts, carry, xs, ys)}
 
 
-def _write_while(eqn: JaxprEqn) -> Params:
-    return _without(eqn)
+rule(forms, "scan")(Form(_write_scan, _read_scan))
 
 
-def _read_while(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
+def _read_while(given: Params, operands: Avals, results: Avals) -> Params:
     # In JAX's order, in which its listing meets the bodies and numbers those that have no names.
     return {k: given[k] for k in ("cond_nconsts", "cond_jaxpr", "body_nconsts", "body_jaxpr")}
+
+
+rule(forms, "while")(Form(read=_read_while))
+rule(forms, "cond")(Form(names=frozenset({"branches", "branches_platforms"})))
+rule(forms, "closed_call")(Form(names=frozenset({"call_jaxpr"})))
 
 
 def _write_reduce(eqn: JaxprEqn) -> Params:
     # The function's jaxpr says what it computes; its name is what listings show.
     name = getattr(eqn.params["computation"], "__qualname__", "computation")
-    return {"computation": name, **_without(eqn, "computation")}
+    return {**_params(eqn), "computation": name}
 
 
-def _read_reduce(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
+def _read_reduce(given: Params, operands: Avals, results: Avals) -> Params:
     body = given["jaxpr"]
 
     def computation(*args: Any) -> Any:
@@ -365,143 +345,155 @@ def _read_reduce(given: Params, operands: Sequence[Any], results: Sequence[Any])
     return {**given, "computation": computation}
 
 
+rule(forms, "reduce")(Form(_write_reduce, _read_reduce))
+
+
 def _write_select(eqn: JaxprEqn) -> Params:
-    return {**_without(eqn), "select_prim": eqn.params["select_prim"].name}
+    return {**_params(eqn), "select_prim": eqn.params["select_prim"].name}
 
 
-def _read_select(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
+def _read_select(given: Params, operands: Avals, results: Avals) -> Params:
     found = {"ge": lax.ge_p, "le": lax.le_p}.get(given["select_prim"])
     if found is None:
         raise BadParameter("select_prim is ge or le")
     return {**given, "select_prim": found}
 
 
+rule(forms, "select_and_gather_add", "select_and_scatter_add")(Form(_write_select, _read_select))
+
+
 def _write_linear_call(eqn: JaxprEqn) -> Params:
     transpose = jaxcompat.linear_call_transpose(eqn)
-    return {**_without(eqn, "transpose_thunk"), "transpose": transpose}
+    return {**_params(eqn, "transpose_thunk"), "transpose": transpose}
 
 
-def _read_linear_call(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
+def _read_linear_call(given: Params, operands: Avals, results: Avals) -> Params:
     transpose = given.pop("transpose")
     return {**given, **jaxcompat.linear_call_transpose_param(transpose)}
 
 
+rule(forms, "linear_call")(Form(_write_linear_call, _read_linear_call))
+
+
+_SOW_NAMES = ("tag", "name", "mode", "tree")
+
+
 def _write_sow(eqn: JaxprEqn) -> Params:
-    p = eqn.params
-    shown = {"tag": p["tag"], "name": p["name"]}
-    shown |= {} if p["mode"] == "strict" else {"mode": p["mode"]}
     # A reader need not know the classes of a value's nodes.
-    return shown | ({} if p["tree"] == primitives.LEAF else {"tree": build(describe(p["tree"]))})
+    tree = build(describe(eqn.params["tree"]))
+    return {**{name: eqn.params[name] for name in _SOW_NAMES}, "tree": tree}
 
 
-def _read_sow(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
-    given = {"mode": "strict", "tree": primitives.LEAF, **given}
-    tag, name, mode, tree = (given[k] for k in ("tag", "name", "mode", "tree"))
+def _read_sow(given: Params, operands: Avals, results: Avals) -> Params:
+    tag, name, mode, tree = (given[k] for k in _SOW_NAMES)
     if not (isinstance(tag, str) and isinstance(name, str | None)):
         raise BadParameter("tag and name are texts")
     if mode not in primitives.MODES:
         raise BadParameter(f"mode is one of {', '.join(primitives.MODES)}")
-    if not isinstance(tree, jax.tree_util.PyTreeDef) or tree.num_leaves > len(operands):
+    if not isinstance(tree, PyTreeDef) or tree.num_leaves > len(operands):
         raise BadParameter("tree is the structure of a value, of not more leaves than operands")
     return given
 
 
-rule(forms, "broadcast_in_dim")(Form(_write_broadcast, _read_broadcast))
-rule(forms, "dot_general")(Form(_write_dot, _read_dot))
-rule(forms, "jit")(Form(_write_jit, _read_jit))
-_ALL_NAMES["jit"] = frozenset({"name", "jaxpr", *_jit_defaults(0, 0)})
-rule(forms, "scan")(Form(_write_scan, _read_scan))
-rule(forms, "while")(Form(_write_while, _read_while))
-rule(forms, "reduce")(Form(_write_reduce, _read_reduce))
-rule(forms, "select_and_gather_add")(Form(_write_select, _read_select))
-rule(forms, "select_and_scatter_add")(Form(_write_select, _read_select))
-rule(forms, "linear_call")(Form(_write_linear_call, _read_linear_call))
-rule(forms, "sow")(Form(_write_sow, _read_sow))
-_ALL_NAMES["sow"] = frozenset({"tag", "name", "mode", "tree"})
+_SOW_DEFAULTS = {"mode": "strict", "tree": primitives.LEAF}
+rule(forms, "sow")(Form(_write_sow, _read_sow, lambda *_: _SOW_DEFAULTS, frozenset(_SOW_NAMES)))
 
 
 # --- the rules of custom derivatives --------------------------------------------------------------
 
-
-def _of_custom_call(eqn: JaxprEqn) -> Params:
-    """The parameters that custom_jvp and custom_vjp calls have in common, the body's name first."""
-    body, count = eqn.params["call_jaxpr"], eqn.params["num_consts"]
-    params = {"call_jaxpr": body, "symbolic_zeros": eqn.params["symbolic_zeros"]}
-    params |= {"num_consts": count} if count else {}
-    return params
+_CALL_NAMES = frozenset({"name", "call_jaxpr", "num_consts", "symbolic_zeros", "perturbed"})
 
 
-def _named_first(eqn: JaxprEqn, params: Params) -> Params:
-    name = jaxcompat.open_jaxpr(eqn.params["call_jaxpr"]).debug_info.func_name
-    return {"name": name, **dict(sorted(params.items()))}
+def _call_params(eqn: JaxprEqn, rule_params: Params) -> Params:
+    """The parameters of a custom_jvp or custom_vjp call, the body's name first."""
+    own = {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
+    name = jaxcompat.open_jaxpr(own["call_jaxpr"]).debug_info.func_name
+    return {"name": name, **dict(sorted({**own, **rule_params}.items()))}
+
+
+def _call_defaults(params: Params, operands: Avals, results: Avals) -> Params:
+    num_consts = params.get("num_consts", 0)
+    primals = len(operands) - num_consts
+    return {
+        "num_consts": 0,
+        "perturbed": (True,) * primals,
+        "in_zeros": (False,) * primals,
+        "out_zeros": (False,) * len(results),
+        "forwarded": None,
+        "raises": None,
+    }
+
+
+def _mask(given: Params, name: str, avals: Avals) -> tuple[bool, ...]:
+    """A parameter with an entry for each of some values."""
+    mask = given[name]
+    if not isinstance(mask, tuple) or len(mask) != len(avals):
+        raise BadParameter(f"{name} has not one entry for each of {len(avals)} values")
+    return mask
 
 
 def _write_custom_jvp(eqn: JaxprEqn) -> Params:
     rule = jvp_rule(eqn)
-    params = _of_custom_call(eqn)
-    if rule.raises is None:
-        params["jvp"] = Rule(rule.name, rule.jaxpr)
-    else:
-        params |= {"jvp": rule.name, "raises": rule.raises}
-    params |= {"out_zeros": rule.out_zeros} if any(rule.out_zeros) else {}
-    params |= {} if all(rule.perturbed) else {"perturbed": rule.perturbed}
-    return _named_first(eqn, params)
+    jvp = NamedRule(rule.name, rule.jaxpr) if rule.raises is None else rule.name
+    masks = {"out_zeros": rule.out_zeros, "perturbed": rule.perturbed}
+    return _call_params(eqn, {"jvp": jvp, "raises": rule.raises, **masks})
 
 
-def _read_custom_jvp(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
-    zeros, raises = given.get("out_zeros", (False,) * len(results)), given.get("raises")
-    if isinstance(given["jvp"], Rule) == (raises is not None):
+def _read_custom_jvp(given: Params, operands: Avals, results: Avals) -> Params:
+    jvp, raises, num_consts = given["jvp"], given["raises"], given["num_consts"]
+    if isinstance(jvp, NamedRule) == (raises is not None):
         raise BadParameter("a rule is a jaxpr, or it raises what the parameter 'raises' says")
-    name, jaxpr = given["jvp"] if raises is None else (given["jvp"], None)
+    if raises is not None and not (isinstance(jvp, str) and isinstance(raises, str)):
+        raise BadParameter("a rule that raises has two texts: its name, and what it raises")
+    name, jaxpr = jvp if raises is None else (jvp, None)
+    zeros = _mask(given, "out_zeros", results)
+    perturbed = _mask(given, "perturbed", operands[num_consts:])
 
     def rule() -> JVPRule:
         return JVPRule(name, jaxpr and jaxpr(), zeros, perturbed, raises)
 
-    num_consts = given.get("num_consts", 0)
-    perturbed = given.get("perturbed", (True,) * (len(operands) - num_consts))
     return jvp_params(_renamed(given), name, rule, num_consts, given["symbolic_zeros"])
 
 
 def _write_custom_vjp(eqn: JaxprEqn) -> Params:
     rule = vjp_rule(eqn)
-    params = _of_custom_call(eqn)
-    params |= {"fwd": Rule(rule.fwd_name, rule.fwd), "bwd": Rule(rule.bwd_name, rule.bwd)}
-    if any(index is not None for index in rule.forwarded):
-        params["forwarded"] = rule.forwarded
-    if any(rule.in_zeros):
-        params["in_zeros"] = rule.in_zeros
-    params |= {} if all(rule.perturbed) else {"perturbed": rule.perturbed}
-    return _named_first(eqn, params)
+    params: Params = {"fwd": NamedRule(rule.fwd_name, rule.fwd), "in_zeros": rule.in_zeros}
+    params |= {"bwd": NamedRule(rule.bwd_name, rule.bwd), "perturbed": rule.perturbed}
+    any_forwarded = any(index is not None for index in rule.forwarded)
+    return _call_params(eqn, {**params, "forwarded": rule.forwarded if any_forwarded else None})
 
 
-def _read_custom_vjp(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
+def _read_custom_vjp(given: Params, operands: Avals, results: Avals) -> Params:
     (fwd_name, fwd), (bwd_name, bwd) = given["fwd"], given["bwd"]
-    num_consts = given.get("num_consts", 0)
-    in_zeros = given.get("in_zeros", (False,) * (len(operands) - num_consts))
-    perturbed = given.get("perturbed", (True,) * (len(operands) - num_consts))
+    num_consts, forwarded = given["num_consts"], given["forwarded"]
+    in_zeros = _mask(given, "in_zeros", operands[num_consts:])
+    perturbed = _mask(given, "perturbed", operands[num_consts:])
 
     def rule() -> VJPRule:
         backward = bwd()
-        residuals = len(backward.invars) - len(results)
-        forwarded = given.get("forwarded", (None,) * residuals)
-        return VJPRule(fwd_name, bwd_name, fwd(), backward, forwarded, in_zeros, perturbed)
+        none = (None,) * (len(backward.invars) - len(results))
+        known = none if forwarded is None else forwarded
+        return VJPRule(fwd_name, bwd_name, fwd(), backward, known, in_zeros, perturbed)
 
     names = fwd_name, bwd_name
     return vjp_params(_renamed(given), names, rule, num_consts, given["symbolic_zeros"])
 
 
-def _renamed(given: Mapping[str, Any]) -> Any:
+def _renamed(given: Mapping[str, Any]) -> ClosedJaxpr:
     """The body of a custom call, which bears the name that listings show."""
     body, name = given["call_jaxpr"], given["name"]
     same = jaxcompat.open_jaxpr(body).debug_info.func_name == name
     return body if same else jaxcompat.with_function_name(body, name)
 
 
-rule(forms, "custom_jvp_call")(Form(_write_custom_jvp, _read_custom_jvp))
-rule(forms, "custom_vjp_call")(Form(_write_custom_vjp, _read_custom_vjp))
-_OF_CUSTOM_CALLS = frozenset({"name", "call_jaxpr", "num_consts", "symbolic_zeros", "perturbed"})
-_ALL_NAMES["custom_jvp_call"] = _OF_CUSTOM_CALLS | {"jvp", "out_zeros", "raises"}
-_ALL_NAMES["custom_vjp_call"] = _OF_CUSTOM_CALLS | {"fwd", "bwd", "forwarded", "in_zeros"}
+_JVP_NAMES = _CALL_NAMES | {"jvp", "out_zeros", "raises"}
+rule(forms, "custom_jvp_call")(
+    Form(_write_custom_jvp, _read_custom_jvp, _call_defaults, _JVP_NAMES)
+)
+_VJP_NAMES = _CALL_NAMES | {"fwd", "bwd", "forwarded", "in_zeros"}
+rule(forms, "custom_vjp_call")(
+    Form(_write_custom_vjp, _read_custom_vjp, _call_defaults, _VJP_NAMES)
+)
 
 
 def _write_custom_vmap(eqn: JaxprEqn) -> Params:
@@ -511,11 +503,11 @@ def _write_custom_vmap(eqn: JaxprEqn) -> Params:
     return {"name": name, "call_jaxpr": eqn.params["call"], "rule": eqn.params["rule"]}
 
 
-def _read_custom_vmap(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
+def _read_custom_vmap(given: Params, operands: Avals, results: Avals) -> Params:
     if not isinstance(given["rule"], Stub):
         raise BadParameter("rule is a stub")
     return custom_vmap_params(_renamed(given), given["rule"], len(operands), len(results))
 
 
-rule(forms, "custom_vmap_call")(Form(_write_custom_vmap, _read_custom_vmap))
-_ALL_NAMES["custom_vmap_call"] = frozenset({"name", "call_jaxpr", "rule"})
+_VMAP_NAMES = frozenset({"name", "call_jaxpr", "rule"})
+rule(forms, "custom_vmap_call")(Form(_write_custom_vmap, _read_custom_vmap, names=_VMAP_NAMES))

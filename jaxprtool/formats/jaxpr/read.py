@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -22,10 +21,9 @@ from jaxprtool.files import opened_plain
 from jaxprtool.formats.jaxpr import syntax
 from jaxprtool.formats.jaxpr.build import Builder
 from jaxprtool.formats.jaxpr.constants import Constants
-from jaxprtool.formats.jaxpr.header import Header, read_header
-from jaxprtool.formats.jaxpr.jit_entry import options_of
-from jaxprtool.formats.jaxpr.source import Source
-from jaxprtool.formats.jaxpr.source_comments import read_places
+from jaxprtool.formats.jaxpr.header import Header, jit_options, read_header
+from jaxprtool.formats.jaxpr.source import FileText
+from jaxprtool.formats.jaxpr.source_comments import source_infos
 from jaxprtool.formats.jaxpr.types import TypeReader
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import DebugInfo
@@ -80,7 +78,7 @@ def parse(data: str | bytes, name: str, path: Path | None = None) -> Program:
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     # What is ignored are warnings of odd escapes, and of odd parameters.
     with warnings.catch_warnings(action="ignore"), _without_collector():
-        return _program(Source(name, text), path)
+        return _program(FileText(name, text), path)
 
 
 @contextmanager
@@ -98,16 +96,16 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _program(source: Source, path: Path | None) -> Program:
+def _program(source: FileText, path: Path | None) -> Program:
     file = syntax.parse(source)
     header = read_header(source, file.header)
-    places = read_places((comment for _, comment in source.comments), header.files)
-    types = TypeReader(header.meshes, header.scope, header.mesh)
+    infos = source_infos((comment for _, comment in source.comments), header.files)
+    types = TypeReader(header.meshes, header.symbols, header.mesh)
     debug_info = DebugInfo("jit", header.name, header.arguments[1], header.results[1])
     _check_counts(source, file, header)
     constants = Constants(_constants_files(path, header.constants))
     with closing(constants), _precision(source), jaxcompat.axes_bound(header.axis_env):
-        builder = Builder(file, types, constants, places)
+        builder = Builder(file, types, constants, infos)
         jaxpr = builder.program(debug_info)
     program = Program(
         name=header.name,
@@ -121,7 +119,7 @@ def _program(source: Source, path: Path | None) -> Program:
     if header.jit is None:
         return program
     try:
-        return program.replace(jit=options_of(program, header.jit))
+        return program.replace(jit=jit_options(program, header.jit))
     except ValueError as error:
         raise source.fail(file.header["jit"].position, str(error)) from None
 
@@ -145,7 +143,7 @@ def _decoded(data: bytes, name: str) -> str:
         raise ProgramFileError(message) from None
 
 
-def _check_counts(source: Source, file: syntax.File, header: Header) -> None:
+def _check_counts(source: FileText, file: syntax.File, header: Header) -> None:
     counts = (
         ("arguments", header.arguments[1], file.body.arguments),
         ("results", header.results[1], file.body.results),
@@ -156,7 +154,7 @@ def _check_counts(source: Source, file: syntax.File, header: Header) -> None:
             raise source.fail(file.header[entry].position, message)
 
 
-def _precision(source: Source) -> AbstractContextManager[Any]:
+def _precision(source: FileText) -> AbstractContextManager[object]:
     """The setting in which JAX knows 64-bit types, if the file has any."""
     wide = any(f"{name}{mark}" in source.text for name in _WIDE_TYPES for mark in "[<")
     return jax.enable_x64(True) if wide else nullcontext()

@@ -30,7 +30,7 @@ _STRINGS_AND_COMMENTS = re.compile(
 )
 
 
-class Source:
+class FileText:
     """A file's text with its comments set apart.
 
     In `text`, comments are blanked, so that positions stay what they are; `comments` has each
@@ -92,7 +92,7 @@ class Expression:
     position: int
     bodies: dict[str, Any]
 
-    def parse(self, source: Source) -> ast.expr:
+    def parse(self, source: FileText) -> ast.expr:
         """The expression's syntax tree. Raises ProgramFileError if it is not well formed."""
         if not self.text.strip():
             raise source.fail(self.position, "a value is missing here")

@@ -12,30 +12,31 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import PurePath
-from typing import Any
+from typing import TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import JaxprEqn
 
-Place = tuple[tuple[str, int, int, str] | None, str]
+#: The file, line, column and function of an equation, and the name scopes around it.
+Location: TypeAlias = tuple[tuple[str, int, int, str] | None, str]
 
-_PLACE = re.compile(
+_LOCATION = re.compile(
     r"(?:(?P<file>\S.*?):(?P<line>\d{1,8})(?::(?P<column>\d{1,8}))?(?: \((?P<function>[^()]*)\))?)?"
     r"(?:(?:^| )in (?:'(?P<quoted>[^']+)'|(?P<scope>\S+)))?"
 )
 
 
-class Places:
-    """The places of equations as comments, and the table of files that the comments mention.
+class SourceComments:
+    """The source locations of equations as comments, and the files that the comments mention.
 
-    Each place is looked up once; the equations must outlive it.
+    Each is looked up once; the equations must outlive it.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
         self._names: dict[str, str | None] = {}
         self._comments: dict[tuple[int, int], str | None] = {}
-        self._frames: dict[Any, str] = {}
+        self._frames: dict[object, str] = {}
 
     def comment(self, eqn: JaxprEqn) -> str | None:
         """`# file.py:12:8 (function) in outer/inner`, as far as it is known."""
@@ -51,8 +52,8 @@ class Places:
     def _frame(self, eqn: JaxprEqn) -> str:
         traceback = eqn.source_info.traceback
         if traceback not in self._frames:
-            place = jaxcompat.user_place(eqn)
-            self._frames[traceback] = self._frame_text(*place) if place else ""
+            found = jaxcompat.user_place(eqn)
+            self._frames[traceback] = self._frame_text(*found) if found else ""
         return self._frames[traceback]
 
     def _frame_text(self, path: str, line: int, column: int, function: str) -> str:
@@ -84,15 +85,15 @@ def _scope_text(scope: str) -> str:
     return f"'{scope}'" if " " in scope else scope
 
 
-def read_places(comments: Iterable[str], files: Mapping[str, str]) -> dict[str | None, Any]:
+def source_infos(comments: Iterable[str], files: Mapping[str, str]) -> dict[str | None, object]:
     """What an equation with each of the comments, or with none, bears as its `source_info`."""
     texts = list(dict.fromkeys(comments))
-    places = [(None, ""), *(_place(text, files) for text in texts)]
-    return dict(zip((None, *texts), jaxcompat.source_infos(places), strict=True))
+    locations = [(None, ""), *(_location(text, files) for text in texts)]
+    return dict(zip((None, *texts), jaxcompat.source_infos(locations), strict=True))
 
 
-def _place(comment: str, files: Mapping[str, str]) -> Place:
-    found = _PLACE.fullmatch(comment)
+def _location(comment: str, files: Mapping[str, str]) -> Location:
+    found = _LOCATION.fullmatch(comment)
     if not comment.isprintable() or not found or found["file"] not in (None, *files):
         return None, ""
     scope = found["scope"] or found["quoted"] or ""

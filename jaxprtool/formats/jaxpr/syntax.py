@@ -26,7 +26,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from jaxprtool.errors import ProgramFileError
-from jaxprtool.formats.jaxpr.source import MAX_DEPTH, Expression, Source
+from jaxprtool.formats.jaxpr.source import MAX_DEPTH, Expression, FileText
 from jaxprtool.ir.notation.types import ANY_TYPE, DENSE_TYPE
 
 VERSION = 1
@@ -96,13 +96,12 @@ class Parameter:
 
 
 @dataclass(slots=True, eq=False)
-class Kind:
+class Operation:
     """A primitive with its parameters; equations that have the same text share it."""
 
     primitive: str
     position: int
     parameters: list[Parameter]
-    has_bodies: bool = False
 
 
 @dataclass(slots=True)
@@ -119,29 +118,29 @@ class Binder:
 class Equation:
     """An equation. `results` and `types` are of what it binds; a type left out is None.
 
-    `operands` are names and literals as written, literals with their types; `place` is where the
-    first of them stands.
+    `operands` are names and literals as written, literals with their types; the first of them is
+    at `operands_at`.
     """
 
     position: int
-    kind: Kind
+    operation: Operation
     results: list[str]
     types: list[str | None]
     operands: list[str]
-    place: int
+    operands_at: int
     comment: str | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Body:
-    """A jaxpr; `place` is where its results stand."""
+    """A jaxpr; its results begin at `results_at`."""
 
     position: int
     constants: list[Binder]
     arguments: list[Binder]
     equations: list[Equation]
     results: list[str]
-    place: int
+    results_at: int
 
 
 @dataclass(slots=True)
@@ -151,14 +150,14 @@ class File:
     `literals` has the value and the type of each literal whose text is not just `value:type`.
     """
 
-    source: Source
+    source: FileText
     header: dict[str, Expression]
     shared: dict[str, Body]
     body: Body
     literals: dict[str, tuple[Expression, str]]
 
 
-def parse(source: Source) -> File:
+def parse(source: FileText) -> File:
     """The tree of a file. Raises ProgramFileError."""
     return _Parser(source).file()
 
@@ -166,13 +165,13 @@ def parse(source: Source) -> File:
 class _Parser:
     """Reads from the position `at` on. What it has read of equations is in `equations`."""
 
-    def __init__(self, source: Source):
+    def __init__(self, source: FileText):
         self.source = source
         self.text = source.text
         self.at = 0
         self.equations: list[Equation] = []
         self.literals: dict[str, tuple[Expression, str]] = {}
-        self._kinds: dict[str, Kind] = {}
+        self._operations: dict[str, Operation] = {}
         self._open: list[int] = []
 
     def file(self) -> File:
@@ -260,11 +259,11 @@ class _Parser:
         equations: list[Equation] = []
         while not self._take(_END_OF_EQUATIONS):
             equations.append(self._equation())
-        place = self.at
+        results_at = self.at
         results = self._results()
         self._expect(_BRACE, "'}'")
         self._open.pop()
-        return Body(start, constants, arguments, equations, results, place)
+        return Body(start, constants, arguments, equations, results, results_at)
 
     def _binders(self) -> list[Binder]:
         binders: list[Binder] = []
@@ -306,16 +305,16 @@ class _Parser:
         if found is None:
             return self._unusual_equation()
         name, type_, head = found.groups()
-        equation = Equation(found.start(1), _NO_KIND, [name], [type_], [], 0)
+        equation = Equation(found.start(1), _NO_OPERATION, [name], [type_], [], 0)
         self.equations.append(equation)
-        equation.kind = self._kinds.get(head) or self._plain_kind(head, found.start(3))
+        equation.operation = self._plain_operation(head, found.start(3))
         self._operands(equation, found.end())
         return equation
 
     def _unusual_equation(self) -> Equation:
         """An equation that binds no variable or several, or has jaxprs or strings in it."""
         self._take(_SEPARATOR)
-        equation = Equation(self.at, _NO_KIND, [], [], [], 0)
+        equation = Equation(self.at, _NO_OPERATION, [], [], [], 0)
         self.equations.append(equation)
         while found := self._take(_BINDER):
             equation.results.append(found[1])
@@ -329,10 +328,9 @@ class _Parser:
             message = "no variable before the '='; nan, inf, True, False and None are values"
             raise self.source.fail(self._next(), message)
         if found := self._take(_HEAD):
-            head = found[1]
-            equation.kind = self._kinds.get(head) or self._plain_kind(head, found.start(1))
+            equation.operation = self._plain_operation(found[1], found.start(1))
         else:
-            equation.kind = self._long_kind()
+            equation.operation = self._long_operation()
         self._operands(equation, self.at)
         return equation
 
@@ -340,7 +338,7 @@ class _Parser:
         """Read an equation's operands, from `at` on."""
         found = _OPERANDS.match(self.text, at)
         assert found
-        equation.place = at
+        equation.operands_at = at
         equation.operands = found.group().split()
         self.at = found.end()
         while _LITERAL.match(self.text, self.at) and not _IN.match(self.text, self.at):
@@ -350,29 +348,27 @@ class _Parser:
             equation.operands += more.group().split()
             self.at = more.end()
 
-    def _plain_kind(self, head: str, position: int) -> Kind:
-        """The kind of a primitive and parameters that have no strings and jaxprs in them."""
-        dense = " ".join(head.split())
-        kind = self._kinds.get(dense)
-        if kind is None:
+    def _plain_operation(self, head: str, position: int) -> Operation:
+        """The operation of a primitive and parameters that have no strings and jaxprs in them."""
+        operation = self._operations.get(head) or self._operations.get(" ".join(head.split()))
+        if operation is None:
             name, bracket, _ = head.partition("[")
-            kind = Kind(name, position, [])
+            operation = Operation(name, position, [])
             if bracket:
                 before, self.at = self.at, position + len(name) + 1
-                kind.parameters = self._parameters()
+                operation.parameters = self._parameters()
                 self.at = before
-            self._kinds[dense] = kind
-        self._kinds[head] = kind
-        return kind
+            self._operations[" ".join(head.split())] = operation
+        self._operations[head] = operation
+        return operation
 
-    def _long_kind(self) -> Kind:
+    def _long_operation(self) -> Operation:
         head = self._expect(_BARE_HEAD, "a variable with its type, a primitive, or 'in'")
         parameters = self._parameters() if head[2] else []
-        kind = Kind(head[1], head.start(1), parameters)
-        kind.has_bodies = any(parameter.value.bodies for parameter in parameters)
-        if kind.has_bodies:
-            return kind
-        return self._kinds.setdefault(self.text[head.start(1) : self.at], kind)
+        operation = Operation(head[1], head.start(1), parameters)
+        if any(parameter.value.bodies for parameter in parameters):
+            return operation
+        return self._operations.setdefault(self.text[head.start(1) : self.at], operation)
 
     def _parameters(self) -> list[Parameter]:
         """The parameters that stand after a '['."""
@@ -419,10 +415,9 @@ class _Parser:
             elif what == "close":
                 bracket, opened = brackets.pop()
                 if piece != _PAIRS[bracket]:
-                    place = "{}:{}".format(*self.source.line_and_column(opened))
-                    raise self.source.fail(
-                        at, f"'{piece}' does not close the '{bracket}' at {place}"
-                    )
+                    where = ":".join(map(str, self.source.line_and_column(opened)))
+                    message = f"'{piece}' does not close the '{bracket}' at {where}"
+                    raise self.source.fail(at, message)
             at = found.end()
         if brackets:
             bracket, position = brackets[-1]
@@ -444,4 +439,4 @@ class _Parser:
                 self.equations[before].comment = comment
 
 
-_NO_KIND = Kind("", 0, [])
+_NO_OPERATION = Operation("", 0, [])

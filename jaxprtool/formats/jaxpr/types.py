@@ -1,4 +1,4 @@
-"""How a type is spelled in a `.jaxpr` file, both ways: JAX's short form, and what that drops.
+"""The text of a type in a `.jaxpr` file, both ways: JAX's short form, and what that drops.
 
 The notation is that of `ir.notation.types`, and `Ref{f32[3]}` and `Tok` besides. A type on a mesh
 names it, since the axes of several meshes may have the same names.
@@ -11,25 +11,30 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.notation import types
+from jaxprtool.jaxcompat import Aval
+
+#: The mesh of which nothing is set.
+NO_MESH: AbstractMesh = jaxcompat.CONTEXT_DEFAULTS["cur_abstract_mesh"]
 
 
 class TypeWriter:
-    """Spells types, and collects what the header must say for them to be read.
+    """Writes types, and collects what the header must say for them to be read.
 
     `meshes` has the name of each mesh; `scope` is the scope of the symbolic dimensions, or None.
     """
 
     def __init__(self) -> None:
-        self.meshes: dict[Any, str] = {}
+        self.meshes: dict[AbstractMesh, str] = {}
         self.scope: Any = None
 
-    def __call__(self, aval: Any) -> str:
-        """The spelling of a type. Raises Unwritable."""
+    def __call__(self, aval: Aval) -> str:
+        """The text of a type. Raises Unwritable."""
         if isinstance(aval, jaxcompat.AbstractToken):
             return "Tok"
         if isinstance(aval, jaxcompat.AbstractRef):
@@ -52,14 +57,14 @@ class TypeWriter:
             raise Unwritable("symbolic dimensions of two scopes")
         return str(size)
 
-    def _reads_back(self, text: str, aval: Any) -> bool:
+    def _reads_back(self, text: str, aval: Aval) -> bool:
         meshes = {name: mesh for mesh, name in self.meshes.items()}
         try:
             return TypeReader(meshes, self.scope)(text) == aval
         except Exception:  # whatever JAX says against it
             return False
 
-    def _array(self, aval: Any) -> str:
+    def _array(self, aval: Aval) -> str:
         if is_foreign(aval.dtype):
             raise Unwritable(f"the element type {aval.dtype}, which a package has brought")
         if not jaxcompat.has_plain_layout(aval):
@@ -73,7 +78,7 @@ class TypeWriter:
             return text
         return f"{text}@{self.meshes.setdefault(mesh, f'm{len(self.meshes)}')}"
 
-    def _reference(self, aval: Any) -> str:
+    def _reference(self, aval: Aval) -> str:
         if aval.kind is not None:  # which JAX's comparison of types does not look at
             raise Unwritable(f"a type of the kind {aval.kind!r}")
         space = "" if aval.memory_space is None else f"<{_name_of(aval.memory_space)}>"
@@ -84,7 +89,7 @@ class TypeWriter:
 _PLAIN = re.compile(r"~?[a-z]\w*\[[\d,]*\]")
 
 
-def _name_of(memory_space: Any) -> str:
+def _name_of(memory_space: object) -> str:
     name = getattr(memory_space, "name", None)
     if not isinstance(name, str):
         raise Unwritable(f"the memory space {memory_space}")
@@ -99,22 +104,25 @@ class TypeReader:
     """
 
     def __init__(
-        self, meshes: Mapping[str, Any] | None = None, scope: Any = None, mesh: Any = None
+        self,
+        meshes: Mapping[str, AbstractMesh] | None = None,
+        scope: Any = None,
+        mesh: AbstractMesh = NO_MESH,
     ):
         self.mesh = mesh
         self._meshes = meshes or {}
         self._scope = scope
-        self._known: dict[str, Any] = {}
+        self._known: dict[str, Aval] = {}
 
-    def __call__(self, text: str) -> Any:
-        """The type that `text` spells. Raises ValueError."""
+    def __call__(self, text: str) -> Aval:
+        """The type of this text. Raises ValueError."""
         aval = self._known.get(text)
         if aval is None:
             aval = self._known[text] = self._read(text)
         return aval
 
     def dimension(self, text: str) -> Any:
-        """The size that `text` spells: an int, or a symbolic dimension. Raises ValueError."""
+        """The size of this text: an int, or a symbolic dimension. Raises ValueError."""
         if text.isdecimal() and text.isascii() and len(text) < 20:
             return int(text)
         if self._scope is None:
@@ -124,7 +132,7 @@ class TypeReader:
         (size,) = jax.export.symbolic_shape(text, scope=self._scope)
         return size
 
-    def _read(self, text: str) -> Any:
+    def _read(self, text: str) -> Aval:
         if text == "Tok":
             return jaxcompat.ABSTRACT_TOKEN
         if reference := _REFERENCE.fullmatch(text):
@@ -134,7 +142,7 @@ class TypeReader:
         sizes = [self.dimension(dim.size) for dim in parsed.dims]
         return types.array_type(parsed, sizes, self._mesh(parsed))
 
-    def _mesh(self, parsed: types.TypeText) -> Any:
+    def _mesh(self, parsed: types.TypeText) -> AbstractMesh | None:
         """Return the mesh that a type names, None if it names none."""
         if parsed.mesh is None:
             if parsed.axis_names:

@@ -31,9 +31,9 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.files import check_path, is_stream
 from jaxprtool.formats.jaxpr.header import header_text
-from jaxprtool.formats.jaxpr.notation import ExactNotation, unsupported
+from jaxprtool.formats.jaxpr.notation import FileNotation, unsupported
 from jaxprtool.formats.jaxpr.source import MAX_DEPTH
-from jaxprtool.formats.jaxpr.source_comments import Places
+from jaxprtool.formats.jaxpr.source_comments import SourceComments
 from jaxprtool.formats.jaxpr.syntax import VERSION
 from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.formats.with_constants import Text, constants_file, write_texts
@@ -98,9 +98,9 @@ def _rendered(
 ) -> tuple[str, dict[str, np.ndarray]]:
     """Return the text of a program's file, and the arrays to put beside it: none without a path."""
     _require_shallow(program)
-    notation, places = ExactNotation(path is None, quoted, stubs), Places()
+    notation, comments = FileNotation(path is None, quoted, stubs), SourceComments()
     try:
-        layout = _layout(program, places, notation)
+        layout = _layout(program, comments, notation)
         # A word without quotes is a text, unless a jaxpr bears it as its name.
         clashes = notation.words.intersection(layout.shared.values()) - quoted
         if clashes:
@@ -108,7 +108,7 @@ def _rendered(
         body = "".join(layout.tokens())
         arrays = notation.constants.stored
         beside = constants_file(path, arrays) if path and arrays else None
-        header = header_text(program, beside, places.files, notation.types, notation.usual_mesh)
+        header = header_text(program, beside, comments.files, notation.types, notation.usual_mesh)
     except Unwritable as error:
         culprit = _culprit(jaxcompat.open_jaxpr(program.jaxpr), notation)
         message = f"{program.name} cannot be written to a file: it holds {error}"
@@ -128,14 +128,14 @@ def _require_shallow(program: Program) -> None:
         level = list({id(body): body for body in inner}.values())
 
 
-def _layout(program: Program, places: Places, notation: ExactNotation) -> Layout:
+def _layout(program: Program, comments: SourceComments, notation: FileNotation) -> Layout:
     root = notation.hold(program.jaxpr)
     if root.eqns:
         notation.usual_mesh = jaxcompat.context_settings(root.eqns[0].ctx)["cur_abstract_mesh"]
-    return Layout(root, WIDTH, True, Selection(), places.comment, notation)
+    return Layout(root, WIDTH, True, Selection(), comments.comment, notation)
 
 
-def _culprit(jaxpr: Jaxpr, notation: ExactNotation) -> UnsupportedError | None:
+def _culprit(jaxpr: Jaxpr, notation: FileNotation) -> UnsupportedError | None:
     """The error that names the first equation whose types cannot be written."""
     for eqn in equations(jaxpr):
         try:

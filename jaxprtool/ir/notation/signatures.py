@@ -204,12 +204,12 @@ class Notation:
         made = self._of_jaxpr.get(jaxpr)
         if made is None:
             made = self._of_jaxpr[jaxpr] = []
-            known = self._signatures
+            known, context_key = self._signatures, self.context_key
             for eqn in jaxpr.eqns:
                 params = eqn.params
-                key: Any = id(eqn.primitive)
+                key = context_key(eqn)
                 if params:
-                    key = (key, *params, *map(id, params.values()))
+                    key = (*key, *params, *map(id, params.values()))
                 found = known.get(key)
                 if found is None:
                     found = known[key] = self.signature(eqn)
@@ -218,20 +218,20 @@ class Notation:
 
     def signature(self, eqn: JaxprEqn) -> Signature:
         """The signature of one equation."""
-        alike = self.alike(eqn)
-        found = self._alike.get(alike)
-        if found is None:
-            found = self._alike[alike] = self._make(eqn)
-        return found
-
-    def alike(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
-        """A key that equations of one signature have in common."""
         # Often the parameters differ only in that each has its own tuple of the same numbers.
         values = [
             str(value) if type(value) is tuple and value and type(value[0]) in _PLAIN else id(value)
             for value in eqn.params.values()
         ]
-        return (id(eqn.primitive), *eqn.params, *values)
+        key = (*self.context_key(eqn), *eqn.params, *values)
+        found = self._alike.get(key)
+        if found is None:
+            found = self._alike[key] = self._make(eqn)
+        return found
+
+    def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
+        """A key for all that a signature depends on but parameters: here the primitive alone."""
+        return (id(eqn.primitive),)
 
     def called(self, jaxpr: Jaxpr) -> list[tuple[str | None, Jaxpr]]:
         """The jaxprs that the equations of `jaxpr` hold, each with the name it is given."""

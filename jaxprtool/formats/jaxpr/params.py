@@ -149,11 +149,12 @@ def restored(
     except KeyError as error:
         raise BadParameter(f"the parameter {error} is missing") from None
     if primitive in _OPTIONAL:
-        function, name, default = _OPTIONAL[primitive]
-        if name in inspect.signature(function).parameters:
+        function, name, default, must = _OPTIONAL[primitive]
+        if name not in inspect.signature(function).parameters:
+            if name in params and _same(params[name], default):
+                del params[name]
+        elif must:
             params.setdefault(name, default)
-        elif name in params and _same(params[name], default):
-            del params[name]
     for name in _OPEN_BODIES.get(primitive, ()):
         params[name] = jaxcompat.open_jaxpr(params.get(name))
     return found, params
@@ -220,12 +221,13 @@ def _hidden(primitive: Primitive) -> Params:
     return _HIDDEN.get(jaxcompat.printing_rule(primitive) or "", {})
 
 
-#: Parameters that only some JAX releases have: the function that takes it, its name and default.
-_OPTIONAL: dict[str, tuple[Callable[..., Any], str, object]] = {
-    "new_ref": (jax.new_ref, "pin", False),
-    "reduce_max": (lax.reduce_max, "out_sharding", None),
-    "reduce_min": (lax.reduce_min, "out_sharding", None),
-    "top_k": (lax.top_k, "is_stable", True),
+#: Parameters that only some JAX releases have: the function that takes it, its name and default,
+#: and whether equations must have it.
+_OPTIONAL: dict[str, tuple[Callable[..., Any], str, object, bool]] = {
+    "new_ref": (jax.new_ref, "pin", False, True),
+    "reduce_max": (lax.reduce_max, "out_sharding", None, False),
+    "reduce_min": (lax.reduce_min, "out_sharding", None, False),
+    "top_k": (lax.top_k, "is_stable", True, True),
 }
 
 #: The parameters that hold open jaxprs where JAX has a class of its own for closed ones.

@@ -168,3 +168,68 @@ def test_a_mesh_without_the_devices_of_its_axes_is_refused(mesh):
     told = f"jit = {{'in': {{'x': NamedSharding(mesh={mesh}, spec=P('d'), memory_kind='device')}}}}"
     with pytest.raises(ProgramFileError, match="0 devices do not fill a mesh of"):
         parse(GOOD.replace("results =", f"{told}\nresults ="), "f.jaxpr")
+
+
+HEADER = """\
+jaxprtool 1
+jax = '0.10.2'
+name = 'f'
+arguments = (('x',), {})
+results = 'result'
+
+"""
+JVP = """\
+{ lambda ; x:f32[3]. let
+    y:f32[3] = custom_jvp_call[
+      name=f
+      call_jaxpr={ lambda ; a:f32[3]. let b:f32[3] = sin a in (b,) }
+      jvp=rule { lambda ; a:f32[3] t:f32[3]. let b:f32[3] = mul a t in (a, b) }
+      symbolic_zeros=False
+    ] x
+  in (y,) }
+"""
+VJP = """\
+{ lambda ; x:f32[3]. let
+    y:f32[3] = custom_vjp_call[
+      name=f
+      bwd=back { lambda ; r:f32[3] t:f32[3]. let b:f32[3] = mul r t in (b,) }
+      call_jaxpr={ lambda ; a:f32[3]. let b:f32[3] = sin a in (b,) }
+      fwd=forth { lambda ; a:f32[3]. let b:f32[3] = cos a in (b, a) }
+      symbolic_zeros=False
+    ] x
+  in (y,) }
+"""
+MUL_A_T = "a:f32[3] t:f32[3]. let b:f32[3] = mul a t"
+MUL_R_T = "r:f32[3] t:f32[3]. let b:f32[3] = mul r t"
+COS_A = "a:f32[3]. let b:f32[3] = cos a in (b, a)"
+#: A rule that does not fit its call: what to replace, by what, and the fault.
+RULE_FAULTS = [
+    (JVP, "jvp=rule {", "jvp=rule raises='no' {", "a rule that raises has two texts"),
+    (JVP, "symbolic", "raises='no' symbolic", "a rule is a jaxpr, or it raises what"),
+    (JVP, "symbolic", "perturbed=(True, True) symbolic", "perturbed has not one entry for each"),
+    (JVP, "symbolic", "out_zeros=7 symbolic", "out_zeros has not one entry for each of 1 values"),
+    (JVP, "symbolic", "out_zeros=(True,) symbolic", "jvp gives 2 values, not 1"),
+    (JVP, "symbolic", "zeros=() symbolic", "there is no parameter 'zeros'"),
+    (JVP, MUL_A_T, "a:f32[3]. let b:f32[3] = sin a", "jvp takes"),
+    (JVP, "t:f32[3]. let b:f32[3] = mul a t", "t:f32[]. let b:f32[3] = sin a", "f32[], not f32[3]"),
+    (JVP, "(a, b)", "(a,)", "jvp gives 1 values, not 2"),
+    (VJP, "symbolic", "in_zeros=(True,) symbolic", "bwd gives 1 values, not 0"),
+    (VJP, "symbolic", "perturbed=() symbolic", "perturbed has not one entry for each of 1 values"),
+    (VJP, "symbolic", "forwarded=(0, None) symbolic", "not residuals and cotangents"),
+    (VJP, "symbolic", "forwarded=(0,) symbolic", "another number of residuals than bwd takes"),
+    (VJP, "(b, a)", "(b,)", "another number of residuals than bwd takes"),
+    (VJP, MUL_R_T, "r:f32[3]. let b:f32[3] = sin r", "residuals"),
+    (VJP, MUL_R_T, "r:f32[] t:f32[3]. let b:f32[3] = sin t", "bwd takes"),
+    (VJP, "in (b,) }\n      call", "in (b, t) }\n      call", "bwd gives 2 values, not 1"),
+    (VJP, COS_A, ". let in (0.0:f32[], 0.0:f32[])", "fwd takes 0 values, not 1"),
+]
+
+
+@pytest.mark.parametrize(("good", "old", "new", "what"), RULE_FAULTS)
+def test_a_rule_that_does_not_fit_its_call_is_refused(good, old, new, what):
+    parse(HEADER + good, "f.jaxpr")
+    assert old in good
+    with pytest.raises(ProgramFileError) as caught:
+        parse(HEADER + good.replace(old, new, 1), "f.jaxpr")
+    place, message = located(caught.value)
+    assert what in message and int(place.partition(":")[0]) >= 8

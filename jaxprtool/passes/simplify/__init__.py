@@ -28,15 +28,7 @@ from typing import ClassVar
 
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.base import Pass
-from jaxprtool.passes.simplify import (
-    contractions,
-    elementwise,
-    layout,
-    reductions,
-    selection,
-    slicing,
-    together,
-)
+from jaxprtool.passes.simplify import elementwise, layout, reductions, slicing, together
 from jaxprtool.passes.simplify.engine import simplified
 from jaxprtool.passes.simplify.pattern import Match
 from jaxprtool.passes.simplify.row import Condition, Row, emit, equation, full
@@ -45,13 +37,7 @@ __all__ = ["Condition", "Match", "Row", "Simplify", "emit", "equation", "full", 
 
 #: The open list: of the rules that apply to an equation the first is taken.
 simplify_rules: list[Row] = [
-    *elementwise.ROWS,
-    *layout.ROWS,
-    *slicing.ROWS,
-    *selection.ROWS,
-    *reductions.ROWS,
-    *contractions.ROWS,
-    *together.ROWS,
+    row for module in (elementwise, layout, slicing, reductions, together) for row in module.ROWS
 ]
 
 

@@ -1,32 +1,31 @@
-"""Rules on what is computed element by element: neutral elements, signs, bits, comparisons."""
+"""Rules on what is computed element by element: arithmetic, bits, comparisons, selection."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.jaxcompat import Atom
 from jaxprtool.passes.simplify.conditions import booleans, discrete, floats, integers, real
-from jaxprtool.passes.simplify.pattern import Match
+from jaxprtool.passes.simplify.pattern import Match, scalar_value
 from jaxprtool.passes.simplify.row import Outcome, Row, equation, full
 
-NEUTRAL = [
+_SHIFTS = ("shift_left", "shift_right_arithmetic", "shift_right_logical")
+
+ROWS = [
     Row("mul(x, 1)", "x", (real,)),
     Row("div(x, 1)", "x", (real,)),
-    Row("sub(x, 0)", "x"),
     Row("add(x, -0)", "x", (floats,)),
     Row("add_any(x, -0)", "x", (floats,)),
     Row("add(x, 0)", "x", exact=integers),
     Row("add_any(x, 0)", "x", exact=False),
     Row("sub(x, -0)", "x", exact=False),
-    Row("or(x, 0)", "x"),
-    Row("xor(x, 0)", "x"),
+    *(Row(f"{name}(x, 0)", "x") for name in ("sub", "or", "xor", *_SHIFTS)),
     Row("and(x, ~0)", "x"),
-    Row("shift_left(x, 0)", "x"),
-    Row("shift_right_arithmetic(x, 0)", "x"),
-    Row("shift_right_logical(x, 0)", "x"),
     Row("pow(x, 1)", "x", (floats,)),
 ]
 
@@ -41,7 +40,7 @@ def _even_power(match: Match) -> bool:
     return bool(match.eqn.params["y"] % 2 == 0)
 
 
-POWERS = [
+ROWS += [
     Row("integer_pow(x)", "x", (_first_power,)),
     Row("integer_pow(neg(x))", "integer_pow(x)", (_even_power, real)),
     Row("square(neg(x))", "square(x)", (real,)),
@@ -50,32 +49,30 @@ POWERS = [
 
 def _least(match: Match) -> bool:
     """C is the least number"""
-    return _is_bound(match, "C", least=True)
+    return match.value("C") in _bounds(match)[:1]
 
 
 def _greatest(match: Match) -> bool:
     """C is the greatest number"""
-    return _is_bound(match, "C", least=False)
-
-
-def _is_bound(match: Match, name: str, *, least: bool) -> bool:
-    value = match.value(name)
-    if jnp.issubdtype(value.dtype, jnp.floating):
-        return bool(value == (-np.inf if least else np.inf))
-    if not jnp.issubdtype(value.dtype, jnp.integer):
-        return False
-    limits = jnp.iinfo(value.dtype)
-    return int(value) == (limits.min if least else limits.max)
+    return match.value("C") in _bounds(match)[1:]
 
 
 def _no_bounds(match: Match) -> bool:
     """C is the least number and D the greatest"""
-    return _is_bound(match, "C", least=True) and _is_bound(match, "D", least=False)
+    return _bounds(match) == (match.value("C"), match.value("D"))
+
+
+def _bounds(match: Match) -> tuple[float, ...]:
+    """Return the least and the greatest number of the type of C, if numbers of it are ordered."""
+    dtype = match.value("C").dtype
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
+    return (-np.inf, np.inf) if jnp.issubdtype(dtype, jnp.floating) else ()
 
 
 # The derivative of a maximum is shared between equal operands, and none at NaN: of floating-point
 # numbers it would change where x is infinite, or NaN.
-BOUNDS = [
+ROWS += [
     Row("max(x, C)", "x", (_least,), exact=integers),
     Row("min(x, C)", "x", (_greatest,), exact=integers),
     Row("clamp(C, x, D)", "x", (_no_bounds,), exact=integers),
@@ -83,7 +80,7 @@ BOUNDS = [
     Row("min(x, x)", "x", exact=discrete),
 ]
 
-SIGNS = [
+ROWS += [
     Row("neg(neg(x))", "x"),
     Row("add(x, neg(y))", "sub(x, y)"),
     Row("add_any(x, neg(y))", "sub(x, y)"),
@@ -110,7 +107,7 @@ def _same_method(match: Match) -> bool:
     return bool(match.eqn.params == match.inner.params)
 
 
-INVOLUTIONS = [
+ROWS += [
     Row("not(not(x))", "x"),
     Row("conj(conj(x))", "x"),
     Row("real(complex(x, y))", "x"),
@@ -129,7 +126,7 @@ def _all_bits(match: Match) -> Outcome:
     return full(match, ~np.zeros((), match.out.dtype))
 
 
-BITS = [
+ROWS += [
     Row("and(x, x)", "x"),
     Row("or(x, x)", "x"),
     Row("xor(x, x)", "0"),
@@ -147,62 +144,57 @@ def compares_discrete(match: Match) -> bool:
     return not jnp.issubdtype(match.aval("x").dtype, jnp.inexact)
 
 
-COMPARISONS = [
-    Row("eq(x, x)", "1", exact=discrete),
-    Row("ge(x, x)", "1", exact=discrete),
-    Row("le(x, x)", "1", exact=discrete),
+ROWS += [
+    *(Row(f"{name}(x, x)", "1", exact=discrete) for name in ("eq", "ge", "le")),
     Row("ne(x, x)", "0", exact=discrete),
-    Row("lt(x, x)", "0", (real,)),
-    Row("gt(x, x)", "0", (real,)),
+    *(Row(f"{name}(x, x)", "0", (real,)) for name in ("lt", "gt")),
     Row("not(eq(x, y))", "ne(x, y)"),
     Row("not(ne(x, y))", "eq(x, y)"),
-    Row("not(lt(x, y))", "ge(x, y)", exact=compares_discrete),
-    Row("not(le(x, y))", "gt(x, y)", exact=compares_discrete),
-    Row("not(gt(x, y))", "le(x, y)", exact=compares_discrete),
-    Row("not(ge(x, y))", "lt(x, y)", exact=compares_discrete),
+    *(
+        Row(f"not({name}(x, y))", f"{inverse}(x, y)", exact=compares_discrete)
+        for name, inverse in (("lt", "ge"), ("le", "gt"), ("gt", "le"), ("ge", "lt"))
+    ),
     Row("eq(x, ~0)", "x", (booleans,)),
     Row("ne(x, 0)", "x", (booleans,)),
 ]
 
 
-def _combined(primitive: str, operation: np.ufunc) -> Callable[[Match], Outcome]:
-    """The equation with both constants made one."""
+def _combined(outer: str, inner: str, sign: str, **conditions: Any) -> Row:
+    """Return the row that makes one constant of two: `outer(inner(x, C), D)` is `inner(x, C?D)`."""
 
     def build(match: Match) -> Outcome:
         with np.errstate(all="ignore"):
-            constant = operation(match.value("C"), match.value("D"))
-        atom: Atom = match["D"]
-        both = match.writer.constant(constant, atom.aval)
-        return equation(match, primitive, [match["x"], both])
+            constant = _OPERATIONS[sign](match.value("C"), match.value("D"))
+        both = match.writer.constant(constant, match.aval("D"))
+        return equation(match, inner, [match["x"], both])
 
-    return build
+    pattern = f"{outer}({inner}(x, C), D)"
+    return Row(pattern, f"{inner}(x, C{sign}D)", build=build, **conditions)
 
 
-REASSOCIATED = [
-    Row("add(add(x, C), D)", "add(x, C+D)", build=_combined("add", np.add), exact=integers),
-    Row("sub(sub(x, C), D)", "sub(x, C+D)", build=_combined("sub", np.add), exact=integers),
-    Row("sub(add(x, C), D)", "add(x, C-D)", build=_combined("add", np.subtract), exact=integers),
-    Row("add(sub(x, C), D)", "sub(x, C-D)", build=_combined("sub", np.subtract), exact=integers),
-    Row("mul(mul(x, C), D)", "mul(x, C*D)", build=_combined("mul", np.multiply), exact=integers),
-    Row("and(and(x, C), D)", "and(x, C&D)", build=_combined("and", np.bitwise_and)),
-    Row("or(or(x, C), D)", "or(x, C|D)", build=_combined("or", np.bitwise_or)),
-    Row("xor(xor(x, C), D)", "xor(x, C^D)", build=_combined("xor", np.bitwise_xor)),
-    Row(
-        "div(div(x, C), D)",
-        "div(x, C*D)",
-        (floats,),
-        build=_combined("div", np.multiply),
-        exact=False,
-    ),
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    **dict(zip("+-*", (operator.add, operator.sub, operator.mul), strict=True)),
+    **dict(zip("&|^", (operator.and_, operator.or_, operator.xor), strict=True)),
+}
+
+ROWS += [
+    _combined("add", "add", "+", exact=integers),
+    _combined("sub", "sub", "+", exact=integers),
+    _combined("sub", "add", "-", exact=integers),
+    _combined("add", "sub", "-", exact=integers),
+    _combined("mul", "mul", "*", exact=integers),
+    *(_combined(name, name, sign) for name, sign in (("and", "&"), ("or", "|"), ("xor", "^"))),
+    _combined("div", "div", "*", when=(floats,), exact=False),
 ]
 
-INVERSES = [
-    Row("log(exp(x))", "x", (real,), exact=False),
-    Row("exp(log(x))", "x", (real,), exact=False),
-    Row("log1p(expm1(x))", "x", (real,), exact=False),
-    Row("expm1(log1p(x))", "x", (real,), exact=False),
-    Row("mul(sqrt(x), sqrt(x))", "x", (real,), exact=False),
-    Row("square(sqrt(x))", "x", (real,), exact=False),
+ROWS += [
+    *(
+        Row(pattern, "x", (real,), exact=False)
+        for pattern in (
+            *("log(exp(x))", "exp(log(x))", "log1p(expm1(x))", "expm1(log1p(x))"),
+            *("mul(sqrt(x), sqrt(x))", "square(sqrt(x))"),
+        )
+    ),
     Row("sqrt(square(x))", "abs(x)", (real,), exact=False),
     Row("mul(div(x, y), y)", "x", (floats,), exact=False),
     Row("div(mul(x, y), y)", "x", (floats,), exact=False),
@@ -210,14 +202,45 @@ INVERSES = [
     Row("add(sub(x, y), y)", "x", exact=integers),
 ]
 
-ROWS = [
-    *NEUTRAL,
-    *POWERS,
-    *BOUNDS,
-    *SIGNS,
-    *INVOLUTIONS,
-    *BITS,
-    *COMPARISONS,
-    *REASSOCIATED,
-    *INVERSES,
+
+# --- select_n ----------------------------------------------------------------------------------
+
+
+def _constant_case(match: Match) -> Outcome:
+    """C says which"""
+    index = int(match.value("C"))
+    cases = match["xs"]
+    return cases[index] if 0 <= index < len(cases) else None
+
+
+def _equal_cases(match: Match) -> Outcome:
+    """all cases are one value"""
+    first, *others = match["xs"]
+    return first if all(x is first or _is_same(match, first, x) for x in others) else None
+
+
+def _is_same(match: Match, a: Atom, b: Atom) -> bool:
+    x, y = (_filling(match, atom) for atom in (a, b))
+    return x is not None and y is not None and x.tobytes() == y.tobytes()
+
+
+def _filling(match: Match, atom: Atom) -> np.ndarray | None:
+    """The scalar that a value is everywhere; None if that is not known."""
+    eqn = match.writer.defined_by(atom, "broadcast_in_dim")
+    return scalar_value(atom if eqn is None else eqn.invars[0], match.writer)
+
+
+def _same_predicate_type(match: Match) -> bool:
+    """p has the type of the result, boolean"""
+    return booleans(match) and bool(match.aval("p").shape == match.out.shape)
+
+
+ROWS += [
+    Row("select_n(C, *xs)", "the case of xs", build=_constant_case),
+    Row("select_n(p, *xs)", "the case of xs", build=_equal_cases),
+    Row("select_n(not(p), x, y)", "select_n(p, y, x)"),
+    Row("select_n(p, select_n(p, x, y), z)", "select_n(p, x, z)"),
+    Row("select_n(p, x, select_n(p, y, z))", "select_n(p, x, z)"),
+    Row("select_n(p, 0, 1)", "p", (_same_predicate_type,)),
+    Row("select_n(p, 1, 0)", "not(p)", (_same_predicate_type,)),
 ]

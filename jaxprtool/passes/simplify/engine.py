@@ -23,7 +23,14 @@ from jaxprtool.ir.equations import named
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.simplify.conditions import NEVER_INEXACT, is_inexact
-from jaxprtool.passes.simplify.pattern import Match, Number, OperationPattern, Uses, scalar_value
+from jaxprtool.passes.simplify.pattern import (
+    Match,
+    Number,
+    OperationPattern,
+    Uses,
+    rank,
+    scalar_value,
+)
 from jaxprtool.passes.simplify.row import Outcome, Row
 
 #: No equation is rewritten as often by rows that do not undo each other.
@@ -69,15 +76,12 @@ def _table_of(rows: tuple[Row, ...], fast: bool) -> _Table:
 
 def _heads(tree: OperationPattern) -> Sequence[_Head]:
     """What one of the operands is, wherever the pattern fits: the operand that is the rarest."""
-    heads: Sequence[_Head] = [None]
-    for node in tree.operands:
-        if isinstance(node, OperationPattern):
-            return sorted(node.primitives)
-        if isinstance(node, Number) and node.text != "~0":
-            heads = [float(node.text)]
-        elif heads == [None] and (isinstance(node, Number) or node.is_constant):
-            heads = [_CONSTANT]
-    return heads
+    node = min(tree.operands, key=rank, default=None)
+    if node is None or rank(node) == 3:
+        return [None]
+    if isinstance(node, OperationPattern):
+        return sorted(node.primitives)
+    return [float(node.text) if isinstance(node, Number) and node.text != "~0" else _CONSTANT]
 
 
 def _visitor(table: _Table, fast: bool, writer: Writer) -> Rule:

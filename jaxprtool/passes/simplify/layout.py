@@ -11,9 +11,7 @@ import numpy as np
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.simplify.pattern import Match
-from jaxprtool.passes.simplify.row import Outcome, Row, equation
-
-Params = dict[str, Any]
+from jaxprtool.passes.simplify.row import Outcome, Params, Row, equation
 
 
 def is_unit(size: Any) -> bool:
@@ -56,7 +54,7 @@ def adds_units(match: Match) -> bool:
     return _only_adds_units(match.inner)
 
 
-RESHAPES = [
+ROWS = [
     Row("resize(x)", "x", (same_shape,)),
     Row("resize(resize(x))", "reshape(x)", params=reshaped),
     Row("resize(broadcast_in_dim(x))", "reshape(x)", (adds_units,), params=reshaped),
@@ -84,7 +82,7 @@ def _is_many(size: Any) -> bool:
     return isinstance(size, int | np.integer) and bool(size > 1)
 
 
-UNDONE = [
+ROWS += [
     Row("resize(unary(layout(x)))", "unary(x)", build=_through),
     Row("resize(elementwise2(layout(x), C))", "elementwise2(x, C)", build=_through),
     Row("resize(elementwise2(C, layout(x)))", "elementwise2(C, x)", build=_through),
@@ -135,7 +133,7 @@ def _placed(sizes: Sequence[Any], kept: Sequence[int], rank: int) -> tuple[int, 
     return tuple(dims)
 
 
-BROADCASTS = [
+ROWS += [
     Row("broadcast_in_dim(x)", "x", (same_shape,)),
     Row("broadcast_in_dim(broadcast_in_dim(x))", "broadcast_in_dim(x)", params=_merged_broadcast),
     Row("broadcast_in_dim(resize(x))", "broadcast_in_dim(x)", params=_broadcast_of_reshaped),
@@ -189,7 +187,7 @@ def _meet(operands: Sequence[Atom], shape: Sequence[Any]) -> bool:
     return all(any(each[d] == size for each in shapes) for d, size in enumerate(shape))
 
 
-ABSORBED = [
+ROWS += [
     Row("elementwise2(x, broadcast_in_dim(y))", "elementwise2(x, y)", build=_broadcasts_itself),
     Row("ordered2(broadcast_in_dim(y), x)", "ordered2(y, x)", build=_broadcasts_itself),
     Row("add_any(x, broadcast_in_dim(y))", "add(x, y)", build=_sum_broadcasts_itself),
@@ -230,7 +228,7 @@ def _reversed_once(match: Match) -> Params | None:
     return {"dimensions": tuple(sorted(outer ^ inner))}
 
 
-MOVED = [
+ROWS += [
     Row("transpose(x)", "x", (_stays,)),
     Row("transpose(transpose(x))", "transpose(x)", params=_composed),
     Row("transpose(broadcast_in_dim(x))", "broadcast_in_dim(x)", params=_permuted_broadcast),
@@ -266,9 +264,7 @@ def _holds_all(match: Match) -> bool:
     return bool(b.min <= a.min and a.max <= b.max)
 
 
-CONVERSIONS = [
+ROWS += [
     Row("convert_element_type(x)", "x", (_same_dtype,)),
     Row("convert_element_type(convert_element_type(x))", "convert_element_type(x)", (_holds_all,)),
 ]
-
-ROWS = [*RESHAPES, *BROADCASTS, *ABSORBED, *MOVED, *CONVERSIONS, *UNDONE]

@@ -222,7 +222,7 @@ def matcher(pattern: OperationPattern) -> Matcher:
     rest = nodes[-1].text[1:] if nodes and _is_rest(nodes[-1]) else None
     count = len(nodes) - (rest is not None)
     # What fits least often is looked at first.
-    ranked = sorted(enumerate(nodes[:count]), key=lambda pair: _rank(pair[1]))
+    ranked = sorted(enumerate(nodes[:count]), key=lambda pair: rank(pair[1]))
     operands = [(i, _operand_matcher(node)) for i, node in ranked]
 
     def in_order(match: Match, atoms: Sequence[Atom]) -> bool:
@@ -251,25 +251,21 @@ def matcher(pattern: OperationPattern) -> Matcher:
         exchanged = in_order(match, eqn.invars[::-1])
         return exchanged and traits(eqn).commutes(eqn.invars[0].aval.dtype)
 
-    if count != 2 or rest is not None or _is_symmetric(nodes):
+    if count != 2 or rest is not None or all(rank(node) == 3 for node in nodes):
         return matches
     may_swap = any(traits(name).commutative for name in pattern.primitives)
     return matches_in_any_order if may_swap else matches
 
 
-def _rank(node: Node) -> int:
-    if isinstance(node, OperandPattern) and not node.is_constant:
-        return 2
-    return 1 if isinstance(node, OperationPattern) else 0
+def rank(node: Node) -> int:
+    """How rarely an operand fits: 0 for a number, then a constant, an operation, and any value."""
+    if isinstance(node, OperandPattern):
+        return 1 if node.is_constant else 3
+    return 0 if isinstance(node, Number) else 2
 
 
 def _is_rest(node: Node) -> bool:
     return isinstance(node, OperandPattern) and node.text.startswith("*")
-
-
-def _is_symmetric(nodes: Sequence[Node]) -> bool:
-    """Whether two values of which nothing is known."""
-    return all(isinstance(node, OperandPattern) and not node.is_constant for node in nodes)
 
 
 def _operand_matcher(node: Node) -> OperandMatcher:

@@ -1,9 +1,8 @@
-"""Rules on reductions, of dimensions of size 1 above all, and on cumulative ones."""
+"""Rules on reductions, cumulative ones among them, and on contractions."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,9 +10,7 @@ import numpy as np
 from jaxprtool.passes.simplify.conditions import discrete, integers
 from jaxprtool.passes.simplify.layout import is_unit, unasked
 from jaxprtool.passes.simplify.pattern import Match
-from jaxprtool.passes.simplify.row import Outcome, Row, equation
-
-Params = dict[str, Any]
+from jaxprtool.passes.simplify.row import Outcome, Params, Row, equation
 
 
 def _unit_axes(match: Match) -> Params | None:
@@ -74,4 +71,54 @@ ROWS = [
     Row("reduce_sum(broadcast_in_dim(x))", "mul(x, n)", build=_times_size, exact=integers),
     *(Row(f"{name}(x)", "x", (_unit_axis,)) for name in ("cumsum", "cumprod", "cummax", "cummin")),
     Row("cumlogsumexp(x)", "x", (_unit_axis,), exact=False),
+]
+
+
+# --- dot_general -------------------------------------------------------------------------------
+#
+# A contraction can name any dimensions, of an operand that is not transposed too. But XLA sums in
+# another order for operands that lie otherwise in memory, which rounds otherwise.
+
+
+def _absorbed(match: Match) -> Outcome:
+    """the dimensions of the transposed operand that stay do so in order"""
+    params, permutation = match.eqn.params, match.inner.params["permutation"]
+    side = int(match["x"] is match.eqn.invars[0])
+    if params.get("out_sharding") is not None:
+        return None
+    contracted, batch = (list(dims) for dims in params["dimension_numbers"])
+    used = {*contracted[side], *batch[side]}
+    free = [permutation[d] for d in range(len(permutation)) if d not in used]
+    if free != sorted(free):
+        return None
+    for dims in (contracted, batch):
+        dims[side] = tuple(int(permutation[d]) for d in dims[side])
+    numbers = (tuple(contracted), tuple(batch))
+    operands = [match["x"], match["y"]]
+    return equation(match, "dot_general", operands, {**params, "dimension_numbers": numbers})
+
+
+def _swapped(match: Match) -> Params | None:
+    """the transpose exchanges what stays of x with what stays of y"""
+    params, permutation = match.inner.params, match.eqn.params["permutation"]
+    (x_dims, y_dims), (x_batch, y_batch) = params["dimension_numbers"]
+    if params.get("out_sharding") is not None:
+        return None
+    batch = len(x_batch)
+    x_free = match.aval("x").ndim - len(x_dims) - batch
+    rank = len(permutation)
+    order = [*range(batch), *range(batch + x_free, rank), *range(batch, batch + x_free)]
+    if list(permutation) != order:
+        return None
+    numbers = ((y_dims, x_dims), (y_batch, x_batch))
+    precision = params["precision"]
+    if isinstance(precision, tuple):
+        precision = precision[::-1]
+    return {**params, "dimension_numbers": numbers, "precision": precision}
+
+
+ROWS += [
+    Row("dot_general(transpose(x), y)", "dot_general(x, y)", build=_absorbed, exact=discrete),
+    Row("dot_general(x, transpose(y))", "dot_general(x, y)", build=_absorbed, exact=discrete),
+    Row("transpose(dot_general(x, y))", "dot_general(y, x)", params=_swapped, exact=discrete),
 ]

@@ -12,7 +12,7 @@ import jax.extend.core.primitives
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
+from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Primitive, Var
 from jaxprtool.passes.simplify.pattern import (
     CLASSES,
     Match,
@@ -27,6 +27,8 @@ from jaxprtool.passes.simplify.pattern import (
 
 #: Says of a match whether a rule holds; the first line of its docstring is shown to the user.
 Condition: TypeAlias = Callable[[Match], bool]
+#: The parameters of an equation.
+Params: TypeAlias = dict[str, Any]
 #: What becomes of the equation: an atom in place of its result, another equation, or None: as is.
 Outcome: TypeAlias = Atom | JaxprEqn | None
 
@@ -49,7 +51,7 @@ class Row:
     pattern: str
     replacement: str
     when: tuple[Condition, ...] = ()
-    params: Callable[[Match], dict[str, Any] | None] | None = None
+    params: Callable[[Match], Params | None] | None = None
     build: Callable[[Match], Outcome] | None = None
     exact: bool | Condition = True
     once: bool = False
@@ -108,7 +110,7 @@ class Row:
             return None
         return equation(match, node.text, _operands(match, node.operands), params)
 
-    def _params(self, match: Match, node: OperationPattern) -> dict[str, Any]:
+    def _params(self, match: Match, node: OperationPattern) -> Params:
         for eqn in match.eqns:
             if eqn.primitive.name in node.primitives:
                 return eqn.params
@@ -116,7 +118,7 @@ class Row:
 
 
 #: The parameters of a primitive of which nothing special is asked; no others have any.
-PARAMS: dict[str, dict[str, Any]] = {"mul": {"out_dtype": None}}
+PARAMS: dict[str, Params] = {"mul": {"out_dtype": None}}
 
 
 def _said(function: Callable[..., Any]) -> str:
@@ -141,7 +143,7 @@ def _operands(match: Match, nodes: Sequence[Node]) -> list[Atom]:
 
 
 def equation(
-    match: Match, name: str, operands: Sequence[Atom], params: dict[str, Any] | None = None
+    match: Match, name: str, operands: Sequence[Atom], params: Params | None = None
 ) -> JaxprEqn:
     """The equation to be replaced, made one of another primitive, operands and parameters."""
     name = match.eqn.primitive.name if name in CLASSES else name
@@ -152,7 +154,7 @@ def equation(
     )
 
 
-def emit(match: Match, name: str, operands: Sequence[Atom], params: Any, aval: Any) -> Var:
+def emit(match: Match, name: str, operands: Sequence[Atom], params: Params, aval: Aval) -> Var:
     """Write an equation of one result of this type before the one that is replaced."""
     primitive, out = _primitive(match, name), Var(aval)
     eqn = match.eqn.replace(

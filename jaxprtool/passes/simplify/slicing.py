@@ -10,9 +10,7 @@ import numpy as np
 from jaxprtool.jaxcompat import Atom, Literal
 from jaxprtool.passes.simplify.layout import is_unit
 from jaxprtool.passes.simplify.pattern import Match, scalar_value
-from jaxprtool.passes.simplify.row import Outcome, Row, equation
-
-Params = dict[str, Any]
+from jaxprtool.passes.simplify.row import Outcome, Params, Row, equation
 
 
 def _known(*sizes: Any) -> bool:
@@ -122,7 +120,7 @@ def _whole_update(match: Match) -> bool:
     return bool(match.aval("y").shape == match.aval("x").shape)
 
 
-SLICES = [
+ROWS = [
     Row("slice(x)", "x", (_whole_slice,)),
     Row("slice(slice(x))", "slice(x)", params=_slice_of_slice),
     Row("slice(concatenate(*xs))", "slice(x)", build=_slice_of_part),
@@ -213,7 +211,7 @@ def _split_again(match: Match) -> Outcome:
     return eqn.invars[0] if eqn.params["axis"] == match.eqn.params["dimension"] else None
 
 
-CONCATENATES = [
+ROWS += [
     Row("concatenate(x)", "x"),
     Row("concatenate(*xs)", "concatenate(*ys)", build=_without_empty),
     Row("concatenate(*xs)", "concatenate(*ys)", build=_flattened),
@@ -251,9 +249,7 @@ def _padded_once(match: Match) -> Params | None:
     return {"padding_config": tuple(config)}
 
 
-PADS = [
+ROWS += [
     Row("pad(x, y)", "x", (_no_padding,)),
     Row("pad(pad(x, y), z)", "pad(x, y)", params=_padded_once),
 ]
-
-ROWS = [*SLICES, *CONCATENATES, *PADS]

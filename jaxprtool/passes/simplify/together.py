@@ -10,7 +10,7 @@ from typing import Any
 from jaxprtool.passes.simplify.conditions import floats, real
 from jaxprtool.passes.simplify.layout import unasked
 from jaxprtool.passes.simplify.pattern import Match
-from jaxprtool.passes.simplify.row import Outcome, Row, emit, equation
+from jaxprtool.passes.simplify.row import Outcome, Params, Row, emit, equation
 
 
 def _same_permutation(match: Match) -> Outcome:
@@ -26,7 +26,7 @@ def _same_shapes(match: Match) -> Outcome:
     return _moved(match, match.inner.params)
 
 
-def _moved(match: Match, params: dict[str, Any]) -> Outcome:
+def _moved(match: Match, params: Params) -> Outcome:
     x, y = match["x"], match["y"]
     if x.aval != y.aval or x.aval.dtype != match.out.dtype:
         return None

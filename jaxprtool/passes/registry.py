@@ -136,7 +136,10 @@ def load_plugin(where: str) -> None:
     add rules to the open tables (`dce_rules`). One that fails is left out with a PluginWarning.
     """
     try:
-        module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+        if where.endswith(".py"):
+            module = import_file(Path(where), "jaxprtool_plugin")
+        else:
+            module = _import_module(where)
     except (Exception, SystemExit) as error:
         warnings.warn(
             PluginWarning(f"plug-in {where} is left out: {described(error)}"), stacklevel=2
@@ -148,10 +151,11 @@ def load_plugin(where: str) -> None:
             _add(value, where)
 
 
-def _import_file(path: Path) -> ModuleType:
+def import_file(path: Path, prefix: str) -> ModuleType:
+    """Import a Python file as a module of its own, whose name begins with `prefix`."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    name = f"jaxprtool_plugin_{path.stem}"
+    name = f"{prefix}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)

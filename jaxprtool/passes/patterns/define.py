@@ -23,8 +23,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PluginError
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.base import Pass
-from jaxprtool.passes.patterns.definition import Check, Definition, Function
-from jaxprtool.passes.patterns.match import Match
+from jaxprtool.passes.patterns.definition import Check, Definition, Function, Match
 from jaxprtool.passes.patterns.plan import Application
 
 

@@ -27,9 +27,38 @@ from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.dce import dce_body
 from jaxprtool.passes.patterns import types
 from jaxprtool.passes.patterns.graphs import Pattern
-from jaxprtool.passes.patterns.match import Match
 from jaxprtool.passes.patterns.tracing import Traced
 from jaxprtool.primitives import sow_p
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """One place in a program where a pattern was found.
+
+    `types` has the type of each argument of the pattern, by its name (`q`, `params['w']`): with
+    `.shape`, `.dtype`, `.ndim`. `values` has those arguments that are constants: a NumPy scalar,
+    also for an array that is one number throughout, or an array. `sizes` are those that the
+    pattern names. `equations` are the program's that are to go, and `source` is the line of the
+    user's code, `file.py:12`, that made the last of them (None if unknown).
+    """
+
+    rewrite: str
+    types: dict[str, Any]
+    values: dict[str, Any]
+    sizes: dict[str, Any]
+    equations: tuple[JaxprEqn, ...]
+    source: str | None
+
+    def __str__(self) -> str:
+        """`attention(q: f32[8,64], k: f32[8,64]) at model.py:12`."""
+        shown = ", ".join(
+            f"{name}={self.values[name]}"
+            if getattr(self.values.get(name), "shape", None) == ()
+            else f"{name}: {type_of(aval)}"
+            for name, aval in self.types.items()
+        )
+        return f"{self.rewrite}({shown})" + (f" at {self.source}" if self.source else "")
+
 
 Function = Callable[..., Any]
 Check = Callable[[Match], bool]
@@ -48,12 +77,11 @@ class Definition:
         self.pattern = pattern
         self.replacement: Function | None = None
         self.condition: Check | None = None
-        given = _arguments(self.name, pattern, args, kwargs)
-        leaves, self.in_tree = jax.tree.flatten(given.tree)
-        self.arg_names = given.names
+        given, self.arg_names = _arguments(self.name, pattern, args, kwargs)
+        leaves, self.in_tree = jax.tree.flatten(given)
         self.declarations = [
             types.declared(leaf, f"argument {path} of rewrite '{self.name}'")
-            for leaf, path in zip(leaves, given.names, strict=True)
+            for leaf, path in zip(leaves, self.arg_names, strict=True)
         ]
         self._outlines: dict[Any, list[Pattern]] = {}
         self._check_pattern()
@@ -186,24 +214,18 @@ def _shown_effects(closed: Any) -> str:
     return ", ".join(named(eqn) for eqn in closed.eqns if eqn.effects)
 
 
-@dataclass(frozen=True)
-class _Arguments:
-    """The example arguments of a pattern as `(args, kwargs)`, and a name for each leaf."""
-
-    tree: Any
-    names: tuple[str, ...]
-
-
-def _arguments(name: str, fun: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> _Arguments:
+def _arguments(
+    name: str, fun: Function, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, list[str]]:
+    """Return the example arguments of a pattern as `(args, kwargs)`, and a name for each leaf."""
     try:
         bound = inspect.signature(fun).bind(*args, **kwargs)
     except (TypeError, ValueError) as error:
         raise ArgumentsError(
             f"the types given do not fit the pattern of rewrite '{name}': {error}"
         ) from None
-    parameters = iter(bound.signature.parameters.values())
     places = []
-    for parameter in parameters:
+    for parameter in bound.signature.parameters.values():
         value = bound.arguments.get(parameter.name, ())
         if parameter.kind is parameter.VAR_POSITIONAL:
             places += [(f"{parameter.name}[{i}]", each) for i, each in enumerate(value)]
@@ -215,4 +237,4 @@ def _arguments(name: str, fun: Function, args: Sequence[Any], kwargs: dict[str, 
         for path, value in places
         for inner, _ in jax.tree_util.tree_flatten_with_path(value)[0]
     ]
-    return _Arguments((bound.args, bound.kwargs), tuple(names))
+    return (bound.args, bound.kwargs), names

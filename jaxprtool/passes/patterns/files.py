@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.passes import registry
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.patterns.define import Rewrite
-from jaxprtool.passes.patterns.match import Match
+from jaxprtool.passes.patterns.definition import Match
 from jaxprtool.passes.pipeline import Pipeline, Step
 
 
@@ -25,14 +23,10 @@ def load_rewrites(path: str) -> list[Rewrite]:
     """
     if not Path(path).is_file():
         raise PluginError(f"there is no file {path}")
-    name = f"jaxprtool_rewrites_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if Path(path).suffix != ".py":
         raise PluginError(f"{path} is no Python file", "rewrites are read from a file.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        module = registry.import_file(Path(path), "jaxprtool_rewrites")
     except JaxprToolError:
         raise
     except (Exception, SystemExit) as error:

@@ -8,8 +8,9 @@ moves these about, into constants or out of loops, so they are compared by value
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from jaxprtool.ir.equations import free_variables
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 
 class DataflowGraph:
@@ -55,15 +56,7 @@ class DataflowGraph:
     @cached_property
     def dead(self) -> frozenset[int]:
         """The places of equations that nobody needs; gradients are full of them."""
-        live = {v for v in self.outputs if type(v) is not Literal}
-        dead = []
-        for i in range(len(self.eqns) - 1, -1, -1):
-            eqn = self.eqns[i]
-            if eqn.effects or any(v in live for v in eqn.outvars):
-                live.update(v for v in eqn.invars if type(v) is not Literal)
-            else:
-                dead.append(i)
-        return frozenset(dead)
+        return frozenset(range(len(self.eqns))).difference(_needed(self.eqns, self.outputs))
 
     @cached_property
     def users(self) -> dict[Any, list[int]]:
@@ -138,13 +131,8 @@ class Pattern(DataflowGraph):
         self.computed = [
             type(v) is not Literal and v in varying and v not in self.inputs for v in self.outputs
         ]
-        wanted = {v for v, flag in zip(self.outputs, self.computed, strict=True) if flag}
-        alive: list[JaxprEqn] = []
-        for eqn in reversed(self.eqns):
-            if any(v in wanted for v in eqn.outvars) or eqn.effects:
-                alive.append(eqn)
-                wanted.update(v for v in eqn.invars if type(v) is not Literal)
-        self.eqns = alive[::-1]
+        needed = _needed(self.eqns, compress(self.outputs, self.computed))
+        self.eqns = [self.eqns[i] for i in reversed(needed)]
         used = free_variables(self.eqns)
         self.used_inputs = [v in used for v in self.inputs]
         self.root = len(self.eqns) - 1
@@ -173,21 +161,29 @@ class Pattern(DataflowGraph):
         return tuple(rows), tuple(outs)
 
     def is_connected(self) -> bool:
-        """Whether each equation can be reached from the root by values that they share."""
-        reached, todo = {self.root}, [self.root]
-        places: dict[Any, list[int]] = defaultdict(list)
-        for i, eqn in enumerate(self.eqns):
-            for v in (*eqn.invars, *eqn.outvars):
-                if type(v) is not Literal and type(v) is not DropVar:
-                    places[v].append(i)
-        while todo:
-            eqn = self.eqns[todo.pop()]
-            for v in (*eqn.invars, *eqn.outvars):
-                if type(v) is not Literal:
-                    new = [i for i in places.get(v, ()) if i not in reached]
-                    reached.update(new)
-                    todo += new
-        return len(reached) == len(self.eqns)
+        """Return True if each equation can be reached from the root by values that they share."""
+        reached: set[Var] = set()
+        near, left = [self.eqns[self.root]], self.eqns[: self.root]
+        while near:
+            reached.update(v for eqn in near for v in _variables(eqn))
+            near = [eqn for eqn in left if not reached.isdisjoint(_variables(eqn))]
+            left = [eqn for eqn in left if reached.isdisjoint(_variables(eqn))]
+        return not left
+
+
+def _variables(eqn: JaxprEqn) -> list[Var]:
+    return [v for v in (*eqn.invars, *eqn.outvars) if type(v) is Var]
+
+
+def _needed(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> list[int]:
+    """Return the places, from the last, of the equations with effects or that results need."""
+    live = {v for v in results if type(v) is not Literal}
+    found = []
+    for i in range(len(eqns) - 1, -1, -1):
+        if eqns[i].effects or not live.isdisjoint(eqns[i].outvars):
+            live.update(v for v in eqns[i].invars if type(v) is not Literal)
+            found.append(i)
+    return found
 
 
 def _is_plain(aval: Any) -> bool:
@@ -198,21 +194,25 @@ def _is_plain(aval: Any) -> bool:
 
 
 def known_arguments(holders: Mapping[Any, Sequence[JaxprEqn]]) -> dict[Var, Any]:
-    """The arguments of bodies that are always one and the same number, with the number.
+    """Return the arguments of bodies, each with the number that it always is, or None.
 
     A loop gets its constants, and a call its operands, from outside; where these are known to be a
-    number throughout, so is the argument. One that several callers give different numbers is not.
-    `holders` has the equations in each body that hold bodies, as `bodies_in` gives them.
+    number throughout, so is the argument. `holders` has the equations in each body that hold
+    bodies, as `bodies_in` gives them.
     """
     known: dict[Var, Any] = {}
-    unknown: set[Var] = set()
-    todo = list(holders)
-    while todo:
-        body = todo.pop(0)
-        graph = DataflowGraph(body, known)
-        for eqn in holders[body]:
-            if _give(graph, eqn, known, unknown):
-                todo += [inner for _, inner in sub_jaxprs(eqn)]
+    changed = True
+    while changed:  # a number becomes unknown if callers differ, and with it what is given on
+        changed = False
+        for body, eqns in holders.items():
+            graph = DataflowGraph(body, known)
+            for eqn in eqns:
+                for var, atom in _arguments(eqn):
+                    number = None if atom is None else graph.number(atom)
+                    before = known.setdefault(var, number)
+                    if before is not None and not same_number(before, number):
+                        known[var] = None
+                        changed = True
     return known
 
 
@@ -228,24 +228,6 @@ def bodies_in(jaxpr: Any) -> dict[Any, list[JaxprEqn]]:
     return found
 
 
-def _give(graph: DataflowGraph, eqn: JaxprEqn, known: dict[Var, Any], unknown: set[Var]) -> bool:
-    """Note what an equation gives its bodies; says whether a known number has become unknown."""
-    lowered = False
-    given = [(var, None if a is None else graph.number(a)) for var, a in _arguments(eqn)]
-    for var, number in given:
-        if var in unknown:
-            continue
-        same = var in known and number is not None and same_number(known[var], number)
-        if var in known and not same:
-            lowered = True
-            del known[var]
-        if number is None or (lowered and not same):
-            unknown.add(var)
-        else:
-            known[var] = number
-    return lowered
-
-
 def _arguments(eqn: JaxprEqn) -> list[tuple[Var, Atom | None]]:
     """The arguments of an equation's bodies, each with the operand that it always is, or None."""
     inside = regions(eqn)
@@ -259,5 +241,5 @@ def _arguments(eqn: JaxprEqn) -> list[tuple[Var, Atom | None]]:
 
 
 def same_number(a: Any, b: Any) -> bool:
-    """Whether two NumPy scalars are the same, to the bit."""
-    return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
+    """Return True if a NumPy scalar is the same as another, to the bit; None is no number."""
+    return b is not None and bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())

@@ -23,9 +23,8 @@ from jaxprtool.ir import rewrite as engine
 from jaxprtool.ir.rewrite import Rule, Writer
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns import types
-from jaxprtool.passes.patterns.definition import Definition
+from jaxprtool.passes.patterns.definition import Definition, Match
 from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, bodies_in, known_arguments
-from jaxprtool.passes.patterns.match import Match
 from jaxprtool.passes.patterns.search import Fit, Search, in_outline, same_parameters
 from jaxprtool.passes.patterns.tracing import PLAIN_CALLS, Traced, inlined
 

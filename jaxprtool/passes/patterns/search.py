@@ -107,7 +107,7 @@ class Search:
         if type(p) is Literal:
             return self._number(p, q)
         if p in self.atoms:
-            return [[]] if same_atom(self.atoms[p], q) else []
+            return [[]] if self._same(self.atoms[p], q) else []
         place = self.pattern.definition.get(p)
         if place is None:
             if p in self.pattern.constants:
@@ -120,6 +120,12 @@ class Search:
         if self.pattern.number(p) is not None and self._number(p, q):
             ways.append([(_AsNumber(p), q)])
         return ways
+
+    def _same(self, a: Atom, b: Atom) -> bool:
+        """Return True if two atoms of the body are one variable, or literals of the same bits."""
+        if type(a) is not Literal or type(b) is not Literal:
+            return a is b
+        return a.aval == b.aval and same_number(self.body.number(a), self.body.number(b))
 
     def _bind(self, p: Any, q: Atom) -> list[list[Any]]:
         self.atoms[p] = q
@@ -207,15 +213,6 @@ def _chain(goals: list[Any], rest: Goals) -> Goals:
     for goal in reversed(goals):
         rest = goal, rest
     return rest
-
-
-def same_atom(a: Atom, b: Atom) -> bool:
-    """Whether two atoms of a body are the same variable, or literals of the same bits."""
-    if type(a) is not Literal or type(b) is not Literal:
-        return a is b
-    if a.aval != b.aval:
-        return False
-    return _same_array(*(np.asarray(x.val).astype(x.aval.dtype) for x in (a, b)))
 
 
 def _is_array(aval: Any) -> bool:

@@ -96,8 +96,12 @@ class Contains:
         """Return True if there is such an equation in a jaxpr, at any depth."""
         body = jaxcompat.open_jaxpr(jaxpr)
         if body not in self._known:
-            self._known[body] = any(self._condition(eqn) or self.inside(eqn) for eqn in body.eqns)
+            self._known[body] = any(map(self.at, body.eqns))
         return self._known[body]
+
+    def at(self, eqn: JaxprEqn) -> bool:
+        """Return True if an equation is such a one, or there is one in its bodies."""
+        return bool(self._condition(eqn)) or self.inside(eqn)
 
     def inside(self, eqn: JaxprEqn) -> bool:
         """Return True if there is such an equation in the bodies of an equation."""

@@ -27,7 +27,7 @@ Compare XLA's WhileLoopInvariantCodeMotion, which also leaves alone what is not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
@@ -36,8 +36,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import Contains, free_variables
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.regions import Region, Regions, regions
-from jaxprtool.ir.rewrite import Rule, Writer, narrow, partition, rewrite
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.rewrite import Memo, Rule, Writer, narrow, partition, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, keep
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
@@ -54,18 +54,7 @@ class Hoist(Pass):
     name: ClassVar[str] = "hoist"
 
     def __call__(self, program: Program) -> Program:
-        hoisting = _Hoisting()
-
-        def visitor(writer: Writer) -> Rule:
-            def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
-                inside = regions(eqn)
-                if inside is None or not inside.repeats:
-                    return None
-                return hoisting.loop(writer, inside)
-
-            return rule
-
-        return program.replace(jaxpr=rewrite(program.jaxpr, visitor, flat=False))
+        return program.replace(jaxpr=rewrite(program.jaxpr, _Hoisting().visit, flat=False))
 
 
 @dataclass(frozen=True)
@@ -80,15 +69,22 @@ class _Taken:
     rest: Any
 
 
-@dataclass
 class _Hoisting:
     """What is known of the bodies met in one run: shared bodies are looked at once."""
 
-    taken: dict[tuple[Any, Region, bool, bool], _Taken | None] = field(default_factory=dict)
-    staying: Contains = field(default_factory=lambda: Contains(_must_stay))
-    endless: Contains = field(default_factory=lambda: Contains(_may_not_end))
+    def __init__(self) -> None:
+        self._taken = Memo()
+        #: What may not leave a loop, by whether the loop is known to run.
+        self._staying = {True: Contains(_must_stay), False: Contains(_must_stay_if_idle)}
 
-    def loop(self, writer: Writer, inside: Regions) -> Sequence[Atom] | None:
+    def visit(self, writer: Writer) -> Rule:
+        def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+            inside = regions(eqn)
+            return None if inside is None or not inside.repeats else self._loop(writer, inside)
+
+        return rule
+
+    def _loop(self, writer: Writer, inside: Regions) -> Sequence[Atom] | None:
         eqn, trips = inside.eqn, inside.view.trips
         if isinstance(trips, int) and trips == 0:
             return None
@@ -100,7 +96,7 @@ class _Hoisting:
                 continue
             # What decides is always evaluated once, whether another body runs or not.
             runs = region.decides or isinstance(trips, int)
-            taken = self.take(inside, number, writer.holds_constants, runs)
+            taken = self._take(inside, number, writer.holds_constants, runs)
             if taken is None:
                 continue
             bodies[number] = taken.rest
@@ -115,7 +111,7 @@ class _Hoisting:
         writer.add(inside.rebuild(bodies, stay, more=more))
         return eqn.outvars
 
-    def take(
+    def _take(
         self, inside: Regions, number: int, holds_constants: bool, runs: bool
     ) -> _Taken | None:
         """A body in two; None if nothing leaves.
@@ -124,16 +120,19 @@ class _Hoisting:
         known to run at least once.
         """
         body, region = inside.bodies[number], inside.regions[number]
-        key = body, region, holds_constants, runs
-        if key not in self.taken:
+
+        def take() -> _Taken | None:
             constants = keep(body.invars, region.fixed)
             if holds_constants:
                 constants = (*constants, *body.constvars)
-            leaving = self.leaving(body.eqns, constants, runs)
-            self.taken[key] = _split(inside, number, leaving) if leaving else None
-        return self.taken[key]
+            leaving = self._leaving(body.eqns, constants, runs)
+            return _split(inside, number, leaving) if leaving else None
 
-    def leaving(self, eqns: Sequence[JaxprEqn], constants: Any, runs: bool) -> list[JaxprEqn]:
+        return self._taken(take, body, region, holds_constants, runs)
+
+    def _leaving(
+        self, eqns: Sequence[JaxprEqn], constants: Sequence[Var], runs: bool
+    ) -> list[JaxprEqn]:
         """The equations that leave a body, in order."""
         # The bytes of the largest value outside that a value is computed from, or its own.
         origin = {v: _bytes(v.aval) for v in constants if _is_array(v.aval)}
@@ -141,7 +140,7 @@ class _Hoisting:
         for eqn in eqns:
             if eqn.effects or not all(type(v) is Literal or v in origin for v in eqn.invars):
                 continue
-            if self.stays(eqn, runs):
+            if self._staying[runs].at(eqn) or not all(_is_array(v.aval) for v in eqn.outvars):
                 continue
             source = 0
             for v in eqn.invars:
@@ -160,24 +159,14 @@ class _Hoisting:
                 chosen.append(eqn)
         return chosen[::-1]
 
-    def stays(self, eqn: JaxprEqn, runs: bool) -> bool:
-        """Return whether an invariant equation must stay in a loop that may not run at all.
-
-        If the loop `runs`, whether it must stay in any.
-        """
-        if _must_stay(eqn) or not all(_is_array(v.aval) for v in eqn.outvars):
-            return True
-        if not runs and _may_not_end(eqn):
-            return True
-        return self.staying.inside(eqn) or (not runs and self.endless.inside(eqn))
-
 
 def _must_stay(eqn: JaxprEqn) -> bool:
     return not traits(eqn).may_hoist
 
 
-def _may_not_end(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "while"
+def _must_stay_if_idle(eqn: JaxprEqn) -> bool:
+    """Whether an equation must stay in a loop that may run no round: one may never end."""
+    return _must_stay(eqn) or eqn.primitive.name == "while"
 
 
 def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
+from operator import is_not
 from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import Contains, donations
+from jaxprtool.ir.equations import Contains, donations, is_flat
 from jaxprtool.ir.liveness import Lifetimes, Liveness
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.rewrite import with_bodies
-from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.ir.rewrite import Memo, with_bodies
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.base import Pass
 from jaxprtool.primitives import sow_p
@@ -56,10 +56,8 @@ class Schedule(Pass):
     memory: bool = True
 
     def __call__(self, program: Program) -> Program:
-        if not self.memory:
-            close = _Scheduler(lambda graph: [depth_first(graph, by_need=False)], always=True)
-            return program.replace(jaxpr=close(program.jaxpr))
-        return program.replace(jaxpr=_Scheduler(_orders)(program.jaxpr))
+        scheduler = _Scheduler(_orders if self.memory else _close, always=not self.memory)
+        return program.replace(jaxpr=scheduler(program.jaxpr))
 
 
 # --- the walk ---------------------------------------------------------------------------------
@@ -88,27 +86,22 @@ class _Scheduler:
         self._orders = orders
         self._always = always
         self._liveness = Liveness()
-        self._done: dict[Any, Any] = {}
-        self._sows = Contains(_is_sow)
+        self._memo = Memo()
+        self._sows = Contains(lambda eqn: eqn.primitive is sow_p)
 
     def __call__(self, jaxpr: Any) -> Any:
         """A jaxpr, closed or open, reordered at every depth; itself if that is no better."""
-        if jaxpr not in self._done:
-            self._done[jaxpr] = self._reordered(jaxpr)
-        return self._done[jaxpr]
+        return self._memo(lambda: self._reordered(jaxpr), jaxpr)
 
     def _reordered(self, jaxpr: Any) -> Any:
         body = jaxcompat.open_jaxpr(jaxpr)
-        eqns = [
-            with_bodies(eqn, self) if eqn.params and holds_jaxpr(eqn.params.values()) else eqn
-            for eqn in body.eqns
-        ]
+        eqns = body.eqns if is_flat(body) else [with_bodies(eqn, self) for eqn in body.eqns]
         order = self._order(eqns, body.outvars)
         if order is not None:
-            return jaxcompat.with_equations(jaxpr, [eqns[i] for i in order])
-        if any(new is not old for new, old in zip(eqns, body.eqns, strict=True)):
-            return jaxcompat.with_equations(jaxpr, eqns)
-        return jaxpr
+            eqns = [eqns[i] for i in order]
+        elif not any(map(is_not, eqns, body.eqns)):
+            return jaxpr
+        return jaxcompat.with_equations(jaxpr, eqns)
 
     def _order(self, eqns: Sequence[JaxprEqn], results: Sequence[Any]) -> Order | None:
         """The best order; None if that is the one there is, or nothing is known."""
@@ -142,16 +135,12 @@ class _Scheduler:
 
     def _pinned(self, eqns: Sequence[JaxprEqn]) -> list[bool]:
         """Which equations keep their order: those with effects, that sow, or that touch a ref."""
-        pinned = [bool(eqn.effects) or _is_sow(eqn) or self._sows.inside(eqn) for eqn in eqns]
+        pinned = [bool(eqn.effects) or self._sows.at(eqn) for eqn in eqns]
         if any(pinned):  # without, there is nothing that a ref's reader could be moved past
             for i, eqn in enumerate(eqns):
                 atoms = *eqn.invars, *eqn.outvars
                 pinned[i] |= any(isinstance(v.aval, jaxcompat.AbstractRef) for v in atoms)
         return pinned
-
-
-def _is_sow(eqn: JaxprEqn) -> bool:
-    return eqn.primitive is sow_p
 
 
 def _donations(eqns: Sequence[JaxprEqn]) -> Iterator[tuple[int, int]]:
@@ -187,6 +176,10 @@ def _orders(graph: DependencyGraph) -> Iterator[Order]:
         yield from_the_front(graph, greedy)
         yield from_the_back(graph, greedy)
     yield depth_first(graph, by_need=True)
+
+
+def _close(graph: DependencyGraph) -> Iterator[Order]:
+    yield depth_first(graph, by_need=False)
 
 
 def sunk(graph: DependencyGraph) -> Order:
@@ -266,36 +259,16 @@ def from_the_front(graph: DependencyGraph, greedy: bool) -> Order:
     for value, count in enumerate(left):
         if count == 1 and value not in life.kept:
             change[rest[value]] -= sizes[value]
-    waiting = [len(earlier) for earlier in graph.before]
-    heap: list[tuple[int, int]] = []
 
-    def push(i: int) -> None:
-        heappush(heap, (change[i] if greedy else min(change[i], 0), i))
-
-    for i, count in enumerate(waiting):
-        if not count:
-            push(i)
-    order: Order = []
-    done = [False] * len(waiting)
-    while heap:
-        _, i = heappop(heap)
-        if done[i]:
-            continue
-        done[i] = True
-        order.append(i)
+    def take(i: int) -> Iterator[int]:
         for value in life.reads[i]:
             left[value] -= 1
             rest[value] -= i
             if left[value] == 1 and value not in life.kept:
-                last = rest[value]
-                change[last] -= sizes[value]
-                if not waiting[last]:
-                    push(last)
-        for j in graph.after[i]:
-            waiting[j] -= 1
-            if not waiting[j]:
-                push(j)
-    return order
+                change[rest[value]] -= sizes[value]
+                yield rest[value]
+
+    return _by_change(change, take, graph.before, graph.after, greedy, sign=1)
 
 
 def from_the_back(graph: DependencyGraph, greedy: bool) -> Order:
@@ -307,34 +280,50 @@ def from_the_back(graph: DependencyGraph, greedy: bool) -> Order:
         - sum(sizes[v] for v in makes if life.readers[v] or alive[v])
         for reads, makes in zip(life.reads, life.makes, strict=True)
     ]
-    waiting = [len(later) for later in graph.after]
+
+    def take(i: int) -> Iterator[int]:
+        for value in life.reads[i]:
+            if not alive[value]:
+                alive[value] = True
+                for j in life.readers[value]:
+                    change[j] -= sizes[value]
+                    yield j
+
+    return _by_change(change, take, graph.after, graph.before, greedy, sign=-1)[::-1]
+
+
+def _by_change(
+    change: Sequence[int],
+    take: Callable[[int], Iterator[int]],
+    waits_for: Sequence[Sequence[int]],
+    nexts: Sequence[Sequence[int]],
+    greedy: bool,
+    sign: int,
+) -> Order:
+    """Take the equations one by one, of those that wait for none what changes what is alive least.
+
+    `take` lowers the changes of others once an equation is taken, and yields which. Of equals the
+    first is taken, or with the sign -1 the last; what is no gain is equal unless `greedy`.
+    """
+    waiting, done = [len(others) for others in waits_for], [False] * len(change)
+    order: Order = []
     heap: list[tuple[int, int]] = []
 
     def push(i: int) -> None:
-        heappush(heap, (change[i] if greedy else min(change[i], 0), -i))
+        if not (waiting[i] or done[i]):
+            heappush(heap, (change[i] if greedy else min(change[i], 0), sign * i))
 
-    for i, count in enumerate(waiting):
-        if not count:
-            push(i)
-    order: Order = []
-    done = [False] * len(waiting)
+    for i in range(len(change)):
+        push(i)
     while heap:
-        i = -heappop(heap)[1]
+        i = sign * heappop(heap)[1]
         if done[i]:
             continue
         done[i] = True
         order.append(i)
-        for value in life.reads[i]:
-            if alive[value]:
-                continue
-            alive[value] = True
-            for j in life.readers[value]:
-                change[j] -= sizes[value]
-                if not waiting[j] and not done[j]:
-                    push(j)
-        for j in graph.before[i]:
+        for j in take(i):
+            push(j)
+        for j in nexts[i]:
             waiting[j] -= 1
-            if not waiting[j]:
-                push(j)
-    order.reverse()
+            push(j)
     return order

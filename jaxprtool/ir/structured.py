@@ -519,7 +519,10 @@ def map_sub_jaxprs(function: Callable[[Any], Any], eqn: JaxprEqn) -> dict[str, A
     if eqn.primitive.name in High.primitives and (high := High.of(eqn)):
         body = function(high.body)
         return eqn.params if body is high.body else high.rebuild(body=body).params
-    return {name: _map_jaxprs(function, value) for name, value in eqn.params.items()}
+    return {
+        name: value if _KINDS[type(value)] == _LEAF else _map_jaxprs(function, value)
+        for name, value in eqn.params.items()
+    }
 
 
 def _map_jaxprs(function: Callable[[Any], Any], value: Any) -> Any:

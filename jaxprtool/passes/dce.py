@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import is_not
 from typing import Any, ClassVar
 
 import jax
@@ -28,7 +30,7 @@ from jaxprtool.ir.regions import regions
 from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.structured import holds_jaxpr, keep, views
-from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
 #: `rule(used_outputs, live_inputs, eqn) -> (used_inputs, new_eqn)`. It is asked only if a result is
@@ -92,12 +94,7 @@ def dce_jaxpr(
     outputs = _flags(used_outputs, len(jaxpr.outvars), "used_outputs", "results")
     inputs = _flags(instantiate, len(jaxpr.invars), "instantiate", "inputs")
     at_exit = _flags(live_inputs, len(jaxpr.invars), "live_inputs", "inputs")
-    live, eqns = _live_equations(jaxpr, outputs, at_exit)
-    used = [flag or v in live for v, flag in zip(jaxpr.invars, inputs, strict=True)]
-    if all(outputs) and all(used) and _same(eqns, jaxpr.eqns):
-        return jaxpr, used
-    consts = getattr(jaxpr, "consts", ())
-    return _replace(jaxpr, jaxpr.constvars, consts, used, outputs, eqns), used
+    return _dce(jaxpr, outputs, inputs, at_exit, constants=True)
 
 
 def _flags(flags: bool | Sequence[bool], count: int, argument: str, what: str) -> list[bool]:
@@ -126,52 +123,43 @@ def dce_body(
 
     Gives the same object back if nothing is dead, and the same new one for the same request.
     """
-    if isinstance(instantiate, bool):
-        instantiate = [instantiate] * len(body.invars)
-    if isinstance(live_inputs, bool):
-        live_inputs = [live_inputs] * len(body.invars)
+    count = len(body.invars)
+    inputs = _flags(instantiate, count, "instantiate", "inputs")
+    at_exit = _flags(live_inputs, count, "live_inputs", "inputs")
     known = _cleaned.of(body)
-    request = (tuple(used_outputs), tuple(instantiate), tuple(live_inputs))
+    request = tuple(used_outputs), tuple(inputs), tuple(at_exit)
     if request not in known:
-        new, used = _dce_body(body, *map(list, request))
+        new, used = _dce(body, used_outputs, inputs, at_exit, constants=False)
         known[request] = (None if new is body else new, used)
     new, used = known[request]
     return (body if new is None else new), list(used)
 
 
-def _dce_body(
-    body: Any, used_outputs: list[bool], instantiate: list[bool], live_inputs: list[bool]
-) -> tuple[Any, list[bool]]:
-    live, eqns = _live_equations(body, used_outputs, live_inputs)
-    used = [flag or v in live for v, flag in zip(body.invars, instantiate, strict=True)]
-    used_consts = [v in live for v in body.constvars]
-    if all(used_outputs) and all(used) and all(used_consts) and _same(eqns, body.eqns):
-        return body, used
-    constvars, consts = keep(body.constvars, used_consts), keep(body.consts, used_consts)
-    return _replace(body, constvars, consts, used, used_outputs, eqns), used
-
-
-def _same(new: Sequence[JaxprEqn], old: Sequence[JaxprEqn]) -> bool:
-    return len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
-
-
-def _replace(
+def _dce(
     jaxpr: Any,
-    constvars: Sequence[Var],
-    consts: Sequence[Any],
-    used: list[bool],
-    used_outputs: list[bool],
-    eqns: list[JaxprEqn],
-) -> Any:
-    return jaxcompat.replace_jaxpr(
+    used_outputs: Sequence[bool],
+    instantiate: Sequence[bool],
+    live_inputs: Sequence[bool],
+    *,
+    constants: bool,
+) -> tuple[Any, list[bool]]:
+    """Remove dead code; `constants` says whether unused constants stay."""
+    live, eqns = _live_equations(jaxpr, used_outputs, live_inputs)
+    used = [flag or v in live for v, flag in zip(jaxpr.invars, instantiate, strict=True)]
+    used_consts = [constants or v in live for v in jaxpr.constvars]
+    same = len(eqns) == len(jaxpr.eqns) and not any(map(is_not, eqns, jaxpr.eqns))
+    if same and all((*used_outputs, *used, *used_consts)):
+        return jaxpr, used
+    new = jaxcompat.replace_jaxpr(
         jaxpr,
-        constvars=constvars,
-        consts=consts,
+        constvars=keep(jaxpr.constvars, used_consts),
+        consts=tuple(compress(getattr(jaxpr, "consts", ()), used_consts)),
         invars=keep(jaxpr.invars, used),
         outvars=keep(jaxpr.outvars, used_outputs),
         eqns=eqns,
         debug_info=jaxcompat.filter_debug_info(jaxpr.debug_info, used, used_outputs),
     )
+    return new, used
 
 
 def _live_equations(
@@ -199,18 +187,15 @@ def _live_equations(
         unused = not asks_jax and live.isdisjoint(outs)
         if unused and not (eqn.effects and has_lasting_effect(eqn, dead)):
             continue
-        if rule is None and not (asks_jax or (is_nested and holds_jaxpr(eqn.params.values()))):
-            kept.append(eqn)
-            for v in eqn.invars:
-                if type(v) is not Literal:
-                    live.add(v)
-            continue
-        used, new = (rule or _fallback)([v in live for v in outs], refs.live(eqn), eqn)
-        if new is None or (unused and not has_lasting_effect(new, dead)):
-            continue
-        kept.append(new)
-        for v, flag in zip(eqn.invars, used, strict=True):
-            if flag and type(v) is not Literal:
+        read: Iterable[Atom] = eqn.invars
+        if rule is not None or asks_jax or (is_nested and holds_jaxpr(eqn.params.values())):
+            used, new = (rule or _fallback)([v in live for v in outs], refs.live(eqn), eqn)
+            if new is None or (unused and not has_lasting_effect(new, dead)):
+                continue
+            read, eqn = compress(eqn.invars, used), new
+        kept.append(eqn)
+        for v in read:
+            if type(v) is not Literal:
                 live.add(v)
     kept.reverse()
     return live, kept
@@ -316,8 +301,7 @@ def dce_regions(
             read = {id(v) for v, flag in zip(eqn.invars, used, strict=True) if flag}
             still = [flag or id(v) in read for v, flag in zip(eqn.invars, live, strict=True)]
             grows, live = grows or still != live, still
-    same = all(body is old for body, old in zip(new, inside.bodies, strict=True))
-    if same and all(used) and all(kept):
+    if not any(map(is_not, new, inside.bodies)) and all(used) and all(kept):
         return used, eqn
     return used, inside.rebuild(new, used, kept)
 

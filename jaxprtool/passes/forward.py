@@ -24,16 +24,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import is_not
 from typing import Any, ClassVar
 
-import numpy as np
-
 from jaxprtool import jaxcompat
-from jaxprtool.ir.caches import anchor
 from jaxprtool.ir.equations import free_variables
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.rewrite import Rule, Writer, rewrite
+from jaxprtool.ir.rewrite import Memo, Rule, Writer, rewrite
+from jaxprtool.ir.structural_key import literal_key
 from jaxprtool.ir.structured import UNASKED, Call, ShardMap, keep
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
@@ -49,22 +49,17 @@ class Forward(Pass):
         jaxpr, before = program.jaxpr, None
         # What has come out of one body, or gone into it, may go on through the next.
         while jaxpr is not before:
-            jaxpr, before = rewrite(jaxpr, _Visitor(), flat=False), jaxpr
+            visitor = partial(_visitor, Memo())
+            jaxpr, before = rewrite(jaxpr, visitor, flat=False), jaxpr
         return program.replace(jaxpr=jaxpr)
 
 
-class _Visitor:
-    """One walk over a program; it remembers the bodies it made, so that shared ones stay shared."""
+def _visitor(memo: Memo, writer: Writer) -> Rule:
+    def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+        inside = regions(eqn)
+        return None if inside is None else _Forwarding(writer, inside, memo).written()
 
-    def __init__(self) -> None:
-        self.made: dict[Hashable, Any] = {}
-
-    def __call__(self, writer: Writer) -> Rule:
-        def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
-            inside = regions(eqn)
-            return None if inside is None else _Forwarding(writer, inside, self.made).written()
-
-        return rule
+    return rule
 
 
 @dataclass(frozen=True)
@@ -112,8 +107,8 @@ _Inside = Sequence[tuple[int, Var]]
 class _Forwarding:
     """What is done to one loop, branch or call."""
 
-    def __init__(self, writer: Writer, inside: Regions, made: dict[Hashable, Any]):
-        self.writer, self.inside, self._made = writer, inside, made
+    def __init__(self, writer: Writer, inside: Regions, memo: Memo):
+        self.writer, self.inside, self._memo = writer, inside, memo
         self.eqn = inside.eqn
         self.border = _Border.of(inside)
         self.jaxprs = [jaxcompat.open_jaxpr(body) for body in inside.bodies]
@@ -407,16 +402,17 @@ class _Forwarding:
         """
         names, wanted = self.names[number], self._results_of(number)
         renamed = tuple((var, _key(atom), atom.aval) for var, atom in names.items())
-        request = anchor(body), renamed, tuple(invars), tuple(wanted)
-        if request not in self._made:
-            self._made[request] = _narrow(body, names, invars, wanted)
-        return self._made[request]
+        make = partial(_narrow, body, names, invars, wanted)
+        return self._memo(make, body, renamed, tuple(invars), tuple(wanted))
 
 
 def _asked(params: dict[str, tuple[Any, ...]], count: int) -> list[bool]:
     """Of which operands, or results, of a call something is asked."""
-    asked = [(given, UNASKED[k]) for k, given in params.items() if k != "prevent_cse"]
-    return [any(values[i] != plain for values, plain in asked) for i in range(count)]
+    asked = [False] * count
+    for name, values in params.items():
+        if name != "prevent_cse" and values.count(UNASKED[name]) < count:
+            asked = [flag or v != UNASKED[name] for flag, v in zip(asked, values, strict=True)]
+    return asked
 
 
 def _scalar(writer: Writer, atom: Atom, aval: Any) -> Literal | None:
@@ -432,12 +428,7 @@ def _scalar(writer: Writer, atom: Atom, aval: Any) -> Literal | None:
 
 def _key(atom: Atom) -> Hashable:
     """What two atoms of one type have in common only if they are the same value, to the bit."""
-    if type(atom) is not Literal:
-        return atom
-    if atom.aval.shape != ():
-        return id(atom)
-    value = np.asarray(atom.val).astype(atom.aval.dtype, copy=False)
-    return value.dtype, atom.aval.weak_type, value.tobytes()
+    return literal_key(atom) if type(atom) is Literal else atom
 
 
 def _stable_classes(labels: Sequence[Hashable], step: Sequence[int]) -> list[int]:
@@ -461,10 +452,10 @@ def _narrow(
     def now(atoms: Sequence[Atom]) -> list[Atom]:
         return [v if type(v) is Literal else names.get(v, v) for v in atoms]
 
-    eqns = [
-        eqn if names.keys().isdisjoint(_variables(eqn)) else eqn.replace(invars=now(eqn.invars))
-        for eqn in jaxpr.eqns
-    ]
+    eqns = list(jaxpr.eqns)
+    for i, eqn in enumerate(eqns if names else ()):
+        if any(map(is_not, operands := now(eqn.invars), eqn.invars)):
+            eqns[i] = eqn.replace(invars=operands)
     debug, arg_names = jaxpr.debug_info, None
     if debug.arg_names is not None:
         known = dict(zip(jaxpr.invars, debug.safe_arg_names(len(jaxpr.invars)), strict=True))
@@ -480,7 +471,3 @@ def _narrow(
         eqns=eqns,
         debug_info=debug,
     )
-
-
-def _variables(eqn: JaxprEqn) -> list[Var]:
-    return [v for v in eqn.invars if type(v) is not Literal]

@@ -663,8 +663,9 @@ def test_samples_split(file, once):
         tree = program.in_tree
         positional, _ = jax.tree.unflatten(tree, range(len(args)))
         for keys in [(i,) for i in range(len(positional))] + [tuple(range(len(positional)))]:
-            sown = sow_cut(program, at_positions(program, keys).marks, "cut", once)
-            parts = unzipped(sown, "cut", keys)
+            arguments = at_positions(program, keys)
+            sown = sow_cut(program, arguments.marks, "cut", once)
+            parts = unzipped(sown, "cut", arguments)
             type_check(parts.init)
             type_check(parts.apply)
             given, kwargs = jax.tree.unflatten(tree, args)

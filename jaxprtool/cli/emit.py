@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.options import flag, option
+from jaxprtool.cli.options import Panel
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import OutputError
 from jaxprtool.formats.emission import STDOUT, Emission, Format, Graph, format_of, picture_kind
@@ -15,17 +15,16 @@ from jaxprtool.formats.emission import STDOUT, Emission, Format, Graph, format_o
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
 
-_EMITTED = "What is emitted"
+_EMITTED = Panel("What is emitted")
 _LOWERED = (Format.stablehlo, Format.hlo, Format.hlo_optimized, Format.hlo_proto, Format.dot)
 
 _To = Annotated[
     Format | None,
-    option(
+    _EMITTED.option(
         "--to",
-        metavar="FORMAT",
-        help="python, jaxpr, stablehlo, hlo (as XLA is given it), hlo-optimized, hlo-proto, dot, "
+        "FORMAT",
+        "python, jaxpr, stablehlo, hlo (as XLA is given it), hlo-optimized, hlo-proto, dot, "
         "exported (for jax.export). Else what the name after -o says.",
-        panel=_EMITTED,
     ),
 ]
 _Backend = Annotated[
@@ -36,26 +35,17 @@ _Backend = Annotated[
 ]
 _Platforms = Annotated[
     Any,
-    option(
-        "--platforms",
-        metavar="NAME,…",
-        parser=options.names,
-        help="What exported is to run on: cpu,cuda",
-        panel=_EMITTED,
+    _EMITTED.option(
+        "--platforms", "NAME,…", "What exported is to run on: cpu,cuda", parser=options.names
     ),
 ]
-_Binary = Annotated[bool, flag("--binary", "stablehlo as bytecode.", _EMITTED)]
+_Binary = Annotated[bool, _EMITTED.flag("--binary", "stablehlo as bytecode.")]
 _Source = Annotated[
-    bool, flag("--source", "stablehlo with each operation's file and line.", _EMITTED)
+    bool, _EMITTED.flag("--source", "stablehlo with each operation's file and line.")
 ]
 _Graph = Annotated[
     Graph | None,
-    option(
-        "--graph",
-        metavar="<jaxpr|hlo>",
-        help="What dot draws: the jaxpr, or the HLO as XLA does.",
-        panel=_EMITTED,
-    ),
+    _EMITTED.option("--graph", "<jaxpr|hlo>", "What dot draws: the jaxpr, or the HLO as XLA does."),
 ]
 _Out = Annotated[
     str | None,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output, rewrites
-from jaxprtool.cli.options import PASSES, flag, option
+from jaxprtool.cli.options import PASSES, Panel
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import JaxprToolError, PipelineError, did_you_mean
 from jaxprtool.formats.emission import Emission, Format
@@ -17,45 +17,33 @@ if TYPE_CHECKING:
     from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.render.documents import OptDocument
 
-_WATCHED = "What is watched (on stderr)"
+_WATCHED = Panel("What is watched (on stderr)")
 
 _Level = Annotated[
     str | None,
-    option(
-        "-O",
-        metavar="0|1|2",
-        help="A named pipeline, run after the passes of -p: `jaxprtool explain -O1`.",
-        panel=PASSES,
+    PASSES.option(
+        "-O", "0|1|2", "A named pipeline, run after the passes of -p: `jaxprtool explain -O1`."
     ),
 ]
 _NoCheck = Annotated[
-    bool, flag("--no-check", "Do not type-check the program after each pass.", PASSES)
+    bool, PASSES.flag("--no-check", "Do not type-check the program after each pass.")
 ]
 _PrintBeforeAll = Annotated[
-    bool, flag("--print-before-all", "The program before each pass.", _WATCHED)
+    bool, _WATCHED.flag("--print-before-all", "The program before each pass.")
 ]
-_PrintAfterAll = Annotated[
-    bool, flag("--print-after-all", "The program after each pass.", _WATCHED)
-]
+_PrintAfterAll = Annotated[bool, _WATCHED.flag("--print-after-all", "The program after each pass.")]
 _PrintAfter = Annotated[
     list[str] | None,
-    option(
-        "--print-after",
-        metavar="NAME",
-        help="The program after this pass. May be repeated.",
-        panel=_WATCHED,
-    ),
+    _WATCHED.option("--print-after", "NAME", "The program after this pass. May be repeated."),
 ]
 _Stats = Annotated[
-    bool, flag("--stats", "How many equations each pass was given, and left.", _WATCHED)
+    bool, _WATCHED.flag("--stats", "How many equations each pass was given, and left.")
 ]
-_Timing = Annotated[bool, flag("--timing", "How long each pass took.", _WATCHED)]
+_Timing = Annotated[bool, _WATCHED.flag("--timing", "How long each pass took.")]
 _Verify = Annotated[
     bool,
-    flag(
-        "--verify",
-        "Run the program before and after each pass, and compare what they give.",
-        PASSES,
+    PASSES.flag(
+        "--verify", "Run the program before and after each pass, and compare what they give."
     ),
 ]
 _Out = Annotated[

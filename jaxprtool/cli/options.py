@@ -28,45 +28,43 @@ if TYPE_CHECKING:
     from jaxprtool.loading.load import Entry
     from jaxprtool.passes.pipeline import Pipeline
 
-#: The panels of a command's help that several commands have.
-FUNCTION, PASSES, RUN, OUTPUT = "Function and arguments", "Passes", "How it runs", "Output"
-
 
 # --- what options are declared with -----------------------------------------------------------
 
 
-def flag(name: str, help: str, panel: str) -> Any:
-    """Return the declaration of an option without a value."""
-    return typer.Option(name, metavar="", help=help, rich_help_panel=panel)
+class Panel(str):
+    """A panel of a command's help, and its options."""
+
+    def flag(self, name: str, help: str) -> Any:
+        """Return the declaration of an option without a value."""
+        return self.option(name, "", help)
+
+    def option(self, names: str, metavar: str, help: str, **more: Any) -> Any:
+        """Return the declaration of an option; `more` is what `typer.Option` takes."""
+        return typer.Option(
+            *names.split(", "), metavar=metavar, help=help, rich_help_panel=self, **more
+        )
 
 
-def option(*names: str, metavar: str, help: str, panel: str, **more: Any) -> Any:
-    """Return the declaration of an option with a value; `more` is what `typer.Option` takes."""
-    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, **more)
+FUNCTION, PASSES, RUN = Panel("Function and arguments"), Panel("Passes"), Panel("How it runs")
+OUTPUT = Panel("Output")
 
 
 def passes_option(help: str) -> Any:
     """Return the declaration of `-p`."""
     complete = completion.complete_passes
-    return option(
-        "-p", "--passes", metavar="PIPELINE", help=help, panel=PASSES, autocompletion=complete
-    )
+    return PASSES.option("-p, --passes", "PIPELINE", help, autocompletion=complete)
 
 
 def out_option(help: str, metavar: str = "FILE|DIR/|-") -> Any:
     """Return the declaration of `-o`."""
-    return option("-o", "--output", metavar=metavar, help=help, panel=OUTPUT)
+    return OUTPUT.option("-o, --output", metavar, help)
 
 
-def save_option(help: str) -> Any:
-    """Return the declaration of `--save`."""
-    return option("--save", metavar="FILE.npz", help=help, panel=OUTPUT)
-
-
-def backend_option(help: str, panel: str) -> Any:
+def backend_option(help: str, panel: Panel) -> Any:
     """Return the declaration of `--backend`."""
     complete = completion.complete_backend
-    return option("--backend", metavar="NAME", help=help, panel=panel, autocompletion=complete)
+    return panel.option("--backend", "NAME", help, autocompletion=complete)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -117,47 +115,37 @@ class Function:
     ]
     args: Annotated[
         str | None,
-        option(
+        FUNCTION.option(
             "--args",
-            metavar="EXPR",
-            help="Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". "
+            "EXPR",
+            "Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". "
             "Without them, its own example arguments.",
-            panel=FUNCTION,
         ),
     ] = None
     factory: Annotated[
         bool,
-        flag("--factory", "TARGET() gives (function, args) or (function, args, kwargs).", FUNCTION),
+        FUNCTION.flag("--factory", "TARGET() gives (function, args) or (function, args, kwargs)."),
     ] = False
     static_argnums: Annotated[
         Any,
-        option(
-            "--static-argnums",
-            metavar="N,…",
-            parser=numbers,
-            help="Positions of arguments that are not traced.",
-            panel=FUNCTION,
+        FUNCTION.option(
+            "--static-argnums", "N,…", "Positions of arguments that are not traced.", parser=numbers
         ),
     ] = None
     static_argnames: Annotated[
         Any,
-        option(
-            "--static-argnames",
-            metavar="NAME,…",
-            parser=names,
-            help="Names of arguments that are not traced.",
-            panel=FUNCTION,
+        FUNCTION.option(
+            "--static-argnames", "NAME,…", "Names of arguments that are not traced.", parser=names
         ),
     ] = None
-    x64: Annotated[bool, flag("--x64", "Keep 64-bit types as they are.", FUNCTION)] = False
+    x64: Annotated[bool, FUNCTION.flag("--x64", "Keep 64-bit types as they are.")] = False
     mesh: Annotated[
         Any,
-        option(
+        FUNCTION.option(
             "--mesh",
-            metavar="AXIS=N,…",
+            "AXIS=N,…",
+            "Trace on a mesh of these axes, which types may name: f32[8@x].",
             parser=mesh_axes,
-            help="Trace on a mesh of these axes, which types may name: f32[8@x].",
-            panel=FUNCTION,
         ),
     ] = None
 
@@ -202,11 +190,8 @@ Passes = Annotated[
 ]
 Plugin = Annotated[
     list[str] | None,
-    option(
-        "--plugin",
-        metavar="FILE|MODULE",
-        help="Import passes from plugin.py or from a module. May be repeated.",
-        panel=PASSES,
+    PASSES.option(
+        "--plugin", "FILE|MODULE", "Import passes from plugin.py or from a module. May be repeated."
     ),
 ]
 Backend = Annotated[
@@ -215,24 +200,18 @@ Backend = Annotated[
 ]
 Seed = Annotated[
     int,
-    option(
-        "--seed",
-        metavar="N",
-        min=0,
-        help="Of the random values for arguments given by type alone.",
-        panel=RUN,
-    ),
+    RUN.option("--seed", "N", "Of the random values for arguments given by type alone.", min=0),
 ]
 Callbacks = Annotated[
     CallbackChoice,
-    typer.Option(
+    OUTPUT.option(
         "--callbacks",
-        help="Python functions that a written program calls: refuse it, or write stubs that raise.",
-        rich_help_panel=OUTPUT,
+        "<refuse|stub>",
+        "Python functions that a written program calls: refuse it, or write stubs that raise.",
     ),
 ]
-Json = Annotated[bool, flag("--json", "One JSON document on stdout.", OUTPUT)]
-_Traceback = Annotated[bool, flag("--traceback", "Show an error's whole traceback.", OUTPUT)]
+Json = Annotated[bool, OUTPUT.flag("--json", "One JSON document on stdout.")]
+_Traceback = Annotated[bool, OUTPUT.flag("--traceback", "Show an error's whole traceback.")]
 
 
 # --- commands ---------------------------------------------------------------------------------

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import output
-from jaxprtool.cli.options import PASSES, option
+from jaxprtool.cli.options import PASSES
 
 if TYPE_CHECKING:
     from jaxprtool.passes.patterns import NamedRewrites
 
 Files = Annotated[
     list[str] | None,
-    option(
+    PASSES.option(
         "--rewrite",
-        metavar="FILE.py",
-        help="Run the rewrites (@jaxprtool.rewrite) of a file before other passes, "
+        "FILE.py",
+        "Run the rewrites (@jaxprtool.rewrite) of a file before other passes, "
         "or where -p names them. May be repeated.",
-        panel=PASSES,
     ),
 ]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.options import RUN, option
+from jaxprtool.cli.options import OUTPUT, RUN
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import OutputError, PipelineError
 from jaxprtool.files import file_written_whole
@@ -20,27 +20,24 @@ if TYPE_CHECKING:
 
 _Device = Annotated[
     int | None,
-    option(
-        "--device",
-        metavar="N",
-        help="Number of the backend's device. A program with a mesh runs on all of it.",
-        panel=RUN,
+    RUN.option(
+        "--device", "N", "Number of the backend's device. A program with a mesh runs on all of it."
     ),
 ]
 _Repeat = Annotated[
     int | None,
-    option(
+    RUN.option(
         "--repeat",
-        metavar="N",
+        "N",
+        "Calls to time after the first: 10, or none if the function has effects.",
         min=0,
-        help="Calls to time after the first: 10, or none if the function has effects.",
-        panel=RUN,
-        show_default=False,
     ),
 ]
 _Save = Annotated[
     str | None,
-    options.save_option("Write the results, by name; bfloat16 and such as float32, exactly."),
+    OUTPUT.option(
+        "--save", "FILE.npz", "Write the results, by name; bfloat16 and such as float32, exactly."
+    ),
 ]
 
 

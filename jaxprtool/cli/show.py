@@ -9,10 +9,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from jaxprtool.cli import options, output
-from jaxprtool.cli.options import OUTPUT, flag, option
+from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.start import start_jax
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
     Programs = list[tuple[str, Program]]
 
-_SHOWN = "What is shown"
+_SHOWN = Panel("What is shown")
 
 
 class Format(StrEnum):
@@ -35,36 +33,29 @@ class Format(StrEnum):
 
 
 _Format = Annotated[
-    Format, typer.Option("--format", "-f", help="How to show it.", rich_help_panel=_SHOWN)
+    Format, _SHOWN.option("--format, -f", "<text|tree|table|json>", "How to show it.")
 ]
 _Depth = Annotated[
     int | None,
-    option(
-        "--depth",
-        metavar="N",
-        min=0,
-        help="Fold jaxprs nested deeper than N to one line.",
-        panel=_SHOWN,
-    ),
+    _SHOWN.option("--depth", "N", "Fold jaxprs nested deeper than N to one line.", min=0),
 ]
 _Only = Annotated[
     Any,
-    option(
+    _SHOWN.option(
         "--only",
-        metavar="NAME,…",
+        "NAME,…",
+        "Only these primitives, where they stand: dot_general,conv*",
         parser=options.names,
-        help="Only these primitives, where they stand: dot_general,conv*",
-        panel=_SHOWN,
     ),
 ]
-_Source = Annotated[bool, flag("--source", "Each equation's file and line.", _SHOWN)]
-_Scopes = Annotated[bool, flag("--scopes", "Each equation's name stack.", _SHOWN)]
-_NoTypes = Annotated[bool, flag("--no-types", "Leave types out.", _SHOWN)]
+_Source = Annotated[bool, _SHOWN.flag("--source", "Each equation's file and line.")]
+_Scopes = Annotated[bool, _SHOWN.flag("--scopes", "Each equation's name stack.")]
+_NoTypes = Annotated[bool, _SHOWN.flag("--no-types", "Leave types out.")]
 _Stats = Annotated[
     bool,
-    flag("--stats", "Instead: equations by primitive and depth, constants, arguments.", _SHOWN),
+    _SHOWN.flag("--stats", "Instead: equations by primitive and depth, constants, arguments."),
 ]
-_Pager = Annotated[bool, flag("--pager", "Show it in $PAGER (less).", OUTPUT)]
+_Pager = Annotated[bool, OUTPUT.flag("--pager", "Show it in $PAGER (less).")]
 
 
 @options.command

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.options import RUN, flag, option
+from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.run import note_random, printed_by_functions, require_device, save_arrays
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import ArgumentsError, OutputError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.passes.unzip.programs import VariableLeaf
     from jaxprtool.render.documents import UnzipDocument
 
-_SPLIT = "How it is split"
+_SPLIT = Panel("How it is split")
 
 
 def _key_args(text: str) -> tuple[int, ...]:
@@ -30,40 +30,30 @@ def _key_args(text: str) -> tuple[int, ...]:
 
 _KeyArgs = Annotated[
     Any,
-    option(
+    _SPLIT.option(
         "--key-args",
-        metavar="N,…|none",
-        parser=_key_args,
-        help="Positions of the arguments that are keys. Unless given: 0, and with --auto all "
+        "N,…|none",
+        "Positions of the arguments that are keys. Unless given: 0, and with --auto all "
         "that are keys by type, wherever they are.",
-        panel=_SPLIT,
-        show_default=False,
+        parser=_key_args,
     ),
 ]
 _Tag = Annotated[
     str | None,
-    option(
-        "--tag",
-        metavar="NAME",
-        help="What the variables are sown under; 'variable' unless given.",
-        panel=_SPLIT,
-        show_default=False,
-    ),
+    _SPLIT.option("--tag", "NAME", "What the variables are sown under; 'variable' unless given."),
 ]
 _Auto = Annotated[
     bool,
-    flag("--auto", "Choose the variables: the fewest bytes that cut the keys off.", _SPLIT),
+    _SPLIT.flag("--auto", "Choose the variables: the fewest bytes that cut the keys off."),
 ]
 _Known = Annotated[
     Any,
-    option(
+    _SPLIT.option(
         "--known",
-        metavar="N,…",
-        parser=options.numbers,
-        help="Instead of keys: arguments that init is given, whatever they are; what depends on "
+        "N,…",
+        "Instead of keys: arguments that init is given, whatever they are; what depends on "
         "them alone is computed there, once.",
-        panel=_SPLIT,
-        show_default=False,
+        parser=options.numbers,
     ),
 ]
 _Passes = Annotated[
@@ -71,15 +61,17 @@ _Passes = Annotated[
     options.passes_option('Passes to run on both afterwards, or on one: "apply.dce".'),
 ]
 _Run = Annotated[
-    bool, flag("--run", "Run init, then apply on what it gives and the other arguments.", RUN)
+    bool, RUN.flag("--run", "Run init, then apply on what it gives and the other arguments.")
 ]
 _Out = Annotated[
     str | None, options.out_option("Write init.jaxpr and apply.jaxpr into a folder.", "DIR/")
 ]
 _Save = Annotated[
     str | None,
-    options.save_option(
-        "With --run: write the variables, by name, for load('FILE.npz') in --args."
+    OUTPUT.option(
+        "--save",
+        "FILE.npz",
+        "With --run: write the variables, by name, for load('FILE.npz') in --args.",
     ),
 ]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.options import option
+from jaxprtool.cli.options import Panel
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxprtool.passes.batch import Batch
     from jaxprtool.render.documents import VmapDocument
 
-_MAPPED = "How it is mapped"
+_MAPPED = Panel("How it is mapped")
 
 
 def _in_axes(text: str) -> Any:
@@ -40,63 +40,44 @@ def _literal(text: str, option: str) -> Any:
 
 _InAxes = Annotated[
     Any,
-    option(
+    _MAPPED.option(
         "--in-axes",
-        metavar="EXPR",
-        parser=_in_axes,
-        help="The mapped axis of each argument: an integer, None where all lanes share it, or "
+        "EXPR",
+        "The mapped axis of each argument: an integer, None where all lanes share it, or "
         'a tuple with an entry for each positional argument that is traced: "(None, 0)".',
-        panel=_MAPPED,
+        parser=_in_axes,
     ),
 ]
 _OutAxes = Annotated[
     Any,
-    option(
+    _MAPPED.option(
         "--out-axes",
-        metavar="EXPR",
+        "EXPR",
+        "Where results are mapped; None where they are the same in all lanes.",
         parser=_out_axes,
-        help="Where results are mapped; None where they are the same in all lanes.",
-        panel=_MAPPED,
     ),
 ]
 _AxisSize = Annotated[
     int,
-    option(
-        "--axis-size",
-        metavar="N",
-        min=0,
-        help="The size of the mapped axis: how many lanes.",
-        panel=_MAPPED,
-        show_default=False,
-    ),
+    _MAPPED.option("--axis-size", "N", "The size of the mapped axis: how many lanes.", min=0),
 ]
 _AxisName = Annotated[
     str | None,
-    option(
-        "--axis-name",
-        metavar="NAME",
-        help="What collectives call the axis: psum(x, 'NAME').",
-        panel=_MAPPED,
-    ),
+    _MAPPED.option("--axis-name", "NAME", "What collectives call the axis: psum(x, 'NAME')."),
 ]
 _SpmdAxisName = Annotated[
     Any,
-    option(
+    _MAPPED.option(
         "--spmd-axis-name",
-        metavar="NAME,…",
+        "NAME,…",
+        "The mesh axes that lanes are spread over.",
         parser=options.names,
-        help="The mesh axes that lanes are spread over.",
-        panel=_MAPPED,
     ),
 ]
 _Chunk = Annotated[
     int | None,
-    option(
-        "--chunk",
-        metavar="K",
-        min=1,
-        help="So many lanes at a time, in a scan, so that memory is bounded.",
-        panel=_MAPPED,
+    _MAPPED.option(
+        "--chunk", "K", "So many lanes at a time, in a scan, so that memory is bounded.", min=1
     ),
 ]
 _Passes = Annotated[str | None, options.passes_option('Passes to run afterwards: "dce".')]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from jaxprtool.errors import JaxprToolError, PipelineError, did_you_mean
 from jaxprtool.formats.emission import Emission, Format
 
 if TYPE_CHECKING:
+    from jaxprtool.api.verification import Verifier
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.render.documents import OptDocument
@@ -87,7 +89,8 @@ def opt(
     """
     output.check_out("opt", out, json, (Format.jaxpr,), "jaxprtool emit TARGET")
     start_jax(function.x64)
-    from jaxprtool.cli import verifying, watch
+    from jaxprtool.api.verification import Verifier
+    from jaxprtool.cli import watch
 
     users = rewrites.load(rewrite)
     named = None if level is None else f"-O{level}"
@@ -95,19 +98,20 @@ def opt(
     watcher = watch.Watcher(print_before_all, print_after_all, _checked(print_after, pipeline))
     entry = function.find()
     program = function.trace(entry, pipeline)
-    verifier = verifying.Verifier(watcher, program, entry.arguments()) if verify else None
+    verifier = Verifier(watcher, program, entry.arguments(), output.note) if verify else None
     try:
         result = pipeline.run(program, verifier or watcher, check=not no_check)
     except JaxprToolError:
         if verifier is not None:
-            verifier.verify()  # a pass that went wrong may be why a later one failed
+            _verify(verifier)  # a pass that went wrong may be why a later one failed
         raise
     programs = options.each(result)
     if verifier is not None:
         if out is not None:
             _require_writable(programs, callbacks)
-        verifier.verify()
-        verifier.write_summary()
+        count = _verify(verifier)
+        passes = "1 pass" if count == 1 else f"{count or 'no'} passes"
+        output.say(f"verified: {passes} on the same inputs")
     rewrites.write_matches(users)
     if out is not None:
         output.write_files(programs, Emission(Format.jaxpr, callbacks=callbacks), out)
@@ -125,6 +129,11 @@ def opt(
     if stats or timing:
         sys.stdout.flush()
         watch.write_rows(watcher.rows, stats, timing)
+
+
+def _verify(verifier: Verifier) -> int:
+    with contextlib.redirect_stdout(sys.stderr):  # what callbacks print is no result
+        return verifier.verify()
 
 
 def _require_writable(programs: Sequence[tuple[str, Program]], callbacks: str) -> None:

@@ -1,16 +1,12 @@
-"""`opt --verify`: every pass's result is run beside the program that the pass was given.
+"""Verify a pipeline: every pass's result is run beside the program that the pass was given.
 
 The programs are run when all passes are done, so that what can be refused is refused before that.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from jaxprtool.cli import output
 from jaxprtool.errors import CheckError
 from jaxprtool.execute.fill import fill, refitted
 from jaxprtool.execute.verify import Runs, require_runnable
@@ -20,16 +16,24 @@ from jaxprtool.passes.pipeline import Observer, Step
 
 
 class Verifier(Observer):
-    """Compares what passes make with what they were given, on the same inputs; tells `inner` too.
+    """Compares what passes make with what they were given, on the same inputs.
 
-    `verify` does so, once the pipeline is done.
-
-    `arguments` are those of the program that the pipeline starts with. One that is a type alone,
-    or whose shape a pass has changed, or that a pass has added, is filled with random values.
+    Args:
+        inner: Another observer, which is told of each pass too.
+        program: The program that the pipeline starts with.
+        arguments: Its flat arguments. One that is a type alone, or whose shape a pass has changed,
+            or that a pass has added, is filled with random values.
+        note: Called once for each pass that is not compared, with the reason.
     """
 
-    def __init__(self, inner: Observer, program: Program, arguments: Sequence[Any]):
-        self._inner = inner
+    def __init__(
+        self,
+        inner: Observer,
+        program: Program,
+        arguments: Sequence[object],
+        note: Callable[[str], None],
+    ):
+        self._inner, self._note = inner, note
         self._given = dict(zip(program.arg_names, arguments, strict=True))
         self._made: list[tuple[Step, Program, Program]] = []
         self._runs: dict[int, Runs] = {}
@@ -43,7 +47,8 @@ class Verifier(Observer):
         self, step: Step, program: Program, result: Program | Programs, seconds: float
     ) -> None:
         self._inner.after(step, program, result, seconds)
-        if isinstance(result, Programs) or not _preserves(step):
+        assert isinstance(step.transform, Pass)
+        if isinstance(result, Programs) or not step.transform.preserves:
             self._leave(step, "it changes what is computed")
         elif program.axis_env:
             self._leave(step, f"{program.name} has named axes that nothing binds yet")
@@ -52,25 +57,20 @@ class Verifier(Observer):
             if result is not program:
                 self._made.append((step, program, result))
 
-    def verify(self) -> None:
-        """Raise CheckError for the first pass that has made something else of a program."""
+    def verify(self) -> int:
+        """Return how many passes were compared, once the pipeline is done.
+
+        Raises:
+            CheckError: For the first pass that has made something else of a program.
+        """
         for step, program, result in self._made:
-            self._compare(step, program, result)
-
-    def write_summary(self) -> None:
-        """Say how many passes were compared."""
-        count = len(self._compared)
-        passes = "1 pass" if count == 1 else f"{count or 'no'} passes"
-        output.say(f"verified: {passes} on the same inputs")
-
-    def _compare(self, step: Step, program: Program, result: Program) -> None:
-        assert isinstance(step.transform, Pass)
-        with contextlib.redirect_stdout(sys.stderr):
             runs = self._runs.pop(id(program), None) or self._new_runs(program)
+            assert isinstance(step.transform, Pass)
             try:
                 self._runs[id(result)] = runs.compare(result, step.transform.keeps_checks)
             except CheckError as error:
                 raise CheckError(f"pass '{step}': {error.message}", error.hint) from error
+        return len(self._compared)
 
     def _new_runs(self, program: Program) -> Runs:
         require_runnable(program)
@@ -80,8 +80,4 @@ class Verifier(Observer):
     def _leave(self, step: Step, why: str) -> None:
         if id(step) not in self._left:
             self._left.add(id(step))
-            output.note(f"pass '{step}' is not compared: {why}")
-
-
-def _preserves(step: Step) -> bool:
-    return isinstance(step.transform, Pass) and step.transform.preserves
+            self._note(f"pass '{step}' is not compared: {why}")

@@ -120,7 +120,7 @@ def opt(
 
         document: OptDocument = {
             "programs": [program_document(program) for _, program in programs],
-            "passes": [row.document() for row in watcher.rows],
+            "passes": watcher.rows,
         }
         output.write_json(document)
         return

@@ -103,7 +103,7 @@ def unzip(
       jaxprtool unzip samples/random_numbers.py:dropout --auto
       jaxprtool unzip samples/transformer.py:loss --known 0
     """
-    _check_split({"--known": known is not None, "--auto": auto}, key_args is not None, tag)
+    _check_split(known is not None, auto, key_args is not None, tag)
     _check_output(run, backend, save, out)
     start_jax(function.x64)
     from jaxprtool.execute.halves import run_halves
@@ -132,7 +132,12 @@ def unzip(
     if json:
         output.write_json(_document(variables, programs, ran, split_time))
         return
-    _write_variables(variables)
+    if variables:
+        from jaxprtool.render.variables import variables_table
+
+        output.write_rendered(variables_table(variables, output.width()))
+    else:
+        output.write("no variables")
     if ran:
         _write_run(ran, split_time)
     elif out is None:
@@ -143,18 +148,16 @@ def unzip(
 # --- what is asked for ------------------------------------------------------------------------
 
 
-def _check_split(chosen: dict[str, bool], has_keys: bool, tag: str | None) -> None:
+def _check_split(known: bool, auto: bool, has_keys: bool, tag: str | None) -> None:
     """Refuse options that do not go together. Raises ArgumentsError."""
-    first = next((name for name, given in chosen.items() if given), None)
-    others = {
-        "--auto": chosen["--auto"] and first != "--auto",
-        "--key-args": has_keys and first == "--known",
-        "--tag": tag is not None,
-    }
-    for other, given in others.items():
-        if first and given:
-            what = "says what init is given" if other == "--key-args" else "finds the variables"
-            hint = f"{first} {what}: leave {other} out"
+    finds, says = "finds the variables", "says what init is given"
+    for first, other, given, why in (
+        ("--known", "--auto", known and auto, finds),
+        ("--known", "--key-args", known and has_keys, says),
+        ("--known" if known else "--auto", "--tag", (known or auto) and tag is not None, finds),
+    ):
+        if given:
+            hint = f"{first} {why}: leave {other} out"
             raise ArgumentsError(f"{first} and {other} do not go together", hint)
 
 
@@ -169,15 +172,6 @@ def _check_output(run: bool, backend: str | None, save: str | None, out: str | N
 
 
 # --- what is said of it -----------------------------------------------------------------------
-
-
-def _write_variables(variables: list[VariableLeaf]) -> None:
-    from jaxprtool.render.variables import variables_table
-
-    if variables:
-        output.write_rendered(variables_table(variables, output.width()))
-    else:
-        output.write("no variables")
 
 
 def _write_run(ran: HalvesReport, split_time: float) -> None:

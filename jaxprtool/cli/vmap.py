@@ -13,10 +13,9 @@ from jaxprtool.formats.emission import STDOUT, Emission, Format
 from jaxprtool.ir.notation import expressions
 
 if TYPE_CHECKING:
-    from jaxprtool.cli.watch import PassReport
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.batch import Batch
-    from jaxprtool.render.documents import VmapDocument
+    from jaxprtool.render.documents import PassRun, VmapDocument
 
 _MAPPED = Panel("How it is mapped")
 
@@ -135,7 +134,7 @@ def vmap(
         output.write_listings(programs)
 
 
-def _summary(batch: Batch, program: Program, row: PassReport) -> str:
+def _summary(batch: Batch, program: Program, row: PassRun) -> str:
     """Return what is mapped and where, in one line: `32 lanes: x at axis 0, w unmapped; ...`."""
     from jaxprtool.passes.batch.mapped import mapped_arguments, names_by_axis
 
@@ -148,11 +147,12 @@ def _summary(batch: Batch, program: Program, row: PassReport) -> str:
         f"{output.some(names)} {'unmapped' if dim is None else f'at axis {dim}'}"
         for dim, names in names_by_axis(mapped_arguments(batch, program)).items()
     )
-    return f"{lanes}: {mapped or 'no arguments'}; {row.before} -> {row.after} equations"
+    before, after = row["equations_before"], row["equations_after"]
+    return f"{lanes}: {mapped or 'no arguments'}; {before} -> {after} equations"
 
 
 def _document(
-    batch: Batch, program: Program, row: PassReport, programs: Sequence[tuple[str, Program]]
+    batch: Batch, program: Program, row: PassRun, programs: Sequence[tuple[str, Program]]
 ) -> VmapDocument:
     from jaxprtool.passes.batch.mapped import mapped_arguments
     from jaxprtool.render.as_json import program_document
@@ -165,7 +165,7 @@ def _document(
         "arguments": [
             {"name": name, "axis": dim} for name, dim in mapped_arguments(batch, program)
         ],
-        "equations_before": row.before,
-        "equations_after": row.after,
+        "equations_before": row["equations_before"],
+        "equations_after": row["equations_after"],
         "programs": [program_document(each) for _, each in programs],
     }

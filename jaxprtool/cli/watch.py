@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.cli import options, output
@@ -12,32 +11,11 @@ from jaxprtool.passes.pipeline import Observer, Step
 from jaxprtool.render.documents import PassRun
 
 
-@dataclass(frozen=True)
-class PassReport:
-    """What one pass did to one program."""
-
-    step: str
-    program: str
-    seconds: float
-    before: int
-    after: int
-
-    def document(self) -> PassRun:
-        """The row as a part of `opt --json`."""
-        return {
-            "pass": self.step,
-            "program": self.program,
-            "seconds": self.seconds,
-            "equations_before": self.before,
-            "equations_after": self.after,
-        }
-
-
 class Watcher(Observer):
-    """Prints programs between passes, as asked for, and keeps a Row of each."""
+    """Prints programs between passes, as asked for, and keeps a row of each."""
 
     def __init__(self, before_all: bool, after_all: bool, after: frozenset[str]):
-        self.rows: list[PassReport] = []
+        self.rows: list[PassRun] = []
         self._before_all = before_all
         self._after_all = after_all
         self._after = after
@@ -52,7 +30,13 @@ class Watcher(Observer):
         programs = [each for _, each in options.each(result)]
         left = sum(map(count_equations, programs))
         self.rows.append(
-            PassReport(str(step), program.name, seconds, count_equations(program), left)
+            {
+                "pass": str(step),
+                "program": program.name,
+                "seconds": seconds,
+                "equations_before": count_equations(program),
+                "equations_after": left,
+            }
         )
         if self._after_all or type(step.transform).name in self._after:
             for each in programs:
@@ -65,17 +49,18 @@ def _dump(when: str, program: Program) -> None:
     output.say("")
 
 
-def write_rows(rows: list[PassReport], equations: bool, timing: bool) -> None:
+def write_rows(rows: list[PassRun], equations: bool, timing: bool) -> None:
     """A table of the rows: equations if `equations`, seconds if `timing`."""
     columns = ["pass", "program"]
     columns += ["equations before", "after", "removed"] if equations else []
     columns += ["seconds"] if timing else []
     table = []
     for row in rows:
-        counts = (str(row.before), str(row.after), str(row.before - row.after))
-        cells = [row.step, row.program, *(counts if equations else ())]
-        table.append([*cells, f"{row.seconds:.4f}"] if timing else cells)
+        before, after = row["equations_before"], row["equations_after"]
+        cells = [row["pass"], row["program"]]
+        cells += [str(n) for n in (before, after, before - after)] if equations else []
+        table.append([*cells, f"{row['seconds']:.4f}"] if timing else cells)
     if timing:
-        total = sum(row.seconds for row in rows)
+        total = sum(row["seconds"] for row in rows)
         table.append(["total", *[""] * (len(columns) - 2), f"{total:.4f}"])
     output.write_table(columns, table, right=columns[2:], stream=sys.stderr)

@@ -19,6 +19,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import with_border
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
@@ -168,6 +169,4 @@ def _sown(body: Any, chosen: _Chosen, tag: str, names: Iterator[str]) -> Any:
             eqn = with_bodies(eqn, bodies)
         eqns.append(eqn)
         sow(eqn.outvars, eqn.ctx, eqn.source_info)
-    return jaxcompat.new_jaxpr(
-        body.constvars, body.consts, body.invars, renamed(body.outvars), eqns, body.debug_info
-    )
+    return with_border(body, body.invars, renamed(body.outvars), eqns)

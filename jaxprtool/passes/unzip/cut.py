@@ -14,7 +14,7 @@ one is (Picard and Queyranne, On the structure of all minimum cuts in a network,
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 
 #: The two nodes that every graph has. They cannot be chosen.
 SOURCE, SINK = 0, 1
@@ -65,12 +65,7 @@ class Graph:
 
     def leading_to_sink(self, nodes: Set[int]) -> set[int]:
         """The sink, and those of some nodes that lead to it through one another."""
-        found, todo = {SINK}, [SINK]
-        while todo:
-            new = (self.before[todo.pop()] & nodes) - found
-            found |= new
-            todo += new
-        return found
+        return _reached((SINK,), self.before, nodes)
 
     @property
     def nodes(self) -> list[int]:
@@ -168,25 +163,26 @@ class Graph:
 
     # --- what remains -------------------------------------------------------------------------
 
-    def _parts(self) -> Iterable[list[int]]:
+    def _parts(self) -> Iterator[list[int]]:
         """The nodes of each part that hangs together, source and sink left out."""
-        seen = {SOURCE, SINK}
+        around = [after | before for after, before in zip(self.after, self.before, strict=True)]
+        left = set(self.nodes)
         for node in self.nodes:
-            if node not in seen:
-                part = [node]
-                seen.add(node)
-                for each in part:
-                    new = (self.after[each] | self.before[each]) - seen
-                    seen |= new
-                    part += new
-                yield part
+            if node in left:
+                part = _reached((node,), around, left)
+                left -= part
+                yield sorted(part)
 
 
-def _reached(start: Iterable[int], edges: Sequence[set[int]]) -> set[int]:
+def _reached(
+    start: Iterable[int], edges: Sequence[set[int]], among: Set[int] | None = None
+) -> set[int]:
+    """The nodes that edges lead to from some, among others if these are given."""
     found = set(start)
     todo = list(found)
     while todo:
         new = edges[todo.pop()] - found
+        new = new if among is None else new & among
         found |= new
         todo += new
     return found
@@ -210,11 +206,9 @@ def _cut_by_flow(graph: Graph, part: Sequence[int]) -> list[int]:
     except networkx.NetworkXUnbounded:
         raise ValueError(_NO_CUT) from None
     # What still leads to the sink, where there is room: the side of the nearest cut.
-    behind, todo = {SINK}, [SINK]
-    while todo:
-        node = todo.pop()
-        for start, arc in residual.pred[node].items():
-            if start not in behind and arc["flow"] < arc["capacity"]:
-                behind.add(start)
-                todo.append(start)
+    arcs = residual.edges
+    has_room = networkx.subgraph_view(
+        residual, filter_edge=lambda a, b: arcs[a, b]["flow"] < arcs[a, b]["capacity"]
+    )
+    behind = networkx.ancestors(has_room, SINK)
     return [node for node in part if (node, "in") not in behind and (node, "out") in behind]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import Contains, named
 from jaxprtool.ir.regions import regions
+from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.structured import view
 from jaxprtool.ir.traits import traits
@@ -78,7 +79,7 @@ class Context:
     reached: Known = BOTH
     scopes: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
-    splits: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    splits: Memo = field(default_factory=Memo)
     custom_calls: dict[Any, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

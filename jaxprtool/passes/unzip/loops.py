@@ -14,6 +14,7 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named
+from jaxprtool.ir.rewrite import narrow
 from jaxprtool.ir.structured import Scan, While
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.dce import dce_regions
@@ -110,10 +111,8 @@ def _constants(atoms: Sequence[Atom], context: Context) -> list[Any] | None:
             needed.add(id(eqn))
             todo += (each for each in eqn.invars if not isinstance(each, Literal))
     eqns = [eqn for eqn in body.eqns if id(eqn) in needed]
-    debug = body.debug_info._replace(arg_names=None, result_paths=None)
-    jaxpr = jaxcompat.new_jaxpr(body.constvars, body.consts, (), atoms, eqns, debug)
     with jax.ensure_compile_time_eval():
-        return jaxcompat.jaxpr_as_fun(jaxpr)()
+        return jaxcompat.jaxpr_as_fun(narrow(body, (), atoms, eqns))()
 
 
 def _refused(eqn: JaxprEqn, why: str) -> UnsupportedError:

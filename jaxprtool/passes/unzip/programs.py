@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import leaf_paths
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.unzip.keys import Arguments
 from jaxprtool.passes.unzip.known import EARLY, READY, Context
@@ -26,7 +25,7 @@ class VariableLeaf:
     """An array among the variables: its path, its type, and the equation that sows it."""
 
     path: str
-    aval: Any
+    aval: Aval
     eqn: JaxprEqn
 
 
@@ -51,20 +50,47 @@ class Unzipped:
 
 
 def unzipped(program: Program, tag: str, arguments: Arguments) -> Unzipped:
-    """A program split at the variables sown under `tag`, and its arguments so.
+    """Split a program at the variables sown under `tag`, and its arguments so.
 
     Raises UnzipError and UnsupportedError; see `Unzip`.
     """
     part = _split(program, arguments.marks, tag)
     check_cut(part, tag, program.arg_names, program.out_names)
     tree = leaf_tree(part.variables)
+    leaves, out_tree = jax.tree.flatten(tree)
     root, taken = "variables", {re.split(r"\W", name)[0] for name in program.arg_names}
     while root in taken:
         root += "_"
-    names = [root + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
-    init = _init(program, part, arguments.early, tree, names)
-    apply = _apply(program, part, arguments.late, tree, names)
-    return Unzipped(Dce()(init), Dce()(apply), part.variables)
+    paths = jax.tree.leaves_with_path(tree)
+    names = tuple(root + jax.tree_util.keystr(path) for path, _ in paths)
+    half = part.init([False] * len(part.outs))
+    order, in_tree = jax.tree.flatten(arguments.early)
+    early = dict(zip(sorted(order), half.invars, strict=True))
+    init = _half(
+        program.replace(
+            name=f"{program.name}_init",
+            in_tree=in_tree,
+            out_tree=out_tree,
+            arg_names=tuple(program.arg_names[i] for i in order),
+            out_names=names,
+        ),
+        half,
+        [early[i] for i in order],
+        [half.outvars[i] for i in leaves],
+    )
+    half = part.apply([True] * len(part.outs))
+    others, kwargs = arguments.late
+    apply = _half(
+        program.replace(
+            name=f"{program.name}_apply",
+            in_tree=jax.tree.structure(((tree, *others), kwargs)),
+            arg_names=(*names, *(program.arg_names[i] for i in jax.tree.leaves(arguments.late))),
+        ),
+        half,
+        [*(half.invars[i] for i in leaves), *half.invars[len(leaves) :]],
+        half.outvars,
+    )
+    return Unzipped(init, apply, part.variables)
 
 
 def _split(program: Program, early: Sequence[bool], tag: str) -> Split:
@@ -75,58 +101,12 @@ def _split(program: Program, early: Sequence[bool], tag: str) -> Split:
     return part
 
 
-def _init(program: Program, part: Split, early: Any, tree: Any, names: Sequence[str]) -> Program:
-    order, in_tree = jax.tree.flatten(early)
-    leaves, out_tree = jax.tree.flatten(tree)
-    body = part.init([False] * len(part.outs))
-    places = {position: i for i, position in enumerate(sorted(order))}
-    return _program(
-        program,
-        "init",
-        body,
-        invars=[body.invars[places[position]] for position in order],
-        outvars=[body.outvars[i] for i in leaves],
-        trees=(in_tree, out_tree),
-        names=([program.arg_names[i] for i in order], names),
-    )
-
-
-def _apply(program: Program, part: Split, late: Any, tree: Any, names: Sequence[str]) -> Program:
-    others, kwargs = late
-    order = jax.tree.leaves(late)
-    leaves = jax.tree.leaves(tree)
-    body = part.apply([True] * len(part.outs))
-    return _program(
-        program,
-        "apply",
-        body,
-        invars=[*(body.invars[i] for i in leaves), *body.invars[len(leaves) :]],
-        outvars=body.outvars,
-        trees=(jax.tree.structure(((tree, *others), kwargs)), program.out_tree),
-        names=([*names, *(program.arg_names[i] for i in order)], program.out_names),
-    )
-
-
-def _program(
-    program: Program,
-    half: str,
-    body: Any,
-    *,
-    invars: Sequence[Any],
-    outvars: Sequence[Any],
-    trees: tuple[Any, Any],
-    names: tuple[Sequence[str], Sequence[str]],
+def _half(
+    program: Program, body: ClosedJaxpr, invars: Sequence[Var], outvars: Sequence[Atom]
 ) -> Program:
-    name = f"{program.name}_{half}"
+    """Return a program, without dead code, whose names and trees are there, from its body."""
     debug = body.debug_info._replace(
-        func_src_info=name, arg_names=tuple(names[0]), result_paths=tuple(names[1])
+        func_src_info=program.name, arg_names=program.arg_names, result_paths=program.out_names
     )
     jaxpr = jaxcompat.new_jaxpr(body.constvars, body.consts, invars, outvars, body.eqns, debug)
-    return program.replace(
-        name=name,
-        jaxpr=jaxpr,
-        in_tree=trees[0],
-        out_tree=trees[1],
-        arg_names=tuple(names[0]),
-        out_names=tuple(names[1]),
-    )
+    return Dce()(program.replace(jaxpr=jaxpr))

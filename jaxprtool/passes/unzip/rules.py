@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named
-from jaxprtool.ir.regions import Region, Regions, regions
+from jaxprtool.ir.regions import Region, Regions, regions, with_border
 from jaxprtool.ir.structured import ShardMap, While, call, keep
 from jaxprtool.jaxcompat import JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
@@ -324,9 +324,7 @@ def _widened(body: Any, position: int, parts: Sequence[Split]) -> Any:
         for group in (parts[:position], parts[position + 1 :])
     )
     invars = [*before, *body.invars[:own], *after, *body.invars[own:]]
-    return jaxcompat.new_jaxpr(
-        body.constvars, body.consts, invars, body.outvars, body.eqns, body.debug_info
-    )
+    return with_border(body, invars, body.outvars)
 
 
 # --- shards -----------------------------------------------------------------------------------
@@ -382,18 +380,16 @@ def _axes(shards: ShardMap, aval: Any) -> tuple[Any, ...]:
 
 def _with_shard_axes(body: Any, side: str, axes: Sequence[tuple[Any, ...]]) -> Any:
     """A body whose variables, its first arguments or last results, have an axis of shards."""
-    atoms = list(getattr(body, side))
-    first = 0 if side == "invars" else len(atoms) - len(axes)
+    first = side == "invars"
+    atoms = list(body.invars if first else body.outvars)
     eqns = []
-    for i, each in enumerate(axes, start=first):
+    for i, each in enumerate(axes, start=0 if first else len(atoms) - len(axes)):
         if each:
             outer = Var(jaxcompat.stacked_aval(1, atoms[i].aval))
-            operand, result = (outer, atoms[i]) if side == "invars" else (atoms[i], outer)
+            operand, result = (outer, atoms[i]) if first else (atoms[i], outer)
             reshape = partial(jnp.reshape, shape=result.aval.shape)
             eqns.append(equation_of(reshape, operand, result))
             atoms[i] = outer
-    parts = {"invars": body.invars, "outvars": body.outvars, side: atoms}
-    eqns = [*eqns, *body.eqns] if side == "invars" else [*body.eqns, *eqns]
-    return jaxcompat.new_jaxpr(
-        body.constvars, body.consts, eqns=eqns, debug_info=body.debug_info, **parts
-    )
+    if first:
+        return with_border(body, atoms, body.outvars, [*eqns, *body.eqns])
+    return with_border(body, body.invars, atoms, [*body.eqns, *eqns])

@@ -21,6 +21,7 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named, type_of
+from jaxprtool.ir.regions import with_border
 from jaxprtool.ir.structured import holds_jaxpr, keep
 from jaxprtool.jaxcompat import AbstractRef, Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
@@ -109,20 +110,11 @@ class Split:
     def _jaxpr(
         self, half: str, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
     ) -> Any:
-        body = self.body
-        debug = body.debug_info._replace(arg_names=None, result_paths=None)
-        if self.variables:
-            name = debug.func_name.removeprefix(SCOPE_PREFIX)
-            debug = debug._replace(func_src_info=f"{name}_{half}")
-        return jaxcompat.replace_jaxpr(
-            body,
-            constvars=body.constvars,
-            consts=body.consts,
-            invars=invars,
-            outvars=outvars,
-            eqns=eqns,
-            debug_info=debug,
-        )
+        jaxpr = with_border(self.body, invars, outvars, eqns)
+        if not self.variables:
+            return jaxpr
+        name = jaxpr.debug_info.func_name.removeprefix(SCOPE_PREFIX)
+        return jaxcompat.with_function_name(jaxpr, f"{name}_{half}")
 
 
 def split(body: Any, ins: Sequence[Known], context: Context) -> Split:
@@ -135,12 +127,8 @@ def split(body: Any, ins: Sequence[Known], context: Context) -> Split:
     # Which of the values sown in mode "clobber" is the last depends on where a body is called.
     if context.replaced and context.sows(body):
         return _split(body, tuple(ins), context)
-    # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
-    anchor = body if body.consts else jaxcompat.open_jaxpr(body)
-    request = (anchor, tuple(ins), context.reached)
-    if request not in context.splits:
-        context.splits[request] = _split(body, tuple(ins), context)
-    return context.splits[request]
+    request = tuple(ins), context.reached
+    return context.splits(lambda: _split(body, tuple(ins), context), body, *request)
 
 
 def _split(body: Any, ins: tuple[Known, ...], context: Context) -> Split:

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import with_border
-from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
 from jaxprtool.passes.unzip.flow import (
@@ -140,12 +139,12 @@ def _values(
                 yield Value(parts, calls, var)
 
 
-def _sown(body: Any, chosen: _Chosen, tag: str, names: Iterator[str]) -> Any:
+def _sown(body: ClosedJaxpr, chosen: _Chosen, tag: str, names: Iterator[str]) -> ClosedJaxpr:
     """A closed jaxpr with the chosen values sown; what comes after them uses what was sown."""
     sown: dict[Var, Var] = {}
     eqns: list[JaxprEqn] = []
 
-    def sow(values: Sequence[Var], context: Any, source_info: Any = None) -> None:
+    def sow(values: Sequence[Var], context: object, source_info: object = None) -> None:
         for var in values:
             if var in chosen.own:
                 sown[var] = Var(var.aval)
@@ -156,7 +155,7 @@ def _sown(body: Any, chosen: _Chosen, tag: str, names: Iterator[str]) -> Any:
                     )
                 )
 
-    def renamed(atoms: Sequence[Any]) -> list[Any]:
+    def renamed(atoms: Sequence[Atom]) -> list[Atom]:
         return [atom if type(atom) is Literal else sown.get(atom, atom) for atom in atoms]
 
     sow(body.invars, body.eqns[0].ctx if body.eqns else None)

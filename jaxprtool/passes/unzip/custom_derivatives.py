@@ -112,7 +112,7 @@ class _Planted:
     """A jaxpr of a rule, with the function's variables put in where it declares them too."""
 
     def __init__(
-        self, eqn: JaxprEqn, jaxpr: Any, ins: Sequence[Known], part: Split, context: Context
+        self, eqn: JaxprEqn, jaxpr: ClosedJaxpr, ins: Sequence[Known], part: Split, context: Context
     ):
         if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
             raise _refused(eqn, "its rule closes over traced values")
@@ -146,7 +146,7 @@ def _spread(values: Sequence[Any], marks: Sequence[bool], other: Any) -> list[An
     return [next(given) if mark else other for mark in marks]
 
 
-def _planted_jvp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> JVPRule:
+def _planted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context) -> JVPRule:
     rule = jvp_rule(eqn)
     count, num_values, n = len(eqn.outvars), len(part.places), eqn.params["num_consts"]
     if rule.raises is not None:
@@ -190,7 +190,7 @@ def _planted_jvp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> JVP
     return JVPRule(rule.name, jaxpr, zeros, perturbed)
 
 
-def _planted_vjp(eqn: JaxprEqn, part: Split, body: Any, context: Context) -> VJPRule:
+def _planted_vjp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context) -> VJPRule:
     rule = vjp_rule(eqn)
     if not all(rule.perturbed):
         raise _refused(eqn, "its rules may be differentiated by some of its operands alone")
@@ -256,11 +256,11 @@ def _traced(
             return jaxcompat.trace_flat(partial(rule, False), name, avals), False
 
 
-def _is_float0(aval: Any) -> bool:
+def _is_float0(aval: Aval) -> bool:
     return aval.dtype == jax.dtypes.float0
 
 
-def _zeros(aval: Any) -> Any:
+def _zeros(aval: Aval) -> Any:
     return (np if _is_float0(aval) else jnp).zeros(aval.shape, aval.dtype)
 
 

@@ -18,23 +18,24 @@ a few nodes each.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.dtypes import itemsize
+from jaxprtool.ir.equations import size_of
 from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.structured import Call, Scan, ShardMap, While
+from jaxprtool.ir.structured import Call, Scan, ShardMap, View, While
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AbstractRef, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
+from jaxprtool.passes.unzip.keys import is_of
 from jaxprtool.passes.unzip.known import BOTH, EARLY, Context, Known, meet
 from jaxprtool.passes.unzip.loops import as_scan
 from jaxprtool.passes.unzip.split import Split, split
@@ -50,7 +51,7 @@ KEY = BIT << 80
 Place: TypeAlias = Var | tuple[int, int, "Place"]
 
 #: A manual mesh axis, its size, and whether types tell which values vary over it.
-Axis: TypeAlias = tuple[Any, int, bool]
+ManualAxis: TypeAlias = tuple[Hashable, int, bool]
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Terms:
 
     once: bool
     context: Context
-    made: dict[Any, Flow] = field(default_factory=dict)
+    made: dict[Hashable, Flow] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,9 @@ class Flow:
     extras: tuple[float, ...]
 
 
-def flow_of(part: Split, extras: Sequence[float], terms: Terms, axes: Sequence[Axis] = ()) -> Flow:
+def flow_of(
+    part: Split, extras: Sequence[float], terms: Terms, axes: Sequence[ManualAxis] = ()
+) -> Flow:
     """The reduced flow of a body.
 
     `extras` are what its arguments cost beside their bits: `KEY` if they are keys or as good,
@@ -107,13 +110,13 @@ def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
         )
 
 
-def bodies_of(eqn: JaxprEqn) -> tuple[Any, ...]:
+def bodies_of(eqn: JaxprEqn) -> tuple[ClosedJaxpr, ...]:
     """The bodies of an equation that can be looked into, in the order of `parts_of`."""
     inside = regions(eqn)
     return () if inside is None or inside.edges.has_rule else inside.bodies
 
 
-def with_bodies(eqn: JaxprEqn, bodies: Sequence[Any]) -> JaxprEqn:
+def with_bodies(eqn: JaxprEqn, bodies: Sequence[ClosedJaxpr]) -> JaxprEqn:
     """An equation with other bodies, which take and give the same."""
     inside = regions(eqn)
     assert inside is not None
@@ -123,7 +126,9 @@ def with_bodies(eqn: JaxprEqn, bodies: Sequence[Any]) -> JaxprEqn:
 class _Walk:
     """The flow of a body, as far as its equations have been gone through."""
 
-    def __init__(self, part: Split, extras: Sequence[float], terms: Terms, axes: tuple[Axis, ...]):
+    def __init__(
+        self, part: Split, extras: Sequence[float], terms: Terms, axes: tuple[ManualAxis, ...]
+    ):
         self.part, self.terms, self.axes = part, terms, axes
         self.graph = Graph()
         self.nodes: dict[Atom, int] = {}
@@ -172,13 +177,13 @@ class _Walk:
         """The node of a value; None if it is ready, or not early."""
         return None if type(atom) is Literal else self.nodes.get(atom)
 
-    def extra(self, atom: Any) -> float:
+    def extra(self, atom: Atom) -> float:
         """What a value costs beside its bits."""
         return 0 if type(atom) is Literal else self.extras.get(atom, 0)
 
     def mark(self, var: Var, extra: float) -> None:
         """Note what a value costs beside its bits."""
-        if not self.terms.once and _is(var.aval, jax.dtypes.prng_key):
+        if not self.terms.once and is_of(var.aval, jax.dtypes.prng_key):
             extra = max(extra, KEY)
         if extra:
             self.extras[var] = extra
@@ -239,7 +244,7 @@ class _Walk:
         anew = like.gives == "layout" and eqn.primitive.name != "squeeze"
         for var in eqn.outvars:
             # Integers computed from keys are as good as keys, if no random numbers.
-            integer = _is(var.aval, jnp.integer) and not like.draws
+            integer = is_of(var.aval, jnp.integer) and not like.draws
             same = integer or like.gives == "layout" or extra == math.inf
             if self.part.known[var] == EARLY:
                 self.result(var, extra if same else 0, before)
@@ -315,7 +320,7 @@ class _Walk:
                     self.need([self.node(atom)], node)
         return nodes
 
-    def _axes(self, structured: Any) -> list[Axis]:
+    def _axes(self, structured: View) -> list[ManualAxis]:
         """The manual axes that an equation adds around its body."""
         if not isinstance(structured, ShardMap):
             return []
@@ -330,7 +335,7 @@ class _Walk:
         operands: Sequence[Atom],
         ins: Sequence[int | None],
         factor: float = 1,
-        axes: Sequence[Axis] = (),
+        axes: Sequence[ManualAxis] = (),
     ) -> tuple[list[int | None], tuple[float, ...]]:
         """Join the flow of a body on. Gives the nodes and extra costs of its results.
 
@@ -367,25 +372,18 @@ def _decides_itself(inside: Regions) -> bool:
 # --- what values are ----------------------------------------------------------------------------
 
 
-def bits_of(aval: Any) -> float:
+def bits_of(aval: Aval) -> float:
     """The size of a value; infinite for what no variable can hold or whose size is not known."""
-    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
-    if shape is None or dtype is None or isinstance(aval, AbstractRef):
+    if isinstance(aval, AbstractRef) or (size := size_of(aval)) is None:
         return math.inf
-    if not all(isinstance(n, int) for n in shape):
-        return math.inf
-    if _is(aval, jax.dtypes.extended):
-        return 8 * itemsize(dtype) * math.prod(shape)
-    return jax.dtypes.itemsize_bits(dtype) * math.prod(shape)
+    if is_of(aval, jax.dtypes.extended):
+        return 8 * size
+    return jax.dtypes.itemsize_bits(aval.dtype) * math.prod(aval.shape)
 
 
 def _is_ref(atom: Atom) -> bool:
     """Whether a value is a mutable array."""
     return isinstance(atom.aval, AbstractRef)
-
-
-def _is(aval: Any, kind: Any) -> bool:
-    return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, kind)
 
 
 def _is_layout(eqn: JaxprEqn) -> bool:

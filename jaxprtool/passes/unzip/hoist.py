@@ -6,18 +6,16 @@ before the loop does for all; and it can be one, where the loop's length is not 
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxprtool import jaxcompat
 from jaxprtool.ir.regions import Regions, regions, with_border
 from jaxprtool.ir.rewrite import partition
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.unzip.flow import bodies_of, parts_of, with_bodies
 from jaxprtool.passes.unzip.known import EARLY, Context
 from jaxprtool.passes.unzip.split import Split
 
 
-def hoisted(part: Split, context: Context) -> Any:
+def hoisted(part: Split, context: Context) -> ClosedJaxpr:
     """The body of a split with what its loops compute from their early constants before them.
 
     Early is here what is not ready as well. Where nothing is moved, the body stays the same object.
@@ -59,7 +57,7 @@ def _taken_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprE
             outside.update((v, Var(v.aval)) for v in eqn.outvars)
             if not known.isdisjoint(operands):
                 known.update(eqn.outvars)
-    wanted: set[Any] = set()
+    wanted: set[Var] = set()
     taken = []
     for eqn in reversed(same):
         if not (known | wanted).isdisjoint(eqn.outvars):

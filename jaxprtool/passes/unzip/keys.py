@@ -7,7 +7,7 @@ does as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import JaxprEqn, Literal
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Literal
 from jaxprtool.passes.unzip.known import operand_of
 from jaxprtool.passes.unzip.variables import UnzipError
 
@@ -90,7 +90,7 @@ def _without(arg: Any, found: set[int], keys: list[Any]) -> Any:
     return jax.tree.map(lambda i: None if i in found else i, arg)
 
 
-def _is_whole(arg: Any, found: set[int]) -> bool:
+def _is_whole(arg: object, found: set[int]) -> bool:
     leaves = jax.tree.leaves(arg)
     return bool(leaves) and found.issuperset(leaves)
 
@@ -106,15 +106,16 @@ def _positions(program: Program) -> Any:
 def _key_positions(program: Program) -> set[int]:
     """The flat arguments that are keys by type; if there are none, those that are seeds."""
     avals = dict(enumerate(program.in_avals))
-    keys = {i for i, aval in avals.items() if _is(aval, jax.dtypes.prng_key)}
-    words = {i for i, aval in avals.items() if _is(aval, jnp.uint32) and aval.ndim}
+    keys = {i for i, aval in avals.items() if is_of(aval, jax.dtypes.prng_key)}
+    words = {i for i, aval in avals.items() if is_of(aval, jnp.uint32) and aval.ndim}
     if words:
         keys |= words & _used_by(program, _Uses(lambda eqn: traits(eqn).key_words))
-    integers = {i for i, aval in avals.items() if _is(aval, jnp.integer)}
+    integers = {i for i, aval in avals.items() if is_of(aval, jnp.integer)}
     return keys or (integers and integers & _used_by(program, _Uses(_seeds, computed=True)))
 
 
-def _is(aval: Any, kind: Any) -> bool:
+def is_of(aval: Aval, kind: type) -> bool:
+    """Whether a value is an array of a kind of dtype."""
     return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, kind)
 
 
@@ -138,9 +139,9 @@ class _Uses:
     def __init__(self, consumed: Callable[[JaxprEqn], int], computed: bool = False):
         #: How many operands of an equation, from the first, it uses so.
         self.consumed, self.computed = consumed, computed
-        self.found: dict[Any, list[bool]] = {}
+        self.found: dict[Hashable, list[bool]] = {}
 
-    def arguments(self, body: Any, outs: Sequence[bool]) -> list[bool]:
+    def arguments(self, body: ClosedJaxpr, outs: Sequence[bool]) -> list[bool]:
         """Which arguments of a body are used, if these results of it are."""
         jaxpr = jaxcompat.open_jaxpr(body)
         request = jaxpr, tuple(outs)

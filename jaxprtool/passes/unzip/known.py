@@ -8,7 +8,7 @@ Two facts of each value decide, and both flow forwards:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.structured import view
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Var
+from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.variables import Variable
 from jaxprtool.primitives import sow_p
@@ -78,9 +78,9 @@ class Context:
     replaced: dict[tuple[str, ...], int] = field(default_factory=dict)
     reached: Known = BOTH
     scopes: list[str] = field(default_factory=list)
-    bodies: list[Any] = field(default_factory=list)
+    bodies: list[ClosedJaxpr] = field(default_factory=list)
     splits: Memo = field(default_factory=Memo)
-    custom_calls: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    custom_calls: dict[Hashable, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         #: Whether a variable may be declared in a jaxpr, at any depth.

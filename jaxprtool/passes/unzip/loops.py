@@ -7,7 +7,6 @@ initial values that are constants. `lax.fori_loop` makes such loops where its bo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -47,7 +46,7 @@ def as_scan(eqn: JaxprEqn, context: Context) -> JaxprEqn:
     return new.replace(source_info=eqn.source_info)
 
 
-def _count_to_one() -> list[Any]:
+def _count_to_one() -> list[jax.Array]:
     return [jax.lax.scan(lambda count, _: (count + 1, None), 0, length=1)[0]]
 
 
@@ -62,11 +61,11 @@ def _length(eqn: JaxprEqn, context: Context) -> int:
     c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
     cond, body = map(jaxcompat.jaxpr_as_fun, (loop.cond, loop.body))
 
-    def going(state: tuple[Any, ...]) -> Any:
+    def going(state: tuple[jax.Array, ...]) -> jax.Array:
         count, *carry = state
         return cond(*values[:c], *carry)[0] & (count < LIMIT)
 
-    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         count, *carry = state
         return count + 1, *body(*values[c:b], *carry)
 
@@ -93,7 +92,7 @@ def _counter(eqn: JaxprEqn) -> While:
     return part
 
 
-def _constants(atoms: Sequence[Atom], context: Context) -> list[Any] | None:
+def _constants(atoms: Sequence[Atom], context: Context) -> list[jax.Array] | None:
     """The values of operands in the body that is being split; None if one depends on arguments."""
     body = context.bodies[-1]
     made = {v: eqn for eqn in body.eqns for v in eqn.outvars}

@@ -20,14 +20,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+
+from jax.extend.core import DebugInfo
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.source_names import Range, SourceNames, range_of
 from jaxprtool.ir.structured import Call, Scan, view
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame, is_users_file, user_frames
 from jaxprtool.passes.unzip.flow import parts_of
 from jaxprtool.passes.unzip.known import Context, operand_of
@@ -106,7 +107,9 @@ class _Namer:
 
     def eqn(self, value: Value) -> JaxprEqn | None:
         """The equation that computes a value; None for an argument of its body."""
-        return self.body(value.parts[-1]).made.get(value.var)
+        part = value.parts[-1]
+        position = self.body(part).made.get(value.var)
+        return None if position is None else part.body.eqns[position]
 
     def made(self, value: Value) -> Value:
         """A value where it is computed: a result of a structured equation, inside."""
@@ -117,7 +120,7 @@ class _Namer:
             before = Value(value.parts, value.calls, eqn.invars[0])
             whole = self.eqn(before)
             return before if whole is not None and whole.primitive.name == "slice" else value
-        for body in parts_of(part, self.body(part).position(eqn), self.context)[-1:]:
+        for body in parts_of(part, self.body(part).made[value.var], self.context)[-1:]:
             outs = body.body.outvars
             inner = outs[eqn.outvars.index(value.var)] if len(outs) == len(eqn.outvars) else None
             if isinstance(inner, Var) and inner in self.body(body).made:
@@ -221,16 +224,12 @@ class _Body:
     """Which equation of a body computes a variable, and which use it."""
 
     def __init__(self, part: Split):
-        self.made = {v: eqn for eqn in part.body.eqns for v in eqn.outvars}
-        self.positions = {id(eqn): position for position, eqn in enumerate(part.body.eqns)}
-        self.users: dict[Any, list[JaxprEqn]] = {}
+        self.made = {v: i for i, eqn in enumerate(part.body.eqns) for v in eqn.outvars}
+        self.users: dict[Var, list[JaxprEqn]] = {}
         for eqn in part.body.eqns:
             for atom in eqn.invars:
                 if not isinstance(atom, Literal):
                     self.users.setdefault(atom, []).append(eqn)
-
-    def position(self, eqn: JaxprEqn) -> int:
-        return self.positions[id(eqn)]
 
 
 def _words(text: str) -> list[str]:
@@ -244,7 +243,7 @@ def _frames_of(value: Value, eqn: JaxprEqn) -> Iterator[tuple[UserFrame, tuple[i
     An equation bears the frames of its body alone. The frame of a call that gives the value comes
     with which result it is, and of how many.
     """
-    var: Any = value.var
+    var = value.var
     result = _unpacked(eqn, var)
     for frame in user_frames(eqn):
         yield frame, result
@@ -272,7 +271,7 @@ def _unpacked(eqn: JaxprEqn, var: Var) -> tuple[int, int] | None:
     return None
 
 
-def _operand(call: JaxprEqn, body: Any, argument: int) -> int:
+def _operand(call: JaxprEqn, body: ClosedJaxpr, argument: int) -> int:
     """The position of the operand that an argument of one of a call's bodies comes from."""
     inside = regions(call)
     if inside is not None:
@@ -282,7 +281,7 @@ def _operand(call: JaxprEqn, body: Any, argument: int) -> int:
     return argument
 
 
-def _file(debug: Any) -> str | None:
+def _file(debug: DebugInfo) -> str | None:
     """The file of the user's function that a jaxpr is of, if it is known and the user's."""
     match = _FUNCTION.fullmatch(debug.func_src_info)
     return match[2] if match and is_users_file(match[2]) else None

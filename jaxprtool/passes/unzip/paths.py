@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from itertools import chain, groupby
-from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.structured import Call
-from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.unzip.split import Split
 from jaxprtool.passes.unzip.variables import UnzipError
 
@@ -60,7 +59,7 @@ def _line(place: str | None, eqns: Sequence[JaxprEqn]) -> str:
     return ", ".join(map(str, names)) + ("" if place is None else f" at {place}")
 
 
-def _path(part: Split, atom: Any) -> tuple[int, list[JaxprEqn]]:
+def _path(part: Split, atom: Atom) -> tuple[int, list[JaxprEqn]]:
     """The argument that a value that is not ready comes from, and the equations on the way."""
     invars = {v: i for i, v in enumerate(part.body.invars)}
     made = {v: i for i, eqn in enumerate(part.body.eqns) for v in eqn.outvars}
@@ -96,7 +95,7 @@ def _before(part: Split, position: int, atom: Var) -> tuple[Var, list[JaxprEqn]]
     return _unready(part, eqn), [eqn]
 
 
-def _unready(part: Split, eqn: JaxprEqn) -> Any:
+def _unready(part: Split, eqn: JaxprEqn) -> Var:
     for atom in eqn.invars:
         if not isinstance(atom, Literal) and not part.known[atom].ready:
             return atom

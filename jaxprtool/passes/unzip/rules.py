@@ -9,10 +9,9 @@ each program that needs it, and there keeps only what that program can have.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -22,7 +21,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.regions import Region, Regions, regions, with_border
 from jaxprtool.ir.structured import ShardMap, While, call, keep
-from jaxprtool.jaxcompat import JaxprEqn, Var
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.known import (
     Context,
@@ -75,11 +74,11 @@ def _ready(known: Sequence[Known]) -> list[bool]:
     return [v.ready for v in known]
 
 
-def _fresh(avals: Sequence[Any]) -> tuple[Var, ...]:
+def _fresh(avals: Sequence[Aval]) -> tuple[Var, ...]:
     return tuple(map(Var, avals))
 
 
-def _avals(variables: Sequence[Variable]) -> list[Any]:
+def _avals(variables: Sequence[Variable]) -> list[Aval]:
     return [aval for variable in variables for aval in variable.avals]
 
 
@@ -104,7 +103,7 @@ class _Parts:
     def half(
         self,
         marks: Marks,
-        bodies: Sequence[Any],
+        bodies: Sequence[ClosedJaxpr],
         places: Mapping[str, Sequence[Var]] = _NONE,
         values: Mapping[str, Sequence[Var]] = _NONE,
     ) -> JaxprEqn:
@@ -112,7 +111,7 @@ class _Parts:
         outs = marks(self.outs)
         return self.inside.rebuild(bodies, marks(self.ins), outs, places, values, first=True)
 
-    def applied(self, marks: Sequence[bool], fields: Sequence[str]) -> list[Any]:
+    def applied(self, marks: Sequence[bool], fields: Sequence[str]) -> list[ClosedJaxpr]:
         """The bodies of apply, which take the variables before what the first field gives them."""
         bodies = []
         for part, region in zip(self.splits, self.inside.regions, strict=True):
@@ -123,7 +122,7 @@ class _Parts:
             bodies.append(part.apply(self._results(region, marks), at))
         return bodies
 
-    def initial(self, marks: Sequence[bool], variables: bool = True) -> list[Any]:
+    def initial(self, marks: Sequence[bool], variables: bool = True) -> list[ClosedJaxpr]:
         """The bodies of init, which give the variables last."""
         return [
             part.init(self._results(region, marks), variables)
@@ -133,7 +132,14 @@ class _Parts:
     def _results(self, region: Region, marks: Sequence[bool]) -> list[bool]:
         return [out is None or marks[out] for out in region.outs]
 
-    def outcome(self, init: Any, apply: Any, variables: Any, values: Any, places: Any) -> Outcome:
+    def outcome(
+        self,
+        init: JaxprEqn | None,
+        apply: JaxprEqn | None,
+        variables: tuple[Variable, ...],
+        values: tuple[Var, ...],
+        places: tuple[Var, ...],
+    ) -> Outcome:
         outs = tuple(self.outs)
         return Outcome(outs, _some(init), _some(apply), variables, values, places, self.splits)
 
@@ -316,7 +322,7 @@ def _variables_of_branches(parts: _Parts) -> tuple[tuple[JaxprEqn, ...], tuple[V
     return tuple(calls), tuple(values)
 
 
-def _widened(body: Any, position: int, parts: Sequence[Split]) -> Any:
+def _widened(body: ClosedJaxpr, position: int, parts: Sequence[Split]) -> ClosedJaxpr:
     """The apply of one branch, made to take the variables of all branches, in order."""
     own = len(parts[position].places)
     before, after = (
@@ -333,43 +339,30 @@ def _widened(body: Any, position: int, parts: Sequence[Split]) -> Any:
 @rule(unzip_rules, "shard_map")
 def _shard_map(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     """A variable that differs between shards has them on a new leading axis, in mesh order."""
-    shards = ShardMap.of(eqn)
-    part = split(shards.body, known, context)
+    parts = _parts(eqn, known, context)
+    (part,), outs, shards = parts.splits, parts.outs, ShardMap.of(eqn)
     axes = [_axes(shards, aval) for aval in _avals(part.variables)]
     specs = tuple(PartitionSpec(each) if each else PartitionSpec() for each in axes)
-    outs = part.outs
-    init_body = _with_shard_axes(part.init(_early(outs)), "outvars", axes)
-    init = shards.rebuild(
-        operands=keep(shards.operands, _early(known)),
-        outs=(),
-        body=init_body,
-        in_specs=keep(shards.in_specs, _early(known)),
-        out_specs=keep(shards.out_specs, _early(outs)) + specs,
-    )
+    body = _with_shard_axes(part.init(_early(outs)), "outvars", axes)
+    half = ShardMap.of(parts.half(_early, [body], values={"outs": _fresh(_avals(part.variables))}))
+    kept = len(half.outs) - len(specs)
+    init = half.rebuild(out_specs=half.out_specs[:kept] + specs)
     types, _ = jaxcompat.inferred_types(init.primitive, init.params, init.invars)
-    values = _fresh(types[sum(_early(outs)) :])
-    init = init.replace(outvars=[*keep(shards.outs, _early(outs)), *values])
-    places = _fresh([v.aval for v in values])
-    if not part.variables and all(_ready((*known, *outs))):
-        apply = eqn
-    else:
-        apply = shards.rebuild(
-            operands=(*places, *keep(shards.operands, _ready(known))),
-            outs=keep(shards.outs, _ready(outs)),
-            body=_with_shard_axes(part.apply(_ready(outs)), "invars", axes),
-            in_specs=specs + keep(shards.in_specs, _ready(known)),
-            out_specs=keep(shards.out_specs, _ready(outs)),
-        )
-    types = [v.aval for v in values]
-    variables = []
-    for variable in part.variables:
-        count = len(variable.avals)
-        variables.append(replace(variable, avals=tuple(types[:count])))
-        types = types[count:]
-    return Outcome(outs, (init,), (apply,), tuple(variables), values, places, (part,))
+    values, places = _fresh(types[kept:]), _fresh(types[kept:])
+    init = init.replace(outvars=[*half.outs[:kept], *values])
+    apply = eqn
+    if part.variables or not all(_ready((*known, *outs))):
+        body = _with_shard_axes(part.apply(_ready(outs)), "invars", axes)
+        half = ShardMap.of(parts.half(_ready, [body], {"operands": places}))
+        apply = half.rebuild(in_specs=specs + half.in_specs[len(specs) :])
+    avals = iter(types[kept:])
+    variables = tuple(
+        replace(v, avals=tuple(itertools.islice(avals, len(v.avals)))) for v in part.variables
+    )
+    return parts.outcome(init, apply, variables, values, places)
 
 
-def _axes(shards: ShardMap, aval: Any) -> tuple[Any, ...]:
+def _axes(shards: ShardMap, aval: Aval) -> tuple[Hashable, ...]:
     """The mesh axes, of those that the shard_map makes manual, over which a value may differ."""
     p = shards.eqn.params
     varying = p["newly_manual_axes"]
@@ -378,7 +371,9 @@ def _axes(shards: ShardMap, aval: Any) -> tuple[Any, ...]:
     return tuple(axis for axis in shards.mesh.axis_names if axis in varying)
 
 
-def _with_shard_axes(body: Any, side: str, axes: Sequence[tuple[Any, ...]]) -> Any:
+def _with_shard_axes(
+    body: ClosedJaxpr, side: str, axes: Sequence[tuple[Hashable, ...]]
+) -> ClosedJaxpr:
     """A body whose variables, its first arguments or last results, have an axis of shards."""
     first = side == "invars"
     atoms = list(body.invars if first else body.outvars)

@@ -11,19 +11,19 @@ under a tracer; JAX's `partial_eval` knows values in two halves as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import jax
+from jax.extend.core import Effect
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named, type_of
 from jaxprtool.ir.regions import with_border
 from jaxprtool.ir.structured import holds_jaxpr, keep
-from jaxprtool.jaxcompat import AbstractRef, Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.known import (
     BOTH,
@@ -49,7 +49,7 @@ class Half:
     results: tuple[Atom, ...]
 
     @cached_property
-    def effects(self) -> set[Any]:
+    def effects(self) -> set[Effect]:
         """The effects that happen in this half and must stay."""
         return {e for eqn in self.eqns if has_lasting_effect(eqn) for e in eqn.effects}
 
@@ -66,7 +66,7 @@ class Split:
     `reached` is what is known of the conditions that decide whether it is run.
     """
 
-    body: Any
+    body: ClosedJaxpr
     reached: Known
     ins: tuple[Known, ...]
     outs: tuple[Known, ...]
@@ -79,9 +79,9 @@ class Split:
     passes_on: bool
     early: Half
     ready: Half
-    _built: dict[Any, Any] = field(default_factory=dict)
+    _built: dict[Hashable, ClosedJaxpr] = field(default_factory=dict)
 
-    def init(self, outs: Sequence[bool], variables: bool = True) -> Any:
+    def init(self, outs: Sequence[bool], variables: bool = True) -> ClosedJaxpr:
         """The closed jaxpr from the early arguments to the results marked, then the variables.
 
         The results marked must be early. The same request gives the same object.
@@ -93,7 +93,7 @@ class Split:
             self._built[request] = self._jaxpr("init", invars, outvars, self.early.eqns)
         return self._built[request]
 
-    def apply(self, outs: Sequence[bool], at: int = 0) -> Any:
+    def apply(self, outs: Sequence[bool], at: int = 0) -> ClosedJaxpr:
         """The closed jaxpr from variables and the ready arguments to the results marked.
 
         The variables stand before the ready argument number `at`. The results marked must be
@@ -109,7 +109,7 @@ class Split:
 
     def _jaxpr(
         self, half: str, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
-    ) -> Any:
+    ) -> ClosedJaxpr:
         jaxpr = with_border(self.body, invars, outvars, eqns)
         if not self.variables:
             return jaxpr
@@ -117,7 +117,7 @@ class Split:
         return jaxcompat.with_function_name(jaxpr, f"{name}_{half}")
 
 
-def split(body: Any, ins: Sequence[Known], context: Context) -> Split:
+def split(body: ClosedJaxpr, ins: Sequence[Known], context: Context) -> Split:
     """A closed jaxpr split by what is known of its arguments; see `Split`.
 
     Raises UnzipError for a variable without a name, and UnsupportedError, which names the
@@ -131,7 +131,7 @@ def split(body: Any, ins: Sequence[Known], context: Context) -> Split:
     return context.splits(lambda: _split(body, tuple(ins), context), body, *request)
 
 
-def _split(body: Any, ins: tuple[Known, ...], context: Context) -> Split:
+def _split(body: ClosedJaxpr, ins: tuple[Known, ...], context: Context) -> Split:
     walk = _Walk(body, ins, context.reached)
     context.bodies.append(body)
     for position, eqn in enumerate(body.eqns):
@@ -181,7 +181,7 @@ class _Walk:
     values that are no longer sown there.
     """
 
-    def __init__(self, body: Any, ins: tuple[Known, ...], reached: Known):
+    def __init__(self, body: ClosedJaxpr, ins: tuple[Known, ...], reached: Known):
         self.body, self.ins, self.reached = body, ins, reached
         self.known = dict.fromkeys(body.constvars, BOTH)
         self.known.update(zip(body.invars, ins, strict=True))
@@ -196,7 +196,7 @@ class _Walk:
         self.passes_on = False
         self.early_names: dict[Var, Atom] = {}
         self.ready_names: dict[Var, Atom] = {}
-        self.ordered: set[Any] = set()
+        self.ordered: set[Effect] = set()
 
     def of(self, atom: Atom) -> Known:
         """What is known of an operand or a result."""
@@ -350,15 +350,15 @@ def _renamed(eqn: JaxprEqn, names: dict[Var, Atom]) -> JaxprEqn:
 
 def reordered(parts: Iterable[Split]) -> bool:
     """Whether ordered effects would happen in another order if a loop's halves ran apart."""
-    early: set[Any] = set()
-    ready: set[Any] = set()
+    early: set[Effect] = set()
+    ready: set[Effect] = set()
     for part in parts:
         early |= jaxcompat.ordered_effects(part.early.effects)
         ready |= jaxcompat.ordered_effects(part.ready.effects)
     return bool(early & ready)
 
 
-def equation_of(function: Callable[[Any], Any], operand: Atom, result: Var) -> JaxprEqn:
+def equation_of(function: Callable[[jax.Array], jax.Array], operand: Atom, result: Var) -> JaxprEqn:
     """The one equation that a function of one array makes, from `operand` to `result`."""
     jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype))
     (eqn,) = jaxpr.eqns

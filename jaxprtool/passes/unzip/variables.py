@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.equations import named
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import Aval, JaxprEqn
 
 #: What unzip sows under where it chooses the variables itself, and what stands in their names
 #: between scopes and name.
@@ -37,13 +38,13 @@ class Variable:
 
     path: tuple[str, ...]
     mode: str
-    tree: Any
-    avals: tuple[Any, ...]
+    tree: PyTreeDef
+    avals: tuple[Aval, ...]
     eqn: JaxprEqn
     again: bool = False
 
     @classmethod
-    def of(cls, eqn: JaxprEqn, tree: Any, avals: Sequence[Any]) -> Variable:
+    def of(cls, eqn: JaxprEqn, tree: PyTreeDef, avals: Sequence[Aval]) -> Variable:
         """The variable that an equation declares, under the name in its parameters.
 
         Raises UnzipError if it has no name.
@@ -71,7 +72,7 @@ def replaced(variables: Sequence[Variable]) -> dict[tuple[str, ...], int]:
     return {path: count - 1 for path, count in counts.items() if count > 1}
 
 
-def leaf_tree(variables: Sequence[Variable]) -> Any:
+def leaf_tree(variables: Sequence[Variable]) -> dict[str, Any]:
     """The pytree of variables with, for each leaf, its number in the order of declaration.
 
     Raises UnzipError if a name is there twice, be it as a scope and as a name.

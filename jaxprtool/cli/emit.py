@@ -10,7 +10,7 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import OutputError
-from jaxprtool.formats.emission import STDOUT, Emission, Format, Graph, format_of, picture_kind
+from jaxprtool.formats.emission import STDOUT, Emission, Format, GraphKind, format_of, picture_kind
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
@@ -44,7 +44,7 @@ _Source = Annotated[
     bool, _EMITTED.flag("--source", "stablehlo with each operation's file and line.")
 ]
 _Graph = Annotated[
-    Graph | None,
+    GraphKind | None,
     _EMITTED.option("--graph", "<jaxpr|hlo>", "What dot draws: the jaxpr, or the HLO as XLA does."),
 ]
 _Out = Annotated[
@@ -107,7 +107,7 @@ def _check(emission: Emission, out: str | None) -> None:
         if given and to not in formats:
             hint = f"write --platforms {emission.platform}" if to is Format.exported else None
             raise OutputError(f"{name} goes with {', '.join(formats)}, not {to}", hint)
-    if emission.platform and to is Format.dot and emission.graph is not Graph.hlo:
+    if emission.platform and to is Format.dot and emission.graph is not GraphKind.hlo:
         raise OutputError("--backend goes with --graph hlo; the graph of a jaxpr has none")
     if emission.source and emission.binary:
         raise OutputError("--source goes with text; bytecode has its source lines anyway")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,13 +26,13 @@ from jaxprtool.ir.outline import NamedValue, outline
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.structured import ShardMap
-from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.primitives import sow_p
 
 #: Where a value comes from: the node that makes it, or the literal that it is.
-Source: TypeAlias = str | Literal
-#: The sources of the variables in sight.
-Sources: TypeAlias = dict[Var, Source]
+Origin: TypeAlias = str | Literal
+#: Those of the variables in sight.
+Origins: TypeAlias = dict[Var, Origin]
 
 _INK, _QUIET, _LINE = "#2b3440", "#6b7686", "#9aa5b4"
 #: Fill and outline of each kind of node.
@@ -68,8 +68,8 @@ def dot(program: Program) -> str:
     arguments = [drawing.border(value, "argument") for value in shape.arguments]
     atoms = [*shape.jaxpr.constvars, *shape.jaxpr.invars]
     outs = drawing.jaxpr(shape.jaxpr, dict(zip(atoms, constants + arguments, strict=True)))
-    for value, atom, source in zip(shape.outputs, shape.jaxpr.outvars, outs, strict=True):
-        drawing.edge(source, drawing.border(value, "result"), atom.aval)
+    for value, atom, origin in zip(shape.outputs, shape.jaxpr.outvars, outs, strict=True):
+        drawing.edge(origin, drawing.border(value, "result"), atom.aval)
     return drawing.text()
 
 
@@ -116,12 +116,12 @@ class _Drawing:
         """The node of an argument, a result or a constant."""
         return self.node(kind, value.name, [value.type])
 
-    def edge(self, source: Source, target: str, aval: Any = None, style: str = "") -> None:
+    def edge(self, origin: Origin, target: str, aval: Aval | None = None, style: str = "") -> None:
         """An edge from where a value comes from to where it goes, labelled with its type."""
-        if isinstance(source, Literal):
-            source = self.node("constant", _literal(source))
+        if isinstance(origin, Literal):
+            origin = self.node("constant", _literal(origin))
         label = f"label={_quoted(f' {type_of(aval)}')}" if aval is not None else ""
-        self._edges.append(f"  {source} -> {target} [{label or style}];")
+        self._edges.append(f"  {origin} -> {target} [{label or style}];")
 
     @contextmanager
     def frame(self, title: str) -> Iterator[None]:
@@ -143,8 +143,8 @@ class _Drawing:
 
     # --- jaxprs and their equations
 
-    def jaxpr(self, jaxpr: Jaxpr, sources: Sources) -> list[Source]:
-        """Draw the equations of an open jaxpr, and give the sources of its results."""
+    def jaxpr(self, jaxpr: Jaxpr, origins: Origins) -> list[Origin]:
+        """Draw the equations of an open jaxpr, and give the origins of its results."""
         for eqn in jaxpr.eqns:
             inside = {body for _, body in bodies(eqn)}
             draw = _leaf
@@ -153,64 +153,61 @@ class _Drawing:
             if self._share and inside <= self._drawn:
                 draw = _leaf
             self._drawn |= inside
-            found = draw(self, eqn, sources)
-            sources.update(zip(eqn.outvars, found, strict=True))
-        return [_source(sources, atom) for atom in jaxpr.outvars]
+            found = draw(self, eqn, origins)
+            origins.update(zip(eqn.outvars, found, strict=True))
+        return [_origin(origins, atom) for atom in jaxpr.outvars]
 
-    def body(self, closed: Any, inputs: Sequence[Source]) -> list[Source]:
+    def body(self, closed: AnyJaxpr, inputs: Sequence[Origin]) -> list[Origin]:
         """Draw a closed body whose arguments come from `inputs`."""
         jaxpr = jaxcompat.open_jaxpr(closed)
         constants = [self.node("constant", "constant", [type_of(v.aval)]) for v in jaxpr.constvars]
         atoms = [*jaxpr.constvars, *jaxpr.invars]
         return self.jaxpr(jaxpr, dict(zip(atoms, [*constants, *inputs], strict=True)))
 
-    def equation(self, eqn: JaxprEqn, sources: Sources) -> str:
+    def equation(self, eqn: JaxprEqn, origins: Origins) -> str:
         """The node of an equation, with the edges into it; literals stand in it."""
-        literals = [
-            _literal(source) if isinstance(source, Literal) else "·"
-            for source in (_source(sources, atom) for atom in eqn.invars)
-        ]
-        details = list(self._telling(eqn))
+        found = [_origin(origins, atom) for atom in eqn.invars]
+        literals = [_literal(each) if isinstance(each, Literal) else "·" for each in found]
+        details = self._telling(eqn)
         if any(text != "·" for text in literals):
             details.insert(0, f"({', '.join(literals)})")
         called = eqn.params.get("name") if bodies(eqn) else None
         title = f"{eqn.primitive.name} {called}" if called else eqn.primitive.name
         node = self.node("equation", title, details)
-        for atom in eqn.invars:
-            source = _source(sources, atom)
-            if not isinstance(source, Literal):
-                self.edge(source, node, atom.aval)
+        for atom, origin in zip(eqn.invars, found, strict=True):
+            if not isinstance(origin, Literal):
+                self.edge(origin, node, atom.aval)
         return node
 
-    def _telling(self, eqn: JaxprEqn) -> Iterator[str]:
+    def _telling(self, eqn: JaxprEqn) -> list[str]:
         """The parameters that say most about an equation, as `axes=(0,)`."""
-        count = 0
-        for name, value in self._notation.signature(eqn).pairs:
-            plain = isinstance(value, str) and value not in ("None", "False", "()")
-            shown = name.rstrip("=") not in _HIDDEN or eqn.primitive is sow_p
-            if plain and len(value) <= _LONGEST_PARAMETER and shown:
-                count += 1
-                if count <= _MOST_PARAMETERS:
-                    yield f"{name}{value}"
+        hidden = () if eqn.primitive is sow_p else _HIDDEN
+        telling = [
+            f"{name}{value}"
+            for name, value in self._notation.signature(eqn).pairs
+            if isinstance(value, str) and value not in ("None", "False", "()")
+            if len(value) <= _LONGEST_PARAMETER and name.rstrip("=") not in hidden
+        ]
+        return telling[:_MOST_PARAMETERS]
 
 
-def _source(sources: Sources, atom: Atom) -> Source:
-    return atom if isinstance(atom, Literal) else sources[atom]
+def _origin(origins: Origins, atom: Atom) -> Origin:
+    return atom if isinstance(atom, Literal) else origins[atom]
 
 
 # --- equations of each kind -------------------------------------------------------------------
 
 
-def _leaf(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]:
-    return [drawing.equation(eqn, sources)] * len(eqn.outvars)
+def _leaf(drawing: _Drawing, eqn: JaxprEqn, origins: Origins) -> list[Origin]:
+    return [drawing.equation(eqn, origins)] * len(eqn.outvars)
 
 
-def _regions(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]:
+def _regions(drawing: _Drawing, eqn: JaxprEqn, origins: Origins) -> list[Origin]:
     """A loop, a branch or a call is a frame in which values pass along the edges of its regions."""
     inside = regions(eqn)
     assert inside is not None
-    given = [_source(sources, atom) for atom in eqn.invars]
-    results: dict[int, Source] = {}
+    given = [_origin(origins, atom) for atom in eqn.invars]
+    results: dict[int, Origin] = {}
     ends = []
     with drawing.frame(_title(inside)):
         _ports(drawing, inside, given)
@@ -221,14 +218,14 @@ def _regions(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]
                     drawing.edge(outs[0], drawing.node("port", "go on?"), None)
                 if inside.deciding:
                     ends.append(drawing.node("port", "result" if len(outs) == 1 else "results"))
-                    for source, var in zip(outs, eqn.outvars, strict=True):
-                        drawing.edge(source, ends[-1], var.aval)
-            for source, out, back in zip(outs, region.outs, region.back, strict=True):
+                    for origin, var in zip(outs, eqn.outvars, strict=True):
+                        drawing.edge(origin, ends[-1], var.aval)
+            for origin, out, back in zip(outs, region.outs, region.back, strict=True):
                 if out is not None:
-                    results[out] = source
+                    results[out] = origin
                 # Where a value changes, it goes from the end of a round to the next.
-                if isinstance(back, int) and source != given[back]:
-                    drawing.edge(source, str(given[back]), None, "style=dashed, constraint=false")
+                if isinstance(back, int) and origin != given[back]:
+                    drawing.edge(origin, str(given[back]), None, "style=dashed, constraint=false")
         if inside.deciding:
             chosen = drawing.node("equation", eqn.primitive.name)
             results = dict.fromkeys(range(len(eqn.outvars)), chosen)
@@ -265,28 +262,28 @@ def _body_frame(drawing: _Drawing, inside: Regions, number: int) -> AbstractCont
     return drawing.frame(f"branch {number}" if inside.deciding else name)
 
 
-def _ports(drawing: _Drawing, inside: Regions, given: list[Source]) -> None:
+def _ports(drawing: _Drawing, inside: Regions, given: list[Origin]) -> None:
     """Put a node in place of each value that changes from round to round, with its first value."""
     carried = [i for i, _ in inside.carried]
     rows = [i for field in inside.edges.sliced for i in inside.operands[field]]
-    for name, places in ("carry", carried), ("x", rows):
-        for number, i in enumerate(places):
-            port = drawing.node("port", f"{name} {number}" if len(places) > 1 else name)
+    for name, operands in ("carry", carried), ("x", rows):
+        for number, i in enumerate(operands):
+            port = drawing.node("port", f"{name} {number}" if len(operands) > 1 else name)
             drawing.edge(given[i], port, inside.eqn.invars[i].aval)
             given[i] = port
 
 
-def _parts(drawing: _Drawing, eqn: JaxprEqn, sources: Sources) -> list[Source]:
+def _parts(drawing: _Drawing, eqn: JaxprEqn, origins: Origins) -> list[Origin]:
     """An equation of a kind that we do not know: itself, and its jaxprs, each on its own."""
     with drawing.frame(eqn.primitive.name):
-        node = drawing.equation(eqn, sources)
+        node = drawing.equation(eqn, origins)
         for path, body in bodies(eqn):
             with drawing.frame(path):
                 inputs = [drawing.node("port", "input", [type_of(v.aval)]) for v in body.invars]
                 end = None
-                for source, atom in zip(drawing.body(body, inputs), body.outvars, strict=True):
+                for origin, atom in zip(drawing.body(body, inputs), body.outvars, strict=True):
                     end = end or drawing.node("port", "result")
-                    drawing.edge(source, end, atom.aval)
+                    drawing.edge(origin, end, atom.aval)
     return [node] * len(eqn.outvars)
 
 

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxprtool.errors import OutputError, did_you_mean
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
+    from jax import Device
+
     from jaxprtool.ir.program import Program
 
 STDOUT = "-"
@@ -35,7 +37,7 @@ class Format(StrEnum):
     exported = "exported"
 
 
-class Graph(StrEnum):
+class GraphKind(StrEnum):
     """Which graph of a program the format `dot` draws."""
 
     jaxpr = "jaxpr"
@@ -113,10 +115,10 @@ class Emission:
     format: Format
     binary: bool = False
     source: bool = False
-    graph: Graph | None = None
+    graph: GraphKind | None = None
     platform: str | None = None
     platforms: Sequence[str] = ()
-    device: Any = None
+    device: Device | None = None
     callbacks: str = "refuse"
 
     @property
@@ -163,7 +165,7 @@ class Emission:
         from jaxprtool.formats import lowering, picture
         from jaxprtool.formats.dot import dot
 
-        hlo = self.graph is Graph.hlo
+        hlo = self.graph is GraphKind.hlo
         graph = lowering.hlo_dot(program, self.platform) if hlo else dot(program)
         kind = picture_kind(path)
         return picture.picture(graph, kind, path) if kind else graph
@@ -176,30 +178,29 @@ class Emission:
             UnsupportedError: If a program cannot be written in the format.
         """
         new = not os.path.exists(out)
-        found = places(programs, out, self.suffix)
+        paths = destinations(programs, out, self.suffix)
         try:
-            self._write_all(found)
+            self._write_all(paths)
         except BaseException:
             if new:
                 with suppress(OSError):  # no folder was made for a single file
                     os.rmdir(out)
             raise
 
-    def _write_all(self, found: list[tuple[Program, str]]) -> None:
+    def _write_all(self, paths: list[tuple[Program, str]]) -> None:
         if self.format is Format.python:
-            from jaxprtool.formats.python import emit
+            from jaxprtool.formats.python.emit import write_all
 
-            emit.write_all(found, self.callbacks)
-        elif self.format is Format.jaxpr:
-            from jaxprtool.formats.jaxpr import write
+            return write_all(paths, self.callbacks)
+        if self.format is Format.jaxpr:
+            from jaxprtool.formats.jaxpr.write import write_all
 
-            write.write_all(found, self.callbacks)
-        else:
-            with ExitStack() as files:
-                for program, path in found:
-                    file = files.enter_context(file_written_whole(path))
-                    content = self.content(program, path)
-                    file.write(content if isinstance(content, bytes) else content.encode())
+            return write_all(paths, self.callbacks)
+        with ExitStack() as files:
+            for program, path in paths:
+                file = files.enter_context(file_written_whole(path))
+                content = self.content(program, path)
+                file.write(content if isinstance(content, bytes) else content.encode())
 
 
 def picture_kind(path: str | None) -> str | None:
@@ -208,7 +209,7 @@ def picture_kind(path: str | None) -> str | None:
     return kind if kind in _PICTURES else None
 
 
-def places(
+def destinations(
     programs: Sequence[tuple[str, Program]], out: str, suffix: str
 ) -> list[tuple[Program, str]]:
     """Return each program with the path it goes to, and make the folder that `out` names.

@@ -7,7 +7,6 @@ gives a program of one `call_exported` equation, under the same names, which can
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 from jax import export
@@ -18,6 +17,7 @@ from jaxprtool.formats.lowering import platform_names, reported, traced
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.outline import top_jaxpr
+from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import view
 from jaxprtool.ir.traits import traits
@@ -46,21 +46,18 @@ def exported(program: Program, platforms: Sequence[str] = ()) -> bytes:
 
 def _require_portable(program: Program) -> None:
     """Refuse what an artifact cannot hold: Python functions, and axes that nothing binds."""
+    refused = f"{program.name} cannot be exported"
     for eqn in equations(top_jaxpr(program)):
         if traits(eqn).callback:
-            raise UnsupportedError(
-                f"{program.name} cannot be exported: {named(eqn)} calls Python",
-                "stablehlo and hlo show such a call as a custom_call",
-            )
+            hint = "stablehlo and hlo show such a call as a custom_call"
+            raise UnsupportedError(f"{refused}: {named(eqn)} calls Python", hint)
     for name, aval in (*program.arguments, *program.results):
         if is_foreign(getattr(aval, "dtype", None)):
-            raise UnsupportedError(
-                f"{program.name} cannot be exported: {name} has elements of {aval.dtype}, a type "
-                "that a package has brought"
-            )
+            what = f"elements of {aval.dtype}, a type that a package has brought"
+            raise UnsupportedError(f"{refused}: {name} has {what}")
     if program.axis_env:
         axes = ", ".join(str(name) for name, _ in program.axis_env)
-        raise UnsupportedError(f"{program.name} cannot be exported: nothing binds its axes {axes}")
+        raise UnsupportedError(f"{refused}: nothing binds its axes {axes}")
 
 
 class _Wrapped:
@@ -69,16 +66,16 @@ class _Wrapped:
     def __init__(self, program: Program):
         self._program = program
 
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+    def trace(self, *args: object, **kwargs: object) -> jax.stages.Traced:
         return traced(self._program, keep_unused=True)
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
         return self.trace().lower()
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, *args: object, **kwargs: object) -> object:
         return self.trace().out_info
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self._program(*args, **kwargs)
 
 
@@ -123,21 +120,14 @@ def read_exported(data: bytes, path: str = "the artifact") -> Program:
 def _names(artifact: export.Exported) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """One name per flat argument and result: those in the module, or else the path in the tree."""
     arg_names, out_names = jaxcompat.exported_names(artifact)
-    args, kwargs = jax.tree.unflatten(artifact.in_tree, list(range(artifact.in_tree.num_leaves)))
-    results = jax.tree.unflatten(artifact.out_tree, list(range(artifact.out_tree.num_leaves)))
-    positional = _paths("args", args)
-    keywords = [pair for name, value in kwargs.items() for pair in _paths(name, value)]
-    return (
-        _one_each(arg_names, dict(positional + keywords)),
-        _one_each(out_names, dict(_paths("result", results))),
-    )
+    args, kwargs = jax.tree.unflatten(artifact.in_tree, artifact.in_avals)
+    results = jax.tree.unflatten(artifact.out_tree, artifact.out_avals)
+    arg_paths = [*paths("args", args)]
+    for name, value in kwargs.items():
+        arg_paths += paths(name, value)
+    return _one_each(arg_names, arg_paths), _one_each(out_names, paths("result", results))
 
 
-def _paths(name: str, tree: Any) -> list[tuple[int, str]]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return [(number, name + jax.tree_util.keystr(path)) for path, number in leaves]
-
-
-def _one_each(names: dict[int, str], paths: dict[int, str]) -> tuple[str, ...]:
-    chosen = tuple(names.get(i, paths[i]) for i in range(len(paths)))
-    return chosen if len(set(chosen)) == len(chosen) else tuple(paths[i] for i in range(len(paths)))
+def _one_each(names: dict[int, str], paths: Sequence[str]) -> tuple[str, ...]:
+    chosen = tuple(names.get(i, path) for i, path in enumerate(paths))
+    return chosen if len(set(chosen)) == len(chosen) else tuple(paths)

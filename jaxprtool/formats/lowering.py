@@ -27,7 +27,7 @@ from jaxprtool.ir.equations import equations, named, size_of, type_of
 from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 
 #: Platforms that JAX lowers for, whether or not the machine has them.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -68,7 +68,7 @@ def hlo_dot(program: Program, platform: str | None = None) -> str:
     return computation(program, platform).as_hlo_dot_graph()
 
 
-def hlo_optimized(program: Program, device: Any = None) -> str:
+def hlo_optimized(program: Program, device: jax.Device | None = None) -> str:
     """The HLO text after XLA's passes, for a device that is there.
 
     Raises what `hlo` does.
@@ -200,5 +200,5 @@ def _lowered(
         return traced(program, donated, keep_unused).lower(lowering_platforms=platforms)
 
 
-def _bordered(program: Program) -> Any:
+def _bordered(program: Program) -> ClosedJaxpr:
     return jaxcompat.with_border_names(program.jaxpr, program.arg_names, program.out_names)

@@ -13,7 +13,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,9 @@ _PADDING = 0xD935
 _HEADER = 30 + 20 + 4
 #: Bytes that are read at a time.
 _BLOCK = 1 << 20
+
+#: Sees the bytes of an array, piece by piece.
+See: TypeAlias = Callable[[bytes | memoryview], None]
 
 
 def write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
@@ -71,7 +74,11 @@ class NpzReader:
         self._file.close()
 
     def array(
-        self, name: str, dtype: Any, shape: tuple[int, ...], see: Callable[[Any], None]
+        self,
+        name: str,
+        dtype: np.dtype,
+        shape: tuple[int, ...],
+        see: See,
     ) -> np.ndarray | None:
         """Return an array, or None if it is not of this dtype and shape.
 
@@ -99,7 +106,11 @@ class NpzReader:
         return None if data is None else data.view(dtype).reshape(shape)
 
     def _mapped(
-        self, entry: zipfile.ZipInfo, before: int, size: int, see: Callable[[Any], None]
+        self,
+        entry: zipfile.ZipInfo,
+        before: int,
+        size: int,
+        see: See,
     ) -> np.ndarray | None:
         """The bytes after the first so many of a member, if they lie in the file as in memory."""
         if entry.compress_type != zipfile.ZIP_STORED or not size:
@@ -118,7 +129,7 @@ class NpzReader:
         return np.frombuffer(self._map, np.uint8, size, start)
 
 
-def _read(member: Any, size: int, see: Callable[[Any], None]) -> np.ndarray | None:
+def _read(member: Any, size: int, see: See) -> np.ndarray | None:
     data = np.empty(size, np.uint8)
     done = 0
     while done < size and (count := member.readinto(data[done : done + _BLOCK].data)):

@@ -57,25 +57,25 @@ def write_texts(texts: Iterable[Text], keep_previous: bool = False) -> None:
         OutputError: If a file cannot be written.
     """
     texts = list(texts)
-    places = [_Place.of(text) for text in texts if not is_stream(text.path)]
+    targets = [_Target.of(text) for text in texts if not is_stream(text.path)]
     with ExitStack() as locks:
-        for folder in sorted({place.folder for place in places}):
+        for folder in sorted({target.folder for target in targets}):
             locks.enter_context(locked(folder))
-        replaced = [_head(place.text.path) for place in places]
+        replaced = [_head(target.text.path) for target in targets]
         with ExitStack() as files:
             for text in texts:
                 files.enter_context(file_written_whole(text.path)).write(text.content.encode())
-            for place in places:  # the last to be entered take their names first
-                if place.constants:
-                    beside = os.path.join(place.folder, place.constants)
-                    write_npz(files.enter_context(file_written_whole(beside)), place.text.arrays)
-        for place, head in zip(places, replaced, strict=True):
+            for target in targets:  # the last to be entered take their names first
+                if target.constants:
+                    beside = os.path.join(target.folder, target.constants)
+                    write_npz(files.enter_context(file_written_whole(beside)), target.text.arrays)
+        for target, head in zip(targets, replaced, strict=True):
             with suppress(OSError):  # a folder may be closed to its readers
-                _remove_unused(place, head, keep_previous)
+                _remove_unused(target, head, keep_previous)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Target:
     """Where a text goes, symbolic links followed; `constants` is the name of its constants file."""
 
     text: Text
@@ -84,25 +84,25 @@ class _Place:
     constants: str | None
 
     @classmethod
-    def of(cls, text: Text) -> _Place:
+    def of(cls, text: Text) -> _Target:
         constants = constants_file(text.path, text.arrays) if text.arrays else None
         return cls(text, *os.path.split(os.path.realpath(text.path)), constants)
 
 
-def _remove_unused(place: _Place, replaced: bytes, keep_previous: bool) -> None:
+def _remove_unused(target: _Target, replaced: bytes, keep_previous: bool) -> None:
     """Remove the constants files that were a text's, and that no text in the folder mentions."""
-    found = [n for n in os.listdir(place.folder) if _CONSTANTS.fullmatch(n)]
+    found = [n for n in os.listdir(target.folder) if _CONSTANTS.fullmatch(n)]
     was = {n for n in found if mention(n).encode() in replaced}
-    own = {n for n in found if _CONSTANTS.sub(r"\1", n) == place.name}
-    unused = (own | was) - {place.constants}
+    own = {n for n in found if _CONSTANTS.sub(r"\1", n) == target.name}
+    unused = (own | was) - {target.constants}
     if keep_previous:
-        unused = set() if place.constants in was else unused - was
-    for entry in os.scandir(place.folder) if unused else ():
+        unused = set() if target.constants in was else unused - was
+    for entry in os.scandir(target.folder) if unused else ():
         if not entry.name.startswith(TEMPORARY) and entry.name not in found and entry.is_file():
             head = _head(entry.path)
             unused -= {n for n in unused if mention(n).encode() in head}
     for n in unused:
-        os.unlink(os.path.join(place.folder, n))
+        os.unlink(os.path.join(target.folder, n))
 
 
 def _head(path: str) -> bytes:

@@ -12,7 +12,7 @@ if no name of the table looks like it; `decode` takes a bare word that it does n
 
 The table is open: a plug-in whose primitives hold values of its own classes adds them with
 `add_name`, `add_enum`, `add_record`, or `add_class`, which the others are made of. JAX's classes
-are added by `jax_values` and `policies`.
+are added by `jax_values`.
 """
 
 from __future__ import annotations

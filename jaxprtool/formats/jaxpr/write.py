@@ -44,7 +44,7 @@ from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import sub_jaxprs
-from jaxprtool.jaxcompat import Jaxpr
+from jaxprtool.jaxcompat import Jaxpr, context_settings
 
 #: The columns of a listing in a pipe.
 WIDTH = 80
@@ -100,7 +100,10 @@ def _rendered(
     _require_shallow(program)
     notation, comments = FileNotation(path is None, quoted, stubs), SourceComments()
     try:
-        layout = _layout(program, comments, notation)
+        root = notation.hold(program.jaxpr)
+        if root.eqns:
+            notation.usual_mesh = context_settings(root.eqns[0].ctx)["cur_abstract_mesh"]
+        layout = Layout(root, WIDTH, True, Selection(), comments.comment, notation)
         # A word without quotes is a text, unless a jaxpr bears it as its name.
         clashes = notation.words.intersection(layout.shared.values()) - quoted
         if clashes:
@@ -126,13 +129,6 @@ def _require_shallow(program: Program) -> None:
             raise UnsupportedError(f"{message}jaxprs within each other", "-p inline opens calls")
         inner = (jaxcompat.open_jaxpr(b) for j in level for e in j.eqns for _, b in sub_jaxprs(e))
         level = list({id(body): body for body in inner}.values())
-
-
-def _layout(program: Program, comments: SourceComments, notation: FileNotation) -> Layout:
-    root = notation.hold(program.jaxpr)
-    if root.eqns:
-        notation.usual_mesh = jaxcompat.context_settings(root.eqns[0].ctx)["cur_abstract_mesh"]
-    return Layout(root, WIDTH, True, Selection(), comments.comment, notation)
 
 
 def _culprit(jaxpr: Jaxpr, notation: FileNotation) -> UnsupportedError | None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.formats.python.expressions import Attribute, Proposal, Slot, Subscript, call, method
-from jaxprtool.formats.python.rules.table import python_rules
+from jaxprtool.formats.python.expressions import (
+    Attribute,
+    Call,
+    Proposal,
+    Slot,
+    Subscript,
+    call,
+    method,
+)
+from jaxprtool.formats.python.rules.table import options, python_rules
 from jaxprtool.formats.python.values import dtype_name
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
@@ -22,16 +31,21 @@ def ints(values: Any) -> tuple[Any, ...]:
     return tuple(n if jaxcompat.is_symbolic_dimension(n) else int(n) for n in values)
 
 
-def one_or_all(axes: tuple[int, ...]) -> Any:
-    """An `axis` argument: a number for a single axis."""
-    return axes[0] if len(axes) == 1 else axes
+def one_or_all(values: Sequence[Any]) -> Any:
+    """Return what JAX takes for several axes or operands: a single one by itself."""
+    return values[0] if len(values) == 1 else values
 
 
-def placements(params: dict[str, Any], name: str = "sharding") -> list[Any]:
-    """What an `out_sharding` argument may be: the spec, if the mesh around it has the rest."""
+def placed(made: Call, params: Mapping[str, Any], name: str = "sharding") -> Iterator[Call]:
+    """Yield a call as it is, and with the `out_sharding` that an equation has, if any.
+
+    That may be the spec alone, if the mesh around it has the rest.
+    """
+    yield made
     sharding = params.get(name)
-    spec = getattr(sharding, "spec", None)
-    return [s for s in (spec, sharding) if s is not None]
+    for out in (getattr(sharding, "spec", None), sharding):
+        if out is not None:
+            yield replace(made, kwargs={**made.kwargs, "out_sharding": out})
 
 
 @rule(python_rules, "broadcast_in_dim")
@@ -54,9 +68,7 @@ def _broadcast_in_dim(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Proposal
             yield call("jnp.expand_dims", x, one_or_all(tuple(new)))
     yield call("jnp.broadcast_to", x, shape)
     yield call("lax.broadcast", x, shape[: len(shape) - len(old)])
-    yield call("lax.broadcast_in_dim", x, shape, dims)
-    for placement in placements(eqn.params):
-        yield call("lax.broadcast_in_dim", x, shape, dims, out_sharding=placement)
+    yield from placed(call("lax.broadcast_in_dim", x, shape, dims), eqn.params)
 
 
 def _with_dots(key: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -72,10 +84,8 @@ def _reshape(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Proposal]:
     if eqn.invars[0].aval.shape:  # a scalar may be a number of Python
         yield method(x, "reshape", *shape) if shape else method(x, "reshape", ())
     yield call("jnp.reshape", x, shape)
-    yield call("lax.reshape", x, shape)
+    yield from placed(call("lax.reshape", x, shape), eqn.params)
     yield call("lax.reshape", x, shape, eqn.params["dimensions"])
-    for placement in placements(eqn.params):
-        yield call("lax.reshape", x, shape, out_sharding=placement)
 
 
 @rule(python_rules, "transpose")
@@ -171,9 +181,7 @@ def _iota(eqn: JaxprEqn, *sizes: Slot) -> Iterator[Proposal]:
         yield call("jnp.arange", shape[0])
         yield call("jnp.arange", shape[0], dtype=dtype)
         yield call("lax.iota", dtype, shape[0])
-    yield call("lax.broadcasted_iota", dtype, shape, dimension)
-    for placement in placements(eqn.params):
-        yield call("lax.broadcasted_iota", dtype, shape, dimension, out_sharding=placement)
+    yield from placed(call("lax.broadcasted_iota", dtype, shape, dimension), eqn.params)
 
 
 @rule(python_rules, "dim_as_value")
@@ -184,15 +192,12 @@ def _dim_as_value(eqn: JaxprEqn) -> Iterator[Proposal]:
 @rule(python_rules, "empty", "empty2")
 def _empty(eqn: JaxprEqn) -> Iterator[Proposal]:
     shape, dtype = eqn.outvars[0].aval.shape, dtype_name(eqn.params["dtype"])
-    yield call("jnp.empty", shape, dtype)
     # The parameter is what was given: a class, a dtype or a name.
     given = eqn.params["dtype"]
     exact = given if isinstance(given, str) else call("jnp.dtype", jnp.dtype(given).name)
     for kind in (dtype, exact):
-        yield call("lax.empty", shape, kind)
-        for placement in placements(eqn.params, "out_sharding"):
-            yield call("jnp.empty", shape, kind, out_sharding=placement)
-            yield call("lax.empty", shape, kind, out_sharding=placement)
+        yield from placed(call("jnp.empty", shape, kind), eqn.params, "out_sharding")
+        yield from placed(call("lax.empty", shape, kind), eqn.params, "out_sharding")
 
 
 @rule(python_rules, "device_put")
@@ -226,21 +231,20 @@ def _dynamic_update_slice(
 _MODES = {"FILL_OR_DROP": "fill", "CLIP": "clip", "PROMISE_IN_BOUNDS": "promise_in_bounds"}
 
 
-def _options(eqn: JaxprEqn) -> dict[str, Any]:
+def _index_options(eqn: JaxprEqn) -> dict[str, Any]:
     """The keyword arguments that gather and scatter share."""
-    p = eqn.params
-    mode = p["mode"]
+    mode = eqn.params["mode"]
     known = {"mode": _MODES.get(getattr(mode, "name", ""), mode)}
-    return known | {k: True for k in ("indices_are_sorted", "unique_indices") if p[k]}
+    return known | options(eqn.params, indices_are_sorted=False, unique_indices=False)
 
 
 @rule(python_rules, "gather")
 def _gather(eqn: JaxprEqn, x: Slot, indices: Slot) -> Iterator[Proposal]:
-    p, options = eqn.params, _options(eqn)
+    p, more = eqn.params, _index_options(eqn)
     sizes = ints(p["slice_sizes"])
-    yield call("lax.gather", x, indices, p["dimension_numbers"], sizes, **options)
-    options["fill_value"] = p["fill_value"]
-    yield call("lax.gather", x, indices, p["dimension_numbers"], sizes, **options)
+    yield call("lax.gather", x, indices, p["dimension_numbers"], sizes, **more)
+    more["fill_value"] = p["fill_value"]
+    yield call("lax.gather", x, indices, p["dimension_numbers"], sizes, **more)
 
 
 @rule(
@@ -255,4 +259,4 @@ def _gather(eqn: JaxprEqn, x: Slot, indices: Slot) -> Iterator[Proposal]:
 def _scatter(eqn: JaxprEqn, x: Slot, indices: Slot, updates: Slot) -> Iterator[Proposal]:
     name = eqn.primitive.name.replace("-", "_")
     numbers = eqn.params["dimension_numbers"]
-    yield call(f"lax.{name}", x, indices, updates, numbers, **_options(eqn))
+    yield call(f"lax.{name}", x, indices, updates, numbers, **_index_options(eqn))

@@ -22,7 +22,7 @@ from jaxprtool.formats.python.expressions import (
 from jaxprtool.formats.python.naming import identifier
 from jaxprtool.formats.python.rules.calls import called_name
 from jaxprtool.formats.python.rules.loops import group
-from jaxprtool.formats.python.rules.table import python_rules, unsupported
+from jaxprtool.formats.python.rules.table import options, python_rules, unsupported
 from jaxprtool.formats.python.values import dtype_name
 from jaxprtool.ir.callbacks import BATCHING_HINT, HINT, Stub, batching_rule, callback_name
 from jaxprtool.ir.rules import rule
@@ -34,18 +34,12 @@ from jaxprtool.primitives import VARIABLE
 @rule(python_rules, "new_ref")
 def _new_ref(eqn: JaxprEqn, value: Slot) -> Iterator[Proposal]:
     yield call("jax.new_ref", value)
-    options = {k: v for k, v in eqn.params.items() if v is not None}
-    yield call("jax.new_ref", value, **options)
+    yield call("jax.new_ref", value, **{k: v for k, v in eqn.params.items() if v is not None})
 
 
 @rule(python_rules, "empty_ref")
 def _empty_ref(eqn: JaxprEqn) -> Iterator[Proposal]:
     yield call("jax.ref.empty_ref", eqn.params["ty"])
-
-
-@rule(python_rules, "freeze", "free_ref")
-def _freeze(eqn: JaxprEqn, ref: Slot) -> Iterator[Proposal]:
-    yield call(f"jax.ref.{eqn.primitive.name}", ref)
 
 
 @rule(python_rules, "get")
@@ -101,10 +95,8 @@ def _index(key: tuple[Any, ...]) -> Any:
 def _print(eqn: JaxprEqn, *values: Slot) -> Iterator[Proposal]:
     p = eqn.params
     args, kwargs = jax.tree.unflatten(p["in_tree"], values)
-    ordered = {"ordered": True} if p["ordered"] else {}
-    yield call("jax.debug.print", p["fmt"], *args, **ordered, **kwargs)
-    options = {k: p[k] for k in ("partitioned",) if p[k]}
-    yield call("jax.debug.print", p["fmt"], *args, **ordered, **options, **kwargs)
+    more = options(p, ordered=False, partitioned=False)
+    yield call("jax.debug.print", p["fmt"], *args, **more, **kwargs)
 
 
 # --- callbacks --------------------------------------------------------------------------------
@@ -114,32 +106,31 @@ def _print(eqn: JaxprEqn, *values: Slot) -> Iterator[Proposal]:
 
 @rule(python_rules, "pure_callback")
 def _pure_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    options = {k: v for k in ("sharding", "vmap_method") if (v := eqn.params[k]) is not None}
-    yield _with_results("jax.pure_callback", eqn, operands, options)
+    more = options(eqn.params, sharding=None, vmap_method=None)
+    yield _with_results("jax.pure_callback", eqn, operands, more)
 
 
 @rule(python_rules, "io_callback")
 def _io_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    options = {k: v for k in ("sharding", "ordered") if (v := eqn.params[k])}
-    yield _with_results("io_callback", eqn, operands, options)
+    more = options(eqn.params, sharding=None, ordered=False)
+    yield _with_results("io_callback", eqn, operands, more)
 
 
 @rule(python_rules, "debug_callback")
 def _debug_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    options = {"partitioned": True} if eqn.params["partitioned"] else {}
+    more = options(eqn.params, partitioned=False)
     if eqn.params["effect"] == jaxcompat.DEBUG_EFFECTS["OrderedDebugEffect"]:
-        options["ordered"] = True
-    yield Giving(Call(Name("jax.debug.callback"), (_stub(eqn), *operands), options), None)
+        more["ordered"] = True
+    yield Giving(call("jax.debug.callback", _stub(eqn), *operands, **more), None)
 
 
 def _with_results(
-    path: str, eqn: JaxprEqn, operands: tuple[Slot, ...], options: dict[str, Any]
+    path: str, eqn: JaxprEqn, operands: tuple[Slot, ...], more: dict[str, Any]
 ) -> Giving:
     types = tuple(
         call("jax.ShapeDtypeStruct", v.aval.shape, dtype_name(v.aval.dtype)) for v in eqn.outvars
     )
-    called = Call(Name(path), (_stub(eqn), types, *operands), options)
-    return Giving(called, tuple(range(len(types))))
+    return Giving(call(path, _stub(eqn), types, *operands, **more), tuple(range(len(types))))
 
 
 @rule(python_rules, "custom_vmap_call")

@@ -1,21 +1,22 @@
-"""Elementwise arithmetic: operators, and functions of `jnp` and `lax`."""
+"""Operators, functions of the operands alone, and conversions."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
-from jaxprtool.formats.python.expressions import Infix, Name, Prefix, Proposal, call, method
+from jaxprtool.formats.python.expressions import Infix, Name, Prefix, Proposal, Slot, call, method
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.values import dtype_name
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
-INFIX = {
+_INFIX = {
     "add": "+",
     "sub": "-",
     "mul": "*",
     "div": "/",
+    "pow": "**",
     "and": "&",
     "or": "|",
     "xor": "^",
@@ -29,116 +30,90 @@ INFIX = {
     "shift_right_arithmetic": ">>",
     "shift_right_logical": ">>",
 }
+_PREFIX = {"neg": "-", "not": "~"}
 
-#: The functions that a primitive is known by, beside `lax`'s of its own name.
-FUNCTIONS = {
-    "abs": ["jnp.abs"],
-    "acos": ["jnp.arccos"],
-    "acosh": ["jnp.arccosh"],
-    "add": ["lax.add"],
-    "and": ["lax.bitwise_and"],
-    "asin": ["jnp.arcsin"],
-    "asinh": ["jnp.arcsinh"],
-    "atan": ["jnp.arctan"],
-    "atan2": ["jnp.arctan2"],
-    "atanh": ["jnp.arctanh"],
-    "cbrt": ["jnp.cbrt"],
-    "ceil": ["jnp.ceil"],
-    "clamp": ["lax.clamp"],
-    "conj": ["jnp.conj"],
-    "cos": ["jnp.cos"],
-    "cosh": ["jnp.cosh"],
-    "exp": ["jnp.exp"],
-    "exp2": ["jnp.exp2"],
-    "expm1": ["jnp.expm1"],
-    "floor": ["jnp.floor"],
-    "imag": ["jnp.imag"],
-    "is_finite": ["jnp.isfinite"],
-    "log": ["jnp.log"],
-    "log1p": ["jnp.log1p"],
-    "logistic": ["jax.nn.sigmoid"],
-    "max": ["jnp.maximum"],
-    "min": ["jnp.minimum"],
-    "neg": ["jnp.negative"],
-    "nextafter": ["jnp.nextafter"],
-    "not": ["jnp.logical_not", "lax.bitwise_not"],
-    "or": ["lax.bitwise_or"],
-    "population_count": ["jnp.bitwise_count"],
-    "pow": ["jnp.power"],
-    "real": ["jnp.real"],
-    "regularized_incomplete_beta": ["lax.betainc"],
-    "sign": ["jnp.sign"],
-    "sin": ["jnp.sin"],
-    "sinh": ["jnp.sinh"],
-    "sqrt": ["jnp.sqrt"],
-    "square": ["jnp.square"],
-    "tan": ["jnp.tan"],
-    "tanh": ["jnp.tanh"],
-    "xor": ["lax.bitwise_xor"],
-    "add_any": ["add_any"],
-    "copy": ["jnp.copy"],
-}
-
-#: Primitives whose function in `lax` bears their name and takes their operands.
+#: Primitives whose function in `jnp` bears their name and takes their operands; so in `lax`, and
+#: in other modules.
+_JNP = """
+    abs cbrt ceil conj copy cos cosh exp exp2 expm1 floor imag log log1p nextafter real sign sin
+    sinh sqrt square tan tanh
+"""
 _LAX = """
     abs acos acosh add asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz
     complex conj cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
     igamma_grad_a igammac imag is_finite le lgamma log log1p logistic lt max min mul mulhi ne
     neg nextafter polygamma population_count pow random_gamma_grad real rem rsqrt shift_left
     shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan
-    tanh zeta optimization_barrier dce_sink
+    tanh zeta optimization_barrier dce_sink reduce_precision
 """
-_BY_NAME = frozenset(_LAX.split())
+_LINALG = """
+    eig svd qr lu schur hessenberg tridiagonal tridiagonal_solve householder_product
+    lu_pivots_to_permutation cholesky_update symmetric_product
+"""
+
+#: The functions that primitives are known by, the most readable first.
+_FUNCTIONS: dict[str, list[str]] = defaultdict(list)
+for _home, _names in (("jnp", _JNP), ("lax", _LAX), ("lax.linalg", _LINALG)):
+    for _name in _names.split():
+        _FUNCTIONS[_name].append(f"{_home}.{_name}")
+
+#: Primitives whose functions bear other names.
+for _name, _path in {
+    "acos": "jnp.arccos",
+    "acosh": "jnp.arccosh",
+    "add_any": "add_any",
+    "and": "lax.bitwise_and",
+    "asin": "jnp.arcsin",
+    "asinh": "jnp.arcsinh",
+    "atan": "jnp.arctan",
+    "atan2": "jnp.arctan2",
+    "atanh": "jnp.arctanh",
+    "free_ref": "jax.ref.free_ref",
+    "freeze": "jax.ref.freeze",
+    "is_finite": "jnp.isfinite",
+    "logistic": "jax.nn.sigmoid",
+    "max": "jnp.maximum",
+    "min": "jnp.minimum",
+    "not": "lax.bitwise_not",
+    "or": "lax.bitwise_or",
+    "population_count": "jnp.bitwise_count",
+    "random_clone": "jax.random.clone",
+    "random_fold_in": "jax.random.fold_in",
+    "random_unwrap": "jax.random.key_data",
+    "regularized_incomplete_beta": "lax.betainc",
+    "threefry2x32": "rng.threefry2x32_p.bind",
+    "xor": "lax.bitwise_xor",
+}.items():
+    _FUNCTIONS[_name].insert(0, _path)
 
 
-def _elementwise(eqn: JaxprEqn, *operands: Any) -> Iterator[Proposal]:
+@rule(python_rules, *_INFIX, *_PREFIX, *_FUNCTIONS)
+def _function(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     name = eqn.primitive.name
-    if name in INFIX:
-        yield Infix(INFIX[name], *operands)
-    for path in FUNCTIONS.get(name, ()):
+    if name in _INFIX:
+        yield Infix(_INFIX[name], *operands)
+    if name in _PREFIX:
+        yield Prefix(_PREFIX[name], operands[0])
+    for path in _FUNCTIONS[name]:
         yield call(path, *operands)
-    if name in _BY_NAME:
-        yield call(f"lax.{name}", *operands)
-        extra = {k: v for k, v in eqn.params.items() if v is not None}
-        if extra:
-            yield call(f"lax.{name}", *operands, **extra)
-
-
-rule(python_rules, *INFIX, *FUNCTIONS, *_BY_NAME)(_elementwise)
-
-
-@rule(python_rules, "neg")
-def _negative(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
-    yield Prefix("-", x)
-    yield call("lax.neg", x)
-
-
-@rule(python_rules, "not")
-def _not(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
-    yield Prefix("~", x)
-    yield call("lax.bitwise_not", x)
+    if extra := {k: v for k, v in eqn.params.items() if v is not None}:
+        yield call(_FUNCTIONS[name][-1], *operands, **extra)
 
 
 @rule(python_rules, "integer_pow")
-def _integer_pow(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
+def _integer_pow(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     yield Infix("**", x, eqn.params["y"])
     yield call("lax.integer_pow", x, eqn.params["y"])
 
 
-@rule(python_rules, "pow")
-def _pow(eqn: JaxprEqn, x: Any, y: Any) -> Iterator[Proposal]:
-    yield Infix("**", x, y)
-    yield call("lax.pow", x, y)
-
-
 @rule(python_rules, "round")
-def _round(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
+def _round(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     yield call("jnp.round", x)
     yield call("lax.round", x, eqn.params["rounding_method"])
 
 
 @rule(python_rules, "convert_element_type")
-def _convert(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
+def _convert(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     kind = dtype_name(eqn.params["new_dtype"])
     if eqn.invars[0].aval.shape:  # a scalar may be a number of Python
         yield method(x, "astype", kind)
@@ -151,17 +126,12 @@ def _convert(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
 
 
 @rule(python_rules, "bitcast_convert_type")
-def _bitcast(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
+def _bitcast(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     yield call("lax.bitcast_convert_type", x, dtype_name(eqn.params["new_dtype"]))
 
 
-@rule(python_rules, "reduce_precision")
-def _reduce_precision(eqn: JaxprEqn, x: Any) -> Iterator[Proposal]:
-    yield call("lax.reduce_precision", x, **eqn.params)
-
-
 @rule(python_rules, "select_n")
-def _select(eqn: JaxprEqn, which: Any, *cases: Any) -> Iterator[Proposal]:
+def _select(eqn: JaxprEqn, which: Slot, *cases: Slot) -> Iterator[Proposal]:
     if len(cases) == 2:
         yield call("jnp.where", which, cases[1], cases[0])
         yield call("lax.select", which, cases[1], cases[0])

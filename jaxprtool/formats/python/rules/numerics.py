@@ -19,8 +19,8 @@ from jaxprtool.formats.python.expressions import (
     call,
 )
 from jaxprtool.formats.python.helpers import GEQRF
-from jaxprtool.formats.python.rules.arrays import ints, one_or_all, placements
-from jaxprtool.formats.python.rules.table import python_rules
+from jaxprtool.formats.python.rules.arrays import ints, one_or_all, placed
+from jaxprtool.formats.python.rules.table import options, python_rules
 from jaxprtool.formats.python.values import dtype_name
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
@@ -44,9 +44,7 @@ def _reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     whole = axes == tuple(range(len(eqn.invars[0].aval.shape)))
     if axes and name != "reduce_xor":
         yield call(f"jnp.{_REDUCTIONS[name]}", x, **({} if whole else {"axis": one_or_all(axes)}))
-    yield call(f"lax.{name}", x, axes)
-    for placement in placements(eqn.params, "out_sharding"):
-        yield call(f"lax.{name}", x, axes, out_sharding=placement)
+    yield from placed(call(f"lax.{name}", x, axes), eqn.params, "out_sharding")
 
 
 @rule(python_rules, "argmax", "argmin")
@@ -58,21 +56,22 @@ def _arg_reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
 
 @rule(python_rules, "reduce")
 def _reduce(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    count = len(operands) // 2
-    axes = ints(eqn.params["dimensions"])
-    body = eqn.params["jaxpr"]
+    yield call("lax.reduce", *_combined(eqn, operands), ints(eqn.params["dimensions"]))
+
+
+def _combined(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> tuple[Any, Any, Function]:
+    """Return the arrays, the initial values and the function of a reduction by a jaxpr."""
+    count, body = len(operands) // 2, eqn.params["jaxpr"]
     if count == 1:
-        combine = Function(body, "combine", (0, 1), 0)
-        yield call("lax.reduce", operands[0], operands[1], combine, axes)
-        return
-    first, second = tuple(range(count)), tuple(range(count, 2 * count))
-    combine = Function(body, "combine", (first, second), first, ("left", "right"))
-    yield call("lax.reduce", operands[:count], operands[count:], combine, axes)
+        return operands[0], operands[1], Function(body, "combine", (0, 1), 0)
+    left, right = tuple(range(count)), tuple(range(count, 2 * count))
+    combine = Function(body, "combine", (left, right), left, ("left", "right"))
+    return operands[:count], operands[count:], combine
 
 
 @rule(python_rules, "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def _cumulative(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
-    reverse = {"reverse": True} if eqn.params["reverse"] else {}
+    reverse = options(eqn.params, reverse=False)
     yield call(f"lax.{eqn.primitive.name}", x, axis=eqn.params["axis"], **reverse)
 
 
@@ -113,27 +112,20 @@ def _window_arguments(eqn: JaxprEqn) -> Iterator[tuple[list[Any], dict[str, Any]
     """The dimensions, strides and padding of a window, and its dilations if it has any."""
     p = eqn.params
     sizes = [ints(p["window_dimensions"]), ints(p["window_strides"])]
-    dilations = {
-        name: ints(p[name])
-        for name in ("base_dilation", "window_dilation")
-        if any(n != 1 for n in p[name])
-    }
+    dilations = _dilations(p, "base_dilation", "window_dilation")
     for padding in ("VALID", "SAME", tuple(map(ints, p["padding"]))):
         yield [*sizes, padding], dilations
 
 
+def _dilations(params: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the dilations of these names that are not all 1."""
+    return {name: ints(params[name]) for name in names if any(n != 1 for n in params[name])}
+
+
 @rule(python_rules, "reduce_window")
 def _reduce_window(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    count = len(operands) // 2
-    body = eqn.params["jaxpr"]
-    combine = Function(body, "combine", (0, 1), 0)
-    values: Any = operands[0], operands[1]
-    if count > 1:
-        first, second = tuple(range(count)), tuple(range(count, 2 * count))
-        combine = Function(body, "combine", (first, second), first, ("left", "right"))
-        values = operands[:count], operands[count:]
     for more, dilations in _window_arguments(eqn):
-        yield call("lax.reduce_window", *values, combine, *more, **dilations)
+        yield call("lax.reduce_window", *_combined(eqn, operands), *more, **dilations)
 
 
 # --- sorting ----------------------------------------------------------------------------------
@@ -141,11 +133,8 @@ def _reduce_window(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 @rule(python_rules, "sort")
 def _sort(eqn: JaxprEqn, *xs: Slot) -> Iterator[Proposal]:
-    p = eqn.params
-    stable = {} if p["is_stable"] else {"is_stable": False}
-    keys = {} if p["num_keys"] == 1 else {"num_keys": p["num_keys"]}
-    what: Any = xs[0] if len(xs) == 1 else xs
-    yield call("lax.sort", what, dimension=p["dimension"], **stable, **keys)
+    more = options(eqn.params, is_stable=True, num_keys=1)
+    yield call("lax.sort", one_or_all(xs), dimension=eqn.params["dimension"], **more)
 
 
 @rule(python_rules, "top_k")
@@ -169,20 +158,17 @@ def _dot_general(eqn: JaxprEqn, x: Slot, y: Slot) -> Iterator[Proposal]:
     p = eqn.params
     contract, batch = (tuple(map(ints, pair)) for pair in p["dimension_numbers"])
     out = p["preferred_element_type"]
-    precision = {} if p["precision"] is None else {"precision": p["precision"]}
-    kind = {} if out is None else {"preferred_element_type": dtype_name(out)}
+    more = options(p, precision=None)
+    more |= {} if out is None else {"preferred_element_type": dtype_name(out)}
     left, right = (v.aval.shape for v in eqn.invars)
     yield Infix("@", x, y)
     ranks = len(left), len(right)
     if max(ranks) <= 8:
         subscripts = _einsum(ranks, contract, batch)
         yield call("jnp.einsum", subscripts, x, y)
-        yield call("jnp.einsum", subscripts, x, y, **precision, **kind)
-    numbers = (contract, batch)
-    yield call("lax.dot_general", x, y, numbers, **precision, **kind)
-    for placement in placements(p, "out_sharding"):
-        more = {**precision, **kind, "out_sharding": placement}
-        yield call("lax.dot_general", x, y, numbers, **more)
+        yield call("jnp.einsum", subscripts, x, y, **more)
+    made = call("lax.dot_general", x, y, (contract, batch), **more)
+    yield from placed(made, p, "out_sharding")
 
 
 def _einsum(ranks: tuple[int, int], contract: Any, batch: Any) -> str:
@@ -199,23 +185,15 @@ def _einsum(ranks: tuple[int, int], contract: Any, batch: Any) -> str:
 @rule(python_rules, "conv_general_dilated")
 def _convolution(eqn: JaxprEqn, x: Slot, kernel: Slot) -> Iterator[Proposal]:
     p = eqn.params
-    options: dict[str, Any] = {
-        name: ints(p[name])
-        for name in ("lhs_dilation", "rhs_dilation")
-        if any(n != 1 for n in p[name])
-    }
-    more: dict[str, Any] = {
-        name: p[name] for name in ("feature_group_count", "batch_group_count") if p[name] != 1
-    }
-    if p["precision"] is not None:
-        more["precision"] = p["precision"]
+    dilations = _dilations(p, "lhs_dilation", "rhs_dilation")
+    more = options(p, feature_group_count=1, batch_group_count=1, precision=None)
     if p["preferred_element_type"] is not None:
         more["preferred_element_type"] = dtype_name(p["preferred_element_type"])
     strides = ints(p["window_strides"])
     for numbers in (_layouts(p["dimension_numbers"]), p["dimension_numbers"]):
-        options["dimension_numbers"] = numbers
+        rest = {**dilations, "dimension_numbers": numbers, **more}
         for padding in ("SAME", "VALID", tuple(map(ints, p["padding"]))):
-            yield call("lax.conv_general_dilated", x, kernel, strides, padding, **options, **more)
+            yield call("lax.conv_general_dilated", x, kernel, strides, padding, **rest)
 
 
 def _layouts(numbers: Any) -> tuple[str, str, str]:
@@ -252,37 +230,14 @@ def _geqrf(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     yield Giving(Call(GEQRF, (x,)), (0, 1))
 
 
-@rule(python_rules, "cholesky")
-def _cholesky(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
-    yield call("lax.linalg.cholesky", x, symmetrize_input=False)
-
-
-@rule(python_rules, "eigh", "eig", "svd", "qr", "lu", "schur", "hessenberg", "tridiagonal")
-def _decomposition(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
-    yield call(f"lax.linalg.{eqn.primitive.name}", x)
-    plain = {k: v for k, v in eqn.params.items() if v is not None}
-    symmetric = {"symmetrize_input": False} if eqn.primitive.name == "eigh" else {}
-    yield call(f"lax.linalg.{eqn.primitive.name}", x, **plain, **symmetric)
+@rule(python_rules, "cholesky", "eigh")
+def _of_symmetric(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
+    extra = {k: v for k, v in eqn.params.items() if v is not None}
+    for more in ({}, extra):
+        yield call(f"lax.linalg.{eqn.primitive.name}", x, **more, symmetrize_input=False)
 
 
 @rule(python_rules, "triangular_solve")
 def _triangular_solve(eqn: JaxprEqn, a: Slot, b: Slot) -> Iterator[Proposal]:
     given = {k: v for k, v in eqn.params.items() if v}
     yield call("lax.linalg.triangular_solve", a, b, **given)
-
-
-@rule(python_rules, "tridiagonal_solve")
-def _tridiagonal_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    yield call("lax.linalg.tridiagonal_solve", *operands)
-
-
-@rule(
-    python_rules,
-    "householder_product",
-    "lu_pivots_to_permutation",
-    "cholesky_update",
-    "symmetric_product",
-)
-def _linalg(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    yield call(f"lax.linalg.{eqn.primitive.name}", *operands)
-    yield call(f"lax.linalg.{eqn.primitive.name}", *operands, **eqn.params)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxprtool.formats.python.expressions import Proposal, Slot, call
-from jaxprtool.formats.python.rules.arrays import ints
-from jaxprtool.formats.python.rules.table import python_rules
+from jaxprtool.formats.python.rules.arrays import ints, one_or_all
+from jaxprtool.formats.python.rules.table import options, python_rules
 from jaxprtool.formats.python.values import dtype_name
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
@@ -34,30 +34,10 @@ def _split(eqn: JaxprEqn, key: Slot) -> Iterator[Proposal]:
     yield call("jax.random.split", key, shape[0] if len(shape) == 1 else shape)
 
 
-@rule(python_rules, "random_fold_in")
-def _fold_in(eqn: JaxprEqn, key: Slot, data: Slot) -> Iterator[Proposal]:
-    yield call("jax.random.fold_in", key, data)
-
-
 @rule(python_rules, "random_wrap")
 def _wrap(eqn: JaxprEqn, data: Slot) -> Iterator[Proposal]:
     yield call("jax.random.wrap_key_data", data)
     yield call("jax.random.wrap_key_data", data, impl=eqn.params["impl"].name)
-
-
-@rule(python_rules, "random_unwrap")
-def _unwrap(eqn: JaxprEqn, key: Slot) -> Iterator[Proposal]:
-    yield call("jax.random.key_data", key)
-
-
-@rule(python_rules, "random_clone")
-def _clone(eqn: JaxprEqn, key: Slot) -> Iterator[Proposal]:
-    yield call("jax.random.clone", key)
-
-
-@rule(python_rules, "threefry2x32")
-def _threefry(eqn: JaxprEqn, *words: Slot) -> Iterator[Proposal]:
-    yield call("rng.threefry2x32_p.bind", *words)
 
 
 @rule(python_rules, "rng_bit_generator")
@@ -78,17 +58,14 @@ def _uniform(eqn: JaxprEqn, low: Slot, high: Slot) -> Iterator[Proposal]:
 
 @rule(python_rules, "psum", "psum_invariant", "pmax", "pmin")
 def _all_reduce(eqn: JaxprEqn, *xs: Slot) -> Iterator[Proposal]:
-    axes = _axes(eqn.params["axes"])
     name = eqn.primitive.name.removesuffix("_invariant")
-    groups = eqn.params.get("axis_index_groups")
-    more = {} if groups is None else {"axis_index_groups": groups}
-    yield call(f"lax.{name}", xs[0] if len(xs) == 1 else xs, axes, **more)
+    more = options(eqn.params, axis_index_groups=None)
+    yield call(f"lax.{name}", one_or_all(xs), _axes(eqn.params["axes"]), **more)
 
 
 @rule(python_rules, "pvary")
 def _vary(eqn: JaxprEqn, *xs: Slot) -> Iterator[Proposal]:
-    axes = _axes(eqn.params["axes"])
-    yield call("lax.pcast", xs[0] if len(xs) == 1 else xs, axes, to="varying")
+    yield call("lax.pcast", one_or_all(xs), _axes(eqn.params["axes"]), to="varying")
 
 
 @rule(python_rules, "reshard", "sharding_constraint")
@@ -108,36 +85,24 @@ def _permute(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
 @rule(python_rules, "all_gather")
 def _all_gather(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     p = eqn.params
-    more: dict[str, Any] = {}
-    if p["axis_index_groups"] is not None:
-        more["axis_index_groups"] = p["axis_index_groups"]
+    more = options(p, axis_index_groups=None)
     if p["all_gather_dimension"]:
         more["axis"] = p["all_gather_dimension"]
-    if p["tiled"]:
-        more["tiled"] = True
+    more |= options(p, tiled=False)
     yield call("lax.all_gather", x, _axes(p["axis_name"]), **more)
 
 
 @rule(python_rules, "reduce_scatter")
 def _reduce_scatter(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
-    p = eqn.params
-    yield call(
-        "lax.psum_scatter",
-        x,
-        _axes(p["axis_name"]),
-        scatter_dimension=p["scatter_dimension"],
-        axis_index_groups=p["axis_index_groups"],
-        tiled=p["tiled"],
-    )
+    more = {k: eqn.params[k] for k in ("scatter_dimension", "axis_index_groups", "tiled")}
+    yield call("lax.psum_scatter", x, _axes(eqn.params["axis_name"]), **more)
 
 
 @rule(python_rules, "all_to_all")
 def _all_to_all(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     p = eqn.params
-    more = {"tiled": True} if p["tiled"] else {}
-    yield call(
-        "lax.all_to_all", x, _axes(p["axis_name"]), p["split_axis"], p["concat_axis"], **more
-    )
+    axes = _axes(p["axis_name"]), p["split_axis"], p["concat_axis"]
+    yield call("lax.all_to_all", x, *axes, **options(p, tiled=False))
 
 
 @rule(python_rules, "axis_index")
@@ -147,4 +112,4 @@ def _axis_index(eqn: JaxprEqn) -> Iterator[Proposal]:
 
 def _axes(names: Any) -> Any:
     """An axis name by itself, where a tuple holds only one."""
-    return names[0] if isinstance(names, tuple | list) and len(names) == 1 else names
+    return one_or_all(names) if isinstance(names, tuple | list) else names

@@ -16,29 +16,34 @@ An expression may hold a `Function`, made from a jaxpr that the equation holds. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.python.expressions import Proposal
+from jaxprtool.formats.python.expressions import Proposal, Slot
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.plugins import missing_plugin
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.jaxcompat import JaxprEqn
 
-Rule = Callable[..., Iterable[Proposal]]
+PythonRule: TypeAlias = Callable[..., Iterable[Proposal]]
 
 #: Rules by the primitive's name. A plug-in adds those of its own primitives.
-python_rules: RuleTable[Rule] = RuleTable()
+python_rules: RuleTable[PythonRule] = RuleTable()
 
 
-def proposals(eqn: JaxprEqn, *operands: Any) -> Iterable[Proposal]:
-    """What the table proposes for an equation, most readable first."""
+def proposals(eqn: JaxprEqn, *operands: Slot) -> Iterable[Proposal]:
+    """Return what the table proposes for an equation, most readable first."""
     found = python_rules.get(eqn.primitive.name)
     return found(eqn, *operands) if found else ()
 
 
 def unsupported(eqn: JaxprEqn, why: str) -> UnsupportedError:
-    """The error that an equation cannot be written as Python."""
+    """Return the error that an equation cannot be written as Python."""
     message = f"{named(eqn)} cannot be written as Python: {why}"
     return UnsupportedError(message, missing_plugin(eqn.primitive.name))
+
+
+def options(params: Mapping[str, Any], **defaults: object) -> dict[str, Any]:
+    """Return the parameters that are there and differ from their defaults, in this order."""
+    return {k: params[k] for k, default in defaults.items() if params.get(k, default) != default}

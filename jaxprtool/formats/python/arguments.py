@@ -13,14 +13,24 @@ from __future__ import annotations
 import keyword
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr, tree_flatten_with_path
 
-from jaxprtool.formats.python.expressions import ROOTS, Made, ModuleValue, Name, call, plain
+from jaxprtool.formats.python.expressions import (
+    ROOTS,
+    Call,
+    Expression,
+    ModuleValue,
+    Name,
+    Slot,
+    as_expression,
+    call,
+    plain,
+)
 from jaxprtool.formats.python.naming import identifier, numbered
 from jaxprtool.ir.held import Held
 from jaxprtool.ir.program import Program
@@ -216,7 +226,7 @@ class _Results:
     def built(self, tree: Any) -> Any:
         """The structure of a tree of indexes, in Python's containers and what makes others."""
         if isinstance(tree, int):
-            return tree
+            return Slot(tree)
         if isinstance(tree, Held):
             return tree.value if type(tree.value) is str else None
         keys, children, own = one_level(tree)
@@ -226,18 +236,17 @@ class _Results:
         if not _is_class(own):
             return _container(tree, keys, parts)
         if isinstance(tree, OrderedDict):
-            return Made(Name("OrderedDict"), (dict(zip(tree, parts, strict=True)),))
+            return call("OrderedDict", _dictionary(tree, parts))
         return self._class(tree, keys, parts)
 
-    def _like_an_argument(self, tree: Any) -> Made:
-        """A node with the structure of an argument's, and the objects that this one holds."""
+    def _like_an_argument(self, tree: Any) -> Expression:
+        """Return a node with the structure of an argument's, and the objects that this holds."""
         text, _ = self.known[jax.tree.structure(tree)]
-        source = Name(text)
         leaves = [
-            Made(Name(f"jax.tree.leaves({text})[{at}]")) if isinstance(leaf, Held) else leaf
+            Name(f"jax.tree.leaves({text})[{at}]") if isinstance(leaf, Held) else Slot(leaf)
             for at, leaf in enumerate(_with_held(tree))
         ]
-        return Made(Name("jax.tree.unflatten"), (call("jax.tree.structure", source), leaves))
+        return call("jax.tree.unflatten", call("jax.tree.structure", Name(text)), leaves)
 
     def _class(self, tree: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         kind = tree.type_name if isinstance(tree, Opaque) else type(tree).__qualname__
@@ -246,9 +255,8 @@ class _Results:
             name = identifier(kind.rpartition(".")[2])
             self.classes.add(name)
             made = call("namedtuple", name, fields)
-            return Made(
-                ModuleValue((name, *fields), name, made), (), dict(zip(fields, parts, strict=True))
-            )
+            cls = ModuleValue((name, *fields), name, made)
+            return Call(cls, (), dict(zip(fields, parts, strict=True)))
         texts = [key.key if isinstance(key, DictKey) else None for key in keys]
         if all(type(text) is str for text in texts) and len(set(texts)) == len(texts):
             return dict(zip(texts, parts, strict=True))
@@ -263,5 +271,15 @@ def _is_class(tree: Any) -> bool:
 
 def _container(tree: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
     if isinstance(tree, dict):
-        return {key.key: part for key, part in zip(keys, parts, strict=True)}
+        return _dictionary([key.key for key in keys], parts)
     return None if tree is None else type(tree)(parts)
+
+
+def _dictionary(keys: Iterable[object], parts: list[Any]) -> object:
+    """Return a dict, or a tuple if a key is of the user's own, which no module can name."""
+    try:
+        for key in keys:
+            as_expression(key)
+    except TypeError:
+        return tuple(parts)
+    return dict(zip(keys, parts, strict=True))

@@ -11,18 +11,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from jaxprtool.formats.python.arguments import local_names
 from jaxprtool.formats.python.expressions import (
     ATOM,
-    Argument,
     Function,
-    Made,
-    ModuleValue,
-    Results,
     Structure,
     call,
-    sequence,
+    slots,
     written,
 )
 from jaxprtool.formats.python.fusion import Line, lines
@@ -30,7 +27,6 @@ from jaxprtool.formats.python.layout import (
     INDENT,
     WIDTH,
     Bracket,
-    Hole,
     Piece,
     Targets,
     definition,
@@ -103,8 +99,13 @@ class Block:
         # The function of the user's code that the last line comes from.
         self._origin: tuple[str, str] | None = None
 
-    def write(self, results: Results) -> None:
-        """Write all equations, and the return of the jaxpr's results in that structure."""
+    def write(self, results: object) -> None:
+        """Write all equations, and the return of `results`.
+
+        Args:
+            results: An expression, or a container of expressions; slot i stands for the result i
+                of the jaxpr, and the slots after them for its arguments.
+        """
         for line in self._lines:
             self._equation(line)
         self._return(results)
@@ -282,13 +283,13 @@ class Block:
             return "_", None
         return self.name(var, hints.get(structure)), type_of(var.aval)
 
-    def _return(self, results: Results) -> None:
-        pieces = self._grouped(results)
+    def _return(self, results: object) -> None:
+        pieces = written(results, self)
         if isinstance(results, tuple) and results:
             pieces = [replace(pieces[0], bare=True)]  # type: ignore[type-var]
         template = Template(tuple(holes_of(pieces)), tuple(pieces), ATOM, None, True)
         self._enter(self._around)
-        whole = self._filled(template, self._jaxpr.outvars)
+        whole = self._filled(template, [*self._jaxpr.outvars, *self._jaxpr.invars])
         self._flush()
         types = ", ".join(type_of(v.aval) for v in self._jaxpr.outvars)
         suffix = f"  # {types}" if whole.parts > 1 else ""
@@ -296,34 +297,6 @@ class Block:
         self.lines += statement(
             "return ", whole.pieces, suffix * (len(suffix) <= room), self._depth
         )
-
-    def _grouped(self, structure: Results) -> list[Piece]:
-        """A structure of results as pieces, with a hole for each."""
-        if isinstance(structure, int):
-            return [Hole(structure)]
-        if isinstance(structure, Argument):
-            return [self._texts[self._jaxpr.invars[structure.index]]]
-        if isinstance(structure, Made):
-            return self._made(structure)
-        if isinstance(structure, tuple | list):
-            return [sequence([self._grouped(part) for part in structure], structure)]
-        if isinstance(structure, dict):
-            try:
-                keys = [written(key, self) for key in structure]
-            except TypeError:  # a key of the user's own, that no module can name
-                return self._grouped(tuple(structure.values()))
-            parts = map(self._grouped, structure.values())
-            pairs = [[*key, ": ", *part] for key, part in zip(keys, parts, strict=True)]
-            return [Bracket("{", pairs, "}")]
-        return written(structure, self)
-
-    def _made(self, made: Made) -> list[Piece]:
-        """What makes a node of results, with a hole for each result."""
-        pieces = written(made.by, self)
-        items = [self._grouped(part) for part in made.args]
-        items += [[f"{name}=", *self._grouped(part)] for name, part in made.kwargs.items()]
-        called = items or isinstance(made.by, ModuleValue)
-        return [*pieces, Bracket("(", items, ")", call=True)] if called else pieces
 
     # --- what expressions need ----------------------------------------------------------------
 
@@ -334,27 +307,23 @@ class Block:
             return self._module.function(function)
         if function.kept and function.key in self._module.functions_around:
             return self._module.functions_around[function.key]
-        texts = {
-            function.jaxpr.invars[i]: self._captured(self._operands[slot])
-            for i, slot in function.captured.items()
-        }
-        if function.rules and tells and self._module.are_constants(texts.values()):
+        captured = [self._captured(self._operands[i]) for i in function.captured]
+        texts = dict(zip(function.jaxpr.invars, captured, strict=False))
+        if function.rules and tells and self._module.are_constants(captured):
             # Its rules may call it: they find it in the module.
-            key = (*function.key, *texts.values())
+            key = (*function.key, *captured)
             return self._module.function(replace(function, kept=True, key=key), texts)
         if self._depth >= _DEEPEST and not function.decorators and tells:
-            return self._hoisted_function(function, texts)
+            return self._hoisted_function(function, captured)
         if function.kept:
             name = self._module.claim(function.name)
             self._module.functions_around[function.key] = name
         else:
             name = self._names.claim(function.name)
-        hints = {
-            i: text
-            for i, slot in function.passed.items()
-            if (text := self._hint(self._operands[slot]))
-        }
-        names = self._names.inside(texts.values())
+        passed = enumerate(function.passed, len(captured))
+        named = ((i, self._operands[slot]) for i, slot in passed)
+        hints = {i: self._hints[v] for i, v in named if type(v) is not Literal and v in self._hints}
+        names = self._names.inside(captured)
         with self._module.within(self._entered):
             lines = define(self._module, function, name, texts, names, self._depth, hints)
         if self.lines and self.lines[-1]:
@@ -362,27 +331,21 @@ class Block:
         self.lines += [*lines, ""]
         return name
 
-    def _hoisted_function(self, function: Function, texts: dict[Var, str]) -> str:
-        """A function of the module, which is given what it captures."""
-        captured = tuple(sorted(function.captured))
-        titles = function.titles or ("values",) * len(function.parameters)
+    def _hoisted_function(self, function: Function, captured: Sequence[str]) -> str:
+        """Return a function of the module, which is given what it captures."""
+        count = len(captured)
         alone = replace(
             function,
-            parameters=(*captured, *function.parameters),
-            titles=(*("values" for _ in captured), *titles),
-            captured={},
+            parameters=(*range(count), *function.parameters),
+            titles=(*["values"] * count, *function.titles),
+            captured=(),
             key=(open_jaxpr(function.jaxpr), function.parameters),
         )
         name = self._module.function(alone)
         if not captured:
             return name
         self.mention("partial")
-        given = (texts[function.jaxpr.invars[i]] for i in captured)
-        return f"partial({', '.join((name, *given))})"
-
-    def _hint(self, atom: Atom) -> str | None:
-        """The name of an operand, if it says something."""
-        return None if isinstance(atom, Literal) else self._hints.get(atom)
+        return f"partial({', '.join((name, *captured))})"
 
     def _captured(self, atom: Atom) -> str:
         """The name by which a local function can mention an operand."""
@@ -469,9 +432,7 @@ def _undecorated(
     body = Block(module, function.jaxpr, texts, names, depth + 1)
     parameters: list[str] = []
     types: list[str | None] = []
-    grouped = []
-    titles = function.titles or ("values",) * len(function.parameters)
-    for structure, title in zip(function.parameters, titles, strict=True):
+    for structure, title in zip_longest(function.parameters, function.titles, fillvalue="values"):
         if isinstance(structure, int):
             var = jaxpr.invars[structure]
             parameters.append(body.name(var, hints.get(structure)))
@@ -479,18 +440,14 @@ def _undecorated(
         else:
             parameters.append(names.claim(title))
             types.append(None)
-            if structure:
-                grouped.append((structure, parameters[-1]))
-    places = {
-        i: place
-        for structure, parameter in zip(function.parameters, parameters, strict=True)
-        for i, place in _places(structure, parameter)
-    }
-    for structure, parameter in grouped:
-        body.unpack(structure, jaxpr.invars, [parameter], hints)
+    places: dict[int, str] = {}
+    for structure, parameter in zip(function.parameters, parameters, strict=True):
+        places.update(_places(structure, parameter))
+        if isinstance(structure, tuple) and structure:
+            body.unpack(structure, jaxpr.invars, [parameter], hints)
     start = len(body.lines)
     with module.inside(function.setting):
-        body.write(function.results)
+        body.write(slots(function.results))
     if not depth:
         body.bind_symbols(places, start)
     return [*definition(name, parameters, types, depth), *body.lines]

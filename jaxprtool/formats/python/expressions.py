@@ -7,7 +7,7 @@ values. Its `pieces` are its text, for the layout, with a hole for each operand.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -120,9 +120,10 @@ class Call(Expression):
     kwargs: Mapping[str, object] = field(default_factory=dict)
 
     def pieces(self, scope: Scope) -> list[Piece]:
+        function = _within(self.function, ATOM, scope)
         items = [written(a, scope) for a in self.args]
         items += [[f"{k}=", *written(v, scope)] for k, v in self.kwargs.items()]
-        return [*_within(self.function, ATOM, scope), Bracket("(", items, ")", call=True)]
+        return [*function, Bracket("(", items, ")", call=True)]
 
 
 @dataclass(frozen=True)
@@ -173,41 +174,26 @@ class Assignment(Expression):
 Structure: TypeAlias = "int | tuple[Structure, ...] | None"
 
 
-@dataclass(frozen=True)
-class Argument:
-    """In the structure of a function's results: its own argument of that index."""
-
-    index: int
-
-
-@dataclass(frozen=True, eq=False)
-class Made:
-    """In the structure of a program's results: what `by` makes of structures.
-
-    Without arguments it is what `by` says.
-    """
-
-    by: Expression
-    args: tuple[Results, ...] = ()
-    kwargs: dict[str, Results] = field(default_factory=dict)
+def slots(results: Results) -> object:
+    """Return a slot for each index, in the same structure."""
+    if isinstance(results, int):
+        return Slot(results)
+    return tuple(map(slots, results)) if isinstance(results, tuple) else results
 
 
-#: What a function returns: indexes of the results of its jaxpr in containers, besides expressions
-#: and plain values.
-Results: TypeAlias = (
-    "int | str | Argument | Made | Expression"
-    " | tuple[Results, ...] | list[Results] | dict[Any, Results] | None"
-)
+#: What a function returns: indexes, and expressions for values that have none.
+Results: TypeAlias = "int | tuple[Results, ...] | Expression | None"
 
 
 @dataclass(frozen=True, eq=False)
 class Function(Expression):
     """A Python function with the body of a closed jaxpr.
 
-    `parameters` has a structure of indexes of the jaxpr's arguments for each Python parameter,
-    `results` one of indexes of its results; a parameter that is a tuple bears a name of `titles`.
-    `captured` are the jaxpr's arguments that are not passed: from their index to the operand's.
-    `passed` are those that are, as far as an operand's name would do for the argument too.
+    `parameters` has a structure of indexes of the jaxpr's arguments for each Python parameter; one
+    that is a tuple bears a name of `titles`. `results` has indexes of the jaxpr's results, and
+    after them of its arguments.
+    The first arguments are not passed: they are the operands of the equation with the indexes
+    `captured`; those after them are, as far as the names would do for both, the operands `passed`.
     `rules` are methods to call with further functions: `defjvp`. A `kept` function is defined at
     the module's top, once for each `key`, and keeps its name even if another has the same, unless
     that says nothing (not `renamed`).
@@ -220,8 +206,8 @@ class Function(Expression):
     parameters: tuple[Structure, ...]
     results: Results
     titles: tuple[str, ...] = ()
-    captured: dict[int, int] = field(default_factory=dict)
-    passed: dict[int, int] = field(default_factory=dict)
+    captured: Sequence[int] = ()
+    passed: Sequence[int] = ()
     decorators: tuple[Expression, ...] = ()
     rules: tuple[tuple[str, tuple[Function, ...], Mapping[str, object]], ...] = ()
     kept: bool = False

@@ -9,7 +9,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.python.expressions import Call, Expression, Made, Name, call
+from jaxprtool.formats.python.expressions import Call, Expression, Name, Slot, call
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.program import Program
 
@@ -20,7 +20,7 @@ def jit_decorator(program: Program, options: JitOptions, results: Any) -> Expres
     Args:
         program: The program, whose flat arguments and results are told something.
         options: What they are told.
-        results: The flat positions of the results, in the tree that the emitted function returns.
+        results: What the emitted function returns, with a slot for each result.
 
     Raises:
         UnsupportedError: For options of a part of an argument, where only the whole can have any.
@@ -87,21 +87,21 @@ def _prefix(
     if type(tree) is dict:
         return {key: inside(part) for key, part in tree.items()}
     # The structure of an argument is not known before the call.
-    if isinstance(tree, Made) and tree.by != Name("jax.tree.unflatten"):
+    if isinstance(tree, Call) and tree.function != Name("jax.tree.unflatten"):
         parts = {name: inside(part) for name, part in tree.kwargs.items()}
-        return Call(tree.by, tuple(map(inside, tree.args)), parts)
+        return Call(tree.function, tuple(map(inside, tree.args)), parts)
     message = f"has several shardings for one {what} of a class"
     raise _refusal(program, message, [names[i] for i in positions])
 
 
 def _positions(tree: Any) -> list[int]:
-    """The flat positions in a tree, those in its `Made` nodes among them."""
+    """The flat positions in a tree, those in its calls among them."""
     found: list[int] = []
     for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, Made):
+        if isinstance(leaf, Call):
             found += _positions((leaf.args, leaf.kwargs))
-        elif isinstance(leaf, int):
-            found.append(leaf)
+        elif isinstance(leaf, Slot | int):
+            found.append(leaf.index if isinstance(leaf, Slot) else leaf)
     return found
 
 

@@ -11,7 +11,6 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
-    Argument,
     Call,
     Expression,
     Function,
@@ -24,13 +23,13 @@ from jaxprtool.formats.python.expressions import (
 )
 from jaxprtool.formats.python.helpers import BWD_OF_ARRAYS, FWD_BY, JVP_BY, Helper
 from jaxprtool.formats.python.rules.loops import group
-from jaxprtool.formats.python.rules.table import proposals, python_rules, unsupported
+from jaxprtool.formats.python.rules.table import options, proposals, python_rules, unsupported
 from jaxprtool.formats.python.values import literal
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import CALLS, ShardMap, sub_jaxprs
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal
 from jaxprtool.primitives import scope_of
 
 _NUMPY = """
@@ -82,8 +81,8 @@ def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Proposal]:
     """The public function that an equation may be a call of."""
     name = called_name(eqn)
     if name in LIBRARY:
-        for options in ({}, *_MODES.get(name, ())):
-            yield call(LIBRARY[name], *operands, **options)
+        for mode in ({}, *_MODES.get(name, ())):
+            yield call(LIBRARY[name], *operands, **mode)
 
 
 def called_name(eqn: JaxprEqn) -> str:
@@ -95,45 +94,51 @@ def called_name(eqn: JaxprEqn) -> str:
     return jaxcompat.open_jaxpr(body).debug_info.func_name
 
 
+def local_call(
+    eqn: JaxprEqn, body: AnyJaxpr, operands: tuple[Slot, ...], name: str = "", **more: Any
+) -> Giving:
+    """Return the call of a function with a body; `more` is what is said of the function."""
+    results = group(range(len(eqn.outvars)))
+    parameters = tuple(range(len(operands)))
+    name = name or called_name(eqn)
+    function = Function(jaxcompat.close_jaxpr(body), name, parameters, results, **more)
+    return Giving(Call(function, operands), results)
+
+
 def _call(
     eqn: JaxprEqn,
-    body: Any,
+    body: AnyJaxpr,
     operands: tuple[Slot, ...],
     *decorators: Expression,
     scope: str | None = None,
 ) -> Giving:
-    body = jaxcompat.close_jaxpr(body)
-    results = group(range(len(eqn.outvars)))
-    function = Function(
+    return local_call(
+        eqn,
         body,
-        scope or called_name(eqn),
-        tuple(range(len(operands))),
-        results,
+        operands,
+        scope or "",
         decorators=decorators,
         kept=True,
         renamed=scope is None,
         key=(jaxcompat.open_jaxpr(body), tuple(map(repr, decorators))),
     )
-    return Giving(Call(function, operands), results)
 
 
 def _jit_decorator(p: dict[str, Any]) -> Expression:
-    options: dict[str, Any] = {}
-    for place in ("in", "out"):
-        shardings = p[f"{place}_shardings"]
-        if not all(map(jaxcompat.is_unspecified, shardings)):
-            each = [None if jaxcompat.is_unspecified(s) else s for s in shardings]
-            options[f"{place}_shardings"] = each[0] if len(each) == 1 else tuple(each)
+    told: dict[str, Any] = {}
+    for name in ("in_shardings", "out_shardings"):
+        if not all(map(jaxcompat.is_unspecified, p[name])):
+            each = [None if jaxcompat.is_unspecified(s) else s for s in p[name]]
+            told[name] = group(each)
     donated = tuple(i for i, flag in enumerate(p["donated_invars"]) if flag)
     if donated:
-        options["donate_argnums"] = group(donated)
-    if p["keep_unused"]:
-        options["keep_unused"] = True
+        told["donate_argnums"] = group(donated)
+    told |= options(p, keep_unused=False)
     if p["inline"] is True:
-        options["inline"] = True
+        told["inline"] = True
     if p["compiler_options_kvs"]:
-        options["compiler_options"] = dict(p["compiler_options_kvs"])
-    return call("jax.jit", **options) if options else Name("jax.jit")
+        told["compiler_options"] = dict(p["compiler_options_kvs"])
+    return call("jax.jit", **told) if told else Name("jax.jit")
 
 
 @rule(python_rules, "remat2")
@@ -148,11 +153,10 @@ def _checkpoint(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         return
     prevent = p["prevent_cse"]
     unlike = not all(prevent) if isinstance(prevent, tuple) else not prevent
-    options = {"prevent_cse": prevent} if unlike else {}
-    if p["policy"] is not None:
-        options["policy"] = p["policy"]
+    told = {"prevent_cse": prevent} if unlike else {}
+    told |= options(p, policy=None)
     checkpoint = Name("jax.checkpoint")
-    decorator = Call(Name("partial"), (checkpoint,), options) if options else checkpoint
+    decorator = call("partial", checkpoint, **told) if told else checkpoint
     yield _call(eqn, p["jaxpr"], operands, decorator)
 
 
@@ -228,15 +232,15 @@ def _custom(
     if any(isinstance(const, jax.core.Tracer) for const in closed_over):
         raise unsupported(eqn, "a custom rule closes over a traced value")
     count = eqn.params["num_consts"]
-    options = {"symbolic_zeros": True} if rules[0].decorators else {}
+    told = {"symbolic_zeros": True} if rules[0].decorators else {}
     function = Function(
         jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]),
         called_name(eqn),
         tuple(range(count, len(operands))),
         results,
-        captured={i: i for i in range(count)},
+        captured=range(count),
         decorators=(Name(f"jax.custom_{kind}"),),
-        rules=((f"def{kind}", rules, options),),
+        rules=((f"def{kind}", rules, told),),
         kept=not count,
         key=(called_name(eqn), rule_key(eqn)),
     )
@@ -251,7 +255,7 @@ def _array(atom: Atom, slot: Slot) -> Expression | Slot:
     return call("jnp.asarray", literal(atom).typed)
 
 
-def _zeros(aval: Any) -> Expression:
+def _zeros(aval: Aval) -> Expression:
     kind = aval.to_tangent_aval().dtype
     module = "np" if kind == jax.dtypes.float0 else "jnp"
     return call(f"{module}.zeros", aval.shape, kind)
@@ -265,7 +269,8 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     results, primals = group(outs), len(operands) - count
     residuals, given = [], 0
     for index in found.forwarded:
-        residuals.append(given if index is None else Argument(index))
+        # What the body does not return is an argument of the rule.
+        residuals.append(given if index is None else len(found.fwd.outvars) + index)
         given += index is None
     shifted = group([i + given for i in outs])
     kept = len(found.forwarded)
@@ -310,24 +315,20 @@ def _high(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 def _shard_map(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     p, mapped = eqn.params, ShardMap.of(eqn)
     out_specs = mapped.out_specs
-    options: dict[str, Any] = {
+    said: dict[str, Any] = {
         "mesh": mapped.mesh,
         "in_specs": mapped.in_specs,
         "out_specs": out_specs[0] if len(out_specs) == 1 else out_specs,
     }
     manual = frozenset(p.get("newly_manual_axes", p.get("manual_axes", ())))
     if manual != frozenset(mapped.mesh.axis_names):
-        options["axis_names"] = manual
-    if not p["check_vma"]:
-        options["check_vma"] = False
-    results = group(range(len(eqn.outvars)))
-    function = Function(
+        said["axis_names"] = manual
+    said |= options(p, check_vma=True)
+    yield local_call(
+        eqn,
         mapped.body,
-        jaxcompat.open_jaxpr(mapped.body).debug_info.func_name,
-        tuple(range(len(operands))),
-        results,
-        passed={i: i for i in range(len(operands))},
-        decorators=(call("jax.shard_map", **options),),
+        operands,
+        passed=range(len(operands)),
+        decorators=(call("jax.shard_map", **said),),
         setting=partial(jaxcompat.inside_shard_map, **p),
     )
-    yield Giving(Call(function, operands), results)

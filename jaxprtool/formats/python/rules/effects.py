@@ -10,7 +10,6 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
     Assignment,
-    Call,
     Function,
     Giving,
     Name,
@@ -20,8 +19,7 @@ from jaxprtool.formats.python.expressions import (
     call,
 )
 from jaxprtool.formats.python.naming import identifier
-from jaxprtool.formats.python.rules.calls import called_name
-from jaxprtool.formats.python.rules.loops import group
+from jaxprtool.formats.python.rules.calls import local_call
 from jaxprtool.formats.python.rules.table import options, python_rules, unsupported
 from jaxprtool.formats.python.values import dtype_name
 from jaxprtool.ir.callbacks import BATCHING_HINT, HINT, Stub, batching_rule, callback_name
@@ -135,23 +133,20 @@ def _with_results(
 
 @rule(python_rules, "custom_vmap_call")
 def _custom_vmap(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    stub, results = eqn.params["rule"], group(range(len(eqn.outvars)))
+    stub, body = eqn.params["rule"], eqn.params["call"]
     if not isinstance(stub, Stub):
         error = unsupported(eqn, f"it holds {batching_rule(eqn)}")
         error.hint = BATCHING_HINT
         raise error
-    body = jaxcompat.close_jaxpr(eqn.params["call"])
-    function = Function(
+    yield local_call(
+        eqn,
         body,
-        called_name(eqn),
-        tuple(range(len(operands))),
-        results,
+        operands,
         decorators=(Name("jax.custom_batching.custom_vmap"),),
         rules=(("def_vmap", (_raising(stub),), {}),),
         kept=True,
         key=(jaxcompat.open_jaxpr(body), stub),
     )
-    yield Giving(Call(function, operands), results)
 
 
 def _stub(eqn: JaxprEqn) -> Function:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.formats.python.expressions import Function, Giving, Proposal, Slot, call
+from jaxprtool.formats.python.expressions import Function, Giving, Proposal, Slot, Structure, call
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Cond, Scan, While
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 
 
 def group(indexes: Sequence[Any]) -> Any:
-    """The structure of several values: a single one by itself, none as None."""
+    """Return the structure of several values: a single one by itself, none as None."""
     if len(indexes) == 1:
         return indexes[0]
     return tuple(indexes) or None
 
 
-def own_name(jaxpr: Any, otherwise: str) -> str:
-    """The name that a body had as a Python function, if it is one that says something."""
+def _own_name(jaxpr: AnyJaxpr, otherwise: str) -> str:
+    """Return the name that a body had as a Python function, if it is one that says something."""
     name = jaxcompat.open_jaxpr(jaxpr).debug_info.func_name
     # A body from a file is called "jaxpr".
     says_something = name.isidentifier() and not name.startswith("_") and name != "jaxpr"
@@ -37,12 +38,12 @@ def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     results = (group(outs[:k]), group(outs[k:]))
     step = Function(
         loop.body,
-        own_name(loop.body, "step"),
+        _own_name(loop.body, "step"),
         (group(range(n, n + k)), group(range(n + k, total))),
         results,
         ("carry", "x"),
-        captured={i: i for i in range(n)},
-        passed={i: i for i in range(n, total)},
+        captured=range(n),
+        passed=range(n, total),
     )
     arguments = [step, group(operands[n : n + k]), group(operands[n + k :])]
     options: dict[str, Any] = {}
@@ -60,26 +61,25 @@ def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     loop = While.of(eqn)
     if loop.cond.outvars[0].aval.shape:
         return  # of a batched loop, which goes on for as long as one of its conditions holds
-    c, b = len(loop.cond_consts), len(loop.body_consts)
-    k = len(loop.carry)
-    results = group(range(k))
+    c, b, k = len(loop.cond_consts), len(loop.body_consts), len(loop.carry)
+    carry, results = range(c + b, c + b + k), group(range(k))
     condition = Function(
         loop.cond,
-        own_name(loop.cond, "condition"),
+        _own_name(loop.cond, "condition"),
         (group(range(c, c + k)),),
         0,
         ("carry",),
-        captured={i: i for i in range(c)},
-        passed={c + i: c + b + i for i in range(k)},
+        captured=range(c),
+        passed=carry,
     )
     body = Function(
         loop.body,
-        own_name(loop.body, "body"),
+        _own_name(loop.body, "body"),
         (group(range(b, b + k)),),
         results,
         ("carry",),
-        captured={i: c + i for i in range(b)},
-        passed={b + i: c + b + i for i in range(k)},
+        captured=range(c, c + b),
+        passed=carry,
     )
     start = group(operands[c + b :])
     yield Giving(call("lax.while_loop", condition, body, start), results)
@@ -91,21 +91,21 @@ def _cond(eqn: JaxprEqn, index: Slot, *operands: Slot) -> Iterator[Proposal]:
 
 
 def on_number(eqn: JaxprEqn) -> Giving:
-    """The branch as `lax.switch`, which clamps its first operand."""
+    """Return the branch as `lax.switch`, which clamps its first operand."""
     branches, results = _branches(eqn)
     operands = [Slot(i) for i in range(len(eqn.invars))]
     return Giving(call("lax.switch", operands[0], branches, *operands[1:]), results)
 
 
 def on_predicate(eqn: JaxprEqn) -> Giving:
-    """The branch as `lax.cond`, which converts its first operand to an index."""
+    """Return the branch as `lax.cond`, which converts its first operand to an index."""
     (otherwise, then), results = _branches(eqn)
     operands = [Slot(i) for i in range(len(eqn.invars))]
     return Giving(call("lax.cond", operands[0], then, otherwise, *operands[1:]), results)
 
 
 def on_platform(eqn: JaxprEqn) -> Giving:
-    """The branch as `lax.platform_dependent`, which asks for its first operand."""
+    """Return the branch as `lax.platform_dependent`, which asks for its first operand."""
     functions, results = _branches(eqn, 0)
     operands = [Slot(i) for i in range(len(eqn.invars) - 1)]
     by_platform = {
@@ -116,21 +116,22 @@ def on_platform(eqn: JaxprEqn) -> Giving:
     return Giving(call("lax.platform_dependent", *operands, **by_platform), results)
 
 
-def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[Function], Any]:
-    """The branches as functions, and the structure of their results.
+def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[Function], Structure]:
+    """Return the branches as functions, and the structure of their results.
 
     In Python there are so many operands `before` those of the branches.
     """
     choice = Cond.of(eqn)
     results = group(range(len(choice.outs)))
     names = ["otherwise", "then"] if before and len(choice.branches) == 2 else []
+    count = len(choice.operands)
     functions = [
         Function(
             body,
             names[i] if names else f"branch_{i}",
-            tuple(range(len(choice.operands))),
+            tuple(range(count)),
             results,
-            passed={i: i + before for i in range(len(choice.operands))},
+            passed=range(before, before + count),
         )
         for i, body in enumerate(choice.branches)
     ]
@@ -140,11 +141,9 @@ def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[Function], Any]:
 @rule(python_rules, "custom_linear_solve")
 def _linear_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
-    starts, at = {}, 0
-    for name in ("matvec", "vecmat", "solve", "transpose_solve"):
-        starts[name] = at
-        at += getattr(lengths, name)
-    right = operands[at:]
+    names = ("matvec", "vecmat", "solve", "transpose_solve")
+    starts = dict(zip(names, accumulate(lengths, initial=0), strict=False))
+    right = operands[sum(lengths) :]
 
     def function(name: str, takes_operator: bool) -> Function:
         body, first = getattr(jaxprs, name), starts[name]
@@ -156,7 +155,7 @@ def _linear_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
             (None, vector) if takes_operator else (vector,),
             group(range(len(body.outvars))),
             ("matvec", "b") if takes_operator else ("x",),
-            captured={i: first + i for i in range(count)},
+            captured=range(first, first + count),
         )
 
     solved = len(eqn.outvars) - len(right)

@@ -53,13 +53,13 @@ def prove_transform(case: Case | Sample, name: str) -> str:
 
 
 def counts_consts(program: Program) -> bool:
-    """Return whether a custom_vjp function captured traced values.
+    """Return whether a function with custom derivatives captured values.
 
     JAX makes them arguments of the function when it evaluates the trace, so that both sides are
     to begin with the trace.
     """
     return any(
-        eqn.primitive.name == "custom_vjp_call" and eqn.params["num_consts"] > 0
+        eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call") and eqn.params["num_consts"]
         for eqn in equations(jaxcompat.open_jaxpr(program.jaxpr))
     )
 

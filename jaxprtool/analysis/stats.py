@@ -9,13 +9,14 @@ fast as it is read.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.equations import bodies, size_of, type_of
 from jaxprtool.ir.outline import NamedValue, outline, top_jaxpr
-from jaxprtool.jaxcompat import Jaxpr
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Stats:
         return sum(value.bytes or 0 for value in self.constants)
 
 
-def stats(program: Any) -> Stats:
+def stats(program: Program | ClosedJaxpr) -> Stats:
     """The stats of a `Program` or a closed jaxpr."""
     shape = outline(program)
     counts: dict[Jaxpr, Counter[tuple[int, str]]] = {}
@@ -75,7 +76,7 @@ def stats(program: Any) -> Stats:
 _totals = JaxprCache()
 
 
-def count_equations(program: Any) -> int:
+def count_equations(program: Program | AnyJaxpr) -> int:
     """Return the number of equations of a `Program` or a jaxpr, at every depth, as `stats` does."""
     jaxpr = top_jaxpr(program)
     known = _totals.of(jaxpr)
@@ -98,7 +99,7 @@ def _count(jaxpr: Jaxpr, counts: dict[Jaxpr, Counter[tuple[int, str]]]) -> None:
                 total[depth + 1, name] += number
 
 
-def _constants(jaxprs: dict[Jaxpr, Any]) -> tuple[NamedValue, ...]:
+def _constants(jaxprs: Iterable[Jaxpr]) -> tuple[NamedValue, ...]:
     avals = [var.aval for jaxpr in jaxprs for var in jaxpr.constvars]
     return tuple(
         NamedValue(f"constant[{i}]", type_of(aval), size_of(aval)) for i, aval in enumerate(avals)

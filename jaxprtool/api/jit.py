@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -40,9 +40,7 @@ _NOT_GIVEN: Any = object()
 Passes = str | Pipeline | Pass | Callable[[Program], Program | Programs]
 
 
-def jit(
-    fun: Callable[..., Any] = _NOT_GIVEN, /, *, passes: Passes = "-O1", **jit_options: Any
-) -> Any:
+def jit(fun: Callable = _NOT_GIVEN, /, *, passes: Passes = "-O1", **jit_options: Any) -> Callable:
     """`jax.jit` of `fun`, whose jaxpr the passes rewrite before it is compiled.
 
     A function that is under `jax.jit` already keeps the options it has, but for those given here.
@@ -94,18 +92,18 @@ _numbers = itertools.count()
 class _Shared:
     """What `jax.jit` traces in place of a function, which it does not keep alive."""
 
-    fun: weakref.ref[Callable[..., Any]]
-    rewritten: Callable[..., Any]
+    fun: weakref.ref[Callable]
+    rewritten: Callable
 
 
 #: By function, then by passes and static arguments. JAX keeps what it has traced and compiled by
 #: the function that it is given: all wrappers of a function are made of one.
-_shared_functions: WeakKeyDictionary[Any, dict[Any, _Shared]] = process_cache(WeakKeyDictionary())
+_shared_functions: WeakKeyDictionary[Callable, dict[Hashable, _Shared]] = process_cache(
+    WeakKeyDictionary()
+)
 
 
-def _shared(
-    fun: Callable[..., Any], transform: _Transform, options: Mapping[str, Any]
-) -> Callable[..., Any]:
+def _shared(fun: Callable, transform: _Transform, options: Mapping[str, Any]) -> Callable:
     """The function that `jax.jit` traces in place of `fun`, the same one whenever it can be."""
     # JAX ends the process for a function that cannot be hashed, or held weakly.
     hash(fun)
@@ -126,9 +124,7 @@ def _shared(
     return known.rewritten
 
 
-def _under_jit(
-    jitted: Any, options: Mapping[str, Any]
-) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _under_jit(jitted: Callable, options: Mapping[str, object]) -> tuple[Callable, dict[str, Any]]:
     """The function under `jax.jit`, and its options, of which these take the place.
 
     Positions and names say the same in two ways, so that one replaces both.
@@ -146,30 +142,28 @@ class _Filtered:
     To JAX these are part of the structure of the arguments, and decide what is compiled anew.
     """
 
-    def __init__(self, fun: Callable[..., Any], jitted: Any):
+    def __init__(self, fun: Callable, jitted: Any):
         self._fun, self._jitted = fun, jitted
         functools.update_wrapper(self, fun, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         args, kwargs = held(self._fun, (args, kwargs))
         return release(self._jitted(*args, **kwargs))
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
         """What `jax.jit(...).lower` gives."""
         args, kwargs = held(self._fun, (args, kwargs))
         return self._jitted.lower(*args, **kwargs)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: object, owner: object = None) -> Callable:
         return self if instance is None else functools.partial(self, instance)
 
 
-def _rewritten(
-    weak: Callable[[], Any], transform: _Transform, static: tuple[Any, Any]
-) -> Callable[..., Any]:
+def _rewritten(weak: Callable[[], Any], transform: _Transform, static: tuple[Any, Any]) -> Callable:
     """The function that `jax.jit` traces in place of the one that `weak()` gives."""
     original = weak()
 
-    def rewritten(*args: Any, **kwargs: Any) -> Any:
+    def rewritten(*args: object, **kwargs: object) -> object:
         fun = weak()
         if jax.config.jax_disable_jit:
             return fun(*args, **kwargs)
@@ -197,21 +191,21 @@ def _rewritten(
 class _Call:
     """A call of `fun`: its arguments, and which of them reach it as they are."""
 
-    fun: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    fun: Callable
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     static_args: frozenset[int]
     static_kwargs: frozenset[str]
 
     @classmethod
     def of(
-        cls, fun: Any, args: Any, kwargs: Any, numbers: Sequence[int], names: frozenset[str]
+        cls, fun: Callable, args: Any, kwargs: Any, numbers: Sequence[int], names: frozenset[str]
     ) -> _Call:
         count = len(args)
         positions = frozenset(n % count for n in numbers if -count <= n < count)
         return cls(fun, args, kwargs, positions, names & kwargs.keys())
 
-    def traced(self, bound_axes: Sequence[tuple[Any, int]]) -> tuple[Program, list[Any]]:
+    def traced(self, bound_axes: Sequence[tuple[Hashable, int]]) -> tuple[Program, list[object]]:
         """The program of the call, and what it is to be evaluated on.
 
         Values that JAX traces outside and `fun` closes over are arguments of the program; a view of
@@ -223,7 +217,7 @@ class _Call:
         leaves, in_tree = jax.tree.flatten(opened)
         found: dict[str, Any] = {}
 
-        def flat(*leaves: Any) -> list[Any]:
+        def flat(*leaves: object) -> list[object]:
             out = self._called(*structure.unflatten(leaves))
             found["names"] = paths("result", out)
             outs, found["tree"] = jax.tree.flatten(out)
@@ -253,14 +247,14 @@ class _Call:
         )
         return _with_lifted(program, lifted), [*leaves, *lifted]
 
-    def _called(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _called(self, args: Sequence[object], kwargs: dict[str, object]) -> object:
         """What the function gives for traced arguments, and the static ones in their places."""
         rest = iter(args)
         full = [a if i in self.static_args else next(rest) for i, a in enumerate(self.args)]
         return self.fun(*full, **kwargs, **{k: self.kwargs[k] for k in self.static_kwargs})
 
 
-def _with_lifted(program: Program, lifted: Sequence[Any]) -> Program:
+def _with_lifted(program: Program, lifted: Sequence[object]) -> Program:
     """The program with the lifted values, which its jaxpr takes first, as its last argument.
 
     It is a keyword argument, so that positions mean what they mean to the user.
@@ -292,10 +286,10 @@ class _Transform:
     that it is to rewrite.
     """
 
-    run: Callable[[Program], Any]
+    run: Callable[[Program], object]
     text: str
-    bound_axes: tuple[tuple[Any, int], ...] = ()
-    key: Any = None
+    bound_axes: tuple[tuple[Hashable, int], ...] = ()
+    key: Hashable = None
 
     @classmethod
     def of(cls, passes: Passes) -> _Transform:

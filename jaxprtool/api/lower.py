@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -20,21 +20,22 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats import lowering
 from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading.trace import BoundCall, function_name, sort_out, trace_call
 
 #: With `tuple_args=None`, more arguments than these come as one tuple.
 MOST_SEPARATE_ARGUMENTS = 100
 
 Indices = int | Sequence[int]
-AxisEnv = Sequence[tuple[Any, int]]
+AxisEnv = Sequence[tuple[Hashable, int]]
 
 
 def make_jaxpr(
-    fun: Callable[..., Any],
+    fun: Callable,
     static_argnums: Indices = (),
     axis_env: AxisEnv | None = None,
     return_shape: bool = False,
-) -> Callable[..., Any]:
+) -> Callable:
     """A function that takes the arguments of `fun` and gives the closed jaxpr of `fun` on them.
 
     Positions in `static_argnums` reach `fun` as they are; `axis_env` gives named axes and their
@@ -43,7 +44,7 @@ def make_jaxpr(
     """
 
     @functools.wraps(fun)
-    def make(*args: Any, **kwargs: Any) -> Any:
+    def make(*args: object, **kwargs: object) -> object:
         program = trace_call(
             function_name(fun), fun, sort_out(fun, args, kwargs, static_argnums), axis_env
         )
@@ -53,17 +54,17 @@ def make_jaxpr(
 
 
 def xla_computation(
-    fun: Callable[..., Any],
+    fun: Callable,
     static_argnums: Indices = (),
     axis_env: AxisEnv | None = None,
-    in_parts: Any = None,
-    out_parts: Any = None,
+    in_parts: object = None,
+    out_parts: object = None,
     backend: str | None = None,
     tuple_args: bool | None = False,
     instantiate_const_outputs: bool | None = True,
     return_shape: bool = False,
     donate_argnums: Indices = (),
-) -> Callable[..., Any]:
+) -> Callable:
     """A function that takes the arguments of `fun` and gives the `XlaComputation` of `fun`.
 
     That object has `as_hlo_text()`, `as_serialized_hlo_module_proto()`, `as_hlo_dot_graph()` and
@@ -87,7 +88,7 @@ def xla_computation(
     """
 
     @functools.wraps(fun)
-    def compute(*args: Any, **kwargs: Any) -> Any:
+    def compute(*args: object, **kwargs: object) -> object:
         call = sort_out(fun, args, kwargs, static_argnums)
         program = trace_call(function_name(fun), fun, call, axis_env)
         lowering.require_sizes(program)
@@ -110,7 +111,7 @@ def xla_computation(
     return compute
 
 
-def _shapes(program: Program) -> Any:
+def _shapes(program: Program) -> object:
     """The types of the results, in their tree."""
     return jax.tree.unflatten(
         program.out_tree,
@@ -143,7 +144,7 @@ def _donated_leaves(positions: Indices, count: int, call: BoundCall) -> list[int
 
 
 def _partitions(
-    option: str, parts: Any, tree: Any, names: Sequence[str], avals: Sequence[Any]
+    option: str, parts: object, tree: object, names: Sequence[str], avals: Sequence[Aval]
 ) -> list[str | None]:
     """The HLO sharding of each flat value; None for all of them if no parts were asked for."""
     if parts is None:
@@ -159,11 +160,11 @@ def _partitions(
     return [_sharding(option, *each) for each in zip(flat, names, avals, strict=True)]
 
 
-def _is_partition(node: Any) -> bool:
+def _is_partition(node: object) -> bool:
     return node is None or isinstance(node, PartitionSpec)
 
 
-def _sharding(option: str, parts: Any, name: str, aval: Any) -> str:
+def _sharding(option: str, parts: Any, name: str, aval: Aval) -> str:
     """`{devices=[2,1]0,1}`: device numbers in order over a grid of parts."""
     if parts is None:
         return "{replicated}"

@@ -48,7 +48,7 @@ def load(
 
 
 def unzip(
-    fun: Callable[..., Any],
+    fun: Callable,
     *,
     tag: str | None = VARIABLE,
     key_args: int | tuple[int, ...] | str | None = "auto",
@@ -74,7 +74,7 @@ def unzip(
     The contract is that of Oryx's function of this name (2020-2023).
     """
 
-    def unzipped(*args: Any, **kwargs: Any) -> tuple[Program, Program]:
+    def unzipped(*args: object, **kwargs: Any) -> tuple[Program, Program]:
         program, call = trace(fun, *args, **kwargs), sort_out(fun, args, kwargs, (), ())
 
         def placed(numbers: Any) -> Any:

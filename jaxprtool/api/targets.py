@@ -13,13 +13,14 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from jaxprtool.errors import ArgumentsError, StructureError, TargetError
 from jaxprtool.files import is_device, opened_plain
@@ -29,6 +30,7 @@ from jaxprtool.ir.held import Held
 from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import leaf_paths
+from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.example import Static
@@ -45,13 +47,13 @@ class ProgramEntry:
     """A program that was read, with flat arguments to run it on; like a function's `Entry`."""
 
     program: Program
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
 
-    def trace(self, axes: Sequence[tuple[Any, int]] = ()) -> Program:
+    def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
         """The program as it was read; the named axes that are free in it are."""
         return self.program
 
-    def arguments(self) -> list[Any]:
+    def arguments(self) -> list[object]:
         """The flat arguments in the program's order: arrays, scalars or `ShapeDtypeStruct`s."""
         return list(self.values)
 
@@ -145,7 +147,9 @@ def _shown(target: str) -> str:
 # --- arguments --------------------------------------------------------------------------------
 
 
-def fitted(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def fitted(
+    program: Program, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[object, ...]:
     """The flat arguments of a call of `program`, each of the type that it takes.
 
     A Python scalar stands for an array of that type, and a flat dict of arrays, as from a file,
@@ -163,11 +167,13 @@ def fitted(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     return tuple(_fitted_leaf(*triple) for triple in triples)
 
 
-def _as_held(leaf: Any) -> Any:
+def _as_held(leaf: object) -> object:
     return Held(leaf.value) if isinstance(leaf, Static) else leaf
 
 
-def _nested(program: Program, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _nested(
+    program: Program, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """The arguments, with dicts whose names are paths made the structures that are wanted."""
     wanted, by_name = jax.tree.unflatten(program.in_tree, range(len(program.in_avals)))
     pairs = itertools.zip_longest(args, wanted[: len(args)])
@@ -201,7 +207,7 @@ def _from_paths(program: Program, arg: Any, wanted: Any) -> Any:
     return jax.tree.unflatten(tree, values)
 
 
-def _is_flat(arg: Any) -> bool:
+def _is_flat(arg: object) -> bool:
     """Whether an argument is a dict of arrays by name."""
     return isinstance(arg, dict) and all(
         isinstance(name, str) and hasattr(value, "shape") for name, value in arg.items()
@@ -212,7 +218,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:6])) + (f" and {len(names) - 6} more" * (len(names) > 6))
 
 
-def _as_saved(value: Any, aval: Any) -> Any:
+def _as_saved(value: Any, aval: Aval) -> Any:
     """A value in the type that is wanted, if it is that value in the type it was saved in.
 
     NumPy's files know no types but NumPy's: bfloat16 is saved as float32, a key as its words.
@@ -229,7 +235,7 @@ def _as_saved(value: Any, aval: Any) -> Any:
     return value
 
 
-def _fits(tree: Any, arg: Any) -> bool:
+def _fits(tree: PyTreeDef, arg: Any) -> bool:
     try:
         return bool(matched_leaves(tree, arg, ""))
     except Mismatch:
@@ -240,7 +246,7 @@ def _fits(tree: Any, arg: Any) -> bool:
 _KINDS = {bool: jnp.bool_, int: jnp.integer, float: jnp.floating, complex: jnp.complexfloating}
 
 
-def _fitted_leaf(name: str, value: Any, aval: Any) -> Any:
+def _fitted_leaf(name: str, value: Any, aval: Aval) -> Any:
     kinds = list(_KINDS)
     if aval.shape == () and type(value) in _KINDS:
         allowed = kinds[kinds.index(type(value)) :]
@@ -264,7 +270,7 @@ def _fitted_leaf(name: str, value: Any, aval: Any) -> Any:
     return value
 
 
-def _scalar(name: str, value: Any, dtype: Any) -> Any:
+def _scalar(name: str, value: Any, dtype: np.dtype) -> Any:
     # NumPy wraps what is too large for the integers of ml_dtypes.
     bounds = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else None
     try:

@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend.core import DebugInfo
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr
 from jaxprtool.passes.batch.axes import (
     BatchError,
     BatchTypeError,
@@ -32,14 +35,14 @@ from jaxprtool.passes.batch.body import batch_body
 
 
 def vmap(
-    fun: Callable[..., Any],
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    fun: Callable,
+    in_axes: object = 0,
+    out_axes: object = 0,
     axis_name: Hashable | None = None,
     axis_size: Any = None,
     spmd_axis_name: Any = None,
     sum_match: bool = False,
-) -> Callable[..., Any]:
+) -> Callable:
     """`fun` mapped over an axis of its arguments, as `jax.vmap` does it, by our batching pass.
 
     `in_axes` says which axis of each positional argument is mapped, `out_axes` where the mapped
@@ -56,7 +59,7 @@ def vmap(
     jaxcompat.check_callable(fun)
     check_axes(in_axes, out_axes, jaxcompat.vmappable_specs())
 
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def mapped(*args: object, **kwargs: object) -> object:
         values, in_tree = jax.tree.flatten((args, kwargs), is_leaf=jaxcompat.is_vmappable)
         axes = flat_in_axes(in_tree, in_axes)
         debug = jaxcompat.vmap_debug_info(fun, args, kwargs)
@@ -67,7 +70,7 @@ def vmap(
         spmd = jaxcompat.spmd_axis_names(spmd_axis_name, mesh_axes)
         axis = Axis(axis_name, size, spmd, mesh_axes)
 
-        def lane(elements: Sequence[Any]) -> tuple[list[Any], Any]:
+        def lane(elements: Sequence[object]) -> tuple[list[object], PyTreeDef]:
             args, kwargs = jax.tree.unflatten(in_tree, elements)
             return jax.tree.flatten(fun(*args, **kwargs), is_leaf=jaxcompat.is_vmappable)
 
@@ -80,14 +83,14 @@ def vmap(
 
 
 def _mapped(
-    lane: Callable[[Sequence[Any]], tuple[list[Any], Any]],
+    lane: Callable[[Sequence[object]], tuple[list[object], PyTreeDef]],
     axis: Axis,
-    values: Sequence[Any],
-    axes: Sequence[Any],
-    out_axes: Any,
+    values: Sequence[object],
+    axes: Sequence[object],
+    out_axes: object,
     sum_match: bool,
-    debug: Any,
-) -> Any:
+    debug: DebugInfo,
+) -> object:
     """The result of a function that takes flat values of one lane, and gives these and a tree."""
     lanes = jaxcompat.Lanes(axis.data, debug)
     outs, out_tree = _results(lanes, lane, axis, (values, axes), out_axes, sum_match)
@@ -96,13 +99,13 @@ def _mapped(
 
 
 def _results(
-    lanes: Any,
-    lane: Callable[..., Any],
+    lanes: jaxcompat.Lanes,
+    lane: Callable,
     axis: Axis,
-    lanes_in: Any,
-    out_axes: Any,
+    lanes_in: tuple[Sequence[object], Sequence[object]],
+    out_axes: object,
     sum_match: bool,
-) -> tuple[list[Any], Any]:
+) -> tuple[list[object], PyTreeDef]:
     """The flat results and their tree.
 
     A result of a registered type is asked for its parts first, and put together when these are
@@ -136,7 +139,7 @@ class _Part(NamedTuple):
     axis: Any
 
 
-def _noted(parts: list[_Part], place: int, axis: Axis | None, value: Any, spec: Any) -> Any:
+def _noted(parts: list[_Part], place: int, axis: Axis | None, value: object, spec: Any) -> object:
     """Note a part of a result. Gives, if there is an `axis`, an array of the part's mapped type.
 
     It is what a registered type puts together for the time being, and holds no values.
@@ -158,13 +161,13 @@ def _noted(parts: list[_Part], place: int, axis: Axis | None, value: Any, spec: 
 
 
 def _evaluated(
-    lanes: Any,
-    closed: Any,
+    lanes: jaxcompat.Lanes,
+    closed: ClosedJaxpr,
     axis: Axis,
     parts: Sequence[_Part],
-    out_tree: Any,
+    out_tree: PyTreeDef,
     sum_match: bool,
-) -> list[Any]:
+) -> list[object]:
     """The parts of the results for all lanes, each mapped along the axis that is asked for.
 
     With `sum_match`, a mapped part for which None is asked is summed over the lanes.
@@ -209,7 +212,7 @@ def _moved(value: Any, source: Dim, target: Dim, axis: Axis) -> Any:
 # --- arguments ----------------------------------------------------------------------------------
 
 
-def _mapped_type(value: Any, axis: Any) -> Any:
+def _mapped_type(value: Any, axis: object) -> Aval | None:
     """The type of an argument; None if it is not mapped, or only a registered type knows how."""
     if type(axis) is not int:
         return None
@@ -230,14 +233,14 @@ def _mapped_type(value: Any, axis: Any) -> Any:
     return aval
 
 
-def _names(fun: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
+def _names(fun: Callable, args: Sequence[object], kwargs: dict[str, object]) -> list[str]:
     """What each flat argument is called in errors: `argument params['w']`."""
     try:
         parameters = list(inspect.signature(fun).bind(*args, **kwargs).signature.parameters)
     except (TypeError, ValueError):
         parameters = []
 
-    def name(path: Any) -> str:
+    def name(path: Sequence[Any]) -> str:
         first = path[0].idx
         if first < len(parameters):
             return f"argument {parameters[first]}{jax.tree_util.keystr(path[1:])}"
@@ -253,13 +256,13 @@ def _names(fun: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
 # --- metadata -----------------------------------------------------------------------------------
 
 
-def _function_name(fun: Any) -> str:
+def _function_name(fun: Callable) -> str:
     """The name of a function, or of the one in a partial."""
     while not hasattr(fun, "__name__") and isinstance(fun, partial):
         fun = fun.func
     return getattr(fun, "__name__", "<unnamed function>")
 
 
-def _documentation(fun: Any, name: str) -> str:
+def _documentation(fun: Callable, name: str) -> str:
     text = f"`{name}` mapped over an axis that its mapped arguments have in addition."
     return f"{text}\n\nOriginal documentation:\n\n{fun.__doc__}" if fun.__doc__ else text

@@ -113,7 +113,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _show_warning(message: Any, *_: Any, **__: Any) -> None:
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     output.warning(_one_line(str(message)))
 
 

@@ -170,7 +170,7 @@ class Function:
         with self._mesh_set(), contextlib.redirect_stdout(sys.stderr):
             return entry.trace(pipeline.bound_axes)
 
-    def _mesh_set(self) -> contextlib.AbstractContextManager[Any]:
+    def _mesh_set(self) -> contextlib.AbstractContextManager[object]:
         """Set the mesh of `--mesh`: on devices, as `run` will have it, or none if they are few."""
         if not self.mesh:
             return contextlib.nullcontext()
@@ -217,12 +217,12 @@ _Traceback = Annotated[bool, OUTPUT.flag("--traceback", "Show an error's whole t
 # --- commands ---------------------------------------------------------------------------------
 
 
-def command(body: Callable[..., None]) -> Callable[..., None]:
+def command(body: Callable) -> Callable:
     """Return a function as Typer reads it: its groups of options spelled out, and `--traceback`.
 
     `cli.app` looks for `--traceback` by itself, before there is a command.
     """
-    groups: dict[str, Any] = {
+    groups: dict[str, type] = {
         name: hint for name, hint in _hints(body).items() if is_dataclass(hint)
     }
 
@@ -237,13 +237,13 @@ def command(body: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _hints(what: Any) -> dict[str, Any]:
+def _hints(what: Callable) -> dict[str, Any]:
     hints = typing.get_type_hints(what, include_extras=True)
     hints.pop("return", None)
     return hints
 
 
-def _parameters(of: Any) -> Iterator[inspect.Parameter]:
+def _parameters(of: Callable) -> Iterator[inspect.Parameter]:
     hints = _hints(of)
     for parameter in inspect.signature(of).parameters.values():
         hint = hints[parameter.name]

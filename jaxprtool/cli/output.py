@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from jaxprtool.errors import OutputError
 from jaxprtool.formats.emission import STDOUT, SUFFIXES, Emission, Format
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from jaxprtool.ir.program import Program
+    from jaxprtool.render.listing import Listing
+    from jaxprtool.render.rendering import Rendering
 
 #: Columns of a listing that goes to a file or a pipe, as `str(jaxpr)` has them.
 PIPED_WIDTH = 80
@@ -113,7 +115,7 @@ def write_prose(text: str) -> None:
 
 def write_programs(
     programs: Sequence[tuple[str, Program]],
-    render: Callable[[Program], Any],
+    render: Callable[[Program], Rendering | Listing],
     stream: TextIO | None = None,
 ) -> None:
     """Programs on stdout (or another stream), as `render` gives them.
@@ -164,7 +166,7 @@ def write_files(programs: Sequence[tuple[str, Program]], emission: Emission, out
         emission.write(programs, out)
 
 
-def write_rendered(rendered: Any, stream: TextIO | None = None) -> None:
+def write_rendered(rendered: Rendering | Listing, stream: TextIO | None = None) -> None:
     """Something that has a plain text and is a Rich renderable, for colours."""
     stream = stream or sys.stdout
     if colours(stream):
@@ -173,14 +175,14 @@ def write_rendered(rendered: Any, stream: TextIO | None = None) -> None:
         stream.write(rendered.plain() + "\n")
 
 
-def write_json(document: Any) -> None:
+def write_json(document: object) -> None:
     """A result as JSON, on stdout."""
     import json
 
     write(json.dumps(jsonable(document), indent=2, allow_nan=False))
 
 
-def jsonable(value: Any) -> Any:
+def jsonable(value: object) -> object:
     """A value with what JSON lacks (NaN, infinities, complex numbers) written as JSON can."""
     if isinstance(value, dict):
         return {str(k): jsonable(v) for k, v in value.items()}
@@ -256,7 +258,7 @@ def paged(wanted: bool) -> Iterator[None]:
 class _PagerInput:
     """The pager's stdin, which has colours and columns like the terminal that it writes to."""
 
-    def __init__(self, pipe: Any, terminal: TextIO):
+    def __init__(self, pipe: IO[str], terminal: TextIO):
         self._pipe = pipe
         self._terminal = terminal
 

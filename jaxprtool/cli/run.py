@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN
@@ -119,7 +119,7 @@ def printed_by_functions(json: bool) -> Iterator[None]:
         yield
 
 
-def save_arrays(arrays: Mapping[str, Any], file: Any) -> None:
+def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
     """Write arrays by name as `--save` does."""
     from jaxprtool.execute.summary import plain
     from jaxprtool.formats.npz import write_npz

@@ -16,6 +16,7 @@ from jaxprtool.cli.start import start_jax
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.render.documents import ShowDocument, StatsDocument
+    from jaxprtool.render.listing import Listing
     from jaxprtool.render.rendering import Rendering, ShowOptions
 
     Programs = list[tuple[str, Program]]
@@ -123,7 +124,7 @@ def _stats(program: Program, options: ShowOptions) -> Rendering:
     return tables(stats(program), width=options.width)
 
 
-def _form(format: Format) -> Callable[..., Any]:
+def _form(format: Format) -> Callable[..., Rendering | Listing]:
     """Return the function that renders a program in a format."""
     name = "listing" if format is Format.text else format.value
     return getattr(import_module(f"jaxprtool.render.{name}"), name)

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 _MAPPED = Panel("How it is mapped")
 
 
-def _in_axes(text: str) -> Any:
+def _in_axes(text: str) -> object:
     return _literal(text, "--in-axes")
 
 
-def _out_axes(text: str) -> Any:
+def _out_axes(text: str) -> object:
     return _literal(text, "--out-axes")
 
 
-def _literal(text: str, option: str) -> Any:
+def _literal(text: str, option: str) -> object:
     """Return the value that a Python literal spells. Raises ArgumentsError."""
     source = expressions.read(text, option, ArgumentsError)
     if len(source.args) != 1 or source.keywords:
@@ -38,7 +38,7 @@ def _literal(text: str, option: str) -> Any:
 
 
 _InAxes = Annotated[
-    Any,
+    object,
     _MAPPED.option(
         "--in-axes",
         "EXPR",
@@ -48,7 +48,7 @@ _InAxes = Annotated[
     ),
 ]
 _OutAxes = Annotated[
-    Any,
+    object,
     _MAPPED.option(
         "--out-axes",
         "EXPR",

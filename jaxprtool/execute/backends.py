@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 from jax.extend import backend as jax_backend
@@ -30,7 +29,7 @@ class Backend:
 
     platform: str
     version: str
-    devices: tuple[Any, ...]
+    devices: tuple[jax.Device, ...]
     default: bool
 
     @property
@@ -58,7 +57,7 @@ def backends() -> list[Backend]:
     return sorted(found, key=lambda b: (not b.default, b.platform))
 
 
-def device(platform: str | None = None, index: int = 0) -> Any:
+def device(platform: str | None = None, index: int = 0) -> jax.Device:
     """The device number `index` of a platform, or of the default one.
 
     Raises BackendError, which says what there is, if the machine has no such platform or device.

@@ -17,8 +17,8 @@ Comparison = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def difference(
-    before: Sequence[Any],
-    after: Sequence[Any],
+    before: Sequence[object],
+    after: Sequence[object],
     agree: Comparison,
     names: Sequence[str] | None = None,
 ) -> str | None:
@@ -36,7 +36,7 @@ def difference(
     return None
 
 
-def value_difference(before: Any, after: Any, agree: Comparison) -> str | None:
+def value_difference(before: object, after: object, agree: Comparison) -> str | None:
     """How two values differ, in words: their types, or where, and by how much."""
     # A literal among the results is a Python number that bears a dtype.
     a, b = (x if hasattr(x, "shape") else jnp.asarray(x) for x in (before, after))

@@ -25,7 +25,7 @@ class Event:
 
     eqn: JaxprEqn
     operands: list[Any]
-    results: Sequence[Any] = ()
+    results: Sequence[object] = ()
 
     def difference(self, other: Event) -> str | None:
         """How another call differs, in words."""
@@ -42,7 +42,7 @@ class Effects:
     earlier: Sequence[Event] = ()
     events: list[Event] = field(default_factory=list)
 
-    def call(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+    def call(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[object]:
         """The results of an equation for which `leaves_the_program` holds."""
         number, event = len(self.events), Event(eqn, operands)
         self.events.append(event)

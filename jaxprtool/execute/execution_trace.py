@@ -13,7 +13,7 @@ values without a match too, but what is computed from them matches again before 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from jaxprtool.execute.compare import as_numpy, type_of, values_agree
 from jaxprtool.execute.effects import Effects, leaves_the_program
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.interpret import Interpreter, bind, row_of
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class TracedValue:
 class ExecutionTrace(Interpreter):
     """Evaluates a program and records every execution, in order."""
 
-    def __init__(self, closed: Any, args: Sequence[Any], effects: Effects):
+    def __init__(self, closed: ClosedJaxpr, args: Sequence[Any], effects: Effects):
         self.effects = effects
         self.executions: list[Execution] = []
         #: Arguments and constants.
@@ -58,7 +58,7 @@ class ExecutionTrace(Interpreter):
         self._states: dict[int, TracedValue] = {}
         self.results = self.run(closed, [TracedValue(x) for x in args])
 
-    def constant(self, value: Any, aval: Any) -> TracedValue:
+    def constant(self, value: Any, aval: Aval) -> TracedValue:
         # A literal is a Python number that bears a dtype.
         self.inputs.append(value if hasattr(value, "shape") else jnp.asarray(value))
         return TracedValue(value)
@@ -69,11 +69,13 @@ class ExecutionTrace(Interpreter):
     def row(self, value: TracedValue, i: int) -> TracedValue:
         return TracedValue(row_of(value.data, i), value.made)
 
-    def stack(self, rows: Sequence[TracedValue], var: Any) -> TracedValue:
+    def stack(self, rows: Sequence[TracedValue], var: Var) -> TracedValue:
         makers = dict.fromkeys(maker for row in rows for maker in row.made)
         return TracedValue(super().stack([row.data for row in rows], var), tuple(makers))
 
-    def enter(self, body: Any, operands: list[Any], decider: Any = None) -> list[Any]:
+    def enter(
+        self, body: ClosedJaxpr, operands: list[Any], decider: TracedValue | None = None
+    ) -> list[Any]:
         if decider is None:
             return self.run(body, operands)
         self._deciders.append(decider)
@@ -81,7 +83,7 @@ class ExecutionTrace(Interpreter):
         self._deciders.pop()
         return results
 
-    def decided(self, values: list[Any], decider: Any) -> list[Any]:
+    def decided(self, values: list[Any], decider: TracedValue) -> list[Any]:
         return [TracedValue(value.data, (*value.made, *decider.made)) for value in values]
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> list[TracedValue]:
@@ -105,7 +107,7 @@ class ExecutionTrace(Interpreter):
         return [TracedValue(x, (execution,)) for x in results]
 
 
-def _is_array(x: Any) -> bool:
+def _is_array(x: object) -> bool:
     return not isinstance(jaxcompat.aval_of(x), jaxcompat.AbstractRef) and hasattr(x, "dtype")
 
 
@@ -113,7 +115,7 @@ class ValueIndex:
     """The values of an execution trace, to look up matches in."""
 
     def __init__(self, trace: ExecutionTrace):
-        self._groups: dict[Any, _Values] = {}
+        self._groups: dict[Hashable, _Values] = {}
         for value in trace.inputs:
             if _is_array(value):
                 self._put([(type_of(value),)], value)
@@ -121,7 +123,7 @@ class ValueIndex:
             for value in execution.results:
                 self._put(_keys(execution.eqn, value), value)
 
-    def _put(self, keys: Iterable[Any], value: Any) -> None:
+    def _put(self, keys: Iterable[Hashable], value: Any) -> None:
         array = as_numpy(value)
         for key in keys:
             self._groups.setdefault(key, _Values()).add(array)
@@ -139,7 +141,7 @@ class ValueIndex:
         return not all(self.has(value, execution.eqn) for value in execution.results)
 
 
-def _keys(eqn: JaxprEqn, value: Any) -> list[Any]:
+def _keys(eqn: JaxprEqn, value: Any) -> list[Hashable]:
     """Return the keys of the groups that a value belongs to, the narrowest first."""
     line, kind = (jaxcompat.user_frame(eqn) or ())[:2], type_of(value)
     return [(eqn.primitive.name, line, kind), (line, kind), (kind,)]

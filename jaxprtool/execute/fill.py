@@ -18,6 +18,7 @@ import numpy as np
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import Aval
 
 #: Random integers lie below this, or below the largest of their dtype.
 INTEGER_LIMIT = 8
@@ -81,7 +82,7 @@ def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 @jax.transfer_guard("allow")
-def random_array(aval: Any, seed: tuple[int, int], name: str = "argument") -> Any:
+def random_array(aval: Aval, seed: tuple[int, int], name: str = "argument") -> Any:
     """An array of an abstract value's shape and dtype, the same for the same seed.
 
     Raises ArgumentsError, which names the argument, if a dimension is symbolic or the dtype is a
@@ -107,7 +108,9 @@ def random_array(aval: Any, seed: tuple[int, int], name: str = "argument") -> An
     return _random_numbers(rng, dtype, shape)
 
 
-def _random_numbers(rng: np.random.Generator, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _random_numbers(
+    rng: np.random.Generator, dtype: np.dtype, shape: tuple[int, ...]
+) -> np.ndarray:
     if dtype == jax.dtypes.float0:
         return np.zeros(shape, dtype)
     if dtype == np.bool_:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import jax
 
 from jaxprtool.errors import OutputError, PipelineError
 from jaxprtool.execute.fill import fill
@@ -26,14 +27,14 @@ class HalvesReport:
 
     init: RunReport
     apply: RunReport
-    variables: dict[str, Any]
+    variables: dict[str, jax.Array]
     random: tuple[str, ...]
 
 
 def run_halves(
     whole: Program,
     halves: Mapping[str, Program],
-    arguments: Sequence[Any],
+    arguments: Sequence[object],
     seed: int,
     platform: str | None,
 ) -> HalvesReport:

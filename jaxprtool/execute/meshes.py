@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from jaxprtool.errors import BackendError
 from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import Aval
 
 
 def mesh_in_types(program: Program) -> AbstractMesh | None:
@@ -24,7 +25,9 @@ def mesh_in_types(program: Program) -> AbstractMesh | None:
     return next((mesh for mesh in meshes if mesh is not None), None)
 
 
-def concrete_mesh(program: Program, arguments: Sequence[Any], device: Any = None) -> Mesh | None:
+def concrete_mesh(
+    program: Program, arguments: Sequence[object], device: jax.Device | None = None
+) -> Mesh | None:
     """The mesh of devices to run a program on, or None if its types are for no mesh.
 
     It is the one that is set (`jax.set_mesh`), or that an argument is on, or else one of the first
@@ -64,18 +67,18 @@ def placed(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
     ]
 
 
-def _mesh_of(aval: Any) -> AbstractMesh | None:
+def _mesh_of(aval: Aval) -> AbstractMesh | None:
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
     return None if mesh is None or mesh.empty else mesh
 
 
-def _mesh_of_array(value: Any) -> Any:
+def _mesh_of_array(value: Any) -> Mesh | AbstractMesh | None:
     with suppress(AttributeError):
         return value.sharding.mesh
     return None
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _alike(a: AbstractMesh, b: AbstractMesh) -> bool:
     return (a.axis_names, a.axis_sizes, a.axis_types) == (
         b.axis_names,
         b.axis_sizes,

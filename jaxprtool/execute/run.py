@@ -32,7 +32,7 @@ class Output:
 
     name: str
     type: str
-    value: Any
+    value: jax.Array
 
     @property
     def summary(self) -> Summary:
@@ -59,12 +59,12 @@ class RunReport:
     """What a run gave: the devices it ran on, the times, the results."""
 
     name: str
-    devices: tuple[Any, ...]
+    devices: tuple[jax.Device, ...]
     times: Times
     outputs: tuple[Output, ...]
 
 
-def choose_device(program: Program, platform: str | None, index: int | None) -> Any:
+def choose_device(program: Program, platform: str | None, index: int | None) -> jax.Device | None:
     """The device to put a program on, or None to leave it where JAX and the program put it.
 
     A program that names its own devices (a mesh in shard_map or in a sharding) stays on them.
@@ -92,9 +92,9 @@ def choose_device(program: Program, platform: str | None, index: int | None) -> 
     return None
 
 
-def own_devices(program: Program) -> tuple[Any, ...]:
+def own_devices(program: Program) -> tuple[jax.Device, ...]:
     """The devices that a program names itself, in meshes and shardings, at any depth."""
-    found: dict[Any, None] = {}
+    found: dict[jax.Device, None] = {}
     if program.jit is not None:
         options = (
             *program.jit.of_arguments(program.arguments),
@@ -116,7 +116,7 @@ def own_devices(program: Program) -> tuple[Any, ...]:
     return tuple(sorted(found, key=lambda d: d.id))
 
 
-def _devices_in(value: Any) -> Iterator[Any]:
+def _devices_in(value: object) -> Iterator[jax.Device]:
     if isinstance(value, tuple | list):
         for item in value:
             yield from _devices_in(item)
@@ -129,7 +129,10 @@ def _devices_in(value: Any) -> Iterator[Any]:
 
 
 def run(
-    program: Program, arguments: Sequence[Any], device: Any = None, repeat: int | None = None
+    program: Program,
+    arguments: Sequence[object],
+    device: jax.Device | None = None,
+    repeat: int | None = None,
 ) -> RunReport:
     """Compile a program, call it once, and then `repeat` times more to time it.
 
@@ -168,7 +171,7 @@ def run(
     )
 
 
-def _copied(program: Program, arguments: Sequence[Any]) -> list[Any]:
+def _copied(program: Program, arguments: Sequence[object]) -> list[object]:
     """The arguments for one call: copies of those that it donates, which are needed again."""
     donated = program.jit_keywords.get("donate_argnums", ())
     return [
@@ -178,7 +181,7 @@ def _copied(program: Program, arguments: Sequence[Any]) -> list[Any]:
 
 
 def _compile(
-    program: Program, arguments: Sequence[Any]
+    program: Program, arguments: Sequence[object]
 ) -> tuple[float | None, float | None, Callable]:
     """Seconds to lower and to compile, and a function from flat arguments to flat results.
 
@@ -202,7 +205,7 @@ def _compile(
 def _thrower(checked: Callable) -> Callable:
     """A function that raises what a function under `checkify` gives beside its results."""
 
-    def call(*flat: Any) -> Any:
+    def call(*flat: object) -> object:
         failure, outs = checked(*flat)
         failure.throw()
         return outs
@@ -210,7 +213,7 @@ def _thrower(checked: Callable) -> Callable:
     return call
 
 
-def _timed(fun: Callable, *args: Any) -> tuple[float, Any]:
+def _timed(fun: Callable, *args: object) -> tuple[float, Any]:
     """Seconds that a call took until its results and its ordered effects were there; its value."""
     start = time.perf_counter()
     value = jax.block_until_ready(fun(*args))
@@ -239,7 +242,7 @@ def failures_reported(program: Program) -> Iterator[None]:
             raise BackendError(f"{program.name} failed while it ran: {_one_line(error)}") from error
 
 
-def _devices_of(outs: Sequence[Any], device: Any) -> tuple[Any, ...]:
+def _devices_of(outs: Sequence[object], device: jax.Device | None) -> tuple[jax.Device, ...]:
     if device is not None:
         return (device,)
     # What is of dtype float0 has no data, and lies nowhere.

@@ -44,7 +44,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import JaxprEqn
 
 
-def verify(before: Program, after: Program, args: Any = None, *, seed: int = 0) -> None:
+def verify(before: Program, after: Program, args: object = None, *, seed: int = 0) -> None:
     """Raise CheckError unless both programs compute the same.
 
     `args` are the arguments of `before`, in order, as arrays or in any pytree; without them they
@@ -60,7 +60,7 @@ def verify(before: Program, after: Program, args: Any = None, *, seed: int = 0) 
     Runs(before, arguments).compare(after)
 
 
-def _flat(program: Program, args: Any) -> list[Any]:
+def _flat(program: Program, args: object) -> list[Any]:
     """The flat arguments: of a call, its keyword arguments last, or of any other pytree."""
     positional, keywords = jax.tree.unflatten(program.in_tree, program.in_avals)
     if isinstance(args, tuple | list) and len(args) == len(positional) + len(keywords):
@@ -100,7 +100,7 @@ class Runs:
     """A program on fixed arguments, run when it is first compared."""
 
     @jax.transfer_guard("allow")
-    def __init__(self, program: Program, arguments: Sequence[Any]):
+    def __init__(self, program: Program, arguments: Sequence[object]):
         self.program = program
         self._arguments = [as_array(x) for x in arguments]
         self._run: _Run | None = None
@@ -163,7 +163,7 @@ class Runs:
         return first_difference(old, new, wrong) if wrong else None
 
 
-def _differ(a: Any, b: Any) -> bool:
+def _differ(a: object, b: object) -> bool:
     return difference([a], [b], values_agree) is not None
 
 

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn, TypeGuard
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh
+from jax.tree_util import PyTreeDef
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
 from jaxprtool.ir import dtypes
@@ -43,7 +45,7 @@ class Symbols(Mapping[str, Any]):
     """Symbolic dimensions by name, all of one scope so that they can meet in one function."""
 
     def __init__(self) -> None:
-        self._scope: Any = None
+        self._scope: object = None
         self._found: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -77,7 +79,7 @@ def read_args(text: str, module: ModuleType | None = None) -> tuple[tuple, dict[
     return args, {name: reader.argument(node) for name, node in source.keywords}
 
 
-def read_strings(tree: Any, module: ModuleType | None = None) -> Any:
+def read_strings(tree: PyTreeDef, module: ModuleType | None = None) -> Any:
     """A pytree of arguments with every string in it read as one value in the notation of --args.
 
     A string in a node of a class is read if it has a bracket (`f32[3]`); else it is a leaf of the
@@ -85,10 +87,10 @@ def read_strings(tree: Any, module: ModuleType | None = None) -> Any:
     """
     symbols = Symbols()
 
-    def read(leaf: Any) -> Any:
+    def read(leaf: object) -> object:
         return _read_one(leaf, module, symbols) if _is_string(leaf) else leaf
 
-    def read_node(node: Any) -> Any:
+    def read_node(node: object) -> object:
         if _is_string(node):
             return read(node)
         return jax.tree.map(lambda x: read(x) if _is_string(x) and set(x) & set("[(") else x, node)
@@ -137,7 +139,7 @@ class _Reader:
             raise self.source.fail(node, f"{value} does not fit an i{bits}", hint)
         return value
 
-    def _dict(self, node: ast.Dict) -> dict[Any, Any]:
+    def _dict(self, node: ast.Dict) -> dict[Hashable, Any]:
         pairs = expressions.dict_items(node)
         result = {self.source.key(key, node): self.argument(value) for key, value in pairs}
         try:
@@ -182,7 +184,7 @@ class _Reader:
             raise self.source.fail_at(start, f"{text}: {' '.join(str(error).split())}") from None
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding)
 
-    def _mesh(self, text: str, start: int, parsed: types.TypeText) -> Any:
+    def _mesh(self, text: str, start: int, parsed: types.TypeText) -> AbstractMesh:
         """Return the mesh that is set, whose axes a type names."""
         mesh = jax.sharding.get_abstract_mesh()
         kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
@@ -204,7 +206,7 @@ class _Reader:
                 raise self.source.fail_at(start, message)
         return mesh
 
-    def _dtype(self, name: str, at: int) -> Any:
+    def _dtype(self, name: str, at: int) -> np.dtype:
         if name.startswith("key<"):
             kind, known = name[4:-1], dtypes.key_dtypes()
             if kind not in known:
@@ -309,7 +311,7 @@ class _Reader:
             raise self.source.fail(options["seed"], "a seed cannot be negative")
         draw = np.random.default_rng(seed).standard_normal
         if jax.dtypes.issubdtype(struct.dtype, np.complexfloating):
-            values: Any = (draw(struct.shape) + 1j * draw(struct.shape)) / math.sqrt(2)
+            values = (draw(struct.shape) + 1j * draw(struct.shape)) / math.sqrt(2)
         else:
             values = draw(struct.shape)
         return np.asarray(values).astype(struct.dtype)
@@ -330,7 +332,7 @@ class _Reader:
             dtype = dtypes.array_dtypes()[f"{kind}{64 if dtypes.x64_enabled() else 32}"]
         return np.arange(start, stop, step).astype(dtype)
 
-    def _dtype_option(self, node: ast.expr) -> Any:
+    def _dtype_option(self, node: ast.expr) -> np.dtype:
         if not isinstance(node, ast.Name):
             raise self.source.not_allowed(node, _TYPES_HINT)
         return self._dtype(node.id, self.source.start(node))
@@ -342,12 +344,12 @@ class _Reader:
         return value
 
     @jax.transfer_guard("allow")
-    def _key(self, node: ast.Call) -> Any:
+    def _key(self, node: ast.Call) -> jax.Array:
         options = self._options(node, ("seed",), ("impl",))
         implementation = self.source.literal(options["impl"]) if "impl" in options else None
         return jax.random.key(self.source.integer(options["seed"]), impl=implementation)
 
-    def _load(self, node: ast.Call) -> Any:
+    def _load(self, node: ast.Call) -> np.ndarray | Arrays:
         return load_arrays(self._string(self._options(node, ("path",))["path"]))
 
     def _ref(self, node: ast.Call) -> Any:
@@ -400,7 +402,7 @@ class _Reader:
         hint = did_you_mean(name, known) or _TYPES_HINT
         return fail(at, f"unknown name '{name}' in {self.source.what}", hint)
 
-    def _not_allowed(self, node: ast.expr) -> Any:
+    def _not_allowed(self, node: ast.expr) -> NoReturn:
         hint = _TYPES_HINT if isinstance(node, ast.Attribute) else None
         raise self.source.not_allowed(node, hint)
 
@@ -432,10 +434,10 @@ def _called(node: ast.expr) -> str | None:
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
 
 
-def _is_string(value: Any) -> bool:
+def _is_string(value: object) -> TypeGuard[str]:
     return isinstance(value, str)
 
 
-def _list(names: Any) -> str:
+def _list(names: Iterable[object]) -> str:
     shown = [str(name) for name in names]
     return ", ".join(shown[:10]) + (", ..." if len(shown) > 10 else "")

@@ -10,34 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from jaxprtool.errors import ArgumentsError
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable)
 
 
 @dataclass(frozen=True)
 class Static:
     """An argument, or a part of one, that the function gets as a Python value and not traced."""
 
-    value: Any
+    value: object
 
 
 @dataclass(frozen=True)
 class Example:
     """The arguments of a call; a string anywhere in them is read as `--args` would read it."""
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
 
 
-def static(value: Any) -> Static:
+def static(value: object) -> Static:
     """Mark an argument, or a leaf of one, as a Python value that is not traced, such as a flag."""
     return Static(value)
 
 
-def example(*args: Any, **kwargs: Any) -> Callable[[F], F]:
+def example(*args: object, **kwargs: object) -> Callable[[F], F]:
     """A decorator that gives a function example arguments, its attribute `example_args`.
 
     They are arrays, `jax.ShapeDtypeStruct`s, scalars, pytrees of them, strings in the notation of

@@ -22,7 +22,7 @@ from jaxprtool.ir.paths import path_steps
 #: Bytes; headers of models with a hundred thousand tensors are a tenth of it.
 _MAX_HEADER = 100_000_000
 
-_SAFETENSORS_DTYPES: dict[str, Any] = {
+_SAFETENSORS_DTYPES: dict[str, type] = {
     "BOOL": np.bool_,
     "U8": np.uint8,
     "I8": np.int8,
@@ -43,10 +43,10 @@ _SAFETENSORS_DTYPES: dict[str, Any] = {
 }
 
 
-class Arrays(dict[str, Any]):
+class Arrays(dict[str, np.ndarray]):
     """The arrays of a file by name. Names stay flat, whatever dots and slashes they have."""
 
-    def at(self, path: str) -> Any:
+    def at(self, path: str) -> np.ndarray | Arrays:
         """The array of this name, or those whose names are paths that begin so, as `Arrays`.
 
         These are named by the rest of their paths, `0/w`. Raises KeyError if there is none.
@@ -63,7 +63,7 @@ class Arrays(dict[str, Any]):
         return found or self[path]
 
 
-def load_arrays(path: str) -> Any:
+def load_arrays(path: str) -> np.ndarray | Arrays:
     """The array in a `.npy` file, or the `Arrays` in a `.npz` or `.safetensors` file.
 
     Raises ArgumentsError if the file cannot
@@ -87,7 +87,7 @@ def load_arrays(path: str) -> Any:
         raise ArgumentsError(f"cannot load {path!r}: {detail}") from error
 
 
-def _numpy(file: BinaryIO) -> Any:
+def _numpy(file: BinaryIO) -> np.ndarray | Arrays:
     # By its first bytes, so that numpy does not take a file of another kind for a pickle.
     start = file.read(6)
     file.seek(0)
@@ -104,7 +104,7 @@ def _numpy(file: BinaryIO) -> Any:
     return Arrays({name: loaded[name] for name in loaded.files})
 
 
-def _safetensors(file: BinaryIO) -> dict[str, np.ndarray]:
+def _safetensors(file: BinaryIO) -> Arrays:
     empty = os.fstat(file.fileno()).st_size == 0
     data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     size = int.from_bytes(data[:8], "little")

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.held import release
+from jaxprtool.jaxcompat import ClosedJaxpr
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,14 @@ class Jitted:
     """A function under `jax.jit`, and the arguments that are bound to it."""
 
     fun: Any
-    args: tuple[Any, ...] = ()
-    kwargs: tuple[tuple[str, Any], ...] = ()
+    args: tuple[object, ...] = ()
+    kwargs: tuple[tuple[str, object], ...] = ()
 
     @classmethod
     def find(cls, fun: Any) -> Jitted | None:
         """The function under `jax.jit` that a callable is, or binds arguments of."""
-        args: tuple[Any, ...] = ()
-        kwargs: dict[str, Any] = {}
+        args: tuple[object, ...] = ()
+        kwargs: dict[str, object] = {}
         while not jaxcompat.is_jitted(fun):
             if isinstance(fun, functools.partial):
                 args, kwargs = (*fun.args, *args), {**fun.keywords, **kwargs}
@@ -56,8 +57,8 @@ class Jitted:
         return places & set(range(count)), set(names)
 
     def trace(
-        self, positional: Sequence[tuple[Any, bool]], keywords: Mapping[str, tuple[Any, bool]]
-    ) -> tuple[Any, Any, jaxcompat.TracedOptions]:
+        self, positional: Sequence[tuple[object, bool]], keywords: Mapping[str, tuple[object, bool]]
+    ) -> tuple[ClosedJaxpr, object, jaxcompat.TracedOptions]:
         """The jaxpr of a call, the shapes of its results in their tree, and the options.
 
         The jaxpr takes what the call traces; what is bound, and what the call calls static and
@@ -76,8 +77,8 @@ class Jitted:
         return self._without_bound(stage, leaves)
 
     def _dynamic_leaves(
-        self, args: Sequence[tuple[Any, bool]], kwargs: dict[str, tuple[Any, bool]]
-    ) -> list[tuple[Any, bool]]:
+        self, args: Sequence[tuple[object, bool]], kwargs: dict[str, tuple[object, bool]]
+    ) -> list[tuple[object, bool]]:
         """Each flat argument that JAX traces, and whether it is to be a constant."""
         numbers, names = self._static(len(args))
         values = [pair for i, pair in enumerate(args) if i not in numbers]
@@ -86,8 +87,8 @@ class Jitted:
 
     @staticmethod
     def _without_bound(
-        stage: jax.stages.Traced, leaves: Sequence[tuple[Any, bool]]
-    ) -> tuple[Any, Any, jaxcompat.TracedOptions]:
+        stage: jax.stages.Traced, leaves: Sequence[tuple[object, bool]]
+    ) -> tuple[ClosedJaxpr, object, jaxcompat.TracedOptions]:
         captured = jaxcompat.captured_values(stage)
         told = jaxcompat.traced_options(stage)
         constants = dict(enumerate(captured))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError, described
 from jaxprtool.ir.program import Program
@@ -27,6 +27,8 @@ from jaxprtool.loading.trace import (
     sort_out,
     trace_call,
 )
+
+_Arguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
 _FACTORY_GIVES = "a factory returns (function, args) or (function, args, kwargs), args a tuple"
 
@@ -46,20 +48,20 @@ class Entry:
     """A function with the arguments to trace it on."""
 
     name: str
-    fun: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    fun: Callable
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     static_argnums: int | Sequence[int] = ()
     static_argnames: str | Sequence[str] = ()
 
-    def trace(self, axes: Sequence[tuple[Any, int]] = ()) -> Program:
+    def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
         """The Program, with these named axes free in it.
 
         Raises ArgumentsError or UserFunctionError, as `trace` does.
         """
         return trace_call(self.name, self.fun, self._call(), axes)
 
-    def arguments(self) -> list[Any]:
+    def arguments(self) -> list[object]:
         """The flat arguments in the Program's order: arrays, scalars or `ShapeDtypeStruct`s."""
         return self._call().leaves
 
@@ -99,7 +101,7 @@ def find(
     return Entry(name, fun, positional, named, static_argnums, static_argnames)
 
 
-def _call_factory(found: Target) -> tuple[Callable[..., Any], tuple[tuple, dict[str, Any]]]:
+def _call_factory(found: Target) -> tuple[Callable, _Arguments]:
     known = signature(found.value)
     if known is not None and _required(known):
         raise TargetError(
@@ -128,7 +130,7 @@ def _call_factory(found: Target) -> tuple[Callable[..., Any], tuple[tuple, dict[
 # --- example arguments ------------------------------------------------------------------------
 
 
-def _example(fun: Any, found: Target) -> tuple[tuple, dict[str, Any]] | None:
+def _example(fun: object, found: Target) -> _Arguments | None:
     """The example arguments that a callable carries, or what it wraps does."""
     for owner, bound in _wrapped(fun):
         held = getattr(owner, "example_args", None)
@@ -161,13 +163,13 @@ def _wrapped(fun: Any) -> Iterator[tuple[Any, list[functools.partial]]]:
             fun = type(fun).__call__ if callable(fun) else None
 
 
-def _module_of(owner: Any, found: Target) -> ModuleType:
+def _module_of(owner: object, found: Target) -> ModuleType:
     """Where a `ref` in an example looks: where the function was written, if that is known."""
     name = None if isinstance(owner, functools.partial) else getattr(owner, "__module__", None)
     return sys.modules.get(name or "", found.module)
 
 
-def _as_example(held: Any, found: Target) -> Example:
+def _as_example(held: object, found: Target) -> Example:
     if callable(held):
         try:
             held = held()
@@ -183,7 +185,7 @@ def _as_example(held: Any, found: Target) -> Example:
     return Example(tuple(held), {})
 
 
-def _no_arguments(fun: Callable[..., Any]) -> tuple[tuple, dict[str, Any]]:
+def _no_arguments(fun: Callable) -> _Arguments:
     """No arguments, if the function can do without; else the error that asks for them."""
     known = signature(fun)
     if known is not None and not _required(known):
@@ -219,5 +221,5 @@ def _user_error(what: str, error: BaseException) -> UserFunctionError:
     return UserFunctionError(f"{what} raised {described(error)}")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -34,7 +34,7 @@ _FORM = "write package.module:function or path/file.py:function"
 class Target:
     """A callable that a TARGET names, the module it was found in, and its path of attributes."""
 
-    value: Callable[..., Any]
+    value: Callable
     module: ModuleType
     name: str
 

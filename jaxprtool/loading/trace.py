@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from jaxprtool.ir.held import Held, release
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.jitted import Jitted
 
@@ -34,18 +35,18 @@ class BoundCall:
     the others, in order, with what is no array held in their structure.
     """
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    static_args: dict[int, Any]
-    static_kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    static_args: dict[int, object]
+    static_kwargs: dict[str, object]
 
     @property
-    def leaves(self) -> list[Any]:
+    def leaves(self) -> list[object]:
         """The flat arguments, in the order of the Program's."""
         return jax.tree.leaves((self.args, self.kwargs))
 
     @property
-    def positional(self) -> list[tuple[Any, bool]]:
+    def positional(self) -> list[tuple[object, bool]]:
         """Each positional argument, and whether it is static."""
         given = [(arg, False) for arg in self.args]
         for position, value in sorted(self.static_args.items()):
@@ -53,7 +54,7 @@ class BoundCall:
         return given
 
     @property
-    def keywords(self) -> dict[str, tuple[Any, bool]]:
+    def keywords(self) -> dict[str, tuple[object, bool]]:
         """Each keyword argument, and whether it is static."""
         traced = {name: (arg, False) for name, arg in self.kwargs.items()}
         return {name: (arg, True) for name, arg in self.static_kwargs.items()} | traced
@@ -74,13 +75,13 @@ class BoundCall:
 
 
 def trace(
-    fun: Callable[..., Any],
+    fun: Callable,
     /,
-    *args: Any,
+    *args: object,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
-    axis_env: Sequence[tuple[Any, int]] | None = None,
-    **kwargs: Any,
+    axis_env: Sequence[tuple[Hashable, int]] | None = None,
+    **kwargs: object,
 ) -> Program:
     """The Program of `fun` on these arguments, without running it.
 
@@ -101,9 +102,9 @@ def trace(
 
 def trace_call(
     name: str,
-    fun: Callable[..., Any],
+    fun: Callable,
     call: BoundCall,
-    axis_env: Sequence[tuple[Any, int]] | None = None,
+    axis_env: Sequence[tuple[Hashable, int]] | None = None,
 ) -> Program:
     """The Program, of this name, of a call that is sorted out. Raises UserFunctionError."""
     jitted = Jitted.find(fun)
@@ -133,8 +134,8 @@ def trace_call(
 
 
 def _made(
-    fun: Callable[..., Any], call: BoundCall, axis_env: Sequence[tuple[Any, int]] | None
-) -> tuple[Any, Any]:
+    fun: Callable, call: BoundCall, axis_env: Sequence[tuple[Hashable, int]] | None
+) -> tuple[ClosedJaxpr, object]:
     """The jaxpr of a call of a function that is not under `jax.jit`, and the shapes it gives."""
     traced = released(fun, **call.static_kwargs)
     make = jax.make_jaxpr(traced, axis_env=axis_env, return_shape=True)
@@ -152,7 +153,7 @@ def function_name(fun: Any) -> str:
     return str(name).strip("<>")
 
 
-def signature(fun: Callable[..., Any]) -> inspect.Signature | None:
+def signature(fun: Callable) -> inspect.Signature | None:
     """A function's signature, or None if it does not tell."""
     try:
         return inspect.signature(fun)
@@ -160,7 +161,7 @@ def signature(fun: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def shown_signature(fun: Callable[..., Any]) -> str:
+def shown_signature(fun: Callable) -> str:
     """`loss(params, x, *, training)`, without annotations and on one line, for a message."""
     known, empty = signature(fun), inspect.Signature.empty
     if known is None:
@@ -172,9 +173,9 @@ def shown_signature(fun: Callable[..., Any]) -> str:
 
 
 def sort_out(
-    fun: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    fun: Callable,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> BoundCall:
@@ -209,7 +210,7 @@ def sort_out(
     return replace(call, args=types[0], kwargs=types[1])
 
 
-def named_leaves(fun: Callable[..., Any], call: BoundCall) -> list[tuple[str, Any]]:
+def named_leaves(fun: Callable, call: BoundCall) -> list[tuple[str, object]]:
     """Each traced flat argument with its path: `x`, `params['w']`, and `args[0]` for a `*args`."""
     count = len(call.args) + len(call.static_args)
     names = _positional_names(fun, count)
@@ -234,7 +235,7 @@ def named_leaves(fun: Callable[..., Any], call: BoundCall) -> list[tuple[str, An
 # --- leaves that are no arrays ------------------------------------------------------------------
 
 
-def held(fun: Any, tree: Any) -> Any:
+def held(fun: object, tree: Any) -> Any:
     """A tree of arguments or results of a function, in which what is not traced is held."""
     scalars = not is_filtered(fun)
 
@@ -244,13 +245,13 @@ def held(fun: Any, tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf if traced(leaf) else Held(_bare(leaf)), tree)
 
 
-def released(fun: Callable[..., Any], **static_kwargs: Any) -> Callable[..., Any]:
+def released(fun: Callable, **static_kwargs: object) -> Callable:
     """A function that takes and gives trees with leaves held, and calls `fun` without that.
 
     It has the name of `fun`, and the signature that is left when `static_kwargs` are given.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         args, kwargs = release((args, kwargs))
         return held(fun, fun(*args, **kwargs, **static_kwargs))
 
@@ -261,7 +262,7 @@ def released(fun: Callable[..., Any], **static_kwargs: Any) -> Callable[..., Any
     return call
 
 
-def is_traced(leaf: Any) -> bool:
+def is_traced(leaf: object) -> bool:
     """Whether a leaf is an array or taken for one: a scalar, what has a shape and a dtype."""
     if isinstance(leaf, _SCALARS):
         return True
@@ -290,12 +291,12 @@ def is_filtered(fun: Any) -> bool:
 # --- static arguments ---------------------------------------------------------------------------
 
 
-def _bare(arg: Any) -> Any:
+def _bare(arg: object) -> object:
     return arg.value if isinstance(arg, Static) else arg
 
 
 def _static_places(
-    fun: Callable[..., Any],
+    fun: Callable,
     count: int,
     static_argnums: int | Sequence[int],
     static_argnames: str | Sequence[str],
@@ -320,7 +321,7 @@ def _static_places(
     return positions | {i for i, name in enumerate(order) if name in names}, names | named
 
 
-def _positional_names(fun: Callable[..., Any], count: int) -> list[str]:
+def _positional_names(fun: Callable, count: int) -> list[str]:
     """A name for each position: all that the signature has, or more if `count` are given."""
     known = signature(fun)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -329,7 +330,7 @@ def _positional_names(fun: Callable[..., Any], count: int) -> list[str]:
     return names + [f"{rest}[{i}]" for i in range(count - len(names))]
 
 
-def _parameter(known: inspect.Signature | None, kind: Any) -> str | None:
+def _parameter(known: inspect.Signature | None, kind: inspect._ParameterKind) -> str | None:
     parameters = known.parameters.values() if known else ()
     return next((p.name for p in parameters if p.kind is kind), None)
 
@@ -337,7 +338,7 @@ def _parameter(known: inspect.Signature | None, kind: Any) -> str | None:
 # --- checks -------------------------------------------------------------------------------------
 
 
-def _check_fit(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _check_fit(fun: Callable, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     known = signature(fun)
     if known is None:
         return
@@ -349,7 +350,7 @@ def _check_fit(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
         raise ArgumentsError(message, f"given were {given}") from None
 
 
-def _flatten(name: str, value: Any) -> list[tuple[Any, Any]]:
+def _flatten(name: str, value: object) -> list[tuple[Any, Any]]:
     try:
         return jax.tree_util.tree_flatten_with_path(value)[0]
     except ValueError as error:  # dict keys that cannot be sorted, a node used wrongly
@@ -378,7 +379,7 @@ def _check_leaf(path: str, leaf: Any) -> None:
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, jax.core.ShapedArray, np.ndarray, np.generic)
 
 
-def _as_array_type(leaf: Any) -> Any:
+def _as_array_type(leaf: object) -> object:
     """The type that an object with a shape and a dtype stands for, whoever's they are.
 
     A `tf.TensorSpec` has a dtype of TensorFlow's, a tensor one of PyTorch's; both bear the names
@@ -398,7 +399,7 @@ def _as_array_type(leaf: Any) -> Any:
         return leaf
 
 
-def _dtype(dtype: Any) -> Any:
+def _dtype(dtype: object) -> np.dtype:
     try:
         return jax.ShapeDtypeStruct((), dtype).dtype
     except TypeError:

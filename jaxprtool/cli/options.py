@@ -223,7 +223,9 @@ def command(body: Callable) -> Callable:
     `cli.app` looks for `--traceback` by itself, before there is a command.
     """
     groups: dict[str, type] = {
-        name: hint for name, hint in _hints(body).items() if is_dataclass(hint)
+        name: hint
+        for name, hint in _hints(body).items()
+        if isinstance(hint, type) and is_dataclass(hint)
     }
 
     @functools.wraps(body)
@@ -247,7 +249,7 @@ def _parameters(of: Callable) -> Iterator[inspect.Parameter]:
     hints = _hints(of)
     for parameter in inspect.signature(of).parameters.values():
         hint = hints[parameter.name]
-        if is_dataclass(hint):
+        if isinstance(hint, type) and is_dataclass(hint):
             yield from _parameters(hint)
         else:
             yield parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from jaxprtool.jaxcompat import Atom, Literal
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.simplify.layout import is_unit
 from jaxprtool.passes.simplify.pattern import Match, scalar_value
 from jaxprtool.passes.simplify.row import Outcome, Params, Row, equation
@@ -18,22 +19,21 @@ def _known(*sizes: Any) -> bool:
     return all(isinstance(size, int | np.integer) for size in sizes)
 
 
-def _bounds(params: Params) -> list[tuple[int, int, int]] | None:
-    """Start, limit and stride of a slice by dimension; None if one is symbolic."""
+def _ranges(params: Params) -> list[range] | None:
+    """The indices of a slice by dimension; None if one is symbolic."""
     starts, limits = params["start_indices"], params["limit_indices"]
     strides = params["strides"] or (1,) * len(starts)
-    if not _known(*starts, *limits, *strides):
-        return None
-    return [(int(a), int(b), int(c)) for a, b, c in zip(starts, limits, strides, strict=True)]
+    known = _known(*starts, *limits, *strides)
+    return list(map(range, starts, limits, strides)) if known else None
 
 
-def _slice(bounds: Sequence[tuple[int, int, int]]) -> Params:
-    starts, limits, strides = zip(*bounds, strict=True) if bounds else ((), (), ())
-    plain = all(stride == 1 for stride in strides)
+def _slice(ranges: Sequence[range]) -> Params:
     return {
-        "start_indices": starts,
-        "limit_indices": limits,
-        "strides": None if plain else strides,
+        "start_indices": tuple(each.start for each in ranges),
+        "limit_indices": tuple(each.stop for each in ranges),
+        "strides": (
+            None if all(each.step == 1 for each in ranges) else tuple(each.step for each in ranges)
+        ),
     }
 
 
@@ -46,32 +46,30 @@ def _whole_slice(match: Match) -> bool:
 
 
 def _slice_of_slice(match: Match) -> Params | None:
-    outer, inner = (_bounds(eqn.params) for eqn in match.eqns)
+    outer, inner = (_ranges(eqn.params) for eqn in match.eqns)
     if outer is None or inner is None or 0 in match.out.shape:
         return None
-    return _slice(
-        [
-            (start + first * stride, start + (last - 1) * stride + 1, stride * step)
-            for (first, last, step), (start, _, stride) in zip(outer, inner, strict=True)
-        ]
-    )
+    both = [r[each.start : each.stop : each.step] for each, r in zip(outer, inner, strict=True)]
+    return _slice([range(each.start, each[-1] + 1, each.step) for each in both])
 
 
 def _slice_of_part(match: Match) -> Outcome:
     """the slice falls in one operand"""
-    bounds, dim = _bounds(match.eqn.params), match.inner.params["dimension"]
-    if bounds is None or match.out.shape[dim] == 0:
+    ranges, dim = _ranges(match.eqn.params), match.inner.params["dimension"]
+    if ranges is None or match.out.shape[dim] == 0:
         return None
-    first, last, stride = bounds[dim]
     for x in match["xs"]:
-        size = x.aval.shape[dim]
+        part, size = ranges[dim], x.aval.shape[dim]
         if not _known(size):
             return None
-        if first >= 0 and last <= size:
-            bounds[dim] = first, last, stride
-            return equation(match, "slice", [x], _slice(bounds))
-        first, last = first - size, last - size
+        if part.start >= 0 and part.stop <= size:
+            return equation(match, "slice", [x], _slice(ranges))
+        ranges[dim] = _shifted(part, size)
     return None
+
+
+def _shifted(part: range, by: int) -> range:
+    return range(part.start - by, part.stop - by, part.step)
 
 
 def _slice_of_broadcast(match: Match) -> Params | None:
@@ -88,15 +86,15 @@ def _slice_of_broadcast(match: Match) -> Params | None:
 
 def _slice_of_pad(match: Match) -> Params | None:
     """the slice falls in x"""
-    bounds, padding = _bounds(match.eqn.params), match.inner.params["padding_config"]
+    ranges, padding = _ranges(match.eqn.params), match.inner.params["padding_config"]
     shape = match.aval("x").shape
-    if bounds is None or not _known(*shape) or 0 in match.out.shape:
+    if ranges is None or not _known(*shape) or 0 in match.out.shape:
         return None
     shifted = []
-    for (first, last, stride), (low, _, interior), size in zip(bounds, padding, shape, strict=True):
-        if not _known(low) or interior != 0 or first < low or last > low + size:
+    for part, (low, _, interior), size in zip(ranges, padding, shape, strict=True):
+        if not _known(low) or interior != 0 or part.start < low or part.stop > low + size:
             return None
-        shifted.append((first - int(low), last - int(low), stride))
+        shifted.append(_shifted(part, int(low)))
     return _slice(shifted)
 
 
@@ -105,14 +103,14 @@ def _constant_start(match: Match) -> Params | None:
     sizes, shape = match.eqn.params["slice_sizes"], match.aval("x").shape
     if not _known(*sizes, *shape):
         return None
-    bounds = []
+    ranges = []
     for index, size, whole in zip(match["i"], sizes, shape, strict=True):
         start = scalar_value(index, match.writer)
         if start is None:
             return None
         first = min(max(int(start), 0), whole - size)
-        bounds.append((first, first + size, 1))
-    return _slice(bounds)
+        ranges.append(range(first, first + size))
+    return _slice(ranges)
 
 
 def _whole_update(match: Match) -> bool:
@@ -161,37 +159,24 @@ def _without_empty(match: Match) -> Outcome:
 
 def _joined(match: Match) -> Outcome:
     """slices of one array follow one another"""
-    dim, writer = match.eqn.params["dimension"], match.writer
-    runs: list[tuple[Atom, list[tuple[int, int, int]] | None, Atom]] = []
+    dim = match.eqn.params["dimension"]
+    slices: list[JaxprEqn] = []
     for x in match["xs"]:
-        source, bounds = x, None
-        if (eqn := writer.defined_by(x, "slice")) is not None:
-            source, bounds = eqn.invars[0], _bounds(eqn.params)
-        if runs and bounds is not None and runs[-1][0] is source:
-            merged = _follow(runs[-1][1], bounds, dim)
-            if merged is not None:
-                runs[-1] = source, merged, x
-                continue
-        runs.append((source, bounds, x))
-    source, bounds, _ = runs[0]
-    if len(runs) > 1 or len(match["xs"]) == 1 or bounds is None:
-        return None  # one slice, with the others beside it, would be an equation more
-    return equation(match, "slice", [source], _slice(bounds))
-
-
-def _follow(
-    first: list[tuple[int, int, int]] | None, second: list[tuple[int, int, int]], dim: int
-) -> list[tuple[int, int, int]] | None:
-    """Both slices as one, if the second begins where the first ends."""
-    if first is None:
-        return None
-    for d, (a, b) in enumerate(zip(first, second, strict=True)):
-        if d != dim and a != b:
+        eqn = match.writer.defined_by(x, "slice")
+        if eqn is None or eqn.invars[0] is not (slices or [eqn])[0].invars[0]:
             return None
-    (start, middle, stride), (begin, end, step) = first[dim], second[dim]
-    if (stride, step) != (1, 1) or middle != begin:
+        slices.append(eqn)
+    ranges = [_ranges(eqn.params) for eqn in slices]
+    if len(slices) == 1 or None in ranges:
         return None
-    return [*first[:dim], (start, end, 1), *first[dim + 1 :]]
+    joined = []
+    for d, column in enumerate(zip(*ranges, strict=True)):
+        last = column[-1].stop if d == dim else column[0].stop
+        ends = all(a.stop == b.start and a.step == b.step == 1 for a, b in pairwise(column))
+        if not (ends if d == dim else len(set(column)) == 1):
+            return None
+        joined.append(range(column[0].start, last, column[0].step))
+    return equation(match, "slice", [slices[0].invars[0]], _slice(joined))
 
 
 def _one_part(match: Match) -> bool:
@@ -231,13 +216,9 @@ def _no_padding(match: Match) -> bool:
 
 def _padded_once(match: Match) -> Params | None:
     """both add the same, outside"""
-    (outer, inner), y, z = (
-        (eqn.params["padding_config"] for eqn in match.eqns),
-        match["y"],
-        match["z"],
-    )
-    if y is not z:
-        a, b = (scalar_value(atom, match.writer) for atom in (y, z))
+    outer, inner = (eqn.params["padding_config"] for eqn in match.eqns)
+    if match["y"] is not match["z"]:
+        a, b = (scalar_value(match[name], match.writer) for name in "yz")
         if a is None or b is None or a.tobytes() != b.tobytes():
             return None
     config = []

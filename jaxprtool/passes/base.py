@@ -21,6 +21,7 @@ import inspect
 import sys
 import types
 import typing
+from collections.abc import Hashable
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,7 +48,7 @@ class Pass:
         raise NotImplementedError
 
     @property
-    def bound_axes(self) -> tuple[tuple[Any, int], ...]:
+    def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
         """The named axes that the pass binds, with their sizes: free in what it is given."""
         return ()
 
@@ -113,7 +114,7 @@ def summary(cls: type[Pass]) -> str:
     return lines[0] if lines else ""
 
 
-def documentation(what: Any) -> str:
+def documentation(what: object) -> str:
     """Return all that a pass class, or a module, says of itself: its docstring and its module's."""
     module = sys.modules.get(getattr(what, "__module__", None) or "")
     return "\n\n".join(filter(None, map(inspect.getdoc, dict.fromkeys((what, module)))))

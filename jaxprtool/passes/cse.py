@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import is_flat
@@ -34,7 +34,7 @@ from jaxprtool.ir.structural_key import (
     value_key,
 )
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
 
@@ -53,7 +53,7 @@ class _Merging:
     """One run of the pass, which shares equal bodies all over the program."""
 
     def __init__(self) -> None:
-        self._bodies: dict[Hashable, Any] = {}
+        self._bodies: dict[Hashable, AnyJaxpr] = {}
 
     def visit(self, writer: Writer) -> Rule:
         _share_constants(writer)
@@ -66,11 +66,13 @@ class _Merging:
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
             like = traits(eqn)
             if like.may_merge and not (eqn.effects and not jaxcompat.only_names_axes(eqn.effects)):
-                operands: Any = [literal_key(v) if type(v) is Literal else v for v in eqn.invars]
+                operands: list[Hashable] = [
+                    literal_key(v) if type(v) is Literal else v for v in eqn.invars
+                ]
                 if like.commutative_bits and like.commutes(
                     eqn.invars[0].aval.dtype, to_the_bit=True
                 ):
-                    operands = (frozenset(operands),)
+                    operands = [frozenset(operands)]
                 key = eqn.primitive, *operands
                 index = first.setdefault(key, len(eqns))
                 if index < len(eqns) and (operation := _operation(eqn)) is not None:
@@ -85,7 +87,7 @@ class _Merging:
 
         return rule
 
-    def _shared(self, body: Any) -> Any:
+    def _shared(self, body: AnyJaxpr) -> AnyJaxpr:
         """The first of the bodies that are equal to this one."""
         try:
             return self._bodies.setdefault((structure(body), type(body)), body)
@@ -116,7 +118,7 @@ def _share_constants(writer: Writer) -> None:
     """Let equal constants of a body be the first of them. Only those of one type are looked at."""
     if len(writer.consts) != len(writer.constvars):
         return  # a body whose primitive passes the constants in its own way
-    by_type: dict[Any, list[int]] = {}
+    by_type: dict[Aval, list[int]] = {}
     for i, var in enumerate(writer.constvars):
         by_type.setdefault(var.aval, []).append(i)
     gone: set[int] = set()
@@ -134,7 +136,7 @@ def _share_constants(writer: Writer) -> None:
             held[:] = [item for i, item in enumerate(held) if i not in gone]
 
 
-def _constant_key(value: Any) -> Hashable:
+def _constant_key(value: object) -> Hashable:
     try:
         return value_key(value)
     except Keyless:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import is_not
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 
@@ -30,7 +30,7 @@ from jaxprtool.ir.regions import regions
 from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.structured import holds_jaxpr, keep, views
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
 #: `rule(used_outputs, live_inputs, eqn) -> (used_inputs, new_eqn)`. It is asked only if a result is
@@ -67,11 +67,11 @@ class Dce(Pass):
 
 
 def dce_jaxpr(
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     used_outputs: bool | Sequence[bool],
     instantiate: bool | Sequence[bool] = False,
     live_inputs: bool | Sequence[bool] = True,
-) -> tuple[Any, list[bool]]:
+) -> tuple[AnyJaxpr, list[bool]]:
     """Remove dead code from a jaxpr, as JAX's internal function of the same name does.
 
     A bool stands for a sequence of it.
@@ -114,11 +114,11 @@ _cleaned = JaxprCache()
 
 
 def dce_body(
-    body: Any,
+    body: AnyJaxpr,
     used_outputs: Sequence[bool],
     instantiate: bool | Sequence[bool] = False,
     live_inputs: bool | Sequence[bool] = True,
-) -> tuple[Any, list[bool]]:
+) -> tuple[AnyJaxpr, list[bool]]:
     """`dce_jaxpr` for a closed jaxpr whose unused constants may go as well.
 
     Gives the same object back if nothing is dead, and the same new one for the same request.
@@ -136,13 +136,13 @@ def dce_body(
 
 
 def _dce(
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     used_outputs: Sequence[bool],
     instantiate: Sequence[bool],
     live_inputs: Sequence[bool],
     *,
     constants: bool,
-) -> tuple[Any, list[bool]]:
+) -> tuple[AnyJaxpr, list[bool]]:
     """Remove dead code; `constants` says whether unused constants stay."""
     live, eqns = _live_equations(jaxpr, used_outputs, live_inputs)
     used = [flag or v in live for v, flag in zip(jaxpr.invars, instantiate, strict=True)]
@@ -163,7 +163,7 @@ def _dce(
 
 
 def _live_equations(
-    jaxpr: Any, used_outputs: Iterable[bool], live_inputs: Sequence[bool]
+    jaxpr: AnyJaxpr, used_outputs: Iterable[bool], live_inputs: Sequence[bool]
 ) -> tuple[set[Var], list[JaxprEqn]]:
     """The variables that are read, and the equations that stay, in order."""
     live = {
@@ -221,7 +221,7 @@ class _Refs:
     all_live: bool
 
     @classmethod
-    def of(cls, jaxpr: Any, live_inputs: Sequence[bool], read: set[Var]) -> _Refs:
+    def of(cls, jaxpr: AnyJaxpr, live_inputs: Sequence[bool], read: set[Var]) -> _Refs:
         if all(live_inputs) and not jaxcompat.allocates_refs(jaxpr):
             return cls(frozenset(), read, True)
         pairs = zip(jaxpr.invars, live_inputs, strict=True)
@@ -239,7 +239,7 @@ class _Refs:
             for v in eqn.invars
         ]
 
-    def dead(self, eqn: JaxprEqn) -> tuple[Any, ...]:
+    def dead(self, eqn: JaxprEqn) -> tuple[Var, ...]:
         """The refs among an equation's operands that nothing reads after it."""
         if self.all_live:
             return ()
@@ -280,7 +280,7 @@ def dce_regions(
     while grows:
         for i, out in inside.carried:
             used[i] = kept[out] = used[i] or kept[out]
-        new: list[Any] = []
+        new: list[ClosedJaxpr] = []
         reads: list[tuple[int, bool]] = []
         for body, region in zip(inside.bodies, inside.regions, strict=True):
             wanted = [out is None or kept[out] for out in region.outs]
@@ -316,7 +316,7 @@ def _fallback(
     return used, None if new is None else with_bodies(new, _clean)
 
 
-def _clean(held: Any) -> Any:
+def _clean(held: AnyJaxpr) -> AnyJaxpr:
     if held.constvars and not isinstance(held, jaxcompat.ClosedJaxpr):
         return held  # an open jaxpr whose constants its primitive passes in its own way
     closed = jaxcompat.close_jaxpr(held)

@@ -37,7 +37,7 @@ from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.ir.structured import Cond, CustomJVP, CustomVJP, view
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.dce import dce_body
 from jaxprtool.passes.inline import has_reason
@@ -71,18 +71,15 @@ class _Dropping:
     """The checks of one program; what is known of the rules of its custom derivatives, by key."""
 
     def __init__(self) -> None:
-        self._rules: dict[Hashable, Any] = {}
+        self._rules: dict[Hashable, JVPRule | VJPRule | None] = {}
         self._checked: dict[Hashable, bool] = {}
         self._forwarding: dict[Hashable, bool] = {}
         self._unchecked: dict[Hashable, Callable[[], Any]] = {}
 
-    def cleaned(self, jaxpr: Any) -> Any:
+    def cleaned(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
         """The jaxpr without checks and what only they needed; the same object if it has none."""
-        left = self._dropped(jaxpr)
+        left = rewrite(jaxpr, self._visitor)
         return left if left is jaxpr else dce_body(left, [True] * len(left.outvars), True)[0]
-
-    def _dropped(self, jaxpr: Any) -> Any:
-        return rewrite(jaxpr, self._visitor)
 
     def _visitor(self, writer: Writer) -> Rule:
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
@@ -102,7 +99,9 @@ class _Dropping:
 
     # --- custom derivatives -----------------------------------------------------------------------
 
-    def _custom(self, eqn: JaxprEqn, call: Any, writer: Writer) -> Sequence[Atom] | None:
+    def _custom(
+        self, eqn: JaxprEqn, call: CustomJVP | CustomVJP, writer: Writer
+    ) -> Sequence[Atom] | None:
         if not self._has_checks(eqn):
             return None
         given = _forwarded(call.body, eqn.invars)
@@ -125,24 +124,22 @@ class _Dropping:
         """Whether there is a check in the rule of a custom call, or in rules of calls in that."""
         key = rule_key(eqn)
         if key not in self._checked:
-            self._checked[key] = self._finds_check(eqn, {key})
+            self._checked[key] = self._finds_check(eqn)
         return self._checked[key]
 
-    def _finds_check(self, eqn: JaxprEqn, seen: set[Hashable]) -> bool:
-        calls = [eqn]
+    def _finds_check(self, eqn: JaxprEqn) -> bool:
+        calls, seen = [eqn], {rule_key(eqn)}
         for _ in range(_DEEPEST_RULES):
             found = (body for call in calls for body in _bodies(self._rule(call)))
             inside = [eqn for body in found for eqn in equations(jaxcompat.open_jaxpr(body))]
             if any(map(_is_dropped, inside)):
                 return True
-            calls = []
-            for call in filter(_has_rule, inside):
-                if (key := rule_key(call)) not in seen:
-                    seen.add(key)
-                    calls.append(call)
+            by_key = {rule_key(call): call for call in inside if _has_rule(call)}
+            calls = [call for key, call in by_key.items() if key not in seen]
+            seen.update(by_key)
         return False
 
-    def _forwards(self, eqn: JaxprEqn, call: Any) -> bool:
+    def _forwards(self, eqn: JaxprEqn, call: CustomJVP | CustomVJP) -> bool:
         """Whether the rule of a call that hands its operands on does so with their tangents."""
         key = rule_key(eqn)
         if key not in self._forwarding:
@@ -152,13 +149,13 @@ class _Dropping:
                 self._forwarding = {**known, key: False}
         return self._forwarding[key]
 
-    def _rule_forwards(self, eqn: JaxprEqn, call: Any) -> bool:
+    def _rule_forwards(self, eqn: JaxprEqn, call: CustomJVP | CustomVJP) -> bool:
         rule = self._rule(eqn)
         if not isinstance(rule, JVPRule) or rule.jaxpr is None:
             return False
         if not all(rule.perturbed) or eqn.params["num_consts"]:
             return False
-        body, outs = self._dropped(rule.jaxpr), len(call.outs)
+        body, outs = rewrite(rule.jaxpr, self._visitor), len(call.outs)
         if body.effects or not all(isinstance(v, Var) for v in call.body.outvars):
             return False
         primals, tangents = body.invars[: len(call.operands)], body.invars[len(call.operands) :]
@@ -214,7 +211,7 @@ def _without_failing(cond: Cond, writer: Writer) -> Sequence[Atom] | None:
     return writer.add(cond.rebuild(branches=branches))
 
 
-def _passing_branch(cond: Cond) -> Any:
+def _passing_branch(cond: Cond) -> ClosedJaxpr | None:
     """The branch of Equinox's `error_if` that is taken where the check passes; None for others."""
     if len(cond.branches) != 2:
         return None
@@ -222,7 +219,7 @@ def _passing_branch(cond: Cond) -> Any:
     return cond.branches[failing.index(False)] if sum(failing) == 1 else None
 
 
-def _does_nothing_but_raise(branch: Any) -> bool:
+def _does_nothing_but_raise(branch: ClosedJaxpr) -> bool:
     """Whether a branch's results need a call of a function that always raises."""
     needed = {atom for atom in branch.outvars if not isinstance(atom, Literal)}
     for eqn in reversed(branch.eqns):
@@ -235,7 +232,7 @@ def _does_nothing_but_raise(branch: Any) -> bool:
     return False
 
 
-def _forwarded(body: Any, operands: Sequence[Atom]) -> Sequence[Atom] | None:
+def _forwarded(body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom] | None:
     """What a call gives whose body hands on operands and literals, and does nothing else."""
     place = {var: i for i, var in enumerate(body.invars)}
     if body.effects or any(not isinstance(v, Literal) and v not in place for v in body.outvars):
@@ -243,7 +240,7 @@ def _forwarded(body: Any, operands: Sequence[Atom]) -> Sequence[Atom] | None:
     return [v if isinstance(v, Literal) else operands[place[v]] for v in body.outvars]
 
 
-def _bodies(rule: JVPRule | VJPRule | None) -> list[Any]:
+def _bodies(rule: JVPRule | VJPRule | None) -> list[ClosedJaxpr]:
     """The jaxprs of a rule; one that only raises has none."""
     if isinstance(rule, VJPRule):
         return [rule.fwd, rule.bwd]

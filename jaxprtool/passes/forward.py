@@ -35,7 +35,7 @@ from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import Memo, Rule, Writer, rewrite
 from jaxprtool.ir.structural_key import literal_key
 from jaxprtool.ir.structured import UNASKED, Call, ShardMap, keep
-from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
 
@@ -217,7 +217,7 @@ class _Forwarding:
             return True
         return self._rename(arguments, [var for _, var in known])
 
-    def _rename(self, arguments: _Inside, atoms: Sequence[Any]) -> bool:
+    def _rename(self, arguments: _Inside, atoms: Sequence[Atom]) -> bool:
         for (number, var), atom in zip(arguments, atoms, strict=True):
             self.names[number][var] = atom
         return False
@@ -395,7 +395,7 @@ class _Forwarding:
         """Which results of a body are wanted."""
         return [out is None or self.wanted[out] for out in self.inside.regions[number].outs]
 
-    def _narrowed(self, body: Any, number: int, invars: Sequence[Var]) -> Any:
+    def _narrowed(self, body: ClosedJaxpr, number: int, invars: Sequence[Var]) -> ClosedJaxpr:
         """A closed body that takes `invars` and gives the wanted results, with variables renamed.
 
         The same request gives the same object.
@@ -415,7 +415,7 @@ def _asked(params: dict[str, tuple[Any, ...]], count: int) -> list[bool]:
     return asked
 
 
-def _scalar(writer: Writer, atom: Atom, aval: Any) -> Literal | None:
+def _scalar(writer: Writer, atom: Atom, aval: Aval) -> Literal | None:
     """The literal that an operand is in a body, where its type is `aval`; None if it is none."""
     if getattr(aval, "shape", None) != ():
         return None
@@ -445,8 +445,8 @@ def _stable_classes(labels: Sequence[Hashable], step: Sequence[int]) -> list[int
 
 
 def _narrow(
-    body: Any, names: dict[Var, Atom], invars: Sequence[Var], wanted: Sequence[bool]
-) -> Any:
+    body: ClosedJaxpr, names: dict[Var, Atom], invars: Sequence[Var], wanted: Sequence[bool]
+) -> ClosedJaxpr:
     jaxpr = jaxcompat.open_jaxpr(body)
 
     def now(atoms: Sequence[Atom]) -> list[Atom]:

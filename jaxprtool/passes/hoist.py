@@ -40,7 +40,7 @@ from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import Memo, Rule, Writer, narrow, partition, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, keep
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
 #: Results of so many bytes may leave a loop whatever they are computed from.
@@ -64,9 +64,9 @@ class _Taken:
     `used` says which arguments the rest still takes; it also takes the results of what has `left`.
     """
 
-    left: Any
+    left: ClosedJaxpr
     used: list[bool]
-    rest: Any
+    rest: ClosedJaxpr
 
 
 class _Hoisting:
@@ -179,11 +179,11 @@ def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:
     return like.expensive or holds_jaxpr(eqn.params.values())
 
 
-def _is_array(aval: Any) -> bool:
+def _is_array(aval: Aval) -> bool:
     return hasattr(aval, "dtype") and not isinstance(aval, jaxcompat.AbstractRef)
 
 
-def _bytes(aval: Any) -> Any:
+def _bytes(aval: Aval) -> Any:
     """The bytes of an array; an expression if its shape is symbolic."""
     return aval.size * itemsize(aval.dtype)
 

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, did_you_mean
@@ -39,7 +39,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, view
 from jaxprtool.ir.traits import primitives_with, traits
-from jaxprtool.jaxcompat import Atom, JaxprEqn
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.passes.base import Pass
 from jaxprtool.primitives import scope_of, sow_p
 
@@ -76,7 +76,7 @@ class Inline(Pass):
     def __call__(self, program: Program) -> Program:
         sows = Contains(lambda eqn: eqn.primitive is sow_p)
 
-        def opened(eqn: JaxprEqn) -> Any:
+        def opened(eqn: JaxprEqn) -> ClosedJaxpr | None:
             """The body of a call that may be inlined; None for every other equation."""
             if traits(eqn).call not in self.calls or (not self.force and has_reason(eqn)):
                 return None
@@ -105,18 +105,18 @@ def kinds_of_calls() -> list[str]:
     return list(dict.fromkeys(traits(name).call for name in calls))
 
 
-def _body(call: JaxprEqn) -> Any:
+def _body(call: JaxprEqn) -> ClosedJaxpr:
     """The closed jaxpr that a call runs; of a `custom_vmap`, that of the function itself."""
     seen = view(call)
     return jaxcompat.close_jaxpr(call.params["call"]) if seen is None else seen.body
 
 
-def _too_long(jaxpr: Any, opened: Callable[[JaxprEqn], Any]) -> set[Any]:
+def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None]) -> set[Jaxpr]:
     """The open bodies whose calls have to stay for the program not to grow out of bounds."""
-    calls: dict[Any, list[Any]] = {}  # the bodies to inline, by the one that calls them
+    calls: dict[Jaxpr, list[Jaxpr]] = {}  # the bodies to inline, by the one that calls them
     held = [jaxcompat.open_jaxpr(jaxpr)]  # those that an equation holds which is no such call
 
-    def explore(body: Any) -> None:
+    def explore(body: Jaxpr) -> None:
         called, others = [], []
         for eqn in () if is_flat(body) else body.eqns:
             if holds_jaxpr(eqn.params.values()):
@@ -132,11 +132,11 @@ def _too_long(jaxpr: Any, opened: Callable[[JaxprEqn], Any]) -> set[Any]:
 
     explore(held[0])
     mentions = Counter([*held, *chain.from_iterable(calls.values())])
-    stay: set[Any] = set()
+    stay: set[Jaxpr] = set()
 
-    def lengths(most: float) -> dict[Any, int]:
+    def lengths(most: float) -> dict[Jaxpr, int]:
         """How many equations each body is to have, if longer ones that are shared stay."""
-        found: dict[Any, int] = {}
+        found: dict[Jaxpr, int] = {}
         for body, inner in calls.items():
             found[body] = len(body.eqns) + sum(found[b] - 1 for b in inner if b not in stay)
             if found[body] > most and mentions[body] > 1:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -93,9 +93,9 @@ class Pipeline:
                 yield step.transform
 
     @property
-    def bound_axes(self) -> tuple[tuple[Any, int], ...]:
+    def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
         """The named axes that its passes bind: a function is traced for them with these free."""
-        axes: dict[Any, int] = {}
+        axes: dict[Hashable, int] = {}
         for step in reversed(self.steps):  # of one name, the first to bind it has its say
             axes.update(step.transform.bound_axes)
         return tuple(axes.items())
@@ -118,13 +118,15 @@ class Pipeline:
         """
         observer = observer or Observer()
         result = program
-        settled: list[Any] = [None] * len(self.steps)  # what a step was given and left as it was
+        # What each step was given last, if it left it as it was.
+        settled: dict[int, Program | Programs] = {}
         for _ in range(self.rounds):
             before = result
             for i, step in enumerate(self.steps):
-                if settled[i] is not result:
+                if settled.get(i) is not result:
                     given, result = result, _run_step(step, result, observer, check)
-                    settled[i] = result if result is given else None
+                    if result is given:
+                        settled[i] = result
             if result is before:
                 break
         return result

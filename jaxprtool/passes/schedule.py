@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
 from operator import is_not
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import Contains, donations, is_flat
 from jaxprtool.ir.liveness import Lifetimes, Liveness
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import Memo, with_bodies
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal
 from jaxprtool.passes.base import Pass
 from jaxprtool.primitives import sow_p
 
@@ -89,11 +89,11 @@ class _Scheduler:
         self._memo = Memo()
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p)
 
-    def __call__(self, jaxpr: Any) -> Any:
+    def __call__(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
         """A jaxpr, closed or open, reordered at every depth; itself if that is no better."""
         return self._memo(lambda: self._reordered(jaxpr), jaxpr)
 
-    def _reordered(self, jaxpr: Any) -> Any:
+    def _reordered(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
         body = jaxcompat.open_jaxpr(jaxpr)
         eqns = body.eqns if is_flat(body) else [with_bodies(eqn, self) for eqn in body.eqns]
         order = self._order(eqns, body.outvars)
@@ -103,7 +103,7 @@ class _Scheduler:
             return jaxpr
         return jaxcompat.with_equations(jaxpr, eqns)
 
-    def _order(self, eqns: Sequence[JaxprEqn], results: Sequence[Any]) -> Order | None:
+    def _order(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> Order | None:
         """The best order; None if that is the one there is, or nothing is known."""
         life = self._liveness.lifetimes(eqns, results)
         if life is None:

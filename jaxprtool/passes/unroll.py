@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 from jax import lax
@@ -81,10 +81,10 @@ def _unrolled(writer: Writer, scan: Scan) -> list[Atom]:
     """The results of a scan, whose iterations are written one after the other."""
     length, width = scan.length, len(scan.xs)
 
-    def elements(*xs: Any) -> list[Any]:
+    def elements(*xs: jax.Array) -> list[jax.Array]:
         return [lax.index_in_dim(x, i, keepdims=False) for i in range(length) for x in xs]
 
-    def stacked(*values: Any) -> list[Any]:
+    def stacked(*values: jax.Array) -> list[jax.Array]:
         columns = (values[i::count] for i in range(count))
         return [lax.concatenate([lax.expand_dims(v, [0]) for v in c], 0) for c in columns]
 
@@ -125,7 +125,7 @@ def _not_run(writer: Writer, scan: Scan) -> list[Atom] | None:
     if any(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) for aval in avals):
         return None
 
-    def empty(*zeros: Any) -> list[Any]:
+    def empty(*zeros: jax.Array) -> list[jax.Array]:
         pairs = zip(zeros, avals, strict=True)
         return [lax.broadcast_in_dim(zero, aval.shape, ()) for zero, aval in pairs]
 

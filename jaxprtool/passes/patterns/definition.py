@@ -7,12 +7,13 @@ there, and whether the user wants a match replaced.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxprtool.errors import (
     ArgumentsError,
@@ -23,7 +24,7 @@ from jaxprtool.errors import (
 )
 from jaxprtool.ir import dtypes
 from jaxprtool.ir.equations import named, type_of
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
 from jaxprtool.passes.dce import dce_body
 from jaxprtool.passes.patterns import types
 from jaxprtool.passes.patterns.graphs import Pattern
@@ -43,7 +44,7 @@ class Match:
     """
 
     rewrite: str
-    types: dict[str, Any]
+    types: dict[str, Aval]
     values: dict[str, Any]
     sizes: dict[str, Any]
     equations: tuple[JaxprEqn, ...]
@@ -70,7 +71,7 @@ class Definition:
     name: str
 
     def __init__(
-        self, pattern: Function, args: Sequence[Any], kwargs: dict[str, Any], name: str | None
+        self, pattern: Function, args: Sequence[object], kwargs: dict[str, object], name: str | None
     ):
         self.name = name or getattr(pattern, "__name__", "rewrite").strip("<>")
         self.__doc__ = pattern.__doc__
@@ -83,7 +84,7 @@ class Definition:
             types.declared(leaf, f"argument {path} of rewrite '{self.name}'")
             for leaf, path in zip(leaves, self.arg_names, strict=True)
         ]
-        self._outlines: dict[Any, list[Pattern]] = {}
+        self._outlines: dict[Hashable, list[Pattern]] = {}
         self._check_pattern()
 
     def to(self, replacement: Function) -> Function:
@@ -96,7 +97,7 @@ class Definition:
         self.condition = condition
         return condition
 
-    def outlines(self, floats: Any, more: int, symbolic: bool) -> list[Pattern]:
+    def outlines(self, floats: np.dtype | None, more: int, symbolic: bool) -> list[Pattern]:
         """Return the forms of the pattern at example types; None where it raises.
 
         The types have these floats, and so many dimensions for an ellipsis; there are forms with
@@ -111,7 +112,7 @@ class Definition:
             self._outlines[key] = found
         return self._outlines[key]
 
-    def _forms(self, sizes: dict[str, Any], floats: Any, more: int) -> list[Pattern]:
+    def _forms(self, sizes: dict[str, Any], floats: np.dtype | None, more: int) -> list[Pattern]:
         forms = []
         for weak in (False, True) if any(d.is_scalar for d in self.declarations) else (False,):
             avals = tuple(each.aval(sizes, floats, more, weak) for each in self.declarations)
@@ -120,7 +121,7 @@ class Definition:
         return forms
 
     def pattern_at(
-        self, avals: Sequence[Any], like: JaxprEqn | None
+        self, avals: Sequence[Aval], like: JaxprEqn | None
     ) -> tuple[Traced, list[Pattern]] | None:
         """The pattern at these types, traced in the setting of an equation, and its forms.
 
@@ -135,12 +136,12 @@ class Definition:
 
     def replacement_at(
         self,
-        avals: Sequence[Any],
+        avals: Sequence[Aval],
         like: JaxprEqn,
         match: Match,
         pattern: Traced,
-        results: Sequence[Any],
-    ) -> Any:
+        results: Sequence[Aval | None],
+    ) -> ClosedJaxpr:
         """The jaxpr of the replacement at these types, with the results wanted of it.
 
         `results` are the types of all results, None for those that are not wanted.
@@ -210,13 +211,13 @@ def _fault(form: Pattern) -> str | None:
     return None
 
 
-def _shown_effects(closed: Any) -> str:
+def _shown_effects(closed: ClosedJaxpr) -> str:
     return ", ".join(named(eqn) for eqn in closed.eqns if eqn.effects)
 
 
 def _arguments(
-    name: str, fun: Function, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Any, list[str]]:
+    name: str, fun: Function, args: Sequence[object], kwargs: dict[str, object]
+) -> tuple[object, list[str]]:
     """Return the example arguments of a pattern as `(args, kwargs)`, and a name for each leaf."""
     try:
         bound = inspect.signature(fun).bind(*args, **kwargs)

@@ -8,7 +8,7 @@ moves these about, into constants or out of loops, so they are compared by value
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import compress
 from typing import Any
@@ -20,7 +20,7 @@ from jaxprtool.ir.equations import free_variables
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 
 
 class DataflowGraph:
@@ -29,7 +29,7 @@ class DataflowGraph:
     `known` are arguments of the jaxpr that are one number throughout, with the number.
     """
 
-    def __init__(self, jaxpr: Any, known: Mapping[Var, Any] | None = None):
+    def __init__(self, jaxpr: AnyJaxpr, known: Mapping[Var, np.generic | None] | None = None):
         body = jaxcompat.open_jaxpr(jaxpr)
         self.eqns: list[JaxprEqn] = list(body.eqns)
         self.inputs: list[Var] = list(body.invars)
@@ -37,8 +37,8 @@ class DataflowGraph:
         consts = jaxpr.consts if isinstance(jaxpr, jaxcompat.ClosedJaxpr) else ()
         #: The values of its constants; those of an open jaxpr are not known.
         self.constants: dict[Var, Any] = dict(zip(body.constvars, consts, strict=False))
-        self.known: Mapping[Var, Any] = known or {}
-        self._numbers: dict[Var, Any] = {}
+        self.known: Mapping[Var, np.generic | None] = known or {}
+        self._numbers: dict[Var, np.generic | None] = {}
 
     @cached_property
     def by_primitive(self) -> dict[str, list[int]]:
@@ -49,7 +49,7 @@ class DataflowGraph:
         return dict(found)
 
     @cached_property
-    def definition(self) -> dict[Any, int]:
+    def definition(self) -> dict[Var, int]:
         """The place of the equation that defines a variable."""
         return {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
 
@@ -59,9 +59,9 @@ class DataflowGraph:
         return frozenset(range(len(self.eqns))).difference(_needed(self.eqns, self.outputs))
 
     @cached_property
-    def users(self) -> dict[Any, list[int]]:
+    def users(self) -> dict[Var, list[int]]:
         """The places of the equations that use a variable; `len(eqns)` stands for the results."""
-        found: dict[Any, list[int]] = defaultdict(list)
+        found: dict[Var, list[int]] = defaultdict(list)
         for i, eqn in enumerate(self.eqns):
             for v in eqn.invars:
                 if type(v) is not Literal:
@@ -121,9 +121,9 @@ class Pattern(DataflowGraph):
     `root` is the equation that a match is looked for from: the last one.
     """
 
-    def __init__(self, closed: Any):
+    def __init__(self, closed: ClosedJaxpr):
         super().__init__(closed)
-        varying: set[Any] = set(self.inputs)
+        varying: set[Var] = set(self.inputs)
         for eqn in self.eqns:
             if any(v in varying for v in eqn.invars if type(v) is not Literal):
                 varying.update(eqn.outvars)
@@ -148,7 +148,7 @@ class Pattern(DataflowGraph):
         return frozenset(self.eqns[i].primitive.name for i in numbers)
 
     @cached_property
-    def outline(self) -> Any:
+    def outline(self) -> Hashable:
         """The graph without its types and parameters: what tells it from others in a first look."""
         number = {v: i for i, v in enumerate(self.inputs)}
         rows = []
@@ -186,21 +186,21 @@ def _needed(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> list[int]:
     return found
 
 
-def _is_plain(aval: Any) -> bool:
+def _is_plain(aval: Aval) -> bool:
     return not isinstance(aval, jaxcompat.AbstractRef) and isinstance(aval.dtype, np.dtype)
 
 
 # --- numbers that bodies are given -------------------------------------------------------------
 
 
-def known_arguments(holders: Mapping[Any, Sequence[JaxprEqn]]) -> dict[Var, Any]:
+def known_arguments(holders: Mapping[AnyJaxpr, Sequence[JaxprEqn]]) -> dict[Var, np.generic | None]:
     """Return the arguments of bodies, each with the number that it always is, or None.
 
     A loop gets its constants, and a call its operands, from outside; where these are known to be a
     number throughout, so is the argument. `holders` has the equations in each body that hold
     bodies, as `bodies_in` gives them.
     """
-    known: dict[Var, Any] = {}
+    known: dict[Var, np.generic | None] = {}
     changed = True
     while changed:  # a number becomes unknown if callers differ, and with it what is given on
         changed = False
@@ -216,9 +216,9 @@ def known_arguments(holders: Mapping[Any, Sequence[JaxprEqn]]) -> dict[Var, Any]
     return known
 
 
-def bodies_in(jaxpr: Any) -> dict[Any, list[JaxprEqn]]:
+def bodies_in(jaxpr: AnyJaxpr) -> dict[AnyJaxpr, list[JaxprEqn]]:
     """A jaxpr and all bodies in it, outer before inner, each with its equations that hold some."""
-    found: dict[Any, list[JaxprEqn]] = {}
+    found: dict[AnyJaxpr, list[JaxprEqn]] = {}
     todo = [jaxpr]
     for body in todo:
         if body not in found:
@@ -240,6 +240,6 @@ def _arguments(eqn: JaxprEqn) -> list[tuple[Var, Atom | None]]:
     ]
 
 
-def same_number(a: Any, b: Any) -> bool:
+def same_number(a: np.generic, b: np.generic | None) -> bool:
     """Return True if a NumPy scalar is the same as another, to the bit; None is no number."""
     return b is not None and bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())

@@ -10,18 +10,19 @@ results that the replacement gives too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir import rewrite as engine
 from jaxprtool.ir.rewrite import Rule, Writer
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns import types
 from jaxprtool.passes.patterns.definition import Definition, Match
 from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, bodies_in, known_arguments
@@ -44,8 +45,8 @@ class Found:
     place: int
     gone: frozenset[int]
     operands: tuple[Atom, ...]
-    jaxpr: Any
-    results: tuple[Any, ...]
+    jaxpr: ClosedJaxpr
+    results: tuple[Var, ...]
 
 
 class Application:
@@ -55,11 +56,11 @@ class Application:
     very same object. `matches` are they, in the order in which the bodies are written.
     """
 
-    def __init__(self, rewrite: Definition, jaxpr: Any):
+    def __init__(self, rewrite: Definition, jaxpr: AnyJaxpr):
         self.matches: list[Match] = []
         self._rewrite = rewrite
-        self._traced: dict[Any, tuple[Traced, list[Pattern]] | None] = {}
-        self._made: dict[Any, Any] = {}
+        self._traced: dict[Hashable, tuple[Traced, list[Pattern]] | None] = {}
+        self._made: dict[Hashable, ClosedJaxpr] = {}
         self.result = jaxpr
         start = inlined(jaxpr, PLAIN_CALLS)
         self._bodies = bodies_in(start)
@@ -68,7 +69,7 @@ class Application:
             self.result = engine.rewrite(start, self._visit, outside_in=True)
 
     @cached_property
-    def _known(self) -> dict[Var, Any]:
+    def _known(self) -> dict[Var, np.generic | None]:
         return known_arguments(self._bodies)
 
     # --- writing --------------------------------------------------------------------------------
@@ -96,7 +97,7 @@ class Application:
 
     # --- finding --------------------------------------------------------------------------------
 
-    def _plan(self, jaxpr: Any) -> list[Found]:
+    def _plan(self, jaxpr: AnyJaxpr) -> list[Found]:
         """What is to be replaced in a body, none sharing an equation: found from the front."""
         body = DataflowGraph(jaxpr)
         outlines = [p for p in self._outlines(body) if p.needed <= body.by_primitive.keys()]
@@ -127,7 +128,7 @@ class Application:
             jaxcompat.is_symbolic_dimension(n) for aval in given for n in getattr(aval, "shape", ())
         )
         more_dims = _MORE_DIMS if any(d.more_dims for d in self._rewrite.declarations) else (0,)
-        found: dict[Any, Pattern] = {}
+        found: dict[Hashable, Pattern] = {}
         for dtype in (None, *sorted(floats, key=str)):
             for more in more_dims:
                 for pattern in self._rewrite.outlines(dtype, more, symbolic):
@@ -160,9 +161,9 @@ class Application:
 
     def _rough(
         self, body: DataflowGraph, taken: set[int], root: int, outlines: Sequence[Pattern]
-    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    ) -> Iterator[tuple[tuple[Aval, ...], dict[str, Any]]]:
         """The types that the pattern's arguments could have here, and the sizes that it names."""
-        tried: set[Any] = set()
+        tried: set[Hashable] = set()
         for outline in outlines:
             for fit in Search(outline, body, taken, in_outline, exact=False).fits(root):
                 if any(v not in fit.atoms for v in outline.inputs):
@@ -176,7 +177,7 @@ class Application:
                     yield avals, sizes
 
     def _pattern(
-        self, avals: tuple[Any, ...], like: JaxprEqn
+        self, avals: tuple[Aval, ...], like: JaxprEqn
     ) -> tuple[Traced, list[Pattern]] | None:
         """The pattern at these types, in the setting of an equation; None if it has none there."""
         key = avals, like.ctx
@@ -186,7 +187,7 @@ class Application:
 
     def _replacement(
         self, form: Pattern, fit: Fit, match: Match, traced: Traced, like: JaxprEqn
-    ) -> Any:
+    ) -> ClosedJaxpr:
         """The jaxpr of the replacement for a match, with the results that the pattern computes."""
         outs = zip(form.outputs, form.computed, strict=True)
         results = tuple(fit.atoms[v].aval if flag else None for v, flag in outs)
@@ -199,7 +200,7 @@ class Application:
 
 
 def _exact(
-    form: Pattern, body: DataflowGraph, taken: set[int], root: int, avals: Sequence[Any]
+    form: Pattern, body: DataflowGraph, taken: set[int], root: int, avals: Sequence[Aval]
 ) -> Iterator[Fit]:
     """The places of the pattern, traced at these types, that have them."""
     if form.eqns[form.root].primitive is not body.eqns[root].primitive:

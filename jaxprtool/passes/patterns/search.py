@@ -21,7 +21,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import AbstractRef, Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AbstractRef, Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, same_number
 
 #: Steps of one search; a pattern of a hundred equations takes some hundred where it fits.
@@ -34,16 +34,12 @@ _MOST_FITS = 64
 class Fit:
     """What the pattern's variables and equations are in the body."""
 
-    atoms: dict[Any, Atom]
+    atoms: dict[Var, Atom]
     places: dict[int, int]
 
 
 #: Whether an equation of the body can be this one of the pattern, operands and results apart.
 Alike = Callable[[JaxprEqn, JaxprEqn], bool]
-
-# What is left to do, as a chain: the first goal, and the rest of them. A goal is two equations by
-# their places, or two atoms, of the pattern and of the body.
-Goals = Any
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,12 @@ class _AsNumber:
     """A variable of the pattern that is one number throughout, and is to be matched as such."""
 
     var: Var
+
+
+#: Two equations by their places, or two atoms, of the pattern and of the body.
+Goal = tuple[Any, Any]
+#: What is left to do: the first goal, and the rest.
+Goals = tuple[Goal, "Goals"] | None
 
 
 class Search:
@@ -70,7 +72,7 @@ class Search:
     ):
         self.pattern, self.body, self.taken = pattern, body, taken
         self.alike, self.exact = alike, exact
-        self.atoms: dict[Any, Atom] = {}
+        self.atoms: dict[Var, Atom] = {}
         self.places: dict[int, int] = {}
         self._done: list[tuple[dict[Any, Any], Any]] = []
 
@@ -103,7 +105,7 @@ class Search:
 
     # --- one step: the ways to go on, each as goals; none if this is not one --------------------
 
-    def _atom(self, p: Atom, q: Atom) -> list[list[Any]]:
+    def _atom(self, p: Atom, q: Atom) -> list[list[Goal]]:
         if type(p) is Literal:
             return self._number(p, q)
         if p in self.atoms:
@@ -113,7 +115,7 @@ class Search:
             if p in self.pattern.constants:
                 return self._constant(p, q)
             return self._bind(p, q) if _is_array(q.aval) else []
-        ways: list[list[Any]] = []
+        ways: list[list[Goal]] = []
         made_by = None if type(q) is Literal else self.body.definition.get(q)
         if made_by is not None:
             ways = [[(place, made_by), (p, q)]]
@@ -127,12 +129,12 @@ class Search:
             return a is b
         return a.aval == b.aval and same_number(self.body.number(a), self.body.number(b))
 
-    def _bind(self, p: Any, q: Atom) -> list[list[Any]]:
+    def _bind(self, p: Var, q: Atom) -> list[list[Goal]]:
         self.atoms[p] = q
         self._done.append((self.atoms, p))
         return [[]]
 
-    def _number(self, p: Atom, q: Atom) -> list[list[Any]]:
+    def _number(self, p: Atom, q: Atom) -> list[list[Goal]]:
         """The pattern wants one number throughout; its type may be weak in either."""
         number = self.body.number(q)
         if number is None:
@@ -142,7 +144,7 @@ class Search:
         same = p.aval.shape == q.aval.shape and same_number(number, self.pattern.number(p))
         return [[]] if same else []
 
-    def _constant(self, p: Var, q: Atom) -> list[list[Any]]:
+    def _constant(self, p: Var, q: Atom) -> list[list[Goal]]:
         """The pattern wants a constant: an array of the same bits, or the same scalar."""
         if not self.exact:
             return self._bind(p, q)
@@ -153,7 +155,7 @@ class Search:
         same = _same_array(self.pattern.constants[p], self.body.constants[q])
         return self._bind(p, q) if same else []
 
-    def _equation(self, i: int, j: int) -> list[list[Any]]:
+    def _equation(self, i: int, j: int) -> list[list[Goal]]:
         if i in self.places:
             return [[]] if self.places[i] == j else []
         p, q = self.pattern.eqns[i], self.body.eqns[j]
@@ -196,7 +198,7 @@ class Search:
                 return i
         return min(found, default=None)
 
-    def _users(self, i: int) -> list[list[Any]]:
+    def _users(self, i: int) -> list[list[Goal]]:
         """The equations of the body that could have the place of the pattern's `i`."""
         operands = (self.atoms.get(v) for v in self.pattern.eqns[i].invars if type(v) is Var)
         users = [self.body.users[v] for v in operands if type(v) is Var]
@@ -209,13 +211,13 @@ class Search:
             del where[key]
 
 
-def _chain(goals: list[Any], rest: Goals) -> Goals:
+def _chain(goals: list[Goal], rest: Goals) -> Goals:
     for goal in reversed(goals):
         rest = goal, rest
     return rest
 
 
-def _is_array(aval: Any) -> bool:
+def _is_array(aval: Aval) -> bool:
     return hasattr(aval, "shape") and hasattr(aval, "dtype") and not isinstance(aval, AbstractRef)
 
 
@@ -263,17 +265,17 @@ def same_parameters(p: JaxprEqn, q: JaxprEqn) -> bool:
         return False
 
 
-def _same_settings(a: Any, b: Any) -> bool:
+def _same_settings(a: object, b: object) -> bool:
     return jaxcompat.context_settings(a) == jaxcompat.context_settings(b)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if type(value) is tuple:
         return all(map(_is_plain, value))
     return isinstance(value, _PLAIN)
 
 
-def _alone(eqn: JaxprEqn) -> Any:
+def _alone(eqn: JaxprEqn) -> Jaxpr:
     operands = [Var(v.aval) for v in eqn.invars]
     outs = [Var(v.aval) for v in eqn.outvars]
     alone = eqn.replace(invars=operands, outvars=outs)

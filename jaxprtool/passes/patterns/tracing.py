@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir import dtypes
 from jaxprtool.ir.program import Program
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
 from jaxprtool.passes.inline import Inline
 
 #: Calls are inlined, in patterns as in the programs that they are looked for in.
@@ -27,10 +28,10 @@ class Traced:
     def __init__(
         self,
         fun: Callable[..., Any],
-        in_tree: Any,
-        avals: Sequence[Any],
+        in_tree: PyTreeDef,
+        avals: Sequence[Aval],
         like: JaxprEqn | None = None,
-        results: Sequence[Any] | None = None,
+        results: Sequence[Aval | None] | None = None,
     ):
         """Trace it in the setting of an equation; results become as weakly typed as `results`.
 
@@ -38,7 +39,7 @@ class Traced:
         """
         trees = []
 
-        def flat(*leaves: Any) -> list[Any]:
+        def flat(*leaves: jax.Array) -> list[jax.Array]:
             args, kwargs = jax.tree.unflatten(in_tree, leaves)
             outs, tree = jax.tree.flatten(fun(*args, **kwargs))
             trees.append(tree)
@@ -53,21 +54,21 @@ class Traced:
         self.out_tree = trees[-1]
 
     @property
-    def out_avals(self) -> list[Any]:
+    def out_avals(self) -> list[Aval]:
         return [v.aval for v in self.closed.outvars]
 
-    def forms(self) -> list[Any]:
+    def forms(self) -> list[ClosedJaxpr]:
         """The jaxprs to look for: functions with custom derivatives as calls, and inlined."""
         bare = inlined(self.closed, ALL_CALLS)
         return [self.closed] if bare is self.closed else [self.closed, bare]
 
 
-def inlined(closed: Any, inline: Inline) -> Any:
+def inlined(closed: ClosedJaxpr, inline: Inline) -> ClosedJaxpr:
     """A closed jaxpr after inlining; the same object if there is nothing to inline."""
     return inline(Program("pattern", closed, None, None, (), ())).jaxpr
 
 
-def _with_weakness(x: Any, aval: Any) -> Any:
+def _with_weakness(x: jax.Array, aval: Aval | None) -> jax.Array:
     """A value with the weak or strong type that it is expected to have; others are left alone."""
     now = jax.typeof(x)
     if aval is None or not hasattr(now, "weak_type"):
@@ -78,7 +79,7 @@ def _with_weakness(x: Any, aval: Any) -> Any:
     return convert(x, new_dtype=aval.dtype, weak_type=aval.weak_type, sharding=None)
 
 
-def _wide(avals: Sequence[Any]) -> Any:
+def _wide(avals: Sequence[Aval]) -> AbstractContextManager[None]:
     """64-bit types stay as they are, whatever JAX's configuration is by now."""
     narrow = not any(dtypes.needs_x64(aval.dtype) for aval in avals)
     return nullcontext() if narrow else jax.enable_x64(True)

@@ -17,12 +17,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir import dtypes
 from jaxprtool.ir.notation import expressions, types
 from jaxprtool.ir.notation.types import Size
+from jaxprtool.jaxcompat import Aval
 
 _HINT = "types are written as a jaxpr prints them: f32[n,d], bf16[...,8,n], i32[]"
 
@@ -33,7 +35,7 @@ _KINDS = (jax.dtypes.prng_key, jnp.bool_, jnp.integer, jnp.floating, jnp.complex
 class Declared:
     """One declared type."""
 
-    dtype: Any
+    dtype: np.dtype
     dims: tuple[int | Size, ...]
     more_dims: bool = False
 
@@ -42,8 +44,12 @@ class Declared:
         return not self.dims and not self.more_dims
 
     def aval(
-        self, sizes: Mapping[str, Any], floats: Any = None, more: int = 0, weak: bool = False
-    ) -> Any:
+        self,
+        sizes: Mapping[str, Any],
+        floats: np.dtype | None = None,
+        more: int = 0,
+        weak: bool = False,
+    ) -> Aval:
         """A type of this declaration, with these sizes for the names.
 
         `floats` is the dtype of those declared as floats, if not their own; `more` is how many
@@ -55,7 +61,7 @@ class Declared:
         return jaxcompat.array_type(shape, dtype, weak and self.is_scalar)
 
 
-def declared(value: Any, what: str) -> Declared:
+def declared(value: object, what: str) -> Declared:
     """The declaration that a leaf of the example arguments is; `what` is its name for messages.
 
     Raises ArgumentsError for what is none.
@@ -70,7 +76,7 @@ def declared(value: Any, what: str) -> Declared:
         raise ArgumentsError(f"{what} is declared by a {kind}, which is no type", _HINT) from None
 
 
-def kind(dtype: Any) -> Any:
+def kind(dtype: np.dtype) -> Any:
     """The kind of a dtype, of which all match each other."""
     return next((each for each in _KINDS if jax.dtypes.issubdtype(dtype, each)), dtype)
 
@@ -97,7 +103,7 @@ def symbolic_sizes(names: Sequence[str]) -> dict[str, Any]:
     return dict(zip(names, symbols, strict=True))
 
 
-def sizes_in(declarations: Sequence[Declared], avals: Sequence[Any]) -> dict[str, Any] | None:
+def sizes_in(declarations: Sequence[Declared], avals: Sequence[Aval]) -> dict[str, Any] | None:
     """The sizes by name with which values of these types are as declared; None if they are not."""
     sizes: dict[str, Any] = {}
     expected: list[tuple[Size, Any]] = []
@@ -116,7 +122,7 @@ def sizes_in(declarations: Sequence[Declared], avals: Sequence[Any]) -> dict[str
     return sizes if all(_equal(dim(sizes), size) for dim, size in expected) else None
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal(a: object, b: object) -> bool:
     try:
         return bool(a == b)
     except Exception:  # of symbolic dimensions, that cannot be told

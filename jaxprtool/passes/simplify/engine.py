@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 
 from jaxprtool.errors import PluginError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal
 from jaxprtool.passes.simplify.conditions import NEVER_INEXACT, is_inexact
 from jaxprtool.passes.simplify.pattern import (
     Match,
@@ -46,7 +45,7 @@ _Table = dict[str, tuple[_Rows, _Rows]]
 _CONSTANT = "a constant"
 
 
-def simplified(jaxpr: Any, rows: Sequence[Row], *, fast: bool) -> Any:
+def simplified(jaxpr: AnyJaxpr, rows: Sequence[Row], *, fast: bool) -> AnyJaxpr:
     """`jaxpr` with the rows applied in it, at every depth; the same object if none applies.
 
     Raises PluginError if rows undo each other for ever.

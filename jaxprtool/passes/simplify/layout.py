@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,7 @@ from jaxprtool.passes.simplify.pattern import Match
 from jaxprtool.passes.simplify.row import Outcome, Params, Row, equation
 
 
-def is_unit(size: Any) -> bool:
+def is_unit(size: object) -> bool:
     """Whether a size is 1; a symbolic one is not, whatever it may come to be."""
     return isinstance(size, int | np.integer) and size == 1
 
@@ -78,7 +77,7 @@ def _through(match: Match) -> Outcome:
     return outer.replace(primitive=unary.primitive, invars=operands, params=unary.params)
 
 
-def _is_many(size: Any) -> bool:
+def _is_many(size: object) -> bool:
     return isinstance(size, int | np.integer) and bool(size > 1)
 
 
@@ -114,7 +113,7 @@ def _broadcast_of_reshaped(match: Match) -> Params | None:
     return None if dims is None else {**match.eqn.params, "broadcast_dimensions": dims}
 
 
-def _placed(sizes: Sequence[Any], kept: Sequence[int], rank: int) -> tuple[int, ...] | None:
+def _placed(sizes: Sequence[object], kept: Sequence[int], rank: int) -> tuple[int, ...] | None:
     """Increasing dimensions for sizes: `kept` for those that are not 1, free ones for the rest."""
     dims: list[int] = []
     bounds = iter([*kept, rank])
@@ -179,7 +178,7 @@ def _absorbed(match: Match, primitive: str, params: Params) -> Outcome:
     return equation(match, primitive, operands, params)
 
 
-def _meet(operands: Sequence[Atom], shape: Sequence[Any]) -> bool:
+def _meet(operands: Sequence[Atom], shape: Sequence[object]) -> bool:
     """Whether operands, scalars or of the rank of the result, have its shape together."""
     shapes = [v.aval.shape for v in operands if v.aval.shape != ()]
     if any(len(each) != len(shape) for each in shapes):

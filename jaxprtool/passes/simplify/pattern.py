@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxprtool.ir.rewrite import Writer
 from jaxprtool.ir.traits import primitives_with, traits
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var, open_jaxpr
+from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal, Var, open_jaxpr
 
 #: What a pattern may call primitives of a kind.
 CLASSES: dict[str, tuple[str, ...]] = {
@@ -139,7 +139,7 @@ class Uses:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._counts: Counter[Any] | None = None
+        self._counts: Counter[Var] | None = None
         #: What other variables have become: it is read in their places.
         self.aliases: set[Var] = set()
         #: Equations that nothing reads once the one that is being replaced is written anew.
@@ -193,11 +193,11 @@ class Match:
         return self.eqns[1]
 
     @property
-    def out(self) -> Any:
+    def out(self) -> Aval:
         """The type of the result."""
         return self.eqns[0].outvars[0].aval
 
-    def aval(self, name: str) -> Any:
+    def aval(self, name: str) -> Aval:
         return self.names[name].aval
 
     def value(self, name: str) -> np.ndarray:

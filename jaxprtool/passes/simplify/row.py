@@ -121,7 +121,7 @@ class Row:
 PARAMS: dict[str, Params] = {"mul": {"out_dtype": None}}
 
 
-def _said(function: Callable[..., Any]) -> str:
+def _said(function: Callable[..., object]) -> str:
     return (function.__doc__ or "").strip().partition("\n")[0].removesuffix(".")
 
 

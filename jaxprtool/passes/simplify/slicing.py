@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from jaxprtool.passes.simplify.pattern import Match, scalar_value
 from jaxprtool.passes.simplify.row import Outcome, Params, Row, equation
 
 
-def _known(*sizes: Any) -> bool:
+def _known(*sizes: object) -> bool:
     """Whether no size is symbolic."""
     return all(isinstance(size, int | np.integer) for size in sizes)
 

@@ -5,8 +5,7 @@ They write two equations for three or more, and so want those inside to have no 
 
 from __future__ import annotations
 
-from typing import Any
-
+from jaxprtool.jaxcompat import Var
 from jaxprtool.passes.simplify.conditions import floats, real
 from jaxprtool.passes.simplify.layout import unasked
 from jaxprtool.passes.simplify.pattern import Match
@@ -50,7 +49,7 @@ def _sign_to_sum(match: Match) -> Outcome:
     return equation(match, name, [match["z"], _without_sign(match)], {})
 
 
-def _without_sign(match: Match) -> Any:
+def _without_sign(match: Match) -> Var:
     """The product or quotient of the inner equation, of x instead of -x."""
     inner, negative = match.eqns[1], match.eqns[2].outvars[0]
     operands = [match["x"] if v is negative else v for v in inner.invars]

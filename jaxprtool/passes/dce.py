@@ -37,11 +37,11 @@ from jaxprtool.passes.base import Pass
 #: used or the equation has an effect that must stay. `live_inputs` says which operands may be read
 #: after the equation; it is False for refs alone. `new_eqn` takes the used inputs and gives the
 #: used outputs (more, if it must); None removes the equation after all.
-Rule = Callable[[Sequence[bool], Sequence[bool], JaxprEqn], tuple[list[bool], JaxprEqn | None]]
+DceRule = Callable[[Sequence[bool], Sequence[bool], JaxprEqn], tuple[list[bool], JaxprEqn | None]]
 
 #: The open table: a plug-in adds its primitive's rule by name. A primitive whose regions are known
 #: needs none.
-dce_rules: RuleTable[Rule] = RuleTable()
+dce_rules: RuleTable[DceRule] = RuleTable()
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _live_equations(
     refs = _Refs.of(jaxpr, live_inputs, live)
     jax_rules, kept = jaxcompat.jax_dce_rules(), []
     is_nested = not is_flat(jaxcompat.open_jaxpr(jaxpr))
-    rules: dict[str, Rule | None] = {}  # tables that load plug-ins are asked once for each name
+    rules: dict[str, DceRule | None] = {}  # tables that load plug-ins are asked once for each name
     for eqn in reversed(jaxpr.eqns):
         outs = eqn.outvars
         name = eqn.primitive.name
@@ -201,7 +201,7 @@ def _live_equations(
     return live, kept
 
 
-def _rule_of(primitive: str) -> Rule | None:
+def _rule_of(primitive: str) -> DceRule | None:
     """The rule of a primitive, or the rule of all whose regions are known."""
     rule, structured = dce_rules.get(primitive), views.get(primitive)
     known = structured is not None and structured.edges is not None

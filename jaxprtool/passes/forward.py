@@ -282,46 +282,34 @@ class _Forwarding:
         region, jaxpr = self.inside.regions[number], self.jaxprs[number]
         arguments = dict(zip(region.ins, jaxpr.invars, strict=True))
         nexts = dict(zip(region.back, jaxpr.outvars, strict=True))
-        nodes: dict[Hashable, int] = {}
         # What a value is known by at first: by what it starts as, or, computed inside, by itself.
-        labels: list[Hashable] = []
-        step: list[int] = []  # which value it is in the next round
-
-        def node(key: Hashable, label: Hashable) -> int:
-            if key not in nodes:
-                nodes[key] = len(labels)
-                step.append(len(labels))
-                labels.append(label)
-            return nodes[key]
-
+        labels: dict[Hashable, Hashable] = {}
+        step: dict[Hashable, Hashable] = {}  # which value it is in the next round
         for i, var, fixed in zip(region.ins, jaxpr.invars, region.fixed, strict=True):
             if fixed:
-                node(var, self._start(eqn.invars[i], var))
+                labels[var] = self._start(eqn.invars[i], var)
         loose = []
         for i, out in carried:
             atom, var = eqn.invars[i], arguments[i]
             same_types = var.aval == eqn.outvars[out].aval == atom.aval
             same_types = same_types and not self._donates(atom, eqn.outvars[out])
-            label = self._start(atom, var) if same_types else var
-            loose.append(label is not var and self._can_add(self.arguments[i]))
-            node(var, label)
+            labels[var] = self._start(atom, var) if same_types else var
+            loose.append(labels[var] is not var and self._can_add(self.arguments[i]))
         for i, _ in carried:
-            key = _key(nexts[i])
-            literal = type(nexts[i]) is Literal
-            label = (key, nexts[i].aval) if literal else nexts[i]
-            step[nodes[arguments[i]]] = node(key, label)
-        classes = _stable_classes(labels, step)
-        kinds: list[int | None] = []
-        for number, (i, _) in enumerate(carried):
-            at = nodes[arguments[i]]
-            unchanging = loose[number] and classes[at] == classes[step[at]]
-            kinds.append(None if unchanging else number)
+            after = nexts[i]
+            step[arguments[i]] = key = _key(after)
+            labels.setdefault(key, (key, after.aval) if type(after) is Literal else after)
+        numbers = {key: number for number, key in enumerate(labels)}
+        steps = [numbers[step.get(key, key)] for key in labels]
+        classes = _stable_classes(list(labels.values()), steps)
+        own = [numbers[arguments[i]] for i, _ in carried]
         chosen: dict[int, int] = {}
+        kinds: list[int | None] = [None] * len(carried)
         for number in sorted(
             range(len(carried)), key=lambda n: isinstance(eqn.outvars[carried[n][1]], DropVar)
         ):
-            if kinds[number] is not None:
-                at = nodes[arguments[carried[number][0]]]
+            at = own[number]
+            if not (loose[number] and classes[at] == classes[steps[at]]):
                 kinds[number] = chosen.setdefault(classes[at], number)
         return kinds
 

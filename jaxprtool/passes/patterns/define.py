@@ -1,19 +1,4 @@
-"""`@jaxprtool.rewrite`: a pattern, what to put in its place, and when.
-
-    @jaxprtool.rewrite(x="f32[...,n]", w="f32[n,m]", b="f32[m]")
-    def dense(x, w, b):                      # the pattern
-        return jax.nn.relu(x @ w + b)
-
-    @dense.to                                # what takes its place: of the same arguments
-    def _(x, w, b):
-        return fast.dense_relu(x, w, b)
-
-    @dense.check                             # optional: which matches
-    def _(match):
-        return match.sizes["n"] % 128 == 0
-
-A `Rewrite` is a pass: `program.apply(dense)` replaces every match.
-"""
+"""`@jaxprtool.rewrite`: a pattern, what to put in its place, and when."""
 
 from __future__ import annotations
 
@@ -23,7 +8,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PluginError
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.base import Pass
-from jaxprtool.passes.patterns.definition import Check, Definition, Function, Match
+from jaxprtool.passes.patterns.definition import Check, Definition, Match, UserFunction
 from jaxprtool.passes.patterns.plan import Application
 
 
@@ -31,8 +16,22 @@ def rewrite(*args: Any, check: Check | None = None, name: str | None = None, **k
     """A `Rewrite` from two functions: every match of the first in a program becomes the second.
 
     As a decorator of the pattern it is given the types of the pattern's arguments, by name or in
-    order; the replacement follows as `@pattern.to`, and a condition as `@pattern.check`. Called as
-    `rewrite(pattern, replacement, *types, check=None, name=None)` it does the same at once.
+    order; the replacement follows, and a condition. It is a pass: `program.apply(dense)`.
+
+        @jaxprtool.rewrite(x="f32[...,n]", w="f32[n,m]", b="f32[m]")
+        def dense(x, w, b):
+            return jax.nn.relu(x @ w + b)
+
+        @dense.to
+        def _(x, w, b):
+            return fast.dense_relu(x, w, b)
+
+        @dense.check
+        def _(match):
+            return match.sizes["n"] % 128 == 0
+
+    Called as `rewrite(pattern, replacement, *types, check=None, name=None)` it does the same at
+    once.
 
     A type is text such as `f32[n,d]`, or an example (an array, a `jax.ShapeDtypeStruct`, a
     number), and may be a pytree of these. It stands for every dtype of its kind and every size;
@@ -56,7 +55,7 @@ def rewrite(*args: Any, check: Check | None = None, name: str | None = None, **k
             made.check(check)
         return made
 
-    def decorate(pattern: Function) -> Rewrite:
+    def decorate(pattern: UserFunction) -> Rewrite:
         made = Rewrite(pattern, args, kwargs, name)
         if check is not None:
             made.check(check)

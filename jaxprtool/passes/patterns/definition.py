@@ -61,7 +61,7 @@ class Match:
         return f"{self.rewrite}({shown})" + (f" at {self.source}" if self.source else "")
 
 
-Function = Callable[..., Any]
+UserFunction = Callable[..., Any]
 Check = Callable[[Match], bool]
 
 
@@ -71,12 +71,16 @@ class Definition:
     name: str
 
     def __init__(
-        self, pattern: Function, args: Sequence[object], kwargs: dict[str, object], name: str | None
+        self,
+        pattern: UserFunction,
+        args: Sequence[object],
+        kwargs: dict[str, object],
+        name: str | None,
     ):
         self.name = name or getattr(pattern, "__name__", "rewrite").strip("<>")
         self.__doc__ = pattern.__doc__
         self.pattern = pattern
-        self.replacement: Function | None = None
+        self.replacement: UserFunction | None = None
         self.condition: Check | None = None
         given, self.arg_names = _arguments(self.name, pattern, args, kwargs)
         leaves, self.in_tree = jax.tree.flatten(given)
@@ -87,7 +91,7 @@ class Definition:
         self._outlines: dict[Hashable, list[Pattern]] = {}
         self._check_pattern()
 
-    def to(self, replacement: Function) -> Function:
+    def to(self, replacement: UserFunction) -> UserFunction:
         """Decorates the function that takes the pattern's place; it gets the same arguments."""
         self.replacement = replacement
         return replacement
@@ -216,7 +220,7 @@ def _shown_effects(closed: ClosedJaxpr) -> str:
 
 
 def _arguments(
-    name: str, fun: Function, args: Sequence[object], kwargs: dict[str, object]
+    name: str, fun: UserFunction, args: Sequence[object], kwargs: dict[str, object]
 ) -> tuple[object, list[str]]:
     """Return the example arguments of a pattern as `(args, kwargs)`, and a name for each leaf."""
     try:

@@ -42,7 +42,7 @@ class DataflowGraph:
 
     @cached_property
     def by_primitive(self) -> dict[str, list[int]]:
-        """The places of the equations of each primitive, in order."""
+        """The positions of the equations of each primitive, in order."""
         found: dict[str, list[int]] = defaultdict(list)
         for i, eqn in enumerate(self.eqns):
             found[eqn.primitive.name].append(i)
@@ -50,17 +50,17 @@ class DataflowGraph:
 
     @cached_property
     def definition(self) -> dict[Var, int]:
-        """The place of the equation that defines a variable."""
+        """The position of the equation that defines a variable."""
         return {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
 
     @cached_property
     def dead(self) -> frozenset[int]:
-        """The places of equations that nobody needs; gradients are full of them."""
+        """The positions of equations that nobody needs; gradients are full of them."""
         return frozenset(range(len(self.eqns))).difference(_needed(self.eqns, self.outputs))
 
     @cached_property
     def users(self) -> dict[Var, list[int]]:
-        """The places of the equations that use a variable; `len(eqns)` stands for the results."""
+        """The positions of the readers of a variable; `len(eqns)` stands for the results."""
         found: dict[Var, list[int]] = defaultdict(list)
         for i, eqn in enumerate(self.eqns):
             for v in eqn.invars:
@@ -71,16 +71,16 @@ class DataflowGraph:
                 found[v].append(len(self.eqns))
         return found
 
-    def dead_after(self, places: frozenset[int]) -> set[int]:
+    def dead_after(self, gone: frozenset[int]) -> set[int]:
         """The dead equations that depend on results of these equations."""
         found: set[int] = set()
-        todo = list(places)
+        todo = list(gone)
         while todo:
             for v in self.eqns[todo.pop()].outvars:
                 new = [i for i in self.users[v] if i in self.dead and i not in found]
                 found.update(new)
                 todo += new
-        return found - places
+        return found - gone
 
     def number(self, atom: Atom) -> Any:
         """The number, as a NumPy scalar, that a value is throughout; None if that is not known."""
@@ -103,10 +103,10 @@ class DataflowGraph:
             if getattr(var.aval, "shape", None) == () and _is_plain(var.aval):
                 return np.asarray(value).astype(var.aval.dtype)[()]
             return None
-        place = self.definition.get(var)
-        if place is None:
+        position = self.definition.get(var)
+        if position is None:
             return None
-        eqn = self.eqns[place]
+        eqn = self.eqns[position]
         moves = traits(eqn).gives in ("layout", "part")
         if not (moves or eqn.primitive.name == "convert_element_type") or len(eqn.invars) != 1:
             return None
@@ -137,7 +137,7 @@ class Pattern(DataflowGraph):
         self.used_inputs = [v in used for v in self.inputs]
         self.root = len(self.eqns) - 1
         #: The equations that depend on no argument.
-        self.constant_places = [
+        self.constant_positions = [
             i for i, eqn in enumerate(self.eqns) if not any(v in varying for v in eqn.outvars)
         ]
 
@@ -176,7 +176,7 @@ def _variables(eqn: JaxprEqn) -> list[Var]:
 
 
 def _needed(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> list[int]:
-    """Return the places, from the last, of the equations with effects or that results need."""
+    """Return the positions, from the last, of the equations with effects or that results need."""
     live = {v for v in results if type(v) is not Literal}
     found = []
     for i in range(len(eqns) - 1, -1, -1):

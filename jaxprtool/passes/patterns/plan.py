@@ -1,11 +1,10 @@
 """Finding what is to be replaced in a program, and writing the replacements.
 
 A match is found in three steps. The pattern as traced at its example types, without parameters and
-numbers, shows where to look, and what the pattern's arguments would be there. It is traced anew at
-exactly their types, which makes it `f32` or `bf16`, long or short, with the numbers that follow
-from sizes; and this must be found in the same place, to the last parameter and literal. Last, the
-equations must be the program's to give away: nobody else may use what they compute, but for the
-results that the replacement gives too.
+numbers, shows where to look, and what the pattern's arguments would be there. It is traced again
+at exactly these types, and must be found at the same position, to the last parameter and literal.
+Last, nobody else may use what its equations compute, but for the results that the replacement
+gives too.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _MORE_DIMS = (0, 1, 2)
 
 @dataclass(frozen=True)
 class Found:
-    """A match, and what is written at `place`, that of its last equation.
+    """A match, and what is written at `position`, that of its last equation.
 
-    `gone` are the places of its equations, and of dead ones that use them. `results` are the
+    `gone` are the positions of its equations, and of dead ones that use them. `results` are the
     variables that become the results of `jaxpr` on `operands`.
     """
 
     match: Match
-    place: int
+    position: int
     gone: frozenset[int]
     operands: tuple[Atom, ...]
     jaxpr: ClosedJaxpr
@@ -79,19 +78,19 @@ class Application:
         if not planned:
             return lambda eqn: None
         gone = frozenset().union(*(found.gone for found in planned))
-        at = {found.place: found for found in planned}
+        at = {found.position: found for found in planned}
         self.matches += [found.match for found in planned]
-        places = iter(range(len(jaxcompat.open_jaxpr(writer.body).eqns)))
+        positions = iter(range(len(jaxcompat.open_jaxpr(writer.body).eqns)))
 
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
-            place = next(places)
-            if place in at:
-                found = at[place]
+            position = next(positions)
+            if position in at:
+                found = at[position]
                 operands = [writer.lookup(v) for v in found.operands]
                 made = writer.splice(found.jaxpr, operands, eqn, keep_source=False)
                 writer.env.update(zip(found.results, made, strict=True))
                 return [writer.lookup(v) for v in eqn.outvars]
-            return eqn.outvars if place in gone else None
+            return eqn.outvars if position in gone else None
 
         return rule
 
@@ -104,15 +103,15 @@ class Application:
         if not outlines:
             return []
         body.known = self._known
-        places: dict[int, list[Pattern]] = {}
+        positions: dict[int, list[Pattern]] = {}
         for outline in outlines:
-            for place in body.by_primitive.get(outline.eqns[outline.root].primitive.name, ()):
-                places.setdefault(place, []).append(outline)
+            for position in body.by_primitive.get(outline.eqns[outline.root].primitive.name, ()):
+                positions.setdefault(position, []).append(outline)
         planned: list[Found] = []
         taken: set[int] = set()
-        for place in sorted(places):
-            each = self._replaceable(body, taken, place, places[place])
-            if place not in taken and (found := next(each, None)) is not None:
+        for position in sorted(positions):
+            each = self._replaceable(body, taken, position, positions[position])
+            if position not in taken and (found := next(each, None)) is not None:
                 planned.append(found)
                 taken |= found.gone
         return planned
@@ -121,8 +120,8 @@ class Application:
         """The outlines that the pattern could have in a body, by the types that are there."""
         given = [v.aval for v in (*body.inputs, *body.constants)]
         dtypes = {aval.dtype for aval in given if hasattr(aval, "dtype")}
-        for place in body.by_primitive.get("convert_element_type", ()):
-            dtypes.add(body.eqns[place].params["new_dtype"])
+        for position in body.by_primitive.get("convert_element_type", ()):
+            dtypes.add(body.eqns[position].params["new_dtype"])
         floats = [d for d in dtypes if types.kind(d) is jnp.floating]
         symbolic = any(
             jaxcompat.is_symbolic_dimension(n) for aval in given for n in getattr(aval, "shape", ())
@@ -202,7 +201,7 @@ class Application:
 def _exact(
     form: Pattern, body: DataflowGraph, taken: set[int], root: int, avals: Sequence[Aval]
 ) -> Iterator[Fit]:
-    """The places of the pattern, traced at these types, that have them."""
+    """The positions of the pattern, traced at these types, that have them."""
     if form.eqns[form.root].primitive is not body.eqns[root].primitive:
         return
     for fit in Search(form, body, taken, same_parameters, exact=True).fits(root):
@@ -212,28 +211,28 @@ def _exact(
 
 
 def _given_away(form: Pattern, body: DataflowGraph, fit: Fit) -> frozenset[int] | None:
-    """The places of the equations that a match replaces; None if it shares a value with others.
+    """The positions of the equations that a match replaces; None if it shares a value with others.
 
     What depends on no argument, such as an iota, may be shared, and stays then.
     """
-    gone = set(fit.places.values())
+    gone = set(fit.positions.values())
     roots = {fit.atoms[v] for v, flag in zip(form.outputs, form.computed, strict=True) if flag}
 
-    def used_up_to(var: Var, place: int) -> bool:
+    def used_up_to(var: Var, position: int) -> bool:
         users = body.users[var]
-        return any(i <= place and i not in gone and i not in body.dead for i in users)
+        return any(i <= position and i not in gone and i not in body.dead for i in users)
 
-    for i in reversed(form.constant_places):
-        place = fit.places.get(i)
-        if place is not None and any(
-            used_up_to(v, len(body.eqns)) for v in body.eqns[place].outvars
+    for i in reversed(form.constant_positions):
+        position = fit.positions.get(i)
+        if position is not None and any(
+            used_up_to(v, len(body.eqns)) for v in body.eqns[position].outvars
         ):
-            gone.discard(place)
+            gone.discard(position)
     if not gone.isdisjoint(body.dead):
         return None
     last = max(body.definition[v] for v in roots)
-    for place in gone:
-        for v in body.eqns[place].outvars:
+    for position in gone:
+        for v in body.eqns[position].outvars:
             if used_up_to(v, last if v in roots else len(body.eqns)):
                 return None
     inputs = [fit.atoms[v] for v in form.inputs]
@@ -258,6 +257,6 @@ def _match(
         {name: atom.aval for name, atom in atoms.items()},
         {name: value for name, value in values.items() if value is not None},
         sizes,
-        tuple(body.eqns[place] for place in sorted(gone)),
+        tuple(body.eqns[position] for position in sorted(gone)),
         None if frame is None else f"{frame[0]}:{frame[1]}",
     )

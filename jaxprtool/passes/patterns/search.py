@@ -26,7 +26,7 @@ from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, same_number
 
 #: Steps of one search; a pattern of a hundred equations takes some hundred where it fits.
 _MOST_STEPS = 20_000
-#: Ways to fit in one place that are looked at: operands that may be swapped make very many.
+#: Ways to fit in one position that are looked at: operands that may be swapped make very many.
 _MOST_FITS = 64
 
 
@@ -35,7 +35,7 @@ class Fit:
     """What the pattern's variables and equations are in the body."""
 
     atoms: dict[Var, Atom]
-    places: dict[int, int]
+    positions: dict[int, int]
 
 
 #: Whether an equation of the body can be this one of the pattern, operands and results apart.
@@ -49,7 +49,7 @@ class _AsNumber:
     var: Var
 
 
-#: Two equations by their places, or two atoms, of the pattern and of the body.
+#: Two equations by their positions, or two atoms, of the pattern and of the body.
 Goal = tuple[Any, Any]
 #: What is left to do: the first goal, and the rest.
 Goals = tuple[Goal, "Goals"] | None
@@ -73,11 +73,11 @@ class Search:
         self.pattern, self.body, self.taken = pattern, body, taken
         self.alike, self.exact = alike, exact
         self.atoms: dict[Var, Atom] = {}
-        self.places: dict[int, int] = {}
+        self.positions: dict[int, int] = {}
         self._done: list[tuple[dict[Any, Any], Any]] = []
 
     def fits(self, root: int) -> Iterator[Fit]:
-        """The ways in which the pattern fits with its root at this place, the first of many."""
+        """The ways in which the pattern fits with its root at this position, the first of many."""
         return islice(self._fits(root), _MOST_FITS)
 
     def _fits(self, root: int) -> Iterator[Fit]:
@@ -97,7 +97,7 @@ class Search:
                 rest = None
                 missing = self._missing()
                 if missing is None:
-                    yield Fit(dict(self.atoms), dict(self.places))
+                    yield Fit(dict(self.atoms), dict(self.positions))
                     continue
                 ways = self._users(missing)
             mark = len(self._done)
@@ -110,15 +110,15 @@ class Search:
             return self._number(p, q)
         if p in self.atoms:
             return [[]] if self._same(self.atoms[p], q) else []
-        place = self.pattern.definition.get(p)
-        if place is None:
+        position = self.pattern.definition.get(p)
+        if position is None:
             if p in self.pattern.constants:
                 return self._constant(p, q)
             return self._bind(p, q) if _is_array(q.aval) else []
         ways: list[list[Goal]] = []
         made_by = None if type(q) is Literal else self.body.definition.get(q)
         if made_by is not None:
-            ways = [[(place, made_by), (p, q)]]
+            ways = [[(position, made_by), (p, q)]]
         if self.pattern.number(p) is not None and self._number(p, q):
             ways.append([(_AsNumber(p), q)])
         return ways
@@ -156,8 +156,8 @@ class Search:
         return self._bind(p, q) if same else []
 
     def _equation(self, i: int, j: int) -> list[list[Goal]]:
-        if i in self.places:
-            return [[]] if self.places[i] == j else []
+        if i in self.positions:
+            return [[]] if self.positions[i] == j else []
         p, q = self.pattern.eqns[i], self.body.eqns[j]
         if p.primitive is not q.primitive or j in self.taken or q.effects:
             return []
@@ -165,8 +165,8 @@ class Search:
             return []
         if not self.alike(p, q):
             return []
-        self.places[i] = j
-        self._done.append((self.places, i))
+        self.positions[i] = j
+        self._done.append((self.positions, i))
         for a, b in zip(p.outvars, q.outvars, strict=True):
             if type(a) is DropVar:
                 continue
@@ -181,25 +181,25 @@ class Search:
     # --- the pattern's other roots --------------------------------------------------------------
 
     def _missing(self) -> int | None:
-        """An equation of the pattern that has no place yet, and uses a value that has one."""
-        if len(self.places) == len(self.pattern.eqns):
+        """An equation of the pattern that has no position yet, and uses a value that has one."""
+        if len(self.positions) == len(self.pattern.eqns):
             return None
         results = zip(self.pattern.outputs, self.pattern.computed, strict=True)
         wanted = [v for v, flag in results if flag]
         found: set[int] = set()
         while wanted:
-            place = self.pattern.definition.get(wanted.pop())
-            if place is None or place in found or place in self.places:
+            position = self.pattern.definition.get(wanted.pop())
+            if position is None or position in found or position in self.positions:
                 continue
-            found.add(place)
-            wanted += [v for v in self.pattern.eqns[place].invars if type(v) is not Literal]
+            found.add(position)
+            wanted += [v for v in self.pattern.eqns[position].invars if type(v) is not Literal]
         for i in sorted(found):
             if any(type(v) is not Literal and v in self.atoms for v in self.pattern.eqns[i].invars):
                 return i
         return min(found, default=None)
 
     def _users(self, i: int) -> list[list[Goal]]:
-        """The equations of the body that could have the place of the pattern's `i`."""
+        """The equations of the body that could stand for the pattern's `i`."""
         operands = (self.atoms.get(v) for v in self.pattern.eqns[i].invars if type(v) is Var)
         users = [self.body.users[v] for v in operands if type(v) is Var]
         fewest = dict.fromkeys(min(users, key=len, default=()))

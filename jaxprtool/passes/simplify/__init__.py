@@ -30,10 +30,10 @@ from jaxprtool.ir.program import Program
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.simplify import elementwise, layout, reductions, slicing, together
 from jaxprtool.passes.simplify.engine import simplified
-from jaxprtool.passes.simplify.pattern import Match
+from jaxprtool.passes.simplify.pattern import RowMatch
 from jaxprtool.passes.simplify.row import Condition, Row, emit, equation, full
 
-__all__ = ["Condition", "Match", "Row", "Simplify", "emit", "equation", "full", "simplify_rules"]
+__all__ = ["Condition", "Row", "RowMatch", "Simplify", "emit", "equation", "full", "simplify_rules"]
 
 #: The open list: of the rules that apply to an equation the first is taken.
 simplify_rules: list[Row] = [

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.simplify.pattern import Match
+from jaxprtool.passes.simplify.pattern import RowMatch
 from jaxprtool.passes.simplify.row import Condition
 
 _KINDS = (jnp.floating, jnp.complexfloating, jnp.integer, jnp.bool_)
@@ -20,7 +20,7 @@ def _kind_of(dtype: np.dtype | None) -> type | None:
 
 
 def _computes_in(name: str, *kinds: type) -> Condition:
-    def condition(match: Match) -> bool:
+    def condition(match: RowMatch) -> bool:
         return _kind_of(match.eqn.invars[-1].aval.dtype) in kinds
 
     condition.__doc__ = name

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxprtool.jaxcompat import Atom
 from jaxprtool.passes.simplify.conditions import booleans, discrete, floats, integers, real
-from jaxprtool.passes.simplify.pattern import Match, scalar_value
+from jaxprtool.passes.simplify.pattern import RowMatch, scalar_value
 from jaxprtool.passes.simplify.row import Outcome, Row, equation, full
 
 ROWS = [
@@ -33,12 +33,12 @@ ROWS = [
 ]
 
 
-def _first_power(match: Match) -> bool:
+def _first_power(match: RowMatch) -> bool:
     """y is 1"""
     return bool(match.eqn.params["y"] == 1)
 
 
-def _even_power(match: Match) -> bool:
+def _even_power(match: RowMatch) -> bool:
     """y is even"""
     return bool(match.eqn.params["y"] % 2 == 0)
 
@@ -50,22 +50,22 @@ ROWS += [
 ]
 
 
-def _least(match: Match) -> bool:
+def _least(match: RowMatch) -> bool:
     """C is the least number"""
     return match.value("C") in _bounds(match)[:1]
 
 
-def _greatest(match: Match) -> bool:
+def _greatest(match: RowMatch) -> bool:
     """C is the greatest number"""
     return match.value("C") in _bounds(match)[1:]
 
 
-def _no_bounds(match: Match) -> bool:
+def _no_bounds(match: RowMatch) -> bool:
     """C is the least number and D the greatest"""
     return _bounds(match) == (match.value("C"), match.value("D"))
 
 
-def _bounds(match: Match) -> tuple[float, ...]:
+def _bounds(match: RowMatch) -> tuple[float, ...]:
     """Return the least and the greatest number of the type of C, if numbers of it are ordered."""
     dtype = match.value("C").dtype
     if jnp.issubdtype(dtype, jnp.integer):
@@ -105,7 +105,7 @@ ROWS += [
 ]
 
 
-def _same_method(match: Match) -> bool:
+def _same_method(match: RowMatch) -> bool:
     """both round in the same way"""
     return bool(match.eqn.params == match.inner.params)
 
@@ -125,7 +125,7 @@ ROWS += [
 ]
 
 
-def _all_bits(match: Match) -> Outcome:
+def _all_bits(match: RowMatch) -> Outcome:
     return full(match, ~np.zeros((), match.out.dtype))
 
 
@@ -142,7 +142,7 @@ ROWS += [
 ]
 
 
-def compares_discrete(match: Match) -> bool:
+def compares_discrete(match: RowMatch) -> bool:
     """integers, booleans"""
     return not jnp.issubdtype(match.aval("x").dtype, jnp.inexact)
 
@@ -168,7 +168,7 @@ ROWS += [
 def _combined(outer: str, inner: str, sign: str, **conditions: Any) -> Row:
     """Return the row that makes one constant of two: `outer(inner(x, C), D)` is `inner(x, C?D)`."""
 
-    def build(match: Match) -> Outcome:
+    def build(match: RowMatch) -> Outcome:
         with np.errstate(all="ignore"):
             constant = _OPERATIONS[sign](match.value("C"), match.value("D"))
         both = match.writer.constant(constant, match.aval("D"))
@@ -212,31 +212,31 @@ ROWS += [
 # --- select_n ----------------------------------------------------------------------------------
 
 
-def _constant_case(match: Match) -> Outcome:
+def _constant_case(match: RowMatch) -> Outcome:
     """C says which"""
     index = int(match.value("C"))
     cases = match["xs"]
     return cases[index] if 0 <= index < len(cases) else None
 
 
-def _equal_cases(match: Match) -> Outcome:
+def _equal_cases(match: RowMatch) -> Outcome:
     """all cases are one value"""
     first, *others = match["xs"]
     return first if all(x is first or _is_same(match, first, x) for x in others) else None
 
 
-def _is_same(match: Match, a: Atom, b: Atom) -> bool:
+def _is_same(match: RowMatch, a: Atom, b: Atom) -> bool:
     x, y = (_filling(match, atom) for atom in (a, b))
     return x is not None and y is not None and x.tobytes() == y.tobytes()
 
 
-def _filling(match: Match, atom: Atom) -> np.ndarray | None:
+def _filling(match: RowMatch, atom: Atom) -> np.ndarray | None:
     """The scalar that a value is everywhere; None if that is not known."""
     eqn = match.writer.defined_by(atom, "broadcast_in_dim")
     return scalar_value(atom if eqn is None else eqn.invars[0], match.writer)
 
 
-def _same_predicate_type(match: Match) -> bool:
+def _same_predicate_type(match: RowMatch) -> bool:
     """p has the type of the result, boolean"""
     return booleans(match) and bool(match.aval("p").shape == match.out.shape)
 

@@ -23,9 +23,9 @@ from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal
 from jaxprtool.passes.simplify.conditions import NEVER_INEXACT, is_inexact
 from jaxprtool.passes.simplify.pattern import (
-    Match,
-    Number,
+    NumberPattern,
     OperationPattern,
+    RowMatch,
     Uses,
     rank,
     scalar_value,
@@ -80,7 +80,9 @@ def _heads(tree: OperationPattern) -> Sequence[_Head]:
         return [None]
     if isinstance(node, OperationPattern):
         return sorted(node.primitives)
-    return [float(node.text) if isinstance(node, Number) and node.text != "~0" else _CONSTANT]
+    return [
+        float(node.text) if isinstance(node, NumberPattern) and node.text != "~0" else _CONSTANT
+    ]
 
 
 def _visitor(table: _Table, fast: bool, writer: Writer) -> Rule:
@@ -143,7 +145,7 @@ def _constant_heads(atom: Atom, writer: Writer) -> Sequence[_Head]:
 
 
 def _apply(row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, fast: bool) -> Outcome:
-    match = Match(writer, uses)
+    match = RowMatch(writer, uses)
     if not row.matches(match, eqn):
         return None
     for each in match.eqns:

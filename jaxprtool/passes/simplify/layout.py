@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn
-from jaxprtool.passes.simplify.pattern import Match
+from jaxprtool.passes.simplify.pattern import RowMatch
 from jaxprtool.passes.simplify.row import Outcome, Params, Row, equation
 
 
@@ -24,7 +24,7 @@ def unasked(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "squeeze" or all(value is None for value in asked)
 
 
-def same_shape(match: Match) -> bool:
+def same_shape(match: RowMatch) -> bool:
     """x has the shape of the result"""
     return bool(match.aval("x").shape == match.out.shape) and unasked(match.eqn)
 
@@ -32,7 +32,7 @@ def same_shape(match: Match) -> bool:
 # --- reshape and squeeze ----------------------------------------------------------------------
 
 
-def reshaped(match: Match) -> Params | None:
+def reshaped(match: RowMatch) -> Params | None:
     """no order of dimensions is asked for"""
     if not all(map(unasked, match.eqns)):
         return None
@@ -48,7 +48,7 @@ def _only_adds_units(eqn: JaxprEqn) -> bool:
     )
 
 
-def adds_units(match: Match) -> bool:
+def adds_units(match: RowMatch) -> bool:
     """the broadcast only adds dimensions of size 1"""
     return _only_adds_units(match.inner)
 
@@ -60,7 +60,7 @@ ROWS = [
 ]
 
 
-def _through(match: Match) -> Outcome:
+def _through(match: RowMatch) -> Outcome:
     """x has the shape of the result, and the function rounds alike in every shape"""
     outer, unary, inner = match.eqns
     if not traits(unary).shape_exact:
@@ -91,7 +91,7 @@ ROWS += [
 # --- broadcasts -------------------------------------------------------------------------------
 
 
-def _merged_broadcast(match: Match) -> Params | None:
+def _merged_broadcast(match: RowMatch) -> Params | None:
     """no sharding is asked for"""
     if not all(map(unasked, match.eqns)):
         return None
@@ -100,7 +100,7 @@ def _merged_broadcast(match: Match) -> Params | None:
     return {**match.eqn.params, "broadcast_dimensions": dims}
 
 
-def _broadcast_of_reshaped(match: Match) -> Params | None:
+def _broadcast_of_reshaped(match: RowMatch) -> Params | None:
     """the reshape only adds or drops dimensions of size 1"""
     if not all(map(unasked, match.eqns)):
         return None
@@ -142,12 +142,12 @@ ROWS += [
 # --- broadcasts into what broadcasts by itself ------------------------------------------------
 
 
-def _is_scalar(match: Match) -> bool:
+def _is_scalar(match: RowMatch) -> bool:
     """p is a scalar"""
     return bool(match.aval("p").shape == ())
 
 
-def _broadcasts_itself(match: Match) -> Outcome:
+def _broadcasts_itself(match: RowMatch) -> Outcome:
     """y is a scalar or of the rank of the result; it is no divisor"""
     eqn = match.eqn
     if eqn.primitive.name == "div" and eqn.invars[1] is match.inner.outvars[0]:
@@ -155,7 +155,7 @@ def _broadcasts_itself(match: Match) -> Outcome:
     return _absorbed(match, eqn.primitive.name, eqn.params)
 
 
-def _sum_broadcasts_itself(match: Match) -> Outcome:
+def _sum_broadcasts_itself(match: RowMatch) -> Outcome:
     """y is a scalar or of the rank of the result"""
     if not jnp.issubdtype(match.out.dtype, jnp.number):
         return None  # what has a tangent type of its own
@@ -164,7 +164,7 @@ def _sum_broadcasts_itself(match: Match) -> Outcome:
     return _absorbed(match, "add", {})
 
 
-def _absorbed(match: Match, primitive: str, params: Params) -> Outcome:
+def _absorbed(match: RowMatch, primitive: str, params: Params) -> Outcome:
     y, shape = match["y"], match.out.shape
     if y.aval.shape and len(y.aval.shape) != len(shape):
         return None
@@ -197,18 +197,18 @@ ROWS += [
 # --- transpose and rev ------------------------------------------------------------------------
 
 
-def _stays(match: Match) -> bool:
+def _stays(match: RowMatch) -> bool:
     """the dimensions stay in order"""
     permutation = tuple(match.eqn.params["permutation"])
     return permutation == tuple(range(len(permutation)))
 
 
-def _composed(match: Match) -> Params | None:
+def _composed(match: RowMatch) -> Params | None:
     outer, inner = (eqn.params["permutation"] for eqn in match.eqns)
     return {"permutation": tuple(int(inner[d]) for d in outer)}
 
 
-def _permuted_broadcast(match: Match) -> Params | None:
+def _permuted_broadcast(match: RowMatch) -> Params | None:
     """the dimensions of x stay in order"""
     permutation = list(match.eqn.params["permutation"])
     dims = tuple(permutation.index(d) for d in match.inner.params["broadcast_dimensions"])
@@ -217,12 +217,12 @@ def _permuted_broadcast(match: Match) -> Params | None:
     return {**match.inner.params, "shape": match.out.shape, "broadcast_dimensions": dims}
 
 
-def _nothing_to_reverse(match: Match) -> bool:
+def _nothing_to_reverse(match: RowMatch) -> bool:
     """only dimensions of size 1 are reversed"""
     return all(is_unit(match.out.shape[d]) for d in match.eqn.params["dimensions"])
 
 
-def _reversed_once(match: Match) -> Params | None:
+def _reversed_once(match: RowMatch) -> Params | None:
     outer, inner = (set(map(int, eqn.params["dimensions"])) for eqn in match.eqns)
     return {"dimensions": tuple(sorted(outer ^ inner))}
 
@@ -239,7 +239,7 @@ ROWS += [
 # --- conversions ------------------------------------------------------------------------------
 
 
-def _same_dtype(match: Match) -> bool:
+def _same_dtype(match: RowMatch) -> bool:
     """x has the dtype of the result"""
     return bool(match.aval("x").dtype == match.out.dtype) and unasked(match.eqn)
 
@@ -248,7 +248,7 @@ def _same_dtype(match: Match) -> bool:
 _FLOATS = {"bfloat16": (7, 8), "float16": (10, 5), "float32": (23, 8), "float64": (52, 11)}
 
 
-def _holds_all(match: Match) -> bool:
+def _holds_all(match: RowMatch) -> bool:
     """the type between holds every value of x, and both are floats, both integers, or x boolean"""
     old, new, last = match.aval("x").dtype, match.inner.outvars[0].aval.dtype, match.out.dtype
     if not all(map(unasked, match.eqns)):

@@ -51,7 +51,7 @@ class OperandPattern:
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberPattern:
     """A constant of this value, with the sign of its zero; `~0` has all bits set."""
 
     text: str
@@ -85,7 +85,7 @@ class OperationPattern:
     text: str
 
 
-Node = OperandPattern | Number | OperationPattern
+Node = OperandPattern | NumberPattern | OperationPattern
 
 
 def scalar_value(atom: Atom, writer: Writer) -> np.ndarray | None:
@@ -118,7 +118,7 @@ def _node(tokens: Sequence[str], at: int) -> tuple[Node, int]:
         raise ValueError(f"a pattern wants an operand, not {token!r}")
     if tokens[at + 1] != "(":
         is_number = token.lstrip("~-")[:1].isdigit() or token.endswith("inf")
-        return (Number if is_number else OperandPattern)(token), at + 1
+        return (NumberPattern if is_number else OperandPattern)(token), at + 1
     at, operands = at + 2, []
     while tokens[at] != ")":
         operand, at = _node(tokens, at)
@@ -168,7 +168,7 @@ class Uses:
         self.consumed.clear()
 
 
-class Match:
+class RowMatch:
     """Where a pattern has matched: the values of its names, and its equations, outermost first."""
 
     __slots__ = ("eqns", "names", "uses", "writer")
@@ -208,8 +208,8 @@ class Match:
 
 
 #: Whether an operand, or an equation, fits; binds names, which are of no use where it does not.
-OperandMatcher = Callable[[Match, Any], bool]
-Matcher = Callable[[Match, JaxprEqn], bool]
+OperandMatcher = Callable[[RowMatch, Any], bool]
+Matcher = Callable[[RowMatch, JaxprEqn], bool]
 
 
 @cache
@@ -225,7 +225,7 @@ def matcher(pattern: OperationPattern) -> Matcher:
     ranked = sorted(enumerate(nodes[:count]), key=lambda pair: rank(pair[1]))
     operands = [(i, _operand_matcher(node)) for i, node in ranked]
 
-    def in_order(match: Match, atoms: Sequence[Atom]) -> bool:
+    def in_order(match: RowMatch, atoms: Sequence[Atom]) -> bool:
         for i, fits in operands:
             if not fits(match, atoms[i]):
                 return False
@@ -233,14 +233,14 @@ def matcher(pattern: OperationPattern) -> Matcher:
             match.names[rest] = tuple(atoms[count:])
         return True
 
-    def matches(match: Match, eqn: JaxprEqn) -> bool:
+    def matches(match: RowMatch, eqn: JaxprEqn) -> bool:
         atoms = eqn.invars
         if len(atoms) != count and (rest is None or len(atoms) < count):
             return False
         match.eqns.append(eqn)
         return in_order(match, atoms)
 
-    def matches_in_any_order(match: Match, eqn: JaxprEqn) -> bool:
+    def matches_in_any_order(match: RowMatch, eqn: JaxprEqn) -> bool:
         eqns, names = len(match.eqns), dict(match.names)
         if matches(match, eqn):
             return True
@@ -261,7 +261,7 @@ def rank(node: Node) -> int:
     """How rarely an operand fits: 0 for a number, then a constant, an operation, and any value."""
     if isinstance(node, OperandPattern):
         return 1 if node.is_constant else 3
-    return 0 if isinstance(node, Number) else 2
+    return 0 if isinstance(node, NumberPattern) else 2
 
 
 def _is_rest(node: Node) -> bool:
@@ -269,7 +269,7 @@ def _is_rest(node: Node) -> bool:
 
 
 def _operand_matcher(node: Node) -> OperandMatcher:
-    if isinstance(node, Number):
+    if isinstance(node, NumberPattern):
         return lambda match, atom: node.is_value(atom, match.writer)
     if isinstance(node, OperandPattern):
         text = node.text
@@ -281,7 +281,7 @@ def _operand_matcher(node: Node) -> OperandMatcher:
         )
     primitives, inner = node.primitives, matcher(node)
 
-    def defined(match: Match, atom: Atom) -> bool:
+    def defined(match: RowMatch, atom: Atom) -> bool:
         eqn = None if type(atom) is Literal else match.writer.definition.get(atom)
         if eqn is None or eqn.primitive.name not in primitives or len(eqn.outvars) != 1:
             return False

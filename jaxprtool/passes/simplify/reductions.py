@@ -9,11 +9,11 @@ import numpy as np
 
 from jaxprtool.passes.simplify.conditions import discrete, integers
 from jaxprtool.passes.simplify.layout import is_unit, unasked
-from jaxprtool.passes.simplify.pattern import Match
+from jaxprtool.passes.simplify.pattern import RowMatch
 from jaxprtool.passes.simplify.row import Outcome, Params, Row, equation
 
 
-def _unit_axes(match: Match) -> Params | None:
+def _unit_axes(match: RowMatch) -> Params | None:
     """over dimensions of size 1, or none"""
     axes, shape = match.eqn.params["axes"], match.aval("x").shape
     if not unasked(match.eqn) or not all(is_unit(shape[axis]) for axis in axes):
@@ -21,12 +21,12 @@ def _unit_axes(match: Match) -> Params | None:
     return {"dimensions": tuple(sorted(map(int, axes)))}
 
 
-def _unit_axis(match: Match) -> bool:
+def _unit_axis(match: RowMatch) -> bool:
     """along a dimension of size 1"""
     return is_unit(match.out.shape[match.eqn.params["axis"]])
 
 
-def _merged_axes(match: Match) -> Params | None:
+def _merged_axes(match: RowMatch) -> Params | None:
     """no sharding is asked for"""
     if not all(map(unasked, match.eqns)):
         return None
@@ -36,7 +36,7 @@ def _merged_axes(match: Match) -> Params | None:
     return {**match.eqn.params, "axes": tuple(sorted(inner + outer))}
 
 
-def _times_size(match: Match) -> Outcome:
+def _times_size(match: RowMatch) -> Outcome:
     """x is broadcast along what is summed, and only there"""
     axes, shape = match.eqn.params["axes"], match.inner.params["shape"]
     kept = [d for d in range(len(shape)) if d not in axes]
@@ -80,7 +80,7 @@ ROWS = [
 # another order for operands that lie otherwise in memory, which rounds otherwise.
 
 
-def _absorbed(match: Match) -> Outcome:
+def _absorbed(match: RowMatch) -> Outcome:
     """the dimensions of the transposed operand that stay do so in order"""
     params, permutation = match.eqn.params, match.inner.params["permutation"]
     side = int(match["x"] is match.eqn.invars[0])
@@ -98,7 +98,7 @@ def _absorbed(match: Match) -> Outcome:
     return equation(match, "dot_general", operands, {**params, "dimension_numbers": numbers})
 
 
-def _swapped(match: Match) -> Params | None:
+def _swapped(match: RowMatch) -> Params | None:
     """the transpose exchanges what stays of x with what stays of y"""
     params, permutation = match.inner.params, match.eqn.params["permutation"]
     (x_dims, y_dims), (x_batch, y_batch) = params["dimension_numbers"]

@@ -15,18 +15,18 @@ from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Primitive, Var
 from jaxprtool.passes.simplify.pattern import (
     CLASSES,
-    Match,
     Matcher,
     Node,
-    Number,
+    NumberPattern,
     OperandPattern,
     OperationPattern,
+    RowMatch,
     matcher,
     parsed,
 )
 
 #: Says of a match whether a rule holds; the first line of its docstring is shown to the user.
-Condition: TypeAlias = Callable[[Match], bool]
+Condition: TypeAlias = Callable[[RowMatch], bool]
 #: The parameters of an equation.
 Params: TypeAlias = dict[str, Any]
 #: What becomes of the equation: an atom in place of its result, another equation, or None: as is.
@@ -51,8 +51,8 @@ class Row:
     pattern: str
     replacement: str
     when: tuple[Condition, ...] = ()
-    params: Callable[[Match], Params | None] | None = None
-    build: Callable[[Match], Outcome] | None = None
+    params: Callable[[RowMatch], Params | None] | None = None
+    build: Callable[[RowMatch], Outcome] | None = None
     exact: bool | Condition = True
     once: bool = False
 
@@ -89,7 +89,7 @@ class Row:
             return f"exact if {_said(self.exact)}"
         return "exact" if self.exact else "fast"
 
-    def outcome(self, match: Match, fast: bool) -> Outcome:
+    def outcome(self, match: RowMatch, fast: bool) -> Outcome:
         """What the rule makes of a match of its pattern; None if it does not apply."""
         for condition in self.when:
             if not condition(match):
@@ -103,14 +103,14 @@ class Row:
         node = self.result
         if isinstance(node, OperandPattern):
             return match[node.text]
-        if isinstance(node, Number):
+        if isinstance(node, NumberPattern):
             return full(match, float(node.text))
         params = self._params(match, node) if self.params is None else self.params(match)
         if params is None:
             return None
         return equation(match, node.text, _operands(match, node.operands), params)
 
-    def _params(self, match: Match, node: OperationPattern) -> Params:
+    def _params(self, match: RowMatch, node: OperationPattern) -> Params:
         for eqn in match.eqns:
             if eqn.primitive.name in node.primitives:
                 return eqn.params
@@ -125,10 +125,10 @@ def _said(function: Callable[..., object]) -> str:
     return (function.__doc__ or "").strip().partition("\n")[0].removesuffix(".")
 
 
-def _operands(match: Match, nodes: Sequence[Node]) -> list[Atom]:
+def _operands(match: RowMatch, nodes: Sequence[Node]) -> list[Atom]:
     atoms: list[Atom] = []
     for node in nodes:
-        if isinstance(node, Number):
+        if isinstance(node, NumberPattern):
             raise ValueError("a replacement's numbers stand alone")
         if isinstance(node, OperationPattern):
             raise ValueError("a replacement is one equation")
@@ -143,7 +143,7 @@ def _operands(match: Match, nodes: Sequence[Node]) -> list[Atom]:
 
 
 def equation(
-    match: Match, name: str, operands: Sequence[Atom], params: Params | None = None
+    match: RowMatch, name: str, operands: Sequence[Atom], params: Params | None = None
 ) -> JaxprEqn:
     """The equation to be replaced, made one of another primitive, operands and parameters."""
     name = match.eqn.primitive.name if name in CLASSES else name
@@ -154,7 +154,7 @@ def equation(
     )
 
 
-def emit(match: Match, name: str, operands: Sequence[Atom], params: Params, aval: Aval) -> Var:
+def emit(match: RowMatch, name: str, operands: Sequence[Atom], params: Params, aval: Aval) -> Var:
     """Write an equation of one result of this type before the one that is replaced."""
     primitive, out = _primitive(match, name), Var(aval)
     eqn = match.eqn.replace(
@@ -164,14 +164,14 @@ def emit(match: Match, name: str, operands: Sequence[Atom], params: Params, aval
     return out
 
 
-def _primitive(match: Match, name: str) -> Primitive:
+def _primitive(match: RowMatch, name: str) -> Primitive:
     for eqn in match.eqns:
         if eqn.primitive.name == name:
             return eqn.primitive
     return getattr(jax.extend.core.primitives, f"{name}_p")
 
 
-def full(match: Match, value: Any) -> Outcome:
+def full(match: RowMatch, value: Any) -> Outcome:
     """The result as one constant: a literal for a scalar, else a literal broadcast."""
     aval = match.out
     if any(map(jaxcompat.is_symbolic_dimension, aval.shape)) or jaxcompat.varying_axes(aval):

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.simplify.layout import is_unit
-from jaxprtool.passes.simplify.pattern import Match, scalar_value
+from jaxprtool.passes.simplify.pattern import RowMatch, scalar_value
 from jaxprtool.passes.simplify.row import Outcome, Params, Row, equation
 
 
@@ -39,12 +39,12 @@ def _slice(ranges: Sequence[range]) -> Params:
 # --- slices -----------------------------------------------------------------------------------
 
 
-def _whole_slice(match: Match) -> bool:
+def _whole_slice(match: RowMatch) -> bool:
     """x has the shape of the result"""
     return bool(match.aval("x").shape == match.out.shape)
 
 
-def _slice_of_slice(match: Match) -> Params | None:
+def _slice_of_slice(match: RowMatch) -> Params | None:
     outer, inner = (_ranges(eqn.params) for eqn in match.eqns)
     if outer is None or inner is None or 0 in match.out.shape:
         return None
@@ -52,7 +52,7 @@ def _slice_of_slice(match: Match) -> Params | None:
     return _slice([range(each.start, each[-1] + 1, each.step) for each in both])
 
 
-def _slice_of_part(match: Match) -> Outcome:
+def _slice_of_part(match: RowMatch) -> Outcome:
     """the slice falls in one operand"""
     ranges, dim = _ranges(match.eqn.params), match.inner.params["dimension"]
     if ranges is None or match.out.shape[dim] == 0:
@@ -71,7 +71,7 @@ def _shifted(part: range, by: int) -> range:
     return range(part.start - by, part.stop - by, part.step)
 
 
-def _slice_of_broadcast(match: Match) -> Params | None:
+def _slice_of_broadcast(match: RowMatch) -> Params | None:
     """x is not sliced"""
     dims = match.inner.params["broadcast_dimensions"]
     was, now = match.inner.params["shape"], match.out.shape
@@ -83,7 +83,7 @@ def _slice_of_broadcast(match: Match) -> Params | None:
     return {**match.inner.params, "shape": now}
 
 
-def _slice_of_pad(match: Match) -> Params | None:
+def _slice_of_pad(match: RowMatch) -> Params | None:
     """the slice falls in x"""
     ranges, padding = _ranges(match.eqn.params), match.inner.params["padding_config"]
     shape = match.aval("x").shape
@@ -97,7 +97,7 @@ def _slice_of_pad(match: Match) -> Params | None:
     return _slice(shifted)
 
 
-def _constant_start(match: Match) -> Params | None:
+def _constant_start(match: RowMatch) -> Params | None:
     """the indices are constants"""
     sizes, shape = match.eqn.params["slice_sizes"], match.aval("x").shape
     if not _known(*sizes, *shape):
@@ -112,7 +112,7 @@ def _constant_start(match: Match) -> Params | None:
     return _slice(ranges)
 
 
-def _whole_update(match: Match) -> bool:
+def _whole_update(match: RowMatch) -> bool:
     """y has the shape of x"""
     return bool(match.aval("y").shape == match.aval("x").shape)
 
@@ -132,7 +132,7 @@ ROWS = [
 # --- concatenate and split --------------------------------------------------------------------
 
 
-def _flattened(match: Match) -> Outcome:
+def _flattened(match: RowMatch) -> Outcome:
     """an operand is a concatenate along the same dimension"""
     dim, writer = match.eqn.params["dimension"], match.writer
     operands: list[Atom] = []
@@ -147,7 +147,7 @@ def _flattened(match: Match) -> Outcome:
     return equation(match, "concatenate", operands, match.eqn.params)
 
 
-def _without_empty(match: Match) -> Outcome:
+def _without_empty(match: RowMatch) -> Outcome:
     """an operand is empty"""
     dim = match.eqn.params["dimension"]
     operands = [x for x in match["xs"] if x.aval.shape[dim] != 0]
@@ -156,7 +156,7 @@ def _without_empty(match: Match) -> Outcome:
     return equation(match, "concatenate", operands, match.eqn.params)
 
 
-def _joined(match: Match) -> Outcome:
+def _joined(match: RowMatch) -> Outcome:
     """slices of one array follow one another"""
     dim = match.eqn.params["dimension"]
     slices: list[JaxprEqn] = []
@@ -178,12 +178,12 @@ def _joined(match: Match) -> Outcome:
     return equation(match, "slice", [slices[0].invars[0]], _slice(joined))
 
 
-def _one_part(match: Match) -> bool:
+def _one_part(match: RowMatch) -> bool:
     """there is one part"""
     return len(match.eqns[0].outvars) == 1
 
 
-def _split_again(match: Match) -> Outcome:
+def _split_again(match: RowMatch) -> Outcome:
     """they are all the parts of one split, in order"""
     first = match["xs"][0]
     eqn = None if type(first) is Literal else match.writer.definition.get(first)
@@ -208,12 +208,12 @@ ROWS += [
 # --- pad --------------------------------------------------------------------------------------
 
 
-def _no_padding(match: Match) -> bool:
+def _no_padding(match: RowMatch) -> bool:
     """nothing is added"""
     return all(_known(*sizes) and not any(sizes) for sizes in match.eqn.params["padding_config"])
 
 
-def _padded_once(match: Match) -> Params | None:
+def _padded_once(match: RowMatch) -> Params | None:
     """both add the same, outside"""
     outer, inner = (eqn.params["padding_config"] for eqn in match.eqns)
     if match["y"] is not match["z"]:

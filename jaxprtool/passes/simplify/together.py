@@ -8,24 +8,24 @@ from __future__ import annotations
 from jaxprtool.jaxcompat import Var
 from jaxprtool.passes.simplify.conditions import floats, real
 from jaxprtool.passes.simplify.layout import unasked
-from jaxprtool.passes.simplify.pattern import Match
+from jaxprtool.passes.simplify.pattern import RowMatch
 from jaxprtool.passes.simplify.row import Outcome, Params, Row, emit, equation
 
 
-def _same_permutation(match: Match) -> Outcome:
+def _same_permutation(match: RowMatch) -> Outcome:
     """x and y are transposed alike"""
     first, second = (tuple(eqn.params["permutation"]) for eqn in match.eqns[1:])
     return _moved(match, match.inner.params) if first == second else None
 
 
-def _same_shapes(match: Match) -> Outcome:
+def _same_shapes(match: RowMatch) -> Outcome:
     """x and y have one shape"""
     if not all(map(unasked, match.eqns[1:])):
         return None
     return _moved(match, match.inner.params)
 
 
-def _moved(match: Match, params: Params) -> Outcome:
+def _moved(match: RowMatch, params: Params) -> Outcome:
     x, y = match["x"], match["y"]
     if x.aval != y.aval or x.aval.dtype != match.out.dtype:
         return None
@@ -35,7 +35,7 @@ def _moved(match: Match, params: Params) -> Outcome:
     return equation(match, match.inner.primitive.name, [both], params)
 
 
-def _sign_to_constant(match: Match) -> Outcome:
+def _sign_to_constant(match: RowMatch) -> Outcome:
     """the sign goes to C"""
     constant = match["C"]
     product = _without_sign(match)
@@ -43,13 +43,13 @@ def _sign_to_constant(match: Match) -> Outcome:
     return equation(match, match.eqn.primitive.name, [product, negated], match.eqn.params)
 
 
-def _sign_to_sum(match: Match) -> Outcome:
+def _sign_to_sum(match: RowMatch) -> Outcome:
     """z - y instead of z + -y, and the reverse"""
     name = "add" if match.eqn.primitive.name == "sub" else "sub"
     return equation(match, name, [match["z"], _without_sign(match)], {})
 
 
-def _without_sign(match: Match) -> Var:
+def _without_sign(match: RowMatch) -> Var:
     """The product or quotient of the inner equation, of x instead of -x."""
     inner, negative = match.eqns[1], match.eqns[2].outvars[0]
     operands = [match["x"] if v is negative else v for v in inner.invars]

@@ -12,7 +12,7 @@ from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import Primitive
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.pipeline import Pipeline
-from jaxprtool.passes.simplify import Match, Row, Simplify, equation, simplify_rules
+from jaxprtool.passes.simplify import Row, RowMatch, Simplify, equation, simplify_rules
 from jaxprtool.passes.simplify.engine import simplified
 from tests.programs import Case, prove, sample_programs
 from tests.programs.same import count_equations
@@ -217,7 +217,7 @@ def test_a_plug_in_adds_a_rule_of_its_own_primitive(rules):
 
 
 def test_a_rule_may_build_its_equation(rules):
-    def doubled(match: Match):
+    def doubled(match: RowMatch):
         """there are two of them"""
         return equation(match, "mul", [match["x"], match.writer.constant(2, SCALAR)])
 

@@ -24,9 +24,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import DebugInfo, Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.notation.signatures import SHOWN_PARAMS
+from jaxprtool.jaxcompat import JaxprEqn, Params
 
 #: What `variable` sows under.
 VARIABLE = "variable"
@@ -41,7 +43,7 @@ LEAF = jax.tree.structure(0)
 SCOPE_PREFIX = "nest:"
 
 
-def sow(value: Any, *, tag: str, name: str, mode: str = "strict", key: Any = None) -> Any:
+def sow(value: object, *, tag: str, name: str, mode: str = "strict", key: object = None) -> Any:
     """`value`, a pytree of arrays, made known under `name` to passes that look for `tag`.
 
     `mode` says what several values under one name mean where they are looked for: "strict", an
@@ -64,7 +66,7 @@ def sow(value: Any, *, tag: str, name: str, mode: str = "strict", key: Any = Non
     return jax.tree.unflatten(tree, sown)
 
 
-def variable(value: Any, *, name: str) -> Any:
+def variable(value: object, *, name: str) -> Any:
     """`value`, made known to `unzip` as the initial value of the variable `name`."""
     return sow(value, tag=VARIABLE, name=name, mode="strict")
 
@@ -105,7 +107,7 @@ def nest(fun: Callable[..., Any], *, scope: str) -> Callable[..., Any]:
     return nested
 
 
-def _is_traced(leaf: Any) -> bool:
+def _is_traced(leaf: object) -> bool:
     return isinstance(leaf, jax.core.Tracer)
 
 
@@ -128,7 +130,7 @@ def _debug_info(
     )
 
 
-def scope_of(eqn: Any) -> str | None:
+def scope_of(eqn: JaxprEqn) -> str | None:
     """The scope that an equation of `nest` puts names under; None for every other equation."""
     name = eqn.params.get("name")
     if eqn.primitive.name == "jit" and name.startswith(SCOPE_PREFIX):
@@ -144,7 +146,7 @@ sow_p.multiple_results = True
 
 
 @sow_p.def_impl
-def _identity(*operands: Any, tree: Any, **_: Any) -> list[Any]:
+def _identity(*operands: Any, tree: PyTreeDef, **_: Any) -> list[Any]:
     return list(operands[: tree.num_leaves])
 
 
@@ -183,7 +185,7 @@ def _batch(operands: Any, axes: Any, **params: Any) -> Any:
 batching.primitive_batchers[sow_p] = _batch
 
 
-def _shown(params: dict[str, Any]) -> list[tuple[str, Any]]:
+def _shown(params: Params) -> list[tuple[str, Any]]:
     """What a listing shows: the tag and the name, and what else is not as it mostly is."""
     shown = [("tag", params["tag"]), ("name", params["name"])]
     if params["mode"] != "strict":

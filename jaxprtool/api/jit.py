@@ -223,14 +223,14 @@ class _Call:
             outs, found["tree"] = jax.tree.flatten(out)
             return outs
 
-        debug = jaxcompat.jit_debug_info(
+        debug = jax.api_util.debug_info(
+            "jit",
             self.fun,
             self.args,
             self.kwargs,
-            self.static_args,
-            self.static_kwargs,
-            lambda: found["names"],
-        )
+            static_argnums=tuple(self.static_args),
+            static_argnames=tuple(self.static_kwargs),
+        )._replace(result_paths=lambda: found["names"])
         with jaxcompat.axes_bound(bound_axes):
             closed, lifted = jaxcompat.trace_lifted(flat, debug, leaves)
         names = debug.arg_names

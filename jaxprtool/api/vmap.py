@@ -62,7 +62,7 @@ def vmap(
     def mapped(*args: object, **kwargs: object) -> object:
         values, in_tree = jax.tree.flatten((args, kwargs), is_leaf=jaxcompat.is_vmappable)
         axes = flat_in_axes(in_tree, in_axes)
-        debug = jaxcompat.vmap_debug_info(fun, args, kwargs)
+        debug = jax.api_util.debug_info("vmap", fun, args, kwargs)
         jaxcompat.check_refs(debug, values, axes)
         avals = [_mapped_type(value, axis) for value, axis in zip(values, axes, strict=True)]
         size = axis_size_of(axis_size, axes, avals, lambda: _names(fun, args, kwargs))

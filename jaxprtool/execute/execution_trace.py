@@ -17,6 +17,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -99,7 +100,7 @@ class ExecutionTrace(Interpreter):
         else:
             results = list(bind(eqn, values))
         for x in (*values, *results):
-            if isinstance(jaxcompat.aval_of(x), jaxcompat.AbstractRef):
+            if isinstance(jax.typeof(x), jaxcompat.AbstractRef):
                 contents = x[...]
                 self._states[id(x)] = TracedValue(contents, (execution,))
                 execution.results.append(contents)
@@ -108,7 +109,7 @@ class ExecutionTrace(Interpreter):
 
 
 def _is_array(x: object) -> bool:
-    return not isinstance(jaxcompat.aval_of(x), jaxcompat.AbstractRef) and hasattr(x, "dtype")
+    return not isinstance(jax.typeof(x), jaxcompat.AbstractRef) and hasattr(x, "dtype")
 
 
 class ValueIndex:

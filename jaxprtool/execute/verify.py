@@ -113,7 +113,7 @@ class Runs:
             if (aval.shape, aval.dtype) != (value.shape, value.dtype):
                 raise ArgumentsError(
                     f"argument '{name}' of {program.name} is {type_of(aval)}, "
-                    f"not {type_of(jaxcompat.aval_of(value))}"
+                    f"not {type_of(jax.typeof(value))}"
                 )
 
     @unchecked()

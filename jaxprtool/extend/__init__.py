@@ -27,7 +27,7 @@ from jaxprtool.ir.equations import (
     type_of,
 )
 from jaxprtool.ir.outline import top_jaxpr
-from jaxprtool.ir.regions import Region, Regions, regions, with_border
+from jaxprtool.ir.regions import Region, Regions, regions
 from jaxprtool.ir.rewrite import (
     Memo,
     Rule,
@@ -161,5 +161,4 @@ __all__ = [
     "vjp_params",
     "vjp_rule",
     "with_bodies",
-    "with_border",
 ]

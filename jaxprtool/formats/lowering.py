@@ -201,4 +201,6 @@ def _lowered(
 
 
 def _bordered(program: Program) -> ClosedJaxpr:
-    return jaxcompat.with_border_names(program.jaxpr, program.arg_names, program.out_names)
+    names = {"arg_names": program.arg_names, "result_paths": program.out_names}
+    debug = program.jaxpr.debug_info._replace(**names)
+    return jaxcompat.replace_jaxpr(program.jaxpr, debug_info=debug)

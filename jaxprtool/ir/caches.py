@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import AnyJaxpr
 
 
 class Cache(Protocol):
@@ -44,7 +45,7 @@ def clear_caches() -> None:
         cache.clear()
 
 
-def anchor(jaxpr: Any) -> Any:
+def anchor(jaxpr: AnyJaxpr) -> AnyJaxpr:
     """Return the object that a jaxpr can be known by.
 
     In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
@@ -63,10 +64,10 @@ class JaxprCache:
 
     def __init__(self, most: int = 256) -> None:
         self._most = most
-        self._by_jaxpr: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
+        self._by_jaxpr: WeakKeyDictionary[AnyJaxpr, dict[Hashable, Any]] = WeakKeyDictionary()
         process_cache(self)
 
-    def of(self, jaxpr: Any) -> dict[Hashable, Any]:
+    def of(self, jaxpr: AnyJaxpr) -> dict[Hashable, Any]:
         """Return the values kept for a jaxpr, by request."""
         key = anchor(jaxpr)
         known = self._by_jaxpr.setdefault(key, {})

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Params
 
 #: What to do about a program that cannot be written for its callbacks.
 HINT = "-p drop_checks removes checks and prints; --callbacks stub writes callbacks that raise"
@@ -44,7 +44,7 @@ def are_stubs(callbacks: str) -> bool:
     return callbacks == "stub"
 
 
-def callback_name(callback: Any) -> str:
+def callback_name(callback: object) -> str:
     """The module and the qualified name of the function in a parameter `callback`."""
     if isinstance(callback, Stub):
         return callback.name
@@ -60,7 +60,7 @@ def batching_rule(eqn: JaxprEqn) -> str:
     return f"the batching rule {callback_name(eqn.params['rule'])}, a Python function"
 
 
-def custom_vmap_params(body: Any, rule: Stub, operands: int, results: int) -> dict[str, Any]:
+def custom_vmap_params(body: ClosedJaxpr, rule: Stub, operands: int, results: int) -> Params:
     """The parameters of a custom_vmap call whose rule is not there, and asks for no structures."""
     return {"call": body, "rule": rule, **jaxcompat.flat_custom_vmap_trees(operands, results)}
 

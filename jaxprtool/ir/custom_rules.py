@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -26,7 +26,9 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError, described
 from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, JVPRule, Params, VJPRule
+
+R = TypeVar("R")
 
 
 class RuleRaised(UserFunctionError):
@@ -35,44 +37,6 @@ class RuleRaised(UserFunctionError):
     def __init__(self, rule: str, raised: str):
         super().__init__(f"the rule {rule} raised {raised}")
         self.raised = raised
-
-
-@dataclass(frozen=True, eq=False)
-class JVPRule:
-    """What a custom_jvp call's rule computes.
-
-    `jaxpr` is closed and takes (*primals, *tangents); it gives the results, then the tangents of
-    those results that have False in `out_zeros`. The primals are the call's operands after its
-    first `num_consts`; `perturbed` are those that the rule may be differentiated by. A rule that
-    does nothing but raise has no jaxpr, and in `raises` what it raises, as Python ends a
-    traceback.
-    """
-
-    name: str
-    jaxpr: Any
-    out_zeros: tuple[bool, ...]
-    perturbed: tuple[bool, ...]
-    raises: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class VJPRule:
-    """What a custom_vjp call's two rules compute.
-
-    `fwd` is closed and takes the primals; it gives residuals, then the results. `forwarded` has
-    an entry for each residual: None if `fwd` gives it, else the index of the primal that it is.
-    `bwd` is closed and takes (*residuals, *cotangents of the results); it gives the cotangents of
-    those primals that have False in `in_zeros`. `perturbed` are the primals that the rules may be
-    differentiated by.
-    """
-
-    fwd_name: str
-    bwd_name: str
-    fwd: Any
-    bwd: Any
-    forwarded: tuple[int | None, ...]
-    in_zeros: tuple[bool, ...]
-    perturbed: tuple[bool, ...]
 
 
 def jvp_rule(eqn: JaxprEqn) -> JVPRule:
@@ -86,15 +50,14 @@ def jvp_rule(eqn: JaxprEqn) -> JVPRule:
 
 def _jvp_rule(eqn: JaxprEqn) -> JVPRule:
     try:
-        (name, jaxpr, out_zeros), perturbed = _traced(jaxcompat.custom_jvp_rule, eqn)
+        return _traced(jaxcompat.custom_jvp_rule, eqn)
     except Exception as error:  # the rule is the user's, and may raise anything
         if eqn.params["symbolic_zeros"]:
-            raise _unsupported(eqn, error) from error
+            raise unsupported(eqn, error) from error
         name = eqn.params["jvp_jaxpr_fun"].debug_info.func_name
         zeros, everything = (False,) * len(eqn.outvars), (True,) * _num_primals(eqn)
         raised = error.raised if isinstance(error, RuleRaised) else described(error)
         return JVPRule(name, None, zeros, everything, raised)
-    return JVPRule(name, jaxpr, out_zeros, perturbed)
 
 
 def vjp_rule(eqn: JaxprEqn) -> VJPRule:
@@ -110,11 +73,9 @@ def _vjp_rule(eqn: JaxprEqn) -> VJPRule:
     if not eqn.outvars:
         return _rule_without_results(eqn)
     try:
-        parts, perturbed = _traced(jaxcompat.custom_vjp_rule, eqn)
+        return _traced(jaxcompat.custom_vjp_rule, eqn)
     except Exception as error:
-        raise _unsupported(eqn, error) from error
-    (fwd_name, bwd_name), fwd, bwd, forwarded, in_zeros = parts
-    return VJPRule(fwd_name, bwd_name, fwd, bwd, forwarded, in_zeros, perturbed)
+        raise unsupported(eqn, error) from error
 
 
 def _rule_without_results(eqn: JaxprEqn) -> VJPRule:
@@ -202,38 +163,36 @@ def _origin_key(eqn: JaxprEqn) -> Hashable:
     """
     if eqn.primitive.name == jaxcompat.CALL_HIGH:
         return jaxcompat.high_key(eqn)
-    made_from = getattr(jaxcompat.live_function(eqn.params), "made_from", None)
-    return getattr(made_from, "key", None) or rule_key(eqn)
+    return getattr(_made_from(eqn), "key", None) or rule_key(eqn)
 
 
 _rules: ContextVar[_Rules | None] = ContextVar("rules", default=None)
 
 
 def _followed(eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
-    if (made := _made_from(eqn)) is not None:
-        trace = made
+    if (made_from := _made_from(eqn)) is not None:
+
+        def trace(_: JaxprEqn) -> Any:
+            return made_from()
+
     rules = _rules.get()
     return trace(eqn) if rules is None else rules.rule(eqn, trace)
 
 
-def _traced(
-    trace: Callable[[JaxprEqn, Sequence[bool]], Any], eqn: JaxprEqn
-) -> tuple[Any, tuple[bool, ...]]:
-    """What `trace` makes of a rule, and the operands that it may be differentiated by.
+def _traced(trace: Callable[[JaxprEqn, Sequence[bool]], R], eqn: JaxprEqn) -> R:
+    """What `trace` makes of a rule, for the operands that it may be differentiated by.
 
     Raises what the rule raises if it is differentiated by all of its operands, unless it takes
     symbolic zeros and does not raise if they are in place of some tangents.
     """
     count = _num_primals(eqn)
-    everything = (True,) * count
     try:
-        return trace(eqn, everything), everything
+        return trace(eqn, (True,) * count)
     except Exception:
         if not eqn.params["symbolic_zeros"]:
             raise
-        alone = set(_working(trace, eqn, range(count)))
-        perturbed = tuple(i in alone for i in range(count))
-        return trace(eqn, perturbed), perturbed
+        working = set(_working(trace, eqn, range(count)))
+        return trace(eqn, tuple(i in working for i in range(count)))
 
 
 def _working(trace: Callable[..., Any], eqn: JaxprEqn, operands: Sequence[int]) -> Iterator[int]:
@@ -280,12 +239,12 @@ def rule_key(eqn: JaxprEqn) -> Hashable:
 
 
 def jvp_params(
-    call_jaxpr: Any,
+    call_jaxpr: ClosedJaxpr,
     name: str,
     rule: Callable[[], JVPRule],
     num_consts: int = 0,
     symbolic_zeros: bool = False,
-) -> dict[str, Any]:
+) -> Params:
     """The parameters of a custom_jvp call of the closed jaxpr `call_jaxpr`.
 
     `rule()` is called when the call is differentiated, so that a rule may hold calls that follow
@@ -294,53 +253,48 @@ def jvp_params(
     # Not the jaxpr: what this closes over is part of the `rule_key`.
     function = jaxcompat.open_jaxpr(call_jaxpr).debug_info.func_name
 
-    def parts(perturbed: Sequence[bool]) -> tuple[Any, ...]:
-        made = rule()
-        if made.raises is not None:
-            raise RuleRaised(f"{made.name} of {function}", made.raises)
-        _require(perturbed, made.perturbed, made.name)
-        return made.jaxpr, made.out_zeros
+    def made(perturbed: Sequence[bool]) -> JVPRule:
+        found = rule()
+        if found.raises is not None:
+            raise RuleRaised(f"{found.name} of {function}", found.raises)
+        _require(perturbed, found.perturbed, found.name)
+        return found
 
-    params = {
-        "call_jaxpr": call_jaxpr,
-        "num_consts": num_consts,
-        "symbolic_zeros": symbolic_zeros,
-        **jaxcompat.custom_jvp_rule_param(name, parts),
-    }
-    jaxcompat.live_function(params).made_from = rule
-    return params
+    own = jaxcompat.custom_jvp_rule_param(name, made)
+    return _params(call_jaxpr, num_consts, symbolic_zeros, rule, own)
 
 
 def vjp_params(
-    call_jaxpr: Any,
+    call_jaxpr: ClosedJaxpr,
     names: tuple[str, str],
     rule: Callable[[], VJPRule],
     num_consts: int = 0,
     symbolic_zeros: bool = False,
-) -> dict[str, Any]:
+) -> Params:
     """The parameters of a custom_vjp call, whose rules have these names; see `jvp_params`."""
 
-    def parts(perturbed: Sequence[bool]) -> tuple[Any, ...]:
-        made = rule()
-        _require(perturbed, made.perturbed, made.fwd_name)
-        return made.fwd, made.bwd, made.forwarded, made.in_zeros
+    def made(perturbed: Sequence[bool]) -> VJPRule:
+        found = rule()
+        _require(perturbed, found.perturbed, found.fwd_name)
+        return found
 
-    params = {
-        "call_jaxpr": call_jaxpr,
-        "num_consts": num_consts,
-        "symbolic_zeros": symbolic_zeros,
-        **jaxcompat.custom_vjp_rule_params(
-            names, parts, [v.aval for v in call_jaxpr.invars[num_consts:]], num_consts
-        ),
-    }
+    primals = [v.aval for v in call_jaxpr.invars[num_consts:]]
+    own = jaxcompat.custom_vjp_rule_params(names, made, primals, num_consts)
+    return _params(call_jaxpr, num_consts, symbolic_zeros, rule, own)
+
+
+def _params(
+    call_jaxpr: ClosedJaxpr, num_consts: int, symbolic_zeros: bool, rule: Any, own: dict[str, Any]
+) -> Params:
+    params = {"call_jaxpr": call_jaxpr, "num_consts": num_consts, "symbolic_zeros": symbolic_zeros}
+    params |= own
     jaxcompat.live_function(params).made_from = rule
     return params
 
 
 def _made_from(eqn: JaxprEqn) -> Any:
     """What gives the rule that a call was made to follow, above; None if JAX made the call."""
-    rule = getattr(jaxcompat.live_function(eqn.params), "made_from", None)
-    return None if rule is None else lambda eqn: rule()
+    return getattr(jaxcompat.live_function(eqn.params), "made_from", None)
 
 
 def _require(wanted: Sequence[bool], perturbed: Sequence[bool], name: str) -> None:
@@ -350,6 +304,7 @@ def _require(wanted: Sequence[bool], perturbed: Sequence[bool], name: str) -> No
             raise UserFunctionError(f"the rule {name} does not differentiate by operand {i}")
 
 
-def _unsupported(eqn: JaxprEqn, error: Exception) -> UnsupportedError:
+def unsupported(eqn: JaxprEqn, error: Exception) -> UnsupportedError:
+    """The error for a rule that raises `error` when it is traced."""
     message = f"the rule of the {named(eqn)} cannot be written as a jaxpr: {described(error)}"
     return UnsupportedError(message)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import DType
 
 _KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
 
@@ -23,9 +24,9 @@ _WIDE = {"float64", "int64", "uint64", "complex128"}
 
 
 @cache
-def array_dtypes() -> dict[str, Any]:
+def array_dtypes() -> dict[str, DType]:
     """Each dtype of a JAX array by its short name (`f32`, `f8_e4m3fn`) and its long one."""
-    found: dict[str, Any] = {"float0": jax.dtypes.float0}
+    found: dict[str, DType] = {"float0": jax.dtypes.float0}
     for value in vars(jnp).values():
         if isinstance(value, type(jnp.float32)):
             dtype = np.dtype(value)
@@ -34,9 +35,9 @@ def array_dtypes() -> dict[str, Any]:
 
 
 @cache
-def key_dtypes() -> dict[str, Any]:
+def key_dtypes() -> dict[str, DType]:
     """Each dtype of PRNG keys by the name between the brackets of `key<fry>`, and its long one."""
-    found: dict[str, Any] = {}
+    found: dict[str, DType] = {}
     for implementation in _KEY_IMPLEMENTATIONS:
         key = jax.eval_shape(lambda impl=implementation: jax.random.key(0, impl=impl))
         short = jaxcompat.short_dtype_name(key.dtype)
@@ -45,7 +46,7 @@ def key_dtypes() -> dict[str, Any]:
     return found
 
 
-def itemsize(dtype: Any) -> int:
+def itemsize(dtype: DType) -> int:
     """Return the bytes of one element of any dtype, a package's own among them."""
     if not hasattr(dtype, "itemsize"):
         element = jaxcompat.physical_element(dtype)
@@ -53,28 +54,28 @@ def itemsize(dtype: Any) -> int:
     return int(dtype.itemsize)
 
 
-def is_extended(dtype: Any) -> bool:
+def is_extended(dtype: DType) -> bool:
     """Whether this is the dtype of keys, or of a package's own elements."""
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
 
 
-def is_foreign(dtype: Any) -> bool:
+def is_foreign(dtype: DType) -> bool:
     """Whether a package has brought this dtype, which nothing here can spell or make values of."""
     return is_extended(dtype) and not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def kind(dtype: Any) -> str:
+def kind(dtype: DType) -> str:
     """Return NumPy's letter for the kind of a dtype; `E` for an extended one."""
     return dtype.kind if isinstance(dtype, np.dtype) or not is_extended(dtype) else "E"
 
 
-def physical(value: Any) -> Any:
+def physical(value: object) -> Any:
     """Return an array of plain numbers: of an extended dtype, the array that holds its elements."""
     extended = hasattr(value, "dtype") and is_extended(value.dtype)
     return jaxcompat.physical_array(value) if extended else value
 
 
-def as_array(value: Any) -> Any:
+def as_array(value: object) -> Any:
     """Return JAX's array of a value; of an extended dtype, which it may not know, the value."""
     extended = hasattr(value, "dtype") and is_extended(value.dtype)
     return value if extended else jnp.asarray(value)
@@ -85,11 +86,11 @@ def x64_enabled() -> bool:
     return bool(getattr(jax.config, "jax_enable_x64"))  # noqa: B009  (made at run time)
 
 
-def is_wide(dtype: Any) -> bool:
+def is_wide(dtype: DType) -> bool:
     """Whether JAX cuts this dtype to 32 bits unless it is told not to."""
     return getattr(dtype, "name", "") in _WIDE
 
 
-def needs_x64(dtype: Any) -> bool:
+def needs_x64(dtype: DType) -> bool:
     """Whether JAX, as it is configured now, would cut this dtype to 32 bits."""
     return not x64_enabled() and is_wide(dtype)

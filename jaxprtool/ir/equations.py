@@ -10,19 +10,19 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.dtypes import is_wide, itemsize
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs, views
-from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 
 
-def type_of(aval: Any) -> str:
+def type_of(aval: Aval) -> str:
     """A type in JAX's short form: `f32[3]`."""
     return aval.str_short(short_dtypes=True)
 
 
 @overload
-def size_of(aval: Any) -> int | None: ...
+def size_of(aval: Aval) -> int | None: ...
 @overload
-def size_of(aval: Any, unknown: int) -> int: ...
-def size_of(aval: Any, unknown: int | None = None) -> int | None:
+def size_of(aval: Aval, unknown: int) -> int: ...
+def size_of(aval: Aval, unknown: int | None = None) -> int | None:
     """Return the bytes of an array, or of a value of a type.
 
     Args:
@@ -92,7 +92,7 @@ class Contains:
         self._condition = condition
         self._known: dict[Jaxpr, bool] = {}
 
-    def __call__(self, jaxpr: Any) -> bool:
+    def __call__(self, jaxpr: AnyJaxpr) -> bool:
         """Return True if there is such an equation in a jaxpr, at any depth."""
         body = jaxcompat.open_jaxpr(jaxpr)
         if body not in self._known:
@@ -125,7 +125,7 @@ def named(eqn: JaxprEqn) -> str:
     return eqn.primitive.name + (f" at {frame[0]}:{frame[1]}" if frame else "")
 
 
-def has_64_bit_types(jaxpr: Any) -> bool:
+def has_64_bit_types(jaxpr: AnyJaxpr) -> bool:
     """Whether a value, at any depth, has a type that JAX narrows unless it is told not to."""
     top = jaxcompat.open_jaxpr(jaxpr)
     bound = (v for eqn in equations(top) for v in eqn.outvars)

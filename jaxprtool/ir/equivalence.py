@@ -12,7 +12,6 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType
-from typing import Any
 
 import jax
 import numpy as np
@@ -28,10 +27,10 @@ from jaxprtool.ir.mapped_arrays import give_back
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.trees import same_tree
-from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
 
 
-def equivalent(p: Any, q: Any) -> bool:
+def equivalent(p: object, q: object) -> bool:
     """Whether two Programs, or two jaxprs, are the same up to the names of variables.
 
     Of Programs, the structures of arguments and results and the axis environment count too; names
@@ -40,7 +39,7 @@ def equivalent(p: Any, q: Any) -> bool:
     return difference(p, q) is None
 
 
-def difference(p: Any, q: Any) -> str | None:
+def difference(p: object, q: object) -> str | None:
     """The first thing in which two Programs, or two jaxprs, differ; None if nothing is."""
     try:
         if isinstance(p, Program) and isinstance(q, Program):
@@ -60,7 +59,7 @@ def difference(p: Any, q: Any) -> str | None:
 class _Different(Exception):
     """The difference found, and where: innermost place first."""
 
-    def __init__(self, p: Any, q: Any):
+    def __init__(self, p: object, q: object):
         super().__init__(f"{_shown(p)} against {_shown(q)}")
         self.where: list[str] = []
 
@@ -72,7 +71,7 @@ def _same_border(p: Program, q: Program) -> None:
     _at("axis_env", _check, p.axis_env == q.axis_env, p.axis_env, q.axis_env)
 
 
-def _at(where: str, compare: Callable[..., None], *args: Any) -> None:
+def _at(where: str, compare: Callable[..., None], *args: object) -> None:
     """Compare; a difference is found at this place."""
     try:
         compare(*args)
@@ -81,7 +80,7 @@ def _at(where: str, compare: Callable[..., None], *args: Any) -> None:
         raise
 
 
-def _check(same: bool, p: Any, q: Any) -> None:
+def _check(same: bool, p: object, q: object) -> None:
     if not same:
         raise _Different(p, q)
 
@@ -92,12 +91,12 @@ class _Comparison:
     def __init__(self) -> None:
         self._partner: dict[Var, Var] = {}
         # The bodies themselves, so that their identities stay theirs.
-        self._same: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._same: dict[tuple[int, int], tuple[object, object]] = {}
         # The rules of custom derivatives that are being compared, or have been. A rule may hold
         # calls that follow it: these are the same if nothing else is found to differ.
         self._rules: set[tuple[Hashable, Hashable]] = set()
 
-    def jaxprs(self, p: Any, q: Any) -> None:
+    def jaxprs(self, p: object, q: object) -> None:
         if p is q or (id(p), id(q)) in self._same:
             return
         a, b = jaxcompat.open_jaxpr(p), jaxcompat.open_jaxpr(q)
@@ -120,7 +119,7 @@ class _Comparison:
             _check(_same_type(a.aval, b.aval), repr(a.aval), repr(b.aval))
             self._partner[a] = b
 
-    def _atoms(self, p: Sequence[Any], q: Sequence[Any]) -> None:
+    def _atoms(self, p: Sequence[Atom], q: Sequence[Atom]) -> None:
         _check(len(p) == len(q), len(p), len(q))
         for i, (a, b) in enumerate(zip(p, q, strict=True)):
             if isinstance(a, Literal):
@@ -152,19 +151,19 @@ class _Comparison:
                 rule = _RULES[p.primitive.name]
                 self._named(rule(p), rule(q))
 
-    def _named(self, p: dict[str, Any], q: dict[str, Any]) -> None:
+    def _named(self, p: Params, q: Params) -> None:
         # JAX's rules take a parameter that is None for one that is not there.
         for name in sorted(p.keys() | q.keys()):
             a, b = p.get(name), q.get(name)
             if a is not b:
                 _at(f"parameter {name}", self._value, a, b)
 
-    def _values(self, p: Sequence[Any], q: Sequence[Any]) -> None:
+    def _values(self, p: Sequence[object], q: Sequence[object]) -> None:
         _check(len(p) == len(q), p, q)
         for a, b in zip(p, q, strict=True):
             self._value(a, b)
 
-    def _value(self, p: Any, q: Any) -> None:
+    def _value(self, p: object, q: object) -> None:
         if p is q:
             return
         if isinstance(p, Jaxpr | ClosedJaxpr) and isinstance(q, Jaxpr | ClosedJaxpr):
@@ -187,11 +186,11 @@ def _classic(eqn: JaxprEqn) -> JaxprEqn:
 
 #: For primitives that hold live Python objects, or differ by JAX: functions that return an
 #: equation's parameters as plain data.
-readable_params: RuleTable[Callable[[JaxprEqn], dict[str, Any]]] = RuleTable()
+readable_params: RuleTable[Callable[[JaxprEqn], Params]] = RuleTable()
 
 
 @rule(readable_params, "scan")
-def _scan(eqn: JaxprEqn) -> dict[str, Any]:
+def _scan(eqn: JaxprEqn) -> Params:
     """A scan's parameters, its counts of operands as numbers on every JAX."""
     counts = jaxcompat.scan_counts(eqn.params)
     rest = {k: v for k, v in eqn.params.items() if k not in ("ft_in", "ft_out")}
@@ -199,26 +198,26 @@ def _scan(eqn: JaxprEqn) -> dict[str, Any]:
 
 
 @rule(readable_params, "custom_jvp_call", "custom_vjp_call")
-def _custom(eqn: JaxprEqn) -> dict[str, Any]:
+def _custom(eqn: JaxprEqn) -> Params:
     """A custom call's parameters, without the live rules."""
     return {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
 
 
 @rule(readable_params, "reduce")
-def _reduce(eqn: JaxprEqn) -> dict[str, Any]:
+def _reduce(eqn: JaxprEqn) -> Params:
     """A reduction's parameters, without the function that its jaxpr was traced from."""
     return {k: v for k, v in eqn.params.items() if k != "computation"}
 
 
 @rule(readable_params, "linear_call")
-def _linear_call(eqn: JaxprEqn) -> dict[str, Any]:
+def _linear_call(eqn: JaxprEqn) -> Params:
     """A linear call's parameters, its transpose as a jaxpr."""
     rest = {k: v for k, v in eqn.params.items() if k != "transpose_thunk"}
     return {**rest, "transpose": jaxcompat.linear_call_transpose(eqn)}
 
 
 #: The rules of custom calls, as jaxprs and masks by name.
-_RULES: dict[str, Callable[[JaxprEqn], dict[str, Any]]] = {
+_RULES: dict[str, Callable[[JaxprEqn], Params]] = {
     "custom_jvp_call": lambda eqn: vars(jvp_rule(eqn)) | {"name": None},
     "custom_vjp_call": lambda eqn: vars(vjp_rule(eqn)) | {"fwd_name": None, "bwd_name": None},
 }
@@ -231,7 +230,7 @@ _RULES: dict[str, Callable[[JaxprEqn], dict[str, Any]]] = {
 _BLOCK = 1 << 24
 
 
-def _same_array(p: Any, q: Any) -> bool:
+def _same_array(p: object, q: object) -> bool:
     """Whether two arrays, numpy scalars or numbers are the same, bit by bit."""
     kinds = [getattr(value, "dtype", None) for value in (p, q)]
     if any(kind and is_extended(kind) for kind in kinds) and kinds[0] != kinds[1]:
@@ -254,7 +253,7 @@ def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
     return True
 
 
-def _same_literal(p: Any, q: Any) -> bool:
+def _same_literal(p: Literal, q: Literal) -> bool:
     """Whether two literals are the same, of Python numbers what their type can hold of them."""
     # A literal is a scalar: JAX gives it the mesh around it, or none, as its own caches have it.
     kinds = [(x.aval.shape, x.aval.dtype, x.aval.weak_type) for x in (p, q)]
@@ -264,7 +263,7 @@ def _same_literal(p: Any, q: Any) -> bool:
     return _same_array(*plain)
 
 
-def _same_type(p: Any, q: Any) -> bool:
+def _same_type(p: Aval, q: Aval) -> bool:
     """Whether two types are the same, symbolic dimensions of different scopes by their texts."""
     if p == q:
         return True
@@ -274,7 +273,7 @@ def _same_type(p: Any, q: Any) -> bool:
     return shapes[0] == shapes[1] and p.update(shape=(0,) * p.ndim) == q.update(shape=(0,) * q.ndim)
 
 
-def _same_plain(p: Any, q: Any) -> bool:
+def _same_plain(p: object, q: object) -> bool:
     if jaxcompat.is_symbolic_dimension(p) and jaxcompat.is_symbolic_dimension(q):
         return str(p) == str(q)
     if isinstance(p, jax.lax.Tolerance) and isinstance(q, jax.lax.Tolerance):
@@ -293,19 +292,19 @@ def _same_plain(p: Any, q: Any) -> bool:
         return False
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 # --- what a difference is shown as ------------------------------------------------------------
 
 
-def _atom(atom: Any) -> str:
+def _atom(atom: Atom) -> str:
     if isinstance(atom, Literal):
         return f"the literal {atom.val}:{type_of(atom.aval)}"
     return f"a variable of type {type_of(atom.aval)}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= 120 else text[:117] + "..."

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Var
+from jaxprtool.jaxcompat import ClosedJaxpr, Var
 
 
 class FreedRefError(UnsupportedError, ValueError):
     """A ref is read, or freed again, after it was freed."""
 
 
-def check_freed_refs(closed: Any) -> None:
+def check_freed_refs(closed: ClosedJaxpr) -> None:
     """Check that no equation reads, writes or frees a ref that one before it has freed.
 
     JAX finds out when it lowers a program, by what it has left of the program then. A pass may

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.tree_util import PyTreeDef
 
 #: Longer descriptions are cut, and told apart by a digest.
 _LONGEST = 160
@@ -37,7 +38,7 @@ class Held:
     A `StandIn` is equal to what it describes.
     """
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -67,14 +68,14 @@ class Held:
 jax.tree_util.register_pytree_node(Held, lambda held: ((), held), lambda held, _: held)
 
 
-def is_no_array(leaf: Any) -> bool:
+def is_no_array(leaf: object) -> bool:
     """Whether a leaf can be no array: it is no number, and has no dtype."""
     if isinstance(leaf, bool | int | float | complex):
         return False
     return not (hasattr(leaf, "dtype") or hasattr(leaf, "__jax_array__"))
 
 
-def release(tree: Any) -> Any:
+def release(tree: PyTreeDef) -> Any:
     """A tree with what is held in it as leaves again."""
     return jax.tree.map(
         lambda leaf: leaf.value if isinstance(leaf, Held) else leaf,
@@ -83,7 +84,7 @@ def release(tree: Any) -> Any:
     )
 
 
-def description(value: Any) -> str:
+def description(value: object) -> str:
     """How an object prints, without its address and cut to a length."""
     if isinstance(value, StandIn):
         return value.text

@@ -15,10 +15,10 @@ from jax.extend.core import primitives
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, described
-from jaxprtool.ir.custom_rules import JVPRule, VJPRule, jvp_params, vjp_params
+from jaxprtool.ir.custom_rules import jvp_params, unsupported, vjp_params
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.structured import High, call
-from jaxprtool.jaxcompat import JaxprEqn, Var
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, JVPRule, Var
 
 
 def classic(eqn: JaxprEqn) -> JaxprEqn:
@@ -34,7 +34,9 @@ def classic(eqn: JaxprEqn) -> JaxprEqn:
     if high is None:
         kind = type(eqn.params["_prim"]).__name__
         raise UnsupportedError(f"the {named(eqn)}, a {kind}, has no form of plain arrays")
-    body = jaxcompat.with_function_name(_without_constants(high), jaxcompat.high_name(eqn))
+    body = _without_constants(high)
+    debug = body.debug_info._replace(func_src_info=jaxcompat.high_name(eqn))
+    body = jaxcompat.replace_jaxpr(body, debug_info=debug)
     derivative = jaxcompat.high_derivative(eqn)
     if derivative == "body":
         return call(body, eqn.invars, eqn.outvars, eqn)
@@ -47,12 +49,14 @@ def classic(eqn: JaxprEqn) -> JaxprEqn:
     return eqn.replace(primitive=primitives.custom_vjp_call_p, params=params)
 
 
-def _without_constants(high: High) -> Any:
+def _without_constants(high: High) -> ClosedJaxpr:
     """The body, all of whose constants are inside a call: a custom call's own holds none."""
     if not high.body.consts:
         return high.body
     ins, outs = ([Var(v.aval) for v in atoms] for atoms in (high.operands, high.outs))
-    return jaxcompat.alone(call(high.body, ins, outs, high.eqn), ins, outs, high.body)
+    eqns = [call(high.body, ins, outs, high.eqn)]
+    parts = {"invars": ins, "outvars": outs, "eqns": eqns}
+    return jaxcompat.replace_jaxpr(high.body, constvars=(), consts=(), **parts)
 
 
 @dataclass(frozen=True)
@@ -68,18 +72,13 @@ class _Rule:
         return jaxcompat.high_name(self.eqn)
 
     def __call__(self) -> Any:
-        perturbed = (True,) * len(self.eqn.invars)
-        if self.derivative == "jvp":
-            name, zeros = f"{self.name}_jvp", (False,) * len(self.eqn.outvars)
-            try:
-                jaxpr, zeros = jaxcompat.high_jvp_rule(self.eqn)
-            except Exception as error:  # the rule is anyone's, and may raise anything
-                return JVPRule(name, None, zeros, perturbed, described(error))
-            return JVPRule(name, jaxpr, zeros, perturbed)
+        eqn = self.eqn
         try:
-            fwd, bwd, residuals, zeros = jaxcompat.high_vjp_rule(self.eqn)
-        except Exception as error:
-            message = f"the rule of the {named(self.eqn)} cannot be written as a jaxpr"
-            raise UnsupportedError(f"{message}: {described(error)}") from error
-        names = f"{self.name}_fwd", f"{self.name}_bwd"
-        return VJPRule(*names, fwd, bwd, (None,) * residuals, zeros, perturbed)
+            if self.derivative == "jvp":
+                return jaxcompat.high_jvp_rule(eqn)
+            return jaxcompat.high_vjp_rule(eqn)
+        except Exception as error:  # the rule is anyone's, and may raise anything
+            if self.derivative == "jvp":
+                zeros, perturbed = (False,) * len(eqn.outvars), (True,) * len(eqn.invars)
+                return JVPRule(f"{self.name}_jvp", None, zeros, perturbed, described(error))
+            raise unsupported(eqn, error) from error

@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import is_extended, is_foreign
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, While, view
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 
 
-def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
+def evaluate(closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
     """Return the results of a closed jaxpr. Rules of custom derivatives are ignored."""
     return Interpreter().run(closed, args)
 
@@ -33,7 +33,7 @@ class Interpreter:
 
     # --- hooks ------------------------------------------------------------------------------------
 
-    def constant(self, value: Any, aval: Any) -> Any:
+    def constant(self, value: object, aval: Aval) -> Any:
         """Return the value of a literal, or of a constant of a jaxpr."""
         return value
 
@@ -57,7 +57,7 @@ class Interpreter:
             return jnp.stack(rows)
         return jax.lax.concatenate([jax.lax.expand_dims(row, (0,)) for row in rows], 0)
 
-    def enter(self, body: Any, operands: list[Any], decider: Any = None) -> list[Any]:
+    def enter(self, body: ClosedJaxpr, operands: list[Any], decider: Any = None) -> list[Any]:
         """Return the results of a body, which runs because of the value `decider` if given."""
         return self.run(body, operands)
 
@@ -67,7 +67,7 @@ class Interpreter:
 
     # --- evaluation -------------------------------------------------------------------------------
 
-    def run(self, closed: Any, args: Sequence[Any]) -> list[Any]:
+    def run(self, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         """Return the results of a closed jaxpr."""
         env: dict[Var, Any] = dict(zip(closed.invars, args, strict=True))
         for var, value in zip(closed.constvars, closed.consts, strict=True):
@@ -147,4 +147,5 @@ def _no_rows(var: Var) -> Any:
     if not is_extended(aval.dtype):
         return jnp.zeros(aval.shape, aval.dtype)
     element = jaxcompat.physical_element(aval.dtype)
-    return jaxcompat.logical_array(jnp.zeros((*aval.shape, *element.shape), element.dtype), aval)
+    zeros = jnp.zeros((*aval.shape, *element.shape), element.dtype)
+    return jaxcompat.logical_array(zeros, aval=aval)

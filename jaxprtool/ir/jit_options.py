@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxprtool.jaxcompat import TracedOptions
+from jaxprtool.jaxcompat import Aval, DType, TracedOptions
 
 #: The name and the abstract value of each argument, or result, in order.
-Values = Sequence[tuple[str, Any]]
+Values = Sequence[tuple[str, Aval]]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ValueOptions:
 
     name: str
     shape: tuple[Any, ...]
-    dtype: Any
+    dtype: DType
     placement: Any = None
     donated: bool = False
 
@@ -77,11 +77,11 @@ class JitOptions:
         return told
 
 
-def _options(name: str, aval: Any, placement: Any = None, donated: bool = False) -> ValueOptions:
+def _options(name: str, aval: Aval, placement: Any = None, donated: bool = False) -> ValueOptions:
     return ValueOptions(name, *_type(aval), placement, donated)
 
 
-def _type(aval: Any) -> tuple[tuple[Any, ...], Any]:
+def _type(aval: Aval) -> tuple[tuple[Any, ...], Any]:
     return tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None)
 
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import bodies, size_of
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.structured import holds_jaxpr
-from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,9 @@ class Liveness:
     """The peaks of bodies, each computed once: equations may share them."""
 
     def __init__(self) -> None:
-        self._peaks: dict[Any, int | None] = {}
+        self._peaks: dict[Jaxpr, int | None] = {}
 
-    def peak(self, jaxpr: Any) -> int | None:
+    def peak(self, jaxpr: AnyJaxpr) -> int | None:
         """The most bytes of its own values that are alive at once as a jaxpr runs, if known."""
         anchor = jaxcompat.open_jaxpr(jaxpr)
         if anchor not in self._peaks:
@@ -118,11 +117,11 @@ class Liveness:
         return results + hungriest if loop else max(results, hungriest)
 
 
-def peak_bytes(jaxpr: Any) -> int | None:
+def peak_bytes(jaxpr: AnyJaxpr) -> int | None:
     """The most bytes of its own values alive at once as a jaxpr runs in its order, if known."""
     return Liveness().peak(jaxpr)
 
 
-def _size(aval: Any) -> int | None:
+def _size(aval: Aval) -> int | None:
     """The bytes of a value; a token has none, and of a symbolic size nothing is known."""
     return size_of(aval) if hasattr(aval, "shape") else 0

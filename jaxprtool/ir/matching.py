@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax.tree_util import keystr
+from jax.tree_util import PyTreeDef, keystr
 
 from jaxprtool.ir.held import Held, StandIn, description, is_no_array, release
 from jaxprtool.ir.trees import Opaque, Tree, node, one_level
@@ -35,18 +35,18 @@ class MatchedArguments:
     """The leaves of a call's arguments, and what was given for a program's stand-ins."""
 
     leaves: list[Any] = field(default_factory=list)
-    nodes: dict[Tree, Any] = field(default_factory=dict)
+    nodes: dict[Tree, PyTreeDef] = field(default_factory=dict)
     classes: dict[str, type] = field(default_factory=dict)
-    objects: dict[str, Any] = field(default_factory=dict)
+    objects: dict[str, object] = field(default_factory=dict)
 
-    def result(self, tree: Any, leaves: Sequence[Any]) -> Any:
+    def result(self, tree: PyTreeDef, leaves: Sequence[Any]) -> Any:
         """The results as a tree, what was given in place of stand-ins."""
         return release(self._known(jax.tree.unflatten(tree, leaves)))
 
-    def _known(self, value: Any) -> Any:
+    def _known(self, value: object) -> Any:
         return jax.tree.map(self._node, value, is_leaf=lambda each: isinstance(each, Opaque | Held))
 
-    def _node(self, value: Any) -> Any:
+    def _node(self, value: object) -> Any:
         if isinstance(value, Held):
             return Held(self.objects.get(description(value.value), value.value))
         if not isinstance(value, Opaque):
@@ -56,7 +56,7 @@ class MatchedArguments:
         known = self.nodes.get(described) or self._of_class(described, tree)
         return jax.tree.unflatten(known, map(self._known, parts))
 
-    def _of_class(self, described: Tree, tree: Any) -> Any:
+    def _of_class(self, described: Tree, tree: PyTreeDef) -> PyTreeDef:
         """The structure of an Opaque node, made of its class if that and its data are known."""
         cls = self.classes.get(described.type_name)
         try:
@@ -71,7 +71,7 @@ class MatchedArguments:
 
 
 def matched(
-    tree: Any, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+    tree: PyTreeDef, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> MatchedArguments:
     """The match of a call's arguments with `tree`, the structure of `(args, kwargs)`.
 
@@ -95,7 +95,7 @@ def matched(
     return found
 
 
-def matched_leaves(tree: Any, value: Any, path: str) -> list[Any]:
+def matched_leaves(tree: PyTreeDef, value: object, path: str) -> list[Any]:
     """The leaves of a value of the structure `tree`; `path` is what it is called.
 
     Raises Mismatch for a value of another structure.
@@ -105,7 +105,7 @@ def matched_leaves(tree: Any, value: Any, path: str) -> list[Any]:
     return found.leaves
 
 
-def _root(example: Any, names: Sequence[str], otherwise: str) -> str:
+def _root(example: object, names: Sequence[str], otherwise: str) -> str:
     """What an argument is called as a whole: of `params['w']`, `params`."""
     for path, i in jax.tree.leaves_with_path(example)[:1]:
         rest = keystr(path)
@@ -114,7 +114,9 @@ def _root(example: Any, names: Sequence[str], otherwise: str) -> str:
     return otherwise
 
 
-def _match(found: MatchedArguments, tree: Any, example: Any, given: Any, path: str) -> None:
+def _match(
+    found: MatchedArguments, tree: PyTreeDef, example: object, given: object, path: str
+) -> None:
     """Match a value with the part of the structure that is at `path`; `example` is one of it."""
     keys, parts, _ = one_level(example)
     given_keys, given_parts, given_tree = one_level(given)
@@ -140,7 +142,7 @@ def _match(found: MatchedArguments, tree: Any, example: Any, given: Any, path: s
         _match(found, part, one, other, path + key)
 
 
-def _fits(wanted: Tree, own: Tree, tree: Any, given_tree: Any) -> bool:
+def _fits(wanted: Tree, own: Tree, tree: PyTreeDef, given_tree: PyTreeDef) -> bool:
     """Whether a node can be in place of another, its children and its data aside."""
     if wanted.kind != "custom":
         return wanted.kind == own.kind
@@ -149,7 +151,7 @@ def _fits(wanted: Tree, own: Tree, tree: Any, given_tree: Any) -> bool:
     return tree.node_data()[0] is Opaque or wanted.type_name == own.type_name
 
 
-def _match_held(found: MatchedArguments, wanted: Held, given: Any, path: str) -> None:
+def _match_held(found: MatchedArguments, wanted: Held, given: object, path: str) -> None:
     value = given.value if isinstance(given, Held) else given
     if wanted != Held(value):
         raise Mismatch(
@@ -161,7 +163,12 @@ def _match_held(found: MatchedArguments, wanted: Held, given: Any, path: str) ->
 
 
 def _match_data(
-    found: MatchedArguments, wanted: Tree, own: Tree, tree: Any, given_tree: Any, path: str
+    found: MatchedArguments,
+    wanted: Tree,
+    own: Tree,
+    tree: PyTreeDef,
+    given_tree: PyTreeDef,
+    path: str,
 ) -> None:
     """Refuse a node that has other data of its own, and note what an Opaque node stands for."""
     is_opaque = [each.node_data()[0] is Opaque for each in (tree, given_tree)]
@@ -194,7 +201,7 @@ def _by_name(
     return children
 
 
-def _simple(key: Any) -> str:
+def _simple(key: object) -> str:
     return keystr((key,), simple=True)
 
 
@@ -206,12 +213,12 @@ def _named(tree: Tree) -> str:
     return f"a{'n' * (name[0] in 'AEIOUaeiou')} {name}"
 
 
-def _shown(tree: Tree, value: Any) -> str:
+def _shown(tree: Tree, value: object) -> str:
     if isinstance(value, Held):
         return _short(value.value)
     return _short(value) if tree.kind == "leaf" and is_no_array(value) else _named(tree)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = description(value)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

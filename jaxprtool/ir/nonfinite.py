@@ -19,7 +19,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.interpret import Interpreter, bind, row_of
-from jaxprtool.jaxcompat import JaxprEqn, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Aval, JaxprEqn, Var
 
 
 @contextmanager
@@ -42,7 +42,10 @@ class FiniteCheck:
         return cls(jax.config.jax_debug_nans, jax.config.jax_debug_infs)
 
     def fault_among(
-        self, jaxpr: Any, arguments: Sequence[tuple[str, Any]], results: Sequence[tuple[str, Any]]
+        self,
+        jaxpr: AnyJaxpr,
+        arguments: Sequence[tuple[str, Any]],
+        results: Sequence[tuple[str, Any]],
     ) -> tuple[str, str] | None:
         """The name of the first result that has what is forbidden, and what it has, from where.
 
@@ -67,11 +70,11 @@ class FiniteCheck:
         origin = value.origin or "no single equation: run one by one, none makes it"
         return name, f"{fault}, from {origin}"
 
-    def fault(self, value: Any) -> str | None:
+    def fault(self, value: object) -> str | None:
         """What is forbidden and in a value, in words, or None."""
         if isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype"):
             return None
-        if isinstance(jaxcompat.aval_of(value), jaxcompat.AbstractRef):
+        if isinstance(jax.typeof(value), jaxcompat.AbstractRef):
             return None
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return None
@@ -94,7 +97,7 @@ class _Origins(Interpreter):
     def __init__(self, check: FiniteCheck):
         self._fault = check.fault
 
-    def constant(self, value: Any, aval: Any) -> _Value:
+    def constant(self, value: object, aval: Aval) -> _Value:
         return _Value(value, "a constant" if self._fault(as_array(value)) else "")
 
     def concrete(self, value: _Value) -> Any:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.program import Program
-from jaxprtool.jaxcompat import Jaxpr
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Outline:
     constants: tuple[NamedValue, ...]
 
 
-def outline(program: Any) -> Outline:
+def outline(program: Program | AnyJaxpr) -> Outline:
     """The outline of a `Program`, or of a jaxpr, closed or open."""
     jaxpr = top_jaxpr(program)
     debug = jaxpr.debug_info
@@ -54,7 +53,9 @@ def outline(program: Any) -> Outline:
     )
 
 
-def _named(names: Sequence[Any], otherwise: str, atoms: Sequence[Any]) -> tuple[NamedValue, ...]:
+def _named(
+    names: Sequence[str | None], otherwise: str, atoms: Sequence[Atom]
+) -> tuple[NamedValue, ...]:
     if len(names) != len(atoms):
         names = [None] * len(atoms)
     return tuple(
@@ -63,6 +64,6 @@ def _named(names: Sequence[Any], otherwise: str, atoms: Sequence[Any]) -> tuple[
     )
 
 
-def top_jaxpr(program: Any) -> Jaxpr:
+def top_jaxpr(program: Program | AnyJaxpr) -> Jaxpr:
     """The open jaxpr of a `Program`, or of a jaxpr, closed or open."""
     return jaxcompat.open_jaxpr(program.jaxpr if isinstance(program, Program) else program)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
 
-def paths(root: str, value: Any) -> tuple[str, ...]:
+def paths(root: str, value: object) -> tuple[str, ...]:
     """The path of each leaf of a pytree that is called `root`: `result[0]['w']`."""
     leaves = jax.tree_util.tree_flatten_with_path(value)[0]
     return unique([root + jax.tree_util.keystr(path) for path, _ in leaves])

@@ -7,13 +7,14 @@ each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError, StructureError
@@ -24,7 +25,7 @@ from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.matching import MatchedArguments, Mismatch, matched
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs, view
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import AnyJaxpr, Aval, Jaxpr, JaxprEqn
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,12 +40,12 @@ class Program:
     """
 
     name: str
-    jaxpr: Any
-    in_tree: Any
-    out_tree: Any
+    jaxpr: AnyJaxpr
+    in_tree: PyTreeDef
+    out_tree: PyTreeDef
     arg_names: tuple[str, ...]
     out_names: tuple[str, ...]
-    axis_env: tuple[tuple[Any, int], ...] = ()
+    axis_env: tuple[tuple[Hashable, int], ...] = ()
     jit: JitOptions | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -139,22 +140,22 @@ class Program:
         return self.name
 
     @property
-    def in_avals(self) -> list[Any]:
+    def in_avals(self) -> list[Aval]:
         """The abstract value (shape, dtype, weak type) of each flat argument."""
         return [v.aval for v in self.jaxpr.invars]
 
     @property
-    def out_avals(self) -> list[Any]:
+    def out_avals(self) -> list[Aval]:
         """The abstract value of each flat result."""
         return [v.aval for v in self.jaxpr.outvars]
 
     @property
-    def arguments(self) -> list[tuple[str, Any]]:
+    def arguments(self) -> list[tuple[str, Aval]]:
         """The name and the abstract value of each flat argument."""
         return list(zip(self.arg_names, self.in_avals, strict=True))
 
     @property
-    def results(self) -> list[tuple[str, Any]]:
+    def results(self) -> list[tuple[str, Aval]]:
         """The name and the abstract value of each flat result."""
         return list(zip(self.out_names, self.out_avals, strict=True))
 
@@ -170,7 +171,7 @@ class Program:
         def _repr_html_(self) -> str: ...
 
 
-def _as_result(value: Any, aval: Any) -> Any:
+def _as_result(value: object, aval: Aval) -> Any:
     """JAX's array of a result: literals and constants may be Python's and NumPy's to its evaluator.
 
     What JAX has no array of here is given as it is.
@@ -225,21 +226,20 @@ def type_check(program: Program, before: Program | None = None) -> None:
             raise CheckError(f"{program.name}: the counts of {what} disagree: {counts}")
     try:
         with jaxcompat.axes_bound(program.axis_env):
-            if before is None:
-                jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr))
-            else:
+            known = None
+            if before is not None:
                 same_axes = before.axis_env == program.axis_env
-                known = _equations(before.jaxpr) if same_axes else ()
-                jaxcompat.check_changed(jaxcompat.open_jaxpr(jaxpr), frozenset(map(id, known)))
+                known = frozenset(map(id, _equations(before.jaxpr) if same_axes else ()))
+            jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr), known)
     except Exception as error:  # the checker reports faults with several exception types
         raise CheckError(f"{program.name} is not well typed: {_fault(error)}") from error
 
 
-def _equations(jaxpr: Any) -> list[JaxprEqn]:
+def _equations(jaxpr: AnyJaxpr) -> list[JaxprEqn]:
     """Return the equations of a jaxpr at any depth, but for bodies that bind axes."""
     found: list[JaxprEqn] = []
     todo = [jaxcompat.open_jaxpr(jaxpr)]
-    seen: set[Any] = set()
+    seen: set[Jaxpr] = set()
     while todo:
         body = todo.pop()
         found += body.eqns

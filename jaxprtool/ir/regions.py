@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from typing import Any, TypeVar
 
-from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import Edges, View, as_tuple, holds_jaxpr, view, views
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 
 T = TypeVar("T")
 
@@ -127,7 +126,7 @@ class Regions:
 
     view: View
     edges: Edges
-    bodies: tuple[Any, ...]
+    bodies: tuple[ClosedJaxpr, ...]
     operands: dict[str, range]
     results: dict[str, range]
     regions: tuple[Region, ...]
@@ -181,7 +180,7 @@ class Regions:
 
     def rebuild(
         self,
-        bodies: Sequence[Any],
+        bodies: Sequence[ClosedJaxpr],
         operands: Sequence[bool] | None = None,
         results: Sequence[bool] | None = None,
         more: Mapping[str, Sequence[Atom]] = _NONE,
@@ -353,30 +352,3 @@ def _selected(
         nowhere = [None] * len(new)
         everything += [*nowhere, *own] if first else [*own, *nowhere]
     return everything, fields
-
-
-def with_border(
-    body: Any,
-    invars: Sequence[Var],
-    outvars: Sequence[Atom],
-    eqns: Sequence[JaxprEqn] | None = None,
-) -> Any:
-    """Return a closed jaxpr with other arguments and results, and other equations if there are any.
-
-    Its arguments keep their names; results keep theirs if they are the same atoms.
-    """
-    debug = body.debug_info
-    if debug.arg_names is not None:
-        known = dict(zip(body.invars, debug.arg_names, strict=False))
-        debug = debug._replace(arg_names=tuple(known.get(v, "") for v in invars))
-    if [*map(id, outvars)] != [*map(id, body.outvars)]:
-        debug = debug._replace(result_paths=None)
-    return jaxcompat.replace_jaxpr(
-        body,
-        constvars=body.constvars,
-        consts=body.consts,
-        invars=list(invars),
-        outvars=list(outvars),
-        eqns=list(body.eqns if eqns is None else eqns),
-        debug_info=debug,
-    )

@@ -25,7 +25,18 @@ from jaxprtool.ir.caches import anchor
 from jaxprtool.ir.equations import donations, free_variables, is_flat
 from jaxprtool.ir.structured import High, holds_jaxpr, keep, map_sub_jaxprs, view
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import (
+    AnyJaxpr,
+    Atom,
+    Aval,
+    ClosedJaxpr,
+    DropVar,
+    JaxprEqn,
+    Literal,
+    Params,
+    Primitive,
+    Var,
+)
 
 T = TypeVar("T")
 
@@ -40,13 +51,13 @@ EquationRule = Callable[[JaxprEqn], Sequence[JaxprEqn] | None]
 
 
 def rewrite(
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     visitor: Visitor,
     *,
     nested: bool = True,
     outside_in: bool = False,
     flat: bool = True,
-) -> Any:
+) -> AnyJaxpr:
     """Rewrite a jaxpr by the rule that `visitor` returns for each of its bodies.
 
     Arguments and results stay in number and type, of the jaxpr and of each body in it. A rule's
@@ -67,11 +78,11 @@ def rewrite(
     """
     memo = Memo()
 
-    def body_of(body: Any, constants: bool) -> Any:
+    def body_of(body: AnyJaxpr, constants: bool) -> AnyJaxpr:
         if not flat and is_flat(jaxcompat.open_jaxpr(body)):
             return body
 
-        def run() -> Any:
+        def run() -> AnyJaxpr:
             return Writer(body, constants, inside, outside_in).run(visitor)
 
         return memo(run, body, constants)
@@ -85,7 +96,7 @@ def rewrite(
     return body_of(jaxpr, True)
 
 
-def map_equations(jaxpr: Any, rule: EquationRule) -> Any:
+def map_equations(jaxpr: AnyJaxpr, rule: EquationRule) -> AnyJaxpr:
     """Apply a rule to every equation of a jaxpr, at every depth, from the inside out.
 
     Args:
@@ -112,7 +123,7 @@ def map_equations(jaxpr: Any, rule: EquationRule) -> Any:
     return rewrite(jaxpr, visitor)
 
 
-def with_bodies(eqn: JaxprEqn, function: Callable[[Any], Any]) -> JaxprEqn:
+def with_bodies(eqn: JaxprEqn, function: Callable[[AnyJaxpr], AnyJaxpr]) -> JaxprEqn:
     """Apply a function to each jaxpr that an equation holds.
 
     Args:
@@ -131,7 +142,7 @@ def with_bodies(eqn: JaxprEqn, function: Callable[[Any], Any]) -> JaxprEqn:
     return eqn if structured is None or isinstance(structured, High) else structured.rebuild()
 
 
-def partition(jaxpr: Any, first: Sequence[JaxprEqn]) -> tuple[list[JaxprEqn], list[Var]]:
+def partition(jaxpr: AnyJaxpr, first: Sequence[JaxprEqn]) -> tuple[list[JaxprEqn], list[Var]]:
     """Split the equations of a jaxpr in two.
 
     Args:
@@ -149,8 +160,8 @@ def partition(jaxpr: Any, first: Sequence[JaxprEqn]) -> tuple[list[JaxprEqn], li
 
 
 def narrow(
-    body: Any, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
-) -> Any:
+    body: ClosedJaxpr, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
+) -> ClosedJaxpr:
     """Return a closed jaxpr of some equations of a closed one, with the constants that they read.
 
     Args:
@@ -176,7 +187,7 @@ class Memo:
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}
 
-    def __call__(self, make: Callable[[], T], jaxpr: Any, *request: Hashable) -> T:
+    def __call__(self, make: Callable[[], T], jaxpr: AnyJaxpr, *request: Hashable) -> T:
         """Return what `make()` returned when it was first asked for this jaxpr and request."""
         key = anchor(jaxpr), type(jaxpr), request
         if key not in self._made:
@@ -190,7 +201,7 @@ class Writer:
 
     def __init__(
         self,
-        body: Any,
+        body: ClosedJaxpr,
         holds_constants: bool,
         inside: Callable[[JaxprEqn], JaxprEqn],
         outside_in: bool = False,
@@ -215,7 +226,7 @@ class Writer:
         #: The values of constants of the body, by variable.
         self.constant_values: dict[Var, Any] = dict(zip(self.constvars, self.consts, strict=False))
         #: Their variables by the identity of the value and its type, once one is asked for.
-        self._constant_of: dict[tuple[int, Any], Var] | None = None
+        self._constant_of: dict[tuple[int, Aval], Var] | None = None
 
     # --- what a rule may ask and do ------------------------------------------------------------
 
@@ -244,7 +255,7 @@ class Writer:
         return eqn.outvars
 
     def emit(
-        self, primitive: Any, operands: Sequence[Atom], params: dict[str, Any], like: JaxprEqn
+        self, primitive: Primitive, operands: Sequence[Atom], params: Params, like: JaxprEqn
     ) -> list[Var]:
         """Write an equation without effects, and return its results.
 
@@ -273,7 +284,7 @@ class Writer:
 
     def splice(
         self,
-        closed: Any,
+        closed: ClosedJaxpr,
         operands: Sequence[Atom],
         call: JaxprEqn,
         *,
@@ -321,7 +332,7 @@ class Writer:
             names.update(zip(eqn.outvars, self.add(new) if atoms is None else atoms, strict=True))
         return [v if type(v) is Literal else names[v] for v in jaxpr.outvars]
 
-    def constant(self, value: Any, aval: Any) -> Atom:
+    def constant(self, value: object, aval: Aval) -> Atom:
         """Return an atom for a constant: a literal for a scalar, else a constant of the body.
 
         Raises:
@@ -343,7 +354,7 @@ class Writer:
         self._constant_of[id(value), aval] = var
         return var
 
-    def can_hold(self, closed: Any) -> bool:
+    def can_hold(self, closed: ClosedJaxpr) -> bool:
         """Return True if the constants of a closed jaxpr can be constants of this body."""
         return self.holds_constants or all(
             jaxcompat.as_literal(const, var.aval)
@@ -352,7 +363,7 @@ class Writer:
 
     # --- the walk ------------------------------------------------------------------------------
 
-    def run(self, visitor: Visitor) -> Any:
+    def run(self, visitor: Visitor) -> AnyJaxpr:
         """Return the body, rewritten by the visitor's rule; the same object if nothing changes."""
         jaxpr = jaxcompat.open_jaxpr(self.body)
         env, rule, definition = self.env, visitor(self), self.definition
@@ -392,7 +403,6 @@ class Writer:
             self.body,
             constvars=self.constvars,
             consts=self.consts,
-            invars=jaxpr.invars,
             outvars=outvars,
             eqns=self.eqns,
             debug_info=jaxpr.debug_info,
@@ -430,7 +440,7 @@ class Writer:
         new = (v for eqn in self.eqns[written:] for v in eqn.outvars)
         return var not in self.donated or any(v is atom for v in new)
 
-    def _may_change(self, var: Var, aval: Any) -> bool:
+    def _may_change(self, var: Var, aval: Aval) -> bool:
         """Return True if an atom of this other type may take the place of a variable."""
         if isinstance(var, DropVar):
             return True

@@ -26,7 +26,7 @@ from jaxprtool.ir.caches import process_cache
 from jaxprtool.ir.custom_rules import rule_key
 from jaxprtool.ir.dtypes import physical
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 
 class Structure:
@@ -44,11 +44,11 @@ class Keyless(Exception):
     """A parameter of a kind that has no key: what holds it equals only itself."""
 
 
-_structures: WeakKeyDictionary[Any, Structure] = process_cache(WeakKeyDictionary())
+_structures: WeakKeyDictionary[AnyJaxpr, Structure] = process_cache(WeakKeyDictionary())
 _by_key: WeakValueDictionary[Hashable, Structure] = WeakValueDictionary()
 
 
-def structure(jaxpr: Any) -> Structure:
+def structure(jaxpr: AnyJaxpr) -> Structure:
     """The structure of a jaxpr, closed or open. Raises Keyless if it has none."""
     known = _structures.get(jaxpr)
     if known is None:
@@ -63,7 +63,7 @@ def repeatable(eqn: JaxprEqn) -> bool:
     return traits(eqn).may_merge and jaxcompat.only_names_axes(eqn.effects)
 
 
-def _jaxpr_key(jaxpr: Any) -> tuple[Hashable, bool]:
+def _jaxpr_key(jaxpr: AnyJaxpr) -> tuple[Hashable, bool]:
     body = jaxcompat.open_jaxpr(jaxpr)
     consts = tuple(map(value_key, getattr(jaxpr, "consts", ())))
     numbers: dict[Var, int] = {}
@@ -73,7 +73,7 @@ def _jaxpr_key(jaxpr: Any) -> tuple[Hashable, bool]:
             numbers[var] = len(numbers)
         return tuple([var.aval for var in variables])
 
-    def atoms(operands: Sequence[Any]) -> tuple[Any, ...]:
+    def atoms(operands: Sequence[Atom]) -> tuple[Any, ...]:
         return tuple([literal_key(v) if type(v) is Literal else numbers[v] for v in operands])
 
     borders = bound(body.constvars), bound(body.invars)
@@ -131,7 +131,7 @@ _SPECIAL: dict[str, Callable[[JaxprEqn], Any]] = {
 # --- values -----------------------------------------------------------------------------------
 
 
-def value_key(value: Any) -> Hashable:
+def value_key(value: object) -> Hashable:
     """A key for a parameter or a constant. Raises Keyless if it has none."""
     return _key(value, [])
 
@@ -172,7 +172,7 @@ def _key(value: Any, held: list[Structure]) -> Hashable:
     return kind, value
 
 
-def literal_key(literal: Any) -> Hashable:
+def literal_key(literal: Literal) -> Hashable:
     """A key for a literal, of a Python number what its type can hold of it."""
     aval, value = literal.aval, literal.val
     if getattr(value, "dtype", None) != aval.dtype or isinstance(value, int | float | complex):
@@ -180,7 +180,7 @@ def literal_key(literal: Any) -> Hashable:
     return aval.dtype, aval.weak_type, aval.shape, value.tobytes()
 
 
-def _array_key(array: Any) -> Hashable:
+def _array_key(array: np.ndarray | jax.Array) -> Hashable:
     """A key for an array by its content; for a tracer, and for a mutable one, by identity."""
     if isinstance(array, np.ndarray):
         if array.dtype.hasobject:

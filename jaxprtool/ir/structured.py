@@ -17,11 +17,11 @@ from itertools import compress
 from typing import Any, ClassVar
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import RuleTable, rule
-from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Effect, Jaxpr, JaxprEqn, Params, Var
 
 #: For each call primitive: the parameter that holds the body, those that hold one entry per
 #: operand, and those that hold one per result.
@@ -106,9 +106,7 @@ class View:
         """An equation like this one with some of the view's fields changed."""
         return replace(self, **changes)._equation()
 
-    def entries(
-        self, operands: Sequence[int | None], results: Sequence[int | None]
-    ) -> dict[str, Any]:
+    def entries(self, operands: Sequence[int | None], results: Sequence[int | None]) -> Params:
         """Return the fields with an entry per operand or result, for a selection of these.
 
         Args:
@@ -122,11 +120,11 @@ class View:
         """How often the bodies run: a number, a symbolic dimension, or None if it is not known."""
         return 1
 
-    def params(self) -> dict[str, Any]:
+    def params(self) -> Params:
         """Return the parameters that depend on the fields."""
         raise NotImplementedError
 
-    def _effects(self) -> set[Any]:
+    def _effects(self) -> set[Effect]:
         """Return the effects of the bodies, on the equation's operands."""
         assert self.edges is not None
         effects: set[Any] = set()
@@ -146,7 +144,7 @@ class View:
             operands, outs, eqn.primitive, params, self._effects(), eqn.source_info, eqn.ctx
         )
 
-    def _as_held(self, name: str, body: Any) -> Any:
+    def _as_held(self, name: str, body: ClosedJaxpr) -> AnyJaxpr:
         """`body` as this primitive's parameter `name` holds it: open or closed."""
         held = self.eqn.params[name]
         return body if isinstance(held, ClosedJaxpr) else jaxcompat.open_jaxpr(body)
@@ -161,7 +159,7 @@ class Scan(View):
     xs: tuple[Atom, ...]
     carry_outs: tuple[Var, ...]
     ys: tuple[Var, ...]
-    body: Any
+    body: ClosedJaxpr
     length: int
     reverse: bool
     unroll: int
@@ -189,7 +187,7 @@ class Scan(View):
     def trips(self) -> Any:
         return self.length
 
-    def params(self) -> dict[str, Any]:
+    def params(self) -> Params:
         counts = len(self.consts), len(self.carry), len(self.xs), len(self.ys)
         return {
             **jaxcompat.scan_count_params(self.eqn.params, *counts),
@@ -208,8 +206,8 @@ class While(View):
     body_consts: tuple[Atom, ...]
     carry: tuple[Atom, ...]
     outs: tuple[Var, ...]
-    cond: Any
-    body: Any
+    cond: ClosedJaxpr
+    body: ClosedJaxpr
 
     primitives: ClassVar[tuple[str, ...]] = ("while",)
     edges: ClassVar[Edges | None] = Edges(
@@ -232,7 +230,7 @@ class While(View):
     def trips(self) -> Any:
         return None
 
-    def params(self) -> dict[str, Any]:
+    def params(self) -> Params:
         return {
             "cond_nconsts": len(self.cond_consts),
             "cond_jaxpr": self.cond,
@@ -248,7 +246,7 @@ class Cond(View):
     index: Atom
     operands: tuple[Atom, ...]
     outs: tuple[Var, ...]
-    branches: tuple[Any, ...]
+    branches: tuple[ClosedJaxpr, ...]
 
     primitives: ClassVar[tuple[str, ...]] = ("cond",)
     edges: ClassVar[Edges | None] = Edges(
@@ -263,7 +261,7 @@ class Cond(View):
         branches = tuple(map(jaxcompat.close_jaxpr, eqn.params["branches"]))
         return cls(eqn, index, tuple(operands), tuple(eqn.outvars), branches)
 
-    def params(self) -> dict[str, Any]:
+    def params(self) -> Params:
         return {"branches": tuple(self.branches)}
 
 
@@ -278,7 +276,7 @@ class Call(View):
 
     operands: tuple[Atom, ...]
     outs: tuple[Var, ...]
-    body: Any
+    body: ClosedJaxpr
     operand_params: dict[str, tuple[Any, ...]]
     out_params: dict[str, tuple[Any, ...]]
 
@@ -297,9 +295,7 @@ class Call(View):
             {k: tuples[k] for k in per_out if k in tuples},
         )
 
-    def entries(
-        self, operands: Sequence[int | None], results: Sequence[int | None]
-    ) -> dict[str, Any]:
+    def entries(self, operands: Sequence[int | None], results: Sequence[int | None]) -> Params:
         """Of the sharding, layout and donation of new operands and results nothing is asked."""
         pairs = ("operand_params", operands), ("out_params", results)
         return {
@@ -310,7 +306,7 @@ class Call(View):
             for field, positions in pairs
         }
 
-    def params(self) -> dict[str, Any]:
+    def params(self) -> Params:
         name = CALLS[self.eqn.primitive.name][0]
         body = self._as_held(name, self.body)
         return {**self.operand_params, **self.out_params, name: body}
@@ -326,7 +322,7 @@ class CustomJVP(View):
 
     operands: tuple[Atom, ...]
     outs: tuple[Var, ...]
-    body: Any
+    body: ClosedJaxpr
 
     primitives: ClassVar[tuple[str, ...]] = ("custom_jvp_call",)
     edges: ClassVar[Edges | None] = Edges(has_rule=True)
@@ -346,7 +342,7 @@ class CustomJVP(View):
         _, eqn = jaxcompat.apply_jax_dce_rule(used_outs, self.eqn)
         return self.of(eqn)
 
-    def params(self) -> dict[str, Any]:
+    def params(self) -> Params:
         return {"call_jaxpr": self._as_held("call_jaxpr", self.body)}
 
 
@@ -383,8 +379,8 @@ class ShardMap(View):
 
     operands: tuple[Atom, ...]
     outs: tuple[Var, ...]
-    body: Any
-    mesh: Any
+    body: ClosedJaxpr
+    mesh: Mesh
     in_specs: tuple[Any, ...]
     out_specs: tuple[Any, ...]
 
@@ -397,9 +393,7 @@ class ShardMap(View):
         specs = tuple(p["in_specs"]), tuple(p["out_specs"])
         return cls(eqn, tuple(eqn.invars), tuple(eqn.outvars), body, p["mesh"], *specs)
 
-    def entries(
-        self, operands: Sequence[int | None], results: Sequence[int | None]
-    ) -> dict[str, Any]:
+    def entries(self, operands: Sequence[int | None], results: Sequence[int | None]) -> Params:
         """New operands and results are the same on every shard."""
         pairs = ("in_specs", operands), ("out_specs", results)
         return {
@@ -407,7 +401,7 @@ class ShardMap(View):
             for field, places in pairs
         }
 
-    def params(self) -> dict[str, Any]:
+    def params(self) -> Params:
         return {
             "jaxpr": self._as_held("jaxpr", self.body),
             "mesh": self.mesh,
@@ -415,7 +409,7 @@ class ShardMap(View):
             "out_specs": tuple(self.out_specs),
         }
 
-    def _effects(self) -> set[Any]:
+    def _effects(self) -> set[Effect]:
         return jaxcompat.without_named_axes(super()._effects(), self.mesh.axis_names)
 
 
@@ -432,7 +426,7 @@ def view(eqn: JaxprEqn) -> Any:
     return None if cls is None else cls.of(eqn)
 
 
-def as_tuple(value: Any) -> tuple[Any, ...]:
+def as_tuple(value: object) -> tuple[Any, ...]:
     """Return the values of a field that holds several values, or one."""
     return tuple(value) if isinstance(value, _SEQUENCES) else (value,)
 
@@ -444,7 +438,9 @@ def keep(values: Sequence[Any], used: Sequence[bool]) -> tuple[Any, ...]:
     return tuple(compress(values, used))
 
 
-def call(body: Any, operands: Sequence[Atom], outs: Sequence[Var], like: JaxprEqn) -> JaxprEqn:
+def call(
+    body: ClosedJaxpr, operands: Sequence[Atom], outs: Sequence[Var], like: JaxprEqn
+) -> JaxprEqn:
     """A jit call of a closed jaxpr, bearing its name, in the place and context of `like`."""
     empty = jaxcompat.traced_like(like, jax.jit(list), ()).eqns[0]
     unasked = {
@@ -477,7 +473,7 @@ class _Kinds(dict[type, int]):
 _KINDS = _Kinds()
 
 
-def sub_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, Any]]:
+def sub_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, AnyJaxpr]]:
     """Each jaxpr in the equation's parameters, as held, with a path such as `branches[1]`."""
     if eqn.primitive.name in High.primitives:
         body = jaxcompat.high_body(eqn)
@@ -489,7 +485,7 @@ def sub_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, Any]]:
         yield from _jaxprs_in(name, eqn.params[name])
 
 
-def _jaxprs_in(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _jaxprs_in(path: str, value: object) -> Iterator[tuple[str, AnyJaxpr]]:
     if isinstance(value, _JAXPRS):
         yield path, value
     elif isinstance(value, _SEQUENCES):
@@ -511,7 +507,7 @@ def holds_jaxpr(values: Iterable[Any]) -> bool:
     return False
 
 
-def map_sub_jaxprs(function: Callable[[Any], Any], eqn: JaxprEqn) -> dict[str, Any]:
+def map_sub_jaxprs(function: Callable[[AnyJaxpr], AnyJaxpr], eqn: JaxprEqn) -> Params:
     """The equation's parameters with `function` applied to each jaxpr in them.
 
     `function` gets each jaxpr as held, open or closed, and gives one of the same kind.
@@ -525,7 +521,7 @@ def map_sub_jaxprs(function: Callable[[Any], Any], eqn: JaxprEqn) -> dict[str, A
     }
 
 
-def _map_jaxprs(function: Callable[[Any], Any], value: Any) -> Any:
+def _map_jaxprs(function: Callable[[AnyJaxpr], AnyJaxpr], value: object) -> Any:
     if isinstance(value, _JAXPRS):
         return function(value)
     if not (isinstance(value, _SEQUENCES) and holds_jaxpr(value)):

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from jaxprtool.ir.caches import clear_caches
 from jaxprtool.ir.dtypes import kind
 from jaxprtool.ir.plugins import load_rules_of
-from jaxprtool.jaxcompat import CALL_HIGH, JaxprEqn
+from jaxprtool.jaxcompat import CALL_HIGH, DType, JaxprEqn
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Traits:
     ends_ref: bool = False
     transposes_integers: bool = True
 
-    def commutes(self, dtype: Any, *, to_the_bit: bool = False) -> bool:
+    def commutes(self, dtype: DType, *, to_the_bit: bool = False) -> bool:
         """Return True if two operands of a dtype may be exchanged."""
         return kind(dtype) in (self.commutative_bits if to_the_bit else self.commutative)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, SequenceKey
 
 from jaxprtool.ir.held import Held, description
 
@@ -47,19 +47,19 @@ class Opaque:
     type_name: str
     aux: str
     keys: tuple[str, ...]
-    children: tuple[Any, ...]
+    children: tuple[object, ...]
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, object]], tuple[object, ...]]:
         return list(zip(self._entries(), self.children, strict=True)), self._own()
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def tree_flatten(self) -> tuple[tuple[object, ...], tuple[object, ...]]:
         return self.children, self._own()
 
     @classmethod
-    def tree_unflatten(cls, own: Any, children: Sequence[Any]) -> Opaque:
+    def tree_unflatten(cls, own: tuple[Any, ...], children: Sequence[object]) -> Opaque:
         return cls(own[0], own[1], own[2], tuple(children))
 
-    def _own(self) -> tuple[Any, ...]:
+    def _own(self) -> tuple[object, ...]:
         return self.type_name, self.aux, self.keys
 
     def _entries(self) -> Iterator[Any]:
@@ -92,18 +92,18 @@ def _key(text: str) -> Any:
     return _OtherKey(text)
 
 
-def one_level(node: Any) -> tuple[list[Any], list[Any], Any]:
+def one_level(node: object) -> tuple[list[Any], list[Any], PyTreeDef]:
     """The keys and the children of a node, and the structure in which each child is a leaf."""
     pairs, tree = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda each: each is not node)
     return [path[0] for path, _ in pairs if path], [child for _, child in pairs], tree
 
 
-def describe(tree: Any) -> Tree:
+def describe(tree: PyTreeDef) -> Tree:
     """The plain description of a `PyTreeDef`."""
     return _described(tree, jax.tree.unflatten(tree, range(tree.num_leaves)))
 
 
-def _described(tree: Any, example: Any) -> Tree:
+def _described(tree: PyTreeDef, example: object) -> Tree:
     if tree.node_data() is None:
         return LEAF
     keys, parts, _ = one_level(example)
@@ -111,7 +111,7 @@ def _described(tree: Any, example: Any) -> Tree:
     return node(tree, keys, children)
 
 
-def node(tree: Any, keys: Sequence[Any], children: tuple[Tree, ...] = ()) -> Tree:
+def node(tree: PyTreeDef, keys: Sequence[object], children: tuple[Tree, ...] = ()) -> Tree:
     """The description of the root of a `PyTreeDef`, whose children bear these keys."""
     if tree.node_data() is None:
         return LEAF
@@ -131,19 +131,19 @@ def node(tree: Any, keys: Sequence[Any], children: tuple[Tree, ...] = ()) -> Tre
     return Tree("custom", children, type_name=name, aux=aux, keys=_key_texts(keys))
 
 
-def _key_texts(keys: Sequence[Any]) -> tuple[str, ...]:
+def _key_texts(keys: Sequence[object]) -> tuple[str, ...]:
     """How keys are printed; none if they are mere positions, or do not tell children apart."""
     texts = tuple(map(str, keys))
     told_apart = len(set(texts)) == len(texts)
     return texts if told_apart and not any(type(k) is FlattenedIndexKey for k in keys) else ()
 
 
-def build(tree: Tree) -> Any:
+def build(tree: Tree) -> PyTreeDef:
     """The `PyTreeDef` of a description; custom nodes are `Opaque`."""
     return jax.tree.structure(_example(tree))
 
 
-def same_tree(a: Any, b: Any) -> bool:
+def same_tree(a: PyTreeDef, b: PyTreeDef) -> bool:
     """Whether two `PyTreeDef`s are the same, an `Opaque` node being what it stands for.
 
     One that was written without its children's keys is what it stands for, too.
@@ -162,7 +162,7 @@ def _alike(a: Tree, b: Tree) -> bool:
     )
 
 
-def leaf_paths(tree: Any) -> list[str]:
+def leaf_paths(tree: PyTreeDef) -> list[str]:
     """The way down to each leaf of a `PyTreeDef`, as `first/w`."""
     leaves = jax.tree.leaves_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
     return [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
@@ -190,7 +190,7 @@ def _example(tree: Tree) -> Any:
     raise ValueError(f"no kind of tree node: {tree.kind}")
 
 
-def _is_literal(key: Any) -> bool:
+def _is_literal(key: object) -> bool:
     """Whether a dict's key can be written down and read as a Python literal."""
     try:
         return bool(ast.literal_eval(repr(key)) == key)

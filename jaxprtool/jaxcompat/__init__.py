@@ -23,18 +23,26 @@ from jax.extend.core import (
     new_jaxpr_eqn,
 )
 
-from jaxprtool.jaxcompat.aliases import AnyJaxpr, Atom, Aval
+from jaxprtool.jaxcompat.aliases import (
+    AnyJaxpr,
+    Atom,
+    Aval,
+    DType,
+    Effect,
+    MappedAxis,
+    Params,
+)
 from jaxprtool.jaxcompat.batching import (
     NO_AXIS_NAME,
     NO_SOURCE,
     SCAN_LEAVES_CONSTS,
-    aval_of,
+    VMAP_SCOPE,
     axes_of_spec,
     axis_data,
     axis_mapped,
     forbidden_in_branches,
     forbidden_in_loops,
-    jaxs_batching_rule,
+    jaxs_batching_rules,
     manual_mesh,
     mapped_aval,
     mapped_sharding,
@@ -45,7 +53,6 @@ from jaxprtool.jaxcompat.batching import (
     source_under,
     spec_with_entry,
     tracing_context,
-    under_vmap,
     varying_alike,
 )
 from jaxprtool.jaxcompat.callbacks import (
@@ -56,7 +63,6 @@ from jaxprtool.jaxcompat.callbacks import (
     is_check_effect,
 )
 from jaxprtool.jaxcompat.checking import (
-    check_changed,
     check_jaxpr,
     fits,
     inferred_types,
@@ -65,6 +71,8 @@ from jaxprtool.jaxcompat.checking import (
 )
 from jaxprtool.jaxcompat.custom_rules import (
     BWD_GIVES_LOGS,
+    JVPRule,
+    VJPRule,
     custom_jvp_rule,
     custom_jvp_rule_param,
     custom_vjp_rule,
@@ -106,16 +114,20 @@ from jaxprtool.jaxcompat.jaxprs import (
     short_dtype_name,
     stacked_aval,
     varying_axes,
-    with_equations,
-    with_function_name,
     without_named_axes,
 )
 from jaxprtool.jaxcompat.jitted import (
+    RefView,
     TracedOptions,
+    at_once,
     captured_values,
+    check_callable,
+    hide_from_tracebacks,
     is_jitted,
     jit_arguments,
     jit_static_arguments,
+    open_views,
+    static_arguments,
     traced_options,
     with_constants,
 )
@@ -127,7 +139,6 @@ from jaxprtool.jaxcompat.lowering import (
     portable_artifact,
     rename_module,
     traced_jaxpr,
-    with_border_names,
     xla_computation,
 )
 from jaxprtool.jaxcompat.mapped_rules import (
@@ -146,25 +157,15 @@ from jaxprtool.jaxcompat.mapping import (
     is_vmappable,
     mapped_mesh_axes,
     spmd_axis_names,
-    vmap_debug_info,
     vmappable_specs,
 )
-from jaxprtool.jaxcompat.places import hide_frames, name_stack, source_infos, user_frame, user_place
+from jaxprtool.jaxcompat.places import hide_frames, name_stack, source_infos, user_frame
 from jaxprtool.jaxcompat.printing import (
     add_printing_rule,
     is_unspecified,
     print_with_rule,
     printed_jaxprs,
     printing_rule,
-)
-from jaxprtool.jaxcompat.rewriting import (
-    at_once,
-    check_callable,
-    hide_from_tracebacks,
-    is_view,
-    jit_debug_info,
-    open_views,
-    static_arguments,
 )
 from jaxprtool.jaxcompat.running import (
     callback_failures,
@@ -174,7 +175,6 @@ from jaxprtool.jaxcompat.running import (
     untested_version,
 )
 from jaxprtool.jaxcompat.tracing import (
-    alone,
     bind_jit,
     default_settings,
     is_staging,
@@ -210,7 +210,6 @@ from jaxprtool.jaxcompat.values import (
     is_symbolic_dimension,
     key_implementation,
     key_implementations,
-    key_type,
     linear_call_transpose,
     linear_call_transpose_param,
     literal_value,

@@ -4,10 +4,14 @@
 written as they are.
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
+from jax._src.dtypes import ExtendedDType
+from jax._src.interpreters.batching import AxisData
 from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import Effect as Effect
 
 Aval: TypeAlias = AbstractValue
 """The type of a value: of an array its shape, dtype, weak type and sharding."""
@@ -17,3 +21,12 @@ Atom: TypeAlias = Var | Literal
 
 AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
 """A jaxpr with or without the values of its constants; JAX 0.12 has one class for both."""
+
+Params: TypeAlias = dict[str, Any]
+"""The parameters of an equation."""
+
+DType: TypeAlias = np.dtype | ExtendedDType
+"""The dtype of an array: one of plain numbers, or that of keys or of a package's own elements."""
+
+MappedAxis: TypeAlias = AxisData
+"""The mapped axis as JAX's batching rules take it."""

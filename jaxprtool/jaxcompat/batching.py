@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,10 @@ from jax._src import mesh as mesh_lib
 from jax._src.interpreters import batching, pxla
 from jax._src.lax.control_flow import loops
 from jax._src.state.types import RefEffect
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.sharding import Mesh
 
+from jaxprtool.jaxcompat.aliases import Aval, Effect, MappedAxis, Params
 from jaxprtool.jaxcompat.checking import inside_shard_map
 from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 
@@ -21,14 +23,14 @@ from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 NO_AXIS_NAME = core.no_axis_name
 
 
-def axis_data(name: Any, size: Any, spmd_name: Any, mesh_axes: Any) -> Any:
+def axis_data(name: object, size: Any, spmd_name: Any, mesh_axes: Any) -> MappedAxis:
     """The mapped axis as JAX's own batching rules take it; a name of None is no name."""
     name = core.no_axis_name if name is None else name
     return batching.AxisData(name, size, spmd_name, mesh_axes)
 
 
 @contextmanager
-def axis_mapped(axis: Any) -> Iterator[None]:
+def axis_mapped(axis: MappedAxis) -> Iterator[None]:
     """The context in which JAX calls a batching rule; `axis` is an `axis_data`."""
     with (
         core.extend_axis_env_nd([(axis.name, axis.size)]),
@@ -37,34 +39,19 @@ def axis_mapped(axis: Any) -> Iterator[None]:
         yield
 
 
-def jaxs_batching_rule(primitive: Primitive) -> Callable[..., Any] | None:
-    """JAX's rule for a primitive: `rule(axis_data, operands, dims, **params)`; None without one."""
-    return batching.fancy_primitive_batchers.get(primitive)
+#: JAX's rules by primitive: `rule(axis_data, operands, dims, **params)`.
+jaxs_batching_rules = batching.fancy_primitive_batchers
+
+#: `match_axis(axis_data, source, target, x)` has a value that is mapped along dimension `source`,
+#: or unmapped, be mapped along `target`.
+match_axis = batching.matchaxis
+
+#: Returns operands of one equation, varying over the same manual mesh axes. `jax.lax` casts the
+#: operands of its functions so; a primitive that is bound does not.
+varying_alike = core.auto_insert_reshard
 
 
-def broadcasting_primitives() -> list[str]:
-    """The names of the primitives that JAX batches by leaving it to them to broadcast."""
-    return [
-        primitive.name
-        for primitive, rule in batching.fancy_primitive_batchers.items()
-        if getattr(rule, "func", None) is batching.broadcast_batcher
-    ]
-
-
-def match_axis(axis: Any, source: int | None, target: int, x: Any) -> Any:
-    """A value mapped along dimension `source`, or unmapped, made to be mapped along `target`."""
-    return batching.matchaxis(axis, source, target, x)
-
-
-def varying_alike(*values: Any) -> Sequence[Any]:
-    """Return operands of one equation, varying over the same manual mesh axes.
-
-    `jax.lax` casts the operands of its functions so; a primitive that is bound does not.
-    """
-    return core.auto_insert_reshard(*values)
-
-
-def mapped_aval(axis: Any, dim: int | None, aval: Any) -> Any:
+def mapped_aval(axis: MappedAxis, dim: int | None, aval: Aval) -> Aval:
     """The type of a value whose every lane is of type `aval`, mapped along dimension `dim`."""
     if dim is None:
         return aval
@@ -75,7 +62,7 @@ def mapped_aval(axis: Any, dim: int | None, aval: Any) -> Any:
     return aval.update(manual_axis_type=aval.mat.update(varying=varying))
 
 
-def mapped_sharding(axis: Any, sharding: Any, dim: int, mesh: Any, aval: Any) -> Any:
+def mapped_sharding(axis: MappedAxis, sharding: object, dim: int, mesh: Mesh, aval: Aval) -> Any:
     """The sharding of a jit's operand or result that is of type `aval`, mapped along `dim`."""
     if not _SHARDINGS_ARE_OF_TYPES:
         aval = aval.ndim
@@ -86,12 +73,11 @@ def mapped_sharding(axis: Any, sharding: Any, dim: int, mesh: Any, aval: Any) ->
 _SHARDINGS_ARE_OF_TYPES = "aval" in pjit._pjit_batcher_for_sharding.__annotations__
 
 
-def tracing_context() -> Hashable:
-    """All that tracing depends on besides the function and its operands: flags, axes, meshes."""
-    return config.trace_context()
+#: Returns all that tracing depends on besides the function and its operands: flags, axes, meshes.
+tracing_context = config.trace_context
 
 
-def renamed_effects(effs: Iterable[Any], names: Mapping[Var, Any]) -> set[Any]:
+def renamed_effects(effs: Iterable[Effect], names: Mapping[Var, Any]) -> set[Effect]:
     """The effects of an equation whose operands are renamed: those on its refs name these."""
     return {
         effect.replace(names.get(effect.input, effect.input))
@@ -101,15 +87,13 @@ def renamed_effects(effs: Iterable[Any], names: Mapping[Var, Any]) -> set[Any]:
     }
 
 
-_VMAP = source_info_util.NameStack().transform("vmap")
+#: The name scopes of what is under `vmap`, to be put before those of an equation.
+VMAP_SCOPE = source_info_util.NameStack().transform("vmap")
 
 
-def under_vmap(name_stack: Any) -> Any:
-    """The name scopes of an equation, with `vmap` around them."""
-    return _VMAP + name_stack
-
-
-def source_under(call: JaxprEqn) -> Callable[[Any], Any]:
+def source_under(
+    call: JaxprEqn,
+) -> Callable[[source_info_util.SourceInfo], source_info_util.SourceInfo]:
     """What an equation inside a call has for its `source_info` once it stands in its place.
 
     Its name scopes come to be inside those of the call.
@@ -127,22 +111,11 @@ source_info = source_info_util.SourceInfo
 NO_SOURCE = source_info_util.new_source_info()
 
 
-def result_types(primitive: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    """The types of an equation's results."""
-    results, _ = primitive.abstract_eval(*avals, **params)
-    return list(results) if primitive.multiple_results else [results]
-
-
-def aval_of(value: Any) -> Any:
-    """The type of a constant."""
-    return core.typeof(value)
-
-
-def names_axis(params: dict[str, Any], name: Any) -> bool:
+def names_axis(params: Params, name: object) -> bool:
     """Whether parameters name an axis, at any depth: not every collective has an effect."""
-    seen: set[Any] = set()
+    seen: set[Jaxpr] = set()
 
-    def names(params: dict[str, Any]) -> bool:
+    def names(params: Params) -> bool:
         if any(
             name in value if type(value) is tuple else type(value) is type(name) and value == name
             for value in params.values()
@@ -157,7 +130,9 @@ def names_axis(params: dict[str, Any], name: Any) -> bool:
 
 
 @contextmanager
-def manual_mesh(mesh: Any, newly_manual_axes: frozenset[Any], **params: Any) -> Iterator[None]:
+def manual_mesh(
+    mesh: Mesh, newly_manual_axes: frozenset[Hashable], **params: Any
+) -> Iterator[None]:
     """The setting of the body of a `shard_map` with these parameters, its mesh included."""
     inner = shard_map._as_manual_mesh(mesh, newly_manual_axes)
     with (
@@ -167,17 +142,15 @@ def manual_mesh(mesh: Any, newly_manual_axes: frozenset[Any], **params: Any) -> 
         yield
 
 
-def axes_of_spec(spec: Any) -> set[Any]:
-    """The mesh axes that a partition spec names."""
-    return set(shard_map.used_axis_names(spec))
+#: Returns the mesh axes that a partition spec names.
+axes_of_spec = shard_map.used_axis_names
+
+#: `spec_with_entry(spec, dim, axes)` returns a partition spec for values with one dimension more,
+#: sharded over these mesh axes.
+spec_with_entry = pxla.batch_spec
 
 
-def spec_with_entry(spec: Any, dim: int, axes: Any) -> Any:
-    """A partition spec for values with one dimension more, sharded over these mesh axes."""
-    return pxla.batch_spec(spec, dim, axes)
-
-
-def forbidden_in_branches(effs: Iterable[Any]) -> str | None:
+def forbidden_in_branches(effs: Iterable[Effect]) -> str | None:
     """What JAX does not batch in a branch that lanes may take or not; None for nothing."""
     if any(isinstance(effect, RefEffect) for effect in effs):
         return "State effect not supported in vmap-of-cond."
@@ -186,7 +159,7 @@ def forbidden_in_branches(effs: Iterable[Any]) -> str | None:
     return None
 
 
-def forbidden_in_loops(effs: Iterable[Any], masked: bool) -> str | None:
+def forbidden_in_loops(effs: Iterable[Effect], masked: bool) -> str | None:
     """What JAX does not batch in a while loop, whose lanes may be `masked`; None for nothing."""
     if callback._OrderedIOEffect in effs:
         return "Ordered IO effects not supported in vmap."

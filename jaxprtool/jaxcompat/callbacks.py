@@ -8,6 +8,8 @@ from typing import Any
 
 from jax._src import callback, checkify, custom_batching, debugging, tree_util
 
+from jaxprtool.jaxcompat.aliases import Effect, Params
+
 #: What `pure_callback` and `io_callback` hold: a function, and the tree of its arguments.
 FlatCallback = callback._FlatCallback
 
@@ -23,18 +25,18 @@ _OF_CHECKS = (*map(type, DEBUG_EFFECTS.values()), checkify.ErrorEffect)
 _OPERANDS = getattr(custom_batching, "tracing_registry", tree_util.default_registry)
 
 
-def flat_custom_vmap_trees(operands: int, results: int) -> dict[str, Any]:
+def flat_custom_vmap_trees(operands: int, results: int) -> Params:
     """The parameters of a custom_vmap call that hold structures, for operands in a row."""
     in_tree = _OPERANDS.flatten((0,) * operands)[1]
     return {"in_tree": in_tree, "out_tree": tree_util.tree_structure((0,) * results)}
 
 
-def is_check_effect(effect: Any) -> bool:
+def is_check_effect(effect: Effect) -> bool:
     """Whether an effect is that of a debugging callback or print, or of a `checkify.check`."""
     return isinstance(effect, _OF_CHECKS)
 
 
-def callback_function(held: Any) -> Any:
+def callback_function(held: object) -> Any:
     """The user's function in the parameter `callback` of an equation, or `rule` of custom_vmap."""
     if isinstance(held, custom_batching.ClosedRule):
         return held.rule

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,11 @@ from jax._src import config, core, pjit
 from jax._src.effects import JaxprInputEffect
 from jax._src.interpreters import ad, mlir
 from jax._src.interpreters import partial_eval as pe
-from jax.extend.core import Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.sharding import Mesh
 
-from jaxprtool.jaxcompat.jaxprs import Atom, axes_bound
+from jaxprtool.jaxcompat.aliases import AnyJaxpr, Atom, Aval, Effect, Params
+from jaxprtool.jaxcompat.jaxprs import axes_bound
 from jaxprtool.jaxcompat.values import AbstractRef, nested_type
 
 
@@ -38,35 +40,25 @@ _BODIES_NOT_CHECKED = frozenset(
 )
 
 
-def check_jaxpr(jaxpr: Any) -> None:
+def check_jaxpr(jaxpr: Jaxpr, known: frozenset[int] | None = None) -> None:
     """Check an open jaxpr with JAX's type checker, and each body in it, at every depth, once.
 
     JAX's checks a body at each call of it, which takes time in proportion to the calls when all
     are inlined, and does not look into the bodies of loops, branches and custom derivatives.
-    Raises what the checker raises.
-    """
-    _check(jaxpr, lambda body: False)
-
-
-def check_changed(jaxpr: Any, known: frozenset[int]) -> None:
-    """Check an open jaxpr of which some equations have been checked before.
 
     Args:
         jaxpr: The jaxpr.
         known: The `id` of each equation that JAX's checker has nothing to say against in the
-            present setting: outside the bodies that bind axes.
+            present setting: outside the bodies that bind axes. Of the others those that are alike
+            are then checked once. If None, all are checked.
 
     Raises:
         Exception: What JAX's checker raises.
     """
-    _check(jaxpr, _Alike(known).is_well_typed)
+    alike = None if known is None else _Alike(known)
+    faults: dict[Hashable, Exception | None] = {}
 
-
-def _check(jaxpr: Any, is_well_typed: Callable[[Any], bool]) -> None:
-    """Check a jaxpr, and each body in it once: with JAX's checker where a quick look won't do."""
-    faults: dict[Any, Exception | None] = {}
-
-    def once(body: Any) -> None:
+    def once(body: ClosedJaxpr) -> None:
         request = body, config.trace_context()
         if request not in faults:
             try:
@@ -78,8 +70,8 @@ def _check(jaxpr: Any, is_well_typed: Callable[[Any], bool]) -> None:
         if (found := faults[request]) is not None:
             raise found
 
-    def check(body: Any) -> None:
-        if config.debug_key_reuse.value or not is_well_typed(body):
+    def check(body: ClosedJaxpr) -> None:
+        if config.debug_key_reuse.value or alike is None or not alike.is_well_typed(body):
             original(body)
         for eqn in body.eqns:
             if eqn.primitive.name in _BODIES_NOT_CHECKED:
@@ -108,10 +100,10 @@ class _Alike:
         self._setting = config.trace_context()
         self._alike: set[Hashable] = set()
         # Types by number, and the numbers of type objects, which are held here so that they live.
-        self._numbers: dict[Any, int] = {}
-        self._by_id: dict[int, tuple[int, Any]] = {}
+        self._numbers: dict[Aval, int] = {}
+        self._by_id: dict[int, tuple[int, Aval]] = {}
 
-    def is_well_typed(self, jaxpr: Any) -> bool:
+    def is_well_typed(self, jaxpr: AnyJaxpr) -> bool:
         """Whether JAX's checker surely has nothing to say against an open jaxpr."""
         setting = config.trace_context()
         known = self._known if setting == self._setting else frozenset()
@@ -135,7 +127,7 @@ class _Alike:
             for x in jaxpr.outvars
         )
 
-    def _fits(self, eqn: Any, jaxpr: Any, setting: Any) -> bool:
+    def _fits(self, eqn: JaxprEqn, jaxpr: AnyJaxpr, setting: object) -> bool:
         """Whether the types of an equation's results, and its effects, are what its rule says."""
         key: Hashable = None
         try:
@@ -153,7 +145,7 @@ class _Alike:
             self._alike.add(key)
         return fits
 
-    def _key(self, eqn: Any, setting: Any) -> Hashable:
+    def _key(self, eqn: JaxprEqn, setting: object) -> Hashable:
         """What an equation has in common with those alike. Raises TypeError for refs."""
         values = tuple(eqn.params.values())
         return (
@@ -170,7 +162,7 @@ class _Alike:
             tuple([self._number(v.aval) for v in eqn.outvars]),
         )
 
-    def _number(self, aval: Any) -> int:
+    def _number(self, aval: Aval) -> int:
         """The number of a type. Raises TypeError for that of a ref, for refs must be distinct."""
         found = self._by_id.get(id(aval))
         if found is None:
@@ -181,19 +173,19 @@ class _Alike:
         return found[0]
 
 
-def _literal(literal: Any) -> tuple[Any, ...]:
+def _literal(literal: Literal) -> tuple[Any, ...]:
     """What decides whether a literal has the type that it is annotated with."""
     value = literal.val
     number = value if isinstance(value, int) else None  # which may be too large
     return type(value), getattr(value, "dtype", None), getattr(value, "shape", None), number
 
 
-def _changes_type(var: Any) -> bool:
+def _changes_type(var: Var) -> bool:
     """Whether a variable is one of JAX's boxes, whose contents have a type that changes."""
     return getattr(var, "initial_qdd", None) is not None
 
 
-def _rule_agrees(eqn: Any, jaxpr: Any) -> bool:
+def _rule_agrees(eqn: JaxprEqn, jaxpr: AnyJaxpr) -> bool:
     """Whether an equation's results and effects are what its rule says of its operands."""
     primitive, operands = eqn.primitive, eqn.invars
     if not all(core.typecheck(x.aval, x.val) for x in operands if type(x) is Literal):
@@ -220,8 +212,8 @@ def _rule_agrees(eqn: Any, jaxpr: Any) -> bool:
 
 
 def inferred_types(
-    primitive: Primitive, params: dict[str, Any], operands: Sequence[Atom]
-) -> tuple[list[Any], set[Any]]:
+    primitive: Primitive, params: Params, operands: Sequence[Atom]
+) -> tuple[list[Aval], set[Effect]]:
     """The types of an equation's results, and its effects, as JAX's type checker finds them.
 
     The effects are those of an equation on these operands. The equation's bodies are not checked,
@@ -242,14 +234,13 @@ def _names_for_printing() -> tuple[Any, Any]:
     return core.JaxprPpContext(), core.JaxprPpSettings()
 
 
-def fits(declared: Any, actual: Any) -> bool:
-    """Whether a variable of one type may stand for a value of another; weak types aside."""
-    return core.typecompat(declared, actual)
+#: Whether a variable of one type may stand for a value of another; weak types aside.
+fits = core.typecompat
 
 
 @contextmanager
 def inside_shard_map(
-    mesh: Any, newly_manual_axes: frozenset[Any], check_vma: bool, **_: Any
+    mesh: Mesh, newly_manual_axes: frozenset[Hashable], check_vma: bool, **_: Any
 ) -> Iterator[None]:
     """The setting in which the body of a `shard_map` with these parameters is traced."""
     axes = newly_manual_axes | set(mesh.manual_axes)

@@ -17,10 +17,11 @@ from jax._src import ad_util, core
 from jax._src import linear_util as lu
 from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
-from jax.extend.core import JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
+from jaxprtool.jaxcompat.aliases import Params
 from jaxprtool.jaxcompat.custom_rules import BWD_GIVES_LOGS
-from jaxprtool.jaxcompat.jaxprs import new_jaxpr
+from jaxprtool.jaxcompat.jaxprs import replace_jaxpr
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants
 
 _RULES = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr_thunk"}
@@ -35,13 +36,13 @@ def derivatives_around(trace: Any) -> int:
     return count
 
 
-def unperturbed(value: Any) -> Any:
+def unperturbed(value: object) -> Any:
     """Return a value that cannot be differentiated by."""
     return _unperturbed(value)
 
 
 @jax.custom_jvp
-def _unperturbed(value: Any) -> Any:
+def _unperturbed(value: object) -> Any:
     return value
 
 
@@ -80,7 +81,7 @@ class ClosedOver:
             found += [value for each in rule.eqns for value in inner.values(each)]
         return list({id(value): value for value in found}.values())
 
-    def params(self, eqn: JaxprEqn, values: Sequence[Any]) -> dict[str, Any]:
+    def params(self, eqn: JaxprEqn, values: Sequence[Any]) -> Params:
         """Return the parameters of a call that takes `values` after its other operands.
 
         It must not be differentiated by them.
@@ -89,10 +90,10 @@ class ClosedOver:
         body = self._taking(eqn.params["call_jaxpr"], values, len(eqn.invars))
         return {**eqn.params, "call_jaxpr": body, **made(eqn, values)}
 
-    def _jvp(self, eqn: JaxprEqn, values: Sequence[Any]) -> dict[str, Any]:
+    def _jvp(self, eqn: JaxprEqn, values: Sequence[Any]) -> Params:
         rule, count = eqn.params["jvp_jaxpr_fun"], _num_primals(eqn)
 
-        def jvp(*in_zeros: bool) -> tuple[Any, Sequence[Any], Sequence[bool]]:
+        def jvp(*in_zeros: bool) -> tuple[Jaxpr, Sequence[Any], Sequence[bool]]:
             *traced, out_zeros = rule.call_wrapped(*in_zeros[:count])
             closed = self._taking(attach_constants(*traced), values, count)
             unused = [
@@ -105,11 +106,11 @@ class ClosedOver:
 
         return {"jvp_jaxpr_fun": lu.wrap_init(jvp, debug_info=rule.debug_info)}
 
-    def _vjp(self, eqn: JaxprEqn, values: Sequence[Any]) -> dict[str, Any]:
+    def _vjp(self, eqn: JaxprEqn, values: Sequence[Any]) -> Params:
         rule, count = eqn.params["fwd_jaxpr_thunk"], _num_primals(eqn)
         backward = eqn.params["bwd"]
 
-        def fwd(*perturbed: bool) -> tuple[Any, Sequence[Any]]:
+        def fwd(*perturbed: bool) -> tuple[Jaxpr, Sequence[Any]]:
             closed = attach_constants(*rule.call_wrapped(*perturbed[:count]))
             return detach_constants(self._taking(closed, values, count))
 
@@ -125,7 +126,7 @@ class ClosedOver:
             "bwd": lu.wrap_init(bwd, debug_info=backward.debug_info),
         }
 
-    def _taking(self, closed: Any, values: Sequence[Any], place: int) -> Any:
+    def _taking(self, closed: ClosedJaxpr, values: Sequence[Any], place: int) -> ClosedJaxpr:
         """A closed jaxpr that takes `values`, some of them its constants, from invar `place` on.
 
         So do its custom calls, which are differentiated once less.
@@ -145,7 +146,7 @@ class ClosedOver:
         return _with_parts(closed, invars, list(map(with_taken, closed.eqns)))
 
 
-def _traced(eqn: JaxprEqn) -> list[Any]:
+def _traced(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     """The rule of a call as closed jaxprs.
 
     A rule that takes symbolic zeros, and refuses to be given none, is traced for each operand.
@@ -153,7 +154,7 @@ def _traced(eqn: JaxprEqn) -> list[Any]:
     thunk, count = eqn.params[_RULES[eqn.primitive.name]], _num_primals(eqn)
     perturbed_is = "fwd_jaxpr_thunk" in eqn.params
 
-    def traced(places: Sequence[int]) -> Any:
+    def traced(places: Sequence[int]) -> ClosedJaxpr:
         flags = [(i in places) is perturbed_is for i in range(count)]
         return attach_constants(*thunk.call_wrapped(*flags)[:2])
 
@@ -173,10 +174,12 @@ def _num_primals(eqn: JaxprEqn) -> int:
     return len(eqn.invars) - eqn.params["num_consts"]
 
 
-def _with_parts(closed: Any, invars: Sequence[Var], eqns: Sequence[JaxprEqn]) -> Any:
+def _with_parts(
+    closed: ClosedJaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn]
+) -> ClosedJaxpr:
     """A closed jaxpr of other invars and equations; invars are constants no longer."""
     taken = set(invars)
     pairs = zip(closed.constvars, closed.consts, strict=True)
     consts = {v: c for v, c in pairs if v not in taken}
-    debug = closed.debug_info._replace(arg_names=None, result_paths=None)
-    return new_jaxpr([*consts], [*consts.values()], invars, closed.outvars, eqns, debug)
+    parts = {"constvars": [*consts], "consts": [*consts.values()], "invars": invars}
+    return replace_jaxpr(closed, eqns=eqns, **parts)

@@ -4,23 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 import jax
 from jax._src import ad_util, core
 from jax._src import linear_util as lu
-from jax.extend.core import DebugInfo, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.tree_util import PyTreeDef
 
+from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval, Params
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, setting_of, trace_flat
 
 
-def custom_jvp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> tuple[str, Any, tuple[bool, ...]]:
-    """A custom_jvp call's rule: its name, its closed jaxpr, and which tangents out are zero.
+@dataclass(frozen=True, eq=False)
+class JVPRule:
+    """What a custom_jvp call's rule computes.
 
-    The jaxpr takes the primals and all of their tangents, and gives the results and those of
-    their tangents that are not symbolic zeros. The tangents of primals that are not `perturbed`
-    are symbolic zeros to the rule, and left unused. Raises what the user's rule raises.
+    `jaxpr` is closed and takes (*primals, *tangents); it gives the results, then the tangents of
+    those results that have False in `out_zeros`. The primals are the call's operands after its
+    first `num_consts`; `perturbed` are those that the rule may be differentiated by. A rule that
+    does nothing but raise has no jaxpr, and in `raises` what it raises, as Python ends a
+    traceback.
+    """
+
+    name: str
+    jaxpr: AnyJaxpr
+    out_zeros: tuple[bool, ...]
+    perturbed: tuple[bool, ...]
+    raises: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class VJPRule:
+    """What a custom_vjp call's two rules compute.
+
+    `fwd` is closed and takes the primals; it gives residuals, then the results. `forwarded` has
+    an entry for each residual: None if `fwd` gives it, else the index of the primal that it is.
+    `bwd` is closed and takes (*residuals, *cotangents of the results); it gives the cotangents of
+    those primals that have False in `in_zeros`. `perturbed` are the primals that the rules may be
+    differentiated by.
+    """
+
+    fwd_name: str
+    bwd_name: str
+    fwd: ClosedJaxpr
+    bwd: ClosedJaxpr
+    forwarded: tuple[int | None, ...]
+    in_zeros: tuple[bool, ...]
+    perturbed: tuple[bool, ...]
+
+
+def custom_jvp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> JVPRule:
+    """The rule of a custom_jvp call, differentiated by the primals that are `perturbed`.
+
+    The tangents of the others are symbolic zeros to the rule, and left unused. Raises what the
+    user's rule raises.
     """
     params = eqn.params
     rule = params["jvp_jaxpr_fun"]
@@ -30,10 +70,12 @@ def custom_jvp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> tuple[str, Any,
         jaxpr = attach_constants(*traced[:2])
         if not all(perturbed):
             jaxpr = _with_all_tangents(jaxpr, rule.debug_info.func_name, perturbed, eqn)
-    return rule.debug_info.func_name, jaxpr, tuple(out_zeros)
+    return JVPRule(rule.debug_info.func_name, jaxpr, tuple(out_zeros), tuple(perturbed))
 
 
-def _with_all_tangents(jaxpr: Any, name: str, perturbed: Sequence[bool], eqn: JaxprEqn) -> Any:
+def _with_all_tangents(
+    jaxpr: AnyJaxpr, name: str, perturbed: Sequence[bool], eqn: JaxprEqn
+) -> ClosedJaxpr:
     """A rule's jaxpr that takes all tangents, from one that takes those of `perturbed` primals."""
     count = len(perturbed)
     primals = [v.aval for v in eqn.invars[eqn.params["num_consts"] :]]
@@ -45,17 +87,15 @@ def _with_all_tangents(jaxpr: Any, name: str, perturbed: Sequence[bool], eqn: Ja
     return trace_flat(rule, name, [*primals, *(aval.to_tangent_aval() for aval in primals)])
 
 
-def custom_jvp_rule_param(
-    name: str, rule: Callable[[Sequence[bool]], tuple[Any, Sequence[bool]]]
-) -> dict[str, Any]:
-    """The parameter that makes a custom_jvp call follow a closed jaxpr.
+def custom_jvp_rule_param(name: str, rule: Callable[[Sequence[bool]], JVPRule]) -> Params:
+    """The parameter that makes a custom_jvp call follow `rule(perturbed)`.
 
-    `rule(perturbed)`, which is called when the call is differentiated by those primals, gives the
-    jaxpr and the mask of `custom_jvp_rule`, or raises.
+    That is called when the call is differentiated by those primals. It may raise.
     """
 
-    def jvp(*in_zeros: bool) -> tuple[Any, Sequence[Any], list[bool]]:
-        jaxpr, out_zeros = rule([not zero for zero in in_zeros])
+    def jvp(*in_zeros: bool) -> tuple[Jaxpr, Sequence[Any], list[bool]]:
+        found = rule([not zero for zero in in_zeros])
+        jaxpr, out_zeros = found.jaxpr, found.out_zeros
         if not any(in_zeros):
             return *detach_constants(jaxpr), list(out_zeros)
         avals = [v.aval for v in jaxpr.invars]
@@ -76,17 +116,11 @@ def custom_jvp_rule_param(
     return {"jvp_jaxpr_fun": lu.wrap_init(jvp, debug_info=debug)}
 
 
-def custom_vjp_rule(
-    eqn: JaxprEqn, perturbed: Sequence[bool]
-) -> tuple[tuple[str, str], Any, Any, tuple[int | None, ...], tuple[bool, ...]]:
-    """A custom_vjp call's rules: their names, fwd and bwd as closed jaxprs, and two masks.
+def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
+    """The rules of a custom_vjp call, differentiated by the primals that are `perturbed`.
 
-    fwd takes the primals and gives the residuals, then the results. Residuals that are primals
-    are left out of what it gives: the first mask has a primal's index for each of these, None
-    for the others. bwd takes all residuals and the results' cotangents and gives the primals'
-    cotangents, without the symbolic zeros that the second mask marks. To fwd, those primals are
-    differentiated by that are `perturbed`. Raises what the rules raise, and TypeError for a kind
-    of rule that is more than a function of residuals and cotangents.
+    Raises what the rules raise, and TypeError for a kind of rule that is more than a function of
+    residuals and cotangents.
     """
     params, num_consts = eqn.params, eqn.params["num_consts"]
     fwd, bwd = params["fwd_jaxpr_thunk"], params["bwd"]
@@ -120,11 +154,11 @@ def custom_vjp_rule(
 
         made = trace_flat(backward, bwd.debug_info.func_name, [*residuals, *cotangents])
     names = fwd.debug_info.func_name, bwd.debug_info.func_name
-    return names, forward, made, tuple(forwarded), tuple(zeros)
+    return VJPRule(*names, forward, made, tuple(forwarded), tuple(zeros), tuple(perturbed))
 
 
 @contextmanager
-def traced_anew(fwd: Any) -> Iterator[None]:
+def traced_anew(fwd: lu.WrappedFun) -> Iterator[None]:
     """Have JAX trace a forward rule anew, in here and when it is called next.
 
     JAX remembers the rule's jaxpr for every choice of operands to differentiate by, but the trees
@@ -137,7 +171,7 @@ def traced_anew(fwd: Any) -> Iterator[None]:
         _forget(fwd)
 
 
-def _forget(rule: Any) -> None:
+def _forget(rule: object) -> None:
     """Clear what `_memoize` remembers of a function, and of those that it closes over."""
     if isinstance(rule, lu.WrappedFun):
         _forget(rule.f)
@@ -151,40 +185,40 @@ def _forget(rule: Any) -> None:
 
 def custom_vjp_rule_params(
     names: tuple[str, str],
-    rules: Callable[[Sequence[bool]], tuple[Any, ...]],
-    primals: Sequence[Any],
+    rules: Callable[[Sequence[bool]], VJPRule],
+    primals: Sequence[Aval],
     num_consts: int,
-) -> dict[str, Any]:
-    """The parameters that make a custom_vjp call follow two closed jaxprs.
+) -> Params:
+    """The parameters that make a custom_vjp call follow `rules(perturbed)`.
 
-    `rules(perturbed)`, which is called when the call is differentiated by those primals, gives
-    the two jaxprs and the two masks of `custom_vjp_rule`, or raises. `primals` are the types of
-    the operands after the first `num_consts`.
+    That is called when the call is differentiated by those primals. It may raise. `primals` are
+    the types of the operands after the first `num_consts`.
     """
 
-    def fwd(*perturbed: bool) -> tuple[Any, Sequence[Any]]:
-        return detach_constants(rules(perturbed)[0])
+    def fwd(*perturbed: bool) -> tuple[Jaxpr, Sequence[Any]]:
+        return detach_constants(rules(perturbed).fwd)
 
     def bwd(*args: Any) -> Any:
-        _, backward, forwarded, in_zeros = rules(())
-        residuals, cts = args[: len(forwarded)], args[len(forwarded) :]
-        cotangents = [v.aval for v in backward.invars[len(forwarded) :]]
+        found = rules(())
+        count = len(found.forwarded)
+        residuals, cts = args[:count], args[count:]
+        cotangents = [v.aval for v in found.bwd.invars[count:]]
         full = [
             ad_util.zeros_like_aval(aval) if isinstance(ct, ad_util.SymbolicZero) else ct
             for ct, aval in zip(cts, cotangents, strict=True)
         ]
-        given = iter(jaxpr_as_fun(backward)(*residuals, *full))
+        given = iter(jaxpr_as_fun(found.bwd)(*residuals, *full))
         result = [
             ad_util.Zero(aval.to_ct_aval()) if zero else next(given)
-            for zero, aval in zip(in_zeros, primals, strict=True)
+            for zero, aval in zip(found.in_zeros, primals, strict=True)
         ]
         return (result, None) if BWD_GIVES_LOGS else result
 
-    def out_trees() -> tuple[Any, Any, list[int | None]]:
-        _, backward, forwarded, _ = rules(())
-        operands = [None if i is None else i + num_consts for i in forwarded]
-        results = len(backward.invars) - len(forwarded)
-        return _flat_tree(results), _flat_tree(len(forwarded)), operands
+    def out_trees() -> tuple[PyTreeDef, PyTreeDef, list[int | None]]:
+        found = rules(())
+        operands = [None if i is None else i + num_consts for i in found.forwarded]
+        count = len(operands)
+        return _flat_tree(len(found.bwd.invars) - count), _flat_tree(count), operands
 
     fwd_name, bwd_name = names
     fwd_debug = DebugInfo("custom_vjp fwd", fwd_name, None, None)
@@ -196,11 +230,11 @@ def custom_vjp_rule_params(
     }
 
 
-def _flat_tree(count: int) -> Any:
+def _flat_tree(count: int) -> PyTreeDef:
     return jax.tree.structure([0] * count)
 
 
-def live_function(params: dict[str, Any]) -> Any:
+def live_function(params: Params) -> Any:
     """The Python function that the rule of a custom call begins with; backwards if it has two."""
     return params["jvp_jaxpr_fun" if "jvp_jaxpr_fun" in params else "bwd"].f
 
@@ -208,10 +242,10 @@ def live_function(params: dict[str, Any]) -> Any:
 class _Identity:
     """An object that equals nothing but itself, to be part of a key."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, _Identity) and other.value is self.value
 
     def __hash__(self) -> int:
@@ -242,7 +276,7 @@ _COUNTS: dict[str, dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def live_key(value: Any) -> Hashable:
+def live_key(value: object) -> Hashable:
     """A key for a live rule: equal for two closures that JAX made around the same functions.
 
     JAX wraps a user's rule anew for each call of the custom function. The key is made of what the
@@ -273,7 +307,7 @@ def live_key(value: Any) -> Hashable:
     return value
 
 
-def _unhashable_key(value: Any) -> Hashable:
+def _unhashable_key(value: object) -> Hashable:
     """The structure of a container and the keys of what it holds; an object itself otherwise."""
     leaves, tree = jax.tree.flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
@@ -306,7 +340,7 @@ def _counts(transform: tuple[Any, ...]) -> bool:
     return function.__name__ != "_handle_consts_in_bwd" or any(map(len, args))
 
 
-def _cells(function: Any) -> dict[str, Any]:
+def _cells(function: object) -> dict[str, Any]:
     """What a function closes over, by name."""
     if not isinstance(function, FunctionType):
         return {}

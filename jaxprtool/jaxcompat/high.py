@@ -15,9 +15,10 @@ import jax
 from jax._src import ad_checkpoint, ad_util, hijax
 from jax._src.interpreters import ad, partial_eval
 from jax._src.lax.control_flow import solves
-from jax.extend.core import JaxprEqn, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
-from jaxprtool.jaxcompat.custom_rules import live_key
+from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval
+from jaxprtool.jaxcompat.custom_rules import JVPRule, VJPRule, live_key
 from jaxprtool.jaxcompat.jaxprs import ONE_JAXPR_CLASS, close_jaxpr, open_jaxpr
 from jaxprtool.jaxcompat.tracing import setting_of, trace_flat
 
@@ -36,7 +37,7 @@ _TRANSPARENT: tuple[type, ...] = tuple(
 _BODY = "_jaxprtool_body"
 
 
-def high_body(eqn: JaxprEqn) -> Any:
+def high_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """What JAX puts in the place of a `call_hi_primitive`, as a closed jaxpr.
 
     None if there are operands or results of types that JAX lowers as well, or JAX has nothing to
@@ -49,7 +50,7 @@ def high_body(eqn: JaxprEqn) -> Any:
     return known[0]
 
 
-def _expanded(held: Any, eqn: JaxprEqn) -> Any:
+def _expanded(held: Any, eqn: JaxprEqn) -> ClosedJaxpr | None:
     if any(aval.is_high for aval in (*held.in_avals_flat, *held.out_avals_flat)):
         return None
     if isinstance(held, ad_checkpoint.RematTraced):
@@ -65,7 +66,7 @@ def _expanded(held: Any, eqn: JaxprEqn) -> Any:
         return None
 
 
-def with_high_body(eqn: JaxprEqn, body: Any) -> Any:
+def with_high_body(eqn: JaxprEqn, body: ClosedJaxpr) -> Any:
     """The object of an equation, with its own rules, and another closed jaxpr to expand to."""
     held = eqn.params["_prim"]
     if isinstance(held, ad_checkpoint.RematTraced):
@@ -111,26 +112,23 @@ def high_derivative(eqn: JaxprEqn) -> str:
     return "vjp" if only_reverse else "jvp"
 
 
-def _overridden(held: Any, method: str) -> bool:
+def _overridden(held: object, method: str) -> bool:
     return getattr(type(held), method) is not getattr(HighPrimitive, method)
 
 
-def _is_zero(value: Any) -> bool:
+def _is_zero(value: object) -> bool:
     """Whether a tangent or cotangent is none, or one of a type that has but one."""
     if isinstance(value, ad_util.Zero | ad_util.SymbolicZero):
         return True
     return bool(getattr(value, "dtype", None) == jax.dtypes.float0)
 
 
-def _zero(aval: Any) -> bool:
+def _zero(aval: Aval) -> bool:
     return bool(getattr(aval.to_tangent_aval(), "dtype", None) == jax.dtypes.float0)
 
 
-def high_jvp_rule(eqn: JaxprEqn) -> tuple[Any, tuple[bool, ...]]:
-    """An object's forward derivative as `custom_jvp_rule` gives one: jaxpr and zero tangents.
-
-    Raises what the object's rule does.
-    """
+def high_jvp_rule(eqn: JaxprEqn) -> JVPRule:
+    """An object's forward derivative. Raises what the object's rule does."""
     held = eqn.params["_prim"]
     primals = held.in_avals_flat
     tangents = [aval.to_tangent_aval() for aval in primals]
@@ -148,15 +146,16 @@ def high_jvp_rule(eqn: JaxprEqn) -> tuple[Any, tuple[bool, ...]]:
         return [*outs, *(dot for dot, zero in zip(dots, zeros, strict=True) if not zero)]
 
     with setting_of(eqn):
-        jaxpr = trace_flat(rule, f"{high_name(eqn)}_jvp", [*primals, *tangents])
-    return jaxpr, tuple(zeros)
+        name = f"{high_name(eqn)}_jvp"
+        jaxpr = trace_flat(rule, name, [*primals, *tangents])
+    return JVPRule(name, jaxpr, tuple(zeros), (True,) * len(primals))
 
 
-def high_vjp_rule(eqn: JaxprEqn) -> tuple[Any, Any, int, tuple[bool, ...]]:
-    """An object's reverse derivative: `fwd`, `bwd`, how many residuals, and zero cotangents.
+def high_vjp_rule(eqn: JaxprEqn) -> VJPRule:
+    """An object's reverse derivative, whose `fwd` gives all residuals.
 
-    As `custom_vjp_rule` has them, but that `fwd` gives all residuals. Raises what the object's
-    rules do, and TypeError for rules that are more than functions of residuals and cotangents.
+    Raises what the object's rules do, and TypeError for rules that are more than functions of
+    residuals and cotangents.
     """
     held = eqn.params["_prim"]
     wanted = _differentiable(held)
@@ -187,12 +186,14 @@ def high_vjp_rule(eqn: JaxprEqn) -> tuple[Any, Any, int, tuple[bool, ...]]:
         zeros[:] = map(_is_zero, found)
         return [ct for ct, zero in zip(found, zeros, strict=True) if not zero]
 
-    name, cotangents = high_name(eqn), [aval.to_ct_aval() for aval in held.out_avals_flat]
+    cotangents = [aval.to_ct_aval() for aval in held.out_avals_flat]
+    names = f"{high_name(eqn)}_fwd", f"{high_name(eqn)}_bwd"
     with setting_of(eqn):
-        fwd = trace_flat(forward, f"{name}_fwd", held.in_avals_flat)
+        fwd = trace_flat(forward, names[0], held.in_avals_flat)
         residuals = [atom.aval for atom in fwd.outvars[: trees[0].num_leaves]]
-        bwd = trace_flat(backward, f"{name}_bwd", [*residuals, *cotangents])
-    return fwd, bwd, len(residuals), tuple(zeros)
+        bwd = trace_flat(backward, names[1], [*residuals, *cotangents])
+    forwarded = (None,) * len(residuals)
+    return VJPRule(*names, fwd, bwd, forwarded, tuple(zeros), (True,) * len(eqn.invars))
 
 
 def _differentiable(held: Any) -> list[bool]:
@@ -228,6 +229,6 @@ def older_spelling(eqn: JaxprEqn) -> JaxprEqn | None:
     return eqn.replace(primitive=ad_checkpoint.remat_p, params=params)
 
 
-def lowered(jaxpr: Any) -> Any:
+def lowered(jaxpr: AnyJaxpr) -> ClosedJaxpr:
     """A closed jaxpr in which JAX has expanded all objects, at every depth."""
     return partial_eval.lower_jaxpr2(jaxpr) if open_jaxpr(jaxpr).is_high else jaxpr

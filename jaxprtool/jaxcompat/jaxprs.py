@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 from jax._src import core, dtypes, effects
 from jax._src.interpreters import partial_eval as pe
 from jax._src.state import types as state_types
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Primitive, Var
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Var
 
-from jaxprtool.jaxcompat.aliases import Atom
+from jaxprtool.jaxcompat.aliases import AnyJaxpr, Atom, Aval, Effect, Params
 
 #: Since 0.11 a `Jaxpr` carries its own constants and `ClosedJaxpr` is another name for it.
 ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr
@@ -22,59 +21,54 @@ ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr
 # --- jaxprs ------------------------------------------------------------------------------------
 
 
-def open_jaxpr(closed: Any) -> Jaxpr:
+def open_jaxpr(closed: ClosedJaxpr) -> Jaxpr:
     """The `Jaxpr` inside a closed jaxpr; on 0.12, and for an open one, the argument itself."""
     return closed.jaxpr if isinstance(closed, ClosedJaxpr) else closed
 
 
-def close_jaxpr(jaxpr: Any) -> Any:
+def close_jaxpr(jaxpr: AnyJaxpr) -> ClosedJaxpr:
     """A closed jaxpr for the body of an equation that holds an open one (remat, shard_map)."""
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
 def replace_jaxpr(
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     *,
-    constvars: Sequence[Var],
-    consts: Sequence[Any],
-    invars: Sequence[Var],
-    outvars: Sequence[Atom],
-    eqns: Sequence[JaxprEqn],
-    debug_info: DebugInfo,
-) -> Any:
-    """A jaxpr like the given one, closed or open, from new parts; its effects are its equations'.
+    constvars: Sequence[Var] | None = None,
+    consts: Sequence[Any] | None = None,
+    invars: Sequence[Var] | None = None,
+    outvars: Sequence[Atom] | None = None,
+    eqns: Sequence[JaxprEqn] | None = None,
+    debug_info: DebugInfo | None = None,
+) -> ClosedJaxpr:
+    """Return a jaxpr like the given one, closed or open, with some parts replaced.
 
-    `debug_info` must name as many arguments and results as there are invars and outvars; see
-    `filter_debug_info`.
+    Its effects are its equations'. Unless `debug_info` is given, arguments keep their names, and
+    results keep theirs if they are the same atoms; see `filter_debug_info`.
     """
-    parts = {
-        "constvars": constvars,
-        "invars": invars,
-        "outvars": outvars,
-        "eqns": eqns,
-        "effects": pe.make_jaxpr_effects(constvars, invars, outvars, eqns),
-        "debug_info": debug_info,
-    }
+    old = open_jaxpr(jaxpr)
+    given = {"constvars": constvars, "invars": invars, "outvars": outvars, "eqns": eqns}
+    parts = {k: getattr(old, k) if part is None else list(part) for k, part in given.items()}
+    effs = pe.make_jaxpr_effects(*parts.values())
+    if debug_info is None:
+        debug_info = _with_names_of(old, parts["invars"], parts["outvars"])
+    parts |= {"effects": effs, "debug_info": debug_info}
+    if isinstance(jaxpr, ClosedJaxpr) and consts is None:
+        consts = jaxpr.consts
     if ONE_JAXPR_CLASS:
         return jaxpr.replace(**parts, consts=consts)
-    new = open_jaxpr(jaxpr).replace(**parts)
-    return ClosedJaxpr(new, consts) if isinstance(jaxpr, ClosedJaxpr) else new
+    body = old.replace(**parts)
+    return ClosedJaxpr(body, consts) if isinstance(jaxpr, ClosedJaxpr) else body
 
 
-def with_equations(jaxpr: Any, eqns: Sequence[JaxprEqn]) -> Any:
-    """`jaxpr`, open or closed, with other equations, and with the effects that they have."""
-    body = open_jaxpr(jaxpr)
-    effs = pe.make_jaxpr_effects(body.constvars, body.invars, body.outvars, eqns)
-    body = body.replace(eqns=list(eqns), effects=effs)
-    closed = isinstance(jaxpr, ClosedJaxpr) and not ONE_JAXPR_CLASS
-    return ClosedJaxpr(body, jaxpr.consts) if closed else body
-
-
-def with_function_name(jaxpr: Any, name: str) -> Any:
-    """A jaxpr, open or closed, that is said to be of a function of this name."""
-    body = open_jaxpr(jaxpr)
-    body = body.replace(debug_info=body.debug_info._replace(func_src_info=name))
-    return body if body is jaxpr or ONE_JAXPR_CLASS else ClosedJaxpr(body, jaxpr.consts)
+def _with_names_of(old: Jaxpr, invars: Sequence[Var], outvars: Sequence[Atom]) -> DebugInfo:
+    debug_info = old.debug_info
+    if debug_info.arg_names is not None and invars is not old.invars:
+        known = dict(zip(old.invars, debug_info.arg_names, strict=False))
+        debug_info = debug_info._replace(arg_names=tuple(known.get(v, "") for v in invars))
+    if [*map(id, outvars)] != [*map(id, old.outvars)]:
+        debug_info = debug_info._replace(result_paths=None)
+    return debug_info
 
 
 def filter_debug_info(
@@ -90,17 +84,16 @@ def filter_debug_info(
 # --- types -------------------------------------------------------------------------------------
 
 
-def short_dtype_name(dtype: Any) -> str:
-    """A dtype's name in a jaxpr: `f32`, `bf16`, `f8_e4m3fn`, `key<fry>`."""
-    return dtypes.short_dtype_name(dtype)
+#: Returns a dtype's name in a jaxpr: `f32`, `bf16`, `f8_e4m3fn`, `key<fry>`.
+short_dtype_name = dtypes.short_dtype_name
 
 
-def stacked_aval(length: int, aval: Any) -> Any:
+def stacked_aval(length: int, aval: Aval) -> Aval:
     """The type of `length` values of one type, on a new leading axis."""
     return core.unmapped_aval(length, 0, aval)
 
 
-def varying_axes(aval: Any) -> frozenset[Any]:
+def varying_axes(aval: Aval) -> frozenset[Hashable]:
     """The manual mesh axes over which a value in a `shard_map` with check_vma varies."""
     return aval.mat.varying
 
@@ -108,56 +101,49 @@ def varying_axes(aval: Any) -> frozenset[Any]:
 # --- effects -----------------------------------------------------------------------------------
 
 
-def is_removable_effect(effect: Any) -> bool:
-    """Whether an equation with this effect may go when its results are unused.
-
-    Reading a ref, allocating one, and mentioning a named axis leave no trace; every other effect
-    (writes, prints, callbacks, a primitive's own) does.
-    """
-    return pe.dceable_effects.contains(effect)
+#: Whether an equation with this effect may go when its results are unused: to read a ref, allocate
+#: one, or mention a named axis leaves no trace; writes, prints and all others do.
+is_removable_effect = pe.dceable_effects.contains
 
 
-def ref_of(effect: Any) -> Any:
+def ref_of(effect: Effect) -> Any:
     """The variable of the ref that an equation with this effect reads or writes, or None."""
     return effect.input if isinstance(effect, state_types.RefEffect) else None
 
 
-def allocates_refs(jaxpr: Any) -> bool:
+def allocates_refs(jaxpr: AnyJaxpr) -> bool:
     """Whether a jaxpr, open or closed, makes refs of its own."""
     return core.internal_mutable_array_effect in jaxpr.effects
 
 
-def ordered_effects(effs: Iterable[Any]) -> set[Any]:
+def ordered_effects(effs: Iterable[Effect]) -> set[Effect]:
     """Those of `effs` that happen in the order of the program."""
     return {effect for effect in effs if effects.ordered_effects.contains(effect)}
 
 
-def operand_effects(body: Any, operands: Sequence[Atom]) -> set[Any]:
+def operand_effects(body: ClosedJaxpr, operands: Sequence[Atom]) -> set[Effect]:
     """The effects of running `body` on `operands`: those on its invars become theirs."""
     return set(core.eqn_effects(open_jaxpr(body), operands))
 
 
-def without_named_axes(effs: Iterable[Any], axis_names: Iterable[Any]) -> set[Any]:
+def without_named_axes(effs: Iterable[Effect], axis_names: Iterable[Any]) -> set[Effect]:
     """`effs` less the named-axis effects of axes that an equation binds itself."""
     return set(core.filter_named_axis_effects(set(effs), set(axis_names)))
 
 
-def only_names_axes(effs: Iterable[Any]) -> bool:
+def only_names_axes(effs: Iterable[Effect]) -> bool:
     """Whether all that an equation with these effects does is to mention named axes."""
     return all(isinstance(effect, core.NamedAxisEffect) for effect in effs)
 
 
-@contextmanager
-def axes_bound(sizes: Iterable[tuple[Any, int]]) -> Iterator[None]:
-    """Named axes of these sizes, for tracing and type checking."""
-    with core.extend_axis_env_nd(list(sizes)):
-        yield
+#: The context in which named axes, given as pairs with their sizes, are bound.
+axes_bound = core.extend_axis_env_nd
 
 
 # --- scan's operand counts ---------------------------------------------------------------------
 
 
-def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+def scan_counts(params: Params) -> tuple[int, int]:
     """How many of a scan's operands are constants, and how many are carries."""
     if "ft_in" not in params:
         return params["num_consts"], params["num_carry"]
@@ -166,8 +152,8 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def scan_count_params(
-    params: dict[str, Any], num_consts: int, num_carry: int, num_xs: int, num_ys: int
-) -> dict[str, Any]:
+    params: Params, num_consts: int, num_carry: int, num_xs: int, num_ys: int
+) -> Params:
     """The parameters in which a scan of this JAX keeps its operand counts."""
     if not SCAN_KEEPS_TREES:
         return {"num_consts": num_consts, "num_carry": num_carry}
@@ -189,16 +175,15 @@ def _tree_of(*sizes: int) -> Any:
 SCAN_KEEPS_TREES = find_spec("jax._src.flattree") is not None
 
 
-def _scan_sizes(params: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+def _scan_sizes(params: Params) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(len, params[k].unpack())) for k in ("ft_in", "ft_out"))
 
 
 # --- dead-code elimination ---------------------------------------------------------------------
 
 
-def jax_dce_rules() -> dict[Primitive, Callable]:
-    """The primitives that have a rule in JAX's own table, other packages' included."""
-    return pe.dce_rules
+#: JAX's own table of rules by primitive, other packages' included.
+jax_dce_rules = pe.dce_rules
 
 
 def apply_jax_dce_rule(
@@ -241,7 +226,7 @@ def new_jaxpr(
     outvars: Sequence[Atom],
     eqns: Sequence[JaxprEqn],
     debug_info: DebugInfo,
-) -> Any:
+) -> ClosedJaxpr:
     """A closed jaxpr; its effects are its equations'."""
     effs = pe.make_jaxpr_effects(constvars, invars, outvars, eqns)
     parts: tuple[Any, ...] = list(constvars), list(invars), list(outvars), list(eqns), effs

@@ -1,17 +1,34 @@
-"""Functions under `jax.jit`, and what they were told."""
+"""Functions under `jax.jit`: what they were told, and what it knows of a function and its call."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax._src import api_util, core, traceback_util
 from jax._src.pjit import PjitInfo
 from jax._src.sharding_impls import UnspecifiedValue
+from jax._src.state import types as state_types
+from jax._src.tree_util import tracing_registry
 from jax.experimental.layout import Format
-from jax.extend.core import Var
+from jax.extend.core import ClosedJaxpr
+from jax.tree_util import PyTreeDef
 
-from jaxprtool.jaxcompat.jaxprs import new_jaxpr
+from jaxprtool.jaxcompat.aliases import AnyJaxpr
+from jaxprtool.jaxcompat.jaxprs import replace_jaxpr
+
+#: Raises TypeError for what JAX does not transform: generators, static methods, no functions.
+check_callable = api_util.check_callable
+
+#: A view of a ref, as `ref.at[0]` gives it: a leaf that has no type.
+RefView = state_types.TransformedRef
+
+#: A context in which operations on arrays are evaluated, whatever is being traced around.
+at_once = core.eval_context
+
+#: Have JAX leave a file's frames out of the tracebacks that it shows, as its own.
+hide_from_tracebacks = traceback_util.register_exclusion
 
 _JITTED = type(jax.jit(lambda: ()))
 
@@ -30,7 +47,7 @@ class TracedOptions(NamedTuple):
     inline: Any
 
 
-def is_jitted(fun: Any) -> bool:
+def is_jitted(fun: object) -> bool:
     """Return True for what `jax.jit` returns."""
     return isinstance(fun, _JITTED)
 
@@ -90,23 +107,42 @@ def captured_values(traced: jax.stages.Traced) -> list[Any]:
     return list(traced._consts)
 
 
-def with_constants(jaxpr: Any, places: Sequence[int], values: Sequence[Any]) -> Any:
+def with_constants(jaxpr: AnyJaxpr, places: Sequence[int], values: Sequence[Any]) -> ClosedJaxpr:
     """A closed jaxpr whose arguments at `places` are constants."""
     if not places:
         return jaxpr
-    chosen = set(places)
-    bound: list[Var] = [jaxpr.invars[i] for i in places]
-    rest = [v for i, v in enumerate(jaxpr.invars) if i not in chosen]
-    return new_jaxpr(
-        [*jaxpr.constvars, *bound],
-        [*jaxpr.consts, *values],
-        rest,
-        jaxpr.outvars,
-        jaxpr.eqns,
-        jaxpr.debug_info._replace(arg_names=None),
-    )
+    bound = [jaxpr.invars[i] for i in places]
+    free = [v for v in jaxpr.invars if v not in bound]
+    constvars, consts = [*jaxpr.constvars, *bound], [*jaxpr.consts, *values]
+    return replace_jaxpr(jaxpr, constvars=constvars, consts=consts, invars=free)
 
 
-def _placement(sharding: Any, layout: Any) -> Any:
+def _placement(sharding: object, layout: object) -> Any:
     known = None if isinstance(sharding, UnspecifiedValue) else sharding
     return known if layout is None else Format(layout, known)
+
+
+def static_arguments(
+    fun: Callable[..., Any], argnums: Any, argnames: Any
+) -> tuple[tuple[int, ...], frozenset[str]]:
+    """The positions and the names that are static, as `jax.jit` infers each from the other."""
+    signature = api_util.fun_signature(fun)
+    if signature is None:
+        numbers = () if argnums is None else api_util._ensure_index_tuple(argnums)
+        names = () if argnames is None else api_util._ensure_str_tuple(argnames)
+    else:
+        numbers, names = api_util.infer_argnums_and_argnames(signature, argnums, argnames)
+    return tuple(numbers), frozenset(names)
+
+
+def open_views(tree: PyTreeDef) -> tuple[Any, jax.tree_util.PyTreeDef]:
+    """A tree of arguments with a list in the place of each view, of the ref and traced indices.
+
+    Its leaves are those that `jax.jit` traces; the structure makes of them the arguments again.
+    """
+    flatten = tracing_registry.flatten
+    opened = jax.tree.map(lambda x: flatten(x)[0] if isinstance(x, RefView) else x, tree)
+    return opened, flatten(tree)[1]
+
+
+hide_from_tracebacks(__file__)

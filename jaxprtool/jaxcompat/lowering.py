@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -14,22 +14,15 @@ from jax._src.lib import _jax, hlo
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jax.experimental.layout import Format
-from jax.extend.core import ClosedJaxpr
+from jax.tree_util import PyTreeDef
 
+from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval
 from jaxprtool.jaxcompat.high import lowered
-from jaxprtool.jaxcompat.jaxprs import ONE_JAXPR_CLASS, axes_bound, open_jaxpr
-
-
-def with_border_names(jaxpr: Any, arg_names: Sequence[str], out_names: Sequence[str]) -> Any:
-    """A closed jaxpr whose lowering names its arguments and results like this."""
-    body = open_jaxpr(jaxpr)
-    debug = body.debug_info._replace(arg_names=tuple(arg_names), result_paths=tuple(out_names))
-    body = body.replace(debug_info=debug)
-    return body if ONE_JAXPR_CLASS else ClosedJaxpr(body, jaxpr.consts)
+from jaxprtool.jaxcompat.jaxprs import axes_bound, open_jaxpr
 
 
 def traced_jaxpr(
-    jaxpr: Any, name: str, in_tree: Any, out_tree: Any, **options: Any
+    jaxpr: AnyJaxpr, name: str, in_tree: PyTreeDef, out_tree: PyTreeDef, **options: Any
 ) -> jax.stages.Traced:
     """A closed jaxpr as `jax.jit(fun, ...).trace(...)` gives that of `fun`, ready for `.lower()`.
 
@@ -54,19 +47,19 @@ def traced_jaxpr(
     return traced
 
 
-def _as_argument(aval: Any) -> jax.ShapeDtypeStruct:
+def _as_argument(aval: Aval) -> jax.ShapeDtypeStruct:
     """What stands for an argument of this type when a function is traced."""
     sharding = None if aval.sharding.mesh.empty else aval.sharding
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
 
 def module_under_axes(
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     name: str,
-    axis_env: Sequence[tuple[Any, int]],
+    axis_env: Sequence[tuple[Hashable, int]],
     platform: str,
     donated: Sequence[int],
-) -> Any:
+) -> ir.Module:
     """The StableHLO module of a closed jaxpr with free named axes, one replica per index of them.
 
     JAX itself gives its collectives to the partitions of one program; here they go to replicas,
@@ -103,10 +96,10 @@ _DENSE_REPLICA_GROUPS = (
 )
 
 
-def _give_to_replicas(module: Any, count: int) -> None:
+def _give_to_replicas(module: ir.Module, count: int) -> None:
     """Turn the collectives of a module from those of partitions to those of replicas."""
 
-    def visit(op: Any) -> Any:
+    def visit(op: ir.Operation) -> ir.WalkResult:
         for name in ("channel_handle", "use_global_device_ids"):
             if name in op.attributes:
                 del op.attributes[name]
@@ -129,20 +122,22 @@ def _give_to_replicas(module: Any, count: int) -> None:
         module.operation.attributes["mhlo.num_replicas"] = ir.IntegerAttr.get(i32, count)
 
 
-def portable_artifact(module: Any) -> bytes:
+def portable_artifact(module: ir.Module) -> bytes:
     """A StableHLO module as bytecode that StableHLO reads for years."""
     requirement = stablehlo.StablehloCompatibilityRequirement.WEEK_4
     version = stablehlo.get_version_from_compatibility_requirement(requirement)
     return _jax.mlir.serialize_portable_artifact(module, version, True)
 
 
-def rename_module(module: Any, name: str) -> None:
+def rename_module(module: ir.Module, name: str) -> None:
     """Give a module another name."""
     with module.context:
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
 
 
-def partition_module(module: Any, ins: Sequence[str | None], outs: Sequence[str | None]) -> None:
+def partition_module(
+    module: ir.Module, ins: Sequence[str | None], outs: Sequence[str | None]
+) -> None:
     """Note on the arguments and results of a module how they are sharded, as HLO writes it."""
     main = next(op for op in module.body.operations if op.attributes["sym_name"].value == "main")
     with module.context:
@@ -192,7 +187,7 @@ def hlo_text(computation: Any) -> str:
     return computation.as_hlo_module().to_string(options)
 
 
-def xla_computation(module: Any, tuple_args: bool, return_tuple: bool) -> Any:
+def xla_computation(module: ir.Module, tuple_args: bool, return_tuple: bool) -> Any:
     """A StableHLO module as the `XlaComputation` of jaxlib."""
     code = mlir.module_to_bytecode(module)
     return _jax.mlir.mlir_module_to_xla_computation(code, tuple_args, return_tuple)

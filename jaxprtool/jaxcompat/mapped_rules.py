@@ -14,29 +14,31 @@ from typing import Any
 from jax._src import core
 from jax._src import linear_util as lu
 from jax._src.interpreters import batching
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.tree_util import PyTreeDef
 
+from jaxprtool.jaxcompat.aliases import MappedAxis, Params
 from jaxprtool.jaxcompat.batching import axis_mapped
 from jaxprtool.jaxcompat.custom_rules import BWD_GIVES_LOGS, traced_anew
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, setting_of
 
 Dims = Sequence[int | None]
-Batch = Callable[[Any, Dims, Dims], tuple[Any, Dims]]
+Batch = Callable[[ClosedJaxpr, Dims, Dims], tuple[ClosedJaxpr, Dims]]
 
 
 # --- custom_jvp ---------------------------------------------------------------------------------
 
 
 def mapped_jvp_params(
-    params: dict[str, Any], axis: Any, batch: Batch, dims: Dims, out_dims: Dims
-) -> dict[str, Any]:
+    params: Params, axis: MappedAxis, batch: Batch, dims: Dims, out_dims: Dims
+) -> Params:
     """The rule of a custom_jvp call, as a parameter of the mapped call.
 
     `dims` are those of the operands that the rule takes, `out_dims` those of the results.
     """
     rule = params["jvp_jaxpr_fun"]
 
-    def mapped_jvp(*in_zeros: bool) -> tuple[Any, Sequence[Any], Sequence[bool]]:
+    def mapped_jvp(*in_zeros: bool) -> tuple[Jaxpr, Sequence[Any], Sequence[bool]]:
         mapped, given, out_zeros = _mapped_jvp(rule, axis, batch, dims, in_zeros, out_dims)
         _require_unmapped(rule, given, out_dims)
         nonzero = (dim for dim, zero in zip(out_dims, out_zeros, strict=True) if not zero)
@@ -47,8 +49,13 @@ def mapped_jvp_params(
 
 
 def _mapped_jvp(
-    rule: Any, axis: Any, batch: Batch, dims: Dims, in_zeros: Sequence[bool], out_dims: Dims
-) -> tuple[Any, Dims, Sequence[bool]]:
+    rule: lu.WrappedFun,
+    axis: MappedAxis,
+    batch: Batch,
+    dims: Dims,
+    in_zeros: Sequence[bool],
+    out_dims: Dims,
+) -> tuple[ClosedJaxpr, Dims, Sequence[bool]]:
     """Return a rule's mapped jaxpr, and where its results and their tangents are mapped.
 
     The last value says which of the tangents are zero.
@@ -61,7 +68,7 @@ def _mapped_jvp(
         return *batch(closed, (*dims, *tangents), (*out_dims, *outs)), out_zeros
 
 
-def jvp_result_dims(eqn: JaxprEqn, axis: Any, batch: Batch, dims: Dims) -> Dims:
+def jvp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -> Dims:
     """Return where a custom_jvp rule gives results, or their tangents, mapped.
 
     Its operands are mapped at `dims`. Raises what the rule raises.
@@ -80,8 +87,8 @@ def jvp_result_dims(eqn: JaxprEqn, axis: Any, batch: Batch, dims: Dims) -> Dims:
 
 
 def mapped_vjp_params(
-    params: dict[str, Any], axis: Any, batch: Batch, dims: Dims, out_dims: Dims
-) -> dict[str, Any]:
+    params: Params, axis: MappedAxis, batch: Batch, dims: Dims, out_dims: Dims
+) -> Params:
     """The rules of a custom_vjp call, as parameters of the mapped call; see above.
 
     Backwards, JAX maps the rule itself: it sums the cotangents of operands that are unmapped.
@@ -90,7 +97,7 @@ def mapped_vjp_params(
     num_consts = params["num_consts"]
     residual_dims: list[int | None] = []
 
-    def mapped_fwd(*perturbed: bool) -> tuple[Any, Sequence[Any]]:
+    def mapped_fwd(*perturbed: bool) -> tuple[Jaxpr, Sequence[Any]]:
         mapped, given = _mapped_fwd(fwd, axis, batch, dims, perturbed, out_dims)
         count = len(given) - len(out_dims)
         _require_unmapped(fwd, given[count:], out_dims)
@@ -120,8 +127,13 @@ def mapped_vjp_params(
 
 
 def _mapped_fwd(
-    fwd: Any, axis: Any, batch: Batch, dims: Dims, perturbed: Sequence[bool], out_dims: Dims
-) -> tuple[Any, Dims]:
+    fwd: lu.WrappedFun,
+    axis: MappedAxis,
+    batch: Batch,
+    dims: Dims,
+    perturbed: Sequence[bool],
+    out_dims: Dims,
+) -> tuple[ClosedJaxpr, Dims]:
     """A forward rule's mapped jaxpr, and where its residuals and its results are mapped."""
     with axis_mapped(axis):
         closed = attach_constants(*fwd.call_wrapped(*perturbed))
@@ -129,7 +141,7 @@ def _mapped_fwd(
         return batch(closed, dims, (*residuals, *out_dims))
 
 
-def vjp_result_dims(eqn: JaxprEqn, axis: Any, batch: Batch, dims: Dims) -> Dims:
+def vjp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -> Dims:
     """Return where a custom_vjp's forward rule gives results mapped.
 
     Its operands are mapped at `dims`. Raises what the rule raises.
@@ -141,21 +153,21 @@ def vjp_result_dims(eqn: JaxprEqn, axis: Any, batch: Batch, dims: Dims) -> Dims:
     return given[len(given) - count :]
 
 
-def more_consts(params: dict[str, Any], count: int) -> dict[str, Any]:
+def more_consts(params: Params, count: int) -> Params:
     """The parameters of a custom call that takes so many constants more, before its operands."""
     changed = {"num_consts": params["num_consts"] + count}
     if "out_trees" not in params:
         return changed
     out_trees = params["out_trees"]
 
-    def shifted() -> tuple[Any, Any, list[int | None]]:
+    def shifted() -> tuple[PyTreeDef, PyTreeDef, list[int | None]]:
         *trees, forwarded = out_trees()
         return *trees, [None if i is None else i + count for i in forwarded]
 
     return {**changed, "out_trees": shifted}
 
 
-def _require_unmapped(rule: Any, given: Dims, wanted: Dims) -> None:
+def _require_unmapped(rule: lu.WrappedFun, given: Dims, wanted: Dims) -> None:
     """Refuse a rule that gives something mapped of a result that is the same in all lanes."""
     if any(dim is None and got is not None for dim, got in zip(wanted, given, strict=False)):
         raise NotImplementedError(

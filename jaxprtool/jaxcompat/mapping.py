@@ -9,22 +9,24 @@ a number, an array, or a tracer of an outer transformation.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api, api_util, config, core, dtypes, effects, literals, source_info_util
+from jax._src import api, api_util, config, core, dtypes, literals, source_info_util
 from jax._src import linear_util as lu
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
+from jax.extend.core import ClosedJaxpr, DebugInfo, JaxprEqn, Primitive, Var
 
-from jaxprtool.jaxcompat.batching import names_axis
+from jaxprtool.jaxcompat.aliases import Atom, Aval, Effect, MappedAxis, Params
+from jaxprtool.jaxcompat.batching import names_axis, renamed_effects
 from jaxprtool.jaxcompat.closed_over import ClosedOver, derivatives_around, unperturbed
-from jaxprtool.jaxcompat.jaxprs import new_jaxpr, open_jaxpr
+from jaxprtool.jaxcompat.jaxprs import open_jaxpr, replace_jaxpr
 from jaxprtool.jaxcompat.tracing import attach_constants, is_staging
 
 
@@ -69,7 +71,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
 
     parent_trace: Any
 
-    def __init__(self, debug: Any, parent: Any, axis: Any):
+    def __init__(self, debug: DebugInfo, parent: Any, axis: MappedAxis):
         super().__init__(debug, parent_trace=parent)
         self.axis = axis
         self.operands: list[Any] = []
@@ -82,14 +84,14 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         self.same: set[Any] = set()  # variables that may be the same in all lanes
         self.known: dict[Any, Any] = {}
 
-    def argument(self, value: Any, dim: int) -> Any:
+    def argument(self, value: object, dim: int) -> Any:
         """One lane of a value that is mapped along a dimension, counted from 0."""
         self.operands.append(value)
         self.dims.append(dim)
         aval = _lane_aval(self.axis, dim, core.typeof(value))
         return self.new_arg(aval, source_info_util.current())
 
-    def owns(self, value: Any) -> bool:
+    def owns(self, value: object) -> bool:
         return isinstance(value, pe.DynamicJaxprTracer) and value._trace is self
 
     def invalidate(self) -> None:
@@ -99,10 +101,12 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         self.known.clear()
         self.parent_trace = None
 
-    def stage_value(self, value: Any) -> Any:
+    def stage_value(self, value: object) -> Any:
         return value if self.owns(value) else self.parent_trace.stage_value(value)
 
-    def process_primitive(self, primitive: Any, values: Sequence[Any], params: Any, /) -> Any:
+    def process_primitive(
+        self, primitive: Primitive, values: Sequence[Any], params: Params, /
+    ) -> Any:
         for value in values:
             if isinstance(value, pe.DynamicJaxprTracer) and value._trace is self:
                 break
@@ -116,7 +120,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
     # tells whether the equation depends on one: `emit_eqn` gets all that it depends on.
 
     def process_custom_jvp_call(
-        self, prim: Any, fun: Any, jvp: Any, values: Any, /, **options: Any
+        self, prim: Primitive, fun: object, jvp: Any, values: Any, /, **options: Any
     ) -> Any:
         if not any(isinstance(value, core.Tracer) for value in values):
             return self._run(fun, values)
@@ -124,7 +128,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
             return super().process_custom_jvp_call(prim, fun, jvp, values, **options)
 
     def process_custom_vjp_call(
-        self, prim: Any, fun: Any, fwd: Any, bwd: Any, values: Any, /, **options: Any
+        self, prim: Primitive, fun: object, fwd: Any, bwd: Any, values: Any, /, **options: Any
     ) -> Any:
         if not any(isinstance(value, core.Tracer) for value in values):
             return self._run(fun, values)
@@ -154,7 +158,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
             self.same.update(eqn.outvars)
         return eqn, results
 
-    def var_to_tracer(self, var: Any, source: Any, parent: Any = None) -> Any:
+    def var_to_tracer(self, var: Var, source: Any, parent: Any = None) -> Any:
         if getattr(var.aval, "has_qdd", False):
             return super().var_to_tracer(var, source, parent)
         return _LaneTracer(self, var.aval, var, source, parent)
@@ -175,8 +179,8 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         return super().emit_eqn(operands, avals, primitive, params, effs, *a, **kw)
 
     def _closing_over(
-        self, operands: Any, avals: Any, primitive: Any, params: Any, effs: Any
-    ) -> tuple[Any, Any]:
+        self, operands: Any, avals: Sequence[Aval], primitive: Primitive, params: Params, effs: Any
+    ) -> tuple[Any, Params]:
         """The operands and the parameters of a call of a function with rules for derivatives.
 
         What its rules close over is among the operands. If a rule raises now, it is left to do so
@@ -222,10 +226,8 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
     def _value(self, tracer: Any) -> Any:
         """What the equations without effects make of constants alone; None if they cannot."""
         closed = self.closed([tracer])
-        eqns = [eqn for eqn in closed.eqns if not eqn.effects]
-        debug = closed.debug_info
-        parts = closed.constvars, closed.consts, closed.invars, closed.outvars
-        needed, used = pe.dce_jaxpr(open_jaxpr(new_jaxpr(*parts, eqns, debug)), [True])
+        pure = replace_jaxpr(closed, eqns=[eqn for eqn in closed.eqns if not eqn.effects])
+        needed, used = pe.dce_jaxpr(open_jaxpr(pure), [True])
         given = {*closed.constvars}.union(*(eqn.outvars for eqn in needed.eqns))
         read = {v for eqn in needed.eqns for v in eqn.invars if isinstance(v, core.Var)}
         if any(used) or not {*read, *needed.outvars} <= given:
@@ -233,19 +235,19 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         with self._outside(), core.set_current_trace(self.parent_trace):
             return core.eval_jaxpr(needed, closed.consts)[0]
 
-    def closed(self, results: Sequence[Any]) -> Any:
+    def closed(self, results: Sequence[Any]) -> ClosedJaxpr:
         """The closed jaxpr of what was staged; its constants are what it closes over."""
         debug = self.frame.debug_info._replace(arg_names=None, result_paths=None)
         return attach_constants(*self.to_jaxpr(list(results), debug, source_info_util.current()))
 
     # --- what is not staged ---------------------------------------------------------------------
 
-    def _run(self, fun: Any, values: Any) -> Any:
+    def _run(self, fun: lu.WrappedFun, values: Any) -> Any:
         """A function with rules of its own for derivatives, where there is nothing to derive by."""
         with core.set_current_trace(self):
             return fun.call_wrapped(*values)
 
-    def _at_once(self, primitive: Any, values: Any, params: Any, has_effects: bool) -> Any:
+    def _at_once(self, primitive: Primitive, values: Any, params: Params, has_effects: bool) -> Any:
         """An equation on unmapped values.
 
         If it may name the axis, or has an effect, JAX's rule knows what it is: it may differ from
@@ -277,7 +279,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         ):
             yield
 
-    def _effects(self, primitive: Any, values: Any, params: Any) -> Any:
+    def _effects(self, primitive: Primitive, values: Any, params: Params) -> Any:
         """The effects that an equation would have."""
         try:
             avals = map(core.typeof, values)
@@ -287,7 +289,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         except Exception:
             return ()  # a primitive without types, or a fault, which binding it will report
 
-    def _waits(self, effs: Any) -> bool:
+    def _waits(self, effs: Iterable[Effect]) -> bool:
         """Whether effects have to wait for others that are staged."""
         return self.ordered and any(map(_is_ordered, effs))
 
@@ -295,7 +297,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         return isinstance(tracer.val, core.Literal) or tracer.val in self.frame.constvar_to_val
 
 
-def _has_run(function: Any) -> bool:
+def _has_run(function: lu.WrappedFun) -> bool:
     """Whether a wrapped function has been run and has noted what else than results it has."""
     try:
         return bool([store.val for store in function.stores if store is not None])
@@ -303,17 +305,17 @@ def _has_run(function: Any) -> bool:
         return False
 
 
-def _is_ordered(effect: Any) -> bool:
+def _is_ordered(effect: Effect) -> bool:
     return not isinstance(effect, core.NamedAxisEffect)
 
 
-def _lane_aval(axis: Any, dim: int, aval: Any) -> Any:
+def _lane_aval(axis: MappedAxis, dim: int, aval: Aval) -> Aval:
     """The type of one lane of a value that is mapped along a dimension."""
     aval = core.mapped_aval(axis.size, dim, aval)
     return _in_lane(aval, axis.spmd_name) if axis.spmd_name and config._check_vma.value else aval
 
 
-def _in_lane(aval: Any, names: Any) -> Any:
+def _in_lane(aval: Aval, names: Any) -> Aval:
     """A type without the manual axes of these names, which in one lane do not vary."""
     if not isinstance(aval, core.ShapedArray) or aval.mat.varying.isdisjoint(names):
         return aval
@@ -327,7 +329,7 @@ class Lanes:
     mapped. `axis` is an `axis_data`.
     """
 
-    def __init__(self, axis: Any, debug: Any):
+    def __init__(self, axis: MappedAxis, debug: DebugInfo):
         self._trace = _LaneBatchTrace(debug, core.trace_ctx.trace, axis)
         self.operands, self.dims = self._trace.operands, self._trace.dims
 
@@ -339,7 +341,7 @@ class Lanes:
         def index() -> Any:
             return trace.argument(batching.make_iota(trace.axis.size), 0)
 
-        def element(value: Any, spec: Any) -> Any:
+        def element(value: object, spec: Any) -> Any:
             handler = batching.to_elt_handlers.get(type(value))
             if handler:
                 return handler(element, index, value, spec)
@@ -362,11 +364,11 @@ class Lanes:
         ):
             yield
 
-    def holds(self, value: Any) -> bool:
+    def holds(self, value: object) -> bool:
         """Whether a value is a tracer of this trace, which is mapped, or may be."""
         return self._trace.owns(value)
 
-    def jaxpr(self, results: Sequence[Any]) -> Any:
+    def jaxpr(self, results: Sequence[Any]) -> ClosedJaxpr:
         """The closed jaxpr of what was traced; its constants are what it closes over."""
         return self._trace.closed(results)
 
@@ -376,7 +378,7 @@ class Lanes:
             del self._trace
 
 
-def assembled(axis: Any, result: Any, spec: Any, leaf: Callable[[Any, Any], Any]) -> Any:
+def assembled(axis: MappedAxis, result: Any, spec: Any, leaf: Callable[[Any, Any], Any]) -> Any:
     """A result of one lane made one of all: of a registered type, from its parts.
 
     `leaf(part, spec)` gives each part as it is for all lanes, mapped along `spec`.
@@ -387,12 +389,11 @@ def assembled(axis: Any, result: Any, spec: Any, leaf: Callable[[Any, Any], Any]
     return handler(lambda _, part, spec: assembled(axis, part, spec, leaf), axis.size, result, spec)
 
 
-def is_vmappable(value: Any) -> bool:
-    """Whether a value is of a type that is registered with `register_vmappable`."""
-    return batching.is_vmappable(value)
+#: Whether a value is of a type that is registered with `register_vmappable`.
+is_vmappable = batching.is_vmappable
 
 
-def is_element(value: Any) -> bool:
+def is_element(value: object) -> bool:
     """Whether a value stands for one lane of a registered type."""
     return type(value) in batching.from_elt_handlers
 
@@ -402,12 +403,7 @@ def vmappable_specs() -> tuple[type, ...]:
     return tuple({spec for spec, _ in batching.vmappables.values()})
 
 
-def vmap_debug_info(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What errors and jaxprs of a mapped function say of it."""
-    return api_util.debug_info("vmap", fun, args, kwargs)
-
-
-def check_refs(debug: Any, values: Sequence[Any], axes: Sequence[Any]) -> None:
+def check_refs(debug: DebugInfo, values: Sequence[Any], axes: Sequence[Any]) -> None:
     """Check that no argument is a view of a ref, and none two times the same ref.
 
     Raises TypeError and ValueError.
@@ -456,7 +452,7 @@ def spmd_axis_names(names: Any, mesh_axes: tuple[Any, ...] | None) -> tuple[Any,
 _LITERALS = (bool, int, float, complex, literals.TypedNdArray)
 
 
-def evaluated(closed: Any, operands: Sequence[Any]) -> list[Any]:
+def evaluated(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """The results of a closed jaxpr, whose equations are run, or written if JAX is tracing."""
     trace = core.trace_ctx.trace
     jaxpr = open_jaxpr(closed)
@@ -466,7 +462,7 @@ def evaluated(closed: Any, operands: Sequence[Any]) -> list[Any]:
     return _written(trace, closed, operands)
 
 
-def _written(trace: Any, closed: Any, operands: Sequence[Any]) -> list[Any]:
+def _written(trace: Any, closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Write a jaxpr's equations into the one being traced, as if they were evaluated.
 
     They are typed already, and no transformation stands between them and the jaxpr. The frame takes
@@ -482,7 +478,7 @@ def _written(trace: Any, closed: Any, operands: Sequence[Any]) -> list[Any]:
     env = dict(zip([*closed.constvars, *closed.invars], tracers, strict=True))
     Literal, folded, written = core.Literal, pe.const_fold_rules, frame.tracing_eqns
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> Any:
         tracer = None if type(atom) is Literal else env.get(atom)
         if tracer is None:
             tracer = pe.DynamicJaxprTracer(trace, atom.aval, atom, source)
@@ -505,7 +501,7 @@ def _written(trace: Any, closed: Any, operands: Sequence[Any]) -> list[Any]:
     return list(map(read, closed.outvars))
 
 
-def _emitted(trace: Any, eqn: Any, operands: list[Any]) -> list[Any]:
+def _emitted(trace: Any, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
     """Emit an equation, as JAX does one that it traces, and return the tracers of its results."""
     avals = [v.aval for v in eqn.outvars]
     consts = pe.try_constant_folding(eqn.primitive, operands, eqn.params, avals)
@@ -516,7 +512,7 @@ def _emitted(trace: Any, eqn: Any, operands: list[Any]) -> list[Any]:
     return trace.emit_eqn(operands, avals, eqn.primitive, eqn.params, effs, where, eqn.ctx)
 
 
-def _in_frame(eqn: Any, operands: list[Any]) -> Any:
+def _in_frame(eqn: JaxprEqn, operands: list[Any]) -> Any:
     """Return an equation as a frame holds it, which reads tracers and has the same results."""
     effs = eqn.effects and _renamed_effects(eqn, operands)
     return pe.TracingEqn(
@@ -524,12 +520,7 @@ def _in_frame(eqn: Any, operands: list[Any]) -> Any:
     )
 
 
-def _renamed_effects(eqn: Any, operands: list[Any]) -> set[Any]:
+def _renamed_effects(eqn: JaxprEqn, operands: list[Any]) -> set[Any]:
     """Return the effects of an equation on these operands: those on refs name them."""
-    refs = {id(v): t.val for v, t in zip(eqn.invars, operands, strict=True)}
-    return {
-        effect.replace(refs[id(effect.input)])
-        if isinstance(effect, effects.JaxprInputEffect)
-        else effect
-        for effect in eqn.effects
-    }
+    pairs = zip(eqn.invars, operands, strict=True)
+    return renamed_effects(eqn.effects, {v: t.val for v, t in pairs if type(v) is core.Var})

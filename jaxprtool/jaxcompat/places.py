@@ -28,20 +28,6 @@ def hide_frames(path: str) -> None:
     source_info_util.register_exclusion(path)
 
 
-def user_frame(eqn: JaxprEqn) -> tuple[str, int, str] | None:
-    """File, line and function of the user's code that made `eqn`, or None if unknown."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
-    return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
-
-
-def user_place(eqn: JaxprEqn) -> tuple[str, int, int, str] | None:
-    """File, line, column (from 1) and function of the user's code that made `eqn`, or None."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
-    if frame is None:
-        return None
-    return frame.file_name, frame.start_line, frame.start_column + 1, frame.function_name
-
-
 class UserFrame(NamedTuple):
     """A call in the user's code: the expression that makes it, and the function that it is in.
 
@@ -49,8 +35,8 @@ class UserFrame(NamedTuple):
     """
 
     file: str
-    function: str
     line: int
+    function: str
     column: int
     end_line: int
     end_column: int
@@ -58,8 +44,18 @@ class UserFrame(NamedTuple):
 
 def user_frames(eqn: JaxprEqn) -> list[UserFrame]:
     """Where the user's code, and that of libraries it calls, made `eqn`; the innermost first."""
-    frames = source_info_util.user_frames(eqn.source_info.traceback)
-    return [UserFrame(*frame) for frame in frames]
+    return list(map(_users, source_info_util.user_frames(eqn.source_info.traceback)))
+
+
+def user_frame(eqn: JaxprEqn) -> UserFrame | None:
+    """Where the user's code made `eqn`, or None if that is unknown."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    return None if frame is None else _users(frame)
+
+
+def _users(frame: source_info_util.Frame) -> UserFrame:
+    file, function, line, *rest = frame
+    return UserFrame(file, line, function, *rest)
 
 
 def is_users_file(file: str) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from jax._src import core, sharding_impls
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import Jaxpr, JaxprEqn, Primitive
 
+from jaxprtool.jaxcompat.aliases import Params
 from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 
 
@@ -18,11 +19,11 @@ def printing_rule(primitive: Primitive) -> str | None:
 
 
 def add_printing_rule(
-    primitive: Primitive, name: str, shown: Callable[[dict[str, Any]], list[tuple[str, Any]]]
+    primitive: Primitive, name: str, shown: Callable[[Params], list[tuple[str, Any]]]
 ) -> None:
     """Have JAX print of the parameters of `primitive` what `shown` gives; `name` is the rule's."""
 
-    def rule(eqn: JaxprEqn, context: Any, settings: Any) -> Any:
+    def rule(eqn: JaxprEqn, context: object, settings: Any) -> Any:
         params = dict(shown(eqn.params))
         return core._pp_eqn(eqn.replace(params=params), context, settings, list(params))
 
@@ -31,7 +32,7 @@ def add_printing_rule(
 
 
 def print_with_rule(
-    eqn: JaxprEqn, var_names: Any, shared: dict[Any, str], types: bool
+    eqn: JaxprEqn, var_names: Any, shared: dict[Jaxpr, str], types: bool
 ) -> Callable[[int, int | None], str]:
     """`eqn` as JAX's own printing rule writes it, as a function of an indentation and a width.
 
@@ -55,7 +56,7 @@ def print_with_rule(
     return text
 
 
-def printed_jaxprs(eqn: JaxprEqn) -> list[Any]:
+def printed_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
     """The jaxprs, open, that JAX prints apart if it meets them twice."""
     rule = getattr(core, "pp_subjaxprs_rules", {}).get(eqn.primitive)
     if rule is not None:
@@ -63,6 +64,6 @@ def printed_jaxprs(eqn: JaxprEqn) -> list[Any]:
     return list(core.jaxprs_in_params(eqn.params))
 
 
-def is_unspecified(sharding: Any) -> bool:
+def is_unspecified(sharding: object) -> bool:
     """Whether a jit's sharding says that nothing was asked for."""
     return isinstance(sharding, sharding_impls.UnspecifiedValue)

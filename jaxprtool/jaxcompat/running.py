@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from jaxprtool.jaxcompat.aliases import AnyJaxpr
+
 #: JAX releases that the test suite runs on, newest last; another one earns a warning.
 TESTED_VERSIONS = ((0, 10), (0, 11), (0, 12))
 
@@ -61,6 +63,6 @@ def callback_failures() -> Iterator[list[BaseException]]:
             logger.propagate = propagate
 
 
-def has_checks(jaxpr: Any) -> bool:
+def has_checks(jaxpr: AnyJaxpr) -> bool:
     """Whether a jaxpr holds `checkify.check`s that nothing has functionalized yet."""
     return any(type(effect).__name__ == "ErrorEffect" for effect in jaxpr.effects)

@@ -12,15 +12,15 @@ import jax
 from jax._src import config, core, pjit
 from jax._src import linear_util as lu
 from jax._src.interpreters import partial_eval as pe
-from jax.extend.core import ClosedJaxpr, DebugInfo, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Var
 
+from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval, Params
 from jaxprtool.jaxcompat.jaxprs import (
     ONE_JAXPR_CLASS,
     axes_bound,
     close_jaxpr,
     new_jaxpr,
     open_jaxpr,
-    replace_jaxpr,
 )
 from jaxprtool.jaxcompat.values import AbstractRef
 
@@ -68,14 +68,16 @@ def default_settings(x64: bool) -> Iterator[None]:
         config.xla_metadata_context_manager.set_local(metadata)
 
 
-def trace_flat(fun: Callable[..., Any], name: str, avals: Sequence[Any]) -> Any:
+def trace_flat(fun: Callable[..., Any], name: str, avals: Sequence[Aval]) -> ClosedJaxpr:
     """The closed jaxpr of a function that takes and gives flat values, all of the types given."""
     wrapped = lu.wrap_init(fun, debug_info=DebugInfo("custom rule", name, None, None))
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
     return attach_constants(jaxpr, consts)
 
 
-def trace_in_setting(fun: Callable[..., Any], avals: Sequence[Any], eqn: JaxprEqn | None) -> Any:
+def trace_in_setting(
+    fun: Callable[..., Any], avals: Sequence[Aval], eqn: JaxprEqn | None
+) -> ClosedJaxpr:
     """The closed jaxpr of a flat function, in the setting that an equation was traced in."""
     if eqn is None:
         return trace_flat(fun, "rule", avals)
@@ -83,7 +85,7 @@ def trace_in_setting(fun: Callable[..., Any], avals: Sequence[Any], eqn: JaxprEq
         return trace_flat(fun, "rule", avals)
 
 
-def attach_constants(jaxpr: Any, consts: Sequence[Any]) -> Any:
+def attach_constants(jaxpr: AnyJaxpr, consts: Sequence[Any]) -> ClosedJaxpr:
     """A closed jaxpr from what JAX's tracing gives: an open one and its constants apart."""
     if not ONE_JAXPR_CLASS:
         return ClosedJaxpr(jaxpr, consts)
@@ -93,29 +95,21 @@ def attach_constants(jaxpr: Any, consts: Sequence[Any]) -> Any:
     return jaxpr.replace(constvars=constvars, consts=consts, invars=invars, debug_info=names)
 
 
-def detach_constants(closed: Any) -> tuple[Any, Sequence[Any]]:
+def detach_constants(closed: ClosedJaxpr) -> tuple[Jaxpr, Sequence[Any]]:
     """The reverse of `attach_constants`."""
     if not ONE_JAXPR_CLASS:
         return closed.jaxpr, closed.consts
     return pe.convert_constvars_jaxpr(closed), closed.consts
 
 
-def traced_like(eqn: JaxprEqn, fun: Callable[..., Any], operands: Sequence[Var]) -> Any:
+def traced_like(eqn: JaxprEqn, fun: Callable[..., Any], operands: Sequence[Var]) -> ClosedJaxpr:
     """The closed jaxpr of `fun` on flat values of the types of `operands`, in `eqn`'s context."""
-    with setting_of(eqn):
-        return trace_flat(fun, "trial", [v.aval for v in operands])
-
-
-def alone(eqn: JaxprEqn, operands: Sequence[Var], outs: Sequence[Var], like: Any) -> Any:
-    """The closed jaxpr of one equation; `like` is one with as many arguments and results."""
-    debug = like.debug_info._replace(arg_names=None, result_paths=None)
-    parts = {"invars": list(operands), "outvars": list(outs), "eqns": [eqn]}
-    return replace_jaxpr(like, constvars=[], consts=[], debug_info=debug, **parts)
+    return trace_in_setting(fun, [v.aval for v in operands], eqn)
 
 
 def trace_lifted(
     fun: Callable[..., list[Any]], debug: DebugInfo, args: Sequence[Any]
-) -> tuple[Any, list[Any]]:
+) -> tuple[ClosedJaxpr, list[Any]]:
     """The closed jaxpr of a flat function, and what it takes before its arguments.
 
     These are the traced values and the refs that it closes over; arrays are constants. They have no
@@ -173,7 +167,7 @@ def bind_jit(
 
 
 @cache
-def _other_jit_params() -> dict[str, Any]:
+def _other_jit_params() -> Params:
     """The parameters of a jit that are the same for all, where nothing is asked for."""
     params = jax.make_jaxpr(jax.jit(list))().eqns[0].params
     return {k: params[k] for k in ("keep_unused", "inline", "compiler_options_kvs")}

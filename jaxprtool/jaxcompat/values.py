@@ -17,37 +17,22 @@ from jax._src.numpy import ufuncs
 from jax._src.random import prng
 from jax._src.state import indexing as state_indexing
 from jax._src.state import types as state_types
-from jax.extend.core import JaxprEqn, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive
 from jax.interpreters import mlir
 
-from jaxprtool.jaxcompat.jaxprs import close_jaxpr, new_jaxpr, open_jaxpr
+from jaxprtool.jaxcompat.aliases import Aval, DType, Params
+from jaxprtool.jaxcompat.jaxprs import close_jaxpr, open_jaxpr, replace_jaxpr
 
 AbstractRef = state_types.AbstractRef
-
-
 AbstractToken = core.AbstractToken
-
-
 ABSTRACT_TOKEN = core.abstract_token
-
-
 ArrayCopySemantics = xla_client.ArrayCopySemantics
-
-
 FrozenDict = frozen_dict.FrozenDict
-
-
 IndexSlice = indexing.Slice
-
-
 KeyType = prng.KeyTy
-
-
 LinearSolveTuple = solves._LinearSolveTuple
-
-
 NDIndexer = state_indexing.NDIndexer
-
+SymbolicDimension = shape_poly._DimExpr
 
 #: The classes whose instances 0.12's `call_hi_primitive` holds, for some of `jax.numpy`'s
 #: functions: those that are made of types and plain values.
@@ -61,14 +46,11 @@ HIGH_PRIMITIVES: tuple[type, ...] = tuple(
     if hasattr(module, name)
 )
 
-
 #: What a jit's sharding is if nothing was asked for.
 UNSPECIFIED = sharding_impls.UNSPECIFIED
 
-
 #: The mesh of devices of which nothing is said.
 EMPTY_MESH = jax.sharding.Mesh(np.empty((), dtype=object), ())
-
 
 #: Since 0.12 a jit says how it is to be inlined with an enumeration; before, with a bool.
 _Inline = getattr(api, "Inline", None)
@@ -92,21 +74,15 @@ def inline_of_word(word: bool | str) -> Any:
     return _Inline(word)
 
 
-def linear_call_transpose(eqn: JaxprEqn) -> Any:
+def linear_call_transpose(eqn: JaxprEqn) -> ClosedJaxpr:
     """The transpose of a `linear_call` as a closed jaxpr. Raises what the user's function does."""
     closed, consts = eqn.params["transpose_thunk"]()
     body, count = open_jaxpr(closed), len(consts)
-    return new_jaxpr(
-        body.invars[:count],
-        consts,
-        body.invars[count:],
-        body.outvars,
-        body.eqns,
-        body.debug_info._replace(arg_names=None, result_paths=None),
-    )
+    bound, free = body.invars[:count], body.invars[count:]
+    return replace_jaxpr(close_jaxpr(closed), constvars=bound, consts=consts, invars=free)
 
 
-def linear_call_transpose_param(closed: Any) -> dict[str, Any]:
+def linear_call_transpose_param(closed: ClosedJaxpr) -> Params:
     """The parameter that makes a `linear_call` have this transpose."""
     transpose = close_jaxpr(pe.convert_constvars_jaxpr(open_jaxpr(closed)))
     return {"transpose_thunk": lambda: (transpose, closed.consts)}
@@ -128,7 +104,7 @@ def nested_type(value: object) -> Any:
     return type(value), *map(nested_type, value)
 
 
-def literal_value(value: Any, aval: Any) -> Any:
+def literal_value(value: object, aval: Aval) -> Any:
     """A number or an array as JAX keeps it in a literal of the type `aval`."""
     data = np.asarray(value, aval.dtype)
     typed = {float: literals.TypedFloat, int: literals.TypedInt, complex: literals.TypedComplex}
@@ -139,7 +115,7 @@ def literal_value(value: Any, aval: Any) -> Any:
     return literals.TypedNdArray(data, aval)
 
 
-def as_literal(value: Any, aval: Any) -> Literal | None:
+def as_literal(value: object, aval: Aval) -> Literal | None:
     """A literal for a scalar of this type; None for what cannot be one: arrays, keys, refs."""
     if getattr(aval, "shape", None) != () or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return None
@@ -149,19 +125,8 @@ def as_literal(value: Any, aval: Any) -> Literal | None:
     return Literal(literal_value(data.item() if aval.weak_type else data, aval), aval)
 
 
-def physical_element(dtype: Any) -> Any:
-    """Return the type of the array that holds one element of an extended dtype."""
-    return core.physical_element_aval(dtype)
-
-
-def physical_array(value: Any) -> Any:
-    """Return the array of plain numbers that holds an array of an extended dtype."""
-    return _physical_p.bind(value)
-
-
-def logical_array(value: Any, aval: Any) -> Any:
-    """Return the array of the type `aval` that an array of plain numbers holds."""
-    return _logical_p.bind(value, aval=aval)
+#: Returns the type of the array that holds one element of an extended dtype.
+physical_element = core.physical_element_aval
 
 
 def _reinterpretation(name: str, type_of_result: Any) -> Primitive:
@@ -179,8 +144,11 @@ def _reinterpretation(name: str, type_of_result: Any) -> Primitive:
     return primitive
 
 
-_physical_p = _reinterpretation("physical_array", core.physical_aval)
-_logical_p = _reinterpretation("logical_array", lambda x, aval: aval)
+#: Returns the array of plain numbers that holds an array of an extended dtype.
+physical_array = _reinterpretation("physical_array", core.physical_aval).bind
+
+#: Returns the array of the type `aval`, given by this name, that an array of plain numbers holds.
+logical_array = _reinterpretation("logical_array", lambda x, aval: aval).bind
 
 
 def key_implementations() -> dict[str, Any]:
@@ -188,22 +156,13 @@ def key_implementations() -> dict[str, Any]:
     return {implementation.tag: implementation for implementation in prng.prngs.values()}
 
 
-def key_type(implementation: Any) -> Any:
-    """The dtype of keys of an implementation."""
-    return prng.KeyTy(implementation)
-
-
 def key_implementation(dtype: Any) -> Any:
     """The implementation that a dtype of keys belongs to."""
     return dtype._impl
 
 
-def is_symbolic_dimension(size: Any) -> bool:
-    """Whether a size is an expression such as `2*n`."""
-    return core.is_symbolic_dim(size)
-
-
-SymbolicDimension = shape_poly._DimExpr
+#: Whether a size is an expression such as `2*n`.
+is_symbolic_dimension = core.is_symbolic_dim
 
 
 def dimension_terms(size: Any) -> list[tuple[int, list[tuple[Any, int]]]]:
@@ -223,19 +182,19 @@ def symbolic_constraints(scope: jax.export.SymbolicScope) -> tuple[str, ...]:
     return tuple(constraint.debug_str for constraint in scope._explicit_constraints)
 
 
-def has_plain_layout(aval: Any) -> bool:
+def has_plain_layout(aval: Aval) -> bool:
     """Whether nothing is said about how an array of this type lies in memory."""
     return str(getattr(aval, "layout", "AutoLayout")) == "AutoLayout"
 
 
 def array_type(
     shape: Sequence[Any],
-    dtype: Any,
+    dtype: DType,
     weak_type: bool,
-    sharding: Any = None,
+    sharding: object = None,
     varying: dict[str, Iterable[str]] | None = None,
     memory_space: Any = jax.memory.Space.Device,
-) -> Any:
+) -> Aval:
     """The type of an array, with the axes of manual meshes that it is `varying`, ... over."""
     manual = jax.sharding.ManualAxisType(**{k: frozenset(v) for k, v in (varying or {}).items()})
     return core.ShapedArray(
@@ -259,12 +218,11 @@ CONTEXT_DEFAULTS: dict[str, Any] = {
     "xla_metadata": None,
 }
 
-
 #: Those that this JAX has, in its order.
 _CONTEXT_SETTINGS = [name for name in core.JaxprEqnContext.__slots__ if name in CONTEXT_DEFAULTS]
 
 
-def context_settings(context: Any) -> dict[str, Any]:
+def context_settings(context: object) -> dict[str, Any]:
     """The settings of an equation's context (`eqn.ctx`) by name."""
     return {name: getattr(context, name) for name in _CONTEXT_SETTINGS}
 

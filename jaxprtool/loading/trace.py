@@ -359,7 +359,7 @@ def _flatten(name: str, value: object) -> list[tuple[Any, Any]]:
 
 
 def _check_leaf(path: str, leaf: Any) -> None:
-    if jaxcompat.is_view(leaf):
+    if isinstance(leaf, jaxcompat.RefView):
         raise ArgumentsError(
             f"argument {path} is a view of a ref", "pass the ref, and take the view in the function"
         )

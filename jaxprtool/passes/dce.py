@@ -172,7 +172,7 @@ def _live_equations(
         if flag and type(v) is not Literal
     }
     refs = _Refs.of(jaxpr, live_inputs, live)
-    jax_rules, kept = jaxcompat.jax_dce_rules(), []
+    jax_rules, kept = jaxcompat.jax_dce_rules, []
     is_nested = not is_flat(jaxcompat.open_jaxpr(jaxpr))
     rules: dict[str, DceRule | None] = {}  # tables that load plug-ins are asked once for each name
     for eqn in reversed(jaxpr.eqns):
@@ -311,7 +311,7 @@ def _fallback(
 ) -> tuple[list[bool], JaxprEqn | None]:
     """JAX's rule, if it has one; then the bodies are cleaned behind an unchanged signature."""
     used, new = [True] * len(eqn.invars), eqn
-    if eqn.primitive in jaxcompat.jax_dce_rules():
+    if eqn.primitive in jaxcompat.jax_dce_rules:
         used, new = jaxcompat.apply_jax_dce_rule(used_outputs, eqn, live_inputs)
     return used, None if new is None else with_bodies(new, _clean)
 

@@ -207,7 +207,7 @@ def _without_failing(cond: Cond, writer: Writer) -> Sequence[Atom] | None:
     if not any(map(jaxcompat.is_check_effect, cond.eqn.effects)):
         return None
     # JAX gives a branch the effects of all: those of checks in others are gone.
-    branches = tuple(jaxcompat.with_equations(b, b.eqns) for b in cond.branches)
+    branches = tuple(jaxcompat.replace_jaxpr(b, eqns=b.eqns) for b in cond.branches)
     return writer.add(cond.rebuild(branches=branches))
 
 

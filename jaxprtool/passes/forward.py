@@ -444,18 +444,5 @@ def _narrow(
     for i, eqn in enumerate(eqns if names else ()):
         if any(map(is_not, operands := now(eqn.invars), eqn.invars)):
             eqns[i] = eqn.replace(invars=operands)
-    debug, arg_names = jaxpr.debug_info, None
-    if debug.arg_names is not None:
-        known = dict(zip(jaxpr.invars, debug.safe_arg_names(len(jaxpr.invars)), strict=True))
-        arg_names = tuple(known[v] for v in invars)
-    everything = [True] * len(jaxpr.invars)
-    debug = jaxcompat.filter_debug_info(debug, everything, wanted)._replace(arg_names=arg_names)
-    return jaxcompat.replace_jaxpr(
-        body,
-        constvars=jaxpr.constvars,
-        consts=body.consts,
-        invars=invars,
-        outvars=now(keep(jaxpr.outvars, wanted)),
-        eqns=eqns,
-        debug_info=debug,
-    )
+    outvars = now(keep(jaxpr.outvars, wanted))
+    return jaxcompat.replace_jaxpr(body, invars=invars, outvars=outvars, eqns=eqns)

@@ -101,7 +101,7 @@ class _Scheduler:
             eqns = [eqns[i] for i in order]
         elif not any(map(is_not, eqns, body.eqns)):
             return jaxpr
-        return jaxcompat.with_equations(jaxpr, eqns)
+        return jaxcompat.replace_jaxpr(jaxpr, eqns=eqns)
 
     def _order(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> Order | None:
         """The best order; None if that is the one there is, or nothing is known."""

@@ -57,7 +57,7 @@ def half_dead(program: Program) -> Program:
         for eqn in jaxpr.eqns
     ]
     eqns = [eqn for pair in zip(jaxpr.eqns, dead, strict=True) for eqn in pair]
-    return program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, eqns))
+    return program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=eqns))
 
 
 def mapped(vmap: Callable[..., Any], gradient: Any, shapes: Any, in_axes: Any) -> Any:

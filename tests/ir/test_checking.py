@@ -139,7 +139,7 @@ def test_equal_parameters_of_other_types_are_checked():
     (first, second), (_, other) = program.jaxpr.eqns, ((2, 2), (2, 2.0))
     wrong = second.replace(params={**second.params, "new_sizes": other})
     assert first.params["new_sizes"] == other
-    changed = program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, [first, wrong]))
+    changed = program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=[first, wrong]))
     empty = jaxprtool.trace(lambda: ())
     assert verdict(changed) is not None and verdict(changed, empty) == verdict(changed)
 

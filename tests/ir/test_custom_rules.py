@@ -78,7 +78,7 @@ def rewritten(fun, *args):
         rule = vjp_rule(eqn)
         new = vjp_params(body, (rule.fwd_name, rule.bwd_name), lambda: rule, *rest)
     assert set(new) == set(eqn.params)
-    return jaxcompat.jaxpr_as_fun(jaxcompat.with_equations(jaxpr, [eqn.replace(params=new)]))
+    return jaxcompat.jaxpr_as_fun(jaxcompat.replace_jaxpr(jaxpr, eqns=[eqn.replace(params=new)]))
 
 
 def test_a_jvp_rule_as_a_jaxpr_differentiates_as_before_in_both_modes():

@@ -8,7 +8,8 @@ from jax.extend.core import Literal, Var, jaxpr_as_fun
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.regions import regions, with_border
+from jaxprtool.ir.regions import regions
+from jaxprtool.jaxcompat import replace_jaxpr
 from tests.programs.repeat import repeat
 
 x, c = jnp.arange(6.0).reshape(3, 2), jnp.float32(0.5)
@@ -111,7 +112,7 @@ def test_an_equation_rebuilt_from_the_same_bodies_is_the_same(fun):
     assert new.invars == list(old.invars) and new.outvars == list(old.outvars)
     assert new.effects == old.effects
     before = closed.eqns[: closed.eqns.index(old)]
-    assert str(jaxcompat.with_equations(closed, [*before, new])) == str(closed)
+    assert str(jaxcompat.replace_jaxpr(closed, eqns=[*before, new])) == str(closed)
 
 
 @pytest.mark.parametrize("fun", [scanned, looped, called, repeated])
@@ -123,13 +124,13 @@ def test_new_constants_reach_the_body(fun, first):
     atom, inner = closed.jaxpr.invars[1], Var(closed.jaxpr.invars[1].aval)
     more = {region.constants: [atom]}
     invars = inside.arguments(region, body.invars, {region.constants: [inner]}, first=first)
-    bodies = [*inside.bodies[:number], with_border(body, invars, body.outvars)]
+    bodies = [*inside.bodies[:number], replace_jaxpr(body, invars=invars)]
     new = regions(inside.rebuild(bodies, more=more, first=first))
     at = new.regions[number].ins[new.bodies[number].invars.index(inner)]
     assert new.eqn.invars[at] is atom and at in new.operands[region.constants]
     assert (at == new.operands[region.constants][0]) or not first
     new_eqns = [*closed.eqns[: closed.eqns.index(inside.eqn)], new.eqn]
-    changed = jaxcompat.with_equations(closed, new_eqns)
+    changed = jaxcompat.replace_jaxpr(closed, eqns=new_eqns)
     for got, want in zip(jaxpr_as_fun(changed)(x, c), jax.tree.leaves(fun(x, c)), strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -145,7 +146,7 @@ def test_new_results_come_out(fun):
     if inside.edges.stacked:
         aval = jaxcompat.stacked_aval(3, aval)
     out = Var(aval)
-    new = inside.rebuild([with_border(body, body.invars, outvars)], more_results={field: [out]})
+    new = inside.rebuild([replace_jaxpr(body, outvars=outvars)], more_results={field: [out]})
     before = closed.eqns[: closed.eqns.index(inside.eqn)]
     debug = closed.jaxpr.debug_info._replace(result_paths=None)
     parts = closed.jaxpr.constvars, closed.consts, closed.jaxpr.invars
@@ -217,7 +218,7 @@ def test_new_operands_of_shard_map_are_the_same_on_every_shard():
     (body,), (region,) = inside.bodies, inside.regions
     invars = inside.arguments(region, body.invars, {"operands": [Var(closed.jaxpr.invars[0].aval)]})
     new = inside.rebuild(
-        [with_border(body, invars, body.outvars)], more={"operands": closed.jaxpr.invars}
+        [replace_jaxpr(body, invars=invars)], more={"operands": closed.jaxpr.invars}
     )
     assert tuple(new.params["in_specs"]) == (spec, PartitionSpec())
 

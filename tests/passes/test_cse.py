@@ -232,7 +232,7 @@ def test_equal_constants_of_inner_bodies_are_held_once():
     outer = jax.jit(lambda r: jaxcompat.jaxpr_as_fun(inner)(r))
     program = jaxprtool.trace(lambda r: outer(r), x[0])
     call = view(program.jaxpr.eqns[0]).rebuild(body=inner, operands=tuple(program.jaxpr.invars))
-    program = program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, [call]))
+    program = program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=[call]))
     after = Cse()(program)
     type_check(after)
     assert len(view(after.jaxpr.eqns[0]).body.consts) == 1

@@ -116,7 +116,7 @@ def test_results_of_a_differentiated_remat_stay_behind_its_barrier():
     program = jaxprtool.trace(lambda a: jax.checkpoint(hands_on)(a, a, 2.0), X)
     (eqn,) = program.jaxpr.eqns
     eqn = eqn.replace(params={**eqn.params, "differentiated": True})
-    after = Forward()(program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, [eqn])))
+    after = Forward()(program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=[eqn])))
     call = only(after, "remat2")
     assert (len(call.operands), len(call.outs)) == (1, 3)  # the two that are equal are one
 

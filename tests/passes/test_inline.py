@@ -157,7 +157,7 @@ def test_a_call_that_JAX_lets_nobody_write_inside_of_another_stays_too(reason):
         call = call.replace(ctx=context)
     else:
         call = call.replace(params={**call.params, "compiler_options_kvs": (("a", "b"),)})
-    program = program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, [call]))
+    program = program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=[call]))
     assert Inline()(program).jaxpr is program.jaxpr
     assert at_top(Inline(force=True)(program)) == ["mul"]
 
@@ -226,7 +226,7 @@ def closed_call_of(fun, *args):
     call = jit.replace(
         primitive=primitives.get("closed_call") or primitives["eval_jaxpr"], params=params
     )
-    return program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, [call]))
+    return program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=[call]))
 
 
 def test_a_closed_call_goes_and_can_be_left():

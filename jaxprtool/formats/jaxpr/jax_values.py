@@ -122,7 +122,7 @@ def _key_dtype(dtype: Any, encode: Encode) -> str:
 
 
 def _read_key_dtype(name: str) -> Any:
-    return jaxcompat.key_type(jaxcompat.key_implementations()[name])
+    return jaxcompat.KeyType(jaxcompat.key_implementations()[name])
 
 
 add_class(jaxcompat.KeyType, _key_dtype, key=_read_key_dtype)

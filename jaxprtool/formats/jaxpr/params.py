@@ -484,8 +484,10 @@ def _read_custom_vjp(given: Params, operands: Avals, results: Avals) -> Params:
 def _renamed(given: Mapping[str, Any]) -> ClosedJaxpr:
     """The body of a custom call, which bears the name that listings show."""
     body, name = given["call_jaxpr"], given["name"]
-    same = jaxcompat.open_jaxpr(body).debug_info.func_name == name
-    return body if same else jaxcompat.with_function_name(body, name)
+    debug = jaxcompat.open_jaxpr(body).debug_info
+    if debug.func_name == name:
+        return body
+    return jaxcompat.replace_jaxpr(body, debug_info=debug._replace(func_src_info=name))
 
 
 _JVP_NAMES = _CALL_NAMES | {"jvp", "out_zeros", "raises"}

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat.places import UserFrame
 
 #: The file, line, column and function of an equation, and the name scopes around it.
 Location: TypeAlias = tuple[tuple[str, int, int, str] | None, str]
@@ -52,16 +53,16 @@ class SourceComments:
     def _frame(self, eqn: JaxprEqn) -> str:
         traceback = eqn.source_info.traceback
         if traceback not in self._frames:
-            found = jaxcompat.user_place(eqn)
-            self._frames[traceback] = self._frame_text(*found) if found else ""
+            frame = jaxcompat.user_frame(eqn)
+            self._frames[traceback] = self._frame_text(frame) if frame else ""
         return self._frames[traceback]
 
-    def _frame_text(self, path: str, line: int, column: int, function: str) -> str:
-        name = self._file(path)
+    def _frame_text(self, frame: UserFrame) -> str:
+        name, function = self._file(frame.file), frame.function
         if name is None:
             return ""
         known = function.isprintable() and not set(function) & set("()")
-        return f"{name}:{line}:{column}" + (f" ({function})" if known else "")
+        return f"{name}:{frame.line}:{frame.column + 1}" + (f" ({function})" if known else "")
 
     def _file(self, path: str) -> str | None:
         """The name of a file in comments: the end of its path, as much of it as tells it."""

@@ -211,9 +211,9 @@ class _RoundTrip:
             code = compile(text, "<proposal>", kind)
             traced = jaxcompat.traced_like(eqn, evaluate, variables)
             outs = [] if structures[0] is None else [v for v in eqn.outvars if not _is_ref(v)]
-            same = len(traced.outvars) == len(outs) and equivalent(
-                jaxcompat.alone(eqn, variables, outs, traced), traced
-            )
+            parts = {"invars": variables, "outvars": outs, "eqns": [eqn]}
+            wanted = jaxcompat.replace_jaxpr(traced, constvars=(), consts=(), **parts)
+            same = len(traced.outvars) == len(outs) and equivalent(wanted, traced)
         except Exception:  # a proposal that does not fit fails in whatever way the function likes
             return []
         return structures if same else []

@@ -22,7 +22,7 @@ from jaxprtool.ir.notation.names import shared_jaxprs
 from jaxprtool.ir.notation.selection import Selection, equations
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import BINDER, Comment, Keyword, SharedName, Token, Type
-from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var
 
 #: Where comments begin, unless the line is longer than that.
 COMMENT_COLUMN = 50
@@ -212,7 +212,7 @@ class Layout:
                     found[i] = self._literal(atom) if literal else self.names.mention(atom)
         return found
 
-    def _literal(self, literal: Any) -> str:
+    def _literal(self, literal: Literal) -> str:
         text = self._literals.get(id(literal))
         if text is None:
             text = self._literals[id(literal)] = self.notation.literal(literal)
@@ -357,7 +357,7 @@ class Layout:
                 out += middle.more_lines
                 out += operands
 
-    def _middle(self, signature: Signature, aval: Any, indent: int) -> Middle:
+    def _middle(self, signature: Signature, aval: Aval, indent: int) -> Middle:
         types = [self.notation.type_of(aval)] if self.types else []
         middle = Middle(signature, types, indent, self._width)
         self._middles[id(signature), id(aval), indent] = middle
@@ -517,7 +517,7 @@ class Layout:
             tokens += flat
         return tokens
 
-    def _said_once(self, pieces: Pieces) -> Sequence[Any]:
+    def _said_once(self, pieces: Pieces) -> Sequence[Value]:
         """The pieces without the name of a jaxpr that is printed apart under that name."""
         first, *rest = pieces
         if isinstance(first, str) and len(rest) == 1 and self.shared.get(rest[0]) == first.strip():
@@ -549,5 +549,5 @@ def _after_space(cell: tuple[str, ...]) -> tuple[str, ...]:
     return (*cell[:marks], bare, *cell[marks + 1 :])
 
 
-def _end_of_tuple(values: Sequence[Any]) -> str:
+def _end_of_tuple(values: Sequence[object]) -> str:
     return ",)" if len(values) == 1 else ")"

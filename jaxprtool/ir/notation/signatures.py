@@ -16,7 +16,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type, width_of
-from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params
 
 
 class Pieces(tuple):
@@ -27,38 +27,42 @@ class Pieces(tuple):
 Value: TypeAlias = str | Jaxpr | tuple[Jaxpr, ...] | Pieces
 
 
+#: The parameters that a listing shows, by name and in order.
+Shown: TypeAlias = list[tuple[str, Any]]
+
+
 # --- which parameters are shown ---------------------------------------------------------------
 
 
-def _without(*names: str) -> Callable[[dict[str, Any]], list[tuple[str, Any]]]:
+def _without(*names: str) -> Callable[[Params], Shown]:
     """All parameters in alphabetical order, less some that the types tell already."""
     return lambda params: sorted((k, v) for k, v in params.items() if k not in names)
 
 
-def _unless_none(name: str) -> Callable[[dict[str, Any]], list[tuple[str, Any]]]:
+def _unless_none(name: str) -> Callable[[Params], Shown]:
     hidden = _without(name)
     return lambda p: sorted(p.items()) if p.get(name) is not None else hidden(p)
 
 
-def _dot_general(params: dict[str, Any]) -> list[tuple[str, Any]]:
+def _dot_general(params: Params) -> Shown:
     contract, batch = params["dimension_numbers"]
     lists = tuple(tuple(map(list, pair)) for pair in (contract, batch))
     shown = {k: v for k, v in params.items() if v is not None and k != "out_sharding"}
     return sorted({**shown, "dimension_numbers": lists}.items())
 
 
-def _broadcast_in_dim(params: dict[str, Any]) -> list[tuple[str, Any]]:
+def _broadcast_in_dim(params: Params) -> Shown:
     hidden = {"shape", "sharding"}
     if not params["broadcast_dimensions"]:
         hidden.add("broadcast_dimensions")
     return sorted((k, v) for k, v in params.items() if k not in hidden)
 
 
-def _nothing_asked(values: Iterable[Any]) -> bool:
+def _nothing_asked(values: Iterable[object]) -> bool:
     return all(map(jaxcompat.is_unspecified, values))
 
 
-def _all_none(values: Iterable[Any]) -> bool:
+def _all_none(values: Iterable[object]) -> bool:
     return all(value is None for value in values)
 
 
@@ -76,7 +80,7 @@ _JIT_TRIVIAL: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _jit(params: dict[str, Any]) -> list[tuple[str, Any]]:
+def _jit(params: Params) -> Shown:
     shown = {
         k: v
         for k, v in params.items()
@@ -88,7 +92,7 @@ def _jit(params: dict[str, Any]) -> list[tuple[str, Any]]:
 def _custom_derivative(functions: dict[str, str]) -> Callable:
     """The body's name first, then the rest; each of `functions` by its own name, renamed."""
 
-    def shown(params: dict[str, Any]) -> list[tuple[str, Any]]:
+    def shown(params: Params) -> Shown:
         rest = {k: v for k, v in params.items() if k not in functions and k != "out_trees"}
         if not rest["num_consts"]:
             del rest["num_consts"]
@@ -100,14 +104,14 @@ def _custom_derivative(functions: dict[str, str]) -> Callable:
     return shown
 
 
-def _custom_lin(params: dict[str, Any]) -> list[tuple[str, Any]]:
+def _custom_lin(params: Params) -> Shown:
     shown = {k: v for k, v in params.items() if k != "out_avals"}
     return sorted({**shown, "bwd": params["bwd"].debug_info.func_name}.items())
 
 
 #: JAX's printing rules that only choose and order the parameters, and what each of them shows.
 #: Equations of primitives that have another rule are written by that rule itself.
-SHOWN_PARAMS: dict[str, Callable[[dict[str, Any]], list[tuple[str, Any]]]] = {
+SHOWN_PARAMS: dict[str, Callable[[Params], Shown]] = {
     "_unary_with_accuracy_pp_rule": _unless_none("accuracy"),
     "_binary_with_out_dtype_pp_rule": _unless_none("out_dtype"),
     "_convert_elt_type_pp_rule": _without("sharding"),
@@ -178,18 +182,18 @@ class Notation:
         self.width_of: Callable[[str], int] = len
         self._types: dict[int, Type] = {}
         self._values: dict[int, str] = {}
-        self._signatures: dict[Any, Signature] = {}
-        self._alike: dict[tuple[Any, ...], Signature] = {}
+        self._signatures: dict[Hashable, Signature] = {}
+        self._alike: dict[Hashable, Signature] = {}
         self._of_jaxpr: dict[Jaxpr, list[Signature]] = {}
 
-    def type_of(self, aval: Any) -> Type:
+    def type_of(self, aval: Aval) -> Type:
         """A type as a binder bears it: `:f32[3]`."""
         token = self._types.get(id(aval))
         if token is None:
             token = self._types[id(aval)] = Type(self._noted(":" + type_of(aval)))
         return token
 
-    def literal(self, literal: Any) -> LiteralText:
+    def literal(self, literal: Literal) -> LiteralText:
         """A literal with its type, after a space: ` 2.0:f32[]`."""
         aval = literal.aval
         typed = bool(getattr(aval, "dtype", None))
@@ -257,7 +261,7 @@ class Notation:
     def _primitive(self, eqn: JaxprEqn) -> PrimitiveName:
         return PrimitiveName(self._noted(eqn.primitive.name))
 
-    def _value(self, value: Any) -> Value:
+    def _value(self, value: object) -> Value:
         """The text of a parameter's value, or the jaxprs it is."""
         if isinstance(value, Jaxpr | ClosedJaxpr):
             return jaxcompat.open_jaxpr(value)
@@ -265,7 +269,7 @@ class Notation:
             return tuple(map(jaxcompat.open_jaxpr, value))
         return self.text(value)
 
-    def text(self, value: Any) -> str:
+    def text(self, value: object) -> str:
         """The text of a parameter's value that is not a jaxpr."""
         if type(value) in _BUILTINS:
             return self._noted(_object_text(value))
@@ -287,13 +291,13 @@ _PLAIN = {int, tuple}
 _BUILTINS = {bool, float, int, tuple, type(None)}
 
 
-def _may_hold_jaxprs(value: Any) -> bool:
+def _may_hold_jaxprs(value: object) -> bool:
     if isinstance(value, tuple):
         return any(isinstance(item, Jaxpr | ClosedJaxpr) for item in value)
     return isinstance(value, Jaxpr | ClosedJaxpr)
 
 
-def value_text(literal: Any) -> str:
+def value_text(literal: Literal) -> str:
     """The value of a literal, without its type; `[...]` if it is an array."""
     value = literal.val
     shape = getattr(value, "shape", None)
@@ -303,7 +307,7 @@ def value_text(literal: Any) -> str:
     return "[...]" if shape else str(value.item())
 
 
-def _object_text(value: Any) -> str:
+def _object_text(value: object) -> str:
     if isinstance(value, frozenset):
         return f"frozenset({{{', '.join(map(repr, sorted(value)))}}})"
     return _without_addresses(str(value))

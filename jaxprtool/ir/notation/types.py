@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.ir.notation.expressions import MAX_INTEGER_BITS, Source
+from jaxprtool.jaxcompat import Aval, DType
 
 
 class Dimension(NamedTuple):
@@ -152,13 +153,13 @@ def _split(text: str) -> list[str]:
 # --- what the parts mean ----------------------------------------------------------------------
 
 
-def dtype_named(name: str) -> Any:
+def dtype_named(name: str) -> DType:
     """Return the dtype of that name. Raises ValueError."""
     if name.startswith("key<"):
         known, kind = jaxcompat.key_implementations(), name[4:-1]
         if kind not in known:
             raise ValueError(f"there is no random number generator '{kind}'")
-        return jaxcompat.key_type(known[kind])
+        return jaxcompat.KeyType(known[kind])
     found = array_dtypes().get(name)
     if found is None:
         raise ValueError(f"there is no dtype '{name}'")
@@ -173,7 +174,7 @@ def memory_space_named(name: str) -> Any:
     raise ValueError(f"there is no memory space '{name}'")
 
 
-def array_type(parsed: TypeText, sizes: Sequence[Any], mesh: Any = None) -> Any:
+def array_type(parsed: TypeText, sizes: Sequence[Any], mesh: AbstractMesh | None = None) -> Aval:
     """Return the abstract value of a type.
 
     Args:
@@ -194,7 +195,7 @@ def array_type(parsed: TypeText, sizes: Sequence[Any], mesh: Any = None) -> Any:
     )
 
 
-def _layout(parsed: TypeText, mesh: Any) -> dict[str, Any]:
+def _layout(parsed: TypeText, mesh: AbstractMesh) -> dict[str, Any]:
     """Return how an array is laid out over a mesh."""
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     axes = dict(parsed.axes)
@@ -212,7 +213,7 @@ def _layout(parsed: TypeText, mesh: Any) -> dict[str, Any]:
 
 # --- sizes that a user writes -----------------------------------------------------------------
 
-_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type, Callable] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -222,7 +223,7 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 #: The functions with which JAX writes sizes.
-_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+_FUNCTIONS: dict[str, Callable] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,
     "max": jax.core.max_dim,

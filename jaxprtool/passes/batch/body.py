@@ -12,6 +12,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.caches import JaxprCache
@@ -232,7 +234,7 @@ class _Run:
 
     def _within(self, scopes: Any) -> Any:
         """Return name scopes with `vmap(...)` around them."""
-        within = self.scopes[id(scopes)] = jaxcompat.under_vmap(scopes)
+        within = self.scopes[id(scopes)] = jaxcompat.VMAP_SCOPE + scopes
         return within
 
     def _results(
@@ -293,7 +295,7 @@ class _Run:
     def _constant(self, value: Any) -> Var:
         """Return the constvar of a value that a rule has brought along."""
         if id(value) not in self.consts:
-            self.consts[id(value)] = Var(jaxcompat.aval_of(value)), value
+            self.consts[id(value)] = Var(jax.typeof(value)), value
         return self.consts[id(value)][0]
 
     def _matched(self, atom: Atom, source: Dim, target: int, like: JaxprEqn | None) -> Atom:

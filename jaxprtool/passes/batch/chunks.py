@@ -29,7 +29,7 @@ from jax import lax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.equations import bodies, equations, free_variables, named
-from jaxprtool.ir.regions import Regions, regions, with_border
+from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import Memo, map_equations, narrow
 from jaxprtool.ir.structured import Call, keep
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
@@ -61,7 +61,8 @@ def chunked_body(
         return batch_body(body, dims, axis, outs, outermost=True)
     # An argument that is a result need not be cut and put together again.
     made = [v for v in _variables(body.outvars) if v not in body.invars]
-    halves = _split(with_border(body, body.invars, made), [dim is not None for dim in dims], Memo())
+    wanted = jaxcompat.replace_jaxpr(body, outvars=made)
+    halves = _split(wanted, [dim is not None for dim in dims], Memo())
     lanes = halves.second
     _check_no_ref_enters([*lanes.constvars, *lanes.invars], lanes.eqns)
     dim_of = dict(zip(body.invars, dims, strict=True))

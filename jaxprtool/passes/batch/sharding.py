@@ -48,7 +48,7 @@ def _specs(specs: Sequence[Any], dims: Sequence[Dim], axis: Axis, what: str) -> 
     """Partition specs with an entry more for the mapped dimension."""
     own = axis.spmd_name or axis.mesh_axes or ()
     for spec in specs:
-        if (used := set(own) & jaxcompat.axes_of_spec(spec)) and axis.spmd_name:
+        if (used := set(own).intersection(jaxcompat.axes_of_spec(spec))) and axis.spmd_name:
             raise ValueError(f"vmap spmd_axis_name cannot appear in shard_map {what}: {used}")
         if used:
             raise ValueError(f"vmapped away explicit mesh axis cannot appear in shard_map {what}")

@@ -68,7 +68,7 @@ def jaxs_rule(
     params: dict[str, Any],
 ) -> tuple[Any, Any]:
     """Apply JAX's own rule for a primitive, from the table that other packages use too."""
-    rule = jaxcompat.jaxs_batching_rule(primitive)
+    rule = jaxcompat.jaxs_batching_rules.get(primitive)
     if rule is None and not any(dim is not None for dim in dims):
         results = primitive.bind(*operands, **params)
         return results, [None] * len(results) if primitive.multiple_results else None

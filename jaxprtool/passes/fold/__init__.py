@@ -91,7 +91,7 @@ def _constant_bytes(jaxpr: Any, seen: set[Any]) -> int:
     """Return the bytes of the constants of a jaxpr and of the distinct jaxprs in it."""
     seen.add(jaxpr)
     consts = getattr(jaxpr, "consts", ())
-    total = sum(size_of(value, 0) for value in consts if is_plain_type(jaxcompat.aval_of(value)))
+    total = sum(size_of(value, 0) for value in consts if is_plain_type(jax.typeof(value)))
     for eqn in () if is_flat(jaxcompat.open_jaxpr(jaxpr)) else jaxpr.eqns:
         if holds_jaxpr(eqn.params.values()):
             bodies = (body for _, body in sub_jaxprs(eqn))

@@ -40,7 +40,7 @@ def _open_cond(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
     branch = branch_of(cond, values.value(number))
     if eqn.effects:
         # JAX gives each branch the effects of all: those of its own are its equations'.
-        alone = jaxcompat.with_equations(branch, branch.eqns)
+        alone = jaxcompat.replace_jaxpr(branch, eqns=branch.eqns)
         if _lasting(jaxcompat.operand_effects(alone, cond.operands)) != _lasting(eqn.effects):
             return None
     return writer.splice(branch, cond.operands, eqn) if writer.can_hold(branch) else None

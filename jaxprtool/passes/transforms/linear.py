@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.equations import bodies, equations, free_variables, named, type_of
 from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.ir.regions import with_border
 from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.structured import Call, keep, view
 from jaxprtool.ir.traits import traits
@@ -313,9 +313,8 @@ def _forward(name: str, whole: Program, residuals: Mapping[str, Var], count: int
     result = (main, dict.fromkeys(residuals, 0), *aux)
     outs = whole.jaxpr.outvars[:count]
     first = len(jax.tree.leaves(main))
-    jaxpr = with_border(
-        whole.jaxpr, whole.jaxpr.invars, [*outs[:first], *residuals.values(), *outs[first:]]
-    )
+    outvars = [*outs[:first], *residuals.values(), *outs[first:]]
+    jaxpr = jaxcompat.replace_jaxpr(whole.jaxpr, outvars=outvars)
     name, out_names = f"{name}_forward", paths("result", result)
     return whole.replace(
         name=name,
@@ -331,7 +330,7 @@ def _backward(
     """Return the linear half, which takes those residuals alone that it reads."""
     flags = [*kept, *(True for _ in given.avals)]
     jaxpr, arg_names = late.jaxpr, keep(late.arg_names, flags)
-    jaxpr = with_border(jaxpr, keep(jaxpr.invars, flags), jaxpr.outvars)
+    jaxpr = jaxcompat.replace_jaxpr(jaxpr, invars=keep(jaxpr.invars, flags))
     name = f"{late.name}_backward"
     return late.replace(
         name=name,

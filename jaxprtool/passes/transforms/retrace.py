@@ -104,8 +104,9 @@ def with_names(
     jaxpr: ClosedJaxpr, name: str, arg_names: Sequence[str], out_names: Sequence[str]
 ) -> ClosedJaxpr:
     """A closed jaxpr that bears the names of a program, as JAX keeps them for debugging."""
-    named = jaxcompat.with_border_names(jaxpr, arg_names, out_names)
-    return jaxcompat.with_function_name(named, name)
+    names = {"arg_names": tuple(arg_names), "result_paths": tuple(out_names)}
+    debug = jaxpr.debug_info._replace(func_src_info=name, **names)
+    return jaxcompat.replace_jaxpr(jaxpr, debug_info=debug)
 
 
 def _check_forward(program: Program, transform: str, jaxpr: ClosedJaxpr) -> None:

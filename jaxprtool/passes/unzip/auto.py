@@ -18,7 +18,6 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.regions import with_border
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
@@ -168,4 +167,4 @@ def _sown(body: ClosedJaxpr, chosen: _Chosen, tag: str, names: Iterator[str]) ->
             eqn = with_bodies(eqn, bodies)
         eqns.append(eqn)
         sow(eqn.outvars, eqn.ctx, eqn.source_info)
-    return with_border(body, body.invars, renamed(body.outvars), eqns)
+    return jaxcompat.replace_jaxpr(body, outvars=renamed(body.outvars), eqns=eqns)

@@ -7,7 +7,7 @@ before the loop does for all; and it can be one, where the loop's length is not 
 from __future__ import annotations
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.regions import Regions, regions, with_border
+from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import partition
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.unzip.flow import bodies_of, parts_of, with_bodies
@@ -36,7 +36,7 @@ def hoisted(part: Split, context: Context) -> ClosedJaxpr:
                 before, new = _taken_out(inside, early)
         eqns += [*before, new]
         changed |= new is not eqn
-    return jaxcompat.with_equations(part.body, eqns) if changed else part.body
+    return jaxcompat.replace_jaxpr(part.body, eqns=eqns) if changed else part.body
 
 
 def _taken_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprEqn]:
@@ -68,7 +68,7 @@ def _taken_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprE
     taken.reverse()
     eqns, made = partition(body, taken)
     invars = inside.arguments(region, body.invars, {region.constants: made})
-    bodies = [*inside.bodies[:number], with_border(body, invars, body.outvars, eqns)]
+    bodies = [*inside.bodies[:number], jaxcompat.replace_jaxpr(body, invars=invars, eqns=eqns)]
     new = inside.rebuild(bodies, more={region.constants: [outside[v] for v in made]})
     return [_outside(eqn, outside) for eqn in taken], new
 

@@ -81,7 +81,7 @@ def _counter(eqn: JaxprEqn) -> While:
     loop = While.of(eqn)
     # dce keeps what has an effect; here it has to be read as well.
     bare = [each.replace(effects=set()) for each in loop.body.eqns]
-    bare_loop = loop.rebuild(body=jaxcompat.with_equations(loop.body, bare))
+    bare_loop = loop.rebuild(body=jaxcompat.replace_jaxpr(loop.body, eqns=bare))
     _, counter = dce_regions([False] * len(loop.outs), [True] * len(eqn.invars), bare_loop)
     part = While.of(counter)
     read = {v for each in part.body.eqns for v in each.outvars}

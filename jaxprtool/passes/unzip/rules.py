@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named
-from jaxprtool.ir.regions import Region, Regions, regions, with_border
+from jaxprtool.ir.regions import Region, Regions, regions
 from jaxprtool.ir.structured import ShardMap, While, call, keep
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
@@ -330,7 +330,7 @@ def _widened(body: ClosedJaxpr, position: int, parts: Sequence[Split]) -> Closed
         for group in (parts[:position], parts[position + 1 :])
     )
     invars = [*before, *body.invars[:own], *after, *body.invars[own:]]
-    return with_border(body, invars, body.outvars)
+    return jaxcompat.replace_jaxpr(body, invars=invars)
 
 
 # --- shards -----------------------------------------------------------------------------------
@@ -386,5 +386,5 @@ def _with_shard_axes(
             eqns.append(equation_of(reshape, operand, result))
             atoms[i] = outer
     if first:
-        return with_border(body, atoms, body.outvars, [*eqns, *body.eqns])
-    return with_border(body, body.invars, atoms, [*body.eqns, *eqns])
+        return jaxcompat.replace_jaxpr(body, invars=atoms, eqns=[*eqns, *body.eqns])
+    return jaxcompat.replace_jaxpr(body, outvars=atoms, eqns=[*body.eqns, *eqns])

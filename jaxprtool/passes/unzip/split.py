@@ -21,7 +21,6 @@ from jax.extend.core import Effect
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named, type_of
-from jaxprtool.ir.regions import with_border
 from jaxprtool.ir.structured import holds_jaxpr, keep
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
@@ -110,11 +109,13 @@ class Split:
     def _jaxpr(
         self, half: str, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
     ) -> ClosedJaxpr:
-        jaxpr = with_border(self.body, invars, outvars, eqns)
+        jaxpr = jaxcompat.replace_jaxpr(self.body, invars=invars, outvars=outvars, eqns=eqns)
         if not self.variables:
             return jaxpr
-        name = jaxpr.debug_info.func_name.removeprefix(SCOPE_PREFIX)
-        return jaxcompat.with_function_name(jaxpr, f"{name}_{half}")
+        debug = jaxpr.debug_info
+        name = debug.func_name.removeprefix(SCOPE_PREFIX)
+        debug = debug._replace(func_src_info=f"{name}_{half}")
+        return jaxcompat.replace_jaxpr(jaxpr, debug_info=debug)
 
 
 def split(body: ClosedJaxpr, ins: Sequence[Known], context: Context) -> Split:

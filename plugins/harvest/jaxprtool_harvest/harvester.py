@@ -30,10 +30,10 @@ from jaxprtool.extend import (
     holds_jaxpr,
     named,
     regions,
+    replace_jaxpr,
     scope_of,
     sow_p,
     sub_jaxprs,
-    with_border,
 )
 from jaxprtool_harvest.sites import Path, Settings, Site, Sites
 
@@ -116,7 +116,8 @@ class Harvester:
         flat = [atom for _, atoms in found for atom in atoms]
         outvars = list(map(work.atom, body.outvars))
         invars, outvars = self._border(list(body.invars), outvars, flat)
-        return with_border(body, invars, outvars, work.eqns), tuple(site for site, _ in found)
+        new = replace_jaxpr(body, invars=invars, outvars=outvars, eqns=work.eqns)
+        return new, tuple(site for site, _ in found)
 
     def _sow(self, eqn: JaxprEqn, work: Work) -> None:
         path = (*work.scope, eqn.params["name"])

@@ -21,7 +21,7 @@ from jaxprtool.extend import (
     Var,
     jvp_params,
     named,
-    with_border,
+    replace_jaxpr,
 )
 from jaxprtool_harvest.harvester import (
     Harvester,
@@ -98,7 +98,7 @@ class Planter(Harvester):
             operands.setdefault(field, []).extend(_values(site, work))
         own = body.invars[sum(site.count for site in sites) :]
         invars = inside.arguments(region, own, places, first=True)
-        bodies[number] = with_border(body, invars, body.outvars)
+        bodies[number] = replace_jaxpr(body, invars=invars)
         work.eqns.append(inside.rebuild(bodies, more=operands, first=True))
 
     def _branch(self, inside: Regions, branches: list[tuple[Any, Sites]], work: Work) -> None:
@@ -115,7 +115,7 @@ class Planter(Harvester):
             given = dict(zip(keyed(sites), groups, strict=True))
             own = body.invars[sum(map(len, groups)) :]
             places = [given[key] if key in given else fresh(types([s])) for key, s in kept.items()]
-            bodies.append(with_border(body, [*chain(*places), *own], body.outvars))
+            bodies.append(replace_jaxpr(body, invars=[*chain(*places), *own]))
         values = {inside.regions[0].groups[0]: _all_values(tuple(kept.values()), work)}
         work.eqns.append(inside.rebuild(bodies, more=values, first=True))
 
@@ -141,7 +141,7 @@ class Planter(Harvester):
         new = shards.rebuild(
             operands=(*_all_values(outer_sites, work), *shards.operands),
             in_specs=specs + shards.in_specs,
-            body=with_border(body, invars, body.outvars, [*eqns, *body.eqns]),
+            body=replace_jaxpr(body, invars=invars, eqns=[*eqns, *body.eqns]),
         )
         work.eqns.append(new)
 

@@ -10,7 +10,7 @@ import jax
 from jaxprtool import Program
 from jaxprtool.errors import did_you_mean
 from jaxprtool.extend import dce_body, equations, sow_p, top_jaxpr
-from jaxprtool_harvest.harvester import with_border
+from jaxprtool_harvest.harvester import replace_jaxpr
 from jaxprtool_harvest.planting import plant_jaxpr
 from jaxprtool_harvest.reaping import reap_jaxpr
 from jaxprtool_harvest.sites import HarvestError, Settings, Site, as_tree, types
@@ -30,7 +30,7 @@ def reaped(program: Program, settings: Settings, keep_results: bool) -> Program:
     paths, tree = jax.tree_util.tree_flatten_with_path(reaps)
     order = [position for _, position in paths]
     names = tuple("reaps" + jax.tree_util.keystr(path) for path, _ in paths)
-    jaxpr = with_border(jaxpr, jaxpr.invars, [*results, *(values[i] for i in order)])
+    jaxpr = replace_jaxpr(jaxpr, outvars=[*results, *(values[i] for i in order)])
     if keep_results:
         out_tree = jax.tree_util.treedef_tuple([program.out_tree, tree])
         return program.replace(jaxpr=jaxpr, out_tree=out_tree, out_names=program.out_names + names)
@@ -52,7 +52,7 @@ def planted(program: Program, settings: Settings) -> Program:
     args, kwargs = program.in_tree.children()
     new_args = jax.tree_util.treedef_tuple([tree, *args.children()])
     return program.replace(
-        jaxpr=with_border(jaxpr, invars, jaxpr.outvars),
+        jaxpr=replace_jaxpr(jaxpr, invars=invars),
         in_tree=jax.tree_util.treedef_tuple([new_args, kwargs]),
         arg_names=names + program.arg_names,
     )

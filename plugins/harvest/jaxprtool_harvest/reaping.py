@@ -20,7 +20,7 @@ from jaxprtool.extend import (
     has_lasting_effect,
     keep,
     named,
-    with_border,
+    replace_jaxpr,
 )
 from jaxprtool.extend import call as call_of
 from jaxprtool_harvest.harvester import (
@@ -105,7 +105,8 @@ class Reaper(Harvester):
             if n == number:
                 more = {ends: keep(values, last), stacked: keep(values, [not f for f in last])}
             invars = inside.arguments(region, body.invars, {carry: fresh(types(kept))})
-            bodies[n] = with_border(body, invars, inside.outcomes(region, results, more))
+            outvars = inside.outcomes(region, results, more)
+            bodies[n] = replace_jaxpr(body, invars=invars, outvars=outvars)
         outs = {ends: fresh(types(kept)), stacked: fresh(types(all_of))}
         work.eqns.append(inside.rebuild(bodies, more={carry: starts}, more_results=outs))
         _add_all(work, kept, outs[ends], started=True)
@@ -120,7 +121,7 @@ class Reaper(Harvester):
             groups = [values for _, values in shared_out(sites, body.outvars[own:])]
             given = dict(zip(keyed(sites), groups, strict=True))
             values = chain(*(given[key] for key in order))
-            bodies.append(with_border(body, body.invars, [*body.outvars[:own], *values]))
+            bodies.append(replace_jaxpr(body, outvars=[*body.outvars[:own], *values]))
         found = [
             replace(site, sure=all(keyed(sites)[key].sure for _, sites in branches))
             for key, site in order.items()
@@ -142,7 +143,7 @@ class Reaper(Harvester):
                 outvars[i] = outer
         new = shards.rebuild(
             outs=(*shards.outs, *fresh(types(sites))),
-            body=with_border(body, body.invars, outvars, eqns),
+            body=replace_jaxpr(body, outvars=outvars, eqns=eqns),
             out_specs=shards.out_specs + shard_specs(axes),
         )
         with extend.setting_of(shards.eqn):

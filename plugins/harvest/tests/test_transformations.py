@@ -11,7 +11,7 @@ from jaxprtool_harvest import call_and_reap, harvest, plant, reap
 import jaxprtool
 from jaxprtool import nest, sow
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.jaxcompat import open_jaxpr, with_equations
+from jaxprtool.jaxcompat import open_jaxpr, replace_jaxpr
 
 value = partial(sow, tag="t")
 reap_t, plant_t, harvest_t = (partial(f, tag="t") for f in (reap, plant, harvest))
@@ -66,7 +66,7 @@ def with_remat_differentiated(fun):
     program = jaxprtool.trace(fun, 1.0)
     first, again = program.jaxpr.eqns
     again = again.replace(params={**again.params, "differentiated": True})
-    return program.replace(jaxpr=with_equations(program.jaxpr, [first, again]))
+    return program.replace(jaxpr=replace_jaxpr(program.jaxpr, eqns=[first, again]))
 
 
 def test_a_body_that_is_also_computed_anew_is_reaped_where_it_is_computed_first():

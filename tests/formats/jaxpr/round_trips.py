@@ -92,7 +92,7 @@ def places(jaxpr: Any) -> list[Any]:
     """Where each equation at every depth comes from."""
     found: list[Any] = []
     for eqn in jaxpr.eqns:
-        found.append((jaxcompat.user_place(eqn), jaxcompat.name_stack(eqn)))
+        found.append(((jaxcompat.user_frame(eqn) or ())[:4], jaxcompat.name_stack(eqn)))
         for _, body in sub_jaxprs(eqn):
             found += places(body)
     return found

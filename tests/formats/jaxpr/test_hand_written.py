@@ -91,7 +91,9 @@ def test_a_hidden_parameter_may_be_given():
 
 
 def place(eqn) -> tuple:
-    return jaxcompat.user_place(eqn), jaxcompat.name_stack(eqn)
+    frame = jaxcompat.user_frame(eqn)
+    place = frame and (frame.file, frame.line, frame.column + 1, frame.function)
+    return place, jaxcompat.name_stack(eqn)
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_a_scope_that_asks_for_more_than_nest_does_is_a_jit_of_its_name() -> Non
     program = trace(lambda x: nest(jnp.sin, scope="s")(x), X)
     (eqn,) = program.jaxpr.eqns
     donating = eqn.replace(params={**eqn.params, "donated_invars": (True,)})
-    program = program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, [donating]))
+    program = program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=[donating]))
     source, again = emitted(program)
     assert '@jax.jit(donate_argnums=0)\n@named("nest:s")\ndef nest_s(' in source
     assert difference(program, again) is None

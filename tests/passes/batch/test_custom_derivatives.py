@@ -322,7 +322,7 @@ def test_a_program_may_go_although_it_has_been_mapped():
         return lax.scan(lambda c, _: (jax.jit(backwards)(c, x), forwards(c, x)), x, None, length=2)
 
     program = trace(local, X)  # which JAX keeps, so of a copy
-    program = program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, program.jaxpr.eqns))
+    program = program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=program.jaxpr.eqns))
     mapped = Batch(0, 0, 3)(program)
     dead = [weakref.ref(jaxcompat.open_jaxpr(p.jaxpr)) for p in (program, mapped)]
     del program, mapped

@@ -84,7 +84,7 @@ def traced(name, args):
     (eqn,) = program.jaxpr.eqns
     primitive, params = instead(eqn.invars[0].aval)
     eqn = eqn.replace(primitive=primitive, params=params)
-    return program.replace(jaxpr=jaxcompat.with_equations(program.jaxpr, [eqn]))
+    return program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=[eqn]))
 
 
 def kind(eqn):

@@ -18,9 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain
-from typing import Any
-
-from jax.extend.core import Effect
+from typing import Any, TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, described, did_you_mean
@@ -41,49 +39,34 @@ from jaxprtool.jaxcompat import (
     DropVar,
     JaxprEqn,
     Literal,
-    Primitive,
     Var,
 )
 
-
-@dataclass(frozen=True, eq=False)
-class Scope:
-    """Where a jaxpr stands: within which `shard_map`s, outermost first, by their parameters."""
-
-    shard_maps: tuple[Mapping[str, Any], ...] = ()
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Have JAX's settings be those of this scope."""
-        with ExitStack() as stack:
-            for parameters in self.shard_maps:
-                stack.enter_context(jaxcompat.inside_shard_map(**parameters))
-            yield
+#: Where a jaxpr stands: within which `shard_map`s, outermost first, by their parameters.
+Scope: TypeAlias = tuple[tuple[tuple[str, Any], ...], ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Inferred:
-    """What equations that look alike have in common."""
-
-    primitive: Primitive
-    params: Params
-    types: list[Aval]
-    effects: set[Effect]
-    context: Any
+@contextmanager
+def _entered(scope: Scope) -> Iterator[None]:
+    """Have JAX's settings be those of a scope."""
+    with ExitStack() as stack:
+        for parameters in scope:
+            stack.enter_context(jaxcompat.inside_shard_map(**dict(parameters)))
+        yield
 
 
 @dataclass(eq=False)
 class ReadParams:
     """The parameters of an operation as read in a scope, and the settings of its context.
 
-    With `reusable`, they are those of all its equations in the scope, and `inferred` is what is
-    known of these, by the types of operands and results.
+    With `reusable`, they are those of all its equations in the scope, and `checked` has one of
+    these for each combination of types of operands and results.
     """
 
     given: Params
     settings: Params
     reusable: bool
-    inferred: dict[tuple[object, ...], Inferred] = field(default_factory=dict)
+    checked: dict[tuple[object, ...], JaxprEqn] = field(default_factory=dict)
 
 
 class Builder:
@@ -105,7 +88,6 @@ class Builder:
         self.type_names: dict[str, Any] = {"aval": types, "dim": types.dimension}
         self._literals: dict[str, Literal] = {}
         self._params: dict[tuple[Operation, Scope], ReadParams] = {}
-        self._scopes: dict[tuple[object, ...], Scope] = {}
         self._shared: dict[tuple[str, Scope], ClosedJaxpr | None] = {}
         self._rules: dict[tuple[Body, Scope], Callable[[], ClosedJaxpr]] = {}
         self._waiting: list[Callable[[], object]] = []
@@ -113,7 +95,7 @@ class Builder:
 
     def program(self, debug_info: DebugInfo) -> ClosedJaxpr:
         """The program's closed jaxpr. Raises ProgramFileError."""
-        jaxpr = self.jaxpr(self.file.body, Scope(), debug_info)
+        jaxpr = self.jaxpr(self.file.body, (), debug_info)
         while self._waiting:
             self._waiting.pop()()
         return jaxpr
@@ -227,25 +209,24 @@ class Builder:
         operands = self._atoms(tree.operands, env, tree.operands_at)
         known = self._params.get((tree.operation, scope)) or self._read(tree.operation, scope)
         key = *(id(atom.aval) for atom in operands), None, *tree.types
-        inferred = known.inferred.get(key)
-        if inferred is None:
-            inferred = self._inferred(tree, operands, known)
+        like = known.checked.get(key)
+        if like is None:
+            like = self._checked(tree, operands, known)
             if known.reusable and not any(map(_is_ref, operands)):
-                known.inferred[key] = inferred
+                known.checked[key] = like
         results: list[Var] = []
-        for name, aval in zip(tree.results, inferred.types, strict=True):
+        for name, var in zip(tree.results, like.outvars, strict=True):
             if name == "_":
-                results.append(DropVar(aval))
+                results.append(DropVar(var.aval))
                 continue
             if name in env:
                 position = self._result_position(tree, len(results))
                 raise self._bound_twice(name, position)
-            variable = env[name] = Var(aval)
+            variable = env[name] = Var(var.aval)
             results.append(variable)
-        made = inferred.primitive, inferred.params, inferred.effects
-        source_info = self.source_infos[tree.comment]
-        eqn = JaxprEqn(operands, results, *made, source_info, inferred.context)
-        if inferred.primitive.name in RULE_CHECKS:
+        info = self.source_infos[tree.comment]
+        eqn = JaxprEqn(operands, results, like.primitive, like.params, like.effects, info, like.ctx)
+        if like.primitive.name in RULE_CHECKS:
             self._waiting.append(partial(self._check_rules, tree, eqn))
         return eqn
 
@@ -253,8 +234,8 @@ class Builder:
         with self._faults_in(tree):
             RULE_CHECKS[eqn.primitive.name](eqn)
 
-    def _inferred(self, tree: Equation, operands: list[Atom], read: ReadParams) -> Inferred:
-        """What JAX says of an equation, if that is what the file says."""
+    def _checked(self, tree: Equation, operands: list[Atom], read: ReadParams) -> JaxprEqn:
+        """The equation with the types and effects that JAX finds, if the file has these types."""
         declared = [
             None if text is None else self._type(text, self._result_position(tree, i))
             for i, text in enumerate(tree.types)
@@ -264,11 +245,12 @@ class Builder:
             primitive, parameters = params.restored(name, read.given, types, declared)
             known = [aval for aval in declared if aval is not None]
             context = params.context(read.settings, types, known, self.types.mesh)
-            check_bodies(JaxprEqn(operands, [], primitive, parameters, set(), None, context))
+            eqn = JaxprEqn(operands, [], primitive, parameters, set(), None, context)
+            check_bodies(eqn)
             with context.manager:
                 types, effects = jaxcompat.inferred_types(primitive, parameters, operands)
-        agreed = self._agreed(tree, declared, types)
-        return Inferred(primitive, parameters, agreed, effects, context)
+        variables = [Var(aval) for aval in self._agreed(tree, declared, types)]
+        return eqn.replace(outvars=variables, effects=effects)
 
     @contextmanager
     def _faults_in(self, tree: Equation) -> Iterator[None]:
@@ -363,7 +345,7 @@ class Builder:
 
             @cache
             def rule() -> ClosedJaxpr:
-                with scope.entered():
+                with _entered(scope):
                     return self.jaxpr(tree, scope, _debug_info("custom rule", name))
 
             self._rules[tree, scope] = rule
@@ -389,8 +371,8 @@ class Builder:
         with ExitStack() as stack:
             try:
                 bound = {k: given[k] for k in ("mesh", "newly_manual_axes", "check_vma")}
-                key = scope, *bound.values()
-                inner = self._scopes.setdefault(key, Scope((*scope.shard_maps, bound)))
+                inner = (*scope, tuple(bound.items()))
+                hash(inner)
                 stack.enter_context(jaxcompat.inside_shard_map(**bound))
             except Exception as error:  # what the file says may be anything
                 message = f"shard_map: {_said(error)}"

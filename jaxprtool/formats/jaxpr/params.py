@@ -37,6 +37,7 @@ from jaxprtool.ir.custom_rules import (
 )
 from jaxprtool.ir.plugins import load_rules_of
 from jaxprtool.ir.rules import RuleTable, rule
+from jaxprtool.ir.structured import CALLS, UNASKED
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import build, describe
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Primitive
@@ -286,13 +287,10 @@ def _read_jit(given: Params, operands: Avals, results: Avals) -> Params:
 
 
 def _jit_defaults(params: Params, operands: Avals, results: Avals) -> Params:
-    unspecified = jaxcompat.UNSPECIFIED
+    _, per_operand, per_result = CALLS["jit"]
     return {
-        "donated_invars": (False,) * len(operands),
-        "in_shardings": (unspecified,) * len(operands),
-        "out_shardings": (unspecified,) * len(results),
-        "in_layouts": (None,) * len(operands),
-        "out_layouts": (None,) * len(results),
+        **{name: (UNASKED[name],) * len(operands) for name in per_operand},
+        **{name: (UNASKED[name],) * len(results) for name in per_result},
         "keep_unused": False,
         "ctx_mesh": jaxcompat.EMPTY_MESH,
         "compiler_options_kvs": (),

@@ -307,7 +307,8 @@ class _Parser:
         name, type_, head = found.groups()
         equation = Equation(found.start(1), _NO_OPERATION, [name], [type_], [], 0)
         self.equations.append(equation)
-        equation.operation = self._plain_operation(head, found.start(3))
+        known = self._operations.get(head)
+        equation.operation = known or self._plain_operation(head, found.start(3))
         self._operands(equation, found.end())
         return equation
 
@@ -328,7 +329,8 @@ class _Parser:
             message = "no variable before the '='; nan, inf, True, False and None are values"
             raise self.source.fail(self._next(), message)
         if found := self._take(_HEAD):
-            equation.operation = self._plain_operation(found[1], found.start(1))
+            known = self._operations.get(found[1])
+            equation.operation = known or self._plain_operation(found[1], found.start(1))
         else:
             equation.operation = self._long_operation()
         self._operands(equation, self.at)
@@ -350,15 +352,15 @@ class _Parser:
 
     def _plain_operation(self, head: str, position: int) -> Operation:
         """The operation of a primitive and parameters that have no strings and jaxprs in them."""
-        operation = self._operations.get(head) or self._operations.get(" ".join(head.split()))
+        dense = " ".join(head.split())
+        operation = self._operations.get(dense)
         if operation is None:
             name, bracket, _ = head.partition("[")
-            operation = Operation(name, position, [])
+            operation = self._operations[dense] = Operation(name, position, [])
             if bracket:
                 before, self.at = self.at, position + len(name) + 1
                 operation.parameters = self._parameters()
                 self.at = before
-            self._operations[" ".join(head.split())] = operation
         self._operations[head] = operation
         return operation
 

@@ -16,7 +16,8 @@ keep every bit of a result, NaN, infinities and the sign of zero included, by IE
 backend that flushes subnormal numbers to zero may do so in fewer places), and its derivatives. So
 `x * 0` stays, since x may be NaN, and so does `x + 0`, since x may be -0.
 
-What has a purpose that is not its value stays: `copy`, `reduce_precision`, `optimization_barrier`.
+What has a purpose that is not its value stays: `copy`, `reduce_precision`, `optimization_barrier`,
+and whatever asks for a sharding of its result.
 
 Learnt from tinygrad's symbolic rules (patterns as data) and XLA's algebraic simplifier.
 """

@@ -149,7 +149,7 @@ def _apply(row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, fast: bool) -> O
     if not row.matches(match, eqn):
         return None
     for each in match.eqns:
-        if each.params.get("out_dtype"):
+        if each.params and _asks(each):
             return None
     if row.once and not all(map(_is_plain, match.eqns)):
         return None
@@ -165,6 +165,17 @@ def _apply(row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, fast: bool) -> O
     was, now = eqn.outvars[0].aval, outcome.aval
     same = was == now or was.strip_weak_type() == now.strip_weak_type()
     return outcome if same else None
+
+
+def _asks(eqn: JaxprEqn) -> bool:
+    """Whether an equation asks for a dtype, a sharding, or an order of dimensions, of its result.
+
+    What does is left alone, whatever the rule.
+    """
+    get = eqn.params.get
+    if get("sharding") is not None or get("out_sharding") is not None or get("out_dtype"):
+        return True
+    return eqn.primitive.name == "reshape" and get("dimensions") is not None
 
 
 def _is_plain(eqn: JaxprEqn) -> bool:

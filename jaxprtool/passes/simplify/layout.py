@@ -18,24 +18,15 @@ def is_unit(size: object) -> bool:
     return isinstance(size, int | np.integer) and size == 1
 
 
-def unasked(eqn: JaxprEqn) -> bool:
-    """Whether a reshape or broadcast asks for no sharding and no order of dimensions."""
-    asked = (eqn.params.get(name) for name in ("sharding", "out_sharding", "dimensions"))
-    return eqn.primitive.name == "squeeze" or all(value is None for value in asked)
-
-
-def same_shape(match: RowMatch) -> bool:
+def _same_shape(match: RowMatch) -> bool:
     """x has the shape of the result"""
-    return bool(match.aval("x").shape == match.out.shape) and unasked(match.eqn)
+    return bool(match.aval("x").shape == match.out.shape)
 
 
 # --- reshape and squeeze ----------------------------------------------------------------------
 
 
-def reshaped(match: RowMatch) -> Params | None:
-    """no order of dimensions is asked for"""
-    if not all(map(unasked, match.eqns)):
-        return None
+def _reshaped(match: RowMatch) -> Params:
     return {"new_sizes": match.out.shape, "dimensions": None, "sharding": None}
 
 
@@ -48,15 +39,15 @@ def _only_adds_units(eqn: JaxprEqn) -> bool:
     )
 
 
-def adds_units(match: RowMatch) -> bool:
+def _adds_units(match: RowMatch) -> bool:
     """the broadcast only adds dimensions of size 1"""
     return _only_adds_units(match.inner)
 
 
 ROWS = [
-    Row("resize(x)", "x", (same_shape,)),
-    Row("resize(resize(x))", "reshape(x)", params=reshaped),
-    Row("resize(broadcast_in_dim(x))", "reshape(x)", (adds_units,), params=reshaped),
+    Row("resize(x)", "x", (_same_shape,)),
+    Row("resize(resize(x))", "reshape(x)", params=_reshaped),
+    Row("resize(broadcast_in_dim(x))", "reshape(x)", (_adds_units,), params=_reshaped),
 ]
 
 
@@ -67,11 +58,9 @@ def _through(match: RowMatch) -> Outcome:
         return None
     if unary.primitive.name == "div" and not any(map(_is_many, match.out.shape)):
         return None  # of one number XLA makes a quotient, of many a product with the inverse
-    if match.aval("x").shape != match.out.shape or not (unasked(outer) and unasked(inner)):
+    if match.aval("x").shape != match.out.shape:
         return None
     if inner.primitive.name == "broadcast_in_dim" and not _only_adds_units(inner):
-        return None
-    if not unasked(unary):
         return None
     operands = [match["x"] if v is inner.outvars[0] else v for v in unary.invars]
     return outer.replace(primitive=unary.primitive, invars=operands, params=unary.params)
@@ -91,10 +80,7 @@ ROWS += [
 # --- broadcasts -------------------------------------------------------------------------------
 
 
-def _merged_broadcast(match: RowMatch) -> Params | None:
-    """no sharding is asked for"""
-    if not all(map(unasked, match.eqns)):
-        return None
+def _merged_broadcast(match: RowMatch) -> Params:
     outer, inner = (eqn.params["broadcast_dimensions"] for eqn in match.eqns)
     dims = tuple(int(outer[d]) for d in inner)
     return {**match.eqn.params, "broadcast_dimensions": dims}
@@ -102,8 +88,6 @@ def _merged_broadcast(match: RowMatch) -> Params | None:
 
 def _broadcast_of_reshaped(match: RowMatch) -> Params | None:
     """the reshape only adds or drops dimensions of size 1"""
-    if not all(map(unasked, match.eqns)):
-        return None
     old, new = match.aval("x").shape, match.inner.outvars[0].aval.shape
     outer = match.eqn.params["broadcast_dimensions"]
     kept = [(size, int(d)) for size, d in zip(new, outer, strict=True) if not is_unit(size)]
@@ -133,7 +117,7 @@ def _placed(sizes: Sequence[object], kept: Sequence[int], rank: int) -> tuple[in
 
 
 ROWS += [
-    Row("broadcast_in_dim(x)", "x", (same_shape,)),
+    Row("broadcast_in_dim(x)", "x", (_same_shape,)),
     Row("broadcast_in_dim(broadcast_in_dim(x))", "broadcast_in_dim(x)", params=_merged_broadcast),
     Row("broadcast_in_dim(resize(x))", "broadcast_in_dim(x)", params=_broadcast_of_reshaped),
 ]
@@ -167,8 +151,6 @@ def _sum_broadcasts_itself(match: RowMatch) -> Outcome:
 def _absorbed(match: RowMatch, primitive: str, params: Params) -> Outcome:
     y, shape = match["y"], match.out.shape
     if y.aval.shape and len(y.aval.shape) != len(shape):
-        return None
-    if not unasked(match.inner):
         return None
     broadcast = match.inner.outvars[0]
     operands = list(match.eqn.invars)
@@ -212,7 +194,7 @@ def _permuted_broadcast(match: RowMatch) -> Params | None:
     """the dimensions of x stay in order"""
     permutation = list(match.eqn.params["permutation"])
     dims = tuple(permutation.index(d) for d in match.inner.params["broadcast_dimensions"])
-    if list(dims) != sorted(dims) or not unasked(match.inner):
+    if list(dims) != sorted(dims):
         return None
     return {**match.inner.params, "shape": match.out.shape, "broadcast_dimensions": dims}
 
@@ -241,7 +223,7 @@ ROWS += [
 
 def _same_dtype(match: RowMatch) -> bool:
     """x has the dtype of the result"""
-    return bool(match.aval("x").dtype == match.out.dtype) and unasked(match.eqn)
+    return bool(match.aval("x").dtype == match.out.dtype)
 
 
 #: What a type holds every value of another of is told by these: mantissa and exponent.
@@ -251,8 +233,6 @@ _FLOATS = {"bfloat16": (7, 8), "float16": (10, 5), "float32": (23, 8), "float64"
 def _holds_all(match: RowMatch) -> bool:
     """the type between holds every value of x, and both are floats, both integers, or x boolean"""
     old, new, last = match.aval("x").dtype, match.inner.outvars[0].aval.dtype, match.out.dtype
-    if not all(map(unasked, match.eqns)):
-        return False
     if jnp.issubdtype(old, jnp.bool_):
         return jnp.issubdtype(new, jnp.number) and jnp.issubdtype(last, jnp.number)
     if old.name in _FLOATS and new.name in _FLOATS and last.name in _FLOATS:

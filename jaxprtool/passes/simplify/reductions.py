@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxprtool.passes.simplify.conditions import discrete, integers
-from jaxprtool.passes.simplify.layout import is_unit, unasked
+from jaxprtool.passes.simplify.layout import is_unit
 from jaxprtool.passes.simplify.pattern import RowMatch
 from jaxprtool.passes.simplify.row import Outcome, Params, Row, equation
 
@@ -16,7 +16,7 @@ from jaxprtool.passes.simplify.row import Outcome, Params, Row, equation
 def _unit_axes(match: RowMatch) -> Params | None:
     """over dimensions of size 1, or none"""
     axes, shape = match.eqn.params["axes"], match.aval("x").shape
-    if not unasked(match.eqn) or not all(is_unit(shape[axis]) for axis in axes):
+    if not all(is_unit(shape[axis]) for axis in axes):
         return None
     return {"dimensions": tuple(sorted(map(int, axes)))}
 
@@ -26,10 +26,7 @@ def _unit_axis(match: RowMatch) -> bool:
     return is_unit(match.out.shape[match.eqn.params["axis"]])
 
 
-def _merged_axes(match: RowMatch) -> Params | None:
-    """no sharding is asked for"""
-    if not all(map(unasked, match.eqns)):
-        return None
+def _merged_axes(match: RowMatch) -> Params:
     inner = [int(axis) for axis in match.inner.params["axes"]]
     left = [d for d in range(match.aval("x").ndim) if d not in inner]
     outer = [left[axis] for axis in match.eqn.params["axes"]]
@@ -40,7 +37,7 @@ def _times_size(match: RowMatch) -> Outcome:
     """x is broadcast along what is summed, and only there"""
     axes, shape = match.eqn.params["axes"], match.inner.params["shape"]
     kept = [d for d in range(len(shape)) if d not in axes]
-    if match.aval("x").shape != match.out.shape or not all(map(unasked, match.eqns)):
+    if match.aval("x").shape != match.out.shape:
         return None
     if list(match.inner.params["broadcast_dimensions"]) != kept:
         return None
@@ -84,8 +81,6 @@ def _absorbed(match: RowMatch) -> Outcome:
     """the dimensions of the transposed operand that stay do so in order"""
     params, permutation = match.eqn.params, match.inner.params["permutation"]
     side = int(match["x"] is match.eqn.invars[0])
-    if params.get("out_sharding") is not None:
-        return None
     contracted, batch = (list(dims) for dims in params["dimension_numbers"])
     used = {*contracted[side], *batch[side]}
     free = [permutation[d] for d in range(len(permutation)) if d not in used]
@@ -102,8 +97,6 @@ def _swapped(match: RowMatch) -> Params | None:
     """the transpose exchanges what stays of x with what stays of y"""
     params, permutation = match.inner.params, match.eqn.params["permutation"]
     (x_dims, y_dims), (x_batch, y_batch) = params["dimension_numbers"]
-    if params.get("out_sharding") is not None:
-        return None
     batch = len(x_batch)
     x_free = match.aval("x").ndim - len(x_dims) - batch
     rank = len(permutation)

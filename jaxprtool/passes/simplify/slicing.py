@@ -75,8 +75,6 @@ def _slice_of_broadcast(match: RowMatch) -> Params | None:
     """x is not sliced"""
     dims = match.inner.params["broadcast_dimensions"]
     was, now = match.inner.params["shape"], match.out.shape
-    if match.inner.params["sharding"] is not None:
-        return None
     for d, size in zip(dims, match.aval("x").shape, strict=True):
         if not (is_unit(size) and _known(now[d]) and now[d] > 0) and was[d] != now[d]:
             return None

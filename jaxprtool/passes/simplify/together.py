@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from jaxprtool.jaxcompat import Var
 from jaxprtool.passes.simplify.conditions import floats, real
-from jaxprtool.passes.simplify.layout import unasked
 from jaxprtool.passes.simplify.pattern import RowMatch
 from jaxprtool.passes.simplify.row import Outcome, Params, Row, emit, equation
 
@@ -20,8 +19,6 @@ def _same_permutation(match: RowMatch) -> Outcome:
 
 def _same_shapes(match: RowMatch) -> Outcome:
     """x and y have one shape"""
-    if not all(map(unasked, match.eqns[1:])):
-        return None
     return _moved(match, match.inner.params)
 
 

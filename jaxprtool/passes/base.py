@@ -126,32 +126,28 @@ def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
     Raises PipelineError for an unknown option, one given twice or missing, or a value of another
     type than the field's.
     """
-    known = options(cls)
-    names = [o.name for o in known]
+    known = {option.name: option for option in options(cls)}
     if len(args) > len(known):
         raise PipelineError(
             f"pass '{cls.name}' takes at most {len(known)} options, not {len(args)}",
-            hint=f"its options are: {', '.join(names)}" if names else None,
+            hint=f"its options are: {', '.join(known)}" if known else None,
         )
-    given = dict(zip(names, args, strict=False))
-    for name, value in kwargs.items():
-        if name not in names:
-            has = f"it has: {', '.join(names)}" if names else "it has none"
+    given = dict(zip(known, args, strict=False))
+    for name in kwargs:
+        if name not in known:
+            has = f"it has: {', '.join(known)}" if known else "it has none"
             raise PipelineError(
-                f"pass '{cls.name}' has no option '{name}'; {has}", did_you_mean(name, names)
+                f"pass '{cls.name}' has no option '{name}'; {has}", did_you_mean(name, known)
             )
         if name in given:
             raise PipelineError(f"pass '{cls.name}' is given option '{name}' twice")
-        given[name] = value
-    for option in known:
-        if option.name not in given and option.required:
+    given |= kwargs
+    for name, option in known.items():
+        if name not in given and option.required:
+            raise PipelineError(f"pass '{cls.name}' needs option '{name}' ({option.type_name})")
+        if name in given and not _fits(given[name], option.type):
             raise PipelineError(
-                f"pass '{cls.name}' needs option '{option.name}' ({option.type_name})"
-            )
-        if option.name in given and not _fits(given[option.name], option.type):
-            value = given[option.name]
-            raise PipelineError(
-                f"option '{option.name}' of pass '{cls.name}' is {option.type_name}, not {value!r}"
+                f"option '{name}' of pass '{cls.name}' is {option.type_name}, not {given[name]!r}"
             )
     return cls(**given)
 

@@ -510,6 +510,15 @@ def test_floats_are_computed_as_the_backend_does(name):
     has_the_bits_of_the_backend(name, FLOATS)
 
 
+def test_quotients_by_powers_of_two_are_computed_as_the_backend_does():
+    (eqn,) = jax.make_jaxpr(lax.div)(np.float32(1), np.float32(1)).eqns
+    for x, y in itertools.product(FLOATS, np.float32([1, -2, 2048, 2**-20])):
+        ours, theirs = RULES["div"](eqn, np.asarray(x), np.asarray(y)), np.asarray(lax.div(x, y))
+        assert ours.dtype == theirs.dtype and ours.tobytes() == theirs.tobytes(), (x, y)
+    for y in np.float32([3, 0, np.inf, np.nan]):
+        assert RULES["div"](eqn, np.asarray(np.float32(1)), np.asarray(y)) is None
+
+
 @pytest.mark.parametrize("values", [INTEGERS, FLOATS], ids=["integers", "floats"])
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_comparisons_are_those_of_the_backend(name, values):

@@ -40,6 +40,12 @@ def _is_prescribed(x: np.ndarray) -> bool:
     return not ((x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny)).any()
 
 
+def _divide(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray) -> Any:
+    """A quotient by powers of two, which nothing rounds, however a backend divides."""
+    is_power = y.dtype.kind == "f" and (np.abs(np.frexp(y)[0]) == 0.5).all()
+    return _on("f", np.divide)(eqn, x, y) if is_power else None
+
+
 def _convert(eqn: JaxprEqn, x: np.ndarray) -> Any:
     """A conversion of integers, rounded to the nearest; or of floats that fit, to integers."""
     target = eqn.outvars[0].aval.dtype
@@ -97,6 +103,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "add": _on("iuf", np.add),
     "sub": _on("iuf", np.subtract),
     "mul": _on("iuf", np.multiply),
+    "div": _divide,
     "neg": _on("if", np.negative),
     "abs": _on("if", np.abs),
     "floor": _on("f", np.floor),

@@ -10,9 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.jaxcompat import Atom
-from jaxprtool.passes.simplify.conditions import booleans, discrete, floats, integers, real
 from jaxprtool.passes.simplify.pattern import RowMatch, scalar_value
-from jaxprtool.passes.simplify.row import Outcome, Row, equation, full
+from jaxprtool.passes.simplify.row import (
+    Outcome,
+    Row,
+    booleans,
+    discrete,
+    equation,
+    floats,
+    full,
+    integers,
+    real,
+)
 
 ROWS = [
     Row("mul(x, 1)", "x", (real,)),

@@ -21,7 +21,6 @@ from jaxprtool.errors import PluginError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.rewrite import Rule, Writer, rewrite
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal
-from jaxprtool.passes.simplify.conditions import NEVER_INEXACT, is_inexact
 from jaxprtool.passes.simplify.pattern import (
     NumberPattern,
     OperationPattern,
@@ -30,7 +29,7 @@ from jaxprtool.passes.simplify.pattern import (
     rank,
     scalar_value,
 )
-from jaxprtool.passes.simplify.row import Outcome, Row
+from jaxprtool.passes.simplify.row import NEVER_INEXACT, Outcome, Row, is_inexact
 
 #: No equation is rewritten as often by rows that do not undo each other.
 MOST_STEPS = 100
@@ -75,14 +74,14 @@ def _table_of(rows: tuple[Row, ...], fast: bool) -> _Table:
 
 def _heads(tree: OperationPattern) -> Sequence[_Head]:
     """What one of the operands is, wherever the pattern fits: the operand that is the rarest."""
-    node = min(tree.operands, key=rank, default=None)
-    if node is None or rank(node) == 3:
-        return [None]
-    if isinstance(node, OperationPattern):
-        return sorted(node.primitives)
-    return [
-        float(node.text) if isinstance(node, NumberPattern) and node.text != "~0" else _CONSTANT
-    ]
+    # Of an equation or a number there are fewer than of constants.
+    for node in sorted(tree.operands, key=lambda node: rank(node) % 2):
+        if isinstance(node, OperationPattern):
+            return sorted(node.primitives)
+        if rank(node) < 2:
+            is_number = isinstance(node, NumberPattern) and node.text != "~0"
+            return [float(node.text) if is_number else _CONSTANT]
+    return [None]
 
 
 def _visitor(table: _Table, fast: bool, writer: Writer) -> Rule:

@@ -7,10 +7,9 @@ import math
 import jax
 import numpy as np
 
-from jaxprtool.passes.simplify.conditions import discrete, integers
 from jaxprtool.passes.simplify.layout import is_unit
 from jaxprtool.passes.simplify.pattern import RowMatch
-from jaxprtool.passes.simplify.row import Outcome, Params, Row, equation
+from jaxprtool.passes.simplify.row import Outcome, Params, Row, discrete, equation, integers
 
 
 def _unit_axes(match: RowMatch) -> Params | None:

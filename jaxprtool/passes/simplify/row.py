@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
 import jax
 import jax.extend.core.primitives
+import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
@@ -183,3 +184,37 @@ def full(match: RowMatch, value: Any) -> Outcome:
         return literal
     params = {"shape": aval.shape, "broadcast_dimensions": (), "sharding": None}
     return equation(match, "broadcast_in_dim", [literal], params)
+
+
+# --- conditions on the type that an equation computes in ----------------------------------------
+
+_KINDS = (jnp.floating, jnp.complexfloating, jnp.integer, jnp.bool_)
+
+
+@cache
+def _kind_of(dtype: np.dtype | None) -> type | None:
+    return next((kind for kind in _KINDS if jnp.issubdtype(dtype, kind)), None)
+
+
+def _computes_in(name: str, *kinds: type) -> Condition:
+    def condition(match: RowMatch) -> bool:
+        return _kind_of(match.eqn.invars[-1].aval.dtype) in kinds
+
+    condition.__doc__ = name
+    return condition
+
+
+real = _computes_in("reals", jnp.floating, jnp.integer)
+floats = _computes_in("floats", jnp.floating)
+discrete = _computes_in("integers, booleans", jnp.integer, jnp.bool_)
+integers = _computes_in("integers", jnp.integer)
+booleans = _computes_in("booleans", jnp.bool_)
+
+#: These never hold of floating-point or complex numbers.
+NEVER_INEXACT = frozenset({discrete, integers, booleans})
+
+
+def is_inexact(eqn: JaxprEqn) -> bool:
+    """Return True if an equation computes in floating-point or complex numbers."""
+    dtype = getattr(eqn.invars[-1].aval, "dtype", None) if eqn.invars else None
+    return _kind_of(dtype) in (jnp.floating, jnp.complexfloating)

@@ -6,9 +6,8 @@ They write two equations for three or more, and so want those inside to have no 
 from __future__ import annotations
 
 from jaxprtool.jaxcompat import Var
-from jaxprtool.passes.simplify.conditions import floats, real
 from jaxprtool.passes.simplify.pattern import RowMatch
-from jaxprtool.passes.simplify.row import Outcome, Params, Row, emit, equation
+from jaxprtool.passes.simplify.row import Outcome, Params, Row, emit, equation, floats, real
 
 
 def _same_permutation(match: RowMatch) -> Outcome:

@@ -2,15 +2,11 @@
 
 A function that sows a value gives it a name, for a pass to find:
 
-    def dense(key, x):
-        w = variable(jax.random.normal(key, (x.shape[-1], 8)), name="w")
-        return x @ w
+    w = variable(jax.random.normal(key, (x.shape[-1], 8)), name="w")
 
 By itself that changes nothing: `sow` is the identity under every transformation of JAX's, and
 costs nothing compiled. `unzip` turns what is sown as a variable into results of one program and
-arguments of another; other passes read or replace values under other tags.
-
-The functions and their contracts are those of Oryx's `harvest` and `state.variable` (2020-2023).
+arguments of another. The functions and their contracts are those of Oryx (2020-2023).
 """
 
 from __future__ import annotations

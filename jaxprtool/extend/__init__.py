@@ -30,7 +30,7 @@ from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.regions import Region, Regions, regions
 from jaxprtool.ir.rewrite import (
     Memo,
-    Rule,
+    RewriteRule,
     Writer,
     map_equations,
     narrow,
@@ -106,7 +106,7 @@ __all__ = [
     "Primitive",
     "Region",
     "Regions",
-    "Rule",
+    "RewriteRule",
     "RuleTable",
     "Scan",
     "ShardMap",

@@ -1,10 +1,8 @@
 """The caches of the process, and `clear_caches`, which empties all of them.
 
-JAX traces a function once and shares its jaxpr among all calls. What passes find out about such a
-jaxpr is kept as long as the jaxpr itself, so that it is found once, and so that what is made of a
-shared jaxpr is shared as well. A cache may change how long a pass takes, never its result.
-
-Every cache that outlives one run of a pass is made here, by `process_cache` or as a `JaxprCache`.
+What passes find out about a jaxpr is kept as long as the jaxpr, so that it is found once, and what
+is made of a shared jaxpr is shared as well. A cache may change how long a pass takes, never its
+result. Every cache that outlives one run of a pass is made here.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ def clear_caches() -> None:
 def anchor(jaxpr: AnyJaxpr) -> AnyJaxpr:
     """Return the object that a jaxpr can be known by.
 
-    In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
+    In JAX 0.10 an open body is closed again whenever it is viewed: what lasts is the open one.
     """
     return jaxpr if getattr(jaxpr, "consts", ()) else jaxcompat.open_jaxpr(jaxpr)
 

@@ -1,15 +1,14 @@
 """The rules of custom_jvp and custom_vjp calls as jaxprs, and calls made from such jaxprs.
 
-JAX keeps these rules as Python closures. Whoever wants to write a program down, to compare it or
-to emit it as source needs what they compute. Here each is traced to a jaxpr, with all of the
-call's differentiable operands perturbed, and a jaxpr becomes a rule that JAX can call.
+JAX keeps these rules as Python closures. Here each is traced to a jaxpr, with all of the call's
+differentiable operands perturbed, and a jaxpr becomes a rule that JAX can call.
 
 A rule that was defined with `symbolic_zeros=True` is traced without any: its derivatives are the
-same, and symbolic zeros that it is given later are made into arrays of zeros. Where such a rule
-refuses to differentiate by some of its operands, it is traced for the others alone.
+same. Where it refuses to differentiate by some of its operands, it is traced for the others
+alone.
 
-A rule may hold calls that have rules, and so on, for ever if each call has another static argument.
-Whoever follows rules into their jaxprs does so in `rules_followed`, which ends that.
+A rule may hold calls that have rules, and so on without end. Whoever follows rules into their
+jaxprs does so in `rules_followed`, which ends that.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import DType
 
-_KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
-
 #: What JAX cuts to 32 bits unless `jax_enable_x64` is set.
 _WIDE = {"float64", "int64", "uint64", "complex128"}
 
@@ -34,15 +32,11 @@ def array_dtypes() -> dict[str, DType]:
     return found
 
 
-@cache
 def key_dtypes() -> dict[str, DType]:
     """Each dtype of PRNG keys by the name between the brackets of `key<fry>`, and its long one."""
     found: dict[str, DType] = {}
-    for implementation in _KEY_IMPLEMENTATIONS:
-        key = jax.eval_shape(lambda impl=implementation: jax.random.key(0, impl=impl))
-        short = jaxcompat.short_dtype_name(key.dtype)
-        found[short.removeprefix("key<").removesuffix(">")] = key.dtype
-        found[implementation] = key.dtype
+    for short, implementation in sorted(jaxcompat.key_implementations().items()):
+        found[short] = found[implementation.name] = jaxcompat.KeyType(implementation)
     return found
 
 

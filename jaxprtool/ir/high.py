@@ -27,7 +27,7 @@ def classic(eqn: JaxprEqn) -> JaxprEqn:
     Raises UnsupportedError if JAX cannot expand the equation, or its rules are more than functions
     of arrays. The rules are traced when they are asked for.
     """
-    older = jaxcompat.older_spelling(eqn)
+    older = jaxcompat.older_form(eqn)
     if older is not None:
         return older
     high = High.of(eqn)

@@ -1,12 +1,8 @@
 """The interpreter: evaluate a jaxpr one first-order equation at a time, at every depth.
 
-JAX compiles the body of a loop or a branch as a whole, and XLA may then round differently when
-the body holds other equations beside those that matter: it fuses, and contracts a product and a
-sum into one rounding. Here loops and branches run in Python, so that each equation runs as a
-kernel of its own and its result depends on its operands alone, to the last bit.
-
-A subclass of `Interpreter` overrides the hooks: what evaluates one equation (`evaluate`), and, if
-it keeps something beside each value, how values enter, are sliced, stacked and looked at.
+XLA compiles the body of a loop as a whole and fuses, so that results depend on what else it holds.
+Here loops and branches run in Python: each equation runs as a kernel of its own, and its result
+depends on its operands alone, to the last bit. A subclass of `Interpreter` overrides the hooks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What `jax.jit` was told about the function that a program was traced from.
 
-It is kept by the names and types of arguments and results, so that no pass has to care for it:
-what is said of the argument `x:f32[8]` holds as long as the program has an argument of this name
-and type, and is forgotten where a pass drops `x` or makes it an `f32[32,8]`. What concerns the
-function as a whole holds for whatever passes make of it.
+It is kept by the names and types of arguments and results: what is said of the argument `x:f32[8]`
+holds as long as the program has an argument of this name and type. What concerns the function as a
+whole holds for whatever passes make of it.
 """
 
 from __future__ import annotations

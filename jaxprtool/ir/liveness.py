@@ -1,12 +1,10 @@
 """How many bytes of a program's own values are alive at once, evaluated equation by equation.
 
-The model: a value exists from the equation that makes it to the last that reads it, and a result
-of the program to the end. Nothing is computed in place. Arguments and constants are not counted:
-they are the caller's, and there whatever the order. An equation that holds bodies needs, while it
-runs, what the hungriest of them needs beside its operands; a loop needs its own results, which it
-fills from round to round, besides, while those of a call or branch are those of its body.
-
-Nothing is known of a body that has a value of symbolic size, nor of one that holds such a body.
+A value exists from the equation that makes it to the last that reads it, and a result of the
+program to the end; arguments and constants are the caller's. Nothing is computed in place. An
+equation that holds bodies needs what the hungriest of them needs beside its operands; a loop also
+its own results, while those of a call or branch are those of its body. Nothing is known of a body
+that has a value of symbolic size, nor of one that holds such a body.
 """
 
 from __future__ import annotations
@@ -115,11 +113,6 @@ class Liveness:
         # The results of a loop are there beside those of its body.
         loop = inside is not None and inside.repeats
         return results + hungriest if loop else max(results, hungriest)
-
-
-def peak_bytes(jaxpr: AnyJaxpr) -> int | None:
-    """The most bytes of its own values alive at once as a jaxpr runs in its order, if known."""
-    return Liveness().peak(jaxpr)
 
 
 def _size(aval: Aval) -> int | None:

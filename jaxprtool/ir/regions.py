@@ -1,14 +1,8 @@
 """The regions of an equation: its bodies, and the edges along which values pass between them.
 
-`regions(eqn)` describes every loop, branch and call alike, by position: which operand each argument
-of a body is, which result of the equation each result of a body becomes, and which operand it
-replaces in the next round of a loop. A pass that follows values is written once, on these edges,
-and knows the primitives of plug-ins too, whose views it is made from (`structured.views`).
-
-`Regions.rebuild` makes an equation of some of the operands and results, and of new ones;
-`Regions.forward` and `Regions.backward` find the facts that hold in every round.
-
-Compare MLIR's RegionBranchOpInterface.
+`regions(eqn)` describes every loop, branch and call alike, by position. A pass that follows values
+is written once, on these edges, and knows the primitives of plug-ins too, whose views it is made
+from (`structured.views`). Compare MLIR's RegionBranchOpInterface.
 """
 
 from __future__ import annotations
@@ -17,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from jaxprtool.ir.structured import Edges, View, as_tuple, holds_jaxpr, view, views
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
@@ -59,14 +53,11 @@ class Region:
         return None in self.outs
 
 
-@dataclass(frozen=True, eq=False)
-class _Shape:
-    """What all equations of a kind with as many operands, results and bodies have in common."""
-
-    operands: dict[str, range]
-    results: dict[str, range]
-    regions: tuple[Region, ...]
-    carried: tuple[tuple[int, int], ...]
+#: What all equations of a kind with as many operands, results and bodies have in common: the
+#: `operands`, `results`, `regions` and `carried` of `Regions`.
+_Shape: TypeAlias = tuple[
+    dict[str, range], dict[str, range], tuple[Region, ...], tuple[tuple[int, int], ...]
+]
 
 
 @lru_cache(maxsize=4096)
@@ -99,7 +90,7 @@ def _shape(
             next((a for a in arguments if a not in changing and takers[a] == 1), None),
         )
         regions += [region] * count
-    return _Shape(ins, outs, tuple(regions), tuple(carried))
+    return ins, outs, tuple(regions), tuple(carried)
 
 
 def _ranges(fields: Sequence[str], sizes: Sequence[int]) -> dict[str, range]:
@@ -140,10 +131,9 @@ class Regions:
         held = [as_tuple(getattr(structured, field)) for field, _, _ in edges.bodies]
         ins = tuple(len(as_tuple(getattr(structured, field))) for field in edges.operands)
         outs = tuple(len(getattr(structured, field)) for field in edges.results)
-        shape = _shape(edges, ins, outs, tuple(map(len, held)))
         bodies = tuple(body for group in held for body in group)
-        given = shape.operands, shape.results, shape.regions, shape.carried
-        return cls(structured, edges, bodies, *given)
+        shape = _shape(edges, ins, outs, tuple(map(len, held)))
+        return cls(structured, edges, bodies, *shape)
 
     @property
     def eqn(self) -> JaxprEqn:
@@ -190,9 +180,9 @@ class Regions:
         """Return the equation with some of its operands and results, and with new ones.
 
         Args:
-            bodies: For each region a closed jaxpr, which takes and gives what stays and what is new
-                in the order of `arguments`.
-            operands: Which operands stay; all if None. A carried one stays with its result.
+            bodies: For each region a closed jaxpr, which takes and gives what is kept and what is
+                new, in the order of `arguments`.
+            operands: Which operands are kept; all if None. A carried one is kept with its result.
             results: Which results stay; all if None.
             more: New operands, by the field that they are added to.
             more_results: New results, by the field that they are added to.
@@ -200,7 +190,7 @@ class Regions:
 
         Returns:
             The new equation, which has its effects from the bodies. The operand that decides which
-            body runs stays in any case.
+            body runs is kept in any case.
         """
         edges = self.edges
         if edges.has_rule:
@@ -241,7 +231,7 @@ class Regions:
             first: Whether new operands come before those of their field, and not after them.
 
         Returns:
-            The values of what stays and of what is new, field by field.
+            The values of what is kept and of what is new, field by field.
         """
         places = {field: self.operands[field] for field in region.groups}
         own = dict(zip(region.ins, values, strict=True))

@@ -1,17 +1,12 @@
 """Rewriting a jaxpr equation by equation, at every depth: what most passes stand on.
 
-`rewrite(jaxpr, visitor)` walks each body once, in order. `visitor(writer)` is asked once per body
-for a *rule*. The rule gets each equation, with its operands looked up in `writer.env` and its
-bodies already rewritten. It returns None to keep the equation, or the atoms that take the places of
-its results. Before it returns it may write equations of its own (`Writer.add`, `emit`, `splice`)
-and make constants (`Writer.constant`). If it returns None, or its result is rejected, these are
-rolled back.
+`rewrite` walks each body once, in order, with the rule that a visitor returns for the body. The
+rule gets each equation, with its operands looked up and its bodies rewritten, and returns the
+atoms that take the places of its results, or None to keep it. `map_equations` is for rules that
+put equations in an equation's place.
 
-`map_equations(jaxpr, rule)` is for rules that put equations in an equation's place.
-
-A body that several equations share is rewritten once and stays shared. A body in which nothing
-changes stays the very same object, so that a pass which finds little to do costs little and leaves
-JAX's caches, which go by identity, warm.
+A body that several equations share stays shared, and one in which nothing changes stays the same
+object: JAX's caches go by identity.
 """
 
 from __future__ import annotations
@@ -40,9 +35,10 @@ from jaxprtool.jaxcompat import (
 
 T = TypeVar("T")
 
-#: Returns the atoms that take the places of an equation's results, or None to keep the equation.
-Rule = Callable[[JaxprEqn], Sequence[Atom] | None]
-Visitor = Callable[["Writer"], Rule]
+#: Returns the atoms that take the places of an equation's results, or None to keep it. What it
+#: has written (`Writer.add`, `emit`, `splice`, `constant`) is then rolled back.
+RewriteRule = Callable[[JaxprEqn], Sequence[Atom] | None]
+Visitor = Callable[["Writer"], RewriteRule]
 
 
 #: Returns the equations that take an equation's place, or None to keep it. Together they must
@@ -109,7 +105,7 @@ def map_equations(jaxpr: AnyJaxpr, rule: EquationRule) -> AnyJaxpr:
         are left alone.
     """
 
-    def visitor(writer: Writer) -> Rule:
+    def visitor(writer: Writer) -> RewriteRule:
         def written(eqn: JaxprEqn) -> Sequence[Atom] | None:
             new = rule(eqn)
             if new is None:
@@ -289,7 +285,7 @@ class Writer:
         call: JaxprEqn,
         *,
         keep_source: bool = True,
-        rule: Rule | None = None,
+        rule: RewriteRule | None = None,
     ) -> list[Atom]:
         """Write the equations of a closed jaxpr, on fresh variables, and return its results.
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -29,15 +30,15 @@ from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Structure:
-    """What jaxprs that are equal but for names have in common; compared by identity."""
+    """What jaxprs that are equal but for names have in common; compared by identity.
 
-    __slots__ = ("__weakref__", "key", "repeatable")
+    `repeatable` says whether two calls of such a jaxpr on the same operands may be made one.
+    """
 
-    def __init__(self, key: Hashable, repeatable: bool):
-        self.key = key
-        #: Whether two calls of such a jaxpr on the same operands may be made one.
-        self.repeatable = repeatable
+    key: Hashable
+    repeatable: bool
 
 
 class Keyless(Exception):

@@ -1,12 +1,11 @@
 """One typed view of each of JAX's higher-order primitives, the same on every JAX.
 
-A pass, a renderer or a format that meets a loop, a branch or a call asks `view(eqn)` and gets a
-`Scan`, `While`, `Cond`, `Call`, `CustomJVP`, `CustomVJP`, `High` or `ShardMap`, whose fields are
-the equation's operands by role and its bodies as closed jaxprs. `.rebuild(...)` takes the same
-fields and gives an equation of the running JAX back, with its effects computed anew.
+`view(eqn)` gives a `Scan`, `While`, `Cond`, `Call`, `CustomJVP`, `CustomVJP`, `High` or `ShardMap`,
+whose fields are the equation's operands by role and its bodies as closed jaxprs. `.rebuild(...)`
+takes the same fields and gives an equation of the running JAX back, with its effects recomputed.
 
-Primitives that hold jaxprs and are none of these (a reduction's computation, a linear solve's
-closures, a plug-in's own) have no view; `sub_jaxprs` and `map_sub_jaxprs` reach their bodies too.
+Other primitives that hold jaxprs (a reduction, a linear solve) have no view; `sub_jaxprs` and
+`map_sub_jaxprs` reach their bodies too.
 """
 
 from __future__ import annotations
@@ -271,7 +270,7 @@ class Call(View):
 
     `operand_params` and `out_params` hold the parameters with one entry per operand and per
     result (jit's shardings, layouts and donation); a rebuild that changes the number of operands
-    or results gives them anew.
+    or results makes new ones.
     """
 
     operands: tuple[Atom, ...]

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, SequenceKey
 
-from jaxprtool.ir.held import Held, description
+from jaxprtool.ir.held import Held, StandIn, description
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class Tree:
 LEAF, NONE = Tree("leaf"), Tree("none")
 
 
-@jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class Opaque:
     """A node in place of one whose type is not at hand. `keys` are as in `Tree`."""
@@ -49,47 +48,37 @@ class Opaque:
     keys: tuple[str, ...]
     children: tuple[object, ...]
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, object]], tuple[object, ...]]:
-        return list(zip(self._entries(), self.children, strict=True)), self._own()
-
-    def tree_flatten(self) -> tuple[tuple[object, ...], tuple[object, ...]]:
-        return self.children, self._own()
-
-    @classmethod
-    def tree_unflatten(cls, own: tuple[Any, ...], children: Sequence[object]) -> Opaque:
-        return cls(own[0], own[1], own[2], tuple(children))
-
-    def _own(self) -> tuple[object, ...]:
-        return self.type_name, self.aux, self.keys
-
-    def _entries(self) -> Iterator[Any]:
+    def entries(self) -> Iterator[Any]:
+        """Return the keys of the children as JAX has them."""
         if self.keys:
             return map(_key, self.keys)
         return map(FlattenedIndexKey, range(len(self.children)))
 
 
-@dataclass(frozen=True)
-class _OtherKey:
-    """A key of a class of its own, known by how it is printed."""
+jax.tree_util.register_pytree_with_keys(
+    Opaque,
+    lambda node: (zip(node.entries(), node.children, strict=True), _own(node)),
+    lambda own, children: Opaque(own[0], own[1], own[2], tuple(children)),
+    lambda node: (node.children, _own(node)),
+)
 
-    text: str
 
-    def __str__(self) -> str:
-        return self.text
+def _own(node: Opaque) -> tuple[str, str, tuple[str, ...]]:
+    return node.type_name, node.aux, node.keys
 
 
 def _key(text: str) -> Any:
-    """The key that JAX prints as `text`."""
+    """The key that JAX prints as `text`; one of a class of its own is known by that text."""
     if text.startswith(".") and text[1:].isidentifier():
         return GetAttrKey(text[1:])
     if text.startswith("[") and text.endswith("]"):
         try:
             value = ast.literal_eval(text[1:-1])
         except (ValueError, SyntaxError, RecursionError):
-            return _OtherKey(text)
+            return StandIn(text)
         key = SequenceKey(value) if type(value) is int else DictKey(value)
-        return key if str(key) == text else _OtherKey(text)
-    return _OtherKey(text)
+        return key if str(key) == text else StandIn(text)
+    return StandIn(text)
 
 
 def one_level(node: object) -> tuple[list[Any], list[Any], PyTreeDef]:

@@ -1,13 +1,11 @@
 """The one room that imports `jax._src` or asks which JAX this is.
 
-JAX spells its intermediate language differently from release to release: a closed jaxpr is a
-`ClosedJaxpr` in 0.10 and a plain `Jaxpr` in 0.12; `scan` counts its operands with `num_consts` and
-`num_carry` in 0.10 and with the flat trees `ft_in` and `ft_out` in 0.12. Everything that differs is
-made the same here, so that the rest of the package reads one spelling.
+JAX has its intermediate language differently from release to release: a closed jaxpr is a
+`ClosedJaxpr` in 0.10 and a plain `Jaxpr` in 0.12; `scan` counts its operands in 0.10 and has flat
+trees of them in 0.12. What differs is made the same here.
 
-A *closed* jaxpr below is what `jax.make_jaxpr` returns: a jaxpr with the values of its constants.
-On both versions it has `.constvars`, `.consts`, `.invars`, `.outvars`, `.eqns`, `.effects` and
-`.debug_info`.
+A *closed* jaxpr below is what `jax.make_jaxpr` returns: a jaxpr with the values of its constants,
+which has `.constvars`, `.consts`, `.invars`, `.outvars`, `.eqns`, `.effects` and `.debug_info`.
 """
 
 from jax.extend.core import (
@@ -89,7 +87,7 @@ from jaxprtool.jaxcompat.high import (
     high_key,
     high_name,
     high_vjp_rule,
-    older_spelling,
+    older_form,
     with_high_body,
 )
 from jaxprtool.jaxcompat.jaxprs import (

@@ -126,7 +126,7 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
     fwd, bwd = params["fwd_jaxpr_thunk"], params["bwd"]
     if getattr(bwd.f, "call_with_accums", None) is not None:
         raise TypeError("its backward rule accumulates into gradient buffers")
-    with setting_of(eqn), traced_anew(fwd):
+    with setting_of(eqn), retraced(fwd):
         forward = attach_constants(*fwd.call_wrapped(*perturbed))
         _, res_tree, forwarded_operands = params["out_trees"]()
         forwarded = [None if i is None else i - num_consts for i in forwarded_operands]
@@ -158,8 +158,8 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
 
 
 @contextmanager
-def traced_anew(fwd: lu.WrappedFun) -> Iterator[None]:
-    """Have JAX trace a forward rule anew, in here and when it is called next.
+def retraced(fwd: lu.WrappedFun) -> Iterator[None]:
+    """Have JAX trace a forward rule again, in here and when it is called next.
 
     JAX remembers the rule's jaxpr for every choice of operands to differentiate by, but the trees
     of its residuals only for the choice that it has traced last.
@@ -255,7 +255,7 @@ class _Identity:
 #: Where the functions are from that a user's rule is wrapped in.
 _WRAPPERS = ("jax.", "jaxprtool.")
 
-#: What JAX makes anew for each call of a custom rule, and what the rule does not depend on.
+#: What JAX makes for each call of a custom rule, and what the rule does not depend on.
 _OF_ONE_CALL = (core.Trace, core.TraceTag, lu.Store, lu.EqualStore, lu.InitialResultPaths)
 
 
@@ -279,7 +279,7 @@ _COUNTS: dict[str, dict[str, Callable[[Any], Any]]] = {
 def live_key(value: object) -> Hashable:
     """A key for a live rule: equal for two closures that JAX made around the same functions.
 
-    JAX wraps a user's rule anew for each call of the custom function. The key is made of what the
+    JAX wraps a user's rule for each call of the custom function. The key is made of what the
     wrappers close over: the user's functions and static arguments, trees and types.
     """
     match value:
@@ -322,7 +322,7 @@ def _unhashable_key(value: object) -> Hashable:
 def _passed_on(rule: lu.WrappedFun) -> lu.WrappedFun | None:
     """The rule that a rule does nothing but call, if it is such a one.
 
-    When a jaxpr is evaluated, JAX binds its custom calls anew, with rules that call the old ones.
+    When a jaxpr is evaluated, JAX binds its custom calls again, with rules that call the old ones.
     """
     thunk = _cells(_cells(rule.f).get("fn"))
     lifted = thunk.get("jvp", thunk.get("fwd"))

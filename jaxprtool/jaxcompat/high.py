@@ -206,10 +206,10 @@ def _differentiable(held: Any) -> list[bool]:
     return flags
 
 
-# --- those of which JAX has an older spelling -----------------------------------------------------
+# --- those of which JAX has an older form -----------------------------------------------------
 
 
-def older_spelling(eqn: JaxprEqn) -> JaxprEqn | None:
+def older_form(eqn: JaxprEqn) -> JaxprEqn | None:
     """An equation of `remat2` or `name` for those objects that have taken over their part."""
     held = eqn.params["_prim"]
     if isinstance(held, ad_checkpoint.CheckpointName):

@@ -1,4 +1,4 @@
-"""Jaxprs, their effects, scan's operand counts and JAX's own dce, in one spelling for all JAX."""
+"""Jaxprs, their effects, scan's operand counts and JAX's own dce, the same on every JAX."""
 
 from __future__ import annotations
 
@@ -158,8 +158,10 @@ def scan_count_params(
     if not SCAN_KEEPS_TREES:
         return {"num_consts": num_consts, "num_carry": num_carry}
     sizes = (num_consts, num_carry, num_xs), (num_carry, num_ys)
-    if "ft_in" in params and _scan_sizes(params) == sizes:
-        return {"ft_in": params["ft_in"], "ft_out": params["ft_out"]}
+    if "ft_in" in params:
+        held = {k: params[k] for k in ("ft_in", "ft_out")}
+        if tuple(tuple(map(len, tree.unpack())) for tree in held.values()) == sizes:
+            return held
     return {"ft_in": _tree_of(*sizes[0]), "ft_out": _tree_of(*sizes[1])}
 
 
@@ -173,10 +175,6 @@ def _tree_of(*sizes: int) -> Any:
 
 #: Since 0.12 a scan has flat trees of its operands, and no counts.
 SCAN_KEEPS_TREES = find_spec("jax._src.flattree") is not None
-
-
-def _scan_sizes(params: Params) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(map(len, params[k].unpack())) for k in ("ft_in", "ft_out"))
 
 
 # --- dead-code elimination ---------------------------------------------------------------------

@@ -19,7 +19,7 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.aliases import MappedAxis, Params
 from jaxprtool.jaxcompat.batching import axis_mapped
-from jaxprtool.jaxcompat.custom_rules import BWD_GIVES_LOGS, traced_anew
+from jaxprtool.jaxcompat.custom_rules import BWD_GIVES_LOGS, retraced
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, setting_of
 
 Dims = Sequence[int | None]
@@ -147,7 +147,7 @@ def vjp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -
     Its operands are mapped at `dims`. Raises what the rule raises.
     """
     fwd, count = eqn.params["fwd_jaxpr_thunk"], len(eqn.outvars)
-    with setting_of(eqn), traced_anew(fwd):
+    with setting_of(eqn), retraced(fwd):
         everything, free = (True,) * len(dims), (None,) * count
         _, given = _mapped_fwd(fwd, axis, batch, dims, everything, free)
     return given[len(given) - count :]

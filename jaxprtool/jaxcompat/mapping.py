@@ -1,9 +1,8 @@
 """Tracing a function that is mapped over an axis, in one lane, as `jax.vmap` runs it.
 
-`jax.vmap` runs the user's function under a trace that turns each equation at once into the mapped
-one. The trace here writes down what is mapped, with the types of one lane, and has everything else
-run at once by the trace around it: what does not depend on a mapped argument is what it is outside,
-a number, an array, or a tracer of an outer transformation.
+The trace here writes down what is mapped, with the types of one lane, and has everything else run
+at once by the trace around it: what does not depend on a mapped argument is what it is outside, a
+number, an array, or a tracer of an outer transformation.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from typing import ClassVar
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import is_flat
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.rewrite import Rule, Writer, rewrite, with_bodies
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite, with_bodies
 from jaxprtool.ir.structural_key import (
     Keyless,
     literal_key,
@@ -55,7 +55,7 @@ class _Merging:
     def __init__(self) -> None:
         self._bodies: dict[Hashable, AnyJaxpr] = {}
 
-    def visit(self, writer: Writer) -> Rule:
+    def visit(self, writer: Writer) -> RewriteRule:
         _share_constants(writer)
         eqns, is_nested = writer.eqns, not is_flat(jaxcompat.open_jaxpr(writer.body))
         # The first equation on some operands, by position, and the first that does the same to

@@ -35,7 +35,7 @@ from jaxprtool.ir.custom_rules import (
 )
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.rewrite import Rule, Writer, rewrite
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.structured import Cond, CustomJVP, CustomVJP, view
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
@@ -81,7 +81,7 @@ class _Dropping:
         left = rewrite(jaxpr, self._visitor)
         return left if left is jaxpr else dce_body(left, [True] * len(left.outvars), True)[0]
 
-    def _visitor(self, writer: Writer) -> Rule:
+    def _visitor(self, writer: Writer) -> RewriteRule:
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
             if is_check(eqn):
                 return []

@@ -32,7 +32,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import free_variables
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.rewrite import Memo, Rule, Writer, rewrite
+from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, rewrite
 from jaxprtool.ir.structural_key import literal_key
 from jaxprtool.ir.structured import UNASKED, Call, ShardMap, keep
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
@@ -54,7 +54,7 @@ class Forward(Pass):
         return program.replace(jaxpr=jaxpr)
 
 
-def _visitor(memo: Memo, writer: Writer) -> Rule:
+def _visitor(memo: Memo, writer: Writer) -> RewriteRule:
     def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
         inside = regions(eqn)
         return None if inside is None else _Forwarding(writer, inside, memo).written()

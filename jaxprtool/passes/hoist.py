@@ -37,7 +37,7 @@ from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import Contains, free_variables
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.rewrite import Memo, Rule, Writer, narrow, partition, rewrite
+from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, narrow, partition, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, keep
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
@@ -77,7 +77,7 @@ class _Hoisting:
         #: What may not leave a loop, by whether the loop is known to run.
         self._staying = {True: Contains(_must_stay), False: Contains(_must_stay_if_idle)}
 
-    def visit(self, writer: Writer) -> Rule:
+    def visit(self, writer: Writer) -> RewriteRule:
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
             inside = regions(eqn)
             return None if inside is None or not inside.repeats else self._loop(writer, inside)

@@ -36,7 +36,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, did_you_mean
 from jaxprtool.ir.equations import Contains, bodies, is_flat
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.rewrite import Rule, Writer, rewrite
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, view
 from jaxprtool.ir.traits import primitives_with, traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn
@@ -87,7 +87,7 @@ class Inline(Pass):
 
         stay = _too_long(program.jaxpr, opened)
 
-        def visitor(writer: Writer) -> Rule:
+        def visitor(writer: Writer) -> RewriteRule:
             def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
                 body = opened(eqn)
                 if body is None or jaxcompat.open_jaxpr(body) in stay or not writer.can_hold(body):

@@ -26,7 +26,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
 from jaxprtool.ir.equations import Contains, equations
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.rewrite import Rule, Writer, rewrite
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.structured import Scan
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.base import Pass
@@ -57,7 +57,7 @@ class Unroll(Pass):
         given = sum(1 for _ in equations(jaxcompat.open_jaxpr(program.jaxpr)))
         most = max(MOST_EQUATIONS, self.max_length * given)
 
-        def visitor(writer: Writer) -> Rule:
+        def visitor(writer: Writer) -> RewriteRule:
             def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
                 if eqn.primitive.name != "scan":
                     return None

@@ -13,11 +13,11 @@ from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 
 #: Colours of middle lightness, legible on white and on black; what has no role inherits.
 _STYLES: dict[type[str], str] = {
-    tokens.Binder: "color:#4a80d8",
+    tokens.BinderToken: "color:#4a80d8",
     tokens.Type: "color:#b566b5",
     tokens.PrimitiveName: "font-weight:bold",
-    tokens.Parameter: "color:#1f8a99",
-    tokens.LiteralText: "color:#3d8f3d",
+    tokens.ParameterToken: "color:#1f8a99",
+    tokens.LiteralToken: "color:#3d8f3d",
     tokens.Keyword: "color:#4a80d8;font-weight:bold",
     tokens.Comment: "opacity:0.65",
     tokens.SharedName: "color:#d05c4a",

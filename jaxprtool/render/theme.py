@@ -22,11 +22,11 @@ HEADING = Style(bold=True)
 
 #: The style of each class of token; plain strings have none.
 STYLES: dict[type[str], Style] = {
-    tokens.Binder: BINDER,
+    tokens.BinderToken: BINDER,
     tokens.Type: TYPE,
     tokens.PrimitiveName: PRIMITIVE,
-    tokens.Parameter: PARAMETER,
-    tokens.LiteralText: LITERAL,
+    tokens.ParameterToken: PARAMETER,
+    tokens.LiteralToken: LITERAL,
     tokens.Keyword: KEYWORD,
     tokens.Comment: COMMENT,
     tokens.SharedName: SHARED_NAME,

@@ -8,7 +8,7 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.liveness import Liveness, peak_bytes
+from jaxprtool.ir.liveness import Liveness
 from jaxprtool.ir.structured import view
 from jaxprtool.passes.schedule import (
     Schedule,
@@ -36,7 +36,7 @@ def reordered(transform, fun, *args):
     before, after, _ = prove(Case("case", fun, args), transform)
     assert sorted(names(before.jaxpr)) == sorted(names(after.jaxpr))
     assert transform(after).jaxpr is after.jaxpr
-    old, new = peak_bytes(before.jaxpr), peak_bytes(after.jaxpr)
+    old, new = Liveness().peak(before.jaxpr), Liveness().peak(after.jaxpr)
     assert new < old if after.jaxpr is not before.jaxpr else new == old
     return after
 
@@ -54,7 +54,7 @@ def early(a):
 
 
 def peak(fun, *args):
-    return peak_bytes(jax.make_jaxpr(fun)(*args))
+    return Liveness().peak(jax.make_jaxpr(fun)(*args))
 
 
 def test_operands_and_results_of_an_equation_are_alive_together():
@@ -98,7 +98,7 @@ def test_nothing_is_known_of_symbolic_sizes_at_any_depth():
 def test_values_are_made_just_before_they_are_read(transform):
     after = reordered(transform, early, X)
     assert peak(early, X) == 6 * ROW
-    assert peak_bytes(after.jaxpr) == 3 * ROW
+    assert Liveness().peak(after.jaxpr) == 3 * ROW
 
 
 @PASSES
@@ -127,7 +127,7 @@ def test_bodies_are_reordered_too(transform, wrap):
     after = reordered(transform, wrap(early), X)
     before = jaxprtool.trace(wrap(early), X)
     assert after.jaxpr is not before.jaxpr
-    assert peak_bytes(after.jaxpr) <= peak_bytes(before.jaxpr) - 3 * ROW
+    assert Liveness().peak(after.jaxpr) <= Liveness().peak(before.jaxpr) - 3 * ROW
 
 
 def test_a_body_that_is_shared_stays_shared():
@@ -156,7 +156,7 @@ def test_values_that_free_more_than_they_take_run_at_once():
         bigs = [jnp.outer(f(a), a) for f in (jnp.sin, jnp.cos, jnp.tan)]
         return [big.sum() for big in bigs]
 
-    assert peak_bytes(reordered(Schedule(), run, X).jaxpr) < 2 * ROW * 8
+    assert Liveness().peak(reordered(Schedule(), run, X).jaxpr) < 2 * ROW * 8
 
 
 @PASSES
@@ -286,4 +286,4 @@ def test_the_best_order_of_a_tree_is_found():
     graph = graph_of(program.jaxpr)
     best = graph.life.peak(depth_first(graph, by_need=True))
     assert best <= min(graph.life.peak(f(graph, g)) for f in (from_the_front,) for g in (0, 1))
-    assert peak_bytes(Schedule()(program).jaxpr) <= best
+    assert Liveness().peak(Schedule()(program).jaxpr) <= best

@@ -26,7 +26,7 @@ from jaxprtool.ir.equations import named
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
-from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type
+from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type
 from jaxprtool.ir.plugins import missing_plugin
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -89,9 +89,9 @@ class FileNotation(Notation):
             token = self._types[id(aval)] = Type(self._noted(f":{self.types(aval)}"))
         return token
 
-    def literal(self, literal: Literal) -> LiteralText:
+    def literal(self, literal: Literal) -> LiteralToken:
         text = constants.literal(literal.val, literal.aval)
-        return LiteralText(f" {text}{self.type_of(literal.aval)}")
+        return LiteralToken(f" {text}{self.type_of(literal.aval)}")
 
     def constant_values(self, jaxpr: Jaxpr) -> Sequence[str]:
         consts = jaxpr.consts if jaxcompat.ONE_JAXPR_CLASS else self._consts.get(jaxpr, ())
@@ -126,9 +126,9 @@ class FileNotation(Notation):
             mesh = params.implied_mesh(operands, results, self.usual_mesh)
             settings = params.context_written(eqn.ctx, mesh)
             shown = {**{f"@{k}": v for k, v in settings.items()}, **params.written(eqn)}
-            pairs: list[tuple[Parameter, Value]] = []
+            pairs: list[tuple[ParameterToken, Value]] = []
             for parameter, value in shown.items():
-                token = Parameter(self._noted(f"{parameter}="))
+                token = ParameterToken(self._noted(f"{parameter}="))
                 pairs.append((token, self._written(name, parameter, value)))
         except Unwritable as error:
             raise unsupported(eqn, error, parameter) from error

@@ -1,13 +1,10 @@
 """Where the lines of a listing break: a jaxpr as a flat list of tokens.
 
 The layout is the one JAX's own formatter arrives at. A group (a jaxpr, the parameters of an
-equation, a row of variables) goes on the current line if all of it fits there; what comes after
-it is not looked at. Else it is broken: a jaxpr and parameters at all their breaks, a row of
-variables only where a line is full. Most equations fit on a line as a whole, and `_equations`
-tries that first; all else is the slower path.
-
-Whether a nested group fits is found out by writing it flat, at most as far as the line goes, so
-that the whole takes time in proportion to the text.
+equation, a row of variables) goes on the current line if all of it fits there, which is found out
+by writing it flat, at most as far as the line goes. Else it is broken: a jaxpr and parameters at
+all their breaks, a row of variables only where a line is full. Most equations fit on a line as a
+whole, and `_equations` tries that first.
 
 A variable's name brings the space before it along, so that it is one string wherever it stands.
 """
@@ -38,17 +35,6 @@ class Middle:
     is `first_line` and `more_lines`; of it, the type takes `left` columns. For signatures with no
     jaxpr among their parameters.
     """
-
-    __slots__ = (
-        "first_line",
-        "first_width",
-        "flat",
-        "indent",
-        "left",
-        "may_break",
-        "more_lines",
-        "width",
-    )
 
     def __init__(
         self,
@@ -363,9 +349,6 @@ class Layout:
         self._middles[id(signature), id(aval), indent] = middle
         return middle
 
-    def _left_side(self, variables: Sequence[Var]) -> list[str]:
-        return [*_flat_row(self._binders(variables)), " = "] if variables else []
-
     def _flat_equation(
         self, eqn: JaxprEqn | None, signature: Any, room: int, depth: int
     ) -> list[str] | None:
@@ -376,7 +359,7 @@ class Layout:
             return [self._rule(eqn)(0, None)]
         if signature.named_by_call:
             self._name_body(eqn, signature)
-        tokens = self._left_side(eqn.outvars)
+        tokens = [*_flat_row(self._binders(eqn.outvars)), " = "] if eqn.outvars else []
         if signature.head is not None:
             tokens += signature.head
         else:

@@ -48,12 +48,12 @@ def _distinct(names: dict[Jaxpr, str]) -> dict[Jaxpr, str]:
     """`names` with a number after each that was taken before."""
     taken: Counter[str] = Counter()
     result = {}
-    for jaxpr, wish in names.items():
-        name = wish
+    for jaxpr, wanted in names.items():
+        name = wanted
         # The number may make it a name that is taken too: after `h11`, the second `h1` is `h12`.
         while name in taken:
-            name = f"{wish}{taken[wish]}"
-            taken[wish] += 1
+            name = f"{wanted}{taken[wanted]}"
+            taken[wanted] += 1
         taken[name] += 1
         result[jaxpr] = name
     return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.equations import Contains, bodies
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
 
@@ -24,8 +24,8 @@ class Selection:
         self.depth = depth
         self.only = None if only is None else tuple(only)
         self._counts: dict[Jaxpr, int] = {}
-        self._holds: dict[Jaxpr, bool] = {}
         self._fits: dict[str, bool] = {}
+        self._contains = Contains(self.fits)
 
     @property
     def everything(self) -> bool:
@@ -49,7 +49,7 @@ class Selection:
 
     def shows(self, eqn: JaxprEqn) -> bool:
         """Whether an equation is asked for, or has one inside that is."""
-        return self.fits(eqn) or any(self._holds_one(body) for _, body in bodies(eqn))
+        return self.fits(eqn) or self._contains.inside(eqn)
 
     def fits(self, eqn: JaxprEqn) -> bool:
         """Whether an equation is itself asked for."""
@@ -73,12 +73,6 @@ class Selection:
             yield index, eqn
         if skipped:
             yield skipped
-
-    def _holds_one(self, jaxpr: Jaxpr) -> bool:
-        found = self._holds.get(jaxpr)
-        if found is None:
-            found = self._holds[jaxpr] = any(map(self.shows, jaxpr.eqns))
-        return found
 
 
 def equations(count: int) -> str:

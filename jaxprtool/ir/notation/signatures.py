@@ -7,7 +7,8 @@ equation's primitive and parameters, its `Signature`, is made once for all those
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.notation.names import VariableNames
-from jaxprtool.ir.notation.tokens import LiteralText, Parameter, PrimitiveName, Type, width_of
+from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type, width_of
+from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params
 
 
@@ -58,22 +60,14 @@ def _broadcast_in_dim(params: Params) -> Shown:
     return sorted((k, v) for k, v in params.items() if k not in hidden)
 
 
-def _nothing_asked(values: Iterable[object]) -> bool:
-    return all(map(jaxcompat.is_unspecified, values))
-
-
-def _all_none(values: Iterable[object]) -> bool:
-    return all(value is None for value in values)
-
-
 #: For each of jit's parameters, when it says nothing; `inline` never does.
 _JIT_TRIVIAL: dict[str, Callable[[Any], bool]] = {
     "inline": lambda inline: True,
     "donated_invars": lambda donated: not any(donated),
-    "in_shardings": _nothing_asked,
-    "out_shardings": _nothing_asked,
-    "in_layouts": _all_none,
-    "out_layouts": _all_none,
+    "in_shardings": lambda each: all(map(jaxcompat.is_unspecified, each)),
+    "out_shardings": lambda each: all(map(jaxcompat.is_unspecified, each)),
+    "in_layouts": lambda each: all(layout is None for layout in each),
+    "out_layouts": lambda each: all(layout is None for layout in each),
     "keep_unused": lambda keep: not keep,
     "ctx_mesh": lambda mesh: mesh.empty,
     "compiler_options_kvs": lambda options: not options,
@@ -129,6 +123,7 @@ SHOWN_PARAMS: dict[str, Callable[[Params], Shown]] = {
 # --- signatures -------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Signature:
     """What equations of one primitive and the same parameters have in common.
 
@@ -138,26 +133,19 @@ class Signature:
     `named_by_call` that the variables of a jit's body are named after the call's.
     """
 
-    __slots__ = ("by_rule", "called", "head", "name", "named_by_call", "pairs")
+    name: PrimitiveName
+    pairs: list[tuple[ParameterToken, Value]]
+    called: tuple[tuple[str | None, Jaxpr], ...] = ()
+    by_rule: bool = False
+    named_by_call: bool = False
+    head: list[str] | None = field(init=False)
 
-    def __init__(
-        self,
-        name: PrimitiveName,
-        pairs: list[tuple[Parameter, Value]],
-        called: tuple[tuple[str | None, Jaxpr], ...] = (),
-        by_rule: bool = False,
-        named_by_call: bool = False,
-    ):
-        self.name = name
-        self.pairs = pairs
-        self.called = called
-        self.by_rule = by_rule
-        self.named_by_call = named_by_call
-        has_bodies = any(value and not isinstance(value, str) for _, value in pairs)
-        self.head = None if has_bodies or by_rule else [name, *_flat(pairs)]
+    def __post_init__(self) -> None:
+        has_bodies = any(value and not isinstance(value, str) for _, value in self.pairs)
+        self.head = None if has_bodies or self.by_rule else [self.name, *_flat(self.pairs)]
 
 
-def _flat(pairs: list[tuple[Parameter, Value]]) -> list[str]:
+def _flat(pairs: list[tuple[ParameterToken, Value]]) -> list[str]:
     """`[axes=(0,) keepdims=True]`, or nothing."""
     tokens: list[str] = []
     for name, value in pairs:
@@ -193,11 +181,11 @@ class Notation:
             token = self._types[id(aval)] = Type(self._noted(":" + type_of(aval)))
         return token
 
-    def literal(self, literal: Literal) -> LiteralText:
+    def literal(self, literal: Literal) -> LiteralToken:
         """A literal with its type, after a space: ` 2.0:f32[]`."""
         aval = literal.aval
         typed = bool(getattr(aval, "dtype", None))
-        return LiteralText(" " + value_text(literal) + (self.type_of(aval) if typed else ""))
+        return LiteralToken(" " + value_text(literal) + (self.type_of(aval) if typed else ""))
 
     def constant_values(self, jaxpr: Jaxpr) -> Sequence[str]:
         """`=value` for each constant of a jaxpr; none if values are not written."""
@@ -245,7 +233,7 @@ class Notation:
         primitive, params = eqn.primitive, eqn.params
         rule = jaxcompat.printing_rule(primitive)
         by_rule = rule is not None and rule not in SHOWN_PARAMS
-        if by_rule or any(map(_may_hold_jaxprs, params.values())):
+        if by_rule or holds_jaxpr(params.values()):
             given = params.get("name")
             called = tuple((given, body) for body in jaxcompat.printed_jaxprs(eqn))
         else:
@@ -254,7 +242,7 @@ class Notation:
             return Signature(self._primitive(eqn), [], called, by_rule=True)
         chosen = SHOWN_PARAMS[rule](params) if rule else sorted(params.items())
         pairs = [(name, self._value(value)) for name, value in chosen]
-        tokens = [(Parameter(self._noted(f"{name}=")), value) for name, value in pairs]
+        tokens = [(ParameterToken(self._noted(f"{name}=")), value) for name, value in pairs]
         named = rule == "_pjit_pp_rule"
         return Signature(self._primitive(eqn), tokens, called, named_by_call=named)
 
@@ -289,12 +277,6 @@ _PLAIN = {int, tuple}
 
 #: Their texts are made as fast as they are looked up.
 _BUILTINS = {bool, float, int, tuple, type(None)}
-
-
-def _may_hold_jaxprs(value: object) -> bool:
-    if isinstance(value, tuple):
-        return any(isinstance(item, Jaxpr | ClosedJaxpr) for item in value)
-    return isinstance(value, Jaxpr | ClosedJaxpr)
 
 
 def value_text(literal: Literal) -> str:

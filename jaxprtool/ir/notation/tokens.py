@@ -1,12 +1,9 @@
 """The pieces that a listing is made of: strings that know what they stand for.
 
-A listing is a flat list of strings. A piece that has a role (a binder, a type, a literal) is an
-instance of that role's class, which is a `str` and nothing more: `"".join(pieces)` is the plain
-text, and the classes say which style each piece gets where there are colours. So one layout
-serves both, and plain text pays nothing for the colours it does not have.
-
-An empty token lends its role to the piece after it. That is how binders are marked: there is one
-for each equation, and a name that is a plain `str` serves where it is bound and where it is used.
+A piece that has a role (a binder, a type, a literal) is an instance of that role's class, a `str`
+with nothing more: `"".join(pieces)` is the plain text, and the classes say which style each piece
+gets where there are colours. An empty token lends its role to the piece after it. So binders are
+marked: a name that is a plain `str` serves where it is bound and where it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ class Token(str):
     __slots__ = ()
 
 
-class Binder(Token):
+class BinderToken(Token):
     """A variable where it is bound."""
 
     __slots__ = ()
@@ -38,13 +35,13 @@ class PrimitiveName(Token):
     __slots__ = ()
 
 
-class Parameter(Token):
+class ParameterToken(Token):
     """The name of a parameter, with its equals sign: `axes=`."""
 
     __slots__ = ()
 
 
-class LiteralText(Token):
+class LiteralToken(Token):
     """A constant written in place: `2.0:f32[]`."""
 
     __slots__ = ()
@@ -69,7 +66,7 @@ class SharedName(Token):
 
 
 #: Stands before the name of a variable where it is bound.
-BINDER = Binder()
+BINDER = BinderToken()
 
 
 def with_roles(tokens: Iterable[str]) -> Iterator[tuple[str, type[str]]]:

@@ -24,7 +24,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.dtypes import array_dtypes
+from jaxprtool.ir.dtypes import array_dtypes, key_dtypes
 from jaxprtool.ir.notation.expressions import MAX_INTEGER_BITS, Source
 from jaxprtool.jaxcompat import Aval, DType
 
@@ -156,10 +156,10 @@ def _split(text: str) -> list[str]:
 def dtype_named(name: str) -> DType:
     """Return the dtype of that name. Raises ValueError."""
     if name.startswith("key<"):
-        known, kind = jaxcompat.key_implementations(), name[4:-1]
-        if kind not in known:
-            raise ValueError(f"there is no random number generator '{kind}'")
-        return jaxcompat.KeyType(known[kind])
+        found = key_dtypes().get(name[4:-1])
+        if found is None:
+            raise ValueError(f"there is no random number generator '{name[4:-1]}'")
+        return found
     found = array_dtypes().get(name)
     if found is None:
         raise ValueError(f"there is no dtype '{name}'")
@@ -235,7 +235,7 @@ _MOST_EXPONENT = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Size:
+class SizeExpression:
     """The size of a dimension as a user writes it: an integer, a name, or an expression of them.
 
     It may be written as JAX prints sizes (`floordiv(n, 2)`, `n^2`), or in Python (`n // 2`).
@@ -283,7 +283,7 @@ class Size:
         return value
 
 
-def size_in(source: Source, start: int, dim: Dimension) -> Size:
+def size_in(source: Source, start: int, dim: Dimension) -> SizeExpression:
     """Return the size of a dimension of a type that begins at `start` in a text."""
     at = start + dim.at
-    return Size(source, source.part(slice(at, at + len(dim.size))))
+    return SizeExpression(source, source.part(slice(at, at + len(dim.size))))

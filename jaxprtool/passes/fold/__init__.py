@@ -44,7 +44,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
 from jaxprtool.ir.equations import is_flat, size_of
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.rewrite import Rule, Writer, rewrite
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, keep, sub_jaxprs
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
@@ -115,7 +115,7 @@ class _Folding:
         #: Whether control flow has been opened, whose equations have not been looked at.
         self.opened = False
 
-    def visit(self, writer: Writer) -> Rule:
+    def visit(self, writer: Writer) -> RewriteRule:
         jaxpr = jaxcompat.open_jaxpr(writer.body)
         known: dict[Var, Number] = {}
         for var, value in writer.constant_values.items():

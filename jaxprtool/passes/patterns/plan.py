@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir import rewrite as engine
-from jaxprtool.ir.rewrite import Rule, Writer
+from jaxprtool.ir.rewrite import RewriteRule, Writer
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns import types
 from jaxprtool.passes.patterns.definition import Definition, Match
@@ -73,7 +73,7 @@ class Application:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def _visit(self, writer: Writer) -> Rule:
+    def _visit(self, writer: Writer) -> RewriteRule:
         planned = [f for f in self._plans[writer.body] if writer.can_hold(f.jaxpr)]
         if not planned:
             return lambda eqn: None

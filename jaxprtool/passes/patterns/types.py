@@ -23,7 +23,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir import dtypes
 from jaxprtool.ir.notation import expressions, types
-from jaxprtool.ir.notation.types import Size
+from jaxprtool.ir.notation.types import SizeExpression
 from jaxprtool.jaxcompat import Aval
 
 _HINT = "types are written as a jaxpr prints them: f32[n,d], bf16[...,8,n], i32[]"
@@ -36,7 +36,7 @@ class Declared:
     """One declared type."""
 
     dtype: np.dtype
-    dims: tuple[int | Size, ...]
+    dims: tuple[int | SizeExpression, ...]
     more_dims: bool = False
 
     @property
@@ -83,7 +83,7 @@ def kind(dtype: np.dtype) -> Any:
 
 def names_of(declarations: Sequence[Declared]) -> list[str]:
     """The names of sizes in declarations, in order."""
-    sizes = (dim for each in declarations for dim in each.dims if isinstance(dim, Size))
+    sizes = (dim for each in declarations for dim in each.dims if isinstance(dim, SizeExpression))
     return list(dict.fromkeys(name for size in sizes for name in size.names))
 
 
@@ -106,7 +106,7 @@ def symbolic_sizes(names: Sequence[str]) -> dict[str, Any]:
 def sizes_in(declarations: Sequence[Declared], avals: Sequence[Aval]) -> dict[str, Any] | None:
     """The sizes by name with which values of these types are as declared; None if they are not."""
     sizes: dict[str, Any] = {}
-    expected: list[tuple[Size, Any]] = []
+    expected: list[tuple[SizeExpression, Any]] = []
     for each, aval in zip(declarations, avals, strict=True):
         rank = len(each.dims)
         if aval.ndim < rank or (aval.ndim > rank and not each.more_dims):
@@ -114,10 +114,10 @@ def sizes_in(declarations: Sequence[Declared], avals: Sequence[Aval]) -> dict[st
         if kind(aval.dtype) is not kind(each.dtype):
             return None
         for dim, size in zip(each.dims, aval.shape[aval.ndim - rank :], strict=True):
-            if isinstance(dim, Size) and isinstance(dim.node, ast.Name):
+            if isinstance(dim, SizeExpression) and isinstance(dim.node, ast.Name):
                 if not _equal(sizes.setdefault(dim.node.id, size), size):
                     return None
-            elif isinstance(dim, Size):
+            elif isinstance(dim, SizeExpression):
                 expected.append((dim, size))
     return sizes if all(_equal(dim(sizes), size) for dim, size in expected) else None
 
@@ -129,8 +129,8 @@ def _equal(a: object, b: object) -> bool:
         return False
 
 
-def _size(dim: int | Size, sizes: Mapping[str, Any]) -> Any:
-    return dim(sizes) if isinstance(dim, Size) else dim
+def _size(dim: int | SizeExpression, sizes: Mapping[str, Any]) -> Any:
+    return dim(sizes) if isinstance(dim, SizeExpression) else dim
 
 
 def _read(text: str, what: str) -> Declared:
@@ -157,7 +157,9 @@ def _read(text: str, what: str) -> Declared:
     return made
 
 
-def _dimension(source: expressions.Source, start: int, dim: types.Dimension) -> int | Size:
+def _dimension(
+    source: expressions.Source, start: int, dim: types.Dimension
+) -> int | SizeExpression:
     size = types.size_in(source, start, dim)
     try:
         value = size(dict.fromkeys(size.names, 97))

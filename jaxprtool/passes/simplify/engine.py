@@ -19,7 +19,7 @@ import jax
 
 from jaxprtool.errors import PluginError
 from jaxprtool.ir.equations import named
-from jaxprtool.ir.rewrite import Rule, Writer, rewrite
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal
 from jaxprtool.passes.simplify.pattern import (
     NumberPattern,
@@ -84,7 +84,7 @@ def _heads(tree: OperationPattern) -> Sequence[_Head]:
     return [None]
 
 
-def _visitor(table: _Table, fast: bool, writer: Writer) -> Rule:
+def _visitor(table: _Table, fast: bool, writer: Writer) -> RewriteRule:
     definition, constants = writer.definition, writer.constant_values
     uses = Uses(writer)
 

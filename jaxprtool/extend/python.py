@@ -6,7 +6,7 @@ class; packages that the module is to import stand in `ROOTS`.
 
 from jaxprtool.formats.python.expressions import (
     ROOTS,
-    Call,
+    CallExpression,
     Expression,
     Name,
     Slot,
@@ -18,7 +18,7 @@ from jaxprtool.formats.python.rules.table import unsupported
 
 __all__ = [
     "ROOTS",
-    "Call",
+    "CallExpression",
     "Expression",
     "Name",
     "Slot",

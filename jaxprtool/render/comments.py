@@ -7,19 +7,14 @@ from pathlib import Path
 
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.render.rendering import ShowOptions
 
 
 class SourceComments:
-    """Where equations come from, each looked up once; the equations must outlive it.
+    """Where equations come from, each looked up once; the equations must outlive it."""
 
-    Args:
-        source: Whether comments have the line.
-        scopes: Whether comments have the name stack.
-    """
-
-    def __init__(self, source: bool, scopes: bool):
-        self.source = source
-        self.scopes = scopes
+    def __init__(self, options: ShowOptions):
+        self._options = options
         self._comments: dict[tuple[int, int], str | None] = {}
         self._lines: dict[object, str | None] = {}
 
@@ -28,8 +23,8 @@ class SourceComments:
         info = eqn.source_info
         key = id(info.traceback), id(info.name_stack)
         if key not in self._comments:
-            line = self.line(eqn) if self.source else None
-            scope = jaxcompat.name_stack(eqn) if self.scopes else None
+            line = self.line(eqn) if self._options.source else None
+            scope = jaxcompat.name_stack(eqn) if self._options.scopes else None
             parts = [line, f"scope: {scope}" if scope else None]
             text = ", ".join(part for part in parts if part)
             self._comments[key] = f"# {text}" if text else None

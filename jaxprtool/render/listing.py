@@ -58,7 +58,7 @@ class Listing:
 
 def listing(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
     """Return the listing of a program; a line's source and scope are a comment at its end."""
-    comments = SourceComments(options.source, options.scopes)
+    comments = SourceComments(options)
     comment = comments.comment if options.source or options.scopes else None
     jaxpr, selection = top_jaxpr(program), options.selection()
     return Listing(Layout(jaxpr, options.width, options.types, selection, comment).tokens())

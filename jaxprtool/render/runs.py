@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from textwrap import indent
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
 from jaxprtool.render import documents
@@ -28,8 +27,11 @@ def _result(out: Output, width: int) -> str:
 
 def steps(report: RunReport, trace_time: float | None = None) -> dict[str, str]:
     """Return where a program ran, and how long each step took, by the name of the step."""
-    times = report.times
-    rows = {"device": _few(report.devices)}
+    times, devices = report.times, report.devices
+    where = ", ".join(map(str, devices))
+    if len(devices) > 4:
+        where = f"{len(devices)} devices, {devices[0]} to {devices[-1]}"
+    rows = {"device": where}
     rows |= {} if trace_time is None else {"trace": _duration(trace_time)}
     if times.lower is not None and times.compile is not None:
         rows |= {"lower": _duration(times.lower), "compile": _duration(times.compile)}
@@ -37,12 +39,6 @@ def steps(report: RunReport, trace_time: float | None = None) -> dict[str, str]:
     if times.repeat is not None:
         rows["later calls"] = f"{_duration(times.repeat)} (median of {times.repeats})"
     return rows
-
-
-def _few(devices: Sequence[jax.Device]) -> str:
-    if len(devices) <= 4:
-        return ", ".join(map(str, devices))
-    return f"{len(devices)} devices, {devices[0]} to {devices[-1]}"
 
 
 def _described(out: Output, width: int) -> str:

@@ -29,7 +29,7 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Rende
     where it comes first. Source files are named without their folders.
     """
     shape = outline(program)
-    reader, comments = Reader(shape.jaxpr), SourceComments(options.source, options.scopes)
+    reader, comments = Reader(shape.jaxpr), SourceComments(options)
     selection = options.selection()
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     grid.add_column("#", style=theme.COMMENT, overflow="fold", max_width=16)

@@ -35,7 +35,7 @@ def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Render
 class _Nodes:
     def __init__(self, root: Jaxpr, options: ShowOptions):
         self.reader = Reader(root)
-        self.comments = SourceComments(options.source, options.scopes)
+        self.comments = SourceComments(options)
         self.types = options.types
         self.selection = options.selection()
         self.unfolded: set[Jaxpr] = set()

@@ -10,7 +10,7 @@ from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.outline import NamedValue
 from jaxprtool.render.comments import SourceComments
 from jaxprtool.render.documents import Variable
-from jaxprtool.render.rendering import Rendering
+from jaxprtool.render.rendering import Rendering, ShowOptions
 from jaxprtool.render.stats import values_table
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def variables_table(variables: Sequence[VariableLeaf], width: int) -> Rendering:
     """Return a table of variables, with the lines that declare them."""
-    comments = SourceComments(source=True, scopes=False)
+    comments = SourceComments(ShowOptions(source=True))
     named = [NamedValue(v.path, type_of(v.aval), size_of(v.aval)) for v in variables]
     lines = [comments.line(v.eqn) or "" for v in variables]
     sources = lines if any(lines) else None  # variables that are arguments come from no line

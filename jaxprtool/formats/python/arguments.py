@@ -22,7 +22,7 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr, tree_flatten
 
 from jaxprtool.formats.python.expressions import (
     ROOTS,
-    Call,
+    CallExpression,
     Expression,
     ModuleValue,
     Name,
@@ -256,7 +256,7 @@ class _Results:
             self.classes.add(name)
             made = call("namedtuple", name, fields)
             cls = ModuleValue((name, *fields), name, made)
-            return Call(cls, (), dict(zip(fields, parts, strict=True)))
+            return CallExpression(cls, (), dict(zip(fields, parts, strict=True)))
         texts = [key.key if isinstance(key, DictKey) else None for key in keys]
         if all(type(text) is str for text in texts) and len(set(texts)) == len(texts):
             return dict(zip(texts, parts, strict=True))

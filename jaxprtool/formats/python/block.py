@@ -11,13 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from jaxprtool.formats.python.arguments import local_names
 from jaxprtool.formats.python.expressions import (
     ATOM,
-    Function,
-    Structure,
+    Grouping,
+    PythonFunction,
     call,
     slots,
     written,
@@ -32,17 +32,16 @@ from jaxprtool.formats.python.layout import (
     definition,
     filled,
     flat,
-    holes_of,
     statement,
     unpacking,
 )
 from jaxprtool.formats.python.module import Module
-from jaxprtool.formats.python.naming import Names
-from jaxprtool.formats.python.selection import Template
+from jaxprtool.formats.python.naming import LocalNames
+from jaxprtool.formats.python.selection import TextTemplate
 from jaxprtool.formats.python.values import literal
 from jaxprtool.ir.callbacks import stubbed
 from jaxprtool.ir.equations import type_of
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var, open_jaxpr
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, DropVar, JaxprEqn, Literal, Var, open_jaxpr
 
 #: How much an expression may hold before its parts get lines of their own; how many may wait.
 _MOST_PARTS, _LONGEST, _MOST_PENDING = 4, 60, 8
@@ -76,7 +75,7 @@ class Block:
     """
 
     def __init__(
-        self, module: Module, jaxpr: AnyJaxpr, texts: dict[Var, str], names: Names, depth: int
+        self, module: Module, jaxpr: AnyJaxpr, texts: dict[Var, str], names: LocalNames, depth: int
     ):
         self.lines: list[str] = []
         self._module = module
@@ -89,7 +88,8 @@ class Block:
         self._depth = depth
         self._pending: list[Pending] = []
         self._lines = lines(self._jaxpr)
-        self._uses = _uses(self._jaxpr, self._lines)
+        mentioned = chain(self._jaxpr.outvars, *(line.operands for line in self._lines))
+        self._uses = Counter(v for v in mentioned if not isinstance(v, Literal))
         self._operands: Sequence[Atom] = ()
         # Names that say something, of the variables that have one.
         self._hints: dict[Var, str] = {}
@@ -138,7 +138,7 @@ class Block:
 
     def unpack(
         self,
-        structure: Structure,
+        structure: Grouping,
         variables: Sequence[Atom],
         pieces: list[Piece],
         hints: dict[int, str] | None = None,
@@ -168,7 +168,8 @@ class Block:
             eqn = stubbed(line.eqn) if self._module.stub_callbacks else line.eqn
             template = self._module.templates.of(self._without_unused(eqn), self)
         else:
-            template = Template.of(line.expression.of, self, line.expression.results)
+            given = line.expression
+            template = TextTemplate(given.of.pieces(self), given.of.level, given.results)
         whole = self._filled(template, line.operands)
         if template.results == 0 and self._may_pend(outs[0], line.eqn, whole):
             origin = self._module.origin(line.eqn)
@@ -210,7 +211,7 @@ class Block:
             and len(self._pending) < _MOST_PENDING
         )
 
-    def _filled(self, template: Template, atoms: Sequence[Atom]) -> Pending:
+    def _filled(self, template: TextTemplate, atoms: Sequence[Atom]) -> Pending:
         """The template with these operands; those that wait and may stand in it are taken.
 
         They may if they are the last that wait, in the order in which the template has them.
@@ -233,7 +234,7 @@ class Block:
         return self._written(template, atoms, {})
 
     def _written(
-        self, template: Template, atoms: Sequence[Atom], taken: dict[Var, Pending]
+        self, template: TextTemplate, atoms: Sequence[Atom], taken: dict[Var, Pending]
     ) -> Pending:
         texts, parts = {}, 1
         for hole in template.holes:
@@ -271,7 +272,7 @@ class Block:
     # --- results ------------------------------------------------------------------------------
 
     def _targets(
-        self, structure: Structure, variables: Sequence[Atom], hints: dict[int, str]
+        self, structure: Grouping, variables: Sequence[Atom], hints: dict[int, str]
     ) -> Targets:
         """The structure with a name and a type for each of its variables."""
         if isinstance(structure, tuple):
@@ -287,7 +288,7 @@ class Block:
         pieces = written(results, self)
         if isinstance(results, tuple) and results:
             pieces = [replace(pieces[0], bare=True)]  # type: ignore[type-var]
-        template = Template(tuple(holes_of(pieces)), tuple(pieces), ATOM, None, True)
+        template = TextTemplate(pieces, ATOM, None)
         self._enter(self._around)
         whole = self._filled(template, [*self._jaxpr.outvars, *self._jaxpr.invars])
         self._flush()
@@ -300,7 +301,7 @@ class Block:
 
     # --- what expressions need ----------------------------------------------------------------
 
-    def function(self, function: Function) -> str:
+    def function(self, function: PythonFunction) -> str:
         """The name of a function, which is defined here, or at the top of the module."""
         tells = self._module.tells_symbols(function)
         if function.kept and tells:
@@ -331,7 +332,7 @@ class Block:
         self.lines += [*lines, ""]
         return name
 
-    def _hoisted_function(self, function: Function, captured: Sequence[str]) -> str:
+    def _hoisted_function(self, function: PythonFunction, captured: Sequence[str]) -> str:
         """Return a function of the module, which is given what it captures."""
         count = len(captured)
         alone = replace(
@@ -361,15 +362,6 @@ class Block:
         return name
 
 
-def _uses(jaxpr: Jaxpr, lines: Sequence[Line]) -> Counter[Var]:
-    """How often each variable is mentioned."""
-    uses: Counter[Var] = Counter()
-    for line in lines:
-        uses.update(v for v in line.operands if not isinstance(v, Literal))
-    uses.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
-    return uses
-
-
 # --- functions --------------------------------------------------------------------------------
 
 
@@ -380,10 +372,10 @@ def gap(depth: int) -> list[str]:
 
 def define(
     module: Module,
-    function: Function,
+    function: PythonFunction,
     name: str,
     texts: dict[Var, str],
-    names: Names,
+    names: LocalNames,
     depth: int,
     hints: dict[int, str] | None = None,
 ) -> list[str]:
@@ -414,10 +406,10 @@ def define(
 
 def _undecorated(
     module: Module,
-    function: Function,
+    function: PythonFunction,
     name: str,
     texts: dict[Var, str],
-    names: Names,
+    names: LocalNames,
     depth: int,
     hints: dict[int, str],
 ) -> list[str]:
@@ -453,7 +445,7 @@ def _undecorated(
     return [*definition(name, parameters, types, depth), *body.lines]
 
 
-def _places(structure: Structure, text: str) -> Iterator[tuple[int, str]]:
+def _places(structure: Grouping, text: str) -> Iterator[tuple[int, str]]:
     """The text that reaches each argument of a structure, from that of the whole."""
     if isinstance(structure, int):
         yield structure, text

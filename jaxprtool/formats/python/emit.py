@@ -4,7 +4,7 @@
 
 The module needs nothing but JAX, and jaxprtool if values are sown. Its function bears the
 program's name and is called as the original is. Tracing it gives the program again: each line was
-tried before it was written (`selection`), so what looks simple is exact. Loops and branches are
+checked before it was written (`selection`), so what looks simple is exact. Loops and branches are
 local functions, calls of `jax.jit` and custom derivatives are functions of the module.
 """
 

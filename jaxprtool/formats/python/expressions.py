@@ -65,7 +65,7 @@ class Scope(Protocol):
     def helper(self, helper: Helper) -> str:
         """Return the name of a function that the module defines at its top."""
 
-    def function(self, function: Function) -> str:
+    def function(self, function: PythonFunction) -> str:
         """Return the name of a function, which is defined."""
 
 
@@ -112,7 +112,7 @@ class Attribute(Expression):
 
 
 @dataclass(frozen=True)
-class Call(Expression):
+class CallExpression(Expression):
     """`function(*args, **kwargs)`; arguments are expressions or plain values."""
 
     function: Expression
@@ -171,7 +171,7 @@ class Assignment(Expression):
 
 
 #: How flat values are grouped: an index, None for nothing, or a tuple of these.
-Structure: TypeAlias = "int | tuple[Structure, ...] | None"
+Grouping: TypeAlias = "int | tuple[Grouping, ...] | None"
 
 
 def slots(results: Results) -> object:
@@ -186,7 +186,7 @@ Results: TypeAlias = "int | tuple[Results, ...] | Expression | None"
 
 
 @dataclass(frozen=True, eq=False)
-class Function(Expression):
+class PythonFunction(Expression):
     """A Python function with the body of a closed jaxpr.
 
     `parameters` has a structure of indexes of the jaxpr's arguments for each Python parameter; one
@@ -203,13 +203,13 @@ class Function(Expression):
 
     jaxpr: Any
     name: str
-    parameters: tuple[Structure, ...]
+    parameters: tuple[Grouping, ...]
     results: Results
     titles: tuple[str, ...] = ()
     captured: Sequence[int] = ()
     passed: Sequence[int] = ()
     decorators: tuple[Expression, ...] = ()
-    rules: tuple[tuple[str, tuple[Function, ...], Mapping[str, object]], ...] = ()
+    rules: tuple[tuple[str, tuple[PythonFunction, ...], Mapping[str, object]], ...] = ()
     kept: bool = False
     renamed: bool = True
     key: tuple[object, ...] = ()
@@ -237,7 +237,7 @@ class Giving:
     """An expression that is known to give an equation's results, in a structure of its own."""
 
     of: Expression
-    results: Structure
+    results: Grouping
 
 
 #: What a rule may yield.
@@ -305,14 +305,14 @@ class Prefix(Expression):
         return [self.symbol, *_within(self.of, POWER, scope)]
 
 
-def call(path: str, *args: object, **kwargs: object) -> Call:
+def call(path: str, *args: object, **kwargs: object) -> CallExpression:
     """A call of something public: `call("jnp.sum", x, axis=0)`."""
-    return Call(Name(path), args, kwargs)
+    return CallExpression(Name(path), args, kwargs)
 
 
-def method(x: Expression, name: str, *args: object, **kwargs: object) -> Call:
+def method(x: Expression, name: str, *args: object, **kwargs: object) -> CallExpression:
     """A call of a method: `method(x, "reshape", 3, 4)`."""
-    return Call(Attribute(x, name), args, kwargs)
+    return CallExpression(Attribute(x, name), args, kwargs)
 
 
 #: How values of a Python type that has no literals are made, as an expression. Plug-ins add to

@@ -8,13 +8,12 @@ stand, these equations would be there twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from jaxprtool.formats.python.expressions import Giving
 from jaxprtool.formats.python.rules.loops import on_number, on_platform, on_predicate
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Line:
     expression: Giving | None = None
 
 
-def lines(jaxpr: Any) -> list[Line]:
+def lines(jaxpr: Jaxpr) -> list[Line]:
     """The equations of a jaxpr, with the conversions and clamps of indexes taken into branches."""
     if not any(eqn.primitive.name == "cond" for eqn in jaxpr.eqns):
         return [Line(eqn, tuple(eqn.invars)) for eqn in jaxpr.eqns]
@@ -52,7 +51,7 @@ def lines(jaxpr: Any) -> list[Line]:
 
 
 def _condition(
-    eqn: JaxprEqn, makers: dict[Any, JaxprEqn]
+    eqn: JaxprEqn, makers: dict[Var, JaxprEqn]
 ) -> tuple[tuple[Atom, ...], Giving] | None:
     """What a branch depends on before it is made an index, and how the branch is written then."""
     if eqn.primitive.name != "cond" or isinstance(eqn.invars[0], Literal):
@@ -62,8 +61,9 @@ def _condition(
         return None
     branches = len(eqn.params["branches"])
     if maker.primitive.name == "convert_element_type":
-        predicate = maker.invars[0]
-        if branches == 2 and predicate.aval.dtype == np.bool_ and _is_index(eqn.invars[0]):
+        predicate, index = maker.invars[0], eqn.invars[0].aval
+        is_index = index.dtype == np.int32 and not index.shape
+        if branches == 2 and predicate.aval.dtype == np.bool_ and is_index:
             return (predicate,), on_predicate(eqn)
         return None
     if maker.primitive.name == "platform_index":
@@ -75,10 +75,6 @@ def _condition(
     if _is_literal(low, 0) and _is_literal(high, branches - 1) and branches > 1:
         return (number,), on_number(eqn)
     return None
-
-
-def _is_index(atom: Atom) -> bool:
-    return atom.aval.dtype == np.int32 and not atom.aval.shape
 
 
 def _is_literal(atom: Atom, value: int) -> bool:

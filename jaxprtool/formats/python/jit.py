@@ -9,7 +9,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.python.expressions import Call, Expression, Name, Slot, call
+from jaxprtool.formats.python.expressions import CallExpression, Expression, Name, Slot, call
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.program import Program
 
@@ -87,9 +87,9 @@ def _prefix(
     if type(tree) is dict:
         return {key: inside(part) for key, part in tree.items()}
     # The structure of an argument is not known before the call.
-    if isinstance(tree, Call) and tree.function != Name("jax.tree.unflatten"):
+    if isinstance(tree, CallExpression) and tree.function != Name("jax.tree.unflatten"):
         parts = {name: inside(part) for name, part in tree.kwargs.items()}
-        return Call(tree.function, tuple(map(inside, tree.args)), parts)
+        return CallExpression(tree.function, tuple(map(inside, tree.args)), parts)
     message = f"has several shardings for one {what} of a class"
     raise _refusal(program, message, [names[i] for i in positions])
 
@@ -98,7 +98,7 @@ def _positions(tree: Any) -> list[int]:
     """The flat positions in a tree, those in its calls among them."""
     found: list[int] = []
     for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, Call):
+        if isinstance(leaf, CallExpression):
             found += _positions((leaf.args, leaf.kwargs))
         elif isinstance(leaf, Slot | int):
             found.append(leaf.index if isinstance(leaf, Slot) else leaf)

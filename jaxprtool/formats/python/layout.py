@@ -179,8 +179,5 @@ def definition(
     if not known:
         items: list[list[Piece]] = [[p] for p in parameters]
         return statement(f"def {name}", [Bracket("(", items, ")", call=True)], ":", depth)
-    each = [
-        f"{margin}{INDENT}{p}," + (f"  # {t}" if t else "")
-        for p, t in zip(parameters, types, strict=True)
-    ]
-    return [f"{margin}def {name}(", *each, f"{margin}):"]
+    targets: Targets = list(zip(parameters, types, strict=True))
+    return [f"{margin}def {name}(", *_target_lines(targets, margin)[1:-1], f"{margin}):"]

@@ -18,10 +18,10 @@ from jaxprtool.formats.python.expressions import (
     ROOTS,
     SIGN,
     Expression,
-    Function,
     Helper,
     ModuleValue,
     Name,
+    PythonFunction,
     Subscript,
     call,
     method,
@@ -29,9 +29,9 @@ from jaxprtool.formats.python.expressions import (
 )
 from jaxprtool.formats.python.helpers import HELPERS, NAMED
 from jaxprtool.formats.python.layout import flat, statement
-from jaxprtool.formats.python.naming import RESERVED, Names, identifier, numbered
+from jaxprtool.formats.python.naming import RESERVED, LocalNames, identifier, numbered
 from jaxprtool.formats.python.rules import calls
-from jaxprtool.formats.python.selection import Templates
+from jaxprtool.formats.python.selection import TextTemplates
 from jaxprtool.formats.python.symbols import bindings, finds_its_symbols, sizes_by_symbol
 from jaxprtool.formats.python.values import dtype_name, literal
 from jaxprtool.ir.equations import equations
@@ -66,7 +66,7 @@ class Module:
         self.arrays: dict[str, np.ndarray] = {}
         self.definitions: list[str] = []
         self.helpers: dict[str, list[str]] = {}
-        self.templates = Templates(self, sizes_by_symbol(program.in_avals))
+        self.templates = TextTemplates(self, sizes_by_symbol(program.in_avals))
         #: The settings that functions stand in which are defined now.
         self.settings_now: tuple[str, ...] = ()
         #: Functions inside the one that is being written which can be called there, by their keys.
@@ -76,7 +76,9 @@ class Module:
         self._taken = {*ROOTS, *HELPERS, *self._reserved}
         self._everywhere: set[str] = set(HELPERS)
         self._functions: dict[object, str] = {}
-        self._queue: deque[tuple[Function, str, dict[Var, str], tuple[Setting, ...]]] = deque()
+        self._queue: deque[tuple[PythonFunction, str, dict[Var, str], tuple[Setting, ...]]] = (
+            deque()
+        )
         self._settings: tuple[Setting, ...] = ()
         self._module_values: dict[object, str] = {}
         self._constants: dict[int, str] = {}
@@ -88,9 +90,9 @@ class Module:
 
     # --- names --------------------------------------------------------------------------------
 
-    def names(self) -> Names:
+    def names(self) -> LocalNames:
         """Return the names of a function of the module."""
-        return Names(self._taken, self._everywhere)
+        return LocalNames(self._taken, self._everywhere)
 
     def claim(self, hint: str) -> str:
         """Return a name in the module, that no function has taken for something of its own."""
@@ -131,7 +133,7 @@ class Module:
 
     # --- functions ----------------------------------------------------------------------------
 
-    def function(self, function: Function, texts: dict[Var, str] | None = None) -> str:
+    def function(self, function: PythonFunction, texts: dict[Var, str] | None = None) -> str:
         """Return the name of a function of the module, which is written when its turn comes.
 
         Args:
@@ -144,7 +146,7 @@ class Module:
             self._queue.append((function, name, texts or {}, self._settings))
         return name
 
-    def queued(self) -> Iterator[tuple[Function, str, dict[Var, str]]]:
+    def queued(self) -> Iterator[tuple[PythonFunction, str, dict[Var, str]]]:
         """Yield the functions to write with their names, each in the settings of its body."""
         while self._queue:
             function, name, texts, self._settings = self._queue.popleft()
@@ -177,7 +179,7 @@ class Module:
             self._contexts[id(context)] = found
         return found
 
-    def tells_symbols(self, function: Function) -> bool:
+    def tells_symbols(self, function: PythonFunction) -> bool:
         """Return True if a function may stand alone: it finds the symbols that it mentions."""
         return not self._symbols or finds_its_symbols(function)
 

@@ -21,7 +21,7 @@ def identifier(text: str) -> str:
     return f"{name}_" if name in RESERVED else name
 
 
-class Names:
+class LocalNames:
     """The names taken in a function; `outer` are those of the module around it.
 
     A function's names hide none of the module's, and the module's are none that a function has
@@ -45,13 +45,9 @@ class Names:
         """`hint` as an identifier, with a number after it if it is taken."""
         return self.take(next(filter(self._is_free, numbered(hint))))
 
-    def within(self) -> Names:
-        """Names for a function of the module."""
-        return Names(self._outer, self._everywhere)
-
-    def inside(self, captured: Iterable[str]) -> Names:
+    def inside(self, captured: Iterable[str]) -> LocalNames:
         """Names for a function inside this one, which may hide what it does not capture."""
-        names = self.within()
+        names = LocalNames(self._outer, self._everywhere)
         names._taken.update(captured)
         names._letters = self._letters
         return names

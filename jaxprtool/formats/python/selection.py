@@ -2,14 +2,15 @@
 
 The text of a proposal is evaluated while JAX traces it, and must give the equation alone. So no
 rule has to know when an operator promotes, when a function adds a conversion, or what another JAX
-makes of it. A program has few distinct kinds of equation, and each kind is tried once: same
+makes of it. A program has few distinct kinds of equation, and each kind is checked once: same
 primitive, same parameters, operands of the same types, in the same context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jaxprtool import jaxcompat
@@ -17,15 +18,15 @@ from jaxprtool.formats.python.expressions import (
     ROOTS,
     Assignment,
     Attribute,
-    Call,
+    CallExpression,
     Expression,
-    Function,
     Giving,
+    Grouping,
     Helper,
     ModuleValue,
+    PythonFunction,
     Scope,
     Slot,
-    Structure,
     as_expression,
     written,
 )
@@ -38,28 +39,26 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 
 @dataclass(frozen=True)
-class Template:
+class TextTemplate:
     """The text of an equation with holes for its operands.
 
     `results` is the structure in which it gives the results, `typed` says that literal operands
     are written with their types, `defines` that functions were defined for it alone.
     """
 
-    holes: tuple[Hole, ...]
-    pieces: tuple[Piece, ...]
+    pieces: Sequence[Piece]
     level: int
-    results: Structure
-    typed: bool
+    results: Grouping
+    typed: bool = True
     defines: bool = False
 
-    @classmethod
-    def of(cls, what: Expression, scope: Scope, results: Structure, typed: bool = True) -> Template:
-        """Return the template of an expression; `scope` defines the functions it mentions."""
-        pieces = tuple(what.pieces(scope))
-        return cls(tuple(holes_of(pieces)), pieces, what.level, results, typed)
+    @cached_property
+    def holes(self) -> tuple[Hole, ...]:
+        """The holes in the order in which they are evaluated."""
+        return tuple(holes_of(self.pieces))
 
 
-class Templates:
+class TextTemplates:
     """The chosen template of each kind of equation of a module.
 
     Args:
@@ -70,12 +69,12 @@ class Templates:
     def __init__(self, scope: Scope, symbols: Mapping[str, object]):
         self._scope = scope
         self._check = _RoundTrip(symbols)
-        self._by_identity: dict[Hashable, Template] = {}
-        self._by_content: dict[Hashable, Template] = {}
+        self._by_identity: dict[Hashable, TextTemplate] = {}
+        self._by_content: dict[Hashable, TextTemplate] = {}
         # Identities are keys: what they are of must stay.
         self._alive: list[JaxprEqn] = []
 
-    def of(self, eqn: JaxprEqn, scope: Scope) -> Template:
+    def of(self, eqn: JaxprEqn, scope: Scope) -> TextTemplate:
         """Return the template of an equation.
 
         Args:
@@ -98,7 +97,7 @@ class Templates:
                 self._by_identity[key] = found
         return found
 
-    def _of_content(self, eqn: JaxprEqn, scope: Scope) -> Template:
+    def _of_content(self, eqn: JaxprEqn, scope: Scope) -> TextTemplate:
         """Return the template that equations of the same content share, if it defines nothing."""
         key = _content(eqn)
         if key in self._by_content:
@@ -106,15 +105,15 @@ class Templates:
         chosen, results, typed = self._choice(eqn)
         defines = _defines(chosen)
         try:
-            found = Template.of(chosen, scope if defines else self._scope, results, typed)
+            pieces = chosen.pieces(scope if defines else self._scope)
         except TypeError as error:
             raise unsupported(eqn, str(error)) from error
-        if defines:
-            return replace(found, defines=True)
-        self._by_content[key] = found
+        found = TextTemplate(pieces, chosen.level, results, typed, defines)
+        if not defines:
+            self._by_content[key] = found
         return found
 
-    def _choice(self, eqn: JaxprEqn) -> tuple[Expression, Structure, bool]:
+    def _choice(self, eqn: JaxprEqn) -> tuple[Expression, Grouping, bool]:
         slots = [Slot(i) for i in range(len(eqn.invars))]
         has_literals = any(isinstance(v, Literal) for v in eqn.invars)
         for expression in proposals(eqn, *slots):
@@ -129,9 +128,9 @@ class Templates:
 
 def _defines(expression: object) -> bool:
     """Return True if a function is among the parts of an expression."""
-    if isinstance(expression, Function):
+    if isinstance(expression, PythonFunction):
         return True
-    if isinstance(expression, Call):
+    if isinstance(expression, CallExpression):
         parts = expression.function, *expression.args, *expression.kwargs.values()
         return any(map(_defines, parts))
     if isinstance(expression, Attribute):
@@ -165,17 +164,17 @@ def _bind(eqn: JaxprEqn, slots: list[Slot]) -> Expression:
             params[name] = as_expression(value)
         except TypeError as error:
             raise unsupported(eqn, f"its parameter {name} cannot be written: {error}") from error
-    return Call(bind, tuple(slots), params)
+    return CallExpression(bind, tuple(slots), params)
 
 
 class _RoundTrip:
-    """Evaluates the text of expressions: the scope of what is tried and perhaps not written."""
+    """Evaluates the text of expressions: the scope of what may not be written after all."""
 
     def __init__(self, symbols: Mapping[str, object]):
         self._symbols = symbols
         self._namespace: dict[str, Any] = {}
 
-    def results(self, expression: Expression, eqn: JaxprEqn, typed: bool) -> list[Structure]:
+    def results(self, expression: Expression, eqn: JaxprEqn, typed: bool) -> list[Grouping]:
         """Return the structure of an expression's results, if tracing it gives an equation alone.
 
         Args:
@@ -186,7 +185,7 @@ class _RoundTrip:
         Returns:
             The structure in a list; an empty list if it gives anything else, or raises.
         """
-        structures: list[Structure] = []
+        structures: list[Grouping] = []
         variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal)))
         names = {v: f"_{i}" for i, v in enumerate(variables)}
 
@@ -245,7 +244,7 @@ class _RoundTrip:
             self.mention(root)
         return helper.name
 
-    def function(self, function: Function) -> str:
+    def function(self, function: PythonFunction) -> str:
         return self._named(function.traceable())
 
 

@@ -1,4 +1,4 @@
-"""Symbolic dimensions in an emitted module: what they are spelled as, and where they come from.
+"""Symbolic dimensions in an emitted module: how they are written, and where they come from.
 
 A function that mentions a symbol finds it in the shapes of its arguments first, as JAX does:
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import jax.export
@@ -21,16 +22,16 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import (
     Expression,
-    Function,
     Infix,
     Prefix,
+    PythonFunction,
     Scope,
     call,
     written,
 )
 from jaxprtool.formats.python.layout import Piece, statement
 from jaxprtool.ir.equations import equations, type_of
-from jaxprtool.jaxcompat import AnyJaxpr, Aval, Jaxpr, Var
+from jaxprtool.jaxcompat import Aval, Jaxpr, Var
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Symbol(Expression):
 
 
 @dataclass(frozen=True)
-class Size(Expression):
+class ArgumentSize(Expression):
     """A dimension of an argument: `x.shape[0]`."""
 
     argument: str
@@ -61,13 +62,13 @@ class Solution:
     `exact` says that the symbol solves the equation whatever the size is.
     """
 
-    size: Size
+    size: ArgumentSize
     equation: Any
     value: Any
     exact: bool
 
 
-# --- spelling ---------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------
 
 
 def dimension(size: Any) -> Any:
@@ -96,10 +97,7 @@ def _product(coefficient: int, factors: Iterable[tuple[Any, int]]) -> Any:
         parts[0] = Prefix("-", parts[0])
     elif coefficient != 1:
         parts.insert(0, coefficient)
-    product = parts[0]
-    for part in parts[1:]:
-        product = Infix("*", product, part)
-    return product
+    return reduce(partial(Infix, "*"), parts)
 
 
 def _factor(factor: Any, exponent: int) -> Any:
@@ -124,7 +122,7 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 # --- solving ----------------------------------------------------------------------------------
 
 
-def solutions(sizes: Iterable[tuple[Size, Any]]) -> dict[str, Solution]:
+def solutions(sizes: Iterable[tuple[ArgumentSize, Any]]) -> dict[str, Solution]:
     """How symbols are found from sizes of arguments, each from what is found before it.
 
     As JAX does, only equations are solved that are linear in one unknown symbol.
@@ -140,7 +138,9 @@ def solutions(sizes: Iterable[tuple[Size, Any]]) -> dict[str, Solution]:
         found[new[0]] = new[1]
 
 
-def _solved(size: Size, equation: Any, known: dict[str, Any]) -> tuple[str, Solution] | None:
+def _solved(
+    size: ArgumentSize, equation: Any, known: dict[str, Any]
+) -> tuple[str, Solution] | None:
     """The only unknown symbol of an equation and its solution, if the equation is linear in it."""
     terms = jaxcompat.dimension_terms(equation)
     unknown = [t for t in terms if any(_names_of_factor(f) - known.keys() for f, _ in t[1])]
@@ -186,23 +186,21 @@ def sizes_by_symbol(avals: Iterable[Aval]) -> dict[str, object]:
 # --- functions --------------------------------------------------------------------------------
 
 
-def sizes_of(variables: Sequence[Var], places: Sequence[str]) -> Iterator[tuple[Size, Any]]:
+def sizes_of(variables: Sequence[Var], places: Sequence[str]) -> Iterator[tuple[ArgumentSize, Any]]:
     """Each dimension of each argument, which a text reaches, with what it is equal to."""
     for var, name in zip(variables, places, strict=True):
         for axis, size in enumerate(getattr(var.aval, "shape", ())):
-            yield Size(name, axis), size
+            yield ArgumentSize(name, axis), size
 
 
-def finds_its_symbols(function: Function) -> bool:
+def finds_its_symbols(function: PythonFunction) -> bool:
     """Whether the arguments of a function, and of each of its rules, tell the symbols it needs."""
     bodies = [function, *(rule for _, rules, _ in function.rules for rule in rules)]
-    return all(map(_tells, (f.jaxpr for f in bodies if f.raises is None)))
-
-
-def _tells(jaxpr: AnyJaxpr) -> bool:
-    jaxpr = jaxcompat.open_jaxpr(jaxpr)
-    places = [""] * len(jaxpr.invars)
-    return _needed(jaxpr) <= solutions(sizes_of(jaxpr.invars, places)).keys()
+    jaxprs = [jaxcompat.open_jaxpr(f.jaxpr) for f in bodies if f.raises is None]
+    return all(
+        _needed(jaxpr) <= solutions(sizes_of(jaxpr.invars, [""] * len(jaxpr.invars))).keys()
+        for jaxpr in jaxprs
+    )
 
 
 def _needed(jaxpr: Jaxpr) -> set[str]:
@@ -225,7 +223,8 @@ def bindings(
     `arguments` are variables with the texts that reach them. Raises UnsupportedError if their
     shapes do not tell a symbol.
     """
-    used = mentioned(body)
+    tree = ast.parse("\n".join(("def body():", *body)))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     missing = {symbol for symbol, name in names.items() if name in used}
     found = solutions(sizes_of(*zip(*arguments, strict=True))) if arguments else {}
     lines: list[str] = []
@@ -238,12 +237,6 @@ def bindings(
     if missing:
         raise _untold(sorted(missing), arguments)
     return lines
-
-
-def mentioned(lines: Sequence[str]) -> set[str]:
-    """The names that the lines of a body mention."""
-    tree = ast.parse("\n".join(("def body():", *lines)))
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _binding(name: str, solution: Solution, scope: Scope) -> list[str]:

@@ -1,8 +1,8 @@
-"""How the values of an equation's parameters are spelled, and its literals.
+"""How the values of an equation's parameters are written, and its literals.
 
 A table by Python type, `expressions.constructors`, is filled here for what JAX's programs hold:
 dtypes, enums, dimension-number records, meshes and shardings, PRNG implementations, arrays. What
-is not in it is a live Python object, and has no spelling.
+is not in it is a live Python object, and cannot be written.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from jax.sharding import (
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
     Attribute,
-    Call,
+    CallExpression,
     Expression,
-    Function,
     ModuleValue,
     Name,
     Prefix,
+    PythonFunction,
     Subscript,
     call,
     constructors,
@@ -99,20 +99,14 @@ def _record(value: Any) -> Expression:
         raise TypeError(f"{kind.__qualname__} has no public name")
     defaults = getattr(value, "_field_defaults", {})
     fields = value._asdict().items()
-    return call(f"lax.{kind.__name__}", **{k: v for k, v in fields if v != defaults.get(k, _NONE)})
+    said = {k: v for k, v in fields if k not in defaults or v != defaults[k]}
+    return call(f"lax.{kind.__name__}", **said)
 
 
-#: What no field is.
-_NONE = object()
-
-
-def _axis_types(mesh: Any) -> tuple[Expression, ...]:
-    return tuple(Name(f"jax.sharding.AxisType.{t.name}") for t in mesh.axis_types)
-
-
-def _types_if_needed(mesh: Any) -> dict[str, Any]:
-    plain = all(t is AxisType.Auto for t in mesh.axis_types)
-    return {} if plain else {"axis_types": _axis_types(mesh)}
+def _types_if_needed(mesh: Mesh | AbstractMesh) -> dict[str, object]:
+    if all(t is AxisType.Auto for t in mesh.axis_types):
+        return {}
+    return {"axis_types": tuple(Name(f"jax.sharding.AxisType.{t.name}") for t in mesh.axis_types)}
 
 
 def _mesh(mesh: Mesh) -> Expression:
@@ -122,14 +116,14 @@ def _mesh(mesh: Mesh) -> Expression:
     everything = call("jax.devices", flat[0].platform)
     ids = [device.id for device in flat]
     if ids == list(range(len(ids))):
-        devices: Any = Subscript(everything, (slice(None, len(ids)),))
+        devices: object = Subscript(everything, (slice(None, len(ids)),))
     else:
         devices = [Subscript(everything, (i,)) for i in ids]
     return ModuleValue(mesh, "mesh", _mesh_of(devices, mesh))
 
 
-def _mesh_of(devices: Any, mesh: Any) -> Expression:
-    array: Any = call("np.array", devices)
+def _mesh_of(devices: object, mesh: Mesh | AbstractMesh) -> Expression:
+    array = call("np.array", devices)
     if len(mesh.axis_sizes) != 1:
         array = method(array, "reshape", *mesh.axis_sizes)
     return call("jax.sharding.Mesh", array, mesh.axis_names, **_types_if_needed(mesh))
@@ -168,20 +162,11 @@ def _single_device(sharding: SingleDeviceSharding) -> Expression:
     return call("jax.sharding.SingleDeviceSharding", device)
 
 
-def _device(device: Any) -> Expression:
-    platform = device.platform
-    return Subscript(call("jax.devices", platform), (device.id,))
-
-
 def _prng(impl: Any) -> Expression:
     for name in ("threefry_prng_impl", "rbg_prng_impl", "unsafe_rbg_prng_impl"):
         if getattr(jax.extend.random, name) is impl:
             return Name(f"rng.{name}")
     raise TypeError(f"the PRNG implementation {impl.name} has no public name")
-
-
-def _frozenset(value: frozenset) -> Expression:
-    return call("frozenset", sorted(value)) if value else call("frozenset")
 
 
 def array(value: Any, maker: str = "np") -> Expression:
@@ -227,7 +212,7 @@ _OTHER_NAMES = ("linear_solve_p", "remat_p", "add_jaxvals_p")
 def shape_of(aval: Any) -> Expression:
     """A type as functions that only trace take it; TypeError if it is no plain array's."""
     if not hasattr(aval, "dtype"):
-        raise TypeError(f"the type {type_of(aval)} cannot be spelled")
+        raise TypeError(f"the type {type_of(aval)} has no public name")
     weak = {"weak_type": True} if aval.weak_type else {}
     return call("jax.ShapeDtypeStruct", aval.shape, dtype_name(aval.dtype), **weak)
 
@@ -236,12 +221,12 @@ def _jaxpr(jaxpr: Any) -> Expression:
     """A jaxpr as what a local function traces to; an open one is taken out of the closed."""
     closed = jaxcompat.close_jaxpr(jaxpr)
     if closed.consts:
-        raise TypeError("a jaxpr with constants has no spelling")
+        raise TypeError("a jaxpr with constants cannot be written")
     name = identifier(jaxcompat.open_jaxpr(closed).debug_info.func_name)
     results = range(len(closed.outvars))
-    function = Function(closed, name, tuple(range(len(closed.invars))), tuple(results))
+    function = PythonFunction(closed, name, tuple(range(len(closed.invars))), tuple(results))
     shapes = [shape_of(v.aval) for v in closed.invars]
-    made = Call(Call(Name("jax.make_jaxpr"), (function,)), tuple(shapes))
+    made = CallExpression(CallExpression(Name("jax.make_jaxpr"), (function,)), tuple(shapes))
     return made if jaxpr is closed else Attribute(made, "jaxpr")
 
 
@@ -266,9 +251,10 @@ constructors.update(
         PartitionSpec: _partition_spec,
         NamedSharding: _named_sharding,
         SingleDeviceSharding: _single_device,
-        jax.Device: _device,
+        jax.Device: lambda value: Subscript(call("jax.devices", value.platform), (value.id,)),
         _PRNG_IMPLEMENTATION: _prng,
-        frozenset: _frozenset,
+        frozenset: lambda value: call("frozenset", *([sorted(value)] if value else ())),
+        slice: lambda value: call("slice", value.start, value.stop, value.step),
         np.ndarray: array,
         Primitive: primitive,
         ClosedJaxpr: _jaxpr,
@@ -317,7 +303,7 @@ class LiteralText:
 
 
 def literal(atom: Any) -> LiteralText:
-    """How a jaxpr's literal is spelled."""
+    """Return how a jaxpr's literal is written."""
     aval, value = atom.aval, atom.val
     if aval.dtype == jax.dtypes.float0:
         nothing = call("np.zeros", aval.shape, Name("jax.dtypes.float0"))
@@ -326,7 +312,8 @@ def literal(atom: Any) -> LiteralText:
     scalar = np.asarray(value, aval.dtype)[()]
     bare = number(scalar) if not weak else _python_number(value, scalar)
     special = bare in (0, 1) if not isinstance(bare, complex) else False
-    kind = (aval.dtype, weak, bare if special else None, str(bare) if _odd(bare) else None)
+    wide = isinstance(bare, int) and not -(2**31) <= bare < 2**31
+    kind = (aval.dtype, weak, bare if special else None, str(bare) if wide else None)
     exact = _same_bits(np.asarray(bare).astype(aval.dtype), scalar)
     typed = bare if weak and exact else _typed(scalar, bare, exact)
     return LiteralText(bare if exact else typed, typed, (*kind, exact))
@@ -337,10 +324,6 @@ def _python_number(value: Any, scalar: Any) -> Any:
     kinds: tuple[Any, ...] = (bool, int, float, complex)
     known = (kind(value) for kind in kinds if isinstance(value, kind))
     return next(known, None) if isinstance(value, kinds) else number(scalar)
-
-
-def _odd(bare: Any) -> bool:
-    return isinstance(bare, int) and not -(2**31) <= bare < 2**31
 
 
 def _typed(scalar: Any, bare: Any, exact: bool) -> Any:

@@ -14,7 +14,7 @@ from jax.extend.core import JaxprEqn
 from jaxprtool.extend import rule
 from jaxprtool.extend.python import (
     ROOTS,
-    Call,
+    CallExpression,
     Expression,
     Name,
     Slot,
@@ -56,7 +56,7 @@ def _public(eqn: JaxprEqn, x: Slot) -> Iterator[Expression]:
 @rule("python", *FILTERED, "maybe_set", "select_if_vmap", "vprim")
 def _bound(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
     try:
-        yield Call(_function(eqn), operands)
+        yield CallExpression(_function(eqn), operands)
     except TypeError as error:
         raise unsupported(eqn, str(error)) from error
 

@@ -1,1 +1,1 @@
-"""How the equations of each primitive are spelled; every module here fills `table.python_rules`."""
+"""How the equations of each primitive are written; every module here fills `table.python_rules`."""

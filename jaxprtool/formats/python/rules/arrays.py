@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
     Attribute,
-    Call,
+    CallExpression,
     Proposal,
     Slot,
     Subscript,
@@ -36,7 +36,9 @@ def one_or_all(values: Sequence[Any]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def placed(made: Call, params: Mapping[str, Any], name: str = "sharding") -> Iterator[Call]:
+def placed(
+    made: CallExpression, params: Mapping[str, Any], name: str = "sharding"
+) -> Iterator[CallExpression]:
     """Yield a call as it is, and with the `out_sharding` that an equation has, if any.
 
     That may be the spec alone, if the mesh around it has the rest.
@@ -71,7 +73,7 @@ def _broadcast_in_dim(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Proposal
     yield from placed(call("lax.broadcast_in_dim", x, shape, dims), eqn.params)
 
 
-def _with_dots(key: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_dots(key: tuple[object, ...]) -> tuple[object, ...]:
     """`[:, :, None]` as it is, `[None, :, :]` without the slices that need not be said."""
     while len(key) > 1 and key[-1] == _ALL:
         key = key[:-1]
@@ -142,16 +144,12 @@ def _concatenate(eqn: JaxprEqn, *parts: Slot) -> Iterator[Proposal]:
     yield call("lax.concatenate", list(parts), axis)
 
 
-@rule(python_rules, "stack")
+@rule(python_rules, "stack", "unstack")
 def _stack(eqn: JaxprEqn, *parts: Slot) -> Iterator[Proposal]:
-    yield call("jnp.stack", list(parts), axis=eqn.params["axis"])
-    yield call("lax.stack", list(parts), eqn.params["axis"])
-
-
-@rule(python_rules, "unstack")
-def _unstack(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
-    yield call("jnp.unstack", x, axis=eqn.params["axis"])
-    yield call("lax.unstack", x, eqn.params["axis"])
+    name, axis = eqn.primitive.name, eqn.params["axis"]
+    what = list(parts) if name == "stack" else parts[0]
+    yield call(f"jnp.{name}", what, axis=axis)
+    yield call(f"lax.{name}", what, axis)
 
 
 @rule(python_rules, "split")
@@ -211,27 +209,23 @@ def _device_put(eqn: JaxprEqn, *xs: Slot) -> Iterator[Proposal]:
 # --- slices and indices that are computed -----------------------------------------------------
 
 
-@rule(python_rules, "dynamic_slice")
-def _dynamic_slice(eqn: JaxprEqn, x: Slot, *starts: Slot) -> Iterator[Proposal]:
-    sizes = ints(eqn.params["slice_sizes"])
-    yield call("lax.dynamic_slice", x, starts, sizes)
+@rule(python_rules, "dynamic_slice", "dynamic_update_slice")
+def _dynamic_slice(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
+    if eqn.primitive.name == "dynamic_slice":
+        sizes = ints(eqn.params["slice_sizes"])
+        made = call("lax.dynamic_slice", operands[0], operands[1:], sizes)
+    else:
+        made = call("lax.dynamic_update_slice", *operands[:2], operands[2:])
+    yield made
     # A start is not made one from the end, if it is negative, by equations of its own.
-    yield call("lax.dynamic_slice", x, starts, sizes, allow_negative_indices=False)
-
-
-@rule(python_rules, "dynamic_update_slice")
-def _dynamic_update_slice(
-    eqn: JaxprEqn, x: Slot, update: Slot, *starts: Slot
-) -> Iterator[Proposal]:
-    yield call("lax.dynamic_update_slice", x, update, starts)
-    yield call("lax.dynamic_update_slice", x, update, starts, allow_negative_indices=False)
+    yield replace(made, kwargs={"allow_negative_indices": False})
 
 
 #: How lax names the modes in which indices may be out of bounds.
 _MODES = {"FILL_OR_DROP": "fill", "CLIP": "clip", "PROMISE_IN_BOUNDS": "promise_in_bounds"}
 
 
-def _index_options(eqn: JaxprEqn) -> dict[str, Any]:
+def _index_options(eqn: JaxprEqn) -> dict[str, object]:
     """The keyword arguments that gather and scatter share."""
     mode = eqn.params["mode"]
     known = {"mode": _MODES.get(getattr(mode, "name", ""), mode)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,14 +12,14 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
-    Call,
+    CallExpression,
     Expression,
-    Function,
     Giving,
+    Grouping,
     Name,
     Proposal,
+    PythonFunction,
     Slot,
-    Structure,
     call,
 )
 from jaxprtool.formats.python.helpers import BWD_OF_ARRAYS, FWD_BY, JVP_BY, Helper
@@ -45,7 +46,7 @@ _NN = """
 _LINALG = "norm det inv slogdet solve"
 
 #: Public functions that JAX defines with `jit` or custom derivatives, by the name that the call
-#: then bears: a call of one is spelled as such if that is exactly what it is.
+#: then bears: a call of one is written as such if that is exactly what it is.
 LIBRARY: dict[str, str] = {
     **{name: f"jnp.{name}" for name in _NUMPY.split()},
     **{name: f"jax.nn.{name}" for name in _NN.split()},
@@ -58,7 +59,7 @@ LIBRARY: dict[str, str] = {
 #: What a function of the library may be asked for besides, by the same name.
 _MODES = {"qr": ({"mode": "raw"}, {"mode": "complete"}, {"mode": "r"})}
 
-#: A longer body is not tried against the library.
+#: A longer body is not compared with the library.
 _LONGEST_LIBRARY_BODY = 60
 
 
@@ -101,8 +102,8 @@ def local_call(
     results = group(range(len(eqn.outvars)))
     parameters = tuple(range(len(operands)))
     name = name or called_name(eqn)
-    function = Function(jaxcompat.close_jaxpr(body), name, parameters, results, **more)
-    return Giving(Call(function, operands), results)
+    function = PythonFunction(jaxcompat.close_jaxpr(body), name, parameters, results, **more)
+    return Giving(CallExpression(function, operands), results)
 
 
 def _call(
@@ -124,8 +125,8 @@ def _call(
     )
 
 
-def _jit_decorator(p: dict[str, Any]) -> Expression:
-    told: dict[str, Any] = {}
+def _jit_decorator(p: Mapping[str, Any]) -> Expression:
+    told: dict[str, object] = {}
     for name in ("in_shardings", "out_shardings"):
         if not all(map(jaxcompat.is_unspecified, p[name])):
             each = [None if jaxcompat.is_unspecified(s) else s for s in p[name]]
@@ -160,7 +161,7 @@ def _checkpoint(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     yield _call(eqn, p["jaxpr"], operands, decorator)
 
 
-def _policy(eqn: JaxprEqn, policy: Any) -> Expression:
+def _policy(eqn: JaxprEqn, policy: object) -> Expression:
     for name, known in vars(jax.checkpoint_policies).items():
         if known is policy:
             return Name(f"jax.checkpoint_policies.{name}")
@@ -180,15 +181,12 @@ def _plain_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     yield from _library(eqn, operands)
     found = jvp_rule(eqn)
-    count = eqn.params["num_consts"]
-    primals = range(len(operands) - count)
-    outs = range(len(eqn.outvars))
-    results = group(outs)
-    tangents, next_tangent = [], len(outs)
-    for v, zero in zip(eqn.outvars, found.out_zeros, strict=True):
-        tangents.append(_zeros(v.aval) if zero else next_tangent)
-        next_tangent += not zero
-    rule_function = Function(
+    primals = range(len(operands) - eqn.params["num_consts"])
+    results = group(range(len(eqn.outvars)))
+    numbers = itertools.count(len(eqn.outvars))
+    zeros = zip(eqn.outvars, found.out_zeros, strict=True)
+    tangents = [_zeros(v.aval) if zero else next(numbers) for v, zero in zeros]
+    rule_function = PythonFunction(
         found.jaxpr,
         _own(found.name, f"{called_name(eqn)}_jvp"),
         (tuple(primals), tuple(i + len(primals) for i in primals)),
@@ -217,15 +215,15 @@ def _exception(described: str) -> Expression:
 def _restricted(by: Helper, perturbed: tuple[bool, ...]) -> tuple[Expression, ...]:
     """The decorator of a rule that refuses some operands, if it does."""
     operands = [i for i, may in enumerate(perturbed) if may]
-    return () if all(perturbed) else (Call(by, tuple(operands)),)
+    return () if all(perturbed) else (CallExpression(by, tuple(operands)),)
 
 
 def _custom(
     eqn: JaxprEqn,
     kind: str,
-    rules: tuple[Function, ...],
+    rules: tuple[PythonFunction, ...],
     operands: tuple[Slot, ...],
-    results: Structure,
+    results: Grouping,
 ) -> Giving:
     """The call of a function with custom derivatives, of the kind "jvp" or "vjp"."""
     closed_over = [const for r in rules if r.raises is None for const in r.jaxpr.consts]
@@ -233,7 +231,7 @@ def _custom(
         raise unsupported(eqn, "a custom rule closes over a traced value")
     count = eqn.params["num_consts"]
     told = {"symbolic_zeros": True} if rules[0].decorators else {}
-    function = Function(
+    function = PythonFunction(
         jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]),
         called_name(eqn),
         tuple(range(count, len(operands))),
@@ -245,7 +243,9 @@ def _custom(
         key=(called_name(eqn), rule_key(eqn)),
     )
     given = zip(eqn.invars[count:], operands[count:], strict=True)
-    return Giving(Call(function, tuple(_array(atom, slot) for atom, slot in given)), results)
+    return Giving(
+        CallExpression(function, tuple(_array(atom, slot) for atom, slot in given)), results
+    )
 
 
 def _array(atom: Atom, slot: Slot) -> Expression | Slot:
@@ -264,36 +264,30 @@ def _zeros(aval: Aval) -> Expression:
 @rule(python_rules, "custom_vjp_call")
 def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     found = vjp_rule(eqn)
-    count = eqn.params["num_consts"]
-    outs = range(len(eqn.outvars))
-    results, primals = group(outs), len(operands) - count
-    residuals, given = [], 0
-    for index in found.forwarded:
-        # What the body does not return is an argument of the rule.
-        residuals.append(given if index is None else len(found.fwd.outvars) + index)
-        given += index is None
-    shifted = group([i + given for i in outs])
-    kept = len(found.forwarded)
-    forward = Function(
+    outs, kept = range(len(eqn.outvars)), len(found.forwarded)
+    given = found.forwarded.count(None)
+    # A residual that the body does not return is an argument of the rule.
+    numbers = itertools.count()
+    residuals = [
+        next(numbers) if i is None else len(found.fwd.outvars) + i for i in found.forwarded
+    ]
+    forward = PythonFunction(
         found.fwd,
         _own(found.fwd_name, f"{called_name(eqn)}_fwd"),
-        tuple(range(primals)),
-        (shifted, tuple(residuals)),
+        tuple(range(len(operands) - eqn.params["num_consts"])),
+        (group([i + given for i in outs]), tuple(residuals)),
         decorators=_restricted(FWD_BY, found.perturbed),
     )
-    cotangents, next_one = [], 0
-    for zero in found.in_zeros:
-        cotangents.append(None if zero else next_one)
-        next_one += not zero
-    backward = Function(
+    numbers = itertools.count()
+    backward = PythonFunction(
         found.bwd,
         _own(found.bwd_name, f"{called_name(eqn)}_bwd"),
         (tuple(range(kept)), group([i + kept for i in outs])),
-        tuple(cotangents),
+        tuple(None if zero else next(numbers) for zero in found.in_zeros),
         ("residuals", "cotangents"),
         decorators=(BWD_OF_ARRAYS,) if forward.decorators else (),
     )
-    yield _custom(eqn, "vjp", (forward, backward), operands, results)
+    yield _custom(eqn, "vjp", (forward, backward), operands, group(outs))
 
 
 #: Public functions that are calls of an operation with rules of its own, by its class.
@@ -315,7 +309,7 @@ def _high(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 def _shard_map(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     p, mapped = eqn.params, ShardMap.of(eqn)
     out_specs = mapped.out_specs
-    said: dict[str, Any] = {
+    said: dict[str, object] = {
         "mesh": mapped.mesh,
         "in_specs": mapped.in_specs,
         "out_specs": out_specs[0] if len(out_specs) == 1 else out_specs,

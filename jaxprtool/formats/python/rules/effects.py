@@ -10,10 +10,10 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
     Assignment,
-    Function,
     Giving,
     Name,
     Proposal,
+    PythonFunction,
     Slot,
     Subscript,
     call,
@@ -27,12 +27,6 @@ from jaxprtool.ir.rules import rule
 from jaxprtool.ir.trees import Tree, describe
 from jaxprtool.jaxcompat import DropVar, JaxprEqn
 from jaxprtool.primitives import VARIABLE
-
-
-@rule(python_rules, "new_ref")
-def _new_ref(eqn: JaxprEqn, value: Slot) -> Iterator[Proposal]:
-    yield call("jax.new_ref", value)
-    yield call("jax.new_ref", value, **{k: v for k, v in eqn.params.items() if v is not None})
 
 
 @rule(python_rules, "empty_ref")
@@ -60,7 +54,7 @@ def _addupdate(eqn: JaxprEqn, ref: Slot, value: Slot, *rest: Slot) -> Iterator[P
         yield call("jax.ref.addupdate", ref, _index(key), value)
 
 
-def _keys(eqn: JaxprEqn, rest: tuple[Slot, ...]) -> Iterator[tuple[Any, ...]]:
+def _keys(eqn: JaxprEqn, rest: tuple[Slot, ...]) -> Iterator[tuple[object, ...]]:
     """What an equation reads or writes of a ref, as subscripts."""
     transforms = jax.tree.unflatten(eqn.params["tree"], rest)
     if not transforms:
@@ -69,7 +63,7 @@ def _keys(eqn: JaxprEqn, rest: tuple[Slot, ...]) -> Iterator[tuple[Any, ...]]:
         yield tuple(map(_subscript, transforms[0].indices))
 
 
-def _subscript(index: Any) -> Any:
+def _subscript(index: Any) -> object:
     """One dimension's subscript: a slice of fixed size from a fixed start, or what it is."""
     if not isinstance(index, jaxcompat.IndexSlice):
         return index
@@ -79,11 +73,9 @@ def _subscript(index: Any) -> Any:
     return slice(index.start, stop, None if index.stride == 1 else index.stride)
 
 
-def _index(key: tuple[Any, ...]) -> Any:
+def _index(key: tuple[object, ...]) -> object:
     """A key as an argument."""
-    if key == (...,):
-        return ...
-    return tuple(call("slice", k.start, k.stop, k.step) if isinstance(k, slice) else k for k in key)
+    return ... if key == (...,) else key
 
 
 # --- printing ---------------------------------------------------------------------------------
@@ -123,7 +115,7 @@ def _debug_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 
 def _with_results(
-    path: str, eqn: JaxprEqn, operands: tuple[Slot, ...], more: dict[str, Any]
+    path: str, eqn: JaxprEqn, operands: tuple[Slot, ...], more: dict[str, object]
 ) -> Giving:
     types = tuple(
         call("jax.ShapeDtypeStruct", v.aval.shape, dtype_name(v.aval.dtype)) for v in eqn.outvars
@@ -149,7 +141,7 @@ def _custom_vmap(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     )
 
 
-def _stub(eqn: JaxprEqn) -> Function:
+def _stub(eqn: JaxprEqn) -> PythonFunction:
     """The function that stands for the callback of an equation. Raises UnsupportedError."""
     stub = eqn.params["callback"]
     if not isinstance(stub, Stub):
@@ -159,8 +151,8 @@ def _stub(eqn: JaxprEqn) -> Function:
     return _raising(stub)
 
 
-def _raising(stub: Stub) -> Function:
-    return Function(
+def _raising(stub: Stub) -> PythonFunction:
+    return PythonFunction(
         None,
         identifier(stub.name.rpartition(".")[2]),
         (),
@@ -186,7 +178,7 @@ def _sow(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     if (p["tag"], p["mode"], key) == (VARIABLE, "strict", ()):
         sown = call("jaxprtool.variable", value, name=p["name"])
     else:
-        more: dict[str, Any] = {} if p["mode"] == "strict" else {"mode": p["mode"]}
+        more: dict[str, object] = {} if p["mode"] == "strict" else {"mode": p["mode"]}
         more |= {"key": key[0] if len(key) == 1 else key} if key else {}
         sown = call("jaxprtool.sow", value, tag=p["tag"], name=p["name"], **more)
     yield sown

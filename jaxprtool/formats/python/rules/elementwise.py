@@ -74,6 +74,7 @@ for _name, _path in {
     "logistic": "jax.nn.sigmoid",
     "max": "jnp.maximum",
     "min": "jnp.minimum",
+    "new_ref": "jax.new_ref",
     "not": "lax.bitwise_not",
     "or": "lax.bitwise_or",
     "population_count": "jnp.bitwise_count",

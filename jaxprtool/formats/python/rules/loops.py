@@ -8,7 +8,14 @@ from itertools import accumulate
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.formats.python.expressions import Function, Giving, Proposal, Slot, Structure, call
+from jaxprtool.formats.python.expressions import (
+    Giving,
+    Grouping,
+    Proposal,
+    PythonFunction,
+    Slot,
+    call,
+)
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Cond, Scan, While
@@ -36,7 +43,7 @@ def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     n, k, total = len(loop.consts), len(loop.carry), len(operands)
     outs = range(len(eqn.outvars))
     results = (group(outs[:k]), group(outs[k:]))
-    step = Function(
+    step = PythonFunction(
         loop.body,
         _own_name(loop.body, "step"),
         (group(range(n, n + k)), group(range(n + k, total))),
@@ -46,7 +53,7 @@ def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         passed=range(n, total),
     )
     arguments = [step, group(operands[n : n + k]), group(operands[n + k :])]
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if not loop.xs:
         options["length"] = loop.length
     if loop.reverse:
@@ -63,7 +70,7 @@ def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         return  # of a batched loop, which goes on for as long as one of its conditions holds
     c, b, k = len(loop.cond_consts), len(loop.body_consts), len(loop.carry)
     carry, results = range(c + b, c + b + k), group(range(k))
-    condition = Function(
+    condition = PythonFunction(
         loop.cond,
         _own_name(loop.cond, "condition"),
         (group(range(c, c + k)),),
@@ -72,7 +79,7 @@ def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         captured=range(c),
         passed=carry,
     )
-    body = Function(
+    body = PythonFunction(
         loop.body,
         _own_name(loop.body, "body"),
         (group(range(b, b + k)),),
@@ -92,22 +99,19 @@ def _cond(eqn: JaxprEqn, index: Slot, *operands: Slot) -> Iterator[Proposal]:
 
 def on_number(eqn: JaxprEqn) -> Giving:
     """Return the branch as `lax.switch`, which clamps its first operand."""
-    branches, results = _branches(eqn)
-    operands = [Slot(i) for i in range(len(eqn.invars))]
-    return Giving(call("lax.switch", operands[0], branches, *operands[1:]), results)
+    branches, results, (index, *operands) = _branches(eqn)
+    return Giving(call("lax.switch", index, branches, *operands), results)
 
 
 def on_predicate(eqn: JaxprEqn) -> Giving:
     """Return the branch as `lax.cond`, which converts its first operand to an index."""
-    (otherwise, then), results = _branches(eqn)
-    operands = [Slot(i) for i in range(len(eqn.invars))]
-    return Giving(call("lax.cond", operands[0], then, otherwise, *operands[1:]), results)
+    (otherwise, then), results, (predicate, *operands) = _branches(eqn)
+    return Giving(call("lax.cond", predicate, then, otherwise, *operands), results)
 
 
 def on_platform(eqn: JaxprEqn) -> Giving:
     """Return the branch as `lax.platform_dependent`, which asks for its first operand."""
-    functions, results = _branches(eqn, 0)
-    operands = [Slot(i) for i in range(len(eqn.invars) - 1)]
+    functions, results, operands = _branches(eqn, 0)
     by_platform = {
         platform: function
         for function, platforms in zip(functions, eqn.params["branches_platforms"], strict=True)
@@ -116,8 +120,8 @@ def on_platform(eqn: JaxprEqn) -> Giving:
     return Giving(call("lax.platform_dependent", *operands, **by_platform), results)
 
 
-def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[Function], Structure]:
-    """Return the branches as functions, and the structure of their results.
+def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[PythonFunction], Grouping, list[Slot]]:
+    """Return the branches as functions, the structure of their results, and all operands.
 
     In Python there are so many operands `before` those of the branches.
     """
@@ -126,7 +130,7 @@ def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[Function], Structure
     names = ["otherwise", "then"] if before and len(choice.branches) == 2 else []
     count = len(choice.operands)
     functions = [
-        Function(
+        PythonFunction(
             body,
             names[i] if names else f"branch_{i}",
             tuple(range(count)),
@@ -135,7 +139,7 @@ def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[Function], Structure
         )
         for i, body in enumerate(choice.branches)
     ]
-    return functions, results
+    return functions, results, [Slot(i) for i in range(before + count)]
 
 
 @rule(python_rules, "custom_linear_solve")
@@ -145,11 +149,11 @@ def _linear_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     starts = dict(zip(names, accumulate(lengths, initial=0), strict=False))
     right = operands[sum(lengths) :]
 
-    def function(name: str, takes_operator: bool) -> Function:
+    def function(name: str, takes_operator: bool) -> PythonFunction:
         body, first = getattr(jaxprs, name), starts[name]
         count = getattr(lengths, name)
         vector = group(range(count, len(body.invars)))
-        return Function(
+        return PythonFunction(
             body,
             name,
             (None, vector) if takes_operator else (vector,),
@@ -160,7 +164,7 @@ def _linear_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
     solved = len(eqn.outvars) - len(right)
     given = group(range(len(right)))
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     solve = function("solve", takes_operator=True)
     if solved:
         aux = tuple(range(len(right), len(eqn.outvars)))

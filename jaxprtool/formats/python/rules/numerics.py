@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from string import ascii_lowercase
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from jaxprtool.formats.python.expressions import (
-    Call,
-    Function,
+    CallExpression,
     Giving,
     Infix,
     Name,
     Proposal,
+    PythonFunction,
     Slot,
     call,
 )
@@ -59,13 +61,13 @@ def _reduce(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     yield call("lax.reduce", *_combined(eqn, operands), ints(eqn.params["dimensions"]))
 
 
-def _combined(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> tuple[Any, Any, Function]:
+def _combined(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> tuple[Any, Any, PythonFunction]:
     """Return the arrays, the initial values and the function of a reduction by a jaxpr."""
     count, body = len(operands) // 2, eqn.params["jaxpr"]
     if count == 1:
-        return operands[0], operands[1], Function(body, "combine", (0, 1), 0)
+        return operands[0], operands[1], PythonFunction(body, "combine", (0, 1), 0)
     left, right = tuple(range(count)), tuple(range(count, 2 * count))
-    combine = Function(body, "combine", (left, right), left, ("left", "right"))
+    combine = PythonFunction(body, "combine", (left, right), left, ("left", "right"))
     return operands[:count], operands[count:], combine
 
 
@@ -87,45 +89,42 @@ _WINDOWS: dict[str, tuple[float | None, str]] = {
 @rule(python_rules, *_WINDOWS)
 def _window(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     start, combine = _WINDOWS[eqn.primitive.name]
-    starts: list[Any] = [start]
-    if start is None:
-        starts = list(_ends(eqn.invars[0].aval.dtype, eqn.primitive.name.endswith("max")))
+    lowest = eqn.primitive.name.endswith("max")
+    starts = _ends(eqn.invars[0].aval.dtype, lowest) if start is None else [start]
     for first in starts:
-        for more, dilations in _window_arguments(eqn):
-            yield call("lax.reduce_window", x, first, Name(combine), *more, **dilations)
+        yield from _windowed(eqn, x, first, Name(combine))
 
 
-def _ends(dtype: Any, lowest: bool) -> Iterator[Any]:
-    """The Python numbers from which a maximum or minimum may start."""
+def _ends(dtype: np.dtype, lowest: bool) -> Iterator[object]:
+    """Yield the Python numbers from which a maximum or minimum may start."""
     if dtype.kind == "b":
         yield not lowest
     elif dtype.kind in "iu":
         info = jnp.iinfo(dtype)
-        yield int(info.min if lowest else info.max)
-        yield call(f"np.{dtype.name}", int(info.min if lowest else info.max))
+        end = int(info.min if lowest else info.max)
+        yield from (end, call(f"np.{dtype.name}", end))
     else:
-        yield float("-inf") if lowest else float("inf")
-        yield call("np.array", float("-inf") if lowest else float("inf"), dtype_name(dtype))
-
-
-def _window_arguments(eqn: JaxprEqn) -> Iterator[tuple[list[Any], dict[str, Any]]]:
-    """The dimensions, strides and padding of a window, and its dilations if it has any."""
-    p = eqn.params
-    sizes = [ints(p["window_dimensions"]), ints(p["window_strides"])]
-    dilations = _dilations(p, "base_dilation", "window_dilation")
-    for padding in ("VALID", "SAME", tuple(map(ints, p["padding"]))):
-        yield [*sizes, padding], dilations
-
-
-def _dilations(params: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the dilations of these names that are not all 1."""
-    return {name: ints(params[name]) for name in names if any(n != 1 for n in params[name])}
+        infinity = float("-inf") if lowest else float("inf")
+        yield from (infinity, call("np.array", infinity, dtype_name(dtype)))
 
 
 @rule(python_rules, "reduce_window")
 def _reduce_window(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    for more, dilations in _window_arguments(eqn):
-        yield call("lax.reduce_window", *_combined(eqn, operands), *more, **dilations)
+    yield from _windowed(eqn, *_combined(eqn, operands))
+
+
+def _windowed(eqn: JaxprEqn, *values: object) -> Iterator[Proposal]:
+    """Yield the reduction of values over a window, for each way to say the padding."""
+    p = eqn.params
+    sizes = ints(p["window_dimensions"]), ints(p["window_strides"])
+    dilations = _dilations(p, "base_dilation", "window_dilation")
+    for padding in ("VALID", "SAME", tuple(map(ints, p["padding"]))):
+        yield call("lax.reduce_window", *values, *sizes, padding, **dilations)
+
+
+def _dilations(params: Mapping[str, Any], *names: str) -> dict[str, object]:
+    """Return the dilations of these names that are not all 1."""
+    return {name: ints(params[name]) for name in names if any(n != 1 for n in params[name])}
 
 
 # --- sorting ----------------------------------------------------------------------------------
@@ -171,7 +170,9 @@ def _dot_general(eqn: JaxprEqn, x: Slot, y: Slot) -> Iterator[Proposal]:
     yield from placed(made, p, "out_sharding")
 
 
-def _einsum(ranks: tuple[int, int], contract: Any, batch: Any) -> str:
+def _einsum(
+    ranks: tuple[int, int], contract: Sequence[Sequence[int]], batch: Sequence[Sequence[int]]
+) -> str:
     """The subscripts of a dot_general, as in `"bij,bjk->bik"`."""
     letters = iter(ascii_lowercase)
     left = [next(letters) for _ in range(ranks[0])]
@@ -196,10 +197,10 @@ def _convolution(eqn: JaxprEqn, x: Slot, kernel: Slot) -> Iterator[Proposal]:
             yield call("lax.conv_general_dilated", x, kernel, strides, padding, **rest)
 
 
-def _layouts(numbers: Any) -> tuple[str, str, str]:
+def _layouts(numbers: lax.ConvDimensionNumbers) -> tuple[str, str, str]:
     """Convolution dimension numbers as three strings: `("NHWC", "HWIO", "NHWC")`."""
 
-    def text(spec: Any, ends: str) -> str:
+    def text(spec: Sequence[int], ends: str) -> str:
         space = "HW" if len(spec) == 4 else "0123456"[: len(spec) - 2]
         letters = dict(zip(spec, ends + space, strict=True))
         return "".join(letters[i] for i in range(len(spec)))
@@ -227,7 +228,7 @@ def _ragged_dot(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 @rule(python_rules, "geqrf")
 def _geqrf(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
-    yield Giving(Call(GEQRF, (x,)), (0, 1))
+    yield Giving(CallExpression(GEQRF, (x,)), (0, 1))
 
 
 @rule(python_rules, "cholesky", "eigh")

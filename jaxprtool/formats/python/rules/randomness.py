@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from jaxprtool.formats.python.expressions import Proposal, Slot, call
 from jaxprtool.formats.python.rules.arrays import ints, one_or_all
@@ -12,11 +11,13 @@ from jaxprtool.formats.python.values import dtype_name
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
+_MAKERS = {"random_seed": "jax.random.key", "random_wrap": "jax.random.wrap_key_data"}
 
-@rule(python_rules, "random_seed")
-def _seed(eqn: JaxprEqn, seed: Slot) -> Iterator[Proposal]:
-    yield call("jax.random.key", seed)
-    yield call("jax.random.key", seed, impl=eqn.params["impl"].name)
+
+@rule(python_rules, *_MAKERS)
+def _key(eqn: JaxprEqn, data: Slot) -> Iterator[Proposal]:
+    yield call(_MAKERS[eqn.primitive.name], data)
+    yield call(_MAKERS[eqn.primitive.name], data, impl=eqn.params["impl"].name)
 
 
 @rule(python_rules, "random_bits")
@@ -31,13 +32,7 @@ def _split(eqn: JaxprEqn, key: Slot) -> Iterator[Proposal]:
     shape = eqn.params["shape"]
     if shape == (2,):
         yield call("jax.random.split", key)
-    yield call("jax.random.split", key, shape[0] if len(shape) == 1 else shape)
-
-
-@rule(python_rules, "random_wrap")
-def _wrap(eqn: JaxprEqn, data: Slot) -> Iterator[Proposal]:
-    yield call("jax.random.wrap_key_data", data)
-    yield call("jax.random.wrap_key_data", data, impl=eqn.params["impl"].name)
+    yield call("jax.random.split", key, one_or_all(shape))
 
 
 @rule(python_rules, "rng_bit_generator")
@@ -110,6 +105,6 @@ def _axis_index(eqn: JaxprEqn) -> Iterator[Proposal]:
     yield call("lax.axis_index", _axes(eqn.params["axis_name"]))
 
 
-def _axes(names: Any) -> Any:
+def _axes(names: object) -> object:
     """An axis name by itself, where a tuple holds only one."""
     return one_or_all(names) if isinstance(names, tuple | list) else names

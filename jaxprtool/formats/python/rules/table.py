@@ -1,4 +1,4 @@
-"""The open table of rules: how the equations of each primitive may be spelled.
+"""The open table of rules: how the equations of each primitive may be written.
 
     @rule("python", "my_primitive")
     def _(eqn, x, y):
@@ -7,11 +7,11 @@
 A rule gets an equation and a `Slot` for each operand, and yields expressions, the most readable
 first. The first that traces to the very equation is taken, so a rule need not know whether a
 proposal fits. It may look at the parameters, at the types, and at literal operands that are 0 or
-1; equations that differ in none of these are spelled alike. Where none fits, the primitive's
-`bind` is spelled, if the primitive is public and its parameters are plain data.
+1; equations that differ in none of these are written alike. Where none fits, the primitive's
+`bind` is written, if the primitive is public and its parameters are plain data.
 
-An expression may hold a `Function`, made from a jaxpr that the equation holds. One wrapped in
-`Giving`, which says in what structure it gives the results, is taken without a trial.
+An expression may hold a `PythonFunction`, made from a jaxpr that the equation holds. One wrapped in
+`Giving`, which says in what structure it gives the results, is taken unchecked.
 """
 
 from __future__ import annotations

@@ -268,10 +268,7 @@ def _with_lifted(program: Program, lifted: Sequence[object]) -> Program:
     jaxpr = program.jaxpr
     names = (*program.arg_names, *(f"closed_over[{i}]" for i in range(count)))
     invars = [*jaxpr.invars[count:], *jaxpr.invars[:count]]
-    debug = jaxpr.debug_info._replace(arg_names=None)
-    new = jaxcompat.new_jaxpr(
-        jaxpr.constvars, jaxpr.consts, invars, jaxpr.outvars, jaxpr.eqns, debug
-    )
+    new = jaxcompat.replace_jaxpr(jaxpr, invars=invars)
     return program.replace(jaxpr=new, in_tree=in_tree, arg_names=unique(names))
 
 

@@ -200,23 +200,14 @@ def _working(trace: Callable[..., Any], eqn: JaxprEqn, operands: Sequence[int]) 
     They are tried by halves: most rules refuse few of their operands, if any, and a rule may take
     long to trace.
     """
-    if len(operands) < 2:
-        return
     middle = len(operands) // 2
-    for half in (operands[:middle], operands[middle:]):
-        if _works(trace, eqn, half):
-            yield from half
-        else:
+    for half in (operands[:middle], operands[middle:]) if middle else ():
+        try:
+            trace(eqn, tuple(i in half for i in range(_num_primals(eqn))))
+        except Exception:  # the rule is the user's, and may raise anything
             yield from _working(trace, eqn, half)
-
-
-def _works(trace: Callable[..., Any], eqn: JaxprEqn, operands: Sequence[int]) -> bool:
-    """Whether a rule does not raise if it is differentiated by these operands alone."""
-    try:
-        trace(eqn, tuple(i in operands for i in range(_num_primals(eqn))))
-    except Exception:  # the rule is the user's, and may raise anything
-        return False
-    return True
+        else:
+            yield from half
 
 
 def _num_primals(eqn: JaxprEqn) -> int:

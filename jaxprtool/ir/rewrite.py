@@ -168,9 +168,8 @@ def narrow(
     """
     read = free_variables(eqns, outvars)
     held = [v in read for v in body.constvars]
-    constants = keep(body.constvars, held), keep(body.consts, held)
-    debug = body.debug_info._replace(arg_names=None, result_paths=None)
-    return jaxcompat.new_jaxpr(*constants, invars, outvars, eqns, debug)
+    constants = {"constvars": keep(body.constvars, held), "consts": keep(body.consts, held)}
+    return jaxcompat.replace_jaxpr(body, invars=invars, outvars=outvars, eqns=eqns, **constants)
 
 
 class Memo:

@@ -101,9 +101,8 @@ def lifted(body: Any) -> tuple[Any, tuple[Any, ...]]:
     known = _lifted.of(body)
     new = known.get("lifted")
     if new is None:
-        debug = body.debug_info._replace(arg_names=None, result_paths=None)
         invars = [*body.constvars, *body.invars]
-        new = jaxcompat.new_jaxpr((), (), invars, body.outvars, body.eqns, debug)
+        new = jaxcompat.replace_jaxpr(body, constvars=(), consts=(), invars=invars)
         known["lifted"] = new
     return new, tuple(body.consts)
 

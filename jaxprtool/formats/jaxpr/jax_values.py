@@ -117,15 +117,15 @@ for _name, _value in array_dtypes().items():
 add_name("float0", jax.dtypes.float0)
 
 
-def _key_dtype(dtype: Any, encode: Encode) -> str:
-    return f"key({jaxcompat.key_implementation(dtype).tag!r})"
-
-
 def _read_key_dtype(name: str) -> Any:
     return jaxcompat.KeyType(jaxcompat.key_implementations()[name])
 
 
-add_class(jaxcompat.KeyType, _key_dtype, key=_read_key_dtype)
+add_class(
+    jaxcompat.KeyType,
+    lambda dtype, encode: f"key({jaxcompat.key_implementation(dtype).tag!r})",
+    key=_read_key_dtype,
+)
 for _name, _value in jaxcompat.key_implementations().items():
     add_name(_name, _value)
     add_class(type(_value), lambda implementation, encode: implementation.tag)
@@ -210,10 +210,6 @@ for _name, _value in jaxcompat.DEBUG_EFFECTS.items():
 # --- devices and shardings ------------------------------------------------------------------------
 
 
-def _device(device: jax.Device, encode: Encode) -> str:
-    return f"device({device.platform!r}, {device.id})"
-
-
 def _read_device(platform: str, number: int) -> jax.Device:
     if found := _devices(platform, [number]):
         return found[0]
@@ -292,7 +288,7 @@ def _single_device(sharding: SingleDeviceSharding, encode: Encode) -> str:
     return call("SingleDeviceSharding", encode(device), memory_kind=kind)
 
 
-add_class(jax.Device, _device, device=_read_device)
+add_class(jax.Device, lambda d, encode: f"device({d.platform!r}, {d.id})", device=_read_device)
 add_class(PartitionSpec, _spec, P=PartitionSpec)
 add_class(AbstractMesh, _mesh, AbstractMesh=AbstractMesh)
 add_class(Mesh, _mesh, Mesh=_read_mesh)

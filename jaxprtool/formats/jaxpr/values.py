@@ -157,10 +157,6 @@ def _tuple(value: tuple, encode: Encode) -> str:
     return f"({encode(value[0])},)" if len(value) == 1 else call("", *map(encode, value))
 
 
-def _list(value: list, encode: Encode) -> str:
-    return f"[{', '.join(map(encode, value))}]"
-
-
 def _dict(value: dict, encode: Encode) -> str:
     return f"{{{', '.join(f'{encode(k)}: {encode(v)}' for k, v in value.items())}}}"
 
@@ -169,14 +165,6 @@ def _frozenset(value: frozenset, encode: Encode) -> str:
     # In order of their text, so that two runs write alike.
     items = ", ".join(sorted(map(encode, value)))
     return f"frozenset({{{items}}})" if items else "frozenset()"
-
-
-def _complex(value: complex, encode: Encode) -> str:
-    return call("complex", encode(value.real), encode(value.imag))
-
-
-def _slice(value: slice, encode: Encode) -> str:
-    return call("slice", *map(encode, (value.start, value.stop, value.step)))
 
 
 def _as_frozenset(*items: Any) -> frozenset:
@@ -188,11 +176,15 @@ def _as_frozenset(*items: Any) -> frozenset:
 for _cls in (type(None), bool, int, float, str, bytes, type(Ellipsis)):
     add_class(_cls, lambda value, encode: repr(value))
 add_class(tuple, _tuple)
-add_class(list, _list)
+add_class(list, lambda value, encode: f"[{', '.join(map(encode, value))}]")
 add_class(dict, _dict)
-add_class(complex, _complex, complex=complex)
+add_class(
+    complex, lambda v, encode: call("complex", *map(encode, (v.real, v.imag))), complex=complex
+)
 add_class(frozenset, _frozenset, frozenset=_as_frozenset)
-add_class(slice, _slice, slice=slice)
+add_class(
+    slice, lambda v, encode: call("slice", *map(encode, (v.start, v.stop, v.step))), slice=slice
+)
 add_name("inf", float("inf"))
 add_name("nan", float("nan"))
 add_name("Ellipsis", Ellipsis)

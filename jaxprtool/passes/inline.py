@@ -37,7 +37,7 @@ from jaxprtool.errors import PipelineError, did_you_mean
 from jaxprtool.ir.equations import Contains, bodies, is_flat
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
-from jaxprtool.ir.structured import holds_jaxpr, view
+from jaxprtool.ir.structured import view
 from jaxprtool.ir.traits import primitives_with, traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.passes.base import Pass
@@ -65,7 +65,8 @@ class Inline(Pass):
     force: bool = False
 
     def __post_init__(self) -> None:
-        kinds = kinds_of_calls()
+        calls = primitives_with(lambda found: bool(found.call))
+        kinds = list(dict.fromkeys(traits(name).call for name in calls))
         for call in self.calls:
             if call not in kinds:
                 raise PipelineError(
@@ -80,7 +81,8 @@ class Inline(Pass):
             """The body of a call that may be inlined; None for every other equation."""
             if traits(eqn).call not in self.calls or (not self.force and has_reason(eqn)):
                 return None
-            body = _body(eqn)
+            seen = view(eqn)  # of a `custom_vmap` there is none: its body is the function itself
+            body = jaxcompat.close_jaxpr(eqn.params["call"]) if seen is None else seen.body
             if scope_of(eqn) is not None and sows(body):
                 return None
             return body if len(body.constvars) == len(body.consts) else None
@@ -99,18 +101,6 @@ class Inline(Pass):
         return program.replace(jaxpr=rewrite(program.jaxpr, visitor, outside_in=True, flat=False))
 
 
-def kinds_of_calls() -> list[str]:
-    """Return the kinds of calls that there are."""
-    calls = primitives_with(lambda found: bool(found.call))
-    return list(dict.fromkeys(traits(name).call for name in calls))
-
-
-def _body(call: JaxprEqn) -> ClosedJaxpr:
-    """The closed jaxpr that a call runs; of a `custom_vmap`, that of the function itself."""
-    seen = view(call)
-    return jaxcompat.close_jaxpr(call.params["call"]) if seen is None else seen.body
-
-
 def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None]) -> set[Jaxpr]:
     """The open bodies whose calls have to stay for the program not to grow out of bounds."""
     calls: dict[Jaxpr, list[Jaxpr]] = {}  # the bodies to inline, by the one that calls them
@@ -119,11 +109,10 @@ def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None])
     def explore(body: Jaxpr) -> None:
         called, others = [], []
         for eqn in () if is_flat(body) else body.eqns:
-            if holds_jaxpr(eqn.params.values()):
-                if (inner := opened(eqn)) is not None:
-                    called.append(jaxcompat.open_jaxpr(inner))
-                else:
-                    others += [inner for _, inner in bodies(eqn)]
+            if (inner := opened(eqn)) is not None:
+                called.append(jaxcompat.open_jaxpr(inner))
+            else:
+                others += [inner for _, inner in bodies(eqn)]
         for inner in (*called, *others):
             if inner not in calls:
                 explore(inner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxprtool.errors import JaxprToolError, PluginError, described
 from jaxprtool.ir.program import Program
@@ -69,7 +69,14 @@ class NamedRewrites:
                         f"rewrite '{made.name}' of {path} has the name of another pass",
                         "rewrite(..., name=...) gives it one",
                     )
-                self._passes[made.name] = _pass_of(made)
+                fields: dict[str, object] = {
+                    "__doc__": made.__doc__ or Counted.__doc__,
+                    "__module__": __name__,
+                    "name": made.name,
+                    "rewrite": made,
+                    "found": [],
+                }
+                self._passes[made.name] = type(made.name, (Counted,), fields)
         for cls in self._passes.values():
             registry.register(cls)
 
@@ -82,14 +89,3 @@ class NamedRewrites:
     def matches(self) -> dict[str, list[Match]]:
         """What each has replaced so far."""
         return {name: list(each.found) for name, each in self._passes.items()}
-
-
-def _pass_of(rewrite: Rewrite) -> type[Counted]:
-    fields: dict[str, Any] = {
-        "__doc__": rewrite.__doc__ or Counted.__doc__,
-        "__module__": __name__,
-        "name": rewrite.name,
-        "rewrite": rewrite,
-        "found": [],
-    }
-    return type(rewrite.name, (Counted,), fields)

@@ -25,7 +25,7 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Lit
 from jaxprtool.passes.patterns import types
 from jaxprtool.passes.patterns.definition import Definition, Match
 from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, bodies_in, known_arguments
-from jaxprtool.passes.patterns.search import Fit, Search, in_outline, same_parameters
+from jaxprtool.passes.patterns.search import Fit, Search
 from jaxprtool.passes.patterns.tracing import PLAIN_CALLS, Traced, inlined
 
 #: How many dimensions an ellipsis may stand for where the pattern is first looked for.
@@ -164,7 +164,7 @@ class Application:
         """The types that the pattern's arguments could have here, and the sizes that it names."""
         tried: set[Hashable] = set()
         for outline in outlines:
-            for fit in Search(outline, body, taken, in_outline, exact=False).fits(root):
+            for fit in Search(outline, body, taken, exact=False).fits(root):
                 if any(v not in fit.atoms for v in outline.inputs):
                     continue
                 avals = tuple(fit.atoms[v].aval for v in outline.inputs)
@@ -204,7 +204,7 @@ def _exact(
     """The positions of the pattern, traced at these types, that have them."""
     if form.eqns[form.root].primitive is not body.eqns[root].primitive:
         return
-    for fit in Search(form, body, taken, same_parameters, exact=True).fits(root):
+    for fit in Search(form, body, taken, exact=True).fits(root):
         atoms = [fit.atoms.get(v) for v in form.inputs]
         if all(a is not None and a.aval == t for a, t in zip(atoms, avals, strict=True)):
             yield fit

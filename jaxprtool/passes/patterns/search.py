@@ -9,7 +9,7 @@ leads on, in the order of the program: backtracking, as in any matcher of graphs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -38,10 +38,6 @@ class Fit:
     positions: dict[int, int]
 
 
-#: Whether an equation of the body can be this one of the pattern, operands and results apart.
-Alike = Callable[[JaxprEqn, JaxprEqn], bool]
-
-
 @dataclass(frozen=True)
 class _AsNumber:
     """A variable of the pattern that is one number throughout, and is to be matched as such."""
@@ -56,22 +52,14 @@ Goals = tuple[Goal, "Goals"] | None
 
 
 class Search:
-    """One search, from one equation of a body; `alike` says which equations go together.
+    """One search, from one equation of a body.
 
-    `exact` asks for the same literals and constants too. Equations that are `taken` do not fit.
+    `exact` asks for the same parameters, literals and constants; for a first look, any equations
+    of one primitive go together. Those that are `taken` do not fit.
     """
 
-    def __init__(
-        self,
-        pattern: Pattern,
-        body: DataflowGraph,
-        taken: set[int],
-        alike: Alike,
-        *,
-        exact: bool,
-    ):
-        self.pattern, self.body, self.taken = pattern, body, taken
-        self.alike, self.exact = alike, exact
+    def __init__(self, pattern: Pattern, body: DataflowGraph, taken: set[int], *, exact: bool):
+        self.pattern, self.body, self.taken, self.exact = pattern, body, taken, exact
         self.atoms: dict[Var, Atom] = {}
         self.positions: dict[int, int] = {}
         self._done: list[tuple[dict[Any, Any], Any]] = []
@@ -163,7 +151,7 @@ class Search:
             return []
         if len(p.invars) != len(q.invars) or len(p.outvars) != len(q.outvars):
             return []
-        if not self.alike(p, q):
+        if self.exact and not same_parameters(p, q):
             return []
         self.positions[i] = j
         self._done.append((self.positions, i))
@@ -235,38 +223,25 @@ def _same_array(a: Any, b: Any) -> bool:
 _PLAIN = (bool, int, str, type(None), np.dtype)
 
 
-def in_outline(p: JaxprEqn, q: JaxprEqn) -> bool:
-    """For a first look: any two equations of one primitive."""
-    return True
-
-
 def same_parameters(p: JaxprEqn, q: JaxprEqn) -> bool:
     """Whether two equations of one primitive do the same with operands of the same types.
 
     Jaxprs in their parameters are the same up to names. So are the settings that both are in.
     """
-    if p.ctx is not q.ctx and not _same_settings(p.ctx, q.ctx):
+    settings = jaxcompat.context_settings
+    if p.ctx is not q.ctx and settings(p.ctx) != settings(q.ctx):
         return False
     if p.params.keys() != q.params.keys():
         return False
-    unsure = False
-    for name, a in p.params.items():
-        b = q.params[name]
-        if a is b:
-            continue
-        if _is_plain(a) and _is_plain(b):
-            if a != b:
-                return False
-        else:
-            unsure = True
+    different = [(a, q.params[name]) for name, a in p.params.items() if a is not q.params[name]]
+    plain = [(a, b) for a, b in different if _is_plain(a) and _is_plain(b)]
+    if any(a != b for a, b in plain):
+        return False
+    unsure = len(plain) < len(different)
     try:
         return not unsure or difference(_alone(p), _alone(q.replace(ctx=p.ctx))) is None
     except UnsupportedError:  # of a custom rule that cannot be traced, nothing can be said
         return False
-
-
-def _same_settings(a: object, b: object) -> bool:
-    return jaxcompat.context_settings(a) == jaxcompat.context_settings(b)
 
 
 def _is_plain(value: object) -> bool:

@@ -172,6 +172,17 @@ def test_samples_and_their_gradients_compute_the_same(file):
         assert count_equations(after.jaxpr) <= count_equations(before.jaxpr)
 
 
+@pytest.mark.parametrize("dims", [((1,), (0,)), ((0,), (1,)), ((1,), (1,)), ((0,), (0,))])
+def test_a_product_of_one_transposed_value_and_itself_needs_no_transpose(dims):
+    def square(x):
+        return (lambda t: lax.dot_general(t, t, (dims, ((), ()))))(x.T)
+
+    x = jnp.arange(9).reshape(3, 3)
+    after = Dce()(Simplify()(trace(square, x)))
+    assert primitives(after) == ["dot_general"]
+    np.testing.assert_array_equal(after(x), square(x))
+
+
 def test_what_is_moved_alike_is_moved_once_if_nothing_else_reads_it():
     program = trace(lambda x, y: x.T + y.T, MATRIX, MATRIX)
     assert primitives(Simplify()(program)) == ["add", "transpose"]

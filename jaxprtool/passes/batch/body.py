@@ -267,7 +267,7 @@ class _Run:
         """
         avals = [atom.aval for atom in operands]
         if key is None or holds_jaxpr(eqn.params.values()):
-            return trace_rule_once(eqn, avals, dims, self.templates)
+            return trace_rule_once(eqn, avals, dims, kinds, self.templates)
         new = trace_rule(eqn, avals, dims, self.templates)
         return self.templates.keep(eqn, kinds, new)
 

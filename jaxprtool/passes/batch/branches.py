@@ -15,24 +15,25 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Cond
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Primitive, Var, jaxpr_as_fun
 from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
 from jaxprtool.passes.batch.body import batch_body
-from jaxprtool.passes.batch.table import Rebuilt, batch_rules, jaxs_rule, structured_rules
+from jaxprtool.passes.batch.table import Rebuilt, batch_rules, jaxs_rule, refusal, structured_rules
 
 
 @rule(structured_rules, "cond")
 def _cond(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt | None:
     cond = Cond.of(eqn)
     effects = set().union(*(branch.effects for branch in cond.branches))
-    if (reason := jaxcompat.forbidden_in_branches(effects)) is not None:
-        raise NotImplementedError(reason)
+    if reason := jaxcompat.forbidden_in_branches(effects):
+        raise refusal(eqn, reason)
     if dims[0] is not None:
         return None
     own = at_bdim(dims[1:], 0)
@@ -66,79 +67,54 @@ def _select(
         return jaxs_rule(axis, primitive, operands, dims, params)
     branches = [*map(jaxcompat.close_jaxpr, params["branches"])]
     index = jaxcompat.match_axis(axis.data, dims[0], 0, operands[0])
-    selector = _Selector(index, len(branches))
+    if len(branches) == 2:
+        index = lax.gt(index, lax.full_like(index, 0, shape=()))  # a quarter of the bytes
     selected = [jnp.issubdtype(x.dtype, jnp.inexact) for x in operands[1:]]
     seen = any(not jaxcompat.is_removable_effect(e) for branch in branches for e in branch.effects)
-    pairs = zip(dims[1:], selected, strict=True)
-    ins = tuple(0 if dim is not None or flag or seen else None for dim, flag in pairs)
+    ins = [
+        0 if dim is not None or flag or seen else None
+        for dim, flag in zip(dims[1:], selected, strict=True)
+    ]
     triples = zip(operands[1:], dims[1:], ins, strict=True)
-    values = [_at(axis, x, dim, to) for x, dim, to in triples]
+    values = [
+        x if to is None else jaxcompat.match_axis(axis.data, dim, to, x) for x, dim, to in triples
+    ]
     fixed = [lax.stop_gradient(x) if flag else x for x, flag in zip(values, selected, strict=True)]
-    outs = (0,) * len(branches[0].outvars)
-    given = []
-    for i, branch in enumerate(branches):
-        pairs = zip(values, fixed, strict=True)
-        own = [x if x is still else selector.in_branch(i, x, still) for x, still in pairs]
-        body, _ = batch_body(branch, ins, axis, outs)
-        given.append(jaxcompat.jaxpr_as_fun(body)(*own))
 
     @cache
-    def whole(k: int) -> Any:
+    def mask(shape: tuple[Any, ...], i: int | None = None) -> jax.Array:
+        """Return the index, or whether it is `i`, in a shape."""
+        which = index if i is None else lax.eq(index, lax.full_like(index, i, shape=()))
+        return which if which.ndim == len(shape) else lax.broadcast_in_dim(which, shape, (0,))
+
+    def in_branch(i: int, x: jax.Array, other: jax.Array) -> jax.Array:
+        """Return `x` in the lanes that take branch `i`, and `other` in the rest."""
+        if len(branches) > 2:
+            return lax.select_n(mask(x.shape, i), other, x)
+        return lax.select_n(mask(x.shape), *((x, other) if i == 0 else (other, x)))
+
+    @cache
+    def whole(k: int) -> jax.Array:
         """Return an operand with a batch dimension, broadcast once for all results."""
         return jaxcompat.match_axis(axis.data, ins[k], 0, values[k])
 
+    outs = [0] * len(branches[0].outvars)
+    given = []
+    for i, branch in enumerate(branches):
+        pairs = zip(values, fixed, strict=True)
+        own = [x if x is still else in_branch(i, x, still) for x, still in pairs]
+        body, _ = batch_body(branch, ins, axis, outs)
+        given.append(jaxpr_as_fun(body)(*own))
     results = []
     for r, cases in enumerate(zip(*given, strict=True)):
         passed_on = [_passed_on(branch, r) for branch in branches]
         cases = tuple(x if k is None else whole(k) for x, k in zip(cases, passed_on, strict=True))
         same = passed_on[0] is not None and len(set(passed_on)) == 1
-        results.append(cases[0] if same else selector.chosen(*cases))
-    return results, list(outs)
+        results.append(cases[0] if same else lax.select_n(mask(cases[0].shape), *cases))
+    return results, outs
 
 
-def _at(axis: Axis, x: Any, dim: Dim, to: Dim) -> Any:
-    """Return a value with the batch dimension at `to`; as it is if that is None."""
-    return x if to is None else jaxcompat.match_axis(axis.data, dim, to, x)
-
-
-def _passed_on(branch: Any, result: int) -> int | None:
+def _passed_on(branch: ClosedJaxpr, result: int) -> int | None:
     """Return the number of the operand that a branch returns as this result, if it is one."""
     atom = branch.outvars[result]
     return branch.invars.index(atom) if atom in branch.invars else None
-
-
-class _Selector:
-    """Selects in each lane by a mapped index, which is broadcast once for each shape.
-
-    Args:
-        index: The number of the branch of each lane, lanes in front.
-        count: The number of branches.
-    """
-
-    def __init__(self, index: Any, count: int) -> None:
-        if count == 2:
-            index = lax.gt(index, lax.full_like(index, 0, shape=()))  # a quarter of the bytes
-        self._index, self._count = index, count
-        self._known: dict[Any, Any] = {}
-
-    def chosen(self, *cases: Any) -> Any:
-        """Return the case of the branch that each lane takes."""
-        return lax.select_n(self._broadcast(None, cases[0].shape), *cases)
-
-    def in_branch(self, i: int, x: Any, other: Any) -> Any:
-        """Return `x` in the lanes that take branch `i`, and `other` in the rest."""
-        if self._count == 2:
-            return self.chosen(*((x, other) if i == 0 else (other, x)))
-        return lax.select_n(self._broadcast(i, x.shape), other, x)
-
-    def _broadcast(self, i: int | None, shape: tuple[Any, ...]) -> Any:
-        """Return the index, or whether it is `i`, in a shape."""
-        key = i, shape
-        if key not in self._known:
-            which = self._index
-            if i is not None:
-                which = lax.eq(which, lax.full_like(which, i, shape=()))
-            if which.ndim != len(shape):
-                which = lax.broadcast_in_dim(which, shape, (0,))
-            self._known[key] = which
-        return self._known[key]

@@ -14,10 +14,13 @@ from jaxprtool.ir.regions import Regions
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Call
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
 from jaxprtool.passes.batch.body import batch_body, lifted
-from jaxprtool.passes.batch.table import Rebuilt, structured_rules
+from jaxprtool.passes.batch.table import Rebuilt, refusal, structured_rules
+
+#: What a jit says of its operands, or results, by the name of the parameter.
+Params = dict[str, tuple[Any, ...]]
 
 
 @rule(structured_rules, *Call.primitives)
@@ -28,7 +31,7 @@ def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
         body, out_dims = batch_body(call.body, dims, axis, at_bdim(out_dims, 0))
     if not traits(eqn).holds_constants:
         return _with_operands(call, body, dims, out_dims)
-    changes: dict[str, Any] = {}
+    changes = {}
     if eqn.primitive.name == "jit":
         changes = {
             "operand_params": _laid_out(call.operand_params, "in", call.operands, dims, eqn, axis),
@@ -41,7 +44,9 @@ def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     return Rebuilt(tuple(dims), out_dims, build)
 
 
-def _with_operands(call: Call, body: Any, dims: Sequence[Dim], out_dims: Sequence[Dim]) -> Rebuilt:
+def _with_operands(
+    call: Call, body: ClosedJaxpr, dims: Sequence[Dim], out_dims: Sequence[Dim]
+) -> Rebuilt:
     """A call whose body holds no constants: it takes them as operands."""
     body, consts = lifted(body)
 
@@ -54,16 +59,16 @@ def _with_operands(call: Call, body: Any, dims: Sequence[Dim], out_dims: Sequenc
 
 
 def _laid_out(
-    params: dict[str, tuple[Any, ...]],
+    params: Params,
     side: str,
     atoms: Sequence[Atom],
     dims: Sequence[Dim],
     eqn: JaxprEqn,
     axis: Axis,
-) -> dict[str, tuple[Any, ...]]:
+) -> Params:
     """What a jit says of its operands, or results, when these have a mapped dimension more."""
     if any(layout is not None for layout in params[f"{side}_layouts"]):
-        raise NotImplementedError("Concrete layouts are not supported for vmap(jit).")
+        raise refusal(eqn, "Concrete layouts are not supported for vmap(jit).")
     shardings = tuple(
         sharding
         if dim is None or jaxcompat.is_unspecified(sharding)

@@ -10,22 +10,21 @@ A while loop whose predicate is mapped runs until all lanes are done, with every
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Scan, While
-from jaxprtool.jaxcompat import AbstractRef, Atom, JaxprEqn, Var
+from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
 from jaxprtool.passes.batch.body import batch_body
-from jaxprtool.passes.batch.table import Rebuilt, structured_rules
+from jaxprtool.passes.batch.table import Rebuilt, refusal, structured_rules
 
 Dims = tuple[Dim, ...]
 
 
 def _batched_loop_body(
-    batch: Callable[[Dims, Dims | None], tuple[Any, Dims]], carry: Dims, target: int
-) -> tuple[Any, Dims, Dims]:
+    batch: Callable[[Dims, Dims | None], tuple[ClosedJaxpr, Dims]], carry: Dims, target: int
+) -> tuple[ClosedJaxpr, Dims, Dims]:
     """Batch a loop's body with every carry that differs by lane mapped at `target`.
 
     Args:
@@ -57,7 +56,7 @@ def _scan(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     n, k = len(scan.consts), len(scan.carry)
     is_ref = [isinstance(atom.aval, AbstractRef) for atom in eqn.invars]  # not to be moved
     if any(ref and dim == 0 for ref, dim in zip(is_ref[n + k :], dims[n + k :], strict=True)):
-        raise NotImplementedError("a scan over a ref that is mapped along its leading axis")
+        raise refusal(eqn, "it runs over a ref that is mapped along its leading axis")
     # Slices are cut off along the leading dimension, which therefore cannot be the batch dimension.
     slices = [None if dim is None else max(dim - 1, 0) for dim in dims[n + k :]]
     consts = tuple(dims[:n])
@@ -65,7 +64,7 @@ def _scan(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
         consts = _unless(is_ref[:n], consts)
     xs = _unless(is_ref[n + k :], slices)
 
-    def batch(carry: Dims, outs: Dims | None) -> tuple[Any, Dims]:
+    def batch(carry: Dims, outs: Dims | None) -> tuple[ClosedJaxpr, Dims]:
         return batch_body(scan.body, (*consts, *carry, *xs), axis, outs)
 
     body, carry, ys = _batched_loop_body(batch, tuple(dims[n : n + k]), 0)
@@ -112,19 +111,20 @@ def _while(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     return Rebuilt((*dims[:b], *carry), carry, build)
 
 
-def _while_bodies(loop: While, dims: Dims, axis: Axis) -> tuple[Any, Any, Dims]:
+def _while_bodies(loop: While, dims: Dims, axis: Axis) -> tuple[ClosedJaxpr, ClosedJaxpr, Dims]:
     """Return the batched predicate and body of a while loop, and where its carries are mapped.
 
     The predicate's shape, if it has one, must be a prefix of the shape of each carry.
     """
     c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
     effects = loop.cond.effects | loop.body.effects
-    _require(jaxcompat.forbidden_in_loops(effects, masked=False))
+    if reason := jaxcompat.forbidden_in_loops(effects, masked=False):
+        raise refusal(loop.eqn, reason)
 
-    def batch(carry: Dims, outs: Dims | None) -> tuple[Any, Dims]:
+    def batch(carry: Dims, outs: Dims | None) -> tuple[ClosedJaxpr, Dims]:
         return batch_body(loop.body, (*dims[c:b], *carry), axis, outs)
 
-    def predicate(carry: Dims, out: Dim = None) -> tuple[Any, Dims]:
+    def predicate(carry: Dims, out: Dim = None) -> tuple[ClosedJaxpr, Dims]:
         return batch_body(loop.cond, (*dims[:c], *carry), axis, (out,))
 
     rank = len(loop.cond.outvars[0].aval.shape)
@@ -132,11 +132,7 @@ def _while_bodies(loop: While, dims: Dims, axis: Axis) -> tuple[Any, Any, Dims]:
     cond, (mapped,) = predicate(carry)
     if mapped is None:
         return cond, body, carry
-    _require(jaxcompat.forbidden_in_loops(effects, masked=True))
+    if reason := jaxcompat.forbidden_in_loops(effects, masked=True):
+        raise refusal(loop.eqn, reason)
     body, carry, _ = _batched_loop_body(batch, (0,) * len(carry), 0)
     return predicate(carry, 0)[0], body, carry
-
-
-def _require(reason: str | None) -> None:
-    if reason is not None:
-        raise NotImplementedError(reason)

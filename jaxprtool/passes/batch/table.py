@@ -77,9 +77,16 @@ def jaxs_rule(
     return rule(axis.data, tuple(operands), tuple(dims), **params)
 
 
+def refusal(
+    eqn: JaxprEqn, reason: str, kind: type[JaxprToolError] = BatchUnsupported
+) -> JaxprToolError:
+    """Return the error for an equation that cannot be batched, which it names."""
+    return kind(f"{named(eqn)} cannot be batched: {reason}")
+
+
 def failed(eqn: JaxprEqn, error: Exception) -> JaxprToolError:
-    """Return the error for an equation that a rule refuses, of the rule's kind and in its words."""
+    """Return the error for an equation whose rule raised one, of its kind and in its words."""
     reason = " ".join(str(error).split()) or type(error).__name__
     kinds = {ValueError: BatchError, TypeError: BatchTypeError}
     kind = next((kinds[k] for k in kinds if isinstance(error, k)), BatchUnsupported)
-    return kind(f"{named(eqn)} cannot be batched: {reason}")
+    return refusal(eqn, reason, kind)

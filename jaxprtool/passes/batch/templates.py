@@ -5,7 +5,7 @@ operands and its source location. For each, the batching rule is traced once, to
 few equations that it makes. To batch an equation is to look up its template and to instantiate it
 with the equation's own operands.
 
-Templates are kept for the process (`_cache` and `_of_bodies`), which makes a second program of a
+Templates are kept for the process (`_templates`, `_of_bodies`), which makes a second program of a
 kind, and `jaxprtool.vmap`, fast; `jaxprtool.clear_caches` drops them.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import JaxprCache, process_cache
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Primitive, Var
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import batch_rules, jaxs_rule
 from jaxprtool.passes.dce import dce_body
@@ -44,7 +44,7 @@ class Step:
     effects: Any
     ctx: Any
     inputs: tuple[Any, ...]
-    avals: tuple[Any, ...]
+    avals: tuple[Aval, ...]
     single: bool
 
 
@@ -70,7 +70,7 @@ class Template:
 
 
 def trace_rule(
-    eqn: JaxprEqn, avals: Sequence[Any], dims: Sequence[Dim], templates: Templates
+    eqn: JaxprEqn, avals: Sequence[Aval], dims: Sequence[Dim], templates: Templates
 ) -> Template:
     """Trace the template of an equation, whose operands are of these types and mapped at `dims`.
 
@@ -92,28 +92,29 @@ _of_bodies = JaxprCache()
 
 
 def trace_rule_once(
-    eqn: JaxprEqn, avals: Sequence[Any], dims: Sequence[Dim], templates: Templates
+    eqn: JaxprEqn,
+    avals: Sequence[Aval],
+    dims: Sequence[Dim],
+    kinds: Sequence[int],
+    templates: Templates,
 ) -> Template:
     """Return the template of an equation that has no signature, or one that holds jaxprs."""
     held = [body for _, body in sub_jaxprs(eqn)]
     if not held:
         return trace_rule(eqn, avals, dims, templates)
     known = _of_bodies.of(held[0])
-    params = tuple(
-        (name, _weak(value), repr(value) if _has_float(value) else jaxcompat.nested_type(value))
-        for name, value in eqn.params.items()
-    )
-    key = templates, eqn.primitive, params, eqn.ctx, tuple(avals), tuple(dims)
+    weak = eqn.replace(params={name: _weak(value) for name, value in eqn.params.items()})
+    templates.note_floats(weak)
+    key = templates, templates.key(weak, kinds)
     try:
         template = known.get(key)
     except TypeError:  # a parameter that cannot be hashed
         return trace_rule(eqn, avals, dims, templates)
-    if template is not None:
-        return template
-    new = trace_rule(eqn, avals, dims, templates)
-    if not any(body is held[0] for step in new.steps for _, body in sub_jaxprs(step)):
-        known[key] = new
-    return new
+    if template is None:
+        template = trace_rule(eqn, avals, dims, templates)
+        if not any(body is held[0] for step in template.steps for _, body in sub_jaxprs(step)):
+            known[key] = template
+    return template
 
 
 def _weak(value: Any) -> Any:
@@ -123,7 +124,7 @@ def _weak(value: Any) -> Any:
     return ref(value) if holds_jaxpr([value]) else value
 
 
-def trace_match(aval: Any, source: Dim, target: int, templates: Templates) -> Template:
+def trace_match(aval: Aval, source: Dim, target: int, templates: Templates) -> Template:
     """Trace the template that moves a value's batch dimension to `target`, or broadcasts it."""
 
     def call(x: Any) -> tuple[Sequence[Any], Sequence[Dim]]:
@@ -134,7 +135,7 @@ def trace_match(aval: Any, source: Dim, target: int, templates: Templates) -> Te
 
 def _traced(
     call: Callable[..., tuple[Sequence[Any], Sequence[Dim]]],
-    avals: Sequence[Any],
+    avals: Sequence[Aval],
     templates: Templates,
     eqn: JaxprEqn | None,
 ) -> Template:
@@ -152,7 +153,7 @@ def _traced(
     return _template(jaxpr, kinds)
 
 
-def _template(jaxpr: Any, kinds: Sequence[int]) -> Template:
+def _template(jaxpr: ClosedJaxpr, kinds: Sequence[int]) -> Template:
     values = [*jaxpr.invars, *jaxpr.constvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
     numbers: dict[Var, int] = {v: i for i, v in enumerate(values)}
 
@@ -202,12 +203,12 @@ class Templates:
 
     axis: Axis
     known: dict[Hashable, Template] = field(default_factory=dict)
-    kinds: dict[tuple[Any, Dim], int] = field(default_factory=dict)
+    kinds: dict[tuple[Aval, Dim], int] = field(default_factory=dict)
     dims: dict[int, Dim] = field(default_factory=dict)
     #: The primitives that may have floats among their parameters.
     with_floats: set[Primitive] = field(default_factory=set)
 
-    def kind(self, aval: Any, dim: Dim) -> int:
+    def kind(self, aval: Aval, dim: Dim) -> int:
         """Return the number of values of this type that are mapped along this dimension."""
         number = self.kinds.get((aval, dim))
         if number is None:
@@ -227,13 +228,17 @@ class Templates:
         return primitive, eqn.ctx, names, *types, *values, *kinds
 
     def keep(self, eqn: JaxprEqn, kinds: Sequence[int], template: Template) -> Template:
-        """Keep the template of an equation by its signature, and return it.
+        """Keep the template of an equation by its signature, and return it."""
+        self.note_floats(eqn)
+        return self.known.setdefault(self.key(eqn, kinds), template)
 
-        Signatures are compared, and 0.0 and -0.0 are equal: with floats they hold all in words too.
+    def note_floats(self, eqn: JaxprEqn) -> None:
+        """Have the signatures of a primitive hold all in words, if this one has floats.
+
+        Signatures are compared, and 0.0 and -0.0 are equal.
         """
         if any(map(_has_float, eqn.params.values())):
             self.with_floats.add(eqn.primitive)
-        return self.known.setdefault(self.key(eqn, kinds), template)
 
 
 _FLOATS: frozenset[type] = frozenset({float, complex, np.float32, np.float64})
@@ -248,31 +253,14 @@ def _has_float(value: Any) -> bool:
 _new_number = count()
 
 
-class _Cache:
-    """The templates of all axes and tracing contexts; all are dropped when there are too many."""
-
-    most_axes, most_templates = 256, 100_000
-
-    def __init__(self) -> None:
-        self._by_axis: dict[Hashable, Templates] = {}
-
-    def of(self, axis: Axis) -> Templates:
-        """Return the templates for an axis in the present tracing context."""
-        each = self._by_axis
-        if len(each) > self.most_axes or self._size() > self.most_templates:
-            self.clear()
-        key = axis, jaxcompat.tracing_context()
-        return each.setdefault(key, Templates(axis))
-
-    def _size(self) -> int:
-        return sum(len(each.known) + len(each.kinds) for each in [*self._by_axis.values()])
-
-    def clear(self) -> None:
-        """Drop all."""
-        self._by_axis.clear()
+#: The templates of all axes and tracing contexts; all are dropped when there are too many.
+_templates: dict[Hashable, Templates] = process_cache({})
+_MOST_AXES, _MOST_TEMPLATES = 256, 100_000
 
 
-_cache = process_cache(_Cache())
-
-#: The templates for an axis in the present tracing context.
-templates_of = _cache.of
+def templates_of(axis: Axis) -> Templates:
+    """Return the templates for an axis in the present tracing context."""
+    count = sum(len(each.known) + len(each.kinds) for each in [*_templates.values()])
+    if len(_templates) > _MOST_AXES or count > _MOST_TEMPLATES:
+        _templates.clear()
+    return _templates.setdefault((axis, jaxcompat.tracing_context()), Templates(axis))

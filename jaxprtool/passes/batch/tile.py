@@ -18,24 +18,23 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import jax
 from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.program import Program
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.base import Pass
+from jaxprtool.passes.batch import Batch
 from jaxprtool.passes.batch.axes import (
     BatchError,
     BatchTypeError,
     check_axes,
-    check_unmapped,
     flat_in_axes,
     flat_out_axes,
-    free_axes,
 )
-from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.body import batch_body
+from jaxprtool.passes.batch.axis import Dim
 
 
 @dataclass(frozen=True)
@@ -77,17 +76,16 @@ class Tile(Pass):
         out_axes = flat_out_axes(program.out_tree, self.out_axes)
         dims = _dims("in_axes", in_axes, program.in_avals, program.arg_names)
         outs = _dims("out_axes", out_axes, program.out_avals, program.out_names)
-        free = free_axes(program, self.axis_name, self.tile_size)
-        axis = Axis(self.axis_name, self.tile_size)
-        with jaxcompat.axes_bound(free):
-            body, out_dims = batch_body(program.jaxpr, dims, axis, outs, outermost=True)
-        check_unmapped(out_axes, out_dims, program.out_tree, self.axis_name)
-        jaxpr = _between_reshapes(body, program, dims, outs, self.tile_size)
-        return program.replace(jaxpr=jaxpr, axis_env=free)
+        # Counted from 0 an axis of the tile is the position before it, where the tiles come.
+        args, _ = jax.tree.unflatten(program.in_tree, dims)
+        results = jax.tree.unflatten(program.out_tree, outs)
+        mapped = Batch(args, results, self.tile_size, self.axis_name)(program)
+        jaxpr = _between_reshapes(mapped.jaxpr, program, dims, outs, self.tile_size)
+        return mapped.replace(jaxpr=jaxpr)
 
 
 def _dims(
-    option: str, axes: Sequence[Any], avals: Sequence[Any], names: Sequence[str]
+    option: str, axes: Sequence[Any], avals: Sequence[Aval], names: Sequence[str]
 ) -> list[Dim]:
     """Flat axes, counted from 0. Raises BatchError for one that a value does not have."""
     dims: list[Dim] = []
@@ -104,11 +102,11 @@ def _dims(
 
 
 def _between_reshapes(
-    body: Any, program: Program, dims: Sequence[Dim], outs: Sequence[Dim], tiles: int
-) -> Any:
+    body: ClosedJaxpr, program: Program, dims: Sequence[Dim], outs: Sequence[Dim], tiles: int
+) -> ClosedJaxpr:
     """A body mapped over tiles, [..., tiles, m, ...], for values [..., tiles * m, ...]."""
 
-    def whole(atom: Atom, aval: Any, dim: Dim) -> Atom:
+    def whole(atom: Atom, aval: Aval, dim: Dim) -> Atom:
         if dim is None:
             return atom
         shape = (*aval.shape[:dim], tiles * aval.shape[dim], *aval.shape[dim + 1 :])

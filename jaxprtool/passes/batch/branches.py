@@ -22,10 +22,17 @@ from jax import lax
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Cond
-from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Primitive, Var, jaxpr_as_fun
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Primitive, jaxpr_as_fun
 from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
 from jaxprtool.passes.batch.body import batch_body
-from jaxprtool.passes.batch.table import Rebuilt, batch_rules, jaxs_rule, refusal, structured_rules
+from jaxprtool.passes.batch.table import (
+    Rebuilt,
+    batch_rules,
+    jaxs_rule,
+    rebuilt,
+    refusal,
+    structured_rules,
+)
 
 
 @rule(structured_rules, "cond")
@@ -43,12 +50,7 @@ def _cond(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt | None:
     )
     branches = tuple(batch_body(branch, own, axis, outs)[0] for branch in cond.branches)
 
-    def build(operands: Sequence[Atom], results: Sequence[Var]) -> JaxprEqn:
-        return cond.rebuild(
-            index=operands[0], operands=operands[1:], outs=results, branches=branches
-        )
-
-    return Rebuilt((None, *own), outs, build)
+    return rebuilt(cond, (None, *own), outs, branches=branches)
 
 
 # --- a mapped index -----------------------------------------------------------------------------

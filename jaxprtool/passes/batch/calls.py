@@ -6,18 +6,16 @@ Their bodies are batched, once for each pattern of mapped operands, and stay sha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.regions import Regions
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Call
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
+from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
 from jaxprtool.passes.batch.body import batch_body, lifted
-from jaxprtool.passes.batch.table import Rebuilt, refusal, structured_rules
+from jaxprtool.passes.batch.table import Rebuilt, rebuilt, refusal, structured_rules
 
 #: What a jit says of its operands, or results, by the name of the parameter.
 Params = dict[str, tuple[Any, ...]]
@@ -29,33 +27,18 @@ def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     body, out_dims = batch_body(call.body, dims, axis)
     if eqn.primitive.name == "remat2":  # as by JAX's rule
         body, out_dims = batch_body(call.body, dims, axis, at_bdim(out_dims, 0))
+    consts: tuple[Any, ...] = ()
     if not traits(eqn).holds_constants:
-        return _with_operands(call, body, dims, out_dims)
-    changes = {}
+        body, consts = lifted(body)
     if eqn.primitive.name == "jit":
-        changes = {
+        changes: dict[str, Any] = {
             "operand_params": _laid_out(call.operand_params, "in", call.operands, dims, eqn, axis),
             "out_params": _laid_out(call.out_params, "out", call.outs, out_dims, eqn, axis),
         }
-
-    def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
-        return call.rebuild(operands=operands, outs=outs, body=body, **changes)
-
-    return Rebuilt(tuple(dims), out_dims, build)
-
-
-def _with_operands(
-    call: Call, body: ClosedJaxpr, dims: Sequence[Dim], out_dims: Sequence[Dim]
-) -> Rebuilt:
-    """A call whose body holds no constants: it takes them as operands."""
-    body, consts = lifted(body)
-
-    def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
-        more, own = operands[: len(consts)], operands[len(consts) :]
-        new = Regions.of(replace(call, operands=tuple(own), outs=tuple(outs)))
-        return new.rebuild([body], more={"operands": more}, first=True)
-
-    return Rebuilt(tuple(dims), tuple(out_dims), build, consts)
+    else:
+        own = [*[None] * len(consts), *range(len(call.operands))]
+        changes = call.entries(own, range(len(call.outs)))
+    return rebuilt(call, dims, out_dims, consts, body=body, **changes)
 
 
 def _laid_out(

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Scan, While
-from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, JaxprEqn, Var
+from jaxprtool.jaxcompat import AbstractRef, ClosedJaxpr, JaxprEqn
 from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
 from jaxprtool.passes.batch.body import batch_body
-from jaxprtool.passes.batch.table import Rebuilt, refusal, structured_rules
+from jaxprtool.passes.batch.table import Rebuilt, rebuilt, refusal, structured_rules
 
 Dims = tuple[Dim, ...]
 
@@ -68,18 +68,8 @@ def _scan(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
         return batch_body(scan.body, (*consts, *carry, *xs), axis, outs)
 
     body, carry, ys = _batched_loop_body(batch, tuple(dims[n : n + k]), 0)
-
-    def build(operands: Sequence[Atom], results: Sequence[Var]) -> JaxprEqn:
-        return scan.rebuild(
-            consts=operands[:n],
-            carry=operands[n : n + k],
-            xs=operands[n + k :],
-            carry_outs=results[:k],
-            ys=results[k:],
-            body=body,
-        )
-
-    return Rebuilt((*consts, *carry, *_stacked(xs)), (*carry, *_stacked(ys)), build)
+    operand_dims = (*consts, *carry, *_stacked(xs))
+    return rebuilt(scan, operand_dims, (*carry, *_stacked(ys)), body=body)
 
 
 def _unless(is_ref: Sequence[bool], dims: Iterable[Dim]) -> Dims:
@@ -94,32 +84,12 @@ def _stacked(dims: Iterable[Dim]) -> Dims:
 
 @rule(structured_rules, "while")
 def _while(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
+    """The predicate's shape, if it has one, must be a prefix of the shape of each carry."""
     loop = While.of(eqn)
-    c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
-    cond, body, carry = _while_bodies(loop, tuple(dims), axis)
-
-    def build(operands: Sequence[Atom], results: Sequence[Var]) -> JaxprEqn:
-        return loop.rebuild(
-            cond_consts=operands[:c],
-            body_consts=operands[c:b],
-            carry=operands[b:],
-            outs=results,
-            cond=cond,
-            body=body,
-        )
-
-    return Rebuilt((*dims[:b], *carry), carry, build)
-
-
-def _while_bodies(loop: While, dims: Dims, axis: Axis) -> tuple[ClosedJaxpr, ClosedJaxpr, Dims]:
-    """Return the batched predicate and body of a while loop, and where its carries are mapped.
-
-    The predicate's shape, if it has one, must be a prefix of the shape of each carry.
-    """
     c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
     effects = loop.cond.effects | loop.body.effects
     if reason := jaxcompat.forbidden_in_loops(effects, masked=False):
-        raise refusal(loop.eqn, reason)
+        raise refusal(eqn, reason)
 
     def batch(carry: Dims, outs: Dims | None) -> tuple[ClosedJaxpr, Dims]:
         return batch_body(loop.body, (*dims[c:b], *carry), axis, outs)
@@ -128,11 +98,11 @@ def _while_bodies(loop: While, dims: Dims, axis: Axis) -> tuple[ClosedJaxpr, Clo
         return batch_body(loop.cond, (*dims[:c], *carry), axis, (out,))
 
     rank = len(loop.cond.outvars[0].aval.shape)
-    body, carry, _ = _batched_loop_body(batch, dims[b:], rank)
+    body, carry, _ = _batched_loop_body(batch, tuple(dims[b:]), rank)
     cond, (mapped,) = predicate(carry)
-    if mapped is None:
-        return cond, body, carry
-    if reason := jaxcompat.forbidden_in_loops(effects, masked=True):
-        raise refusal(loop.eqn, reason)
-    body, carry, _ = _batched_loop_body(batch, (0,) * len(carry), 0)
-    return predicate(carry, 0)[0], body, carry
+    if mapped is not None:
+        if reason := jaxcompat.forbidden_in_loops(effects, masked=True):
+            raise refusal(eqn, reason)
+        body, carry, _ = _batched_loop_body(batch, (0,) * len(carry), 0)
+        cond, _ = predicate(carry, 0)
+    return rebuilt(loop, (*dims[:b], *carry), carry, cond=cond, body=body)

@@ -16,10 +16,10 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import ShardMap
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.body import batch_body, lifted
-from jaxprtool.passes.batch.table import Rebuilt, structured_rules
+from jaxprtool.passes.batch.table import Rebuilt, rebuilt, structured_rules
 
 
 @rule(structured_rules, "shard_map")
@@ -36,12 +36,8 @@ def _shard_map(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     in_specs = (*(jax.P() for _ in consts), *in_specs)
     out_specs = _specs(call.out_specs, out_dims, axis, "out_specs")
 
-    def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
-        return call.rebuild(
-            operands=operands, outs=outs, body=body, in_specs=in_specs, out_specs=out_specs
-        )
-
-    return Rebuilt(tuple(dims), out_dims, build, consts)
+    specs = {"in_specs": in_specs, "out_specs": out_specs}
+    return rebuilt(call, dims, out_dims, consts, body=body, **specs)
 
 
 def _specs(specs: Sequence[Any], dims: Sequence[Dim], axis: Axis, what: str) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ the one equation that replaces the old.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.rules import RuleTable
+from jaxprtool.ir.structured import View
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
 from jaxprtool.passes.batch.axes import BatchError, BatchTypeError
 from jaxprtool.passes.batch.axis import Axis, Dim
@@ -51,6 +52,25 @@ class Rebuilt:
     out_dims: tuple[Dim, ...]
     build: Callable[[Sequence[Atom], Sequence[Var]], JaxprEqn]
     consts: tuple[Any, ...] = ()
+
+
+def rebuilt(
+    view: View,
+    operand_dims: Iterable[Dim],
+    out_dims: Iterable[Dim],
+    consts: tuple[Any, ...] = (),
+    **changes: Any,
+) -> Rebuilt:
+    """Return what replaces the equation of a view: one like it, with fields of the view changed.
+
+    Those that hold its operands and results change in any case.
+    """
+
+    def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
+        new = view.eqn.replace(invars=list(operands), outvars=list(outs))
+        return view.of(new).rebuild(**changes)
+
+    return Rebuilt(tuple(operand_dims), tuple(out_dims), build, consts)
 
 
 #: `rule(eqn, dims, axis) -> Rebuilt`, or None if the equation is one for `batch_rules` after all.

@@ -13,20 +13,18 @@ that lead to it:
 
 An equation is left that only makes a big array of a small one (`iota`, and `broadcast_in_dim`): it
 is as good as the constant, and smaller. Then its own operands are what is needed. So is one with a
-value of more than 1 MiB on the way (or 16 times `max_bytes`), with a while loop, or with too much
-work in its other loops.
+value of more than 1 MiB on the way (or 16 times `max_bytes`), or with too much work in its loops.
 
-Values are what the default backend computes, one equation at a time, each as a kernel of its own,
-in the setting it was traced in; on another backend an `exp` may have another last bit. They become
-arrays of NumPy, at home on no device. Constants that are committed to a device, or are tracers
-(while JAX traces around the pass), are left, and so are what runs under a mesh or has effects,
-remat, random numbers that differ from call to call, and calls of code that is not JAX's. A call
-with custom derivatives goes if all its operands are constants: nothing differentiates it.
+Values are what the default backend computes, one equation at a time, each as a kernel of its own;
+on another backend an `exp` may have another last bit. They become arrays of NumPy, at home on no
+device. Left are constants that are committed to a device, or are tracers (while JAX traces around
+the pass), and what runs under a mesh, has effects, or may not be folded by its traits. A call with
+custom derivatives goes if all its operands are constants: nothing differentiates it.
 
 Control flow whose course is known is opened: a cond with a constant index becomes its branch, a
 scan of no rounds its initial carry, a scan of one round its body (unless that takes more equations,
-for slicing and stacking), and a while whose condition fails on the constants it starts with its
-initial carry. One is left if an effect that it declares, such as a print, is in what would go.
+for slicing and stacking), and a while whose condition fails at once its initial carry. One is left
+if an effect that it declares, such as a print, is in what would go.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -47,9 +45,9 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, keep, sub_jaxprs
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
-from jaxprtool.passes.fold.constant_evaluation import Number, Values, is_plain_type
+from jaxprtool.passes.fold.constant_evaluation import Array, Number, Values, is_plain_type
 from jaxprtool.passes.fold.opening import OPENERS
 
 
@@ -71,7 +69,7 @@ class Fold(Pass):
         return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program
 
 
-def fold_jaxpr(jaxpr: Any, max_bytes: int) -> Any:
+def fold_jaxpr(jaxpr: ClosedJaxpr, max_bytes: int) -> ClosedJaxpr:
     """A closed jaxpr with what is constant in it computed; itself if nothing is."""
     folding = _Folding(jaxpr, max_bytes)
     while True:
@@ -87,7 +85,7 @@ def fold_jaxpr(jaxpr: Any, max_bytes: int) -> Any:
 _LARGEST = 1 << 20
 
 
-def _constant_bytes(jaxpr: Any, seen: set[Any]) -> int:
+def _constant_bytes(jaxpr: AnyJaxpr, seen: set[AnyJaxpr]) -> int:
     """Return the bytes of the constants of a jaxpr and of the distinct jaxprs in it."""
     seen.add(jaxpr)
     consts = getattr(jaxpr, "consts", ())
@@ -99,17 +97,10 @@ def _constant_bytes(jaxpr: Any, seen: set[Any]) -> int:
     return total
 
 
-@dataclass(frozen=True, eq=False)
-class _Uniform:
-    """An array all of whose elements are this scalar."""
-
-    element: np.ndarray
-
-
 class _Folding:
     """One run of the pass: the known values of the program, and the bytes that are left."""
 
-    def __init__(self, jaxpr: Any, max_bytes: int) -> None:
+    def __init__(self, jaxpr: ClosedJaxpr, max_bytes: int) -> None:
         self._left = max_bytes - _constant_bytes(jaxpr, set())
         self._values = Values(max(_LARGEST, 16 * max_bytes))
         #: Whether control flow has been opened, whose equations have not been looked at.
@@ -123,7 +114,7 @@ class _Folding:
             if number is not None:
                 known[var] = number
         found = self._values.follow(jaxpr.eqns, known)
-        values: dict[Var, Any] = {}
+        values: dict[Var, Array | None] = {}
         if not all(traits(eqn).fills for eqn in found):
             values = self._needed_values(writer, known, found)
 
@@ -139,13 +130,13 @@ class _Folding:
 
     def _needed_values(
         self, writer: Writer, known: dict[Var, Number], found: Sequence[JaxprEqn]
-    ) -> dict[Var, Any]:
+    ) -> dict[Var, Array | None]:
         """The results of the equations that go: of each its value, or None if nothing needs it."""
         jaxpr = jaxcompat.open_jaxpr(writer.body)
         freed = _freed(writer, found) if writer.constvars else {}
         folded, held = {id(eqn) for eqn in found}, set[Number]()
         needed = {v for v in jaxpr.outvars if type(v) is not Literal}
-        values: dict[Var, Any] = {}
+        values: dict[Var, Array | None] = {}
         for eqn in reversed(jaxpr.eqns):
             if id(eqn) in folded and writer.donated.isdisjoint(eqn.outvars):
                 wanted = {v: known[v] for v in eqn.outvars if v in needed}
@@ -166,7 +157,7 @@ class _Folding:
         wanted: dict[Var, Number],
         freed: int,
         held: set[Number],
-    ) -> dict[Var, Any] | None:
+    ) -> dict[Var, Array] | None:
         """The values of an equation's needed results; None if the equation is to stay."""
         arrays = {v: number for v, number in wanted.items() if v.aval.shape != ()}
         cost = sum(size_of(v.aval, 0) for v, number in arrays.items() if number not in held)
@@ -174,11 +165,17 @@ class _Folding:
             return None
         if any(jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in wanted):
             return None
-        values = {v: self._values.value(number) for v, number in wanted.items()}
-        if any(value is None for value in values.values()):
+        values = {
+            v: value
+            for v, number in wanted.items()
+            if (value := self._values.value(number)) is not None
+        }
+        if len(values) < len(wanted):
             return None
-        if arrays and len(eqn.outvars) == 1 and (uniform := _uniform(values[eqn.outvars[0]])):
-            return {eqn.outvars[0]: uniform}
+        if arrays and len(eqn.outvars) == 1:
+            element = _element(values[eqn.outvars[0]])
+            if element is not None:
+                return {eqn.outvars[0]: element}
         if arrays and not writer.holds_constants:
             return None
         held.update(arrays.values())
@@ -217,23 +214,21 @@ def _expands(eqn: JaxprEqn) -> bool:
     return traits(eqn).fills and size_of(eqn.outvars[0].aval, 0) > size
 
 
-def _uniform(value: np.ndarray) -> _Uniform | None:
-    """An array as one of equal elements, if all their bits are equal."""
+def _element(value: Array) -> np.ndarray | None:
+    """Return the scalar that an array is filled with, if all its elements are the same bits."""
     if value.size == 0:
         return None
-    element = value[(0,) * value.ndim]
-    if value.tobytes() != np.asarray(element).tobytes() * value.size:
-        return None
-    return _Uniform(np.asarray(element))
+    element = np.asarray(value[(0,) * value.ndim])
+    return element if value.tobytes() == element.tobytes() * value.size else None
 
 
-def _atom(writer: Writer, eqn: JaxprEqn, var: Var, value: Any) -> Atom:
-    """What a result of an equation that goes is from now on."""
+def _atom(writer: Writer, eqn: JaxprEqn, var: Var, value: Array | None) -> Atom:
+    """Return what takes the place of a result: of an array, one of this scalar, or its value."""
     if value is None:
         return var  # nothing reads it
-    if not isinstance(value, _Uniform):
+    if value.shape == var.aval.shape:
         return writer.constant(value, var.aval)
     scalar = jaxcompat.array_type((), var.aval.dtype, var.aval.weak_type)
-    operand = writer.constant(value.element, scalar)
+    operand = writer.constant(value, scalar)
     params = {"shape": var.aval.shape, "broadcast_dimensions": (), "sharding": None}
     return writer.emit(lax.broadcast_in_dim_p, [operand], params, eqn)[0]

@@ -21,11 +21,14 @@ from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.structural_key import Keyless, literal_key, parameters_key
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, holds_jaxpr, view
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal, Var
 from jaxprtool.passes.fold.exact_numpy import evaluate_exactly
 
 #: What an equation that holds jaxprs may come to, in equations of theirs.
 _MOST_STEPS = 1000
+
+#: A value; random keys are JAX's.
+Array = np.ndarray | jax.Array
 
 #: What a known value goes by: the number of its equation, and which of the results it is.
 Number = tuple[int, int]
@@ -38,8 +41,8 @@ class Values:
         self._largest = largest
         self._numbers: dict[Hashable, int] = {}
         self._made: dict[int, tuple[JaxprEqn, list[Number]]] = {}
-        self._results: dict[int, Sequence[Any] | None] = {}
-        self._plain_settings: dict[Any, bool] = {}
+        self._results: dict[int, Sequence[Array] | None] = {}
+        self._plain_settings: dict[object, bool] = {}
 
     def of_atom(self, atom: Atom, known: dict[Var, Number]) -> Number | None:
         """The number of a literal, or of a variable that is known."""
@@ -47,7 +50,7 @@ class Values:
             return known.get(atom)
         return self._given(literal_key(atom), np.asarray(atom.val).astype(atom.aval.dtype))
 
-    def of_constant(self, value: Any) -> Number | None:
+    def of_constant(self, value: object) -> Number | None:
         """The number of a constant's value; None if it is not to be computed with."""
         if isinstance(value, jax.core.Tracer) or not isinstance(value, np.ndarray | jax.Array):
             return None
@@ -55,7 +58,7 @@ class Values:
             return None
         return self._given(id(value), value) if size_of(value, 0) <= self._largest else None
 
-    def _given(self, key: Hashable, value: Any) -> Number:
+    def _given(self, key: Hashable, value: Array) -> Number:
         number = self._numbers.setdefault(key, len(self._numbers))
         self._results.setdefault(number, [value])
         return number, 0
@@ -121,7 +124,7 @@ class Values:
                 return 1
         return float("inf")
 
-    def value(self, number: Number) -> Any:
+    def value(self, number: Number) -> Array | None:
         """A known value; None if the backend does not compute it."""
         todo = [number[0]]
         with _computing():
@@ -138,7 +141,7 @@ class Values:
         results = self._results[number[0]]
         return None if results is None else results[number[1]]
 
-    def _computed(self, eqn: JaxprEqn, operands: Sequence[Number]) -> Sequence[Any] | None:
+    def _computed(self, eqn: JaxprEqn, operands: Sequence[Number]) -> Sequence[Array] | None:
         values = []
         for number, i in operands:
             results = self._results[number]
@@ -153,7 +156,7 @@ class Values:
         return results if types == [(v.aval.shape, v.aval.dtype) for v in eqn.outvars] else None
 
 
-def is_plain_type(aval: Any) -> bool:
+def is_plain_type(aval: Aval) -> bool:
     """Whether a type is that of an array, of which nothing is said but dtype and shape."""
     return (
         isinstance(aval, jax.core.ShapedArray)
@@ -175,7 +178,7 @@ def _computing() -> Iterator[None]:
         yield
 
 
-def _at_home(value: Any) -> Any:
+def _at_home(value: Array) -> Array:
     """A result as an array of NumPy; random keys stay JAX's."""
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
         return value
@@ -185,7 +188,7 @@ def _at_home(value: Any) -> Any:
 class _Evaluator(Interpreter):
     """Evaluates equations by NumPy where the bits are prescribed, by the backend elsewhere."""
 
-    def constant(self, value: Any, aval: Any) -> Any:
+    def constant(self, value: Any, aval: Aval) -> Any:
         return value if isinstance(value, jax.Array) else np.asarray(value, aval.dtype)
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:

@@ -7,22 +7,24 @@ backend would first have to compile a kernel for each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from jaxprtool.ir.dtypes import kind
 from jaxprtool.jaxcompat import JaxprEqn
 
+#: Returns what NumPy makes of an equation's operands, None if a backend might compute other bits.
+Evaluation = Callable[..., np.ndarray | None]
 
-def _on(kinds: str, function: Callable[..., Any]) -> Callable[..., Any]:
+
+def _on(kinds: str, function: np.ufunc) -> Evaluation:
     """A rule for dtypes of these kinds. Integers are computed in their own type, and wrap around.
 
     Of floats there are those of 32 and 64 bits, for what IEEE 754 prescribes to the bit; not with
     a NaN, whose bits it does not, nor with a subnormal number, which a backend may take for 0.
     """
 
-    def rule(eqn: JaxprEqn, *operands: np.ndarray) -> Any:
+    def rule(eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray | None:
         if any(kind(x.dtype) not in kinds for x in operands):
             return None
         with np.errstate(all="ignore"):
@@ -40,13 +42,13 @@ def _is_prescribed(x: np.ndarray) -> bool:
     return not ((x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny)).any()
 
 
-def _divide(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray) -> Any:
+def _divide(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
     """A quotient by powers of two, which nothing rounds, however a backend divides."""
     is_power = y.dtype.kind == "f" and (np.abs(np.frexp(y)[0]) == 0.5).all()
     return _on("f", np.divide)(eqn, x, y) if is_power else None
 
 
-def _convert(eqn: JaxprEqn, x: np.ndarray) -> Any:
+def _convert(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
     """A conversion of integers, rounded to the nearest; or of floats that fit, to integers."""
     target = eqn.outvars[0].aval.dtype
     if x.dtype.kind == "f":
@@ -65,7 +67,7 @@ def _range(dtype: np.dtype) -> tuple[int, int]:
     return max(bounds.min, -(2**24)), min(bounds.max, 2**24)
 
 
-def _broadcast(eqn: JaxprEqn, x: np.ndarray) -> Any:
+def _broadcast(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
     shape, at = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     sizes = [1] * len(shape)
     for size, axis in zip(x.shape, at, strict=True):
@@ -73,7 +75,7 @@ def _broadcast(eqn: JaxprEqn, x: np.ndarray) -> Any:
     return np.broadcast_to(x.reshape(sizes), shape)
 
 
-def _iota(eqn: JaxprEqn) -> Any:
+def _iota(eqn: JaxprEqn) -> np.ndarray | None:
     shape, axis = eqn.params["shape"], eqn.params["dimension"]
     dtype = eqn.outvars[0].aval.dtype
     if dtype.kind not in "iu" and dtype not in (np.float32, np.float64):
@@ -83,23 +85,23 @@ def _iota(eqn: JaxprEqn) -> Any:
     return np.broadcast_to(row.reshape(sizes), shape)
 
 
-def _select(eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> Any:
+def _select(eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> np.ndarray | None:
     return np.where(which, cases[1], cases[0]) if which.dtype == bool and len(cases) == 2 else None
 
 
-def _slice(eqn: JaxprEqn, x: np.ndarray) -> Any:
+def _slice(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
     p = eqn.params
     strides = p["strides"] or (1,) * x.ndim
     bounds = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
     return x[tuple(slice(*each) for each in bounds)]
 
 
-def _reshape(eqn: JaxprEqn, x: np.ndarray) -> Any:
+def _reshape(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
     return x.reshape(eqn.outvars[0].aval.shape) if eqn.params.get("dimensions") is None else None
 
 
-#: By primitive: what NumPy makes of the operands, or None where that is not sure to be the same.
-RULES: dict[str, Callable[..., Any]] = {
+#: By primitive.
+RULES: dict[str, Evaluation] = {
     "add": _on("iuf", np.add),
     "sub": _on("iuf", np.subtract),
     "mul": _on("iuf", np.multiply),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from jax import lax
+from jax.extend.core import Effect
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import Contains
@@ -46,7 +46,7 @@ def _open_cond(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
     return writer.splice(branch, cond.operands, eqn) if writer.can_hold(branch) else None
 
 
-def _lasting(effects: Iterable[Any]) -> set[Any]:
+def _lasting(effects: Iterable[Effect]) -> set[Effect]:
     """The effects that something outside could see: a program is to declare what it declared."""
     return {effect for effect in effects if not jaxcompat.is_removable_effect(effect)}
 

@@ -92,7 +92,7 @@ class Batch(Pass):
     chunk: int | None = None
 
     @property
-    def bound_axes(self) -> tuple[tuple[Any, int], ...]:
+    def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
         if self.axis_name is None or self.axis_size is None:
             return ()
         return ((self.axis_name, self.axis_size),)

@@ -14,10 +14,11 @@ from operator import index
 from typing import Any
 
 import jax
+from jax.tree_util import PyTreeDef
 
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.program import Program
-from jaxprtool.jaxcompat import is_symbolic_dimension
+from jaxprtool.jaxcompat import Aval, is_symbolic_dimension
 from jaxprtool.passes.batch.axis import Dim
 
 
@@ -33,7 +34,7 @@ class BatchTypeError(JaxprToolError, TypeError):
 Names = Callable[[], Sequence[str]]
 
 
-def check_axes(in_axes: Any, out_axes: Any, specs: tuple[type, ...] = ()) -> None:
+def check_axes(in_axes: object, out_axes: object, specs: tuple[type, ...] = ()) -> None:
     """Check that axes trees are made of ints, None and `specs`, types that are registered.
 
     Raises BatchTypeError.
@@ -51,7 +52,7 @@ def check_axes(in_axes: Any, out_axes: Any, specs: tuple[type, ...] = ()) -> Non
             )
 
 
-def flat_in_axes(in_tree: Any, in_axes: Any) -> list[Any]:
+def flat_in_axes(in_tree: PyTreeDef, in_axes: object) -> list[Any]:
     """The axis of each flat argument; `in_tree` is the tree of `(args, kwargs)`.
 
     Keyword arguments are mapped along their first axis, as `jax.vmap` has it. Raises BatchError.
@@ -74,7 +75,7 @@ def flat_in_axes(in_tree: Any, in_axes: Any) -> list[Any]:
     return [*_spread(in_axes, args, "in_axes"), *[0] * kwargs.num_leaves]
 
 
-def flat_out_axes(out_tree: Any, out_axes: Any) -> list[Any]:
+def flat_out_axes(out_tree: PyTreeDef, out_axes: object) -> list[Any]:
     """The axis of each flat result. Raises BatchError if `out_axes` is no prefix of the tree."""
     return _spread(out_axes, out_tree, "out_axes")
 
@@ -117,7 +118,7 @@ def axis_size_of(axis_size: Any, axes: Sequence[Any], avals: Sequence[Any], name
     raise BatchError(f"vmap got inconsistent sizes for array axes to be mapped: {listing}")
 
 
-def _size_along(axis: int, aval: Any, names: Names, place: int) -> Any:
+def _size_along(axis: int, aval: Aval, names: Names, place: int) -> Any:
     _check_rank(axis, len(aval.shape), f"its shape is {aval.shape}", names, place)
     return aval.shape[axis]
 
@@ -132,7 +133,7 @@ def _check_rank(axis: int, rank: int, shape: str, names: Names, place: int) -> N
         )
 
 
-def program_axes(program: Program, in_axes: Any, axis_size: Any) -> tuple[list[Dim], Any]:
+def program_axes(program: Program, in_axes: object, axis_size: Any) -> tuple[list[Dim], Any]:
     """Where each flat argument of a program is to be mapped, and the axis size, both checked.
 
     An axis is a position in the argument as it will be, with the mapped axis: for one that has n
@@ -193,7 +194,10 @@ def result_dims(out_axes: Sequence[Any], ranks: Sequence[int], names: Names) -> 
 
 
 def check_unmapped(
-    out_axes: Sequence[Any], out_dims: Sequence[Dim], out_tree: Any, axis_name: Hashable | None
+    out_axes: Sequence[Any],
+    out_dims: Sequence[Dim],
+    out_tree: PyTreeDef,
+    axis_name: Hashable | None,
 ) -> None:
     """Check that what `out_axes` (flat) says is unmapped is so. Raises BatchError."""
     for i, (axis, dim) in enumerate(zip(out_axes, out_dims, strict=True)):
@@ -213,7 +217,7 @@ def check_unmapped(
 
 def free_axes(
     program: Program, axis_name: Hashable | None, size: Any
-) -> tuple[tuple[Any, int], ...]:
+) -> tuple[tuple[Hashable, int], ...]:
     """The named axes that stay free in a program when one is bound.
 
     Raises BatchError if the program was traced for another size of that one: the size is in it.
@@ -230,7 +234,7 @@ def free_axes(
 # --- prefix trees -------------------------------------------------------------------------------
 
 
-def _spread(axes: Any, tree: Any, option: str) -> list[Any]:
+def _spread(axes: object, tree: PyTreeDef, option: str) -> list[Any]:
     """The leaves of a prefix, None among them, each for all the leaves of `tree` that it covers."""
     if axes is None or type(axes) is int:
         return [axes] * tree.num_leaves
@@ -238,7 +242,9 @@ def _spread(axes: Any, tree: Any, option: str) -> list[Any]:
     return list(_covered(iter(leaves), prefix, tree, f"vmap {option}"))
 
 
-def _covered(leaves: Iterator[Any], prefix: Any, tree: Any, place: str) -> Iterator[Any]:
+def _covered(
+    leaves: Iterator[Any], prefix: PyTreeDef, tree: PyTreeDef, place: str
+) -> Iterator[Any]:
     """As `_spread`, for structures; `place` is the way to them, for an error."""
     node = prefix.node_data()
     if node is None:
@@ -256,7 +262,7 @@ def _covered(leaves: Iterator[Any], prefix: Any, tree: Any, place: str) -> Itera
         yield from _covered(leaves, part, child, f"{place}[{key!r}]")
 
 
-def _kind(tree: Any) -> str:
+def _kind(tree: PyTreeDef) -> str:
     """A node of a tree structure in words."""
     node = tree.node_data()
     if node is None:

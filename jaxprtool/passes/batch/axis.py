@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import Aval
 
 #: The batch dimension of a value; None if it is unmapped, the same in all lanes.
 Dim = int | None
@@ -28,8 +29,8 @@ class Axis:
 
     name: Hashable
     size: Any
-    spmd_name: tuple[Any, ...] | None = None
-    mesh_axes: tuple[Any, ...] | None = None
+    spmd_name: tuple[Hashable, ...] | None = None
+    mesh_axes: tuple[Hashable, ...] | None = None
     derivatives: bool = True
 
     @cached_property
@@ -37,7 +38,7 @@ class Axis:
         """Return the axis as JAX's own batching rules take it."""
         return jaxcompat.axis_data(self.name, self.size, self.spmd_name, self.mesh_axes)
 
-    def aval(self, aval: Any, dim: Dim) -> Any:
+    def aval(self, aval: Aval, dim: Dim) -> Aval:
         """Return the type of a value whose lanes are of type `aval`, with batch dimension `dim`."""
         return jaxcompat.mapped_aval(self.data, dim, aval)
 

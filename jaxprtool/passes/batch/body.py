@@ -18,7 +18,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.structured import holds_jaxpr
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import failed, structured_rules
 from jaxprtool.passes.batch.templates import (
@@ -39,13 +39,13 @@ _lifted = JaxprCache()
 
 
 def batch_body(
-    body: Any,
+    body: ClosedJaxpr,
     dims: Sequence[Dim],
     axis: Axis,
     outs: Sequence[Dim] | None = None,
     *,
     outermost: bool = False,
-) -> tuple[Any, tuple[Dim, ...]]:
+) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
     """Batch a closed jaxpr. Free named axes must be bound.
 
     Args:
@@ -81,8 +81,8 @@ def _mapped_at(outs: Sequence[Dim], dims: Sequence[Dim]) -> int:
 
 
 def _batch_body(
-    body: Any, dims: tuple[Dim, ...], axis: Axis, outs: tuple[Dim, ...], outermost: bool
-) -> tuple[Any, tuple[Dim, ...]]:
+    body: ClosedJaxpr, dims: tuple[Dim, ...], axis: Axis, outs: tuple[Dim, ...], outermost: bool
+) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
     known = _batched.of(body)
     request = (dims, axis, outs, outermost, jaxcompat.tracing_context())
     made = known.get(request)
@@ -91,7 +91,7 @@ def _batch_body(
     return made
 
 
-def lifted(body: Any) -> tuple[Any, tuple[Any, ...]]:
+def lifted(body: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
     """Return a closed jaxpr that takes its constants before its arguments, and these constants.
 
     It is for equations whose bodies hold none. Shared bodies stay shared.
@@ -123,7 +123,9 @@ class _Run:
     kinds: dict[int, int] = field(default_factory=dict)
     scopes: dict[int, Any] = field(default_factory=dict)
 
-    def body(self, body: Any, dims: Sequence[Dim], outs: Sequence[Dim]) -> Any:
+    def body(
+        self, body: ClosedJaxpr, dims: Sequence[Dim], outs: Sequence[Dim]
+    ) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
         """Return the batched body, and the batch dimensions of its results."""
         axis = self.templates.axis
         invars = list(body.invars)
@@ -145,7 +147,7 @@ class _Run:
         )
         return new, out_dims
 
-    def _equations(self, jaxpr: Any) -> None:
+    def _equations(self, jaxpr: Jaxpr) -> None:
         """Batch every equation in turn. Most have a template of one step, which is written here."""
         values, known, written = self.values, self.templates.known, self.eqns
         unmapped, outermost, scopes = self.kinds, self.outermost, self.scopes
@@ -180,7 +182,7 @@ class _Run:
             if outermost:
                 scope = scopes.get(id(source.name_stack)) or self._within(source.name_stack)
                 source = SourceInfo(source.traceback, scope)
-            outs: list[Any] = [Var(step.avals[0])] if step.single else list(map(Var, step.avals))
+            outs = [Var(step.avals[0])] if step.single else list(map(Var, step.avals))
             new = JaxprEqn(
                 operands, outs, step.primitive, step.params, step.effects, source, step.ctx
             )
@@ -220,7 +222,7 @@ class _Run:
         name = self.templates.axis.name
         return name is not None and jaxcompat.names_axis(eqn.params, name)
 
-    def _unmapped_kind(self, aval: Any) -> int:
+    def _unmapped_kind(self, aval: Aval) -> int:
         kind = self.kinds.get(id(aval))  # the types of the old jaxpr live as long as it does
         if kind is None:
             kind = self.kinds[id(aval)] = self.templates.kind(aval, None)
@@ -278,7 +280,7 @@ class _Run:
         source = jaxcompat.NO_SOURCE if like is None else like.source_info
         if self.outermost:
             source = self._under_vmap(source)
-        values: list[Any] = [*operands, *map(self._constant, template.consts)]
+        values: list[Atom] = [*operands, *map(self._constant, template.consts)]
         for step in template.steps:
             ins = [values[i] if type(i) is int else i for i in step.inputs]
             outs = [Var(aval) for aval in step.avals]
@@ -291,7 +293,7 @@ class _Run:
             self.eqns.append(new)
         return [values[i] if type(i) is int else i for i in template.outs]
 
-    def _constant(self, value: Any) -> Var:
+    def _constant(self, value: object) -> Var:
         """Return the constvar of a value that a rule has brought along."""
         if id(value) not in self.consts:
             self.consts[id(value)] = Var(jax.typeof(value)), value

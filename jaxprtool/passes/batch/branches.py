@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +25,8 @@ from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Primitive, jaxpr_as_fun
 from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
 from jaxprtool.passes.batch.body import batch_body
 from jaxprtool.passes.batch.table import (
+    Operands,
+    Params,
     Rebuilt,
     batch_rules,
     jaxs_rule,
@@ -58,12 +59,8 @@ def _cond(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt | None:
 
 @rule(batch_rules, "cond")
 def _select(
-    axis: Axis,
-    primitive: Primitive,
-    operands: Sequence[Any],
-    dims: Sequence[Dim],
-    params: dict[str, Any],
-) -> tuple[Any, Any]:
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> tuple[list[jax.Array], list[Dim]]:
     """Compute every branch, of operands that are as they were in the lanes that take it."""
     if "branches_platforms" in params:
         return jaxs_rule(axis, primitive, operands, dims, params)
@@ -84,7 +81,7 @@ def _select(
     fixed = [lax.stop_gradient(x) if flag else x for x, flag in zip(values, selected, strict=True)]
 
     @cache
-    def mask(shape: tuple[Any, ...], i: int | None = None) -> jax.Array:
+    def mask(shape: tuple[int, ...], i: int | None = None) -> jax.Array:
         """Return the index, or whether it is `i`, in a shape."""
         which = index if i is None else lax.eq(index, lax.full_like(index, i, shape=()))
         return which if which.ndim == len(shape) else lax.broadcast_in_dim(which, shape, (0,))
@@ -100,7 +97,7 @@ def _select(
         """Return an operand with a batch dimension, broadcast once for all results."""
         return jaxcompat.match_axis(axis.data, ins[k], 0, values[k])
 
-    outs = [0] * len(branches[0].outvars)
+    outs: list[Dim] = [0] * len(branches[0].outvars)
     given = []
     for i, branch in enumerate(branches):
         pairs = zip(values, fixed, strict=True)

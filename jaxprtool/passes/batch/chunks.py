@@ -16,15 +16,15 @@ lanes of `rbg` keys do, depend on the chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import or_
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Effect
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
@@ -178,7 +178,7 @@ def _without_our_source(jaxpr: ClosedJaxpr, body: ClosedJaxpr) -> ClosedJaxpr:
 # --- what is refused --------------------------------------------------------------------------
 
 
-def _check_chunk(chunk: Any, axis: Axis) -> None:
+def _check_chunk(chunk: object, axis: Axis) -> None:
     if type(chunk) is not int:
         raise BatchTypeError(f"chunk must be an integer, but got {chunk!r}")
     if chunk < 1:
@@ -196,7 +196,7 @@ def _check_chunk(chunk: Any, axis: Axis) -> None:
         raise BatchError(f"chunk cannot cut an axis that is sharded over the mesh axes {over}")
 
 
-def _check_lanes_apart(body: Any, name: Any, chunk: int) -> None:
+def _check_lanes_apart(body: ClosedJaxpr, name: Hashable, chunk: int) -> None:
     """Refuse equations over the axis of this name, at any depth: they need all lanes at once."""
     if name is None:
         return
@@ -210,7 +210,7 @@ def _check_lanes_apart(body: Any, name: Any, chunk: int) -> None:
             )
 
 
-def _is_over(eqn: JaxprEqn, name: Any) -> bool:
+def _is_over(eqn: JaxprEqn, name: Hashable) -> bool:
     """Whether an equation is over a named axis. Not all have an effect that tells: ppermute."""
     over = eqn.params.get("axis_name", eqn.params.get("axes"))
     if over == name or (isinstance(over, tuple | list) and name in over):
@@ -280,7 +280,7 @@ class _Effects:
         return self.find(bodies[number], mapped)[0]
 
 
-def _leaves_the_program(effect: Any) -> bool:
+def _leaves_the_program(effect: Effect) -> bool:
     """Return True if an effect is seen from outside. Each chunk has refs of its own."""
     return not jaxcompat.is_removable_effect(effect) and jaxcompat.ref_of(effect) is None
 

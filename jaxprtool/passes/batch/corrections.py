@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +13,18 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import Primitive
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.table import batch_rules, jaxs_rule
+from jaxprtool.passes.batch.table import Operands, Params, batch_rules, jaxs_rule
 
-Params = dict[str, Any]
+#: A result, and where it is mapped.
+Lanes = tuple[jax.Array, Dim]
 
 
-def _at_bdim(axis: Axis, x: Any, bdim: Dim, target: int) -> Any:
+def _at_bdim(axis: Axis, x: jax.Array, bdim: Dim, target: int) -> jax.Array:
     """Return a value moved, or broadcast, to have the batch dimension at `target`."""
     return jaxcompat.match_axis(axis.data, bdim, target, x)
 
 
-def _lane_shape(x: Any, bdim: Dim) -> tuple[Any, ...]:
+def _lane_shape(x: jax.Array, bdim: Dim) -> tuple[int, ...]:
     """Return the shape of one lane of a value."""
     return x.shape if bdim is None else x.shape[:bdim] + x.shape[bdim + 1 :]
 
@@ -34,8 +34,8 @@ def _lane_shape(x: Any, bdim: Dim) -> tuple[Any, ...]:
 
 @rule(batch_rules, "clamp")
 def _clamp(
-    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
-) -> Any:
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
     """Clamp a scalar of each lane. JAX's rule fails if only the upper bound is mapped."""
     if _lane_shape(operands[1], dims[1]):
         return None
@@ -45,16 +45,16 @@ def _clamp(
 
 @rule(batch_rules, "tie")
 def _tie(
-    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
-) -> Any:
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
     """Return the second operand, wherever that is mapped; the first may be anything."""
     return primitive.bind(*operands, **params), dims[1]
 
 
 @rule(batch_rules, "bitcast_convert_type")
 def _bitcast_convert_type(
-    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
-) -> Any:
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
     """Keep the batch dimension from being last where a wider type consumes the last dimension.
 
     JAX's rule lets the elements of the new type be made of the lanes.
@@ -75,8 +75,8 @@ _REDUCTIONS = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduc
 
 @rule(batch_rules, "psum", "pmax", "pmin")
 def _reduce(
-    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
-) -> Any:
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
     """Reduce over the lanes as over any dimension, if no other axis is left.
 
     JAX's rule keeps a collective over numbered dimensions, of which some have no derivative.
@@ -93,8 +93,8 @@ def _reduce(
 
 @rule(batch_rules, "ppermute")
 def _ppermute(
-    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
-) -> Any:
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
     """Permute lanes by one gather. A lane that is sent nothing has zeros, as on devices.
 
     JAX's rule has no zeros for such permutations.
@@ -125,8 +125,8 @@ def _ppermute(
 
 @rule(batch_rules, "all_to_all")
 def _all_to_all(
-    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
-) -> Any:
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
     """Send the same parts from all lanes; JAX's rule misreads the shape of an unmapped operand."""
     (x,), (bdim,), names = operands, dims, params["axis_name"]
     names = names if isinstance(names, (tuple, list)) else (names,)
@@ -137,8 +137,8 @@ def _all_to_all(
 
 @rule(batch_rules, "reduce_scatter")
 def _reduce_scatter(
-    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
-) -> Any:
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
     """Scatter over another axis. Untiled it removes a dimension, and JAX's rule adds one."""
     (x,), (bdim,), names = operands, dims, params["axis_name"]
     names = names if isinstance(names, (tuple, list)) else (names,)
@@ -155,8 +155,8 @@ def _reduce_scatter(
 
 @rule(batch_rules, "dynamic_slice")
 def _dynamic_slice(
-    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
-) -> Any:
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
     """Slice all lanes at the same start."""
     (x, *starts), (bdim, *start_dims) = operands, dims
     if _is_left_to_jax(axis, starts, start_dims) or bdim is None or len(starts) != x.ndim - 1:
@@ -168,8 +168,8 @@ def _dynamic_slice(
 
 @rule(batch_rules, "dynamic_update_slice")
 def _dynamic_update_slice(
-    axis: Axis, primitive: Primitive, operands: Sequence[Any], dims: Sequence[Dim], params: Params
-) -> Any:
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
     """Update all lanes at the same start."""
     (x, update, *starts), (bdim, update_bdim, *start_dims) = operands, dims
     if _is_left_to_jax(axis, starts, start_dims) or bdim is update_bdim is None:
@@ -178,13 +178,13 @@ def _dynamic_update_slice(
     return primitive.bind(*jaxcompat.varying_alike(*lanes, *_with_zero(starts))), 0
 
 
-def _is_left_to_jax(axis: Axis, starts: Sequence[Any], start_dims: Sequence[Dim]) -> bool:
+def _is_left_to_jax(axis: Axis, starts: Operands, start_dims: Sequence[Dim]) -> bool:
     """Return True if the start differs by lane, or if lanes are spread over a mesh."""
     spread = axis.spmd_name is not None or axis.mesh_axes is not None
     return spread or any(bdim is not None for bdim in start_dims)
 
 
-def _with_zero(starts: Sequence[Any]) -> list[Any]:
+def _with_zero(starts: Operands) -> list[jax.Array | np.generic]:
     """Return the starts of all lanes, from those of one."""
     dtype = starts[0].dtype if starts else np.dtype(np.int32)
     return [dtype.type(0), *starts]

@@ -10,7 +10,7 @@ if it is differentiated after all, and its derivative is mapped.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,7 +18,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.custom_rules import rule_key
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import CustomJVP, CustomVJP
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.body import batch_body, lifted
 from jaxprtool.passes.batch.table import Rebuilt, structured_rules
@@ -30,7 +30,9 @@ def _custom_derivative(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuil
     call = (CustomJVP if jvp else CustomVJP).of(eqn)
     own_dims = tuple(dims[eqn.params["num_consts"] :])
 
-    def batch(rule: Any, dims: Sequence[Dim], outs: Sequence[Dim]) -> Any:
+    def batch(
+        rule: ClosedJaxpr, dims: Sequence[Dim], outs: Sequence[Dim]
+    ) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
         return batch_body(rule, dims, axis, outs)
 
     body, out_dims = batch_body(call.body, dims, axis)
@@ -58,7 +60,9 @@ _MOST_WITHIN, _MOST_TRACED = 3, 16
 _known: ContextVar[dict[Hashable, Sequence[Dim] | None] | None] = ContextVar("known", default=None)
 
 
-def _rule_dims(eqn: JaxprEqn, axis: Axis, batch: Any, dims: Sequence[Dim]) -> Sequence[Dim] | None:
+def _rule_dims(
+    eqn: JaxprEqn, axis: Axis, batch: Callable[..., Any], dims: Sequence[Dim]
+) -> Sequence[Dim] | None:
     """Where the rules of a call give results, or their tangents, mapped; None if not known."""
     outer = _known.get()
     known = {} if outer is None else outer

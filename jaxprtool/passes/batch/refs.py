@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.table import Rebuilt, batch_rules, jaxs_rule, structured_rules
+from jaxprtool.passes.batch.table import (
+    Operands,
+    Params,
+    Rebuilt,
+    batch_rules,
+    jaxs_rule,
+    structured_rules,
+)
 
 
 # A function that returns a ref cannot be traced: JAX's rule makes no template.
@@ -25,12 +33,8 @@ def _new_ref(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
 
 @rule(batch_rules, "swap", "addupdate")
 def _written(
-    axis: Axis,
-    primitive: Primitive,
-    operands: Sequence[Any],
-    dims: Sequence[Dim],
-    params: dict[str, Any],
-) -> tuple[Any, Any]:
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> tuple[list[jax.Array], list[Dim]]:
     """What is written to a whole ref is mapped as the ref is; JAX's own rule relies on it."""
     ref, value, *others = operands
     dim = dims[0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 
@@ -40,7 +39,7 @@ def _shard_map(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
     return rebuilt(call, dims, out_dims, consts, body=body, **specs)
 
 
-def _specs(specs: Sequence[Any], dims: Sequence[Dim], axis: Axis, what: str) -> tuple[Any, ...]:
+def _specs(specs: Sequence[jax.P], dims: Sequence[Dim], axis: Axis, what: str) -> tuple[jax.P, ...]:
     """Partition specs with an entry more for the mapped dimension."""
     own = axis.spmd_name or axis.mesh_axes or ()
     for spec in specs:

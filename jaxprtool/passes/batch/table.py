@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.equations import named
@@ -26,12 +28,14 @@ class BatchUnsupported(UnsupportedError, NotImplementedError):
     """An equation that cannot be mapped over an axis; names it and its source line."""
 
 
+#: The operands of a rule, and the parameters of its equation.
+Operands = Sequence[jax.Array]
+Params = dict[str, Any]
+
 #: `rule(axis, primitive, operands, dims, params) -> (results, dims)`. Results and their dimensions
 #: are lists if the primitive has multiple results, as in JAX's own table. At least one operand is
 #: mapped, unless the equation has an effect. None leaves the case to JAX's own rule.
-Rule = Callable[
-    [Axis, Primitive, Sequence[Any], Sequence[Dim], dict[str, Any]], tuple[Any, Any] | None
-]
+Rule = Callable[[Axis, Primitive, Operands, Sequence[Dim], Params], tuple[Any, Any] | None]
 
 #: The open table: a plug-in adds its primitive's rule by name.
 batch_rules: RuleTable[Rule] = RuleTable()
@@ -81,11 +85,7 @@ structured_rules: RuleTable[StructuredRule] = RuleTable()
 
 
 def jaxs_rule(
-    axis: Axis,
-    primitive: Primitive,
-    operands: Sequence[Any],
-    dims: Sequence[Dim],
-    params: dict[str, Any],
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> tuple[Any, Any]:
     """Apply JAX's own rule for a primitive, from the table that other packages use too."""
     rule = jaxcompat.jaxs_batching_rules.get(primitive)

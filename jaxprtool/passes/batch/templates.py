@@ -14,18 +14,23 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import ref
 
+import jax
 import numpy as np
+from jax.extend.core import Effect
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import JaxprCache, process_cache
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.table import batch_rules, jaxs_rule
+from jaxprtool.passes.batch.table import Operands, Params, batch_rules, jaxs_rule
 from jaxprtool.passes.dce import dce_body
+
+#: A value in a template: a literal, or the index of one.
+Value: TypeAlias = Literal | int
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -40,10 +45,10 @@ class Step:
     """
 
     primitive: Primitive
-    params: dict[str, Any]
-    effects: Any
+    params: Params
+    effects: set[Effect]
     ctx: Any
-    inputs: tuple[Any, ...]
+    inputs: tuple[Value, ...]
     avals: tuple[Aval, ...]
     single: bool
 
@@ -63,7 +68,7 @@ class Template:
 
     consts: tuple[Any, ...]
     steps: tuple[Step, ...]
-    outs: tuple[Any, ...]
+    outs: tuple[Value, ...]
     kinds: tuple[int, ...]
     binders: tuple[Var, ...]
     alone: Step | None
@@ -78,7 +83,7 @@ def trace_rule(
     """
     primitive, axis = eqn.primitive, templates.axis
 
-    def call(*operands: Any) -> tuple[Sequence[Any], Sequence[Dim]]:
+    def call(*operands: jax.Array) -> tuple[Operands, Sequence[Dim]]:
         rule = batch_rules.get(primitive.name)
         made = rule and rule(axis, primitive, operands, dims, eqn.params)
         results, out_dims = made or jaxs_rule(axis, primitive, operands, dims, eqn.params)
@@ -117,7 +122,7 @@ def trace_rule_once(
     return template
 
 
-def _weak(value: Any) -> Any:
+def _weak(value: object) -> object:
     """Return a parameter with weak references in place of jaxprs."""
     if isinstance(value, (tuple, list)):
         return type(value), *map(_weak, value)
@@ -127,21 +132,21 @@ def _weak(value: Any) -> Any:
 def trace_match(aval: Aval, source: Dim, target: int, templates: Templates) -> Template:
     """Trace the template that moves a value's batch dimension to `target`, or broadcasts it."""
 
-    def call(x: Any) -> tuple[Sequence[Any], Sequence[Dim]]:
+    def call(x: jax.Array) -> tuple[Operands, Sequence[Dim]]:
         return [jaxcompat.match_axis(templates.axis.data, source, target, x)], [target]
 
     return _traced(call, [aval], templates, None)
 
 
 def _traced(
-    call: Callable[..., tuple[Sequence[Any], Sequence[Dim]]],
+    call: Callable[..., tuple[Operands, Sequence[Dim]]],
     avals: Sequence[Aval],
     templates: Templates,
     eqn: JaxprEqn | None,
 ) -> Template:
     dims: list[Dim] = []
 
-    def fun(*operands: Any) -> list[Any]:
+    def fun(*operands: jax.Array) -> list[jax.Array]:
         results, out_dims = call(*operands)
         dims.extend(out_dims)
         return list(results)
@@ -157,7 +162,7 @@ def _template(jaxpr: ClosedJaxpr, kinds: Sequence[int]) -> Template:
     values = [*jaxpr.invars, *jaxpr.constvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
     numbers: dict[Var, int] = {v: i for i, v in enumerate(values)}
 
-    def numbered(atoms: Sequence[Atom]) -> tuple[Any, ...]:
+    def numbered(atoms: Sequence[Atom]) -> tuple[Value, ...]:
         return tuple(atom if type(atom) is Literal else numbers[atom] for atom in atoms)
 
     steps = tuple(
@@ -217,7 +222,7 @@ class Templates:
             number = self.kinds.setdefault((aval, dim), number)
         return number
 
-    def key(self, eqn: JaxprEqn, kinds: Sequence[int]) -> tuple[Any, ...]:
+    def key(self, eqn: JaxprEqn, kinds: Sequence[int]) -> tuple[Hashable, ...]:
         """Return the signature of an equation whose operands are of these kinds."""
         primitive, params = eqn.primitive, eqn.params
         if not params:
@@ -244,7 +249,7 @@ class Templates:
 _FLOATS: frozenset[type] = frozenset({float, complex, np.float32, np.float64})
 
 
-def _has_float(value: Any) -> bool:
+def _has_float(value: object) -> bool:
     """Return True for a float, and for a tuple that has one at any depth."""
     return any(map(_has_float, value)) if isinstance(value, tuple) else type(value) in _FLOATS
 

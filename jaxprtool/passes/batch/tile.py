@@ -57,7 +57,7 @@ class Tile(Pass):
     out_axes: Any = 0
 
     @property
-    def bound_axes(self) -> tuple[tuple[Any, int], ...]:
+    def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
         return () if self.axis_name is None else ((self.axis_name, self.tile_size),)
 
     def __call__(self, program: Program) -> Program:

@@ -29,6 +29,10 @@ from jaxprtool.passes.transforms.retrace import chosen, function_of, retraced
 __all__ = ["Checkpoint", "Closed", "DisableJit", "Jit", "NamedCall", "Pmap"]
 
 
+#: What `jax.checkpoint` takes for `policy`.
+Policy = Callable[..., Any]
+
+
 @dataclass(frozen=True)
 class Checkpoint(Pass):
     """Have a derivative recompute what it needs: the jaxpr of checkpoint(f)."""
@@ -132,7 +136,7 @@ class Pmap(Pass):
     axis_size: int | None = None
 
     @property
-    def bound_axes(self) -> tuple[tuple[Any, int], ...]:
+    def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
         return () if self.axis_name is None else ((self.axis_name, self._size()),)
 
     def _size(self) -> int:
@@ -191,7 +195,7 @@ class DisableJit(Pass):
 # --- policies of checkpoint -----------------------------------------------------------------------
 
 
-def policy_of(text: str) -> Callable[..., Any]:
+def policy_of(text: str) -> Policy:
     """The policy that text names, as `jax.checkpoint_policies` has it: `dots_saveable`.
 
     Those that take arguments are written as calls with literals, `save_only_these_names('a')`; of
@@ -203,7 +207,7 @@ def policy_of(text: str) -> Callable[..., Any]:
     return _policy(source, source.args[0])
 
 
-def _policy(source: expressions.Source, node: ast.expr) -> Callable[..., Any]:
+def _policy(source: expressions.Source, node: ast.expr) -> Policy:
     called = isinstance(node, ast.Call)
     name_node = node.func if isinstance(node, ast.Call) else node
     name = source.segment(name_node).removeprefix("jax.").removeprefix("checkpoint_policies.")

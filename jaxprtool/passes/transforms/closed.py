@@ -93,7 +93,7 @@ def _remaining(program: Program, free: Sequence[bool]) -> PyTreeDef:
     before = jax.tree.unflatten(program.in_tree, range(len(free)))
     after = jax.tree.unflatten(program.in_tree, [0 if flag else None for flag in free])
 
-    def stays(had: Any, has: Any) -> bool:
+    def stays(had: object, has: object) -> bool:
         return bool(jax.tree.leaves(has)) or not jax.tree.leaves(had)
 
     args = tuple(has for had, has in zip(before[0], after[0], strict=True) if stays(had, has))
@@ -104,7 +104,7 @@ def _remaining(program: Program, free: Sequence[bool]) -> PyTreeDef:
 # --- which arguments ------------------------------------------------------------------------------
 
 
-def _leaves(program: Program, key: int | str, value: Any) -> list[tuple[int, Any]]:
+def _leaves(program: Program, key: int | str, value: object) -> list[tuple[int, Any]]:
     """The flat arguments that a key stands for, each with its part of the value."""
     if isinstance(key, str):
         leaves, tree = _named(program, key)

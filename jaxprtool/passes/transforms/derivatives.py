@@ -30,6 +30,9 @@ from jaxprtool.passes.transforms.retrace import (
     retraced,
 )
 
+#: A transformation of JAX's.
+Transform = Callable[..., Callable[..., Any]]
+
 #: Values by name.
 Named = Sequence[tuple[str, Aval]]
 
@@ -48,7 +51,7 @@ class _Derivative(Pass):
     holomorphic: bool = False
 
     preserves: ClassVar[bool] = False
-    transform: ClassVar[Callable[..., Any]]
+    transform: ClassVar[Transform]
 
     def __call__(self, program: Program) -> Program:
         """Raises ArgumentsError and UnsupportedError where JAX would raise an error."""
@@ -129,7 +132,7 @@ class Grad(_Gradient):
     """Differentiate: the jaxpr of grad(f), for f whose result is one number."""
 
     name: ClassVar[str] = "grad"
-    transform: ClassVar[Callable[..., Any]] = jax.grad
+    transform: ClassVar[Transform] = jax.grad
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class ValueAndGrad(_Gradient):
     """Give the result and the gradient: the jaxpr of value_and_grad(f)."""
 
     name: ClassVar[str] = "value_and_grad"
-    transform: ClassVar[Callable[..., Any]] = jax.value_and_grad
+    transform: ClassVar[Transform] = jax.value_and_grad
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class Jacrev(_Reverse):
     """The jacobian, row by row in reverse mode: the jaxpr of jacrev(f)."""
 
     name: ClassVar[str] = "jacrev"
-    transform: ClassVar[Callable[..., Any]] = jax.jacrev
+    transform: ClassVar[Transform] = jax.jacrev
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ class Jacfwd(_Forward):
     """The jacobian, column by column in forward mode: the jaxpr of jacfwd(f)."""
 
     name: ClassVar[str] = "jacfwd"
-    transform: ClassVar[Callable[..., Any]] = jax.jacfwd
+    transform: ClassVar[Transform] = jax.jacfwd
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,7 @@ class Hessian(_Forward):
     """The second derivatives, forward over reverse: the jaxpr of hessian(f)."""
 
     name: ClassVar[str] = "hessian"
-    transform: ClassVar[Callable[..., Any]] = jax.hessian
+    transform: ClassVar[Transform] = jax.hessian
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ class Jvp(WithAux):
         outs = main_results(program, self.name, self.has_aux)
         fun = function_of(program)
 
-        def jvp(primals: Any, tangents: Any, **kwargs: Any) -> Any:
+        def jvp(primals: object, tangents: object, **kwargs: object) -> object:
             return jax.jvp(
                 lambda *args: fun(*args, **kwargs), primals, tangents, has_aux=self.has_aux
             )

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
@@ -42,6 +43,8 @@ from jaxprtool.passes.transforms.retrace import (
     retraced,
     with_names,
 )
+
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Linearize(WithAux):
         names = [f"d_{name}" for name in program.arg_names[:count]]
         given = _Given((jax.tree.unflatten(tree, range(count)),), avals, names)
 
-        def linearize(fun: Any, *primals: Any, has_aux: bool) -> tuple[Any, ...]:
+        def linearize(fun: Function, *primals: object, has_aux: bool) -> tuple[object, ...]:
             out, pushed, *aux = jax.linearize(fun, *primals, has_aux=has_aux)
             spread = jax.tree_util.Partial(_spread, pushed)
             return out, spread, *aux
@@ -92,7 +95,7 @@ class Linearize(WithAux):
         return _halves(program, self.name, linearize, self.has_aux, given)
 
 
-def _spread(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+def _spread(function: Function, args: Sequence[object]) -> object:
     return function(*args)
 
 
@@ -129,11 +132,11 @@ class LinearTranspose(Pass):
         primals = jax.tree.map(lambda i: avals[i], moving)
         fun = function_of(program)
 
-        def transpose(*args: Any, **kwargs: Any) -> Any:
+        def transpose(*args: Any, **kwargs: object) -> object:
             *rest, cotangents = args
             given = dict(zip(others, rest, strict=True))
 
-            def linear(values: Any) -> Any:
+            def linear(values: Sequence[object]) -> object:
                 by_position = given | dict(zip(at, values, strict=True))
                 return fun(*(by_position[n] for n in range(count)), **kwargs)
 
@@ -160,11 +163,11 @@ class LinearTranspose(Pass):
         )
 
 
-def _is_float0(value: Any) -> bool:
+def _is_float0(value: object) -> bool:
     return getattr(value, "dtype", None) == jax.dtypes.float0
 
 
-def _transposed(fun: Callable[[Any], Any], primals: Any, cotangents: Any) -> Any:
+def _transposed(fun: Function, primals: object, cotangents: object) -> Any:
     """What `jax.linear_transpose` gives; on JAX 0.10 too where values are of dtype float0.
 
     There is one such value of each shape, so that they are left out.
@@ -172,14 +175,14 @@ def _transposed(fun: Callable[[Any], Any], primals: Any, cotangents: Any) -> Any
     leaves, tree = jax.tree.flatten(primals)
     zeros = [np.zeros(x.shape, x.dtype) if _is_float0(x) else None for x in leaves]
 
-    def whole(values: Sequence[Any]) -> Any:
+    def whole(values: Sequence[object]) -> object:
         given = iter(values)
         return jax.tree.unflatten(tree, [next(given) if x is None else x for x in zeros])
 
-    def without(values: Sequence[Any]) -> list[Any]:
+    def without(values: Sequence[object]) -> list[object]:
         return [x for x in values if not _is_float0(x)]
 
-    def linear(*values: Any) -> list[Any]:
+    def linear(*values: object) -> list[object]:
         return without(jax.tree.leaves(fun(whole(values))))
 
     transpose = jax.linear_transpose(linear, *without(leaves))
@@ -257,13 +260,13 @@ def _first_loss(
 class _Given:
     """What `backward` takes beside residuals: arguments as an example, their types and names."""
 
-    example: tuple[Any, ...]
+    example: tuple[object, ...]
     avals: Sequence[Aval]
     names: Sequence[str]
 
 
 def _halves(
-    program: Program, transform: str, split: Callable[..., Any], has_aux: bool, given: _Given
+    program: Program, transform: str, split: Function, has_aux: bool, given: _Given
 ) -> Programs:
     """Return forward and backward.
 
@@ -271,9 +274,9 @@ def _halves(
     are the residuals.
     """
     fun = function_of(program)
-    trees: list[Any] = []
+    trees: list[PyTreeDef] = []
 
-    def both(*args: Any, **kwargs: Any) -> Any:
+    def both(*args: object, **kwargs: object) -> object:
         out, linear, *aux = split(lambda *args: fun(*args, **kwargs), *args, has_aux=has_aux)
         leaves, tree = jax.tree.flatten(linear)
         trees.append(tree)
@@ -286,7 +289,7 @@ def _halves(
     needed = [v for v in held if isinstance(v, Var) and v not in constants]
     named = residual_names(list(dict.fromkeys(needed)), whole.jaxpr, whole.arg_names)
 
-    def backward(residuals: dict[str, Any], *args: Any) -> Any:
+    def backward(residuals: dict[str, object], *args: object) -> object:
         values = {**constants, **{var: residuals[name] for var, name in named.items()}}
         leaves = [v.val if isinstance(v, Literal) else values[v] for v in held]
         return jax.tree.unflatten(trees[0], leaves)(*args)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.regions import regions
-from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 
 
-def residual_names(values: Sequence[Var], jaxpr: Any, arg_names: Sequence[str]) -> dict[Var, str]:
+def residual_names(
+    values: Sequence[Var], jaxpr: ClosedJaxpr, arg_names: Sequence[str]
+) -> dict[Var, str]:
     """A name for each variable of a closed jaxpr that is no constant, no two the same.
 
     An argument has its own; a value named with `checkpoint_name`, that one; others have the file,
@@ -30,7 +31,7 @@ def residual_names(values: Sequence[Var], jaxpr: Any, arg_names: Sequence[str]) 
     return dict(zip(values, unique(names), strict=True))
 
 
-def _makers(jaxpr: Any) -> dict[Var, JaxprEqn]:
+def _makers(jaxpr: AnyJaxpr) -> dict[Var, JaxprEqn]:
     return {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
 
 
@@ -49,7 +50,7 @@ def _name(value: Var, makers: dict[Var, JaxprEqn], known: dict[Var, str]) -> str
 
 def _innermost(
     eqn: JaxprEqn, index: int, place: str, makers: dict[Var, JaxprEqn]
-) -> tuple[JaxprEqn, str, Any]:
+) -> tuple[JaxprEqn, str, Atom | None]:
     """The equation, at any depth, that computes a result of `eqn`, and its source line.
 
     If a body only hands on what it is given, also the operand of `eqn` that this is.

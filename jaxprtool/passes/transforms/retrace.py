@@ -49,7 +49,7 @@ def function_of(program: Program, name: str | None = None) -> Callable[..., Any]
     """The function that a program is of, under its own name or another; for use under a trace."""
     evaluate = jaxcompat.jaxpr_as_fun(program.jaxpr)
 
-    def fun(*args: Any, **kwargs: Any) -> Any:
+    def fun(*args: object, **kwargs: object) -> object:
         return jax.tree.unflatten(program.out_tree, evaluate(*jax.tree.leaves((args, kwargs))))
 
     fun.__name__ = fun.__qualname__ = name or program.name
@@ -78,7 +78,7 @@ def retraced(
     arg_names = program.arg_names if arg_names is None else unique(arg_names)
     results: list[Any] = []
 
-    def flat(*leaves: Any) -> list[Any]:
+    def flat(*leaves: object) -> list[object]:
         args, kwargs = jax.tree.unflatten(in_tree, leaves)
         out = fun(*args, **kwargs)
         flat_out, tree = jax.tree.flatten(out)

@@ -28,7 +28,6 @@ from jaxprtool.passes.batch import (  # noqa: F401  (they fill the tables)
     corrections,
     custom_derivatives,
     loops,
-    refs,
     sharding,
 )
 from jaxprtool.passes.batch.axes import (

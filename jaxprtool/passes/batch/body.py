@@ -8,7 +8,7 @@ by its structured rule, which batches these in turn.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,17 +17,15 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.caches import JaxprCache
-from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import failed, structured_rules
 from jaxprtool.passes.batch.templates import (
     Template,
     Templates,
+    template_of,
     templates_of,
     trace_match,
-    trace_rule,
-    trace_rule_once,
 )
 
 #: Batched bodies by the body that they were made of: one that many equations share is batched once
@@ -170,13 +168,12 @@ class _Run:
             if same and not eqn.effects and not (named and self._names_axis(eqn)):
                 written.append(eqn)
                 continue
-            key: Hashable = key_of(eqn, kinds)
             try:
-                template = known.get(key)
+                template = known.get(key_of(eqn, kinds))
             except TypeError:  # a parameter that cannot be hashed
-                key = template = None
+                template = None
             if template is None or template.alone is None:
-                self._equation(eqn, operands, kinds, key, template)
+                self._equation(eqn, operands, kinds, template)
                 continue
             step, source = template.alone, eqn.source_info
             if outermost:
@@ -197,7 +194,6 @@ class _Run:
         eqn: JaxprEqn,
         operands: list[Atom],
         kinds: Sequence[int],
-        key: Hashable,
         template: Template | None,
     ) -> None:
         """Batch an equation of more than one step, or that holds jaxprs, or is met at first."""
@@ -208,7 +204,8 @@ class _Run:
         try:
             results = None if template else self._structured(eqn, operands, dims)
             if results is None:
-                template = template or self._template(eqn, operands, dims, kinds, key)
+                avals = [atom.aval for atom in operands]
+                template = template or template_of(eqn, avals, dims, kinds, self.templates)
                 atoms = self._written(template, operands, eqn)
                 results = list(zip(atoms, template.kinds, strict=True))
         except JaxprToolError:
@@ -223,9 +220,8 @@ class _Run:
         return name is not None and jaxcompat.names_axis(eqn.params, name)
 
     def _unmapped_kind(self, aval: Aval) -> int:
-        kind = self.kinds.get(id(aval))  # the types of the old jaxpr live as long as it does
-        if kind is None:
-            kind = self.kinds[id(aval)] = self.templates.kind(aval, None)
+        # The types of the old jaxpr live as long as it does.
+        kind = self.kinds[id(aval)] = self.templates.kind(aval, None)
         return kind
 
     def _under_vmap(self, source: Any) -> Any:
@@ -254,24 +250,6 @@ class _Run:
         return results, tuple(dims)
 
     # --- templates
-
-    def _template(
-        self,
-        eqn: JaxprEqn,
-        operands: Sequence[Atom],
-        dims: Sequence[Dim],
-        kinds: Sequence[int],
-        key: Hashable,
-    ) -> Template:
-        """Trace the template of an equation, and keep it under its key if that can be hashed.
-
-        One that holds jaxprs would keep these alive; its template is kept with them instead.
-        """
-        avals = [atom.aval for atom in operands]
-        if key is None or holds_jaxpr(eqn.params.values()):
-            return trace_rule_once(eqn, avals, dims, kinds, self.templates)
-        new = trace_rule(eqn, avals, dims, self.templates)
-        return self.templates.keep(eqn, kinds, new)
 
     def _written(
         self, template: Template, operands: Sequence[Atom], like: JaxprEqn | None

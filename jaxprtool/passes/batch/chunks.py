@@ -20,6 +20,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import or_
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -235,7 +236,7 @@ def _check_effects(body: ClosedJaxpr, mapped: Sequence[bool], chunk: int) -> Non
     """
     if not any(map(_leaves_the_program, body.effects)):
         return
-    eqn = _Effects().find(body, mapped)[1]
+    eqn = _repeated_effect(body, mapped, Memo())[1]
     if eqn is not None:
         raise BatchUnsupported(
             f"{named(eqn)} happens once for all lanes, and would for each chunk of {chunk}",
@@ -243,41 +244,31 @@ def _check_effects(body: ClosedJaxpr, mapped: Sequence[bool], chunk: int) -> Non
         )
 
 
-class _Effects:
-    """Finds effects of unmapped values."""
+def _repeated_effect(
+    body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo
+) -> tuple[list[bool], JaxprEqn | None]:
+    """Return which results are mapped, and the first equation with an effect of unmapped values."""
 
-    def __init__(self) -> None:
-        self._memo = Memo()
+    def inside(bodies: Sequence[ClosedJaxpr], number: int, mapped: Sequence[bool]) -> Any:
+        each = bodies[number]
+        return memo(partial(_repeated_effect, each, mapped, memo), each, tuple(mapped))
 
-    def find(self, body: ClosedJaxpr, mapped: Sequence[bool]) -> tuple[list[bool], JaxprEqn | None]:
-        """Return which results are mapped, and the first equation with such an effect."""
-        return self._memo(partial(self._find, body, mapped), body, tuple(mapped))
-
-    def _find(
-        self, body: ClosedJaxpr, mapped: Sequence[bool]
-    ) -> tuple[list[bool], JaxprEqn | None]:
-        inside = set(keep(body.invars, mapped))
-        found = None
-        for eqn in body.eqns:
-            facts = [type(v) is not Literal and v in inside for v in eqn.invars]
-            outs = [any(facts)] * len(eqn.outvars)
-            held = regions(eqn)
-            if held is not None:
-                through = partial(self._results, held.bodies)
-                facts, outs = held.forward(facts, through, or_, decided=True)
-                # All branches of a mapped index are computed, of operands that are mapped too.
-                chosen = any(facts[i] for i in held.deciding)
-                for each, region in zip(held.bodies, held.regions, strict=True):
-                    found = found or self.find(each, [chosen or facts[i] for i in region.ins])[1]
-            elif not any(facts) and any(map(_leaves_the_program, eqn.effects)):
-                found = found or eqn
-            inside.update(keep(eqn.outvars, outs))
-        return [type(v) is not Literal and v in inside for v in body.outvars], found
-
-    def _results(
-        self, bodies: Sequence[ClosedJaxpr], number: int, mapped: Sequence[bool]
-    ) -> list[bool]:
-        return self.find(bodies[number], mapped)[0]
+    env, found = set(keep(body.invars, mapped)), None
+    for eqn in body.eqns:
+        facts = [type(v) is not Literal and v in env for v in eqn.invars]
+        outs = [any(facts)] * len(eqn.outvars)
+        held = regions(eqn)
+        if held is not None:
+            look = partial(inside, held.bodies)
+            facts, outs = held.forward(facts, lambda *at, f=look: f(*at)[0], or_, decided=True)
+            # All branches of a mapped index are computed, of operands that are mapped too.
+            chosen = any(facts[i] for i in held.deciding)
+            for number, region in enumerate(held.regions):
+                found = found or look(number, [chosen or facts[i] for i in region.ins])[1]
+        elif not any(facts) and any(map(_leaves_the_program, eqn.effects)):
+            found = found or eqn
+        env.update(keep(eqn.outvars, outs))
+    return [type(v) is not Literal and v in env for v in body.outvars], found
 
 
 def _leaves_the_program(effect: Effect) -> bool:
@@ -292,11 +283,8 @@ def _leaves_the_program(effect: Effect) -> bool:
 class _Halves:
     """A body in two: what is the same in all lanes, and the rest.
 
-    Attributes:
-        first: Takes the unmapped arguments. Returns the results marked in `same`, and then what
-            `second` reads of what it computes.
-        second: Takes the latter, and then the arguments marked in `taken`. Returns the other
-            results.
+    `first` takes the unmapped arguments. It returns the results marked in `same`, and then what
+    `second` takes before the arguments marked in `taken`; `second` returns the other results.
     """
 
     first: ClosedJaxpr

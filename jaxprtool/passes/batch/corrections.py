@@ -11,9 +11,16 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
-from jaxprtool.jaxcompat import Primitive
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.table import Operands, Params, batch_rules, jaxs_rule
+from jaxprtool.passes.batch.table import (
+    Operands,
+    Params,
+    Rebuilt,
+    batch_rules,
+    jaxs_rule,
+    structured_rules,
+)
 
 #: A result, and where it is mapped.
 Lanes = tuple[jax.Array, Dim]
@@ -65,6 +72,34 @@ def _bitcast_convert_type(
     if not result.ndim < lane.ndim == bdim:
         return None
     return primitive.bind(_at_bdim(axis, x, bdim, 0), **params), 0
+
+
+# --- refs ---------------------------------------------------------------------------------------
+
+
+# A function that returns a ref cannot be traced: JAX's rule makes no template.
+@rule(structured_rules, "new_ref")
+def _new_ref(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
+    """Make room for all lanes, since any of them may write to the ref."""
+    dims = tuple(0 if dim is None else dim for dim in dims)
+
+    def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
+        return eqn.replace(invars=list(operands), outvars=list(outs))
+
+    return Rebuilt(dims, dims, build)
+
+
+@rule(batch_rules, "swap", "addupdate")
+def _written(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> tuple[list[jax.Array], list[Dim]]:
+    """Map what is written to a whole ref as the ref is; JAX's own rule relies on it."""
+    ref, value, *others = operands
+    dim = dims[0]
+    if not others and dim is not None and dims[1] is not None:
+        value = _at_bdim(axis, value, dims[1], dim)
+        dims = (dim, dim)
+    return jaxs_rule(axis, primitive, (ref, value, *others), dims, params)
 
 
 # --- collectives over the mapped axis, wrong in JAX -----------------------------------------------

@@ -74,13 +74,56 @@ class Template:
     alone: Step | None
 
 
-def trace_rule(
+#: Templates of equations that hold jaxprs, by the first that they hold.
+_of_bodies = JaxprCache()
+
+
+def template_of(
+    eqn: JaxprEqn,
+    avals: Sequence[Aval],
+    dims: Sequence[Dim],
+    kinds: Sequence[int],
+    templates: Templates,
+) -> Template:
+    """Return the template of an equation, traced once for all that are alike.
+
+    The template of one that holds jaxprs is kept with the first of them, to keep none alive.
+
+    Args:
+        eqn: The equation.
+        avals: The types of its operands.
+        dims: Where these are mapped.
+        kinds: The kinds of its operands.
+        templates: Those of the axis.
+
+    Raises:
+        Exception: What its rule raises.
+    """
+    known, like = templates.known, eqn
+    key: tuple[Hashable, ...] = ()
+    held = [body for _, body in sub_jaxprs(eqn)]
+    if held:
+        known, key = _of_bodies.of(held[0]), (templates,)
+        like = eqn.replace(params={name: _weak(value) for name, value in eqn.params.items()})
+    if any(map(_has_float, like.params.values())):
+        templates.with_floats.add(eqn.primitive)
+    key += templates.key(like, kinds)
+    try:
+        template = known.get(key)
+    except TypeError:  # a parameter that cannot be hashed
+        return _trace_rule(eqn, avals, dims, templates)
+    if template is None:
+        template = _trace_rule(eqn, avals, dims, templates)
+        if not held or not any(
+            body is held[0] for step in template.steps for _, body in sub_jaxprs(step)
+        ):
+            template = known.setdefault(key, template)
+    return template
+
+
+def _trace_rule(
     eqn: JaxprEqn, avals: Sequence[Aval], dims: Sequence[Dim], templates: Templates
 ) -> Template:
-    """Trace the template of an equation, whose operands are of these types and mapped at `dims`.
-
-    Raises what its rule raises.
-    """
     primitive, axis = eqn.primitive, templates.axis
 
     def call(*operands: jax.Array) -> tuple[Operands, Sequence[Dim]]:
@@ -90,36 +133,6 @@ def trace_rule(
         return (results, out_dims) if primitive.multiple_results else ([results], [out_dims])
 
     return _traced(call, avals, templates, eqn)
-
-
-#: Templates of equations that hold jaxprs, by the first that they hold.
-_of_bodies = JaxprCache()
-
-
-def trace_rule_once(
-    eqn: JaxprEqn,
-    avals: Sequence[Aval],
-    dims: Sequence[Dim],
-    kinds: Sequence[int],
-    templates: Templates,
-) -> Template:
-    """Return the template of an equation that has no signature, or one that holds jaxprs."""
-    held = [body for _, body in sub_jaxprs(eqn)]
-    if not held:
-        return trace_rule(eqn, avals, dims, templates)
-    known = _of_bodies.of(held[0])
-    weak = eqn.replace(params={name: _weak(value) for name, value in eqn.params.items()})
-    templates.note_floats(weak)
-    key = templates, templates.key(weak, kinds)
-    try:
-        template = known.get(key)
-    except TypeError:  # a parameter that cannot be hashed
-        return trace_rule(eqn, avals, dims, templates)
-    if template is None:
-        template = trace_rule(eqn, avals, dims, templates)
-        if not any(body is held[0] for step in template.steps for _, body in sub_jaxprs(step)):
-            known[key] = template
-    return template
 
 
 def _weak(value: object) -> object:
@@ -210,7 +223,8 @@ class Templates:
     known: dict[Hashable, Template] = field(default_factory=dict)
     kinds: dict[tuple[Aval, Dim], int] = field(default_factory=dict)
     dims: dict[int, Dim] = field(default_factory=dict)
-    #: The primitives that may have floats among their parameters.
+    #: The primitives that may have floats among their parameters: signatures are compared, and 0.0
+    #: and -0.0 are equal, so that theirs hold the parameters in words too.
     with_floats: set[Primitive] = field(default_factory=set)
 
     def kind(self, aval: Aval, dim: Dim) -> int:
@@ -231,19 +245,6 @@ class Templates:
         values = params.values()
         types = [jaxcompat.nested_type(v) if isinstance(v, tuple) else type(v) for v in values]
         return primitive, eqn.ctx, names, *types, *values, *kinds
-
-    def keep(self, eqn: JaxprEqn, kinds: Sequence[int], template: Template) -> Template:
-        """Keep the template of an equation by its signature, and return it."""
-        self.note_floats(eqn)
-        return self.known.setdefault(self.key(eqn, kinds), template)
-
-    def note_floats(self, eqn: JaxprEqn) -> None:
-        """Have the signatures of a primitive hold all in words, if this one has floats.
-
-        Signatures are compared, and 0.0 and -0.0 are equal.
-        """
-        if any(map(_has_float, eqn.params.values())):
-            self.with_floats.add(eqn.primitive)
 
 
 _FLOATS: frozenset[type] = frozenset({float, complex, np.float32, np.float64})

@@ -69,10 +69,8 @@ def _range(dtype: np.dtype) -> tuple[int, int]:
 
 def _broadcast(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
     shape, at = eqn.params["shape"], eqn.params["broadcast_dimensions"]
-    sizes = [1] * len(shape)
-    for size, axis in zip(x.shape, at, strict=True):
-        sizes[axis] = size
-    return np.broadcast_to(x.reshape(sizes), shape)
+    new = tuple(axis for axis in range(len(shape)) if axis not in at)
+    return np.broadcast_to(np.expand_dims(x, new), shape)
 
 
 def _iota(eqn: JaxprEqn) -> np.ndarray | None:
@@ -80,9 +78,9 @@ def _iota(eqn: JaxprEqn) -> np.ndarray | None:
     dtype = eqn.outvars[0].aval.dtype
     if dtype.kind not in "iu" and dtype not in (np.float32, np.float64):
         return None
-    sizes = [size if i == axis else 1 for i, size in enumerate(shape)]
     row = np.arange(shape[axis]).astype(dtype)
-    return np.broadcast_to(row.reshape(sizes), shape)
+    others = tuple(i for i in range(len(shape)) if i != axis)
+    return np.broadcast_to(np.expand_dims(row, others), shape)
 
 
 def _select(eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> np.ndarray | None:

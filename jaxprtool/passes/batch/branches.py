@@ -21,12 +21,11 @@ from jax import lax
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Cond
-from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Primitive, jaxpr_as_fun
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Params, Primitive, jaxpr_as_fun
 from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
 from jaxprtool.passes.batch.body import batch_body
 from jaxprtool.passes.batch.table import (
     Operands,
-    Params,
     Rebuilt,
     batch_rules,
     jaxs_rule,

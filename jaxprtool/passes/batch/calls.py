@@ -18,7 +18,7 @@ from jaxprtool.passes.batch.body import batch_body, lifted
 from jaxprtool.passes.batch.table import Rebuilt, rebuilt, refusal, structured_rules
 
 #: What a jit says of its operands, or results, by the name of the parameter.
-Params = dict[str, tuple[Any, ...]]
+Layouts = dict[str, tuple[Any, ...]]
 
 
 @rule(structured_rules, *Call.primitives)
@@ -42,13 +42,13 @@ def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
 
 
 def _laid_out(
-    params: Params,
+    params: Layouts,
     side: str,
     atoms: Sequence[Atom],
     dims: Sequence[Dim],
     eqn: JaxprEqn,
     axis: Axis,
-) -> Params:
+) -> Layouts:
     """What a jit says of its operands, or results, when these have a mapped dimension more."""
     if any(layout is not None for layout in params[f"{side}_layouts"]):
         raise refusal(eqn, "Concrete layouts are not supported for vmap(jit).")

@@ -25,7 +25,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Effect
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
@@ -33,7 +32,16 @@ from jaxprtool.ir.equations import bodies, equations, free_variables, named
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import Memo, map_equations, narrow
 from jaxprtool.ir.structured import Call, keep
-from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jaxprtool.jaxcompat import (
+    AbstractRef,
+    Atom,
+    ClosedJaxpr,
+    Effect,
+    JaxprEqn,
+    Literal,
+    Var,
+    jaxpr_as_fun,
+)
 from jaxprtool.passes.batch.axes import BatchError, BatchTypeError
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.body import batch_body
@@ -95,16 +103,7 @@ def chunked_body(
         raise
     except NotImplementedError as error:  # an effect that JAX does not allow in a scan
         raise BatchUnsupported(f"chunk={chunk}: {error}", "leave chunk out") from error
-    new = jaxcompat.replace_jaxpr(
-        new,
-        constvars=new.constvars,
-        consts=new.consts,
-        invars=new.invars,
-        outvars=new.outvars,
-        eqns=new.eqns,
-        debug_info=body.debug_info,
-    )
-    return new, tuple(out_dims)
+    return jaxcompat.replace_jaxpr(new, debug_info=body.debug_info), tuple(out_dims)
 
 
 def _in_chunks(

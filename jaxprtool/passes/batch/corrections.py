@@ -11,11 +11,10 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Params, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import (
     Operands,
-    Params,
     Rebuilt,
     batch_rules,
     jaxs_rule,

@@ -19,7 +19,7 @@ from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.structured import View
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Primitive, Var
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Params, Primitive, Var
 from jaxprtool.passes.batch.axes import BatchError, BatchTypeError
 from jaxprtool.passes.batch.axis import Axis, Dim
 
@@ -28,17 +28,16 @@ class BatchUnsupported(UnsupportedError, NotImplementedError):
     """An equation that cannot be mapped over an axis; names it and its source line."""
 
 
-#: The operands of a rule, and the parameters of its equation.
+#: The operands of a rule.
 Operands = Sequence[jax.Array]
-Params = dict[str, Any]
 
 #: `rule(axis, primitive, operands, dims, params) -> (results, dims)`. Results and their dimensions
 #: are lists if the primitive has multiple results, as in JAX's own table. At least one operand is
 #: mapped, unless the equation has an effect. None leaves the case to JAX's own rule.
-Rule = Callable[[Axis, Primitive, Operands, Sequence[Dim], Params], tuple[Any, Any] | None]
+BatchRule = Callable[[Axis, Primitive, Operands, Sequence[Dim], Params], tuple[Any, Any] | None]
 
 #: The open table: a plug-in adds its primitive's rule by name.
-batch_rules: RuleTable[Rule] = RuleTable()
+batch_rules: RuleTable[BatchRule] = RuleTable()
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,23 @@ from weakref import ref
 
 import jax
 import numpy as np
-from jax.extend.core import Effect
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import JaxprCache, process_cache
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
-from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
+from jaxprtool.jaxcompat import (
+    Atom,
+    Aval,
+    ClosedJaxpr,
+    Effect,
+    JaxprEqn,
+    Literal,
+    Params,
+    Primitive,
+    Var,
+)
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.table import Operands, Params, batch_rules, jaxs_rule
+from jaxprtool.passes.batch.table import Operands, batch_rules, jaxs_rule
 from jaxprtool.passes.dce import dce_body
 
 #: A value in a template: a literal, or the index of one.

@@ -118,8 +118,6 @@ def _between_reshapes(
     joined = [_laid_out(v, x) for x, v in zip(results, body.outvars, strict=True) if x is not v]
     return jaxcompat.replace_jaxpr(
         body,
-        constvars=body.constvars,
-        consts=body.consts,
         invars=invars,
         outvars=results,
         eqns=[*cut, *body.eqns, *joined],

@@ -76,14 +76,13 @@ def _bound(program: Program, values: dict[int, Any]) -> Program:
 
     free = [i not in values for i in range(len(jaxpr.invars))]
     arg_names = keep(program.arg_names, free)
-    outs = [True] * len(jaxpr.outvars)
-    new = jaxcompat.new_jaxpr(
-        constvars,
-        consts,
-        keep(jaxpr.invars, free),
-        list(map(now, jaxpr.outvars)),
-        list(map(replaced, jaxpr.eqns)),
-        jaxcompat.filter_debug_info(jaxpr.debug_info, free, outs),
+    new = jaxcompat.replace_jaxpr(
+        jaxpr,
+        constvars=constvars,
+        consts=consts,
+        invars=keep(jaxpr.invars, free),
+        outvars=list(map(now, jaxpr.outvars)),
+        eqns=list(map(replaced, jaxpr.eqns)),
     )
     return program.replace(jaxpr=new, in_tree=_remaining(program, free), arg_names=arg_names)
 

@@ -150,7 +150,7 @@ class _Alike:
         values = tuple(eqn.params.values())
         return (
             (setting, eqn.ctx, eqn.primitive, tuple(eqn.params), values),
-            tuple(map(nested_type, values)),
+            tuple([nested_type(v) if isinstance(v, tuple) else type(v) for v in values]),
             tuple(
                 [
                     (self._number(x.aval), *_literal(x))

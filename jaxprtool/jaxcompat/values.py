@@ -88,7 +88,7 @@ def linear_call_transpose_param(closed: ClosedJaxpr) -> Params:
     return {"transpose_thunk": lambda: (transpose, closed.consts)}
 
 
-_PLAIN: frozenset[type] = frozenset({bool, float, int, str, type(None)})
+_INTEGERS: frozenset[type] = frozenset({int})
 
 
 def nested_type(value: object) -> Any:
@@ -96,12 +96,10 @@ def nested_type(value: object) -> Any:
 
     Equal parameters of other types are others: 2 is not 2.0, and 1 is not True.
     """
-    if not isinstance(value, tuple):
-        return type(value)
-    types = tuple(map(type, value))
-    if type(value) is tuple and _PLAIN.issuperset(types):
-        return types
-    return type(value), *map(nested_type, value)
+    kind = type(value)
+    if not isinstance(value, tuple) or (kind is tuple and _INTEGERS.issuperset(map(type, value))):
+        return kind  # so a tuple is one of integers, as most are
+    return kind, *map(nested_type, value)
 
 
 def literal_value(value: object, aval: Aval) -> Any:

@@ -21,7 +21,7 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats import lowering
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Aval
-from jaxprtool.loading.trace import BoundCall, function_name, sort_out, trace_call
+from jaxprtool.loading.trace import BoundCall, bind_arguments, function_name, trace_call
 
 #: With `tuple_args=None`, more arguments than these come as one tuple.
 MOST_SEPARATE_ARGUMENTS = 100
@@ -46,7 +46,7 @@ def make_jaxpr(
     @functools.wraps(fun)
     def make(*args: object, **kwargs: object) -> object:
         program = trace_call(
-            function_name(fun), fun, sort_out(fun, args, kwargs, static_argnums), axis_env
+            function_name(fun), fun, bind_arguments(fun, args, kwargs, static_argnums), axis_env
         )
         return (program.jaxpr, _shapes(program)) if return_shape else program.jaxpr
 
@@ -89,7 +89,7 @@ def xla_computation(
 
     @functools.wraps(fun)
     def compute(*args: object, **kwargs: object) -> object:
-        call = sort_out(fun, args, kwargs, static_argnums)
+        call = bind_arguments(fun, args, kwargs, static_argnums)
         program = trace_call(function_name(fun), fun, call, axis_env)
         lowering.require_sizes(program)
         donated = _donated_leaves(donate_argnums, len(args), call)

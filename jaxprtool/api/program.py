@@ -7,7 +7,8 @@ from typing import Any
 
 from jaxprtool.api.targets import find
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.loading.trace import sort_out, trace
+from jaxprtool.loading.load import StaticArguments
+from jaxprtool.loading.trace import bind_arguments, trace
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip
 from jaxprtool.primitives import VARIABLE
@@ -37,14 +38,8 @@ def load(
     without it the target's own example arguments are used. Raises a `JaxprToolError` that says
     what is wrong with either.
     """
-    entry = find(
-        target,
-        args,
-        factory=factory,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-    )
-    return entry.trace()
+    static: StaticArguments = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+    return find(target, args, factory, **static).trace()
 
 
 def unzip(
@@ -75,7 +70,7 @@ def unzip(
     """
 
     def unzipped(*args: object, **kwargs: Any) -> tuple[Program, Program]:
-        program, call = trace(fun, *args, **kwargs), sort_out(fun, args, kwargs, (), ())
+        program, call = trace(fun, *args, **kwargs), bind_arguments(fun, args, kwargs, (), ())
 
         def placed(numbers: Any) -> Any:
             if numbers is None or not call.static_args:

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.example import Static
-from jaxprtool.loading.load import Entry
+from jaxprtool.loading.load import Entry, StaticArguments
 from jaxprtool.loading.trace import BoundCall
 
 STDIN = "-"
@@ -64,12 +64,7 @@ class ProgramEntry:
 
 
 def find(
-    target: str,
-    args: str | None = None,
-    *,
-    factory: bool = False,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
+    target: str, args: str | None = None, factory: bool = False, **static: Unpack[StaticArguments]
 ) -> Entry | ProgramEntry:
     """What TARGET names, with the arguments of `--args`.
 
@@ -77,14 +72,8 @@ def find(
     raises.
     """
     if not is_file(target):
-        return functions.find(
-            target,
-            args,
-            factory=factory,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-        )
-    if factory or static_argnums != () or static_argnames != ():
+        return functions.find(target, args, factory, **static)
+    if factory or any(places != () for places in static.values()):
         raise TargetError(
             f"{_shown(target)} is a program, which has neither a factory nor static arguments",
             _FUNCTION,

@@ -157,7 +157,7 @@ class Function:
             return find(
                 self.target,
                 self.args,
-                factory=self.factory,
+                self.factory,
                 static_argnums=self.static_argnums or (),
                 static_argnames=self.static_argnames or (),
             )

@@ -18,9 +18,9 @@ from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
 from jaxprtool.execute import backends
 from jaxprtool.execute.meshes import concrete_mesh, mesh_in_types, placed
 from jaxprtool.execute.summary import Summary, summarize
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import sub_jaxprs
 
 #: How often a program without effects is called again, to time it.
 REPEATS = 10
@@ -102,17 +102,9 @@ def own_devices(program: Program) -> tuple[jax.Device, ...]:
         )
         for asked in options:
             found.update(dict.fromkeys(_devices_in(asked.placement)))
-    seen: set[int] = set()
-    todo = [jaxcompat.open_jaxpr(program.jaxpr)]
-    while todo:
-        jaxpr = todo.pop()
-        if id(jaxpr) in seen:
-            continue
-        seen.add(id(jaxpr))
-        for eqn in jaxpr.eqns:
-            for value in eqn.params.values():
-                found.update(dict.fromkeys(_devices_in(value)))
-            todo += [jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(eqn)]
+    for eqn in equations(jaxcompat.open_jaxpr(program.jaxpr)):
+        for value in eqn.params.values():
+            found.update(dict.fromkeys(_devices_in(value)))
     return tuple(sorted(found, key=lambda d: d.id))
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError, described
 from jaxprtool.ir.program import Program
@@ -21,10 +21,10 @@ from jaxprtool.loading.example import Example
 from jaxprtool.loading.target import Target, resolve
 from jaxprtool.loading.trace import (
     BoundCall,
+    bind_arguments,
     function_name,
     shown_signature,
     signature,
-    sort_out,
     trace_call,
 )
 
@@ -51,8 +51,7 @@ class Entry:
     fun: Callable
     args: tuple[object, ...]
     kwargs: dict[str, object]
-    static_argnums: int | Sequence[int] = ()
-    static_argnames: str | Sequence[str] = ()
+    static: StaticArguments
 
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
         """The Program, with these named axes free in it.
@@ -70,17 +69,18 @@ class Entry:
         return self._call().position(number)
 
     def _call(self) -> BoundCall:
-        static = self.static_argnums, self.static_argnames
-        return sort_out(self.fun, self.args, self.kwargs, *static)
+        return bind_arguments(self.fun, self.args, self.kwargs, **self.static)
+
+
+class StaticArguments(TypedDict, total=False):
+    """Which arguments of a function are static, as `jax.jit` is told."""
+
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
 
 
 def find(
-    target: str,
-    args: str | None = None,
-    *,
-    factory: bool = False,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
+    target: str, args: str | None = None, factory: bool = False, **static: Unpack[StaticArguments]
 ) -> Entry:
     """The function that TARGET names, with the arguments that `--args` or its own example give.
 
@@ -98,7 +98,7 @@ def find(
     name = function_name(fun)
     if name == "lambda" and not factory:
         name = found.name.rpartition(".")[2]
-    return Entry(name, fun, positional, named, static_argnums, static_argnames)
+    return Entry(name, fun, positional, named, static)
 
 
 def _call_factory(found: Target) -> tuple[Callable, _Arguments]:

@@ -96,7 +96,7 @@ def trace(
     A function under `jax.jit` is traced by its own `trace`: the program is its body, and
     `Program.jit` has what `jax.jit` was told.
     """
-    call = sort_out(fun, args, kwargs, static_argnums, static_argnames)
+    call = bind_arguments(fun, args, kwargs, static_argnums, static_argnames)
     return trace_call(function_name(fun), fun, call, axis_env)
 
 
@@ -172,7 +172,7 @@ def shown_signature(fun: Callable) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def sort_out(
+def bind_arguments(
     fun: Callable,
     args: Sequence[object],
     kwargs: Mapping[str, object],

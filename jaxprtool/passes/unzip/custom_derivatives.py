@@ -59,7 +59,9 @@ def _custom(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
         if early:
             init.append(_equation(eqn, (*values, *operands), params))
     outs = (Known(early, ready),) * len(eqn.outvars)
-    return Outcome(outs, tuple(init), tuple(apply), part.variables, values, places, parts=(part,))
+    return Outcome(
+        outs, tuple(init), tuple(apply), tuple(part.variables), values, places, parts=(part,)
+    )
 
 
 def _check_independent(eqn: JaxprEqn, part: Split) -> None:

@@ -90,7 +90,7 @@ def unzipped(program: Program, tag: str, arguments: Arguments) -> Unzipped:
         [*(half.invars[i] for i in leaves), *half.invars[len(leaves) :]],
         half.outvars,
     )
-    return Unzipped(init, apply, part.variables)
+    return Unzipped(init, apply, tuple(part.variables))
 
 
 def _split(program: Program, early: Sequence[bool], tag: str) -> Split:

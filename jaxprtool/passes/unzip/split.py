@@ -40,12 +40,22 @@ from jaxprtool.passes.unzip.variables import Variable
 from jaxprtool.primitives import SCOPE_PREFIX
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Half:
-    """One half of a body: its equations, and what the body's results are there."""
+    """One half of a body: its equations, and what stands there for what is no longer sown."""
 
-    eqns: tuple[JaxprEqn, ...]
-    results: tuple[Atom, ...]
+    eqns: list[JaxprEqn] = field(default_factory=list)
+    names: dict[Var, Atom] = field(default_factory=dict)
+
+    def lookup(self, atom: Atom) -> Atom:
+        """Return what stands for an atom of the body."""
+        return atom if type(atom) is Literal else self.names.get(atom, atom)
+
+    def add(self, eqn: JaxprEqn) -> None:
+        """Add an equation of the body."""
+        if self.names and any(type(v) is not Literal and v in self.names for v in eqn.invars):
+            eqn = eqn.replace(invars=list(map(self.lookup, eqn.invars)))
+        self.eqns.append(eqn)
 
     @cached_property
     def effects(self) -> set[Effect]:
@@ -53,7 +63,6 @@ class Half:
         return {e for eqn in self.eqns if has_lasting_effect(eqn) for e in eqn.effects}
 
 
-@dataclass(frozen=True, eq=False)
 class Split:
     """A closed jaxpr and its two halves.
 
@@ -65,20 +74,31 @@ class Split:
     `reached` is what is known of the conditions that decide whether it is run.
     """
 
-    body: ClosedJaxpr
-    reached: Known
-    ins: tuple[Known, ...]
-    outs: tuple[Known, ...]
-    known: dict[Var, Known]
-    parts: dict[int, tuple[Split, ...]]
-    variables: tuple[Variable, ...]
-    values: tuple[Atom, ...]
-    places: tuple[Var, ...]
-    stuck: tuple[JaxprEqn, ...]
-    passes_on: bool
-    early: Half
-    ready: Half
-    _built: dict[Hashable, ClosedJaxpr] = field(default_factory=dict)
+    def __init__(self, body: ClosedJaxpr, ins: tuple[Known, ...], reached: Known):
+        self.body, self.ins, self.reached = body, ins, reached
+        self.known = dict.fromkeys(body.constvars, BOTH)
+        self.known.update(zip(body.invars, ins, strict=True))
+        self.parts: dict[int, tuple[Split, ...]] = {}
+        self.variables: list[Variable] = []
+        self.values: list[Atom] = []
+        self.places: list[Var] = []
+        self.stuck: list[JaxprEqn] = []
+        self.passes_on = False
+        self.early, self.ready = Half(), Half()
+        self._first: dict[tuple[str, ...], tuple[Variable, Sequence[Var]]] = {}
+        self._ordered: set[Effect] = set()
+        self._built: dict[Hashable, ClosedJaxpr] = {}
+
+    @cached_property
+    def outs(self) -> tuple[Known, ...]:
+        """What is known of the results."""
+        return tuple(map(self.of, self.body.outvars))
+
+    def of(self, atom: Atom) -> Known:
+        """Return what is known of an operand or a result."""
+        return BOTH if type(atom) is Literal else self.known[atom]
+
+    # --- the halves as jaxprs -----------------------------------------------------------------
 
     def init(self, outs: Sequence[bool], variables: bool = True) -> ClosedJaxpr:
         """The closed jaxpr from the early arguments to the results marked, then the variables.
@@ -88,7 +108,7 @@ class Split:
         request = "init", tuple(outs), variables
         if request not in self._built:
             invars = keep(self.body.invars, [v.early for v in self.ins])
-            outvars = keep(self.early.results, outs) + (self.values if variables else ())
+            outvars = [*self._results(self.early, outs), *(self.values if variables else ())]
             self._built[request] = self._jaxpr("init", invars, outvars, self.early.eqns)
         return self._built[request]
 
@@ -102,9 +122,12 @@ class Split:
         if request not in self._built:
             ready = keep(self.body.invars, [v.ready for v in self.ins])
             invars = (*ready[:at], *self.places, *ready[at:])
-            outvars = keep(self.ready.results, outs)
+            outvars = self._results(self.ready, outs)
             self._built[request] = self._jaxpr("apply", invars, outvars, self.ready.eqns)
         return self._built[request]
+
+    def _results(self, half: Half, outs: Sequence[bool]) -> list[Atom]:
+        return [half.lookup(atom) for atom in keep(self.body.outvars, outs)]
 
     def _jaxpr(
         self, half: str, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
@@ -116,6 +139,110 @@ class Split:
         name = debug.func_name.removeprefix(SCOPE_PREFIX)
         debug = debug._replace(func_src_info=f"{name}_{half}")
         return jaxcompat.replace_jaxpr(jaxpr, debug_info=debug)
+
+    # --- the equations of the body, in order ---------------------------------------------------
+
+    def declare(self, eqn: JaxprEqn, known: Sequence[Known], context: Context) -> None:
+        """Make a variable of an early value, or pass it on if a later one replaces it."""
+        variable = Variable.of(eqn, eqn.params["tree"], [v.aval for v in eqn.outvars])
+        operands = eqn.invars[: len(eqn.outvars)]
+        values = list(map(self.early.lookup, operands))
+        self.early.names.update(zip(eqn.outvars, values, strict=True))
+        path = (*context.scopes, *variable.path)
+        if context.replaced.get(path):
+            context.replaced[path] -= 1
+            passed = list(map(self.ready.lookup, operands))
+            self.ready.names.update(zip(eqn.outvars, passed, strict=True))
+            self.known.update(zip(eqn.outvars, known[: len(operands)], strict=True))
+            return
+        places = [Var(v.aval) if isinstance(v, DropVar) else v for v in eqn.outvars]
+        self.known.update(dict.fromkeys(eqn.outvars, BOTH))
+        self._add_variable(variable, values, places)
+
+    def add_plain(self, eqn: JaxprEqn) -> None:
+        """Go on with a plain equation, as `add` would by `whole`, at a fraction of the price."""
+        known = self.known
+        early = ready = True
+        for atom in eqn.invars:
+            if type(atom) is not Literal:
+                of = known[atom]
+                early &= of[0]
+                ready &= of[1]
+        results = _KNOWN[early, ready]
+        for v in eqn.outvars:
+            known[v] = results
+        if early:
+            self.early.add(eqn)
+        if ready:
+            self.ready.add(eqn)
+
+    def add(self, position: int, eqn: JaxprEqn, outcome: Outcome) -> None:
+        """Go on by what a rule has made of an equation."""
+        self._check_order(eqn, outcome)
+        self.known.update(zip(eqn.outvars, outcome.known, strict=True))
+        self._add_variables(outcome)
+        for half, eqns in ((self.early, outcome.init), (self.ready, outcome.apply)):
+            for each in eqns:
+                half.add(each)
+        if outcome.parts:
+            self.parts[position] = outcome.parts
+            stuck = any(part.stuck for part in outcome.parts)
+            self.passes_on |= any(part.passes_on for part in outcome.parts)
+        else:
+            stuck = has_lasting_effect(eqn) and not (outcome.init or outcome.apply)
+        if stuck:
+            self.stuck.append(eqn)
+
+    def _add_variables(self, outcome: Outcome) -> None:
+        """Add variables from inside an equation; what is one of before is put in its place."""
+        start = 0
+        for variable in outcome.variables:
+            end = start + len(variable.avals)
+            values, places = outcome.values[start:end], outcome.places[start:end]
+            start = end
+            if variable.again and variable.path in self._first:
+                before, firsts = self._first[variable.path]
+                _check_same(before, variable)
+                for place, first in zip(places, firsts, strict=True):
+                    self._put_in_place(first, place, variable)
+            else:
+                self._add_variable(variable, values, places)
+
+    def _put_in_place(self, first: Var, place: Var, variable: Variable) -> None:
+        """Have a variable of before stand where it is computed again.
+
+        JAX takes out of a loop what is the same in each iteration, and computes it again inside.
+        """
+        shape, wanted = first.aval.shape, place.aval.shape
+        if shape == wanted:
+            self.ready.names[place] = first
+        elif shape == wanted[len(wanted) - len(shape) :]:
+            more = wanted[: len(wanted) - len(shape)]
+            self.ready.eqns.append(equation_of(lambda x: jax.lax.broadcast(x, more), first, place))
+        else:
+            raise UnsupportedError(
+                f"variable '{variable.path[-1]}' is computed again by {named(variable.eqn)}, as "
+                f"{type_of(place.aval)}, and was {type_of(first.aval)} before"
+            )
+
+    def _add_variable(
+        self, variable: Variable, values: Sequence[Atom], places: Sequence[Var]
+    ) -> None:
+        self.variables.append(variable)
+        self.values += values
+        self.places += places
+        self._first.setdefault(variable.path, (variable, places))
+
+    def _check_order(self, eqn: JaxprEqn, outcome: Outcome) -> None:
+        """Init runs before all of apply: ordered effects must already come in that order."""
+        early = {e for each in outcome.init for e in each.effects}
+        if jaxcompat.ordered_effects(early) & self._ordered:
+            raise UnsupportedError(
+                f"{named(eqn)} has an ordered effect that belongs to init, "
+                "and follows one that belongs to apply"
+            )
+        ready = {e for each in outcome.apply for e in each.effects}
+        self._ordered |= jaxcompat.ordered_effects(ready)
 
 
 def split(body: ClosedJaxpr, ins: Sequence[Known], context: Context) -> Split:
@@ -133,20 +260,20 @@ def split(body: ClosedJaxpr, ins: Sequence[Known], context: Context) -> Split:
 
 
 def _split(body: ClosedJaxpr, ins: tuple[Known, ...], context: Context) -> Split:
-    walk = _Walk(body, ins, context.reached)
+    part = Split(body, ins, context.reached)
     context.bodies.append(body)
     for position, eqn in enumerate(body.eqns):
         if _is_plain(eqn):
-            walk.keep(eqn)
+            part.add_plain(eqn)
             continue
-        known = [walk.of(atom) for atom in eqn.invars]
+        known = [part.of(atom) for atom in eqn.invars]
         if context.is_sow(eqn) and all(v.early for v in known):
-            walk.declare(eqn, known, context)
+            part.declare(eqn, known, context)
         else:
-            walk.passes_on |= context.is_sow(eqn)
-            walk.add(position, eqn, _outcome(eqn, known, context))
+            part.passes_on |= context.is_sow(eqn)
+            part.add(position, eqn, _outcome(eqn, known, context))
     context.bodies.pop()
-    return walk.split()
+    return part
 
 
 def _is_plain(eqn: JaxprEqn) -> bool:
@@ -175,155 +302,6 @@ _KNOWN: dict[tuple[bool, bool], Known] = {
 }
 
 
-class _Walk:
-    """The two halves of a body, as far as its equations have been gone through.
-
-    `early_names` and `ready_names` say what stands, in init and in apply, for the results of sown
-    values that are no longer sown there.
-    """
-
-    def __init__(self, body: ClosedJaxpr, ins: tuple[Known, ...], reached: Known):
-        self.body, self.ins, self.reached = body, ins, reached
-        self.known = dict.fromkeys(body.constvars, BOTH)
-        self.known.update(zip(body.invars, ins, strict=True))
-        self.parts: dict[int, tuple[Split, ...]] = {}
-        self.init: list[JaxprEqn] = []
-        self.apply: list[JaxprEqn] = []
-        self.variables: list[Variable] = []
-        self.values: list[Atom] = []
-        self.places: list[Var] = []
-        self.first: dict[tuple[str, ...], tuple[Variable, tuple[Var, ...]]] = {}
-        self.stuck: list[JaxprEqn] = []
-        self.passes_on = False
-        self.early_names: dict[Var, Atom] = {}
-        self.ready_names: dict[Var, Atom] = {}
-        self.ordered: set[Effect] = set()
-
-    def of(self, atom: Atom) -> Known:
-        """What is known of an operand or a result."""
-        return BOTH if type(atom) is Literal else self.known[atom]
-
-    def declare(self, eqn: JaxprEqn, known: Sequence[Known], context: Context) -> None:
-        """Make a variable of an early value, or pass it on if a later one replaces it."""
-        variable = Variable.of(eqn, eqn.params["tree"], [v.aval for v in eqn.outvars])
-        operands = eqn.invars[: len(eqn.outvars)]
-        values = [_stands_for(atom, self.early_names) for atom in operands]
-        self.early_names.update(zip(eqn.outvars, values, strict=True))
-        path = (*context.scopes, *variable.path)
-        if context.replaced.get(path):
-            context.replaced[path] -= 1
-            passed = (_stands_for(atom, self.ready_names) for atom in operands)
-            self.ready_names.update(zip(eqn.outvars, passed, strict=True))
-            self.known.update(zip(eqn.outvars, known[: len(operands)], strict=True))
-            return
-        places = [Var(v.aval) if isinstance(v, DropVar) else v for v in eqn.outvars]
-        self.known.update(dict.fromkeys(eqn.outvars, BOTH))
-        self._add_variable(variable, values, places)
-
-    def keep(self, eqn: JaxprEqn) -> None:
-        """Go on with a plain equation, as `add` would by `whole`, at a fraction of the price."""
-        known = self.known
-        early = ready = True
-        for atom in eqn.invars:
-            if type(atom) is not Literal:
-                of = known[atom]
-                early &= of[0]
-                ready &= of[1]
-        results = _KNOWN[early, ready]
-        for v in eqn.outvars:
-            known[v] = results
-        if early:
-            self.init.append(_renamed(eqn, self.early_names))
-        if ready:
-            self.apply.append(_renamed(eqn, self.ready_names))
-
-    def add(self, position: int, eqn: JaxprEqn, outcome: Outcome) -> None:
-        """Go on by what a rule has made of an equation."""
-        self._check_order(eqn, outcome)
-        self.known.update(zip(eqn.outvars, outcome.known, strict=True))
-        self._add_variables(outcome)
-        self.init += (_renamed(each, self.early_names) for each in outcome.init)
-        self.apply += (_renamed(each, self.ready_names) for each in outcome.apply)
-        if outcome.parts:
-            self.parts[position] = outcome.parts
-            stuck = any(part.stuck for part in outcome.parts)
-            self.passes_on |= any(part.passes_on for part in outcome.parts)
-        else:
-            stuck = has_lasting_effect(eqn) and not (outcome.init or outcome.apply)
-        if stuck:
-            self.stuck.append(eqn)
-
-    def _add_variables(self, outcome: Outcome) -> None:
-        """Add variables from inside an equation; what is one of before is put in its place."""
-        start = 0
-        for variable in outcome.variables:
-            end = start + len(variable.avals)
-            values, places = outcome.values[start:end], outcome.places[start:end]
-            start = end
-            if variable.again and variable.path in self.first:
-                before, firsts = self.first[variable.path]
-                _check_same(before, variable)
-                for place, first in zip(places, firsts, strict=True):
-                    self._put_in_place(first, place, variable)
-            else:
-                self._add_variable(variable, values, places)
-
-    def _put_in_place(self, first: Var, place: Var, variable: Variable) -> None:
-        """Have a variable of before stand where it is computed again.
-
-        JAX takes out of a loop what is the same in each iteration, and computes it again inside.
-        """
-        shape, wanted = first.aval.shape, place.aval.shape
-        if shape == wanted:
-            self.ready_names[place] = first
-        elif shape == wanted[len(wanted) - len(shape) :]:
-            more = wanted[: len(wanted) - len(shape)]
-            self.apply.append(equation_of(lambda x: jax.lax.broadcast(x, more), first, place))
-        else:
-            raise UnsupportedError(
-                f"variable '{variable.path[-1]}' is computed again by {named(variable.eqn)}, as "
-                f"{type_of(place.aval)}, and was {type_of(first.aval)} before"
-            )
-
-    def _add_variable(
-        self, variable: Variable, values: Sequence[Atom], places: Sequence[Var]
-    ) -> None:
-        self.variables.append(variable)
-        self.values += values
-        self.places += places
-        self.first.setdefault(variable.path, (variable, tuple(places)))
-
-    def _check_order(self, eqn: JaxprEqn, outcome: Outcome) -> None:
-        """Init runs before all of apply: ordered effects must already come in that order."""
-        early = {e for each in outcome.init for e in each.effects}
-        if jaxcompat.ordered_effects(early) & self.ordered:
-            raise UnsupportedError(
-                f"{named(eqn)} has an ordered effect that belongs to init, "
-                "and follows one that belongs to apply"
-            )
-        ready = {e for each in outcome.apply for e in each.effects}
-        self.ordered |= jaxcompat.ordered_effects(ready)
-
-    def split(self) -> Split:
-        """The whole body's split."""
-        outs = self.body.outvars
-        return Split(
-            self.body,
-            self.reached,
-            self.ins,
-            tuple(map(self.of, outs)),
-            self.known,
-            self.parts,
-            tuple(self.variables),
-            tuple(self.values),
-            tuple(self.places),
-            tuple(self.stuck),
-            self.passes_on,
-            Half(tuple(self.init), tuple(_stands_for(v, self.early_names) for v in outs)),
-            Half(tuple(self.apply), tuple(_stands_for(v, self.ready_names) for v in outs)),
-        )
-
-
 def _check_same(before: Variable, variable: Variable) -> None:
     """Refuse a variable that may be another of its name, and not the one before computed again.
 
@@ -337,16 +315,6 @@ def _check_same(before: Variable, variable: Variable) -> None:
             "through remat: whether it is one variable computed again cannot be told",
             "unzip the function, and differentiate its apply",
         )
-
-
-def _stands_for(atom: Atom, names: dict[Var, Atom]) -> Atom:
-    return atom if type(atom) is Literal else names.get(atom, atom)
-
-
-def _renamed(eqn: JaxprEqn, names: dict[Var, Atom]) -> JaxprEqn:
-    if not names or not any(type(v) is not Literal and v in names for v in eqn.invars):
-        return eqn
-    return eqn.replace(invars=[_stands_for(atom, names) for atom in eqn.invars])
 
 
 def reordered(parts: Iterable[Split]) -> bool:

@@ -20,7 +20,7 @@ from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.program import Program, type_check
-from jaxprtool.loading.trace import sort_out, trace
+from jaxprtool.loading.trace import bind_arguments, trace
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.transforms.retrace import function_of
 from tests.programs import interpreter, values
@@ -71,7 +71,7 @@ def flat_function(case: Case | Sample) -> tuple[Callable[..., Any], list[Any]]:
         tree = jax.tree.structure((case.args, case.kwargs))
     else:
         e = case.entry
-        call = sort_out(e.fun, e.args, e.kwargs, e.static_argnums, e.static_argnames)
+        call = bind_arguments(e.fun, e.args, e.kwargs, **e.static)
         fun, statics, args = e.fun, call.static_args, case.arguments()
         tree = jax.tree.structure((call.args, call.kwargs))
 

@@ -167,8 +167,7 @@ def _rewritten(weak: Callable[[], Any], transform: _Transform, static: tuple[Any
         fun = weak()
         if jax.config.jax_disable_jit:
             return fun(*args, **kwargs)
-        call = _Call.of(fun, args, kwargs, *static)
-        program, operands = call.traced(transform.bound_axes)
+        program, operands = _traced(fun, args, kwargs, static, transform.bound_axes)
         check_freed_refs(program.jaxpr)
         with jaxcompat.at_once():
             result = transform(program)
@@ -187,71 +186,61 @@ def _rewritten(weak: Callable[[], Any], transform: _Transform, static: tuple[Any
 # --- tracing --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call of `fun`: its arguments, and which of them reach it as they are."""
+def _traced(
+    fun: Callable,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    static: tuple[Sequence[int], frozenset[str]],
+    bound_axes: Sequence[tuple[Hashable, int]],
+) -> tuple[Program, list[object]]:
+    """The program of a call, and what it is to be evaluated on.
 
-    fun: Callable
-    args: tuple[object, ...]
-    kwargs: dict[str, object]
-    static_args: frozenset[int]
-    static_kwargs: frozenset[str]
+    Values that JAX traces outside and `fun` closes over are arguments of the program; a view of
+    a ref is a list, of the ref and of the indices that are traced.
+    """
+    numbers, count = static[0], len(args)
+    positions = frozenset(n % count for n in numbers if -count <= n < count)
+    static_kwargs = {k: v for k, v in kwargs.items() if k in static[1]}
+    given = (
+        tuple(a for i, a in enumerate(args) if i not in positions),
+        {k: v for k, v in kwargs.items() if k not in static_kwargs},
+    )
+    opened, structure = jaxcompat.open_views(given)
+    leaves, in_tree = jax.tree.flatten(opened)
+    found: dict[str, Any] = {}
 
-    @classmethod
-    def of(
-        cls, fun: Callable, args: Any, kwargs: Any, numbers: Sequence[int], names: frozenset[str]
-    ) -> _Call:
-        count = len(args)
-        positions = frozenset(n % count for n in numbers if -count <= n < count)
-        return cls(fun, args, kwargs, positions, names & kwargs.keys())
+    def flat(*leaves: object) -> list[object]:
+        traced, traced_kwargs = structure.unflatten(leaves)
+        rest = iter(traced)
+        full = [a if i in positions else next(rest) for i, a in enumerate(args)]
+        out = fun(*full, **traced_kwargs, **static_kwargs)
+        found["names"] = paths("result", out)
+        outs, found["tree"] = jax.tree.flatten(out)
+        return outs
 
-    def traced(self, bound_axes: Sequence[tuple[Hashable, int]]) -> tuple[Program, list[object]]:
-        """The program of the call, and what it is to be evaluated on.
-
-        Values that JAX traces outside and `fun` closes over are arguments of the program; a view of
-        a ref is a list, of the ref and of the indices that are traced.
-        """
-        args = tuple(a for i, a in enumerate(self.args) if i not in self.static_args)
-        kwargs = {k: v for k, v in self.kwargs.items() if k not in self.static_kwargs}
-        opened, structure = jaxcompat.open_views((args, kwargs))
-        leaves, in_tree = jax.tree.flatten(opened)
-        found: dict[str, Any] = {}
-
-        def flat(*leaves: object) -> list[object]:
-            out = self._called(*structure.unflatten(leaves))
-            found["names"] = paths("result", out)
-            outs, found["tree"] = jax.tree.flatten(out)
-            return outs
-
-        debug = jax.api_util.debug_info(
-            "jit",
-            self.fun,
-            self.args,
-            self.kwargs,
-            static_argnums=tuple(self.static_args),
-            static_argnames=tuple(self.static_kwargs),
-        )._replace(result_paths=lambda: found["names"])
-        with jaxcompat.axes_bound(bound_axes):
-            closed, lifted = jaxcompat.trace_lifted(flat, debug, leaves)
-        names = debug.arg_names
-        if names is None or len(names) != len(leaves):
-            names = paths("argument", leaves)
-        program = Program(
-            name=function_name(self.fun),
-            jaxpr=closed,
-            in_tree=in_tree,
-            out_tree=found["tree"],
-            arg_names=unique(names),
-            out_names=found["names"],
-            axis_env=tuple(bound_axes),
-        )
-        return _with_lifted(program, lifted), [*leaves, *lifted]
-
-    def _called(self, args: Sequence[object], kwargs: dict[str, object]) -> object:
-        """What the function gives for traced arguments, and the static ones in their places."""
-        rest = iter(args)
-        full = [a if i in self.static_args else next(rest) for i, a in enumerate(self.args)]
-        return self.fun(*full, **kwargs, **{k: self.kwargs[k] for k in self.static_kwargs})
+    debug = jax.api_util.debug_info(
+        "jit",
+        fun,
+        args,
+        kwargs,
+        static_argnums=tuple(positions),
+        static_argnames=tuple(static_kwargs),
+    )._replace(result_paths=lambda: found["names"])
+    with jaxcompat.axes_bound(bound_axes):
+        closed, lifted = jaxcompat.trace_lifted(flat, debug, leaves)
+    names = debug.arg_names
+    if names is None or len(names) != len(leaves):
+        names = paths("argument", leaves)
+    program = Program(
+        name=function_name(fun),
+        jaxpr=closed,
+        in_tree=in_tree,
+        out_tree=found["tree"],
+        arg_names=unique(names),
+        out_names=found["names"],
+        axis_env=tuple(bound_axes),
+    )
+    return _with_lifted(program, lifted), [*leaves, *lifted]
 
 
 def _with_lifted(program: Program, lifted: Sequence[object]) -> Program:
@@ -262,8 +251,7 @@ def _with_lifted(program: Program, lifted: Sequence[object]) -> Program:
     if not lifted:
         return program
     count = len(lifted)
-    example = jax.tree.unflatten(program.in_tree, range(program.in_tree.num_leaves))
-    args, kwargs = example
+    args, kwargs = jax.tree.unflatten(program.in_tree, range(program.in_tree.num_leaves))
     in_tree = jax.tree.structure((args, {**kwargs, _CLOSED_OVER: [0] * count}))
     jaxpr = program.jaxpr
     names = (*program.arg_names, *(f"closed_over[{i}]" for i in range(count)))

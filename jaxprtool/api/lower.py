@@ -127,17 +127,10 @@ def _donated_leaves(positions: Indices, count: int, call: BoundCall) -> list[int
             raise ArgumentsError(
                 f"donate_argnums has {position}, but the function is given {count} positions"
             )
-        if position % count in call.static_args:
-            raise ArgumentsError(f"argument {position} is static, and cannot be donated")
-    dynamic = [i for i in range(count) if i not in call.static_args]
-    leaves: list[int] = []
-    start = 0
-    for position, arg in zip(dynamic, call.args, strict=True):
-        end = start + len(jax.tree.leaves(arg))
-        if position in {p % count for p in wanted}:
-            leaves += range(start, end)
-        start = end
-    return leaves
+    chosen = sorted({call.position(position) for position in wanted})
+    tree = jax.tree.structure((call.args, call.kwargs))
+    args, _ = jax.tree.unflatten(tree, range(tree.num_leaves))
+    return [leaf for position in chosen for leaf in jax.tree.leaves(args[position])]
 
 
 # --- partitions -------------------------------------------------------------------------------

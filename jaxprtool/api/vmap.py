@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import DebugInfo
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
@@ -74,28 +73,15 @@ def vmap(
             args, kwargs = jax.tree.unflatten(in_tree, elements)
             return jax.tree.flatten(fun(*args, **kwargs), is_leaf=jaxcompat.is_vmappable)
 
-        return _mapped(lane, axis, values, axes, out_axes, sum_match, debug)
+        lanes = jaxcompat.Lanes(axis.data, debug)
+        outs, out_tree = _results(lanes, lane, axis, (values, axes), out_axes, sum_match)
+        lanes.close()
+        return jax.tree.unflatten(out_tree, outs)
 
     update_wrapper(mapped, fun)
     name = _function_name(fun)
     mapped.__name__, mapped.__doc__ = name, _documentation(fun, name)
     return mapped
-
-
-def _mapped(
-    lane: Callable[[Sequence[object]], tuple[list[object], PyTreeDef]],
-    axis: Axis,
-    values: Sequence[object],
-    axes: Sequence[object],
-    out_axes: object,
-    sum_match: bool,
-    debug: DebugInfo,
-) -> object:
-    """The result of a function that takes flat values of one lane, and gives these and a tree."""
-    lanes = jaxcompat.Lanes(axis.data, debug)
-    outs, out_tree = _results(lanes, lane, axis, (values, axes), out_axes, sum_match)
-    lanes.close()
-    return jax.tree.unflatten(out_tree, outs)
 
 
 def _results(

@@ -97,10 +97,6 @@ def _apply(
     return transform(program)
 
 
-def _plain(program: Program) -> str:
-    return listing(program).plain()
-
-
 def _html(program: Program) -> str:
     from jaxprtool.render.html import html  # of use in notebooks alone
 
@@ -110,5 +106,5 @@ def _html(program: Program) -> str:
 # A Program stands at the bottom of the house and cannot import what is built on it. Its three
 # conveniences are attached here, the one place from which everything is in sight.
 Program.apply = _apply  # type: ignore[method-assign, assignment]
-Program.__str__ = _plain  # type: ignore[method-assign, assignment]
+Program.__str__ = lambda program: listing(program).plain()  # type: ignore[method-assign, assignment]
 Program._repr_html_ = _html  # type: ignore[method-assign, assignment]

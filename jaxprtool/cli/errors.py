@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import typer
@@ -86,27 +87,20 @@ def _report(error: Exception, show_traceback: bool) -> int:
 def _show_frames(error: UserFunctionError) -> None:
     """The user's frames, outermost first, each with its source line."""
     shown: list[list[str]] = []
-    repeats: list[int] = []
-    for frame in user_frames(error):
-        lines = [f"{_short_path(frame.filename)}:{frame.lineno}, in {frame.name}"]
-        lines += [f"  {frame.line}"] if frame.line else []
-        if shown and shown[-1] == lines:
-            repeats[-1] += 1
-        else:
-            shown.append(lines)
-            repeats.append(1)
-    for lines, count in zip(shown, repeats, strict=True):
-        if count > 1:
-            lines.append(f"  [{count} times]")
+    for lines, same in groupby(map(_frame_lines, user_frames(error))):
+        count = len(list(same))
+        shown.append([*lines, f"  [{count} times]"] if count > 1 else lines)
     if len(shown) > 2 * FRAMES:
         shown[FRAMES:-FRAMES] = [[f"[{len(shown) - 2 * FRAMES} more frames]"]]
     for line in (line for lines in shown for line in lines):
         output.say(f"  {line}")
 
 
-def _short_path(path: str) -> str:
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
+def _frame_lines(frame: traceback.FrameSummary) -> list[str]:
+    relative = os.path.relpath(frame.filename)
+    path = frame.filename if relative.startswith("..") else relative
+    line = [f"  {frame.line}"] if frame.line else []
+    return [f"{path}:{frame.lineno}, in {frame.name}", *line]
 
 
 def _one_line(text: str) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from jaxprtool.cli import options, output, rewrites
+from jaxprtool.cli import options, output
 from jaxprtool.cli.options import PASSES, Panel
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import JaxprToolError, PipelineError, did_you_mean
@@ -16,6 +16,7 @@ from jaxprtool.formats.emission import Emission, Format
 if TYPE_CHECKING:
     from jaxprtool.api.verification import Verifier
     from jaxprtool.ir.program import Program
+    from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.render.documents import OptDocument
 
@@ -25,6 +26,15 @@ _Level = Annotated[
     str | None,
     PASSES.option(
         "-O", "0|1|2", "A named pipeline, run after the passes of -p: `jaxprtool explain -O1`."
+    ),
+]
+_Rewrite = Annotated[
+    list[str] | None,
+    PASSES.option(
+        "--rewrite",
+        "FILE.py",
+        "Run the rewrites (@jaxprtool.rewrite) of a file before other passes, "
+        "or where -p names them. May be repeated.",
     ),
 ]
 _NoCheck = Annotated[
@@ -62,7 +72,7 @@ def opt(
     passes: options.Passes = None,
     level: _Level = None,
     plugin: options.Plugin = None,
-    rewrite: rewrites.Files = None,
+    rewrite: _Rewrite = None,
     no_check: _NoCheck = False,
     verify: _Verify = False,
     print_before_all: _PrintBeforeAll = False,
@@ -91,8 +101,9 @@ def opt(
     start_jax(function.x64)
     from jaxprtool.api.verification import Verifier
     from jaxprtool.cli import watch
+    from jaxprtool.passes.patterns import NamedRewrites
 
-    users = rewrites.load(rewrite)
+    users = NamedRewrites(rewrite or ())
     named = None if level is None else f"-O{level}"
     pipeline = users.before(options.pipeline(", ".join(filter(None, (passes, named))), plugin))
     watcher = watch.Watcher(print_before_all, print_after_all, _checked(print_after, pipeline))
@@ -112,7 +123,7 @@ def opt(
         count = _verify(verifier)
         passes = "1 pass" if count == 1 else f"{count or 'no'} passes"
         output.say(f"verified: {passes} on the same inputs")
-    rewrites.write_matches(users)
+    _write_matches(users)
     if out is not None:
         output.write_files(programs, Emission(Format.jaxpr, callbacks=callbacks), out)
     if json:
@@ -134,6 +145,17 @@ def opt(
 def _verify(verifier: Verifier) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # what callbacks print is no result
         return verifier.verify()
+
+
+def _write_matches(rewrites: NamedRewrites) -> None:
+    """Say on stderr where each rewrite has matched; that one has not is a warning."""
+    for name, matches in rewrites.matches().items():
+        if not matches:
+            output.warning(f"rewrite '{name}' has no matches")
+            continue
+        lines = ", ".join(dict.fromkeys(match.source or "an unknown line" for match in matches))
+        count = "1 match" if len(matches) == 1 else f"{len(matches)} matches"
+        output.note(f"rewrite '{name}': {count}, at {lines}")
 
 
 def _require_writable(programs: Sequence[tuple[str, Program]], callbacks: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from jaxprtool.errors import BackendError
 from jaxprtool.ir.program import Program
-from jaxprtool.jaxcompat import Aval
 
 
 def mesh_in_types(program: Program) -> AbstractMesh | None:
@@ -36,7 +35,7 @@ def concrete_mesh(
     wanted = mesh_in_types(program)
     if wanted is None:
         return None
-    known = [jax.sharding.get_mesh(), *(_mesh_of_array(value) for value in arguments)]
+    known = [jax.sharding.get_mesh(), *map(_mesh_of, arguments)]
     if device is None:
         for mesh in known:
             if isinstance(mesh, Mesh) and not mesh.empty and _alike(mesh.abstract_mesh, wanted):
@@ -61,26 +60,18 @@ def placed(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
     """The arguments on the devices of a mesh, as their types say; what is there already stays."""
     return [
         value
-        if _mesh_of(aval) is None or _mesh_of_array(value) == mesh
+        if _mesh_of(aval) is None or _mesh_of(value) == mesh
         else jax.device_put(value, NamedSharding(mesh, aval.sharding.spec))
         for value, aval in zip(arguments, program.in_avals, strict=True)
     ]
 
 
-def _mesh_of(aval: Aval) -> AbstractMesh | None:
-    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+def _mesh_of(value: object) -> Any:
+    """The mesh that an array or a type of one is on; None if it is on none."""
+    mesh = getattr(getattr(value, "sharding", None), "mesh", None)
     return None if mesh is None or mesh.empty else mesh
 
 
-def _mesh_of_array(value: Any) -> Mesh | AbstractMesh | None:
-    with suppress(AttributeError):
-        return value.sharding.mesh
-    return None
-
-
 def _alike(a: AbstractMesh, b: AbstractMesh) -> bool:
-    return (a.axis_names, a.axis_sizes, a.axis_types) == (
-        b.axis_names,
-        b.axis_sizes,
-        b.axis_types,
-    )
+    parts = attrgetter("axis_names", "axis_sizes", "axis_types")
+    return bool(parts(a) == parts(b))

@@ -159,12 +159,10 @@ class Runs:
         old = ExecutionTrace(self.program.jaxpr, self._arguments, Effects())
         new = ExecutionTrace(after.program.jaxpr, after._arguments, Effects(old.effects.events))
         pairs = zip(old.results, new.results, strict=True)
-        wrong = [i for i, (a, b) in enumerate(pairs) if _differ(a.data, b.data)]
+        wrong = [
+            i for i, (a, b) in enumerate(pairs) if difference([a.data], [b.data], values_agree)
+        ]
         return first_difference(old, new, wrong) if wrong else None
-
-
-def _differ(a: object, b: object) -> bool:
-    return difference([a], [b], values_agree) is not None
 
 
 def _same_results_declared(before: Program, after: Program) -> None:

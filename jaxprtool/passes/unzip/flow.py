@@ -287,7 +287,8 @@ class _Walk:
             self.need(deciders)
         for var, extra, needed in zip(eqn.outvars, extras, before, strict=True):
             self.result(var, extra, [*deciders, *needed])
-            if self.terms.once and self.known(var) == EARLY and _decides_itself(inside):
+            decides = any(region.decides for region in inside.regions)
+            if self.terms.once and self.known(var) == EARLY and decides:
                 self.need([SOURCE], self.nodes[var])
 
     def _factor(self, inside: Regions, number: int, parts: Sequence[Split]) -> float:
@@ -362,11 +363,6 @@ class _Walk:
             for after in inner.after[old]:
                 outer.link(nodes[old], nodes[after])
         return [None if n is None else nodes[n] for n in flow.outs], flow.extras
-
-
-def _decides_itself(inside: Regions) -> bool:
-    """Whether one of the bodies decides how often the others run."""
-    return any(region.decides for region in inside.regions)
 
 
 # --- what values are ----------------------------------------------------------------------------

@@ -70,9 +70,11 @@ def _taken_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprE
     invars = inside.arguments(region, body.invars, {region.constants: made})
     bodies = [*inside.bodies[:number], jaxcompat.replace_jaxpr(body, invars=invars, eqns=eqns)]
     new = inside.rebuild(bodies, more={region.constants: [outside[v] for v in made]})
-    return [_outside(eqn, outside) for eqn in taken], new
-
-
-def _outside(eqn: JaxprEqn, outside: dict[Var, Atom]) -> JaxprEqn:
-    invars = [v if isinstance(v, Literal) else outside[v] for v in eqn.invars]
-    return eqn.replace(invars=invars, outvars=[outside[v] for v in eqn.outvars])
+    moved = [
+        eqn.replace(
+            invars=[v if isinstance(v, Literal) else outside[v] for v in eqn.invars],
+            outvars=[outside[v] for v in eqn.outvars],
+        )
+        for eqn in taken
+    ]
+    return moved, new

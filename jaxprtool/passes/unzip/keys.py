@@ -111,7 +111,7 @@ def _key_positions(program: Program) -> set[int]:
     if words:
         keys |= words & _used_by(program, _Uses(lambda eqn: traits(eqn).key_words))
     integers = {i for i, aval in avals.items() if is_of(aval, jnp.integer)}
-    return keys or (integers and integers & _used_by(program, _Uses(_seeds, computed=True)))
+    return keys or (integers and integers & _used_by(program, _Uses(_makes_key, computed=True)))
 
 
 def is_of(aval: Aval, kind: type) -> bool:
@@ -125,7 +125,7 @@ def _used_by(program: Program, uses: _Uses) -> set[int]:
     return {i for i, flag in enumerate(flags) if flag}
 
 
-def _seeds(eqn: JaxprEqn) -> int:
+def _makes_key(eqn: JaxprEqn) -> int:
     return int(eqn.primitive.name == "random_seed")
 
 

@@ -7,6 +7,7 @@ initial values that are constants. `lax.fori_loop` makes such loops where its bo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 
@@ -32,7 +33,8 @@ def as_scan(eqn: JaxprEqn, context: Context) -> JaxprEqn:
     if context.sows(loop.cond):
         raise _refused(eqn, "a variable is sown in its condition")
     length = _length(eqn, context)
-    jaxpr = jaxcompat.traced_like(eqn, _count_to_one, ())
+    count_to_one = partial(jax.lax.scan, lambda count, _: (count + 1, None), 0, length=1)
+    jaxpr = jaxcompat.traced_like(eqn, lambda: [count_to_one()[0]], ())
     scan = Scan.of(next(each for each in jaxpr.eqns if each.primitive.name == "scan"))
     new = scan.rebuild(
         consts=loop.body_consts,
@@ -44,10 +46,6 @@ def as_scan(eqn: JaxprEqn, context: Context) -> JaxprEqn:
         length=length,
     )
     return new.replace(source_info=eqn.source_info)
-
-
-def _count_to_one() -> list[jax.Array]:
-    return [jax.lax.scan(lambda count, _: (count + 1, None), 0, length=1)[0]]
 
 
 def _length(eqn: JaxprEqn, context: Context) -> int:

@@ -53,14 +53,11 @@ class Request:
         """
         if self.known is not None:
             parts = Unzip(known=tuple(map(position, self.known))).unzipped(program)
-        elif self.auto and self.key_args is None:
-            parts = Unzip(auto=True).unzipped(program)
+        elif self.auto:
+            keys = "auto" if self.key_args is None else self._keys(program, position)
+            parts = Unzip(key_args=keys, auto=True).unzipped(program)
         else:
-            keys = self._keys(program, position)
-            if self.auto:
-                parts = Unzip(key_args=keys, auto=True).unzipped(program)
-            else:
-                parts = self._split_at_sown(program, keys)
+            parts = self._split_at_sown(program, self._keys(program, position))
         for half in (parts.init, parts.apply):
             type_check(half, program)
         return parts

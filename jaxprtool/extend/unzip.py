@@ -1,5 +1,5 @@
-"""For rules of the table "unzip": `rule(eqn, known, context)` returns an `Outcome`."""
+"""For rules of the table "unzip": `rule(eqn, times, context)` returns an `Outcome`."""
 
-from jaxprtool.passes.unzip import Context, Known, Outcome, Variable, whole
+from jaxprtool.passes.unzip import BindingTime, Context, Outcome, Variable, whole
 
-__all__ = ["Context", "Known", "Outcome", "Variable", "whole"]
+__all__ = ["BindingTime", "Context", "Outcome", "Variable", "whole"]

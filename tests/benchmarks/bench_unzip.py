@@ -39,7 +39,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.unzip import Unzip
-from jaxprtool.passes.unzip.known import EARLY, READY, Context
+from jaxprtool.passes.unzip.binding_times import EARLY, READY, Context
 from jaxprtool.passes.unzip.split import split
 from tests.benchmarks.models import with_variables_inside
 

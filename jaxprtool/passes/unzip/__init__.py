@@ -28,15 +28,15 @@ from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.unzip import custom_derivatives, rules  # noqa: F401  (they fill the table)
 from jaxprtool.passes.unzip.auto import sow_cut
+from jaxprtool.passes.unzip.binding_times import BindingTime, Context, Outcome, unzip_rules, whole
 from jaxprtool.passes.unzip.keys import Arguments, at_positions, by_type
-from jaxprtool.passes.unzip.known import Context, Known, Outcome, unzip_rules, whole
 from jaxprtool.passes.unzip.programs import Unzipped, unzipped
 from jaxprtool.passes.unzip.variables import CHOSEN, UnzipError, Variable
 from jaxprtool.primitives import VARIABLE
 
 __all__ = [
+    "BindingTime",
     "Context",
-    "Known",
     "Outcome",
     "Unzip",
     "UnzipError",

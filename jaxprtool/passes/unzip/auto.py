@@ -20,11 +20,12 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import Dce
+from jaxprtool.passes.unzip.binding_times import EARLY, READY, Context
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
 from jaxprtool.passes.unzip.flow import (
     BIT,
     KEY,
-    Place,
+    Location,
     Terms,
     bits_of,
     bodies_of,
@@ -33,7 +34,6 @@ from jaxprtool.passes.unzip.flow import (
     with_bodies,
 )
 from jaxprtool.passes.unzip.hoist import hoisted
-from jaxprtool.passes.unzip.known import EARLY, READY, Context
 from jaxprtool.passes.unzip.naming import Value, names_of
 from jaxprtool.passes.unzip.split import Split, split
 from jaxprtool.primitives import sow_p
@@ -58,29 +58,29 @@ def sow_cut(program: Program, early: Sequence[bool], tag: str, computed_once: bo
         program = Dce()(program.replace(jaxpr=body))
         part = split(program.jaxpr, ins, context)
     chosen = _Chosen()
-    for place in _cut(part, early, Terms(computed_once, context)):
-        chosen.add(place)
+    for location in _cut(part, early, Terms(computed_once, context)):
+        chosen.add(location)
     values = list(_values(chosen, (part,), (), context))
     names = iter(names_of(values, program.arg_names, context))
     return program.replace(jaxpr=_sown(program.jaxpr, chosen, tag, names))
 
 
-def _cut(part: Split, early: Sequence[bool], terms: Terms) -> list[Place]:
+def _cut(part: Split, early: Sequence[bool], terms: Terms) -> list[Location]:
     """Where the values are that are to be sown; none if there is no cut."""
     extra: float = 0 if terms.once else KEY
     flow = flow_of(part, [extra if flag else 0 for flag in early], terms)
-    graph, places = flow.graph, dict(flow.places)
+    graph, locations = flow.graph, dict(flow.locations)
     for var, node in zip(part.body.invars, flow.ins, strict=True):
         if node is not None:
             graph.costs[node] = extra + BIT * bits_of(var.aval)
             graph.link(SOURCE, node)
-            places[node] = var
+            locations[node] = var
     for node in flow.outs:
         if node is not None:
             graph.link(node, SINK)
     try:
         keys = _cut_off_keys(graph)
-        return [places[node] for node in (*keys, *graph.minimum_cut())]
+        return [locations[node] for node in (*keys, *graph.minimum_cut())]
     except ValueError:
         return []  # unzip, which finds no variables, says what needs a key and cannot have one
 
@@ -112,13 +112,13 @@ class _Chosen:
     own: set[Var] = field(default_factory=set)
     inner: dict[int, dict[int, _Chosen]] = field(default_factory=dict)
 
-    def add(self, place: Place) -> None:
-        if isinstance(place, Var):
-            self.own.add(place)
+    def add(self, location: Location) -> None:
+        if isinstance(location, Var):
+            self.own.add(location)
         else:
-            position, index, place = place
+            position, index, location = location
             bodies = self.inner.setdefault(position, {})
-            bodies.setdefault(index, _Chosen()).add(place)
+            bodies.setdefault(index, _Chosen()).add(location)
 
 
 def _values(

@@ -33,34 +33,41 @@ from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import call, keep
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import dce_body
-from jaxprtool.passes.unzip.known import READY, Context, Known, Outcome, unzip_rules, whole
+from jaxprtool.passes.unzip.binding_times import (
+    READY,
+    BindingTime,
+    Context,
+    Outcome,
+    unzip_rules,
+    whole,
+)
 from jaxprtool.passes.unzip.split import Split, split
 
 
 @rule(unzip_rules, "custom_jvp_call", "custom_vjp_call")
-def _custom(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+def _custom(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     if not context.sows(eqn.params["call_jaxpr"]):
-        return whole(eqn, known, context)
-    part = split(jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]), known, context)
+        return whole(eqn, times, context)
+    part = split(jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]), times, context)
     if any(v.mode != "strict" for v in part.variables):
         raise _refused(eqn, 'only mode "strict" is supported there')
     _check_independent(eqn, part)
-    types = [v.aval for v in part.places]
-    values, places = tuple(map(Var, types)), tuple(map(Var, types))
-    given = keep(eqn.invars, [v.early for v in known])
+    types = [v.aval for v in part.arguments]
+    values, arguments = tuple(map(Var, types)), tuple(map(Var, types))
+    given = keep(eqn.invars, [v.early for v in times])
     init = [call(part.init([False] * len(part.outs)), given, values, eqn)]
     ready = all(v.ready for v in part.outs)
-    early = ready and all(v.early for v in known)
+    early = ready and all(v.early for v in times)
     apply = []
     if ready:
         params = _planted_params(eqn, part, context)
-        operands = keep(eqn.invars, [v.ready for v in known])
-        apply.append(_equation(eqn, (*places, *operands), params))
+        operands = keep(eqn.invars, [v.ready for v in times])
+        apply.append(_equation(eqn, (*arguments, *operands), params))
         if early:
             init.append(_equation(eqn, (*values, *operands), params))
-    outs = (Known(early, ready),) * len(eqn.outvars)
+    outs = (BindingTime(early, ready),) * len(eqn.outvars)
     return Outcome(
-        outs, tuple(init), tuple(apply), tuple(part.variables), values, places, parts=(part,)
+        outs, tuple(init), tuple(apply), tuple(part.variables), values, arguments, parts=(part,)
     )
 
 
@@ -71,7 +78,7 @@ def _check_independent(eqn: JaxprEqn, part: Split) -> None:
     """
     init = part.init([False] * len(part.outs))
     _, used = dce_body(init, [True] * len(init.outvars))
-    early = [i for i, known in enumerate(part.ins) if known.early]
+    early = [i for i, times in enumerate(part.ins) if times.early]
     for i in compress(early, used):
         atom = eqn.invars[i]
         constant = i < eqn.params["num_consts"] or isinstance(atom, Literal)
@@ -114,7 +121,12 @@ class _Planted:
     """A jaxpr of a rule, with the function's variables put in where it declares them too."""
 
     def __init__(
-        self, eqn: JaxprEqn, jaxpr: ClosedJaxpr, ins: Sequence[Known], part: Split, context: Context
+        self,
+        eqn: JaxprEqn,
+        jaxpr: ClosedJaxpr,
+        ins: Sequence[BindingTime],
+        part: Split,
+        context: Context,
     ):
         if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
             raise _refused(eqn, "its rule closes over traced values")
@@ -150,7 +162,7 @@ def _spread(values: Sequence[Any], marks: Sequence[bool], other: Any) -> list[An
 
 def _planted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context) -> JVPRule:
     rule = jvp_rule(eqn)
-    count, num_values, n = len(eqn.outvars), len(part.places), eqn.params["num_consts"]
+    count, num_values, n = len(eqn.outvars), len(part.arguments), eqn.params["num_consts"]
     if rule.raises is not None:
         everything = (True,) * len(body.invars)
         return JVPRule(rule.name, None, (False,) * count, everything, rule.raises)
@@ -180,8 +192,8 @@ def _planted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context
                 tangents[:num_values],
             )
             for i, dot in enumerate(by_values):
-                known = dot.dtype != jax.dtypes.float0 and i in dots
-                dots[i] = dots[i] + dot if known else dot
+                times = dot.dtype != jax.dtypes.float0 and i in dots
+                dots[i] = dots[i] + dot if times else dot
         return [*(results[i] for i in range(count)), *(dots[i] for i in sorted(dots))]
 
     avals = [v.aval for v in body.invars]
@@ -202,7 +214,7 @@ def _planted_vjp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context
         raise _refused(eqn, "its forward rule needs a key by a path through no variable")
     held = [READY if i is None else part.ins[n + i] for i in rule.forwarded]
     bwd = _Planted(eqn, rule.bwd, [*held, *[READY] * len(eqn.outvars)], part, context)
-    marks, num_values = [v.ready for v in part.ins], len(part.places)
+    marks, num_values = [v.ready for v in part.ins], len(part.arguments)
     numbers = {i: k for k, i in enumerate(i for i, zero in enumerate(rule.in_zeros) if not zero)}
     wanted = [numbers.get(i) for i, ready in enumerate(marks, start=-n) if ready]
     if not all(k is None or bwd.outs[k] for k in wanted):

@@ -1,9 +1,8 @@
 """Early values as a graph: what each is computed from, what it costs to keep, who needs it later.
 
-The nodes of a body's `Flow` are its early values that are not ready (see `known`). An edge leads
-from each to what is computed from it, and to the sink where something that is not early needs it.
-A set of nodes that cuts the sink off is a set of values which, sown as variables, make all that is
-needed later ready.
+The nodes of a body's `Flow` are its early values that are not ready (see `binding_times`). An edge
+leads from each to what is computed from it, and to the sink where something that is not early needs
+it. Values that cut the sink off make all that is needed later ready if they are sown as variables.
 
 What passes through a structured equation passes through the bodies inside: the operand and the
 argument that it becomes are one node, placed outside. A value in the body of a loop costs as much
@@ -34,9 +33,9 @@ from jaxprtool.ir.structured import Call, Scan, ShardMap, View, While
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
+from jaxprtool.passes.unzip.binding_times import BOTH, EARLY, Context, meet
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
 from jaxprtool.passes.unzip.keys import is_of
-from jaxprtool.passes.unzip.known import BOTH, EARLY, Context, Known, meet
 from jaxprtool.passes.unzip.loops import as_scan
 from jaxprtool.passes.unzip.split import Split, split
 
@@ -48,7 +47,7 @@ KEY = BIT << 80
 
 #: Where a value is: a variable of the body itself, or the position of an equation, which of its
 #: bodies, and where in that.
-Place: TypeAlias = Var | tuple[int, int, "Place"]
+Location: TypeAlias = Var | tuple[int, int, "Location"]
 
 #: A manual mesh axis, its size, and whether types tell which values vary over it.
 ManualAxis: TypeAlias = tuple[Hashable, int, bool]
@@ -75,7 +74,7 @@ class Flow:
     """
 
     graph: Graph
-    places: dict[int, Place]
+    locations: dict[int, Location]
     ins: tuple[int | None, ...]
     outs: tuple[int | None, ...]
     extras: tuple[float, ...]
@@ -102,7 +101,7 @@ def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
     if inside is None or not inside.deciding:
         return part.parts.get(position, ())
     # Variables of branches are computed whichever is taken: what decides does not matter.
-    known = [part.known[v] if isinstance(v, Var) else BOTH for v in eqn.invars]
+    known = [part.times[v] if isinstance(v, Var) else BOTH for v in eqn.invars]
     with context.under(meet((part.reached, *(known[i] for i in inside.deciding)))):
         return tuple(
             split(body, [known[i] for i in region.ins], context)
@@ -132,11 +131,11 @@ class _Walk:
         self.part, self.terms, self.axes = part, terms, axes
         self.graph = Graph()
         self.nodes: dict[Atom, int] = {}
-        self.places: dict[int, Place] = {}
+        self.locations: dict[int, Location] = {}
         self.extras: dict[Atom, float] = {}
         for var, extra in zip(part.body.invars, extras, strict=True):
             self.mark(var, extra)
-            if part.known[var] == EARLY:
+            if part.times[var] == EARLY:
                 # What it costs is for the body around to say, which has it as an operand.
                 self.nodes[var] = self.graph.add(math.inf)
 
@@ -156,7 +155,7 @@ class _Walk:
         context.bodies.pop()
         ins, outs = (tuple(map(self.node, atoms)) for atoms in (body.invars, body.outvars))
         self.graph.reduce({n for n in (*ins, *outs) if n is not None})
-        return Flow(self.graph, self.places, ins, outs, tuple(map(self.extra, body.outvars)))
+        return Flow(self.graph, self.locations, ins, outs, tuple(map(self.extra, body.outvars)))
 
     def _is_whole(self, inside: Regions) -> bool:
         """Whether an equation is not looked into.
@@ -169,9 +168,6 @@ class _Walk:
         return early or inside.edges.has_rule
 
     # --- values -------------------------------------------------------------------------------
-
-    def known(self, atom: Atom) -> Known:
-        return BOTH if type(atom) is Literal else self.part.known[atom]
 
     def node(self, atom: Atom) -> int | None:
         """The node of a value; None if it is ready, or not early."""
@@ -195,22 +191,22 @@ class _Walk:
         """
         if has_lasting_effect(eqn) and not self.part.reached.early:
             return True
-        return not all(self.known(atom).early for atom in (*eqn.invars, *eqn.outvars))
+        return not all(self.part.of(atom).early for atom in (*eqn.invars, *eqn.outvars))
 
-    def add(self, var: Var, place: Place, factor: float = 1) -> int:
+    def add(self, var: Var, location: Location, factor: float = 1) -> int:
         """A node for a value, which there are `factor` of."""
         cost = self.extra(var) + BIT * bits_of(var.aval)
         for axis, size, checked in self.axes:
             if not checked or axis in jaxcompat.varying_axes(var.aval):
                 cost = _times(cost, size)
         node = self.graph.add(_times(cost, factor))
-        self.places[node] = place
+        self.locations[node] = location
         return node
 
     def result(self, var: Var, extra: float, before: Sequence[int | None]) -> None:
         """A result of an equation: it has a node if it is early; if it is late, it needs these."""
         self.mark(var, extra)
-        known = self.part.known[var]
+        known = self.part.times[var]
         if known == EARLY:
             node = self.nodes[var] = self.add(var, var)
             self.need(before, node)
@@ -246,7 +242,7 @@ class _Walk:
             # Integers computed from keys are as good as keys, if no random numbers.
             integer = is_of(var.aval, jnp.integer) and not like.draws
             same = integer or like.gives == "layout" or extra == math.inf
-            if self.part.known[var] == EARLY:
+            if self.part.times[var] == EARLY:
                 self.result(var, extra if same else 0, before)
                 self.graph.costs[self.nodes[var]] += anew
 
@@ -269,8 +265,8 @@ class _Walk:
         axes = self._axes(inside.view)
         for number, (region, part) in enumerate(zip(inside.regions, parts, strict=True)):
             operands, nodes = ([values[i] for i in region.ins] for values in (eqn.invars, ins))
-            place = position, number
-            outs, costs = self.enter(place, part, operands, nodes, factors[number], axes)
+            location = position, number
+            outs, costs = self.enter(location, part, operands, nodes, factors[number], axes)
             known = dict(zip(region.ins, part.ins, strict=True))
             ends = zip(outs, costs, region.outs, region.back, strict=True)
             for end, extra, out, back in ends:
@@ -288,7 +284,7 @@ class _Walk:
         for var, extra, needed in zip(eqn.outvars, extras, before, strict=True):
             self.result(var, extra, [*deciders, *needed])
             decides = any(region.decides for region in inside.regions)
-            if self.terms.once and self.known(var) == EARLY and decides:
+            if self.terms.once and self.part.of(var) == EARLY and decides:
                 self.need([SOURCE], self.nodes[var])
 
     def _factor(self, inside: Regions, number: int, parts: Sequence[Split]) -> float:
@@ -314,7 +310,7 @@ class _Walk:
                 if i not in region.back:
                     continue
                 nodes[i] = None
-                if part.known[var] == EARLY:
+                if part.times[var] == EARLY:
                     atom = inside.eqn.invars[i]
                     self.mark(var, self.extra(atom))
                     node = nodes[i] = self.add(var, (position, number, var), factors[number])
@@ -331,7 +327,7 @@ class _Walk:
 
     def enter(
         self,
-        place: tuple[int, int],
+        location: tuple[int, int],
         part: Split,
         operands: Sequence[Atom],
         ins: Sequence[int | None],
@@ -358,7 +354,7 @@ class _Walk:
         for old in (*inner.nodes, *(n for n in flow.outs if n is not None)):
             if old not in nodes:
                 nodes[old] = outer.add(_times(inner.costs[old], factor))
-                self.places[nodes[old]] = (*place, flow.places[old])
+                self.locations[nodes[old]] = (*location, flow.locations[old])
         for old in (SOURCE, *inner.nodes):
             for after in inner.after[old]:
                 outer.link(nodes[old], nodes[after])

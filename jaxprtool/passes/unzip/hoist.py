@@ -10,8 +10,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import partition
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.passes.unzip.binding_times import EARLY, Context
 from jaxprtool.passes.unzip.flow import bodies_of, parts_of, with_bodies
-from jaxprtool.passes.unzip.known import EARLY, Context
 from jaxprtool.passes.unzip.split import Split
 
 
@@ -23,7 +23,7 @@ def hoisted(part: Split, context: Context) -> ClosedJaxpr:
     eqns: list[JaxprEqn] = []
     changed = False
     for position, eqn in enumerate(part.body.eqns):
-        early = {v for v in eqn.invars if isinstance(v, Var) and part.known[v] == EARLY}
+        early = {v for v in eqn.invars if isinstance(v, Var) and part.times[v] == EARLY}
         new = eqn
         before: list[JaxprEqn] = []
         if early and bodies_of(eqn):

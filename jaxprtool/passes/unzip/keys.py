@@ -20,7 +20,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Literal
-from jaxprtool.passes.unzip.known import operand_of
+from jaxprtool.passes.unzip.binding_times import operand_of
 from jaxprtool.passes.unzip.variables import UnzipError
 
 

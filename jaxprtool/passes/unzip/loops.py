@@ -18,7 +18,7 @@ from jaxprtool.ir.rewrite import narrow
 from jaxprtool.ir.structured import Scan, While
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.dce import dce_regions
-from jaxprtool.passes.unzip.known import Context
+from jaxprtool.passes.unzip.binding_times import Context
 
 #: A loop is tried this often before it is said to be too long.
 LIMIT = 1_000_000

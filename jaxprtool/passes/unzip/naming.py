@@ -30,8 +30,8 @@ from jaxprtool.ir.structured import Call, Scan, view
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame, is_users_file, user_frames
+from jaxprtool.passes.unzip.binding_times import Context, operand_of
 from jaxprtool.passes.unzip.flow import parts_of
-from jaxprtool.passes.unzip.known import Context, operand_of
 from jaxprtool.passes.unzip.split import Split
 from jaxprtool.passes.unzip.variables import SEPARATOR
 from jaxprtool.primitives import scope_of
@@ -178,7 +178,7 @@ class _Namer:
         """The equations that need a value late, the calls around each, and its variable there."""
         part, var = value.parts[-1], value.var
         for eqn in self.body(part).users.get(var, ()):
-            if not all(part.known[v].early for v in eqn.outvars):
+            if not all(part.times[v].early for v in eqn.outvars):
                 yield value.calls, eqn, var
                 continue
             for i, out in enumerate(eqn.outvars):

@@ -97,6 +97,6 @@ def _before(part: Split, position: int, atom: Var) -> tuple[Var, list[JaxprEqn]]
 
 def _unready(part: Split, eqn: JaxprEqn) -> Var:
     for atom in eqn.invars:
-        if not isinstance(atom, Literal) and not part.known[atom].ready:
+        if not isinstance(atom, Literal) and not part.times[atom].ready:
             return atom
     raise AssertionError(f"{named(eqn)} lacks no operand")

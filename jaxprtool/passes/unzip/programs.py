@@ -13,8 +13,8 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import leaf_paths
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.dce import Dce
+from jaxprtool.passes.unzip.binding_times import EARLY, READY, Context
 from jaxprtool.passes.unzip.keys import Arguments
-from jaxprtool.passes.unzip.known import EARLY, READY, Context
 from jaxprtool.passes.unzip.paths import check_cut
 from jaxprtool.passes.unzip.split import Split, split
 from jaxprtool.passes.unzip.variables import Variable, leaf_tree, replaced

@@ -23,9 +23,9 @@ from jaxprtool.ir.regions import Region, Regions, regions
 from jaxprtool.ir.structured import ShardMap, While, call, keep
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
-from jaxprtool.passes.unzip.known import (
+from jaxprtool.passes.unzip.binding_times import (
+    BindingTime,
     Context,
-    Known,
     Outcome,
     Rule,
     kind_rules,
@@ -40,7 +40,7 @@ from jaxprtool.passes.unzip.variables import Variable
 from jaxprtool.primitives import scope_of
 
 #: Which of several values one of the halves can have.
-Marks = Callable[[Sequence[Known]], list[bool]]
+Marks = Callable[[Sequence[BindingTime]], list[bool]]
 
 _NONE: Mapping[str, Sequence[Var]] = {}
 
@@ -49,16 +49,16 @@ def rule(table: dict[str, Rule], name: str) -> Callable[[Rule], Rule]:
     """Register a rule, asked where an equation may have to be split."""
 
     def register(function: Rule) -> Rule:
-        def asked(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
-            results = meet(known)
+        def asked(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
+            results = meet(times)
             if context.sows.inside(eqn):
-                return function(eqn, known, context)
+                return function(eqn, times, context)
             if all(results) and not has_lasting_effect(eqn):
-                return whole(eqn, known, context)
-            outcome = function(eqn, known, context)
+                return whole(eqn, times, context)
+            outcome = function(eqn, times, context)
             # What writes to a ref of its own, say, can be had by one program if not by two.
             stuck = any(part.stuck for part in outcome.parts)
-            return whole(eqn, known, context) if stuck and any(results) else outcome
+            return whole(eqn, times, context) if stuck and any(results) else outcome
 
         table[name] = asked
         return function
@@ -66,12 +66,12 @@ def rule(table: dict[str, Rule], name: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def _early(known: Sequence[Known]) -> list[bool]:
-    return [v.early for v in known]
+def _early(times: Sequence[BindingTime]) -> list[bool]:
+    return [v.early for v in times]
 
 
-def _ready(known: Sequence[Known]) -> list[bool]:
-    return [v.ready for v in known]
+def _ready(times: Sequence[BindingTime]) -> list[bool]:
+    return [v.ready for v in times]
 
 
 def _fresh(avals: Sequence[Aval]) -> tuple[Var, ...]:
@@ -91,11 +91,11 @@ class _Parts:
 
     inside: Regions
     splits: tuple[Split, ...]
-    ins: list[Known]
-    outs: list[Known]
+    ins: list[BindingTime]
+    outs: list[BindingTime]
 
     @property
-    def deciders(self) -> list[Known]:
+    def deciders(self) -> list[BindingTime]:
         """What is known of the results that decide whether a loop goes on."""
         pairs = zip(self.splits, self.inside.regions, strict=True)
         return [part.outs[0] for part, region in pairs if region.decides]
@@ -104,21 +104,21 @@ class _Parts:
         self,
         marks: Marks,
         bodies: Sequence[ClosedJaxpr],
-        places: Mapping[str, Sequence[Var]] = _NONE,
+        arguments: Mapping[str, Sequence[Var]] = _NONE,
         values: Mapping[str, Sequence[Var]] = _NONE,
     ) -> JaxprEqn:
         """The equation of one half, with variables as the first operands or last results."""
         outs = marks(self.outs)
-        return self.inside.rebuild(bodies, marks(self.ins), outs, places, values, first=True)
+        return self.inside.rebuild(bodies, marks(self.ins), outs, arguments, values, first=True)
 
     def applied(self, marks: Sequence[bool], fields: Sequence[str]) -> list[ClosedJaxpr]:
         """The bodies of apply, which take the variables before what the first field gives them."""
         bodies = []
         for part, region in zip(self.splits, self.inside.regions, strict=True):
             before = itertools.takewhile(lambda name: name not in fields, region.groups)
-            places = {i for name in before for i in self.inside.operands[name]}
+            positions = {i for name in before for i in self.inside.operands[name]}
             ready = zip(region.ins, part.ins, strict=True)
-            at = sum(1 for i, known in ready if i in places and known.ready)
+            at = sum(1 for i, times in ready if i in positions and times.ready)
             bodies.append(part.apply(self._results(region, marks), at))
         return bodies
 
@@ -138,14 +138,14 @@ class _Parts:
         apply: JaxprEqn | None,
         variables: tuple[Variable, ...],
         values: tuple[Var, ...],
-        places: tuple[Var, ...],
+        arguments: tuple[Var, ...],
     ) -> Outcome:
         outs = tuple(self.outs)
-        return Outcome(outs, _some(init), _some(apply), variables, values, places, self.splits)
+        return Outcome(outs, _some(init), _some(apply), variables, values, arguments, self.splits)
 
 
 def _parts(
-    eqn: JaxprEqn, known: Sequence[Known], context: Context, together: bool = True
+    eqn: JaxprEqn, times: Sequence[BindingTime], context: Context, together: bool = True
 ) -> _Parts:
     """Split the bodies of an equation, by what is known in every round.
 
@@ -155,9 +155,9 @@ def _parts(
     inside = regions(eqn)
     assert inside is not None
     splits: dict[int, Split] = {}
-    decided = [known[i] for i in inside.deciding]
+    decided = [times[i] for i in inside.deciding]
 
-    def through(number: int, facts: list[Known]) -> tuple[Known, ...]:
+    def through(number: int, facts: list[BindingTime]) -> tuple[BindingTime, ...]:
         body, region = inside.bodies[number], inside.regions[number]
         if region.decides:
             decided[:] = split(body, facts, context).outs
@@ -168,9 +168,9 @@ def _parts(
             splits[number] = split(body, facts, context)
         return splits[number].outs
 
-    _, outs = inside.forward(known, through, lambda a, b: meet((a, b)), decided=True)
+    _, outs = inside.forward(times, through, lambda a, b: meet((a, b)), decided=True)
     parts = tuple(splits[number] for number in range(len(inside.bodies)))
-    ins = list(known)
+    ins = list(times)
     for part, region in zip(parts, inside.regions, strict=True):
         for i, fact in zip(region.ins, part.ins, strict=True):
             ins[i] = fact
@@ -181,32 +181,32 @@ def _parts(
 
 
 @rule(kind_rules, "call")
-def _call(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+def _call(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     scope = scope_of(eqn)
     context.scopes += [] if scope is None else [scope]
-    parts = _parts(eqn, known, context)
+    parts = _parts(eqn, times, context)
     del context.scopes[len(context.scopes) - (scope is not None) :]
     (part,), (region,), edges = parts.splits, parts.inside.regions, parts.inside.edges
     first = region.groups[:1]
     variables = tuple(v if scope is None else v.under(scope) for v in part.variables)
     if eqn.params.get("differentiated"):
         variables = _computed_again(eqn, variables)
-    values, places = _fresh(_avals(variables)), _fresh(_avals(variables))
+    values, arguments = _fresh(_avals(variables)), _fresh(_avals(variables))
     outs = part.outs
     init = apply = None
     if variables or any(_early(outs)) or part.early.effects:
         init = eqn
-        if variables or part.ready.effects or not all(_early((*known, *outs))):
+        if variables or part.ready.effects or not all(_early((*times, *outs))):
             bodies = parts.initial(_early(outs))
             init = parts.half(_early, bodies, values={edges.results[-1]: values})
     if variables or any(_ready(outs)) or part.ready.effects:
         apply = eqn
-        if variables or not all(_ready((*known, *outs))):
-            apply = parts.half(_ready, parts.applied(_ready(outs), first), {first[0]: places})
+        if variables or not all(_ready((*times, *outs))):
+            apply = parts.half(_ready, parts.applied(_ready(outs), first), {first[0]: arguments})
     if variables and (scope is None or not (part.passes_on or context.sows_otherwise(part.body))):
         # A `nest` in which values are still sown stays one, under its own name.
         init, apply = _named(init, scope, "init"), _named(apply, scope, "apply")
-    return parts.outcome(init, apply, variables, values, places)
+    return parts.outcome(init, apply, variables, values, arguments)
 
 
 def _some(eqn: JaxprEqn | None) -> tuple[JaxprEqn, ...]:
@@ -235,12 +235,12 @@ def _computed_again(eqn: JaxprEqn, variables: Sequence[Variable]) -> tuple[Varia
 
 
 @rule(kind_rules, "loop")
-def _loop(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+def _loop(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     """A variable is stacked: a result of init's loop, and in apply's a row for each round."""
     if eqn.primitive.name in While.primitives and context.sows.inside(eqn):
         scan = as_scan(eqn, context)
-        return _loop(scan, known[-len(scan.invars) :], context)
-    parts = _parts(eqn, known, context)
+        return _loop(scan, times[-len(scan.invars) :], context)
+    parts = _parts(eqn, times, context)
     _check_loop(eqn, parts.splits)
     edges, trips = parts.inside.edges, parts.inside.view.trips
     sowing = [part for part in parts.splits if part.variables]
@@ -248,17 +248,17 @@ def _loop(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     if sowing and (len(sowing) > 1 or trips is None or not (rows and stacks)):
         raise no_rule(eqn)
     variables = tuple(v.stacked(trips) for part in sowing for v in part.variables)
-    values, places = _fresh(_avals(variables)), _fresh(_avals(variables))
+    values, arguments = _fresh(_avals(variables)), _fresh(_avals(variables))
     init = apply = None
     if all(_early(parts.deciders)):
         bodies = parts.initial(_early(parts.outs))
         init = parts.half(_early, bodies, values=dict.fromkeys(stacks, values))
-    if not variables and all(_ready((*known, *parts.outs))):
+    if not variables and all(_ready((*times, *parts.outs))):
         apply = eqn
     elif all(_ready(parts.deciders)):
         bodies = parts.applied(_ready(parts.outs), rows)
-        apply = parts.half(_ready, bodies, dict.fromkeys(rows, places))
-    return parts.outcome(init, apply, variables, values, places)
+        apply = parts.half(_ready, bodies, dict.fromkeys(rows, arguments))
+    return parts.outcome(init, apply, variables, values, arguments)
 
 
 def _check_loop(eqn: JaxprEqn, parts: Sequence[Split]) -> None:
@@ -279,12 +279,12 @@ def _check_loop(eqn: JaxprEqn, parts: Sequence[Split]) -> None:
 
 
 @rule(kind_rules, "branch")
-def _branch(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+def _branch(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     inside = regions(eqn)
     assert inside is not None
     sows = any(map(context.sows, inside.bodies))
-    parts = _parts(eqn, known, context, together=not sows)
-    decided, outs, splits = meet(known[i] for i in inside.deciding), parts.outs, parts.splits
+    parts = _parts(eqn, times, context, together=not sows)
+    decided, outs, splits = meet(times[i] for i in inside.deciding), parts.outs, parts.splits
     variables = tuple(v for part in splits for v in part.variables)
     for part in splits:
         if part.early.effects and (part.variables or not decided.early):
@@ -296,16 +296,16 @@ def _branch(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
     init: tuple[JaxprEqn, ...] = calls
     if decided.early:
         init += (parts.half(_early, parts.initial(_early(outs), variables=False)),)
-    places = _fresh(_avals(variables))
+    arguments = _fresh(_avals(variables))
     apply = None
-    if decided.ready and not variables and all(_ready((*known, *outs))):
+    if decided.ready and not variables and all(_ready((*times, *outs))):
         apply = eqn
     elif decided.ready:
         first = inside.regions[0].groups[:1]
         bodies = parts.applied(_ready(outs), first)
         bodies = [_widened(body, i, splits) for i, body in enumerate(bodies)]
-        apply = parts.half(_ready, bodies, {first[0]: places})
-    return Outcome(tuple(outs), init, _some(apply), variables, values, places, splits)
+        apply = parts.half(_ready, bodies, {first[0]: arguments})
+    return Outcome(tuple(outs), init, _some(apply), variables, values, arguments, splits)
 
 
 def _variables_of_branches(parts: _Parts) -> tuple[tuple[JaxprEqn, ...], tuple[Var, ...]]:
@@ -324,9 +324,9 @@ def _variables_of_branches(parts: _Parts) -> tuple[tuple[JaxprEqn, ...], tuple[V
 
 def _widened(body: ClosedJaxpr, position: int, parts: Sequence[Split]) -> ClosedJaxpr:
     """The apply of one branch, made to take the variables of all branches, in order."""
-    own = len(parts[position].places)
+    own = len(parts[position].arguments)
     before, after = (
-        _fresh([v.aval for part in group for v in part.places])
+        _fresh([v.aval for part in group for v in part.arguments])
         for group in (parts[:position], parts[position + 1 :])
     )
     invars = [*before, *body.invars[:own], *after, *body.invars[own:]]
@@ -337,9 +337,9 @@ def _widened(body: ClosedJaxpr, position: int, parts: Sequence[Split]) -> Closed
 
 
 @rule(unzip_rules, "shard_map")
-def _shard_map(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+def _shard_map(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     """A variable that differs between shards has them on a new leading axis, in mesh order."""
-    parts = _parts(eqn, known, context)
+    parts = _parts(eqn, times, context)
     (part,), outs, shards = parts.splits, parts.outs, ShardMap.of(eqn)
     axes = [_axes(shards, aval) for aval in _avals(part.variables)]
     specs = tuple(PartitionSpec(each) if each else PartitionSpec() for each in axes)
@@ -348,18 +348,18 @@ def _shard_map(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outco
     kept = len(half.outs) - len(specs)
     init = half.rebuild(out_specs=half.out_specs[:kept] + specs)
     types, _ = jaxcompat.inferred_types(init.primitive, init.params, init.invars)
-    values, places = _fresh(types[kept:]), _fresh(types[kept:])
+    values, arguments = _fresh(types[kept:]), _fresh(types[kept:])
     init = init.replace(outvars=[*half.outs[:kept], *values])
     apply = eqn
-    if part.variables or not all(_ready((*known, *outs))):
+    if part.variables or not all(_ready((*times, *outs))):
         body = _with_shard_axes(part.apply(_ready(outs)), "invars", axes)
-        half = ShardMap.of(parts.half(_ready, [body], {"operands": places}))
+        half = ShardMap.of(parts.half(_ready, [body], {"operands": arguments}))
         apply = half.rebuild(in_specs=specs + half.in_specs[len(specs) :])
     avals = iter(types[kept:])
     variables = tuple(
         replace(v, avals=tuple(itertools.islice(avals, len(v.avals)))) for v in part.variables
     )
-    return parts.outcome(init, apply, variables, values, places)
+    return parts.outcome(init, apply, variables, values, arguments)
 
 
 def _axes(shards: ShardMap, aval: Aval) -> tuple[Hashable, ...]:

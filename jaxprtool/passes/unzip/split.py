@@ -1,12 +1,9 @@
 """A jaxpr split in two: what can be computed early, from keys, and what is left for later.
 
 A value that was sown under the tag and is early is a *variable*: a result of init, an argument of
-apply, and so both early and ready from there on (see `known`). Structured equations are looked
-into, result by result, by the rules in `unzip_rules`; a body is split once for each pattern of
-known operands, so that shared bodies stay shared. An effect happens once.
-
-The idea of splitting at variables is that of Oryx's `unzip` (2020-2023), which ran the function
-under a tracer; JAX's `partial_eval` knows values in two halves as well.
+apply, and so both early and ready from there on (see `binding_times`). Structured equations are
+looked into by the rules in `unzip_rules`; a body is split once for each pattern of binding times,
+so that shared bodies stay shared. An effect happens once.
 """
 
 from __future__ import annotations
@@ -24,12 +21,12 @@ from jaxprtool.ir.equations import named, type_of
 from jaxprtool.ir.structured import holds_jaxpr, keep
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
-from jaxprtool.passes.unzip.known import (
+from jaxprtool.passes.unzip.binding_times import (
     BOTH,
     EARLY,
     READY,
+    BindingTime,
     Context,
-    Known,
     Outcome,
     no_rule,
     rule_of,
@@ -66,22 +63,22 @@ class Half:
 class Split:
     """A closed jaxpr and its two halves.
 
-    `ins` and `outs` tell what is known of its arguments and results, `known` of every variable
-    bound in the body itself. For each leaf of each variable, `values` has its value in init, and
-    `places` the variable that it is in apply. `parts` are the splits of the bodies inside, by the
-    position of the equation that holds them. `stuck` are equations with an effect that neither
-    half can have. `passes_on` says that a value sown under the tag is no variable and stays sown.
-    `reached` is what is known of the conditions that decide whether it is run.
+    `ins`, `outs` and `times` are the binding times of its arguments, of its results, and of every
+    variable bound in the body itself. For each leaf of each variable, `values` has its value in
+    init, and `arguments` the variable that it is in apply. `parts` are the splits of the bodies
+    inside, by the position of the equation that holds them. `stuck` are equations with an effect
+    that neither half can have. `passes_on` says that a value sown under the tag is no variable and
+    stays sown. `reached` is the binding time of the conditions that decide whether it is run.
     """
 
-    def __init__(self, body: ClosedJaxpr, ins: tuple[Known, ...], reached: Known):
+    def __init__(self, body: ClosedJaxpr, ins: tuple[BindingTime, ...], reached: BindingTime):
         self.body, self.ins, self.reached = body, ins, reached
-        self.known = dict.fromkeys(body.constvars, BOTH)
-        self.known.update(zip(body.invars, ins, strict=True))
+        self.times = dict.fromkeys(body.constvars, BOTH)
+        self.times.update(zip(body.invars, ins, strict=True))
         self.parts: dict[int, tuple[Split, ...]] = {}
         self.variables: list[Variable] = []
         self.values: list[Atom] = []
-        self.places: list[Var] = []
+        self.arguments: list[Var] = []
         self.stuck: list[JaxprEqn] = []
         self.passes_on = False
         self.early, self.ready = Half(), Half()
@@ -90,13 +87,13 @@ class Split:
         self._built: dict[Hashable, ClosedJaxpr] = {}
 
     @cached_property
-    def outs(self) -> tuple[Known, ...]:
+    def outs(self) -> tuple[BindingTime, ...]:
         """What is known of the results."""
         return tuple(map(self.of, self.body.outvars))
 
-    def of(self, atom: Atom) -> Known:
+    def of(self, atom: Atom) -> BindingTime:
         """Return what is known of an operand or a result."""
-        return BOTH if type(atom) is Literal else self.known[atom]
+        return BOTH if type(atom) is Literal else self.times[atom]
 
     # --- the halves as jaxprs -----------------------------------------------------------------
 
@@ -121,7 +118,7 @@ class Split:
         request = "apply", tuple(outs), at
         if request not in self._built:
             ready = keep(self.body.invars, [v.ready for v in self.ins])
-            invars = (*ready[:at], *self.places, *ready[at:])
+            invars = (*ready[:at], *self.arguments, *ready[at:])
             outvars = self._results(self.ready, outs)
             self._built[request] = self._jaxpr("apply", invars, outvars, self.ready.eqns)
         return self._built[request]
@@ -142,7 +139,7 @@ class Split:
 
     # --- the equations of the body, in order ---------------------------------------------------
 
-    def declare(self, eqn: JaxprEqn, known: Sequence[Known], context: Context) -> None:
+    def declare(self, eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> None:
         """Make a variable of an early value, or pass it on if a later one replaces it."""
         variable = Variable.of(eqn, eqn.params["tree"], [v.aval for v in eqn.outvars])
         operands = eqn.invars[: len(eqn.outvars)]
@@ -153,24 +150,24 @@ class Split:
             context.replaced[path] -= 1
             passed = list(map(self.ready.lookup, operands))
             self.ready.names.update(zip(eqn.outvars, passed, strict=True))
-            self.known.update(zip(eqn.outvars, known[: len(operands)], strict=True))
+            self.times.update(zip(eqn.outvars, times[: len(operands)], strict=True))
             return
-        places = [Var(v.aval) if isinstance(v, DropVar) else v for v in eqn.outvars]
-        self.known.update(dict.fromkeys(eqn.outvars, BOTH))
-        self._add_variable(variable, values, places)
+        arguments = [Var(v.aval) if isinstance(v, DropVar) else v for v in eqn.outvars]
+        self.times.update(dict.fromkeys(eqn.outvars, BOTH))
+        self._add_variable(variable, values, arguments)
 
     def add_plain(self, eqn: JaxprEqn) -> None:
         """Go on with a plain equation, as `add` would by `whole`, at a fraction of the price."""
-        known = self.known
+        times = self.times
         early = ready = True
         for atom in eqn.invars:
             if type(atom) is not Literal:
-                of = known[atom]
+                of = times[atom]
                 early &= of[0]
                 ready &= of[1]
         results = _KNOWN[early, ready]
         for v in eqn.outvars:
-            known[v] = results
+            times[v] = results
         if early:
             self.early.add(eqn)
         if ready:
@@ -179,7 +176,7 @@ class Split:
     def add(self, position: int, eqn: JaxprEqn, outcome: Outcome) -> None:
         """Go on by what a rule has made of an equation."""
         self._check_order(eqn, outcome)
-        self.known.update(zip(eqn.outvars, outcome.known, strict=True))
+        self.times.update(zip(eqn.outvars, outcome.times, strict=True))
         self._add_variables(outcome)
         for half, eqns in ((self.early, outcome.init), (self.ready, outcome.apply)):
             for each in eqns:
@@ -198,15 +195,15 @@ class Split:
         start = 0
         for variable in outcome.variables:
             end = start + len(variable.avals)
-            values, places = outcome.values[start:end], outcome.places[start:end]
+            values, arguments = outcome.values[start:end], outcome.arguments[start:end]
             start = end
             if variable.again and variable.path in self._first:
                 before, firsts = self._first[variable.path]
                 _check_same(before, variable)
-                for place, first in zip(places, firsts, strict=True):
+                for place, first in zip(arguments, firsts, strict=True):
                     self._put_in_place(first, place, variable)
             else:
-                self._add_variable(variable, values, places)
+                self._add_variable(variable, values, arguments)
 
     def _put_in_place(self, first: Var, place: Var, variable: Variable) -> None:
         """Have a variable of before stand where it is computed again.
@@ -226,12 +223,12 @@ class Split:
             )
 
     def _add_variable(
-        self, variable: Variable, values: Sequence[Atom], places: Sequence[Var]
+        self, variable: Variable, values: Sequence[Atom], arguments: Sequence[Var]
     ) -> None:
         self.variables.append(variable)
         self.values += values
-        self.places += places
-        self._first.setdefault(variable.path, (variable, places))
+        self.arguments += arguments
+        self._first.setdefault(variable.path, (variable, arguments))
 
     def _check_order(self, eqn: JaxprEqn, outcome: Outcome) -> None:
         """Init runs before all of apply: ordered effects must already come in that order."""
@@ -245,7 +242,7 @@ class Split:
         self._ordered |= jaxcompat.ordered_effects(ready)
 
 
-def split(body: ClosedJaxpr, ins: Sequence[Known], context: Context) -> Split:
+def split(body: ClosedJaxpr, ins: Sequence[BindingTime], context: Context) -> Split:
     """A closed jaxpr split by what is known of its arguments; see `Split`.
 
     Raises UnzipError for a variable without a name, and UnsupportedError, which names the
@@ -259,19 +256,19 @@ def split(body: ClosedJaxpr, ins: Sequence[Known], context: Context) -> Split:
     return context.splits(lambda: _split(body, tuple(ins), context), body, *request)
 
 
-def _split(body: ClosedJaxpr, ins: tuple[Known, ...], context: Context) -> Split:
+def _split(body: ClosedJaxpr, ins: tuple[BindingTime, ...], context: Context) -> Split:
     part = Split(body, ins, context.reached)
     context.bodies.append(body)
     for position, eqn in enumerate(body.eqns):
         if _is_plain(eqn):
             part.add_plain(eqn)
             continue
-        known = [part.of(atom) for atom in eqn.invars]
-        if context.is_sow(eqn) and all(v.early for v in known):
-            part.declare(eqn, known, context)
+        times = [part.of(atom) for atom in eqn.invars]
+        if context.is_sow(eqn) and all(v.early for v in times):
+            part.declare(eqn, times, context)
         else:
             part.passes_on |= context.is_sow(eqn)
-            part.add(position, eqn, _outcome(eqn, known, context))
+            part.add(position, eqn, _outcome(eqn, times, context))
     context.bodies.pop()
     return part
 
@@ -288,17 +285,17 @@ def _is_plain(eqn: JaxprEqn) -> bool:
     )
 
 
-def _outcome(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+def _outcome(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     rule = rule_of(eqn)
     if rule is not None:
-        return rule(eqn, known, context)
+        return rule(eqn, times, context)
     if context.sows.inside(eqn):
         raise no_rule(eqn)
-    return whole(eqn, known, context)
+    return whole(eqn, times, context)
 
 
-_KNOWN: dict[tuple[bool, bool], Known] = {
-    known: known for known in (BOTH, EARLY, READY, Known(False, False))
+_KNOWN: dict[tuple[bool, bool], BindingTime] = {
+    times: times for times in (BOTH, EARLY, READY, BindingTime(False, False))
 }
 
 

@@ -26,7 +26,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.extend import VARIABLE, call, hide_frames, named, rule
-from jaxprtool.extend.unzip import Context, Known, Outcome, Variable, whole
+from jaxprtool.extend.unzip import BindingTime, Context, Outcome, Variable, whole
 
 __all__ = ["adapt"]
 
@@ -69,12 +69,12 @@ batching.primitive_batchers[lora_p] = lambda operands, axes, **params: (
 
 
 @rule("unzip", "lora")
-def _unzip(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+def _unzip(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     """The adapter is a variable if its key is one to init; init makes it, apply adds it."""
     w, key = eqn.invars
-    of_w, of_key = known
+    of_w, of_key = times
     if context.tag != VARIABLE or not of_key.early or not of_w.ready:
-        return whole(eqn, known, context)
+        return whole(eqn, times, context)
     if w.aval.ndim != 2 or key.aval.ndim:
         raise UnsupportedError(f"{named(eqn)} is mapped over its weight or its key by a vmap")
     rank, scale, dtype = eqn.params["rank"], eqn.params["scale"], w.aval.dtype
@@ -88,15 +88,15 @@ def _unzip(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
         return w + scale * down @ up
 
     make, shape = jax.make_jaxpr(lora_init, return_shape=True)(_typed(key))
-    values, places = ([Var(aval) for aval in make.out_avals] for _ in range(2))
-    add = jax.make_jaxpr(lora_apply)(*map(_typed, places), _typed(w))
+    values, arguments = ([Var(aval) for aval in make.out_avals] for _ in range(2))
+    add = jax.make_jaxpr(lora_apply)(*map(_typed, arguments), _typed(w))
     return Outcome(
-        known=(Known(early=False, ready=True),),
+        times=(BindingTime(early=False, ready=True),),
         init=(call(make, [key], values, eqn),),
-        apply=(call(add, [*places, w], eqn.outvars, eqn),),
+        apply=(call(add, [*arguments, w], eqn.outvars, eqn),),
         variables=(Variable.of(eqn, jax.tree.structure(shape), make.out_avals),),
         values=tuple(values),
-        places=tuple(places),
+        arguments=tuple(arguments),
     )
 
 

@@ -416,7 +416,7 @@ def test_a_rule_of_a_primitive_of_ones_own(monkeypatch):
         asked.append((eqn.primitive.name, list(known)))
         return original(eqn, known, context)
 
-    from jaxprtool.passes.unzip.known import whole as original
+    from jaxprtool.passes.unzip.binding_times import whole as original
 
     asked = []
     monkeypatch.setitem(unzip_rules, "doubled", rule)

@@ -1,6 +1,6 @@
-"""What is known of values and equations when a jaxpr is split, and the rules' open table.
+"""The binding times of values when a jaxpr is split in two, and the open table of rules.
 
-Two facts of each value decide, and both flow forwards:
+A binding time is two facts of a value, and both flow forwards:
 
     early   it is computed from keys and constants alone: `init` can have it
     ready   it is computed from variables, other arguments and constants: `apply` can have it
@@ -26,41 +26,41 @@ from jaxprtool.passes.unzip.variables import Variable
 from jaxprtool.primitives import sow_p
 
 
-class Known(NamedTuple):
-    """Which of the two programs can have a value."""
+class BindingTime(NamedTuple):
+    """Whether init can have a value (`early`), and whether apply can (`ready`)."""
 
     early: bool
     ready: bool
 
 
-BOTH, EARLY, READY = Known(True, True), Known(True, False), Known(False, True)
+BOTH, EARLY, READY = BindingTime(True, True), BindingTime(True, False), BindingTime(False, True)
 
 
-def meet(values: Iterable[Known]) -> Known:
-    """What is known of a value that is computed from these."""
+def meet(values: Iterable[BindingTime]) -> BindingTime:
+    """Return the binding time of a value that is computed from these."""
     early = ready = True
     for value in values:
         early &= value.early
         ready &= value.ready
-    return Known(early, ready)
+    return BindingTime(early, ready)
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """What a rule makes of one equation.
 
-    `known` has an entry for each of its results. `init` and `apply` are the equations to put in
+    `times` has an entry for each of its results. `init` and `apply` are the equations to put in
     its place in either program; they define its results, as far as these are early or ready. For
     each leaf of each variable that is declared inside, `values` has its value in init, and
-    `places` the variable that it is in apply. `parts` are the `Split`s of the equation's bodies.
+    `arguments` the variable that it is in apply. `parts` are the `Split`s of the equation's bodies.
     """
 
-    known: tuple[Known, ...]
+    times: tuple[BindingTime, ...]
     init: tuple[JaxprEqn, ...] = ()
     apply: tuple[JaxprEqn, ...] = ()
     variables: tuple[Variable, ...] = ()
     values: tuple[Atom, ...] = ()
-    places: tuple[Var, ...] = ()
+    arguments: tuple[Var, ...] = ()
     parts: tuple[Any, ...] = ()
 
 
@@ -76,7 +76,7 @@ class Context:
 
     tag: str | None
     replaced: dict[tuple[str, ...], int] = field(default_factory=dict)
-    reached: Known = BOTH
+    reached: BindingTime = BOTH
     scopes: list[str] = field(default_factory=list)
     bodies: list[ClosedJaxpr] = field(default_factory=list)
     splits: Memo = field(default_factory=Memo)
@@ -89,7 +89,7 @@ class Context:
         self.sows_otherwise = Contains(self._is_other_sow)
 
     @contextmanager
-    def under(self, condition: Known) -> Iterator[None]:
+    def under(self, condition: BindingTime) -> Iterator[None]:
         """While bodies are split that are run, or not, as a value says of which this is known."""
         outside = self.reached
         self.reached = meet((outside, condition))
@@ -109,8 +109,8 @@ class Context:
         return own_rule or self.is_sow(eqn)
 
 
-#: `rule(eqn, known, context) -> Outcome`, where `known` has an entry for each operand.
-Rule = Callable[[JaxprEqn, Sequence[Known], Context], Outcome]
+#: `rule(eqn, times, context) -> Outcome`, where `times` has an entry for each operand.
+Rule = Callable[[JaxprEqn, Sequence[BindingTime], Context], Outcome]
 
 #: The open table: a plug-in adds its primitive's rule by name. An equation of a primitive without
 #: one, whose regions are not known either, is kept whole.
@@ -143,13 +143,13 @@ def operand_of(eqn: JaxprEqn, result: int) -> int | None:
     return None if not gives else result if gives == "same" else 0
 
 
-def whole(eqn: JaxprEqn, known: Sequence[Known], context: Context) -> Outcome:
+def whole(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     """An equation kept as it is, in each program that has all of its operands.
 
     One with an effect, or with a ref among its values, is kept in one program alone: in apply, if
     that has its operands, and what decides whether it is run.
     """
-    results = meet(known)
+    results = meet(times)
     if has_lasting_effect(eqn) or _meets_ref(eqn):
         results = meet((results, context.reached))
         results = READY if results.ready else results

@@ -7,7 +7,7 @@ values. Its `pieces` are its text, for the layout, with a hole for each operand.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -322,6 +322,8 @@ constructors: dict[type, Callable[[Any], object]] = {}
 
 def _constructed(value: object) -> object:
     """Return what makes a value, by the table, or the value itself if it has a literal."""
+    if type(value) in (int, str, bool):
+        return value
     construct = constructors.get(type(value)) or next(
         (make for kind, make in constructors.items() if isinstance(value, kind)), None
     )
@@ -356,7 +358,10 @@ def written(value: Any, scope: Scope) -> list[Piece]:
     if isinstance(value, Expression):
         return value.pieces(scope)
     if type(value) in (tuple, list):
-        return [sequence([written(v, scope) for v in value], value)]
+        items = [written(v, scope) for v in value]
+        if type(value) is list:
+            return [Bracket("[", items, "]")]
+        return [Bracket("(", items, ")", single_comma=len(items) == 1)]
     if type(value) is dict:
         items = [[*written(k, scope), ": ", *written(v, scope)] for k, v in value.items()]
         return [Bracket("{", items, "}")]
@@ -375,13 +380,6 @@ def plain(value: Any) -> str:
     if value is None or kind in (bool, int, float, bytes):
         return repr(value)
     raise TypeError(f"a {kind.__qualname__} is no literal")
-
-
-def sequence(items: list[list[Piece]], like: Iterable[object] = ()) -> Bracket:
-    """A tuple of written items, or a list if `like` is one."""
-    if isinstance(like, list):
-        return Bracket("[", items, "]")
-    return Bracket("(", items, ")", single_comma=len(items) == 1)
 
 
 def _within(value: object, level: int, scope: Scope) -> list[Piece]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from jaxprtool import jaxcompat
@@ -167,6 +167,10 @@ def _bind(eqn: JaxprEqn, slots: list[Slot]) -> Expression:
     return CallExpression(bind, tuple(slots), params)
 
 
+#: The same few texts are checked for operands of many types.
+_compiled = lru_cache(maxsize=1024)(compile)
+
+
 class _RoundTrip:
     """Evaluates the text of expressions: the scope of what may not be written after all."""
 
@@ -207,7 +211,7 @@ class _RoundTrip:
             }
             text = flat(filled(expression.pieces(self), texts))
             kind = "exec" if isinstance(expression, Assignment) else "eval"
-            code = compile(text, "<proposal>", kind)
+            code = _compiled(text, "<proposal>", kind)
             traced = jaxcompat.traced_like(eqn, evaluate, variables)
             outs = [] if structures[0] is None else [v for v in eqn.outvars if not _is_ref(v)]
             parts = {"invars": variables, "outvars": outs, "eqns": [eqn]}

@@ -298,8 +298,10 @@ def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _Halves:
     lanes: list[JaxprEqn] = []
     inside = set(keep(body.invars, mapped))
     for eqn in body.eqns:
-        # A ref that is made here may be written to by every lane: each chunk has its own.
-        makes_ref = any(isinstance(v.aval, AbstractRef) for v in eqn.outvars)
+        # A ref has room for all lanes, each of which may write to it: each chunk has its own.
+        makes_ref = any(isinstance(v.aval, AbstractRef) for v in eqn.outvars) or any(
+            jaxcompat.allocates_refs(held) for _, held in bodies(eqn)
+        )
         if inside.isdisjoint(_variables(eqn.invars)) and not makes_ref:
             once.append(eqn)
             continue

@@ -111,8 +111,12 @@ class DataflowGraph:
         if not (moves or eqn.primitive.name == "convert_element_type") or len(eqn.invars) != 1:
             return None
         number = self.number(eqn.invars[0])
-        # A conversion may be one of weak to strong types alone.
-        return number if number is None or number.dtype == var.aval.dtype else None
+        dtype = var.aval.dtype
+        if number is None or number.dtype == dtype:
+            return number
+        # Of conversions to another type those of integers are exact, or wrap as NumPy's do.
+        integers = np.issubdtype(number.dtype, np.integer) and np.issubdtype(dtype, np.integer)
+        return number.astype(dtype) if integers else None
 
 
 class Pattern(DataflowGraph):

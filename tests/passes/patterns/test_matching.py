@@ -142,6 +142,19 @@ def test_a_number_is_known_inside_a_loop_that_is_given_it():
     assert count(below, lambda a: loop(a, -2.0), X) == 0
 
 
+def test_a_number_is_known_behind_a_conversion_of_integers():
+    def quotient(a, number):
+        return lax.div(a, lax.convert_element_type(number, jnp.int32))
+
+    def divided(number):
+        return lambda a: jax.jit(quotient)(a, number)
+
+    three = rewrite(lambda x: lax.div(x, 3), lambda x: lax.div(x - lax.rem(x, 3), 3), "i32[]")
+    assert count(three, divided(np.int16(3)), jnp.int32(7)) == 1
+    assert count(three, divided(np.int16(4)), jnp.int32(7)) == 0
+    assert count(three, divided(np.float32(3)), jnp.int32(7)) == 0
+
+
 # --- types --------------------------------------------------------------------------------------
 
 

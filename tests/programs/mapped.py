@@ -251,6 +251,13 @@ def _same_values(ours: Any, theirs: Any, args: Sequence[Any]) -> str:
 
 def _recorded(function: Any, args: Sequence[Any]) -> tuple[list[Any], Recording]:
     # Not compiled as a whole: XLA's common subexpressions run into the order of callbacks.
+    try:
+        return _seen(function, args)
+    except AttributeError:  # JAX 0.12 makes no ref of a literal, one operation at a time
+        return _seen(jax.jit(function), args)
+
+
+def _seen(function: Any, args: Sequence[Any]) -> tuple[list[Any], Recording]:
     with recording() as record:
         results = jax.block_until_ready(function(*args))
     return results, record

@@ -7,6 +7,7 @@ say, by methods `visit_Name`, `visit_Call` and so on; a node that has none is re
 from __future__ import annotations
 
 import ast
+from abc import ABC, abstractmethod
 from typing import Any
 
 _CONSTRUCTS: dict[str, str] = {
@@ -38,7 +39,7 @@ _CONSTRUCTS: dict[str, str] = {
 }
 
 
-class WhitelistReader(ast.NodeVisitor):
+class WhitelistReader(ABC, ast.NodeVisitor):
     """Reads constants, tuples, lists, dicts, and numbers with a sign, and refuses everything else.
 
     Attributes:
@@ -47,9 +48,9 @@ class WhitelistReader(ast.NodeVisitor):
 
     what: str
 
+    @abstractmethod
     def fail(self, node: ast.expr, message: str, hint: str | None = None) -> Exception:
         """Return the error that says what is wrong with a node; to be raised by the caller."""
-        raise NotImplementedError
 
     def not_allowed(self, node: ast.expr, hint: str | None = None) -> Exception:
         """Return the error that names the construct of a node and says that it is refused."""

@@ -9,6 +9,7 @@ nothing stays the very same object.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ class Work:
         return [each for group in self.found.values() for each in group]
 
 
-class Harvester:
+class Harvester(ABC):
     """What reaping and planting have in common; a subclass has a rule for each kind of equation."""
 
     def __init__(self, settings: Settings):
@@ -159,34 +160,37 @@ class Harvester:
 
     # What a subclass defines. Each appends to the work the equations that replace one.
 
+    @abstractmethod
     def _border(self, invars: list[Var], outvars: list[Atom], flat: list[Any]) -> tuple:
         """What a body takes and gives, with the flat values of its sites."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _harvest(self, eqn: JaxprEqn, site: Site, work: Work) -> Sequence[Atom]:
         """What takes the place of the results of a `sow` that is asked for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _call(
         self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
     ) -> None:
         """A call whose body of this number sows something."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _loop(
         self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
     ) -> None:
         """A loop whose body of this number sows something."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _branch(self, inside: Regions, branches: list[tuple[Any, Sites]], work: Work) -> None:
-        raise NotImplementedError
+        """A branch, some of whose bodies sow something."""
 
+    @abstractmethod
     def _shard_map(self, shards: ShardMap, body: Any, sites: Sites, work: Work) -> None:
-        raise NotImplementedError
+        """A shard_map whose body sows something."""
 
+    @abstractmethod
     def _custom(self, call: CustomJVP, work: Work) -> None:
-        raise NotImplementedError
+        """A call of a function with custom derivatives."""
 
 
 def has_stacks(inside: Regions) -> bool:

@@ -55,6 +55,10 @@ def prove_transform(case: Case | Sample, name: str) -> str:
             if not jaxcompat.allocates_refs(traced.jaxpr):
                 raise
             return "refused in one way, with refs"
+        except AttributeError as error:
+            if "committed" not in str(error):
+                raise
+            return "not run: JAX 0.12 makes no ref of zeros of float0, one operation at a time"
 
 
 def counts_consts(program: Program) -> bool:

@@ -10,6 +10,7 @@ import builtins
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import Any, Protocol, TypeAlias
 
 import jax
@@ -122,7 +123,11 @@ class CallExpression(Expression):
     def pieces(self, scope: Scope) -> list[Piece]:
         function = _within(self.function, ATOM, scope)
         items = [written(a, scope) for a in self.args]
-        items += [[f"{k}=", *written(v, scope)] for k, v in self.kwargs.items()]
+        named = {k: v for k, v in self.kwargs.items() if k.isidentifier() and not iskeyword(k)}
+        items += [[f"{k}=", *written(v, scope)] for k, v in named.items()]
+        # Names are data: XLA's metadata may have any.
+        others = {k: v for k, v in self.kwargs.items() if k not in named}
+        items += [["**", *written(others, scope)]] if others else []
         return [*function, Bracket("(", items, ")", call=True)]
 
 
@@ -373,8 +378,8 @@ def plain(value: Any) -> str:
     """The text of None, a bool, a finite number, a string or bytes; TypeError for all else."""
     kind = type(value)
     if kind is str:
-        text = repr(value)
-        return text if '"' in value else f'"{text[1:-1]}"'.replace("\\'", "'")
+        text = repr(value)  # in single quotes, if there are none in it
+        return text if '"' in value or text[0] == '"' else f'"{text[1:-1]}"'
     if value is Ellipsis:
         return "..."
     if value is None or kind in (bool, int, float, bytes):

@@ -4,6 +4,9 @@ The text of a proposal is evaluated while JAX traces it, and must give the equat
 rule has to know when an operator promotes, when a function adds a conversion, or what another JAX
 makes of it. A program has few distinct kinds of equation, and each kind is checked once: same
 primitive, same parameters, operands of the same types, in the same context.
+
+What is evaluated is text of our rules alone, whatever file a program is from: data is in it as
+plain literals, and a name that is none of `ROOTS` is refused.
 """
 
 from __future__ import annotations

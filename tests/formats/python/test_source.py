@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from jaxprtool.errors import OutputError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
 from jaxprtool.formats.python.emit import python_rules, to_python, write_python
-from jaxprtool.formats.python.expressions import call
+from jaxprtool.formats.python.expressions import call, plain
 from jaxprtool.ir.equivalence import difference
 from jaxprtool.jaxcompat import Primitive
 from jaxprtool.loading.load import find
@@ -759,3 +760,33 @@ def test_a_checkified_function_is_written() -> None:
     found = jax.tree.leaves(defined(to_python(program))(x))
     for ours, theirs in zip(found, jax.tree.leaves(program(x)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("value", ["a\\'b", "\\'", "'", "\\", 'x"y', "a'b\"c", "\n\\'\x00"])
+def test_any_string_is_written_as_itself(value):
+    assert ast.literal_eval(plain(value)) == value
+
+
+def test_names_and_values_of_metadata_are_data():
+    names = {"a-b": "c", "class": "x\\'y", "x=__import__('os').abort(), y": "1", "plain": "2"}
+
+    def f(x):
+        with set_xla_metadata(**names):
+            return jnp.sin(x)
+
+    text = jaxprtool.to_python(jaxprtool.trace(f, 1.0))
+    (given,) = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "set_xla_metadata"
+    ]
+    written = {
+        k: v
+        for keyword in given.keywords
+        for k, v in (
+            ast.literal_eval(keyword.value).items()
+            if keyword.arg is None
+            else [(keyword.arg, ast.literal_eval(keyword.value))]
+        )
+    }
+    assert written == names

@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from jaxprtool.ir.border import NamedValue, border, top_jaxpr
 from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.equations import bodies, size_of, type_of
-from jaxprtool.ir.outline import NamedValue, outline, top_jaxpr
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr
 
@@ -51,24 +51,24 @@ class Stats:
 
 def stats(program: Program | ClosedJaxpr) -> Stats:
     """The stats of a `Program` or a closed jaxpr."""
-    shape = outline(program)
+    about = border(program)
     counts: dict[Jaxpr, Counter[tuple[int, str]]] = {}
-    _count(shape.jaxpr, counts)
-    depths = 1 + max((depth for depth, _ in counts[shape.jaxpr]), default=-1)
+    _count(about.jaxpr, counts)
+    depths = 1 + max((depth for depth, _ in counts[about.jaxpr]), default=-1)
     by_name: dict[str, list[int]] = defaultdict(lambda: [0] * depths)
-    for (depth, name), number in counts[shape.jaxpr].items():
+    for (depth, name), number in counts[about.jaxpr].items():
         by_name[name][depth] += number
     primitives = [PrimitiveCount(name, sum(n), tuple(n)) for name, n in by_name.items()]
     primitives.sort(key=lambda primitive: (-primitive.total, primitive.name))
     by_depth = tuple(map(sum, zip(*by_name.values(), strict=True)))
     return Stats(
-        shape.name,
+        about.name,
         sum(by_depth),
         by_depth,
         tuple(primitives),
         _constants(counts),
-        shape.arguments,
-        shape.outputs,
+        about.arguments,
+        about.outputs,
     )
 
 

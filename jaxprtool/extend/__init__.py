@@ -16,6 +16,7 @@ A package names the primitives that it has rules and traits for in the entry-poi
 `jaxprtool.Pass`, in the group `jaxprtool.passes`. Errors of users are those of `jaxprtool.errors`.
 """
 
+from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.custom_rules import JVPRule, VJPRule, jvp_params, jvp_rule, vjp_params, vjp_rule
 from jaxprtool.ir.equations import (
     Contains,
@@ -26,7 +27,6 @@ from jaxprtool.ir.equations import (
     size_of,
     type_of,
 )
-from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.regions import Region, Regions, regions
 from jaxprtool.ir.rewrite import (
     Memo,

@@ -19,10 +19,10 @@ from typing import TypeAlias
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.border import NamedValue, border
 from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import Notation
-from jaxprtool.ir.outline import NamedValue, outline
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.structured import ShardMap
@@ -35,7 +35,7 @@ Origin: TypeAlias = str | Literal
 Origins: TypeAlias = dict[Var, Origin]
 
 _INK, _QUIET, _LINE = "#2b3440", "#6b7686", "#9aa5b4"
-#: Fill and outline of each kind of node.
+#: Fill and line colour of each kind of node.
 _COLOURS = {
     "argument": ("#e3eefa", "#86acd6"),
     "constant": ("#fbf0d9", "#d8b878"),
@@ -62,13 +62,13 @@ MOST_EQUATIONS = 2000
 
 def dot(program: Program) -> str:
     """The program's graph; its name is the graph's title."""
-    shape = outline(program)
-    drawing = _Drawing(shape.name, Selection().count(shape.jaxpr) > MOST_EQUATIONS)
-    constants = [drawing.border(value, "constant") for value in shape.constants]
-    arguments = [drawing.border(value, "argument") for value in shape.arguments]
-    atoms = [*shape.jaxpr.constvars, *shape.jaxpr.invars]
-    outs = drawing.jaxpr(shape.jaxpr, dict(zip(atoms, constants + arguments, strict=True)))
-    for value, atom, origin in zip(shape.outputs, shape.jaxpr.outvars, outs, strict=True):
+    about = border(program)
+    drawing = _Drawing(about.name, Selection().count(about.jaxpr) > MOST_EQUATIONS)
+    constants = [drawing.border(value, "constant") for value in about.constants]
+    arguments = [drawing.border(value, "argument") for value in about.arguments]
+    atoms = [*about.jaxpr.constvars, *about.jaxpr.invars]
+    outs = drawing.jaxpr(about.jaxpr, dict(zip(atoms, constants + arguments, strict=True)))
+    for value, atom, origin in zip(about.outputs, about.jaxpr.outvars, outs, strict=True):
         drawing.edge(origin, drawing.border(value, "result"), atom.aval)
     return drawing.text()
 

@@ -14,9 +14,9 @@ from jax import export
 from jaxprtool import jaxcompat
 from jaxprtool.errors import OutputError, ProgramFileError, UnsupportedError, described
 from jaxprtool.formats.lowering import platform_names, reported, traced
+from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.equations import equations, named
-from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import view

@@ -23,8 +23,8 @@ from jaxprtool.errors import (
     described,
     did_you_mean,
 )
+from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.equations import equations, named, size_of, type_of
-from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, cast
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.border import NamedValue, border
 from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.notation.signatures import value_text
-from jaxprtool.ir.outline import NamedValue, outline
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render import documents
@@ -28,17 +28,17 @@ def program_document(
     program: Program | AnyJaxpr, options: ShowOptions = _WITH_PLACES
 ) -> documents.Program:
     """Return the document of a program."""
-    shape = outline(program)
-    maker = _Documents(shape.jaxpr, options)
-    jaxpr = shape.jaxpr
+    about = border(program)
+    maker = _Documents(about.jaxpr, options)
+    jaxpr = about.jaxpr
     top = maker.equations(jaxpr, 0)
     return {
         "format": "jaxprtool.program",
         "version": 1,
-        "name": shape.name,
-        "arguments": maker.named(shape.arguments, jaxpr.invars),
-        "constants": maker.named(shape.constants, jaxpr.constvars),
-        "outputs": maker.named(shape.outputs, jaxpr.outvars),
+        "name": about.name,
+        "arguments": maker.named(about.arguments, jaxpr.invars),
+        "constants": maker.named(about.constants, jaxpr.constvars),
+        "outputs": maker.named(about.outputs, jaxpr.outvars),
         "effects": sorted(map(str, jaxpr.effects)),
         "equations": top,
         "shared": maker.shared(),

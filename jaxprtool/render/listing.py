@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
+from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.tokens import with_roles
-from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.comments import SourceComments

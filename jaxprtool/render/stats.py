@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool.ir.outline import NamedValue
+from jaxprtool.ir.border import NamedValue
 from jaxprtool.render import theme
 from jaxprtool.render.rendering import Rendering
 

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.border import border
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.notation.selection import Selection, equations
-from jaxprtool.ir.outline import outline
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.render import theme
@@ -28,8 +28,8 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Rende
     body 1 of several, and in that equation 0. A body that several equations share has its rows
     where it comes first. Source files are named without their folders.
     """
-    shape = outline(program)
-    reader, comments = Reader(shape.jaxpr), SourceComments(options)
+    about = border(program)
+    reader, comments = Reader(about.jaxpr), SourceComments(options)
     selection = options.selection()
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     grid.add_column("#", style=theme.COMMENT, overflow="fold", max_width=16)
@@ -40,7 +40,7 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Rende
         grid.add_column("source", style=theme.COMMENT, no_wrap=True)
     if options.scopes:
         grid.add_column("scope", style=theme.COMMENT, overflow="fold")
-    for place, row in _rows(shape.jaxpr, selection):
+    for place, row in _rows(about.jaxpr, selection):
         if isinstance(row, int):
             grid.add_row(place, Text(equations(row), style=theme.COMMENT))
             continue

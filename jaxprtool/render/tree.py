@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from rich.text import Text
 from rich.tree import Tree
 
+from jaxprtool.ir.border import border
 from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.notation.selection import equations
-from jaxprtool.ir.outline import outline
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn
 from jaxprtool.render import theme
@@ -24,11 +24,11 @@ from jaxprtool.render.rows import Reader, binders, operands, parameters
 
 def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Rendering:
     """Return the tree of a program; lines longer than the width are cut there."""
-    shape = outline(program)
-    maker = _Nodes(shape.jaxpr, options)
-    label = Text(shape.name, style=theme.SHARED_NAME)
-    root = Tree(maker.line(label, " ", maker.signature(shape.jaxpr)), guide_style=theme.COMMENT)
-    maker.fill(root, shape.jaxpr, 0)
+    about = border(program)
+    maker = _Nodes(about.jaxpr, options)
+    label = Text(about.name, style=theme.SHARED_NAME)
+    root = Tree(maker.line(label, " ", maker.signature(about.jaxpr)), guide_style=theme.COMMENT)
+    maker.fill(root, about.jaxpr, 0)
     return Rendering(root, options.width)
 
 

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.border import NamedValue
 from jaxprtool.ir.equations import size_of, type_of
-from jaxprtool.ir.outline import NamedValue
 from jaxprtool.render.comments import SourceComments
 from jaxprtool.render.documents import Variable
 from jaxprtool.render.rendering import Rendering, ShowOptions

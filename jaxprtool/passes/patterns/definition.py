@@ -88,7 +88,7 @@ class Definition:
             types.declared(leaf, f"argument {path} of rewrite '{self.name}'")
             for leaf, path in zip(leaves, self.arg_names, strict=True)
         ]
-        self._outlines: dict[Hashable, list[Pattern]] = {}
+        self._skeletons: dict[Hashable, list[Pattern]] = {}
         self._check_pattern()
 
     def to(self, replacement: UserFunction) -> UserFunction:
@@ -101,20 +101,20 @@ class Definition:
         self.condition = condition
         return condition
 
-    def outlines(self, floats: np.dtype | None, more: int, symbolic: bool) -> list[Pattern]:
+    def skeletons(self, floats: np.dtype | None, more: int, symbolic: bool) -> list[Pattern]:
         """Return the forms of the pattern at example types; None where it raises.
 
         The types have these floats, and so many dimensions for an ellipsis; there are forms with
         symbolic sizes too if programs have them.
         """
         key = floats, more, symbolic, dtypes.x64_enabled()
-        if key not in self._outlines:
+        if key not in self._skeletons:
             found = self._forms(types.example_sizes(self.declarations), floats, more)
             if symbolic:
                 names = types.names_of(self.declarations)
                 found += self._forms(types.symbolic_sizes(names), floats, more)
-            self._outlines[key] = found
-        return self._outlines[key]
+            self._skeletons[key] = found
+        return self._skeletons[key]
 
     def _forms(self, sizes: dict[str, Any], floats: np.dtype | None, more: int) -> list[Pattern]:
         forms = []

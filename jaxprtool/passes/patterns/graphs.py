@@ -152,7 +152,7 @@ class Pattern(DataflowGraph):
         return frozenset(self.eqns[i].primitive.name for i in numbers)
 
     @cached_property
-    def outline(self) -> Hashable:
+    def skeleton(self) -> Hashable:
         """The graph without its types and parameters: what tells it from others in a first look."""
         number = {v: i for i, v in enumerate(self.inputs)}
         rows = []

@@ -99,14 +99,14 @@ class Application:
     def _plan(self, jaxpr: AnyJaxpr) -> list[Found]:
         """What is to be replaced in a body, none sharing an equation: found from the front."""
         body = DataflowGraph(jaxpr)
-        outlines = [p for p in self._outlines(body) if p.needed <= body.by_primitive.keys()]
-        if not outlines:
+        skeletons = [p for p in self._skeletons(body) if p.needed <= body.by_primitive.keys()]
+        if not skeletons:
             return []
         body.known = self._known
         positions: dict[int, list[Pattern]] = {}
-        for outline in outlines:
-            for position in body.by_primitive.get(outline.eqns[outline.root].primitive.name, ()):
-                positions.setdefault(position, []).append(outline)
+        for skeleton in skeletons:
+            for position in body.by_primitive.get(skeleton.eqns[skeleton.root].primitive.name, ()):
+                positions.setdefault(position, []).append(skeleton)
         planned: list[Found] = []
         taken: set[int] = set()
         for position in sorted(positions):
@@ -116,8 +116,8 @@ class Application:
                 taken |= found.gone
         return planned
 
-    def _outlines(self, body: DataflowGraph) -> list[Pattern]:
-        """The outlines that the pattern could have in a body, by the types that are there."""
+    def _skeletons(self, body: DataflowGraph) -> list[Pattern]:
+        """Return the skeletons that the pattern could have in a body with these types."""
         given = [v.aval for v in (*body.inputs, *body.constants)]
         dtypes = {aval.dtype for aval in given if hasattr(aval, "dtype")}
         for position in body.by_primitive.get("convert_element_type", ()):
@@ -130,16 +130,16 @@ class Application:
         found: dict[Hashable, Pattern] = {}
         for dtype in (None, *sorted(floats, key=str)):
             for more in more_dims:
-                for pattern in self._rewrite.outlines(dtype, more, symbolic):
-                    found.setdefault(pattern.outline, pattern)
+                for pattern in self._rewrite.skeletons(dtype, more, symbolic):
+                    found.setdefault(pattern.skeleton, pattern)
         return list(found.values())
 
     def _replaceable(
-        self, body: DataflowGraph, taken: set[int], root: int, outlines: Sequence[Pattern]
+        self, body: DataflowGraph, taken: set[int], root: int, skeletons: Sequence[Pattern]
     ) -> Iterator[Found]:
         """The matches with this root that can be replaced, and that the user's check accepts."""
         rewrite, seen = self._rewrite, set()
-        for avals, sizes in self._rough(body, taken, root, outlines):
+        for avals, sizes in self._rough(body, taken, root, skeletons):
             traced = self._pattern(avals, body.eqns[root])
             for form in () if traced is None else traced[1]:
                 for fit in _exact(form, body, taken, root, avals):
@@ -159,15 +159,15 @@ class Application:
                     yield Found(match, max(gone), gone | dead, operands, made, tuple(results))
 
     def _rough(
-        self, body: DataflowGraph, taken: set[int], root: int, outlines: Sequence[Pattern]
+        self, body: DataflowGraph, taken: set[int], root: int, skeletons: Sequence[Pattern]
     ) -> Iterator[tuple[tuple[Aval, ...], dict[str, Any]]]:
         """The types that the pattern's arguments could have here, and the sizes that it names."""
         tried: set[Hashable] = set()
-        for outline in outlines:
-            for fit in Search(outline, body, taken, exact=False).fits(root):
-                if any(v not in fit.atoms for v in outline.inputs):
+        for skeleton in skeletons:
+            for fit in Search(skeleton, body, taken, exact=False).fits(root):
+                if any(v not in fit.atoms for v in skeleton.inputs):
                     continue
-                avals = tuple(fit.atoms[v].aval for v in outline.inputs)
+                avals = tuple(fit.atoms[v].aval for v in skeleton.inputs)
                 if avals in tried:
                     continue
                 tried.add(avals)

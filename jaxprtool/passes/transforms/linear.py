@@ -24,8 +24,8 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
+from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.equations import bodies, equations, free_variables, named, type_of
-from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.rewrite import Memo

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.equations import equations, type_of
-from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.passes.unzip import Unzip, UnzipError
 from jaxprtool.passes.unzip.programs import Unzipped

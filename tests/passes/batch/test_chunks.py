@@ -16,8 +16,8 @@ from jax.experimental import io_callback
 
 from jaxprtool import jaxcompat, trace
 from jaxprtool.errors import JaxprToolError, UnsupportedError
+from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.equations import equations, named
-from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import type_check
 from jaxprtool.passes.batch import Batch, BatchError, BatchTypeError, BatchUnsupported
 from tests.programs import random_programs

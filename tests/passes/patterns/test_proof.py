@@ -34,7 +34,7 @@ def prove_part(case, rng: random.Random, *, values: bool = True) -> int:
         if part is None:
             return 0
         after, matches = part.applied(before)
-        assert matches, f"{case.name}: a part of it is not found: {part.outlines(None, 0, False)}"
+        assert matches, f"{case.name}: a part of it is not found: {part.skeletons(None, 0, False)}"
         type_check(after)
         if values:
             same(before, after, case.arguments(), gradients=False)

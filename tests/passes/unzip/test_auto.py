@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxprtool import jaxcompat, nest, trace, unzip, variable
 from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.outline import top_jaxpr
 from jaxprtool.ir.program import type_check
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.unzip import UnzipError

@@ -25,7 +25,7 @@ class NamedValue:
 
 
 @dataclass(frozen=True)
-class Outline:
+class Border:
     """A program's name, its open jaxpr, and its arguments, results and constants in order."""
 
     name: str
@@ -35,8 +35,8 @@ class Outline:
     constants: tuple[NamedValue, ...]
 
 
-def outline(program: Program | AnyJaxpr) -> Outline:
-    """The outline of a `Program`, or of a jaxpr, closed or open."""
+def border(program: Program | AnyJaxpr) -> Border:
+    """Return the border of a `Program`, or of a jaxpr, closed or open."""
     jaxpr = top_jaxpr(program)
     debug = jaxpr.debug_info
     if isinstance(program, Program):
@@ -44,7 +44,7 @@ def outline(program: Program | AnyJaxpr) -> Outline:
     else:
         name = debug.func_name
         inputs, results = debug.arg_names, debug.result_paths or ()
-    return Outline(
+    return Border(
         name,
         jaxpr,
         _named(inputs, "argument", jaxpr.invars),
@@ -65,5 +65,5 @@ def _named(
 
 
 def top_jaxpr(program: Program | AnyJaxpr) -> Jaxpr:
-    """The open jaxpr of a `Program`, or of a jaxpr, closed or open."""
+    """Return the open jaxpr of a `Program`, or of a jaxpr, closed or open."""
     return jaxcompat.open_jaxpr(program.jaxpr if isinstance(program, Program) else program)

@@ -157,7 +157,15 @@ from jaxprtool.jaxcompat.mapping import (
     spmd_axis_names,
     vmappable_specs,
 )
-from jaxprtool.jaxcompat.places import hide_frames, name_stack, source_infos, user_frame
+from jaxprtool.jaxcompat.places import (
+    common_scope,
+    hide_frames,
+    in_scope,
+    name_stack,
+    source_infos,
+    user_frame,
+    user_frames,
+)
 from jaxprtool.jaxcompat.printing import (
     add_printing_rule,
     is_unspecified,

@@ -68,6 +68,24 @@ def name_stack(eqn: JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
 
 
+def common_scope(sources: Sequence[Any]) -> int:
+    """Return the depth of the name scopes that all of these `source_info`s are in."""
+    first: tuple[Any, ...] = sources[0].name_stack.stack
+    depth = len(first)
+    for source in sources:
+        stack = source.name_stack.stack
+        if stack is not first:
+            same = (a == b for a, b in zip(first[:depth], stack, strict=False))
+            depth = next((i for i, equal in enumerate(same) if not equal), min(depth, len(stack)))
+    return depth
+
+
+def in_scope(source: Any, start: int, stop: int | None) -> Any:
+    """Return a `source_info` with some of its name scopes, counted from the outermost."""
+    stack = source.name_stack
+    return source.replace(name_stack=type(stack)(stack.stack[start:stop]))
+
+
 def source_infos(places: Sequence[tuple[tuple[str, int, int, str] | None, str]]) -> list[Any]:
     """What equations bear as their `source_info`, made from where they come from.
 

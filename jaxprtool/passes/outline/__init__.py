@@ -1,0 +1,93 @@
+"""Outlining: what a program repeats becomes one shared body, which is called for every copy.
+
+A model written as a Python loop over its layers is the same equations again and again, and XLA
+compiles each copy, in more than linear time. Here segments of equations that are the same but for
+the variables that they use become a body that all copies share and call. The equations and their
+operands stay what they are. Calls that `inline` opens are seen through first; segments are looked
+for in the bodies of calls, loops and branches too, and in the shared bodies themselves.
+
+Where the copies have different literals, these become arguments. Whether an operand's type is weak,
+scopes and source lines may differ; parameters, types and the flow of values inside may not.
+Equations with effects stay where they are, and so do calls that donate.
+
+Which segments are taken is decided by what they save in all: the equations of all copies but one,
+less the calls (see `choice`). Where nothing is gained the program stays the same object.
+
+The calls are marked for XLA: with `mark="unit"` each shared body is a unit that is compiled once,
+with `mark="call"` the calls are not inlined, with `mark="plain"` they are (by XLA, and by the pass
+`inline`, which opens marked ones with `force=True`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from jaxprtool.ir.program import Program
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.inline import Inline
+from jaxprtool.passes.outline.bodies import Bodies, Item, Repeated
+from jaxprtool.passes.outline.choice import Choice, Costs
+from jaxprtool.passes.outline.names import Names
+from jaxprtool.passes.outline.text import Text, Tokens, text_of
+from jaxprtool.passes.outline.write import outlined
+
+#: More rounds than a program has levels of nesting.
+MOST_ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class Outline(Pass):
+    """Make what repeats one shared body that is called, and compiled once."""
+
+    name: ClassVar[str] = "outline"
+
+    #: The least number of copies.
+    copies: int = 2
+    #: The least number of equations of a body.
+    equations: int = 12
+    #: Whether calls are compilation units, calls that XLA does not inline, or plain calls.
+    mark: Literal["unit", "call", "plain"] = "unit"
+
+    def __call__(self, program: Program) -> Program:
+        bodies = Bodies(Inline()(program).jaxpr)
+        tokens, names = Tokens(), Names()
+        for _ in range(MOST_ROUNDS):
+            if not _round(bodies, tokens, names, Costs(self.copies, self.equations)):
+                break
+        if not bodies.shared:
+            return program
+        return program.replace(jaxpr=bodies.written(self._metadata))
+
+    def _metadata(self, name: str) -> dict[str, str] | None:
+        marks = {"inlineable": "false", "compilation_unit": name}
+        return {"unit": marks, "call": {"inlineable": "false"}, "plain": None}[self.mark]
+
+
+def _round(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool:
+    """Replace the segments that save most in the bodies as they are; return False if none does."""
+    before = list(bodies)
+    text = text_of(before, tokens)
+    calls: dict[int, tuple[int, Repeated]] = {}
+    for segment in Choice(text, costs).segments():
+        body, found = outlined(text, segment, names)
+        bodies.shared.append(body)
+        for start, call in zip(segment.starts.tolist(), found, strict=True):
+            calls[start] = segment.length, call
+    for number, body in enumerate(before):
+        body.items = _replaced(text, text.starts[number], text.starts[number + 1] - 1, calls)
+    return bool(calls)
+
+
+def _replaced(
+    text: Text, start: int, end: int, calls: dict[int, tuple[int, Repeated]]
+) -> list[Item]:
+    """Return the items of a stretch of the text, with calls in the places of segments."""
+    items: list[Item] = []
+    while start < end:
+        length, call = calls.get(start, (1, None))
+        item = call or text.items[start]
+        assert item is not None
+        items.append(item)
+        start += length
+    return items

@@ -1,0 +1,159 @@
+"""The bodies of a program while its repeated segments become calls.
+
+A `Body` is a jaxpr, or one of the shared bodies that the pass makes, as a list of items: equations,
+and `Repeated` ones, which are the calls to be. Items are replaced from round to round; the calls
+are written at the end, from the innermost bodies outwards, since a shared body may itself have
+calls in it by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import anchor
+from jaxprtool.ir.rewrite import with_bodies
+from jaxprtool.ir.structured import CustomJVP, call, holds_jaxpr, sub_jaxprs, view
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Params, Var
+
+
+@dataclass(eq=False)
+class Body:
+    """The items of one jaxpr.
+
+    Attributes:
+        items: Its equations and calls, in order.
+        invars: Its arguments.
+        outvars: Its results.
+        name: What the calls of a shared body are called.
+    """
+
+    items: list[Item]
+    invars: Sequence[Var]
+    outvars: Sequence[Atom]
+    name: str = ""
+
+
+@dataclass(eq=False)
+class Repeated:
+    """One copy of a segment: a call of its shared body.
+
+    Attributes:
+        body: The shared body.
+        invars: The operands.
+        outvars: The results.
+        like: The first equation of the copy.
+        source: Where the call says that it comes from.
+    """
+
+    body: Body
+    invars: Sequence[Atom]
+    outvars: Sequence[Var]
+    like: JaxprEqn
+    source: Any
+
+
+Item: TypeAlias = "JaxprEqn | Repeated"
+
+
+@dataclass(eq=False)
+class Bodies:
+    """All bodies of a program, and the program again with its calls written.
+
+    Attributes:
+        jaxpr: The program's jaxpr.
+        found: A body for each jaxpr that calls may be written in, the outermost first.
+        shared: The bodies that have been made since.
+    """
+
+    jaxpr: AnyJaxpr
+    found: dict[Jaxpr, Body] = field(default_factory=dict)
+    shared: list[Body] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._add(self.jaxpr)
+
+    def __iter__(self) -> Any:
+        yield from self.found.values()
+        yield from self.shared
+
+    def _add(self, jaxpr: AnyJaxpr) -> None:
+        todo = [jaxcompat.open_jaxpr(jaxpr)]
+        while todo:
+            body = todo.pop()
+            if body in self.found:
+                continue
+            self.found[body] = Body(list(body.eqns), body.invars, body.outvars)
+            for eqn in body.eqns:
+                if eqn.params and holds_jaxpr(eqn.params.values()) and _open(eqn):
+                    todo += [jaxcompat.open_jaxpr(inner) for _, inner in sub_jaxprs(eqn)]
+
+    def written(self, marks: Any) -> AnyJaxpr:
+        """Return the program with its calls written.
+
+        Args:
+            marks: Returns the XLA metadata of the calls of a shared body, given its name.
+        """
+        return _Written(self, marks).closed(self.jaxpr)
+
+
+def _open(eqn: JaxprEqn) -> bool:
+    """Return True if calls may be written in the bodies of an equation.
+
+    Those of a custom derivative stand for its function, which JAX differentiates in their place.
+    """
+    seen = view(eqn)
+    return seen is not None and not isinstance(seen, CustomJVP)
+
+
+class _Written:
+    """The jaxprs of bodies with their calls, each made once."""
+
+    def __init__(self, bodies: Bodies, marks: Any):
+        self._bodies = bodies
+        self._marks = marks
+        self._closed: dict[Any, AnyJaxpr] = {}
+        self._calls: dict[Body, JaxprEqn] = {}
+
+    def closed(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        """Return a jaxpr with the calls in it, at every depth."""
+        body = self._bodies.found.get(jaxcompat.open_jaxpr(jaxpr))
+        if body is None:
+            return jaxpr
+        key = anchor(jaxpr), type(jaxpr)
+        if key not in self._closed:
+            eqns = list(map(self._equation, body.items))
+            old = jaxcompat.open_jaxpr(jaxpr).eqns
+            same = len(eqns) == len(old) and all(a is b for a, b in zip(eqns, old, strict=True))
+            self._closed[key] = jaxpr if same else jaxcompat.replace_jaxpr(jaxpr, eqns=eqns)
+        return self._closed[key]
+
+    def _equation(self, item: Item) -> JaxprEqn:
+        if not isinstance(item, Repeated):
+            if item.params and holds_jaxpr(item.params.values()) and _open(item):
+                return with_bodies(item, self.closed)
+            return item
+        if item.body not in self._calls:
+            self._calls[item.body] = self._first_call(item)
+        return self._calls[item.body].replace(
+            invars=list(item.invars), outvars=list(item.outvars), source_info=item.source
+        )
+
+    def _first_call(self, item: Repeated) -> JaxprEqn:
+        body = item.body
+        closed = _jaxpr(body, list(map(self._equation, body.items)))
+        eqn = call(closed, item.invars, item.outvars, item.like)
+        return eqn.replace(ctx=_context(item.like, self._marks(body.name)), effects=closed.effects)
+
+
+def _jaxpr(body: Body, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
+    debug = jaxcompat.DebugInfo("jit", body.name, ("",) * len(body.invars), None)
+    return jaxcompat.new_jaxpr((), (), body.invars, body.outvars, eqns, debug)
+
+
+def _context(like: JaxprEqn, metadata: Params | None) -> Any:
+    """Return the context of a call: that of an equation, but for what only that one is asked."""
+    settings = jaxcompat.context_settings(like.ctx)
+    return jaxcompat.equation_context({**settings, "compute_type": None, "xla_metadata": metadata})

@@ -1,0 +1,222 @@
+"""Which repeated segments become calls: those that save most, best first.
+
+What is saved is what a compiler has to look at: the equations of all copies but one, less what the
+calls cost, which is more the more values cross their boundary. A segment is moved, and its ends cut
+off, where fewer values cross then, and where no chain of equations that a compiler fuses is cut in
+two. Where equations repeat without a gap, any period of them could be the segment.
+
+All of this looks at tokens. What is chosen is compared operand by operand: copies of a segment pass
+values on among themselves in the same way, or they are not copies of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxprtool.passes.outline.text import Text
+from jaxprtool.passes.outline.windows import GROWTH, Positions, Windows
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What counts as a gain, all in equations.
+
+    Attributes:
+        copies: The least number of copies.
+        equations: The least weight of a segment.
+        call: What a call costs.
+        value: What each value costs that crosses the boundary of a call.
+        fused: What it costs besides if a compiler would fuse the two sides.
+    """
+
+    copies: int
+    equations: float
+    call: float = 4.0
+    value: float = 0.25
+    fused: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Copies of a segment: where they start, how long they are, and what they save in all."""
+
+    starts: Positions
+    length: int
+    saved: float
+
+
+class Choice:
+    """One round of choosing among the repeated segments of a text."""
+
+    def __init__(self, text: Text, costs: Costs):
+        self._text = text
+        self._costs = costs
+        self._windows = Windows(text.tokens)
+        self._free = np.ones(len(text.tokens) + 1, bool)
+        self._taken = np.zeros(len(text.tokens) + 1, np.int64)
+        distance = text.readers - np.where(text.read >= 0, text.definitions[text.read], -1)
+        self._near = np.where(text.read >= 0, distance, np.iinfo(np.int64).max)
+
+    def segments(self) -> Iterator[Segment]:
+        """Yield segments that do not overlap, those that save most first."""
+        number = count()
+        heap = [
+            (-self._at_most(starts, length), next(number), starts, length)
+            for length, groups in self._windows.groups(self._least(), self._costs.copies)
+            for starts in groups
+        ]
+        heap = [entry for entry in heap if entry[0] < 0]
+        heapify(heap)
+        while heap:
+            hoped, _, starts, length = heappop(heap)
+            found = self._segment(starts, length)
+            if found is None:
+                continue
+            if heap and found.saved < 0.8 * -heap[0][0] and found.saved < 0.8 * -hoped:
+                heappush(heap, (-found.saved, next(number), starts, length))
+                continue
+            self._take(found)
+            yield found
+            heappush(heap, (-found.saved, next(number), starts, length))
+
+    def _least(self) -> int:
+        return max(2, int(self._costs.equations / 3))
+
+    def _take(self, found: Segment) -> None:
+        for start in found.starts:
+            self._free[start : start + found.length] = False
+        np.cumsum(~self._free[:-1], out=self._taken[1:])
+
+    def _at_most(self, starts: Positions, length: int) -> float:
+        """Return about the most that a group can save, however it is extended."""
+        longest = int(length * GROWTH) + 1
+        copies = min(len(starts), 1 + int(starts[-1] - starts[0]) // length)
+        end = min(int(starts[0]) + longest, len(self._text.tokens))
+        weight = float(self._text.weights[end] - self._text.weights[starts[0]])
+        if weight < self._costs.equations or copies < self._costs.copies:
+            return 0.0
+        return (copies - 1) * weight - copies * self._costs.call
+
+    # --- one group -----------------------------------------------------------------------------
+
+    def _segment(self, starts: Positions, length: int) -> Segment | None:
+        """Return the best segment that a group of equal windows gives; None if it gains nothing."""
+        starts = _apart(starts[self._taken[starts + length] == self._taken[starts]], length)
+        if len(starts) < self._costs.copies:
+            return None
+        starts, length = self._extended(starts, length)
+        starts, length = self._moved(starts, length)
+        return self._alike(starts, length)
+
+    def _extended(self, starts: Positions, length: int) -> tuple[Positions, int]:
+        """Return windows made longer, to the right and then to the left, while they are equal."""
+        gap = int(np.diff(starts).min())
+        n = len(self._text.tokens)
+        most = min(gap, n - int(starts[-1])) - length
+        length += self._windows.common(starts, length, self._free_after(starts + length, most))
+        most = min(gap - length, int(starts[0]))
+        left = self._windows.common(starts, length, self._free_before(starts, most), left=True)
+        return starts - left, length + left
+
+    def _free_after(self, ends: Positions, most: int) -> int:
+        """Return how many positions after each of some are free, up to most."""
+        while most > 0 and (self._taken[ends + most] != self._taken[ends]).any():
+            most //= 2
+        return max(most, 0)
+
+    def _free_before(self, starts: Positions, most: int) -> int:
+        while most > 0 and (self._taken[starts - most] != self._taken[starts]).any():
+            most //= 2
+        return max(most, 0)
+
+    def _moved(self, starts: Positions, length: int) -> tuple[Positions, int]:
+        """Return the windows moved, or cut at their ends, to where least crosses them."""
+        crossing = self._crossing(starts, length)
+        weights = self._text.weights
+        if 2 * int((np.diff(starts) == length).sum()) >= len(starts) - 1:
+            return self._turned(starts, length, crossing)
+        most = length // 4
+        inner = weights[starts[0] : starts[0] + length + 1] - weights[starts[0]]
+        lost = inner[: most + 1] * (len(starts) - 1) + crossing[: most + 1]
+        first = int(lost.argmin())
+        gone = inner[-1] - inner[length - most :]
+        end = length - most + int((gone * (len(starts) - 1) + crossing[length - most :]).argmin())
+        return starts + first, end - first
+
+    def _turned(
+        self, starts: Positions, length: int, crossing: NDArray[np.float64]
+    ) -> tuple[Positions, int]:
+        """Return the best of the periods, of windows most of which follow one another."""
+        weight = self._text.weight(int(starts[0]), length)
+        best, found = -np.inf, starts
+        for move in np.argsort(crossing[:length], kind="stable")[:32]:
+            at = starts + move
+            at = at[at + length < len(self._text.tokens)]
+            at = at[self._taken[at + length] == self._taken[at]]
+            hashes = self._windows.hashes(at, length)
+            at = at[hashes == hashes[0]] if len(at) else at
+            gain = (len(at) - 1) * weight - 2 * crossing[move] * len(at) / len(starts)
+            if gain > best:
+                best, found = gain, at
+        return found, length
+
+    def _crossing(self, starts: Positions, length: int) -> NDArray[np.float64]:
+        """Return what values cost that cross each of the offsets in windows, of all in sum.
+
+        Values that come from further away than a window is long cross any boundary, wherever it is.
+        """
+        text = self._text
+        low, high = max(0, int(starts[0]) - length), int(starts[-1]) + length
+        slots = slice(int(text.slots[low]), int(text.slots[min(high + length, len(text.tokens))]))
+        near = np.flatnonzero(self._near[slots] <= length) + slots.start
+        reader, definition = text.readers[near], text.definitions[text.read[near]]
+        last = np.full(len(text.definitions), -1)
+        np.maximum.at(last, text.read[near], reader)
+        values = np.flatnonzero(last >= 0)
+        fused = np.zeros(len(text.definitions), bool)
+        fused[text.read[near[text.fusible[reader] & text.fusible[definition]]]] = True
+        cost = self._costs.value + self._costs.fused * fused[values]
+        change = np.zeros(len(text.tokens) + 2)
+        np.add.at(change, text.definitions[values] + 1, cost)
+        np.add.at(change, last[values] + 1, -cost)
+        crossing = np.cumsum(change)
+        found: NDArray[np.float64] = crossing[starts[:, None] + np.arange(length + 1)].sum(0)
+        return found
+
+    def _alike(self, starts: Positions, length: int) -> Segment | None:
+        """Return the copies that pass values on in the same way, of the kind that saves most."""
+        kinds: dict[bytes, list[int]] = {}
+        for start in starts:
+            kinds.setdefault(self._text.links(start, length).tobytes(), []).append(start)
+        found = [self._saving(np.array(kind), length) for kind in kinds.values()]
+        best = max(found, key=lambda segment: segment.saved)
+        return best if best.saved > 0 else None
+
+    def _saving(self, starts: Positions, length: int) -> Segment:
+        text, costs = self._text, self._costs
+        weight = text.weight(int(starts[0]), length)
+        if len(starts) < costs.copies or weight < costs.equations:
+            return Segment(starts, length, 0.0)
+        results = np.zeros(text.values[starts[0] + length] - text.values[starts[0]], bool)
+        for start in starts:
+            results |= text.results(start, length)
+        outside = int((text.links(int(starts[0]), length) < 0).sum())
+        call = costs.call + costs.value * (outside + int(results.sum()))
+        return Segment(starts, length, (len(starts) - 1) * weight - len(starts) * call)
+
+
+def _apart(starts: Positions, length: int) -> Positions:
+    """Return as many starts, from the first, as windows there do not overlap."""
+    chosen: list[int] = []
+    end = -1
+    for start in starts.tolist():
+        if start >= end:
+            chosen.append(start)
+            end = start + length
+    return np.array(chosen, np.int64)

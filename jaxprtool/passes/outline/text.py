@@ -1,0 +1,233 @@
+"""A program as one sequence of tokens, in which repetition can be searched for.
+
+Each equation of each body is a position of the sequence, and equations that do the same to operands
+of the same types have the same token: which operands these are, the values of literals, whether an
+operand's type is weak, name scopes and source lines do not count. Tokens that occur once set bodies
+apart. Equations that may not be moved into a call have such a token too: those with effects, and
+those that would not be what they are in a call.
+
+Beside the tokens stand arrays that say where values come from and where they are read last, so that
+two segments are compared, and what crosses a boundary is counted, without a look at the equations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import Contains
+from jaxprtool.ir.structural_key import Keyless, parameters_key
+from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal
+from jaxprtool.passes.outline.bodies import Body, Item, Repeated
+from jaxprtool.primitives import scope_of, sow_p
+
+#: The last use of a value that is a result of its body.
+NEVER_DEAD = np.iinfo(np.int64).max
+
+#: What an equation weighs that only moves elements: a compiler makes next to nothing of it.
+MOVED = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """The sequence, and what is known of each position, of each operand and of each value.
+
+    Attributes:
+        items: What stands at each position; None between two bodies.
+        bodies: The number of the body that each position is in.
+        starts: The position at which each body begins.
+        tokens: The token of each position.
+        weights: How much compiling each costs, in equations, summed up: of the first i positions.
+        values: The number of the first value that each position defines.
+        slots: The number of the first operand of each position.
+        read: The value that each operand is, or -1 if it is none that the body's items define.
+        readers: The position of the item of each operand.
+        definitions: The position that defines each value.
+        last: The last position that reads each value; NEVER_DEAD if it is a result of the body.
+        fusible: Whether a compiler fuses what stands there with what reads it or is read by it.
+    """
+
+    items: Sequence[Item | None]
+    bodies: NDArray[np.int64]
+    starts: Sequence[int]
+    tokens: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    values: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    read: NDArray[np.int64]
+    readers: NDArray[np.int64]
+    definitions: NDArray[np.int64]
+    last: NDArray[np.int64]
+    fusible: NDArray[np.bool_]
+
+    def copy(self, start: int, length: int) -> list[Item]:
+        """Return the items of a segment."""
+        return [item for item in self.items[start : start + length] if item is not None]
+
+    def links(self, start: int, length: int) -> NDArray[np.int64]:
+        """Return for each operand of a segment which of the segment's values it is, or -1."""
+        found = self.read[self.slots[start] : self.slots[start + length]] - self.values[start]
+        return np.where(found >= 0, found, -1)
+
+    def results(self, start: int, length: int) -> NDArray[np.bool_]:
+        """Return for each value that a segment defines whether it is read outside of it."""
+        last: NDArray[np.int64] = self.last[self.values[start] : self.values[start + length]]
+        return last >= start + length
+
+    def weight(self, start: int, length: int) -> float:
+        """Return how much compiling a segment costs, in equations."""
+        return float(self.weights[start + length] - self.weights[start])
+
+
+class Tokens:
+    """The tokens of one run of the pass: the same for items that do the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, int] = {}
+        self._types: dict[int, tuple[Aval, int]] = {}
+        self._alone = count(-1, -1)
+        self._sows = Contains(lambda eqn: eqn.primitive is sow_p or scope_of(eqn) is not None)
+        self._sizes: dict[Jaxpr, float] = {}
+        #: By the identity of the item, which is kept here too.
+        self._items: dict[int, tuple[Item, int, float]] = {}
+
+    def of(self, item: Item) -> tuple[int, float]:
+        """Return an item's token, and what it weighs."""
+        known = self._items.get(id(item))
+        if known is None:
+            token, weight = self._new(item)
+            self._items[id(item)] = item, token, weight
+            return token, weight
+        return known[1:]
+
+    def alone(self) -> int:
+        """Return a token that no item has."""
+        return next(self._alone)
+
+    def _new(self, item: Item) -> tuple[int, float]:
+        if isinstance(item, Repeated):
+            return self._known.setdefault((item.body,), len(self._known)), 1.0
+        weight = self._weight(item)
+        if self._stays(item):
+            return self.alone(), weight
+        try:
+            key, _ = parameters_key(item)
+        except Keyless:
+            return self.alone(), weight
+        types = [self._type(v.aval) for v in item.invars]
+        weak = [getattr(v.aval, "weak_type", False) for v in item.outvars]
+        results = [self._type(v.aval) for v in item.outvars]
+        whole = item.primitive, key, *types, None, *results, *weak, id(item.ctx)
+        return self._known.setdefault(whole, len(self._known)), weight
+
+    def _type(self, aval: Aval) -> int:
+        """Return a number for a type, the same whether it is weak or not."""
+        known = self._types.get(id(aval))
+        if known is None:
+            strong = aval.strip_weak_type() if hasattr(aval, "strip_weak_type") else aval
+            known = aval, self._known.setdefault(strong, len(self._known))
+            self._types[id(aval)] = known
+        return known[1]
+
+    def _weight(self, eqn: JaxprEqn) -> float:
+        if eqn.params and holds_jaxpr(eqn.params.values()):
+            return 1 + sum(self._size(jaxcompat.open_jaxpr(b)) for _, b in sub_jaxprs(eqn))
+        return MOVED if traits(eqn).moves else 1.0
+
+    def _size(self, body: Jaxpr) -> float:
+        if body not in self._sizes:
+            self._sizes[body] = sum(map(self._weight, body.eqns))
+        return self._sizes[body]
+
+    def _stays(self, eqn: JaxprEqn) -> bool:
+        """Return True if an equation has to stay where it is."""
+        if eqn.effects and not jaxcompat.only_names_axes(eqn.effects):
+            return True
+        return bool(
+            traits(eqn).callback
+            or any(eqn.params.get("donated_invars", ()))
+            or eqn.primitive.name in _STATEFUL
+            or self._sows.at(eqn)
+        )
+
+
+#: Pure by their effects only.
+_STATEFUL = ("rng_uniform", jaxcompat.CALL_HIGH)
+
+
+def text_of(bodies: Sequence[Body], tokens: Tokens) -> Text:
+    """Return the sequence of all items of some bodies."""
+    items: list[Item | None] = []
+    inside: list[int] = []
+    starts: list[int] = []
+    found: list[int] = []
+    weights: list[float] = [0.0]
+    values: list[int] = [0]
+    slots: list[int] = [0]
+    read: list[int] = []
+    last: list[int] = []
+    fusible: list[bool] = []
+    for number, body in enumerate(bodies):
+        starts.append(len(items))
+        numbers: dict[Atom, int] = {}
+        for item in body.items:
+            position = len(items)
+            token, weight = tokens.of(item)
+            items.append(item)
+            found.append(token)
+            weights.append(weight)
+            fusible.append(_fuses(item))
+            for atom in item.invars:
+                value = -1 if type(atom) is Literal else numbers.get(atom, -1)
+                read.append(value)
+                if value >= 0:
+                    last[value] = position
+            for var in item.outvars:
+                numbers[var] = len(last)
+                last.append(-1)
+            slots.append(len(read))
+            values.append(len(last))
+        for atom in body.outvars:
+            if type(atom) is not Literal and atom in numbers:
+                last[numbers[atom]] = NEVER_DEAD
+        items.append(None)
+        found.append(tokens.alone())
+        weights.append(0.0)
+        fusible.append(False)
+        slots.append(len(read))
+        values.append(len(last))
+        inside += [number] * (len(items) - len(inside))
+    starts.append(len(items))
+    positions = np.arange(len(items))
+    return Text(
+        items,
+        np.array(inside),
+        starts,
+        np.array(found),
+        np.cumsum(weights),
+        np.array(values),
+        np.array(slots),
+        np.array(read, np.int64),
+        np.repeat(positions, np.diff(slots)),
+        np.repeat(positions, np.diff(values)),
+        np.array(last, np.int64),
+        np.array(fusible),
+    )
+
+
+def _fuses(item: Item) -> bool:
+    """Return True if a compiler fuses an item: it is computed element by element, or only moves."""
+    if isinstance(item, Repeated) or len(item.outvars) != 1:
+        return False
+    like = traits(item)
+    if like.moves:
+        return True
+    shape = getattr(item.outvars[0].aval, "shape", None)
+    return not like.expensive and any(getattr(v.aval, "shape", ()) == shape for v in item.invars)

@@ -1,0 +1,100 @@
+"""The shared body of a segment, and the calls that take the places of its copies.
+
+An operand from outside becomes an argument of the body, one for all places in which each copy has
+the same atom. Where all copies have the same literal, it stays in the body. A value that is read
+outside of some copy is a result of the body, which the calls of the other copies drop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from jaxprtool.ir.structural_key import literal_key
+from jaxprtool.jaxcompat import Atom, DropVar, Literal, Var
+from jaxprtool.passes.outline.bodies import Body, Item, Repeated
+from jaxprtool.passes.outline.choice import Segment
+from jaxprtool.passes.outline.names import Names
+from jaxprtool.passes.outline.text import Text
+
+
+def outlined(text: Text, segment: Segment, names: Names) -> tuple[Body, list[Repeated]]:
+    """Return the shared body of a segment, and the call of each copy."""
+    copies = [text.copy(start, segment.length) for start in segment.starts]
+    links = text.links(int(segment.starts[0]), segment.length)
+    columns, argument = _arguments(copies, links)
+    used = [text.results(start, segment.length) for start in segment.starts]
+    kept = np.flatnonzero(np.logical_or.reduce(used))
+    sources = names.sources(copies)
+    body = _body(copies[0], sources[0], links, argument, columns, kept)
+    body.name = names.name(copies)
+    calls = []
+    for i, copy in enumerate(copies):
+        values = [v for item in copy for v in item.outvars]
+        outs = [values[k] if used[i][k] else DropVar(values[k].aval) for k in kept]
+        operands = [column[i] for column in columns]
+        calls.append(Repeated(body, operands, outs, _first_equation(copy), sources[1][i]))
+    return body, calls
+
+
+def _arguments(
+    copies: Sequence[Sequence[Item]], links: np.ndarray
+) -> tuple[list[list[Atom]], dict[int, int]]:
+    """Return the atoms of each argument, one a copy, and the argument that each operand is."""
+    operands = [[v for item in copy for v in item.invars] for copy in copies]
+    columns: dict[Hashable, int] = {}
+    atoms: list[list[Atom]] = []
+    argument: dict[int, int] = {}
+    for slot in np.flatnonzero(links < 0).tolist():
+        column = [copy[slot] for copy in operands]
+        keys = tuple([("", literal_key(v)) if type(v) is Literal else v for v in column])
+        if type(column[0]) is Literal and all(key == keys[0] for key in keys):
+            continue
+        if keys not in columns:
+            columns[keys] = len(atoms)
+            atoms.append(column)
+        argument[slot] = columns[keys]
+    return atoms, argument
+
+
+def _body(
+    items: Sequence[Item],
+    sources: Sequence[Any],
+    links: np.ndarray,
+    argument: dict[int, int],
+    columns: Sequence[Sequence[Atom]],
+    kept: np.ndarray,
+) -> Body:
+    """Return the body, on variables of its own."""
+    invars = [Var(column[0].aval) for column in columns]
+    read = {*links.tolist(), *kept.tolist()}
+    values: list[Var] = []
+    new: list[Item] = []
+    slot = 0
+    for item, source in zip(items, sources, strict=True):
+        operands = []
+        for atom in item.invars:
+            if links[slot] >= 0:
+                operands.append(values[links[slot]])
+            else:
+                operands.append(invars[argument[slot]] if slot in argument else atom)
+            slot += 1
+        outs = []
+        for var in item.outvars:
+            outs.append(Var(var.aval) if len(values) in read else DropVar(var.aval))
+            values.append(outs[-1])
+        new.append(_copied(item, operands, outs, source))
+    return Body(new, invars, [values[k] for k in kept])
+
+
+def _copied(item: Item, operands: list[Atom], outs: list[Var], source: Any) -> Item:
+    if isinstance(item, Repeated):
+        return Repeated(item.body, operands, outs, item.like, source)
+    return item.replace(invars=operands, outvars=outs, source_info=source)
+
+
+def _first_equation(copy: Sequence[Item]) -> Any:
+    return next(chain((item.like if isinstance(item, Repeated) else item) for item in copy))

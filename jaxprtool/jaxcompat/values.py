@@ -238,3 +238,14 @@ def equation_context(settings: dict[str, Any]) -> Any:
     known["xla_metadata"] = None if metadata is None else tuple(sorted(metadata.items()))
     # By position: JAX keeps one context for the same arguments, and takes names to be others.
     return core.JaxprEqnContext._create(*[known[name] for name in _CONTEXT_SETTINGS])
+
+
+def with_metadata(context: Any, metadata: dict[str, str | None]) -> Any:
+    """The context of an equation with other XLA metadata; a value of None takes away what it has.
+
+    Contexts with the same settings are one object.
+    """
+    settings = context_settings(context)
+    merged = {**(settings["xla_metadata"] or {}), **metadata}
+    kept = {key: value for key, value in merged.items() if value is not None}
+    return equation_context({**settings, "xla_metadata": kept or None})

@@ -1,0 +1,186 @@
+"""Marked calls, as JAX lowers and XLA compiles them, on one device and on several."""
+
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxprtool
+from jaxprtool import jaxcompat
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import Mark, mark_of, marked
+
+WEIGHTS = tuple(np.linspace(-1, 1, 16, dtype="f").reshape(4, 4) * s for s in (1, 2, 3))
+X = np.linspace(0, 1, 32, dtype="f").reshape(8, 4)
+
+
+@jax.jit
+def activation(x: jax.Array) -> jax.Array:
+    return jnp.tanh(x)
+
+
+@jax.jit
+def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+    return x + activation(x @ w)
+
+
+def model(x: jax.Array, weights: tuple[jax.Array, ...]) -> jax.Array:
+    for w in weights:
+        x = layer(x, w)
+    return x
+
+
+def marking(mark: Mark, name: str = "layer"):
+    """A pass that marks the calls of `layer` at the top."""
+
+    def run(program: Program) -> Program:
+        eqns = [
+            eqn.replace(ctx=marked(eqn.ctx, mark, name)) if eqn.params.get("name") == name else eqn
+            for eqn in program.jaxpr.eqns
+        ]
+        return replace(program, jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=eqns))
+
+    return run
+
+
+def told(lowered: jax.stages.Lowered) -> dict[str, set[str]]:
+    """What XLA is told of the calls of each function."""
+    calls = re.findall(r"call @(\w+)\(.*?\)(?: \{(.*)\})? :", lowered.as_text())
+    found: dict[str, set[str]] = {}
+    for name, text in calls:
+        keys = re.findall(r"\b(inlineable|compilation_unit) = ", text)
+        found.setdefault(re.sub(r"_\d+$", "", name), set()).update(keys)
+    return found
+
+
+UNIT = {"inlineable", "compilation_unit"}
+
+
+@pytest.mark.parametrize(
+    ("mark", "expected"), [("unit", UNIT), ("call", {"inlineable"}), ("plain", set())]
+)
+def test_the_call_alone_is_told_to_xla(mark, expected) -> None:
+    lowered = jaxprtool.jit(model, passes=marking(mark)).lower(X, WEIGHTS)
+    assert told(lowered) == {"layer": expected, "activation": set()}
+
+
+def test_equal_contexts_are_one_object() -> None:
+    program = jaxprtool.trace(model, X, WEIGHTS)
+    contexts = [eqn.ctx for eqn in marking("unit")(program).jaxpr.eqns]
+    assert len(set(map(id, contexts))) == 1
+    assert marked(contexts[0], "plain", "layer") is program.jaxpr.eqns[0].ctx
+
+
+def test_marks_are_known_for_ours() -> None:
+    (eqn, *_) = jaxprtool.trace(model, X, WEIGHTS).jaxpr.eqns
+    for mark in ("unit", "call", "plain"):
+        assert mark_of(eqn.replace(ctx=marked(eqn.ctx, mark, "layer"))) == mark
+    with set_xla_metadata(inlineable="false"):
+        (eqn, *_) = jaxprtool.trace(model, X, WEIGHTS).jaxpr.eqns
+    assert mark_of(eqn) == "plain"
+    assert eqn.ctx.xla_metadata == {"inlineable": "false"}
+
+
+def loss(x, weights):
+    return (jaxprtool.jit(model, passes=marking("unit"))(x, weights) ** 2).sum()
+
+
+TRANSFORMED = {
+    "grad": lambda f: jax.grad(f, argnums=(0, 1)),
+    "vmap": lambda f: jax.vmap(f, (1, None)),
+    "jvp": lambda f: lambda x, w: jax.jvp(lambda x: f(x, w), (x,), (x,)),
+    "remat": lambda f: jax.grad(jax.checkpoint(f), argnums=1),
+    "scan": lambda f: lambda x, w: jax.lax.scan(lambda c, _: (f(x, w) + c, c), 0.0, length=2),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMED.values(), ids=TRANSFORMED)
+def test_transformed_calls_are_units_and_what_they_call_is_not(transform) -> None:
+    x = np.stack([X, X], 1) if transform is TRANSFORMED["vmap"] else X
+    lowered = jax.jit(transform(loss)).lower(x, WEIGHTS)
+    found = told(lowered)
+    assert found["layer"] == UNIT
+    assert found["activation"] == set()
+    expected = jax.jit(transform(lambda x, w: (model(x, w) ** 2).sum()))(x, WEIGHTS)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
+        lowered.compile()(x, WEIGHTS),
+        expected,
+    )
+
+
+@jax.jit
+def noisy(key: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(jax.random.bits(key, (2,)))
+
+
+def test_what_jax_traces_while_it_lowers_a_body_is_not_marked() -> None:
+    def keys(key):
+        return noisy(noisy(key))
+
+    lowered = jaxprtool.jit(keys, passes=marking("unit", "noisy")).lower(jax.random.key(0))
+    assert lowered.as_text().count("compilation_unit") == 2
+
+
+# --- several devices ------------------------------------------------------------------------------
+
+
+def mesh(kind: AxisType, count: int = 4) -> jax.sharding.Mesh:
+    return jax.make_mesh((count,), ("d",), axis_types=(kind,))
+
+
+@jax.jit
+def pinned(x: jax.Array, w: jax.Array) -> jax.Array:
+    spec = NamedSharding(mesh(AxisType.Auto), P("d"))
+    return jax.lax.with_sharding_constraint(x + jnp.tanh(x @ w), spec)
+
+
+@pytest.mark.parametrize("body", [layer, pinned], ids=["propagated", "constrained"])
+def test_units_are_calls_where_xla_partitions(body) -> None:
+    """XLA gathers what it gives a unit, and ends the process for a sharding within one."""
+    sharded = jax.device_put(X, NamedSharding(mesh(AxisType.Auto), P("d")))
+
+    def fun(x, weights):
+        for w in weights:
+            x = body(x, w)
+        return x
+
+    lowered = jaxprtool.jit(fun, passes=marking("unit", body.__name__)).lower(sharded, WEIGHTS)
+    assert told(lowered)[body.__name__] == {"inlineable"}
+    compiled, expected = lowered.compile(), jax.jit(fun)(sharded, WEIGHTS)
+    out = compiled(sharded, WEIGHTS)
+    assert out.sharding.is_equivalent_to(expected.sharding, out.ndim)
+    assert "all-gather" not in compiled.as_text()
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+
+
+def test_units_are_calls_on_explicit_axes() -> None:
+    axes = mesh(AxisType.Explicit)
+    with jax.set_mesh(axes):
+        sharded = jax.device_put(X, NamedSharding(axes, P("d")))
+        weights = jax.device_put(WEIGHTS, NamedSharding(axes, P()))
+        out = jaxprtool.jit(model, passes=marking("unit"))(sharded, weights)
+        np.testing.assert_allclose(out, jax.jit(model)(sharded, weights), rtol=1e-6)
+    assert out.sharding.spec == P("d", None)
+
+
+def test_units_stay_within_shard_map() -> None:
+    axes = mesh(AxisType.Auto)
+    fun = jaxprtool.jit(model, passes=marking("unit"))
+    sharded = jax.shard_map(fun, mesh=axes, in_specs=(P("d"), P()), out_specs=P("d"))
+    lowered = jax.jit(sharded).lower(X, WEIGHTS)
+    assert told(lowered)["layer"] == UNIT
+    np.testing.assert_allclose(lowered.compile()(X, WEIGHTS), jax.jit(model)(X, WEIGHTS), rtol=1e-6)
+
+
+def test_exported_units_are_calls() -> None:
+    """A partitioned program may call what is exported for one device."""
+    exported = jax.export.export(jaxprtool.jit(model, passes=marking("unit")))(X, WEIGHTS)
+    assert "compilation_unit" not in exported.mlir_module()
+    assert 'inlineable = "false"' in exported.mlir_module()

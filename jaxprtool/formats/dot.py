@@ -5,8 +5,9 @@ around its own equations. Values flow into the frame of a call directly; a loop 
 value that it carries or takes from a sequence, and dashed edges go back from one step to the next;
 each branch ends in a node, of which the `cond` picks one.
 
-A picture of more than `MOST_EQUATIONS` equations draws a jaxpr that several equations share within
-the first of them; the others are boxes.
+A jaxpr that several calls share is drawn within the first of them, and the others are boxes, if the
+calls are marked for XLA as `outline` marks them, or the picture would have more than
+`MOST_EQUATIONS` equations.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class _Drawing:
             draw = _leaf
             if inside:
                 draw = _parts if regions(eqn) is None else _regions
-            if self._share and inside <= self._drawn:
+            if (self._share or eqn.ctx.xla_metadata) and inside <= self._drawn:
                 draw = _leaf
             self._drawn |= inside
             found = draw(self, eqn, origins)

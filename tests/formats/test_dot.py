@@ -16,6 +16,7 @@ from jaxprtool.errors import OutputError
 from jaxprtool.formats.dot import dot
 from jaxprtool.formats.picture import picture
 from tests.programs import harness_programs, random_programs, sample_programs
+from tests.programs.outlined import layers
 from tests.programs.samples import sample_files
 
 NODE = re.compile(r"^ *(n\d+) \[label=<(.*)>, fillcolor=\"(#\w+)\", color=\"#\w+\"\];$")
@@ -173,6 +174,12 @@ def test_of_a_program_out_of_bounds_shared_jaxprs_are_drawn_once():
     Read(drawn)
     assert drawn.count("<b>jit level7</b>") == 2
     assert drawn.count("subgraph") == 40
+
+
+def test_what_calls_marked_for_xla_share_is_drawn_once():
+    drawn = dot(layers(12))
+    Read(drawn)
+    assert drawn.count("<b>jit layer</b>") == 12 and drawn.count("<b>tanh</b>") == 1
 
 
 @pytest.mark.parametrize("file", sample_files())

@@ -12,6 +12,7 @@ from jaxprtool.errors import BackendError, OutputError, ProgramFileError, Unsupp
 from jaxprtool.formats.exported import exported, is_exported, read_exported
 from jaxprtool.ir.program import type_check
 from tests.programs import same, sample_programs
+from tests.programs.outlined import layers
 from tests.sweep.corpora import Harnesses
 from tests.sweep.parts import Part
 
@@ -34,6 +35,14 @@ def test_plain_jax_calls_it_with_the_arguments_of_the_function(program):
     assert artifact.fun_name == "loss" and artifact.platforms == ("cpu",)
     out = artifact.call(*ARGS, unused=2.0)
     np.testing.assert_array_equal(out["y"], program(*ARGS, unused=2.0)["y"])
+
+
+def test_the_marks_of_calls_are_kept():
+    program = layers(2)
+    artifact = jax.export.deserialize(bytearray(exported(program)))
+    assert artifact.mlir_module().count('compilation_unit = "layer"') == 2
+    args = jnp.ones((3, 4)), [(jnp.eye(4), jnp.ones((4, 4)))] * 2
+    jax.tree.map(np.testing.assert_array_equal, artifact.call(*args), program(*args))
 
 
 @pytest.mark.parametrize("platforms", [(), ("cpu",), ("cpu", "cuda"), ("gpu", "cpu")])

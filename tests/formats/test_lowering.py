@@ -1,6 +1,7 @@
 """Programs as StableHLO and HLO: what JAX itself gives for the function, under the same names."""
 
 import re
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jaxprtool.errors import BackendError, UnsupportedError
 from jaxprtool.formats import lowering
 from jaxprtool.loading.example import Static
 from tests.programs import harness_programs, random_programs, sample_programs
+from tests.programs.outlined import layers
 from tests.programs.samples import sample_files
 from tests.sweep.corpora import Harnesses
 from tests.sweep.parts import Part
@@ -50,6 +52,16 @@ def test_hlo_is_what_jit_gives_with_the_names_of_operations(program, jitted):
     assert text.startswith("HloModule jit_loss,")
     assert 'op_name="jit(loss)/dot_general"' in text
     assert "params[\\'w\\']" in text and "test_lowering.py" in text
+
+
+def test_the_marks_of_calls_are_attributes_of_calls_alone():
+    program = layers(3)
+    for text, quote in ((lowering.stablehlo(program), ' = "'), (lowering.hlo(program), '="')):
+        lines = [line for line in text.splitlines() if "get-tuple-element" not in line]
+        marked = [line for line in lines if "compilation_unit" in line]
+        assert marked == [line for line in lines if re.search(r"\bcall\b", line)]
+        units = Counter(re.findall(rf'compilation_unit{quote}(\w+)"', "".join(marked)))
+        assert units == {"layer": 3, "block": 2}
 
 
 def computations(text):

@@ -314,6 +314,8 @@ class Builder:
         return read
 
     def _mentions_jaxpr(self, parameter: Parameter) -> bool:
+        if parameter.name[0] == "@":  # a setting, whose words may be those that jaxprs bear
+            return False
         if parameter.value.bodies:
             return True
         words = _WORD.findall(parameter.value.text) if self.file.shared else ()

@@ -163,7 +163,7 @@ class Block:
 
     def _equation(self, line: Line) -> None:
         self._operands, outs = line.operands, line.eqn.outvars
-        self._enter(self._module.settings_of(line.eqn.ctx))
+        self._enter(self._module.settings_of(line.eqn))
         if line.expression is None:
             eqn = stubbed(line.eqn) if self._module.stub_callbacks else line.eqn
             template = self._module.templates.of(self._without_unused(eqn), self)

@@ -29,6 +29,7 @@ ROOTS: dict[str, str] = {
     "np": "import numpy as np",
     "lax": "from jax import lax",
     "primitives": "from jax.extend.core import primitives",
+    "jaxpr_as_fun": "from jax.extend.core import jaxpr_as_fun",
     "rng": "from jax.extend import random as rng",
     "add_any": "from jax.interpreters.ad import add_jaxvals as add_any",
     "SymbolicZero": "from jax.custom_derivatives import SymbolicZero",

@@ -35,6 +35,25 @@ GEQRF = Helper(
     return h.mT, taus''',
 )
 
+#: A call is traced before it is marked: under `set_xla_metadata` its body would be marked as well.
+MARK_CALLS = Helper(
+    "mark_calls",
+    ("jax", "jaxpr_as_fun", "set_xla_metadata"),
+    '''def mark_calls(**metadata):
+    """Mark calls of a function for XLA: the calls alone, and not what the function does."""
+
+    def decorate(function):
+        def call(*args):
+            jaxpr, results = jax.make_jaxpr(function, return_shape=True)(*args)
+            with set_xla_metadata(**metadata):
+                values = jaxpr_as_fun(jaxpr)(*args)
+            return jax.tree.unflatten(jax.tree.structure(results), values)
+
+        return call
+
+    return decorate''',
+)
+
 #: The rules below are told of symbolic zeros, and are written for arrays.
 JVP_BY = Helper(
     "jvp_by",
@@ -97,5 +116,5 @@ BWD_OF_ARRAYS = Helper(
 
 #: The names that functions of a module never bear.
 HELPERS = frozenset(
-    helper.name for helper in (NAMED, FROM_HEX, GEQRF, JVP_BY, FWD_BY, BWD_OF_ARRAYS)
+    helper.name for helper in (NAMED, FROM_HEX, GEQRF, MARK_CALLS, JVP_BY, FWD_BY, BWD_OF_ARRAYS)
 )

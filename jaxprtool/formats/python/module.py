@@ -85,7 +85,7 @@ class Module:
         self._literals: dict[tuple[int, bool], tuple[str, int, Literal]] = {}
         self._origins: dict[object, tuple[str, str] | None] = {}
         self._kept: list[AnyJaxpr] = []
-        self._contexts: dict[int, tuple[str, ...]] = {}
+        self._contexts: dict[tuple[int, bool], tuple[str, ...]] = {}
         self._symbols: dict[str, str] = {}
 
     # --- names --------------------------------------------------------------------------------
@@ -171,12 +171,13 @@ class Module:
         yield
         self.settings_now = around
 
-    def settings_of(self, context: Any) -> tuple[str, ...]:
-        """Return what a `with` statement enters for equations of a context."""
-        found = self._contexts.get(id(context))
+    def settings_of(self, eqn: JaxprEqn) -> tuple[str, ...]:
+        """Return what a `with` statement enters for an equation."""
+        marked = calls.call_marks(eqn) is not None
+        found = self._contexts.get((id(eqn.ctx), marked))
         if found is None:
-            found = tuple(flat(s.pieces(self)) for s in _settings(context))
-            self._contexts[id(context)] = found
+            found = tuple(flat(s.pieces(self)) for s in _settings(eqn.ctx, marked))
+            self._contexts[id(eqn.ctx), marked] = found
         return found
 
     def tells_symbols(self, function: PythonFunction) -> bool:
@@ -245,16 +246,17 @@ class Module:
         return self._origins[traceback]
 
 
-def _settings(context: Any) -> Iterator[Expression]:
+def _settings(context: Any, marked: bool) -> Iterator[Expression]:
     """Yield the context managers that make a context of the default one.
 
-    The mesh of a `shard_map`'s body is not among them: the body has it from the `shard_map`.
+    The mesh of a `shard_map`'s body is not among them: the body has it from the `shard_map`; nor is
+    the metadata of a call whose function marks its calls (`marked`).
     """
     if context.compute_type is not None:
         yield call("compute_on", context.compute_type)
     if not context.threefry_partitionable:
         yield call("jax.threefry_partitionable", False)
-    if context.xla_metadata:
+    if context.xla_metadata and not marked:
         yield call("set_xla_metadata", **context.xla_metadata)
     mesh = context.cur_abstract_mesh
     if not mesh.empty and not mesh.manual_axes:

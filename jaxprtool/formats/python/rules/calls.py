@@ -22,11 +22,18 @@ from jaxprtool.formats.python.expressions import (
     Slot,
     call,
 )
-from jaxprtool.formats.python.helpers import BWD_OF_ARRAYS, FWD_BY, JVP_BY, Helper
+from jaxprtool.formats.python.helpers import (
+    BWD_OF_ARRAYS,
+    FWD_BY,
+    JVP_BY,
+    MARK_CALLS,
+    Helper,
+)
 from jaxprtool.formats.python.rules.loops import group
 from jaxprtool.formats.python.rules.table import options, proposals, python_rules, unsupported
 from jaxprtool.formats.python.values import literal
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import CALLS, ShardMap, sub_jaxprs
@@ -71,11 +78,26 @@ def _jit(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     scope = scope_of(eqn)
     # `nest` makes operands of its call of what is traced alone, and asks nothing of it.
     literals = any(isinstance(v, Literal) for v in eqn.invars)
+    marks = call_marks(eqn)
+    marked = () if marks is None else (CallExpression(MARK_CALLS, kwargs=marks),)
     if scope is None or literals or decorator != Name("jax.jit"):
-        yield _call(eqn, p["jaxpr"], operands, decorator)
+        yield _call(eqn, p["jaxpr"], operands, *marked, decorator)
     else:
         nest = call("partial", Name("jaxprtool.nest"), scope=scope)
-        yield _call(eqn, p["jaxpr"], operands, nest, scope=scope)
+        yield _call(eqn, p["jaxpr"], operands, *marked, nest, scope=scope)
+
+
+def call_marks(eqn: JaxprEqn) -> Mapping[str, Any] | None:
+    """Return the XLA metadata of a `jit` call if it is the call's alone, as `outline` marks calls.
+
+    What is called under `set_xla_metadata` has the metadata in its body as well.
+    """
+    marks = eqn.ctx.xla_metadata
+    if not marks or eqn.primitive.name != "jit":
+        return None
+    body = jaxcompat.open_jaxpr(eqn.params["jaxpr"])
+    inside = (inner.ctx.xla_metadata or {} for inner in equations(body))
+    return marks if any(not marks.items() <= found.items() for found in inside) else None
 
 
 def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Proposal]:

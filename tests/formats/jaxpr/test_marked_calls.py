@@ -1,0 +1,29 @@
+"""Calls that share a marked body come back as they are: one body, marks of the calls alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxprtool.errors import ProgramFileError
+from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.write import text
+from tests.formats.jaxpr.round_trips import round_trip
+from tests.programs.outlined import assert_layers, layers
+
+
+def test_a_shared_body_is_written_once_and_read_as_one_object() -> None:
+    written = text(layers(12))
+    assert written.count(" tanh ") == 1
+    assert_layers(round_trip(layers(12)).jaxpr, 12)
+
+
+def test_a_call_more_is_as_many_lines_more() -> None:
+    few, more, most = (len(text(layers(copies)).split()) for copies in (12, 24, 48))
+    assert most - more == pytest.approx(2 * (more - few), rel=0.02)
+
+
+def test_a_mark_holds_no_jaxpr() -> None:
+    written = text(layers(2))
+    spoiled = written.replace("'compilation_unit': 'layer'", "'compilation_unit': layer", 1)
+    with pytest.raises(ProgramFileError, match="layer"):
+        parse(spoiled, "spoiled.jaxpr")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,23 +20,23 @@ def losses() -> dict[str, tuple[Loss, tuple[Any, ...]]]:
     shapes = transformer_shapes(48)
     return {
         "transformer, 48 layers": (transformer_loss, tuple(map(_drawn, shapes))),
-        "ResNet-50": (resnet_loss, (resnet_parameters(), _drawn_array(2, 64, 64, 3))),
-        "RNN, 200 steps": (rnn_loss, (rnn_parameters(), _drawn_array(200, 8, 32))),
-        "U-Net": (unet_loss, (unet_parameters(), _drawn_array(2, 32, 32, 3), jnp.full((2,), 0.3))),
+        "ResNet-50": (resnet_loss, (resnet_parameters(), drawn_array(2, 64, 64, 3))),
+        "RNN, 200 steps": (rnn_loss, (rnn_parameters(), drawn_array(200, 8, 32))),
+        "U-Net": (unet_loss, (unet_parameters(), drawn_array(2, 32, 32, 3), jnp.full((2,), 0.3))),
     }
 
 
 _random = np.random.default_rng(0)
 
 
-def _drawn_array(*shape: int) -> Any:
+def drawn_array(*shape: int) -> Any:
     """Normal numbers, the smaller the more of them are summed over where this is a weight."""
     scale = np.sqrt(np.prod(shape[:-1], dtype=float)) if len(shape) > 1 else 1.0
     return jnp.asarray(_random.standard_normal(shape) / max(1.0, scale), jnp.float32)
 
 
 def _drawn(shapes: Any) -> Any:
-    return jax.tree.map(lambda s: _drawn_array(*s.shape), shapes)
+    return jax.tree.map(lambda s: drawn_array(*s.shape), shapes)
 
 
 def conv(x: Any, w: Any, stride: int = 1) -> Any:
@@ -47,18 +47,17 @@ def conv(x: Any, w: Any, stride: int = 1) -> Any:
 
 # --- a residual network -------------------------------------------------------------------------
 
-_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 
-
-def resnet_parameters() -> dict[str, Any]:
-    """The 25 million parameters of ResNet-50."""
+def resnet_parameters(counts: Sequence[int] = (3, 4, 6, 3)) -> dict[str, Any]:
+    """The parameters of a ResNet of so many blocks a stage: those of ResNet-50 are 25 million."""
 
     def unit(height: int, inputs: int, outputs: int) -> dict[str, Any]:
-        w = _drawn_array(height, height, inputs, outputs)
+        w = drawn_array(height, height, inputs, outputs)
         return {"w": w, "scale": jnp.ones(outputs), "bias": jnp.zeros(outputs)}
 
-    blocks, inputs = [], 64
-    for count, width in _STAGES:
+    stages, inputs = [], 64
+    for stage, count in enumerate(counts):
+        blocks, width = [], 64 * 2**stage
         for position in range(count):
             block = {
                 "reduce": unit(1, inputs, width),
@@ -69,7 +68,8 @@ def resnet_parameters() -> dict[str, Any]:
                 block["project"] = unit(1, inputs, 4 * width)
             blocks.append(block)
             inputs = 4 * width
-    return {"stem": unit(7, 3, 64), "blocks": blocks, "head": _drawn_array(inputs, 1000)}
+        stages.append(blocks)
+    return {"stem": unit(7, 3, 64), "stages": stages, "head": drawn_array(inputs, 1000)}
 
 
 def resnet_loss(params: Any, images: Any) -> Any:
@@ -89,10 +89,9 @@ def resnet_loss(params: Any, images: Any) -> Any:
 
     x = jax.nn.relu(unit(images, params["stem"], 2))
     x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
-    blocks = iter(params["blocks"])
-    for stage, (count, _) in enumerate(_STAGES):
-        for position in range(count):
-            x = block(x, next(blocks), 2 if stage and not position else 1)
+    for stage, blocks in enumerate(params["stages"]):
+        for position, p in enumerate(blocks):
+            x = block(x, p, 2 if stage and not position else 1)
     logits = x.mean((1, 2)) @ params["head"]
     return -jax.nn.log_softmax(logits)[:, 0].mean()
 
@@ -101,7 +100,7 @@ def resnet_loss(params: Any, images: Any) -> Any:
 
 
 def rnn_parameters() -> dict[str, Any]:
-    return {"x": _drawn_array(32, 256), "h": _drawn_array(64, 256), "b": jnp.zeros(256)}
+    return {"x": drawn_array(32, 256), "h": drawn_array(64, 256), "b": jnp.zeros(256)}
 
 
 def rnn_loss(params: Any, xs: Any) -> Any:
@@ -130,23 +129,23 @@ def _unet_layers() -> Iterator[tuple[str, Any]]:
     def residual(inputs: int, outputs: int) -> dict[str, Any]:
         return {
             "norm1": jnp.ones(inputs),
-            "conv1": _drawn_array(3, 3, inputs, outputs),
-            "time": _drawn_array(128, outputs),
+            "conv1": drawn_array(3, 3, inputs, outputs),
+            "time": drawn_array(128, outputs),
             "norm2": jnp.ones(outputs),
-            "conv2": _drawn_array(3, 3, outputs, outputs),
-            "skip": _drawn_array(1, 1, inputs, outputs),
+            "conv2": drawn_array(3, 3, outputs, outputs),
+            "skip": drawn_array(1, 1, inputs, outputs),
         }
 
     def attention(width: int) -> dict[str, Any]:
         return {
             "norm": jnp.ones(width),
-            "qkv": _drawn_array(width, 3 * width),
-            "out": _drawn_array(width, width),
+            "qkv": drawn_array(width, 3 * width),
+            "out": drawn_array(width, width),
         }
 
-    yield "time1", _drawn_array(32, 128)
-    yield "time2", _drawn_array(128, 128)
-    yield "in", _drawn_array(3, 3, 3, _WIDTHS[0])
+    yield "time1", drawn_array(32, 128)
+    yield "time2", drawn_array(128, 128)
+    yield "in", drawn_array(3, 3, 3, _WIDTHS[0])
     inputs = _WIDTHS[0]
     for i, width in enumerate(_WIDTHS):
         yield f"down{i}", [residual(inputs, width), residual(width, width), attention(width)]
@@ -157,7 +156,7 @@ def _unet_layers() -> Iterator[tuple[str, Any]]:
         yield f"up{i}", [first, residual(width, width), attention(width)]
         inputs = width
     yield "norm", jnp.ones(inputs)
-    yield "out", _drawn_array(3, 3, inputs, 3)
+    yield "out", drawn_array(3, 3, inputs, 3)
 
 
 def unet_loss(params: Any, images: Any, times: Any) -> Any:

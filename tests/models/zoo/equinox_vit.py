@@ -37,12 +37,12 @@ class ViT(eqx.Module):
     blocks: list
     head: eqx.nn.Linear
 
-    def __init__(self, key, width=16):
-        keys = jax.random.split(key, 5)
+    def __init__(self, key, blocks, width, size):
+        keys = jax.random.split(key, 3 + blocks)
         self.patches = eqx.nn.Conv2d(3, width, 4, 4, key=keys[0])
-        self.positions = jax.random.normal(keys[1], (4, width))
-        self.blocks = [Block(width, k) for k in keys[2:4]]
-        self.head = eqx.nn.Linear(width, 10, key=keys[4])
+        self.positions = jax.random.normal(keys[1], ((size // 4) ** 2, width))
+        self.blocks = [Block(width, k) for k in keys[3:]]
+        self.head = eqx.nn.Linear(width, 10, key=keys[2])
 
     def __call__(self, image, key):
         x = self.patches(image).reshape(self.positions.shape[::-1]).T + self.positions
@@ -69,9 +69,9 @@ def step(vit, opt_state, images, labels, key):
 
 
 @cache
-def model():
+def model(blocks=2, width=16, size=8):
     """Return the step and its arguments; activations are leaves of the model."""
-    vit = ViT(jax.random.key(0))
-    images = jax.random.normal(jax.random.key(1), (2, 3, 8, 8))
+    vit = ViT(jax.random.key(0), blocks, width, size)
+    images = jax.random.normal(jax.random.key(1), (2, 3, size, size))
     opt_state = OPTIMIZER.init(eqx.filter(vit, eqx.is_array))
     return step, (vit, opt_state, images, jnp.array([3, 8]), jax.random.key(2))

@@ -52,10 +52,10 @@ def step(state, tokens, key):
 
 
 @cache
-def model():
+def model(layers=2, width=32, length=8):
     """Return the step and its arguments."""
-    tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, 64)
-    gpt = GPT()
+    tokens = jax.random.randint(jax.random.key(1), (2, length + 1), 0, 64)
+    gpt = GPT(width=width, layers=layers)
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(3)}
     params = jax.jit(gpt.init)(keys, tokens[:, :-1])["params"]
     state = TrainState.create(apply_fn=gpt.apply, params=params, tx=optax.adamw(1e-3))

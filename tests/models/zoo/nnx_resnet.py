@@ -23,11 +23,11 @@ class Residual(nnx.Module):
 class ResNet(nnx.Module):
     """A stem, residual blocks, dropout and a linear classifier."""
 
-    def __init__(self, rngs):
-        self.stem = nnx.Conv(3, 8, (3, 3), strides=2, rngs=rngs)
-        self.blocks = nnx.List([Residual(8, rngs) for _ in range(2)])
+    def __init__(self, blocks, width, rngs):
+        self.stem = nnx.Conv(3, width, (3, 3), strides=2, rngs=rngs)
+        self.blocks = nnx.List([Residual(width, rngs) for _ in range(blocks)])
         self.dropout = nnx.Dropout(0.1, rngs=rngs)
-        self.head = nnx.Linear(8, 10, rngs=rngs)
+        self.head = nnx.Linear(width, 10, rngs=rngs)
 
     def __call__(self, x):
         x = nnx.relu(self.stem(x))
@@ -37,9 +37,9 @@ class ResNet(nnx.Module):
 
 
 @cache
-def model():
+def model(blocks=2, width=8, size=8):
     """Return the step, over the state of model and optimizer, and its arguments."""
-    resnet = ResNet(nnx.Rngs(0))
+    resnet = ResNet(blocks, width, nnx.Rngs(0))
     optimizer = nnx.Optimizer(resnet, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
     graphdef, state = nnx.split((resnet, optimizer))
 
@@ -55,5 +55,5 @@ def model():
         optimizer.update(resnet, grads)
         return nnx.state((resnet, optimizer)), value
 
-    images = jax.random.normal(jax.random.key(1), (2, 8, 8, 3))
+    images = jax.random.normal(jax.random.key(1), (2, size, size, 3))
     return step, (state, images, jnp.array([1, 7]))

@@ -1,0 +1,283 @@
+"""Models compiled as traced, outlined, and as a scan: `python tests/benchmarks/bench_outline.py`.
+
+Each model is traced, lowered, compiled and run in these ways, or those of `--ways`:
+
+    traced  as JAX traces it
+    units   with the pass `outline`: what repeats is compiled once
+    calls   with `outline(mark="call")`: each copy a call, which XLA does not inline
+    roll    with the pass `roll`: what repeats is a scan over stacked operands
+    scan    by hand, as a scan over stacked parameters, where the model is also written so
+
+The ways take turns, in one process, each from caches that have forgotten everything; medians are
+printed, and ratios to "traced". Tracing is the time of the calling thread, and includes the pass.
+Compiling and running are wall time with CPU time, that of XLA's threads, beside it. Memory is
+XLA's temporary one. Equations are those at all depths, a body that several calls share counted
+once. "differs" is the largest difference of a number of the results from that as traced, beside the
+largest number of its array.
+
+Names of models restrict it to these. `--depths 12 24 48` sets the layers of those that have a
+depth. A deep model takes minutes to compile as traced: more than `--traced-up-to` equations are
+not. `--json FILE` adds the measurements to a file, which `plot_outline.py` draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import jaxprtool
+from jaxprtool.ir.caches import clear_caches
+from tests.benchmarks.outline_models import MODELS, Case
+from tests.programs.interpreter import bodies
+from tests.programs.same import count_equations
+
+#: The pipelines by the name of the way.
+PIPELINES = {"units": "outline", "calls": "outline(mark='call')", "roll": "roll"}
+
+TRACED, SCAN = "traced", "scan"
+WAYS = (TRACED, *PIPELINES, SCAN)
+
+
+@dataclass
+class Measured:
+    """What one way costs: times in seconds, one a round; memory in bytes."""
+
+    model: str
+    depth: int | None
+    way: str
+    equations: int = 0
+    memory: int = 0
+    differs: float = 0.0
+    trace: list[float] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    compile: list[float] = field(default_factory=list)
+    compile_cpu: list[float] = field(default_factory=list)
+    run: list[float] = field(default_factory=list)
+    run_cpu: list[float] = field(default_factory=list)
+
+
+# --- one model ------------------------------------------------------------------------------------
+
+
+class Subject:
+    """A model in one of its ways."""
+
+    def __init__(self, case: Case, measured: Measured) -> None:
+        self.measured = measured
+        self.fun = case.fun
+        self.args = case.scan_args if measured.way == SCAN else case.args
+        self.compiled: Any = None
+
+    def trace(self) -> Any:
+        """Trace it with nothing remembered."""
+        forget()
+
+        def fresh(*args: Any) -> Any:
+            return self.fun(*args)
+
+        pipeline = PIPELINES.get(self.measured.way)
+        jitted = jaxprtool.jit(fresh, passes=pipeline) if pipeline else jax.jit(fresh)
+        gc.collect()
+        start = time.thread_time()
+        traced = jitted.trace(*self.args)
+        self.measured.trace.append(time.thread_time() - start)
+        self.measured.equations = written_equations(traced.jaxpr)
+        return traced
+
+    def compile(self, traced: Any) -> None:
+        start = time.perf_counter()
+        lowered = traced.lower()
+        self.measured.lower.append(time.perf_counter() - start)
+        start, cpu = time.perf_counter(), time.process_time()
+        self.compiled = lowered.compile()
+        self.measured.compile.append(time.perf_counter() - start)
+        self.measured.compile_cpu.append(time.process_time() - cpu)
+        self.measured.memory = self.compiled.memory_analysis().temp_size_in_bytes
+
+    def run(self) -> Any:
+        gc.collect()
+        start, cpu = time.perf_counter(), time.process_time()
+        results = jax.block_until_ready(self.compiled(*self.args))
+        self.measured.run.append(time.perf_counter() - start)
+        self.measured.run_cpu.append(time.process_time() - cpu)
+        return results
+
+
+def forget() -> None:
+    """Empty all caches, JAX's and ours."""
+    jax.clear_caches()
+    clear_caches()
+
+
+def written_equations(closed: Any) -> int:
+    """The equations at all depths, those of a body that several equations have counted once."""
+    seen: dict[int, Any] = {}
+
+    def visit(jaxpr: Any) -> int:
+        if id(jaxpr) in seen:
+            return 0
+        seen[id(jaxpr)] = jaxpr
+        return len(jaxpr.eqns) + sum(visit(body) for eqn in jaxpr.eqns for body in bodies(eqn))
+
+    return visit(closed.jaxpr if hasattr(closed, "jaxpr") else closed)
+
+
+def measure(subjects: Sequence[Subject], rounds: int, runs: int, once_above: float) -> None:
+    """Trace and compile by turns, then run by turns."""
+    for i in range(rounds):
+        for subject in subjects[:: -1 if i % 2 else 1]:
+            traced = subject.trace()
+            if not i or max(subject.measured.compile) < once_above:
+                subject.compile(traced)
+    forget()
+    results = [subject.run() for subject in subjects]
+    for subject, result in zip(subjects, results, strict=True):
+        subject.measured.differs = difference(results[0], result)
+        subject.measured.run.clear()
+        subject.measured.run_cpu.clear()
+    del results
+    for i in range(runs):
+        for subject in subjects[:: -1 if i % 2 else 1]:
+            subject.run()
+
+
+def difference(expected: Any, result: Any) -> float:
+    """The largest difference of a float beside the largest number of its array.
+
+    Of the results of a scan by hand, those that are not stacked are compared.
+    """
+    found, others = 0.0, dict(jax.tree.leaves_with_path(result))
+    for path, a in jax.tree.leaves_with_path(expected):
+        b = others.get(path)
+        if b is None or a.shape != b.shape or not jax.numpy.issubdtype(a.dtype, np.floating):
+            continue
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        found = max(found, float(np.abs(a - b).max() / (np.abs(a).max() or 1.0)))
+    return found
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def table_of(measured: Sequence[Measured]) -> Table:
+    first = measured[0]
+    depth = "" if first.depth is None else f", {first.depth}"
+    table = Table(title=f"{first.model}{depth}", title_justify="left")
+    for heading in ("", "equations", "trace, s", "", "lower, s", "compile, s", "", "CPU, s", ""):
+        table.add_column(heading, justify="right")
+    for heading in ("run, ms", "", "CPU, ms", "", "memory, MB", "", "differs"):
+        table.add_column(heading, justify="right")
+    for each in measured:
+        base = first if first.way == TRACED else None
+
+        def cells(name: str, scale: float, digits: int, each=each, base=base) -> Iterator[str]:
+            value = statistics.median(getattr(each, name))
+            yield f"{value * scale:.{digits}f}"
+            yield f"{value / statistics.median(getattr(base, name)):.2f}" if base else ""
+
+        memory = f"{each.memory / max(1, base.memory):.2f}" if base else ""
+        table.add_row(
+            each.way,
+            f"{each.equations:,}",
+            *cells("trace", 1, 2),
+            f"{statistics.median(each.lower):.2f}",
+            *cells("compile", 1, 2),
+            *cells("compile_cpu", 1, 2),
+            *cells("run", 1e3, 1),
+            *cells("run_cpu", 1e3, 1),
+            f"{each.memory / 1e6:.1f}",
+            memory,
+            f"{each.differs:.0e}" if base else "",
+        )
+    return table
+
+
+def save(path: Path, measured: Sequence[Measured]) -> None:
+    """Add the measurements to those in the file that are of other models, releases or ways."""
+    machine = {
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+        "cpus": os.cpu_count(),
+        "jaxprtool": importlib.metadata.version("jaxprtool"),
+    }
+    new = [{**machine, **asdict(each)} for each in measured]
+    names = ("jax", "device", "model", "depth", "way")
+    keys = [[row[name] for name in names] for row in new]
+    old = json.loads(path.read_text()) if path.exists() else []
+    kept = [row for row in old if [row[name] for name in names] not in keys]
+    path.write_text(json.dumps(kept + new, indent=1) + "\n")
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+def subjects_of(name: str, depth: int | None, options: argparse.Namespace) -> list[Subject]:
+    case = MODELS[name].case(depth)
+    size = count_equations(jax.jit(case.fun).trace(*case.args).jaxpr)
+    ways = [
+        way
+        for way in options.ways
+        if not (way == TRACED and size > options.traced_up_to)
+        and not (way == SCAN and case.scan_args is None)
+    ]
+    return [Subject(case, Measured(name, depth, way)) for way in ways]
+
+
+def cases(options: argparse.Namespace) -> Iterator[tuple[str, int | None]]:
+    for name in options.models or MODELS:
+        depths = MODELS[name].depths
+        for depth in (options.depths or depths) if depths else (None,):
+            yield name, depth
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--depths", type=int, nargs="+")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--traced-up-to", type=int, default=8000, metavar="EQUATIONS")
+    parser.add_argument("--rounds", type=int, default=3, help="of tracing and compiling")
+    parser.add_argument("--once-above", type=float, default=20.0, help="seconds of compiling")
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if unknown := set(options.models) - set(MODELS):
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    console = Console(width=170)
+    jax.config.update("jax_enable_compilation_cache", False)
+    jax.jit(lambda x: x + 1)(1.0)  # XLA starts
+    console.print(f"JAX {jax.__version__}, {jax.devices()[0].device_kind}, {os.cpu_count()} cores")
+    for name, depth in cases(options):
+        try:
+            subjects = subjects_of(name, depth, options)
+        except ImportError as error:
+            console.print(f"{name}: left out, {error}")
+            continue
+        if not subjects:
+            continue
+        measure(subjects, options.rounds, options.runs, options.once_above)
+        measured = [subject.measured for subject in subjects]
+        console.print(table_of(measured))
+        if options.json:
+            save(options.json, measured)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.dtypes import is_wide, itemsize
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs, views
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 
 
@@ -117,6 +118,25 @@ def free_variables(eqns: Iterable[JaxprEqn], results: Iterable[Atom] = ()) -> di
         defined.update(eqn.outvars)
     free.update((v, None) for v in results if type(v) is not Literal and v not in defined)
     return free
+
+
+def fuses(eqn: JaxprEqn) -> bool:
+    """Return True if a compiler fuses an equation with its readers.
+
+    It is computed element by element, or only moves elements.
+    """
+    if len(eqn.outvars) != 1:
+        return False
+    like = traits(eqn)
+    shape = getattr(eqn.outvars[0].aval, "shape", None)
+    return like.moves or (
+        not like.expensive and any(getattr(v.aval, "shape", ()) == shape for v in eqn.invars)
+    )
+
+
+def is_scalar(eqn: JaxprEqn) -> bool:
+    """Return True if all results of an equation have one element, and no axis."""
+    return all(getattr(v.aval, "shape", None) == () for v in eqn.outvars)
 
 
 def named(eqn: JaxprEqn) -> str:

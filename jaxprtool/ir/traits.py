@@ -47,6 +47,7 @@ class Traits:
             made one. What may not be merged may be neither hoisted nor folded.
         may_hoist: An equation may be moved out of a loop in which its operands are constant.
         may_fold: It may be computed ahead of time, on another device, if its operands are known.
+        may_outline: It may be moved into a call, if it has no effects.
         collective: Communicates over a mesh axis.
         draws: Draws random bits or numbers from a key.
         key_words: How many operands, from the first, are the words of one random key.
@@ -71,6 +72,7 @@ class Traits:
     may_merge: bool = True
     may_hoist: bool = True
     may_fold: bool = True
+    may_outline: bool = True
     collective: bool = False
     draws: bool = False
     key_words: int = 0
@@ -236,6 +238,11 @@ add_traits("run_state", may_fold=False)
 add_traits("debug_callback", "debug_print", "io_callback", "pure_callback", callback=True)
 add_traits("debug_callback", "debug_print", "io_callback", may_hoist=False)
 add_traits("pure_callback", may_merge=False)
+add_traits(
+    *("create_token", "debug_callback", "debug_print", "io_callback", "pure_callback"),
+    *("rng_uniform", "sow", CALL_HIGH),
+    may_outline=False,
+)
 # Code that is not JAX's, and whatever depends on where it runs.
 add_traits(
     *("call_exported", "call_hi_primitive_linearized", "custom_partitioning", "ffi_call"),

@@ -21,9 +21,10 @@ with `mark="call"` the calls are not inlined, with `mark="plain"` they are (by X
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import Mark
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.inline import Inline
 from jaxprtool.passes.outline.bodies import Bodies, Item, Repeated
@@ -47,7 +48,7 @@ class Outline(Pass):
     #: The least number of equations of a body.
     equations: int = 12
     #: Whether calls are compilation units, calls that XLA does not inline, or plain calls.
-    mark: Literal["unit", "call", "plain"] = "unit"
+    mark: Mark = "unit"
 
     def __call__(self, program: Program) -> Program:
         bodies = Bodies(Inline()(program).jaxpr)
@@ -57,11 +58,7 @@ class Outline(Pass):
                 break
         if not bodies.shared:
             return program
-        return program.replace(jaxpr=bodies.written(self._metadata))
-
-    def _metadata(self, name: str) -> dict[str, str] | None:
-        marks = {"inlineable": "false", "compilation_unit": name}
-        return {"unit": marks, "call": {"inlineable": "false"}, "plain": None}[self.mark]
+        return program.replace(jaxpr=bodies.written(self.mark))
 
 
 def _round(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool:
@@ -76,6 +73,7 @@ def _round(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool:
             calls[start] = segment.length, call
     for number, body in enumerate(before):
         body.items = _replaced(text, text.starts[number], text.starts[number + 1] - 1, calls)
+    bodies.open_wrappers()
     return bool(calls)
 
 

@@ -16,7 +16,18 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import anchor
 from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.ir.structured import CustomJVP, call, holds_jaxpr, sub_jaxprs, view
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Params, Var
+from jaxprtool.jaxcompat import (
+    AnyJaxpr,
+    Atom,
+    ClosedJaxpr,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Mark,
+    Var,
+)
+from jaxprtool.passes.outline.order import finished_early
 
 
 @dataclass(eq=False)
@@ -85,18 +96,46 @@ class Bodies:
             body = todo.pop()
             if body in self.found:
                 continue
-            self.found[body] = Body(list(body.eqns), body.invars, body.outvars)
+            items = finished_early(body.eqns, body.outvars)
+            self.found[body] = Body(items, body.invars, body.outvars)
             for eqn in body.eqns:
                 if eqn.params and holds_jaxpr(eqn.params.values()) and _open(eqn):
                     todo += [jaxcompat.open_jaxpr(inner) for _, inner in sub_jaxprs(eqn)]
 
-    def written(self, marks: Any) -> AnyJaxpr:
-        """Return the program with its calls written.
+    def open_wrappers(self) -> None:
+        """Have who calls a shared body that is but a call itself call what that one calls.
 
-        Args:
-            marks: Returns the XLA metadata of the calls of a shared body, given its name.
+        It is what is left of a body that has been found as a part of others.
         """
-        return _Written(self, marks).closed(self.jaxpr)
+        wrappers = set()
+        for body in self.shared:
+            if len(body.items) == 1 and isinstance(body.items[0], Repeated):
+                wrappers.add(body)
+                body.items[0].body.name = body.name
+        self.shared = [body for body in self.shared if body not in wrappers]
+        for body in self:
+            for i, item in enumerate(body.items):
+                while isinstance(item, Repeated) and item.body in wrappers:
+                    item = body.items[i] = _unwrapped(item)
+
+    def written(self, mark: Mark) -> AnyJaxpr:
+        """Return the program with its calls written, and marked."""
+        return _Written(self, mark).closed(self.jaxpr)
+
+
+def _unwrapped(call: Repeated) -> Repeated:
+    """Return for the call of a body that is one call the same call of what that one calls."""
+    inner = call.body.items[0]
+    assert isinstance(inner, Repeated)
+    given: dict[Atom, Atom] = dict(zip(call.body.invars, call.invars, strict=True))
+    results = dict(zip(call.body.outvars, call.outvars, strict=True))
+    return Repeated(
+        inner.body,
+        [v if type(v) is Literal else given[v] for v in inner.invars],
+        [results.get(v, DropVar(v.aval)) for v in inner.outvars],
+        call.like,
+        call.source,
+    )
 
 
 def _open(eqn: JaxprEqn) -> bool:
@@ -111,9 +150,9 @@ def _open(eqn: JaxprEqn) -> bool:
 class _Written:
     """The jaxprs of bodies with their calls, each made once."""
 
-    def __init__(self, bodies: Bodies, marks: Any):
+    def __init__(self, bodies: Bodies, mark: Mark):
         self._bodies = bodies
-        self._marks = marks
+        self._mark = mark
         self._closed: dict[Any, AnyJaxpr] = {}
         self._calls: dict[Body, JaxprEqn] = {}
 
@@ -145,15 +184,10 @@ class _Written:
         body = item.body
         closed = _jaxpr(body, list(map(self._equation, body.items)))
         eqn = call(closed, item.invars, item.outvars, item.like)
-        return eqn.replace(ctx=_context(item.like, self._marks(body.name)), effects=closed.effects)
+        context = jaxcompat.marked(item.like.ctx, self._mark, body.name)
+        return eqn.replace(ctx=context, effects=closed.effects)
 
 
 def _jaxpr(body: Body, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
     debug = jaxcompat.DebugInfo("jit", body.name, ("",) * len(body.invars), None)
     return jaxcompat.new_jaxpr((), (), body.invars, body.outvars, eqns, debug)
-
-
-def _context(like: JaxprEqn, metadata: Params | None) -> Any:
-    """Return the context of a call: that of an equation, but for what only that one is asked."""
-    settings = jaxcompat.context_settings(like.ctx)
-    return jaxcompat.equation_context({**settings, "compute_type": None, "xla_metadata": metadata})

@@ -22,6 +22,12 @@ from numpy.typing import NDArray
 from jaxprtool.passes.outline.text import Text
 from jaxprtool.passes.outline.windows import GROWTH, Positions, Windows
 
+#: Of the periods of windows that follow one another, so many are compared operand by operand.
+_COMPARED = 8
+
+#: Where there are more windows than that, only periods that few values cross are looked at.
+_MOST = 100_000
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -31,15 +37,17 @@ class Costs:
         copies: The least number of copies.
         equations: The least weight of a segment.
         call: What a call costs.
-        value: What each value costs that crosses the boundary of a call.
+        operand: What each operand and result of a call costs.
+        value: What each value costs that crosses a boundary which may be moved.
         fused: What it costs besides if a compiler would fuse the two sides.
     """
 
     copies: int
     equations: float
     call: float = 4.0
-    value: float = 0.25
-    fused: float = 1.0
+    operand: float = 0.25
+    value: float = 0.1
+    fused: float = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +119,9 @@ class Choice:
         if len(starts) < self._costs.copies:
             return None
         starts, length = self._extended(starts, length)
-        starts, length = self._moved(starts, length)
-        return self._alike(starts, length)
+        found = [self._alike(*moved) for moved in self._moved(starts, length)]
+        best = max(found, key=lambda segment: segment.saved)
+        return best if best.saved > 0 else None
 
     def _extended(self, starts: Positions, length: int) -> tuple[Positions, int]:
         """Return windows made longer, to the right and then to the left, while they are equal."""
@@ -135,8 +144,12 @@ class Choice:
             most //= 2
         return max(most, 0)
 
-    def _moved(self, starts: Positions, length: int) -> tuple[Positions, int]:
-        """Return the windows moved, or cut at their ends, to where least crosses them."""
+    def _moved(self, starts: Positions, length: int) -> list[tuple[Positions, int, float]]:
+        """Return the windows moved, or cut at their ends, to where least crosses them.
+
+        Each with what the boundaries cost. If most windows follow one another, several are
+        returned: any period may be one in which all copies are alike.
+        """
         crossing = self._crossing(starts, length)
         weights = self._text.weights
         if 2 * int((np.diff(starts) == length).sum()) >= len(starts) - 1:
@@ -145,26 +158,27 @@ class Choice:
         inner = weights[starts[0] : starts[0] + length + 1] - weights[starts[0]]
         lost = inner[: most + 1] * (len(starts) - 1) + crossing[: most + 1]
         first = int(lost.argmin())
-        gone = inner[-1] - inner[length - most :]
-        end = length - most + int((gone * (len(starts) - 1) + crossing[length - most :]).argmin())
-        return starts + first, end - first
+        gone = (inner[-1] - inner[length - most :]) * (len(starts) - 1) + crossing[length - most :]
+        end = length - most + int(gone.argmin())
+        return [(starts + first, end - first, float(crossing[first] + crossing[end]))]
 
     def _turned(
         self, starts: Positions, length: int, crossing: NDArray[np.float64]
-    ) -> tuple[Positions, int]:
+    ) -> list[tuple[Positions, int, float]]:
         """Return the best of the periods, of windows most of which follow one another."""
         weight = self._text.weight(int(starts[0]), length)
-        best, found = -np.inf, starts
-        for move in np.argsort(crossing[:length], kind="stable")[:32]:
-            at = starts + move
-            at = at[at + length < len(self._text.tokens)]
-            at = at[self._taken[at + length] == self._taken[at]]
-            hashes = self._windows.hashes(at, length)
-            at = at[hashes == hashes[0]] if len(at) else at
-            gain = (len(at) - 1) * weight - 2 * crossing[move] * len(at) / len(starts)
-            if gain > best:
-                best, found = gain, at
-        return found, length
+        starts = np.concatenate([[starts[0] - length], starts])
+        moves = np.arange(length) if length * len(starts) <= _MOST else np.argsort(crossing)[:64]
+        at = starts + moves[:, None]
+        inside = (at >= 0) & (at + length < len(self._text.tokens))
+        at = np.where(inside, at, 0)
+        hashes = self._windows.hashes(at, length)
+        same = hashes == hashes[:, [len(starts) // 2]]
+        same &= inside & (self._taken[at + length] == self._taken[at])
+        copies = same.sum(1)
+        cost = 2 * crossing[moves] * copies / len(starts)
+        best = np.argsort(cost - (copies - 1) * weight, kind="stable")[:_COMPARED]
+        return [(at[i][same[i]], length, float(cost[i])) for i in best.tolist()]
 
     def _crossing(self, starts: Positions, length: int) -> NDArray[np.float64]:
         """Return what values cost that cross each of the offsets in windows, of all in sum.
@@ -189,16 +203,15 @@ class Choice:
         found: NDArray[np.float64] = crossing[starts[:, None] + np.arange(length + 1)].sum(0)
         return found
 
-    def _alike(self, starts: Positions, length: int) -> Segment | None:
+    def _alike(self, starts: Positions, length: int, cost: float) -> Segment:
         """Return the copies that pass values on in the same way, of the kind that saves most."""
         kinds: dict[bytes, list[int]] = {}
         for start in starts:
             kinds.setdefault(self._text.links(start, length).tobytes(), []).append(start)
-        found = [self._saving(np.array(kind), length) for kind in kinds.values()]
-        best = max(found, key=lambda segment: segment.saved)
-        return best if best.saved > 0 else None
+        found = [self._saving(np.array(kind), length, cost) for kind in kinds.values()]
+        return max(found, key=lambda segment: segment.saved, default=Segment(starts, length, 0.0))
 
-    def _saving(self, starts: Positions, length: int) -> Segment:
+    def _saving(self, starts: Positions, length: int, cost: float) -> Segment:
         text, costs = self._text, self._costs
         weight = text.weight(int(starts[0]), length)
         if len(starts) < costs.copies or weight < costs.equations:
@@ -207,8 +220,8 @@ class Choice:
         for start in starts:
             results |= text.results(start, length)
         outside = int((text.links(int(starts[0]), length) < 0).sum())
-        call = costs.call + costs.value * (outside + int(results.sum()))
-        return Segment(starts, length, (len(starts) - 1) * weight - len(starts) * call)
+        call = costs.call + costs.operand * (outside + int(results.sum()))
+        return Segment(starts, length, (len(starts) - 1) * weight - len(starts) * call - cost)
 
 
 def _apart(starts: Positions, length: int) -> Positions:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import Contains
+from jaxprtool.ir.equations import Contains, fuses, is_scalar
 from jaxprtool.ir.structural_key import Keyless, parameters_key
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.traits import traits
@@ -31,8 +31,8 @@ from jaxprtool.primitives import scope_of, sow_p
 #: The last use of a value that is a result of its body.
 NEVER_DEAD = np.iinfo(np.int64).max
 
-#: What an equation weighs that only moves elements: a compiler makes next to nothing of it.
-MOVED = 0.25
+#: What an equation weighs that only moves elements, or makes scalars: it is compiled in no time.
+LITTLE = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +95,8 @@ class Tokens:
         self._alone = count(-1, -1)
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p or scope_of(eqn) is not None)
         self._sizes: dict[Jaxpr, float] = {}
+        #: By the name of a primitive: whether its equations stay, and what they weigh.
+        self._plain: dict[str, tuple[bool, float]] = {}
         #: By the identity of the item, which is kept here too.
         self._items: dict[int, tuple[Item, int, float]] = {}
 
@@ -114,8 +116,18 @@ class Tokens:
     def _new(self, item: Item) -> tuple[int, float]:
         if isinstance(item, Repeated):
             return self._known.setdefault((item.body,), len(self._known)), 1.0
-        weight = self._weight(item)
-        if self._stays(item):
+        name = item.primitive.name
+        if name not in self._plain:
+            like = traits(item)
+            self._plain[name] = not like.may_outline, LITTLE if like.moves else 1.0
+        stays, weight = self._plain[name]
+        if is_scalar(item):
+            weight = LITTLE
+        stays |= bool(item.effects) and not jaxcompat.only_names_axes(item.effects)
+        if item.params and holds_jaxpr(item.params.values()):
+            weight = self._weight(item)
+            stays = stays or any(item.params.get("donated_invars", ())) or self._sows.at(item)
+        if stays:
             return self.alone(), weight
         try:
             key, _ = parameters_key(item)
@@ -139,27 +151,12 @@ class Tokens:
     def _weight(self, eqn: JaxprEqn) -> float:
         if eqn.params and holds_jaxpr(eqn.params.values()):
             return 1 + sum(self._size(jaxcompat.open_jaxpr(b)) for _, b in sub_jaxprs(eqn))
-        return MOVED if traits(eqn).moves else 1.0
+        return LITTLE if traits(eqn).moves or is_scalar(eqn) else 1.0
 
     def _size(self, body: Jaxpr) -> float:
         if body not in self._sizes:
             self._sizes[body] = sum(map(self._weight, body.eqns))
         return self._sizes[body]
-
-    def _stays(self, eqn: JaxprEqn) -> bool:
-        """Return True if an equation has to stay where it is."""
-        if eqn.effects and not jaxcompat.only_names_axes(eqn.effects):
-            return True
-        return bool(
-            traits(eqn).callback
-            or any(eqn.params.get("donated_invars", ()))
-            or eqn.primitive.name in _STATEFUL
-            or self._sows.at(eqn)
-        )
-
-
-#: Pure by their effects only.
-_STATEFUL = ("rng_uniform", jaxcompat.CALL_HIGH)
 
 
 def text_of(bodies: Sequence[Body], tokens: Tokens) -> Text:
@@ -183,7 +180,7 @@ def text_of(bodies: Sequence[Body], tokens: Tokens) -> Text:
             items.append(item)
             found.append(token)
             weights.append(weight)
-            fusible.append(_fuses(item))
+            fusible.append(not isinstance(item, Repeated) and fuses(item))
             for atom in item.invars:
                 value = -1 if type(atom) is Literal else numbers.get(atom, -1)
                 read.append(value)
@@ -220,14 +217,3 @@ def text_of(bodies: Sequence[Body], tokens: Tokens) -> Text:
         np.array(last, np.int64),
         np.array(fusible),
     )
-
-
-def _fuses(item: Item) -> bool:
-    """Return True if a compiler fuses an item: it is computed element by element, or only moves."""
-    if isinstance(item, Repeated) or len(item.outvars) != 1:
-        return False
-    like = traits(item)
-    if like.moves:
-        return True
-    shape = getattr(item.outvars[0].aval, "shape", None)
-    return not like.expensive and any(getattr(v.aval, "shape", ()) == shape for v in item.invars)

@@ -7,33 +7,37 @@ attributes for XLA, and which stay with it under JAX's transformations.
 What can be done with them is known when a program is lowered. XLA cannot partition a unit: it
 gathers all of its operands on each device, and ends the process for some. Where it partitions a
 program, and in exported ones, which may be called from such, a unit is a call that is not inlined.
+Whether a backend takes the marks is tried once in a process, on a program of two additions; where
+it does not, calls have those that it takes, or none.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
+import jax
+import numpy as np
 from jax._src import config, pjit, sharding_impls
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import JaxprEqn
 from jax.interpreters import mlir
 
 from jaxprtool.jaxcompat.values import with_metadata
 
-#: How a call is marked: as a unit, as a call that is not inlined, or not at all.
-Mark = Literal["unit", "call", "plain"]
+#: How a call is marked: not at all, as one that is not inlined, or as a unit.
+Mark = Literal["plain", "call", "unit"]
+
+#: From least to most: of each XLA is told one thing more.
+_MARKS: tuple[Mark, ...] = ("plain", "call", "unit")
 
 #: The key under which a marked call has its body's name, by which it is known for one of ours.
 _OUTLINED = "outlined"
-
-#: What XLA is told of a call with each mark.
-_TOLD: dict[Mark, frozenset[str]] = {
-    "unit": frozenset(("inlineable", "compilation_unit")),
-    "call": frozenset(("inlineable",)),
-    "plain": frozenset(),
-}
 
 
 def marked(context: Any, mark: Mark, name: str) -> Any:
@@ -41,17 +45,32 @@ def marked(context: Any, mark: Mark, name: str) -> Any:
 
     Bodies that call one another have different names; XLA tells bodies apart by what they compute.
     """
-    told = {"inlineable": "false", "compilation_unit": name}
-    ours = {key: told[key] if key in _TOLD[mark] else None for key in told}
-    return with_metadata(context, {**ours, _OUTLINED: None if mark == "plain" else name})
+    return with_metadata(
+        context, {**_told(mark, name), _OUTLINED: None if mark == "plain" else name}
+    )
 
 
 def mark_of(eqn: JaxprEqn) -> Mark:
     """How `marked` has marked a call; "plain" for every other equation."""
-    metadata = eqn.ctx.xla_metadata or {}
+    return _mark(eqn.ctx)
+
+
+def _told(mark: Mark, name: str) -> dict[str, str | None]:
+    """What XLA is told of a call with this mark; None for what it is not."""
+    told = ("inlineable", "false"), ("compilation_unit", name)
+    count = _MARKS.index(mark)
+    return {key: value if i < count else None for i, (key, value) in enumerate(told)}
+
+
+def _mark(context: Any) -> Mark:
+    metadata = context.xla_metadata or {}
     if _OUTLINED not in metadata:
         return "plain"
     return "unit" if "compilation_unit" in metadata else "call"
+
+
+def _least(*marks: Mark) -> Mark:
+    return min(marks, key=_MARKS.index)
 
 
 # --- lowering -------------------------------------------------------------------------------------
@@ -68,10 +87,8 @@ def _lower_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Seq
         return pjit._pjit_lowering(ctx, *args, **params)
     # JAX's transformations mark all equations within a call as they find the call.
     inherited = name == _within.get()
-    if inherited:
-        ctx.jaxpr_eqn_ctx = marked(context, "plain", name)
-    elif "compilation_unit" in context.xla_metadata and not _by_one_device(ctx.module_context):
-        ctx.jaxpr_eqn_ctx = marked(context, "call", name)
+    mark = "plain" if inherited else _least(_mark(context), _possible(ctx))
+    ctx.jaxpr_eqn_ctx = marked(context, mark, name)
     with _lowering_body(name):
         return pjit._pjit_lowering(ctx, *args, **params)
 
@@ -87,6 +104,13 @@ def _lowering_body(name: str) -> Iterator[None]:
         config.xla_metadata_context_manager.set_local(before)
 
 
+def _possible(ctx: mlir.LoweringRuleContext) -> Mark:
+    """The most that a call can be marked as in the program that is being lowered."""
+    module = ctx.module_context
+    whole: Mark = "unit" if _by_one_device(module) else "call"
+    return _least(whole, *map(_taken_by, ctx.platforms or module.platforms))
+
+
 def _by_one_device(ctx: mlir.ModuleContext) -> bool:
     """Whether XLA is certain to have nothing to partition."""
     axes = ctx.axis_context
@@ -98,3 +122,56 @@ def _by_one_device(ctx: mlir.ModuleContext) -> bool:
 
 
 mlir.register_lowering(pjit.jit_p, _lower_call, cacheable=False)
+
+
+# --- backends -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _taken_by(platform: str) -> Mark:
+    """The most that the backend of a platform takes; all, if this machine has no such backend."""
+    try:
+        device = jax.local_devices(backend=platform)[0]
+    except RuntimeError:
+        return "unit"
+    taken, reasons = _MARKS[-1], []
+    while taken != "plain" and (reason := _refusal(taken, device)):
+        reasons.append(reason)
+        taken = _MARKS[_MARKS.index(taken) - 1]
+    if reasons:
+        warnings.warn(
+            f"the backend '{platform}' does not take calls marked as '{_MARKS[-1]}', and outlined "
+            f"calls are marked as '{taken}' for it: {reasons[0]}",
+            stacklevel=2,
+        )
+    return taken
+
+
+def _refusal(mark: Mark, device: jax.Device) -> str | None:
+    """Why a device does not take calls with this mark, in a line; None if it does."""
+    told = {key: value for key, value in _told(mark, "trial").items() if value is not None}
+
+    @jax.jit
+    def body(x: jax.Array) -> jax.Array:
+        return x + x
+
+    def trial(x: jax.Array) -> jax.Array:
+        with set_xla_metadata(**told):
+            return body(body(x))
+
+    found: list[str | None] = []
+
+    def run() -> None:
+        try:
+            with jax.default_device(device), jax.transfer_guard("allow"):
+                x = jax.device_put(np.float32(1), device)
+                result = float(jax.jit(trial).lower(x).compile()(x))
+            found.append(None if result == 4 else f"1 + 1, doubled, is {result} there")
+        except Exception as error:  # what a compiler raises for what it does not know
+            found.append((str(error).strip() or type(error).__name__).splitlines()[0])
+
+    # In a thread of its own none of the settings hold in which the program is being lowered.
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]

@@ -184,3 +184,51 @@ def test_exported_units_are_calls() -> None:
     exported = jax.export.export(jaxprtool.jit(model, passes=marking("unit")))(X, WEIGHTS)
     assert "compilation_unit" not in exported.mlir_module()
     assert 'inlineable = "false"' in exported.mlir_module()
+
+
+# --- backends that reject -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rejecting(monkeypatch):
+    """A backend that cannot compile what bears an attribute of this name."""
+
+    def reject(attribute: str) -> None:
+        def compiled(lowered, *args, **kwargs):
+            if f"{attribute} = " in lowered.as_text():
+                raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: {attribute} is unknown")
+            return compile_(lowered, *args, **kwargs)
+
+        compile_ = jax.stages.Lowered.compile
+        monkeypatch.setattr(jax.stages.Lowered, "compile", compiled)
+        jaxcompat.marks._taken_by.cache_clear()
+
+    yield reject
+    jaxcompat.marks._taken_by.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "left"), [("compilation_unit", {"inlineable"}), ("inlineable", set())]
+)
+def test_a_backend_has_the_marks_that_it_takes(rejecting, attribute, left) -> None:
+    rejecting(attribute)
+    with pytest.warns(UserWarning) as caught:
+        lowered = jaxprtool.jit(model, passes=marking("unit")).lower(X, WEIGHTS)
+        again = jaxprtool.jit(model, passes=marking("unit")).lower(X + 1, WEIGHTS)
+    assert [str(w.message).splitlines() for w in caught] == [
+        [
+            "the backend 'cpu' does not take calls marked as 'unit', and outlined calls are "
+            f"marked as '{'call' if left else 'plain'}' for it: "
+            f"INVALID_ARGUMENT: {attribute} is unknown"
+        ]
+    ]
+    assert told(lowered)["layer"] == told(again)["layer"] == left
+    np.testing.assert_array_equal(lowered.compile()(X, WEIGHTS), jax.jit(model)(X, WEIGHTS))
+
+
+def test_a_backend_that_takes_all_is_asked_without_the_users_settings() -> None:
+    jaxcompat.marks._taken_by.cache_clear()
+    axes = mesh(AxisType.Explicit, 1)
+    with jax.set_mesh(axes), jax.transfer_guard("disallow"), jax.debug_nans(True):
+        lowered = jaxprtool.jit(model, passes=marking("unit")).lower(X, WEIGHTS)
+    assert told(lowered)["layer"] == UNIT

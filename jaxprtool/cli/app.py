@@ -1,4 +1,4 @@
-"""The Typer application: `jaxprtool show|opt|run|emit|unzip|vmap|passes|explain|backends`.
+"""The Typer application: `jaxprtool show|opt|run|emit|unzip|vmap|outline|passes|explain|backends`.
 
 Nothing here, nor what it imports, imports JAX: help and completion answer without it.
 """
@@ -16,6 +16,7 @@ from jaxprtool.cli.backends import backends
 from jaxprtool.cli.emit import emit
 from jaxprtool.cli.explain import explain
 from jaxprtool.cli.opt import opt
+from jaxprtool.cli.outline import outline
 from jaxprtool.cli.passes import passes
 from jaxprtool.cli.run import run
 from jaxprtool.cli.show import show
@@ -37,7 +38,7 @@ app = typer.Typer(
     context_settings=_HELP,
     epilog=_EPILOG,
 )
-for command in (show, opt, run, emit, unzip, vmap, passes, explain, backends):
+for command in (show, opt, run, emit, unzip, vmap, outline, passes, explain, backends):
     app.command(context_settings=_HELP)(command)
 
 
@@ -70,6 +71,7 @@ def _top(
       jaxprtool emit samples/transformer.py:loss --to stablehlo
       jaxprtool unzip samples/mlp_variables.py:net -o net/
       jaxprtool vmap samples/batching.py:loss --in-axes "(None, 0)" --axis-size 32
+      jaxprtool outline samples/layers.py:loss -p value_and_grad
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 from jax.experimental import checkify
+from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.layout import Format
 
 from jaxprtool import jaxcompat
@@ -44,23 +45,35 @@ class Output:
 class Times:
     """Seconds each step took; `repeat` is the median of `repeats` calls after the first.
 
-    Under `jax_disable_jit` nothing is lowered and compiled as a whole.
+    `compile_cpu` are those that all threads spent while the program was compiled. Under
+    `jax_disable_jit` nothing is lowered and compiled as a whole.
     """
 
     lower: float | None
     compile: float | None
+    compile_cpu: float | None
     first_call: float
     repeat: float | None
     repeats: int
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Bytes of a compiled program on a device: what it takes, gives, and needs while it runs."""
+
+    arguments: int
+    outputs: int
+    temporary: int
+
+
+@dataclass(frozen=True)
 class RunReport:
-    """What a run gave: the devices it ran on, the times, the results."""
+    """What a run gave: the devices it ran on, the times, the memory if known, the results."""
 
     name: str
     devices: tuple[jax.Device, ...]
     times: Times
+    memory: Memory | None
     outputs: tuple[Output, ...]
 
 
@@ -125,11 +138,13 @@ def run(
     arguments: Sequence[object],
     device: jax.Device | None = None,
     repeat: int | None = None,
+    told: Callable[[str], object] = lambda doing: None,
 ) -> RunReport:
     """Compile a program, call it once, and then `repeat` times more to time it.
 
     `arguments` are flat, one per invar. Without a number, a program with effects (prints,
     callbacks) runs once, so that they happen once, and any other is timed over REPEATS calls.
+    `told` is told what is done: "lowering", "compiling", "running".
     Raises UnsupportedError if it cannot be compiled, BackendError if the device cannot run it,
     and UserFunctionError if a callback or a check of the user's fails, or `jax_debug_nans` or
     `jax_debug_infs` forbid a result.
@@ -146,16 +161,18 @@ def run(
     with place, unchecked(), transfers, nullcontext() if mesh is None else jax.set_mesh(mesh):
         if device is not None:
             arguments = [jax.device_put(a, device) for a in arguments]
-        lower_time, compile_time, call = _compile(program, arguments)
+        made = _compile(program, arguments, told)
+        told("running")
         with failures_reported(program):
-            first_time, outs = _timed(call, *_copied(program, arguments))
+            first_time, outs = _timed(made.call, *_copied(program, arguments))
             program.require_finite(check, arguments, outs)
-            times = [_timed(call, *_copied(program, arguments))[0] for _ in range(repeat)]
+            times = [_timed(made.call, *_copied(program, arguments))[0] for _ in range(repeat)]
     median = statistics.median(times) if times else None
     return RunReport(
         program.name,
         _devices_of(outs, device),
-        Times(lower_time, compile_time, first_time, median, repeat),
+        Times(made.lower, made.compile, made.compile_cpu, first_time, median, repeat),
+        made.memory,
         tuple(
             Output(name, aval.str_short(short_dtypes=True), value)
             for name, aval, value in zip(program.out_names, program.out_avals, outs, strict=True)
@@ -172,26 +189,65 @@ def _copied(program: Program, arguments: Sequence[object]) -> list[object]:
     ]
 
 
-def _compile(
-    program: Program, arguments: Sequence[object]
-) -> tuple[float | None, float | None, Callable]:
-    """Seconds to lower and to compile, and a function from flat arguments to flat results.
+@dataclass(frozen=True)
+class _Compiled:
+    """A function from flat arguments to flat results, and what it took to make it."""
 
-    Under `jax_disable_jit` equations are compiled one by one, when they run: there are no times.
-    """
+    call: Callable
+    lower: float | None = None
+    compile: float | None = None
+    compile_cpu: float | None = None
+    memory: Memory | None = None
+
+
+def _compile(
+    program: Program, arguments: Sequence[object], told: Callable[[str], object]
+) -> _Compiled:
+    """Compile a program; under `jax_disable_jit` its equations are, one by one, when they run."""
     fun = jaxcompat.jaxpr_as_fun(program.jaxpr)
     checked = jaxcompat.has_checks(program.jaxpr)
     if checked:
         fun = checkify.checkify(fun)
     if jax.config.jax_disable_jit:
-        return None, None, _thrower(fun) if checked else fun
+        return _Compiled(_thrower(fun) if checked else fun)
+    told("lowering")
     try:
         traced = jax.jit(fun, **program.jit_keywords).trace(*arguments)
         lower_time, lowered = _timed(traced.lower)
+        told("compiling")
+        start = time.process_time()
         compile_time, compiled = _timed(lowered.compile)
+        compile_cpu = time.process_time() - start
     except Exception as error:  # lowering rules raise what they like
         raise UnsupportedError(f"{program.name} cannot be compiled: {_one_line(error)}") from error
-    return lower_time, compile_time, _thrower(compiled) if checked else compiled
+    call = _thrower(compiled) if checked else compiled
+    return _Compiled(call, lower_time, compile_time, compile_cpu, _memory(compiled))
+
+
+def _memory(compiled: jax.stages.Compiled) -> Memory | None:
+    """Return the memory of a compiled program, unless its backend does not say."""
+    known = compiled.memory_analysis()
+    if known is None:
+        return None
+    sizes = known.argument_size_in_bytes, known.output_size_in_bytes, known.temp_size_in_bytes
+    return Memory(*sizes)
+
+
+@contextmanager
+def compiled_afresh() -> Iterator[None]:
+    """Have what is compiled within take the time that it takes: JAX's persistent cache is off.
+
+    What the backend needs to compile anything at all is done before.
+    """
+    enabled = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX asks only once whether there is one
+    jax.jit(lambda: jax.numpy.zeros(())).lower().compile()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
 
 
 def _thrower(checked: Callable) -> Callable:

@@ -250,6 +250,86 @@ class VmapDocument(TypedDict):
     programs: Annotated[list[Program], "The mapped program, or what the passes made of it."]
 
 
+# --- outline ----------------------------------------------------------------------------------
+
+
+class SourceRange(TypedDict):
+    """Lines of a source file."""
+
+    file: Annotated[str, "The path."]
+    first: Annotated[int, "The first line, from 1."]
+    last: Annotated[int, "The last line."]
+
+
+class RepeatedBody(TypedDict):
+    """A body that a program calls more than once, where the program or another body calls it."""
+
+    name: Annotated[str, "The name of its calls."]
+    copies: Annotated[int, "How often it is called from there, by all copies of the caller."]
+    equations: Annotated[
+        int, "How many equations a copy has, those of the bodies that it calls included."
+    ]
+    share: Annotated[float, "The part of the program's equations that these are, from 0 to 1."]
+    source: Annotated[
+        SourceRange | None, "The lines that its equations come from; null where they are unknown."
+    ]
+    bodies: Annotated[
+        list[RepeatedBody], "The bodies that it calls, told where the body stands first."
+    ]
+
+
+class Repetition(TypedDict):
+    """What a program repeats."""
+
+    name: Annotated[str, "The name of the program."]
+    equations: Annotated[int, "How many equations it has, calls that were opened not counted."]
+    compiled: Annotated[int, "How many equations XLA compiles after `outline`, calls included."]
+    rest: Annotated[int, "How many equations are in no repeated body."]
+    bodies: Annotated[
+        list[RepeatedBody], "The repeated bodies that it calls, the largest part of it first."
+    ]
+
+
+class Memory(TypedDict):
+    """The memory of a compiled program, in bytes."""
+
+    arguments: Annotated[int, "What it takes."]
+    outputs: Annotated[int, "What it gives."]
+    temporary: Annotated[int, "What it needs besides while it runs."]
+
+
+class Measurement(TypedDict):
+    """How a program was compiled and run. Times are in seconds."""
+
+    lower: Annotated[float | None, "Lowering; null under `jax_disable_jit`."]
+    compile: Annotated[float | None, "Compiling; null under `jax_disable_jit`."]
+    compile_cpu: Annotated[float | None, "The CPU time of all threads meanwhile."]
+    first_call: Annotated[float, "The first call."]
+    repeat: Annotated[float | None, "The median of the calls after it; null if there were none."]
+    repeats: Annotated[int, "How many these were."]
+    memory: Annotated[Memory | None, "Its memory; null where the backend does not say."]
+
+
+class Measurements(TypedDict):
+    """A program measured as traced, and outlined."""
+
+    devices: Annotated[list[str], "Where both ran: `cpu:0`."]
+    random: Annotated[list[str], "The arguments that were filled with random values."]
+    trace: Annotated[float, "How long tracing and the passes before took, in seconds."]
+    outline: Annotated[float, "How long `outline` took, in seconds."]
+    as_traced: Annotated[Measurement, "The program as it was traced."]
+    outlined: Annotated[Measurement | None, "The program outlined; null if nothing repeats."]
+
+
+class OutlineDocument(TypedDict):
+    """`outline`."""
+
+    programs: Annotated[
+        list[Repetition], "What is repeated; several programs if a pass has given several."
+    ]
+    measured: NotRequired[Annotated[Measurements, "With `--compile`: what both take."]]
+
+
 # --- passes, explain, backends ----------------------------------------------------------------
 
 
@@ -359,6 +439,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "opt": (OptDocument,),
     "run": (RunDocument,),
     "unzip": (UnzipDocument,),
+    "outline": (OutlineDocument,),
     "vmap": (VmapDocument,),
     "passes": (PassesDocument,),
     "explain": (PassDocument, PipelineDocument, PrimitiveDocument),

@@ -32,12 +32,12 @@ def steps(report: RunReport, trace_time: float | None = None) -> dict[str, str]:
     if len(devices) > 4:
         where = f"{len(devices)} devices, {devices[0]} to {devices[-1]}"
     rows = {"device": where}
-    rows |= {} if trace_time is None else {"trace": _duration(trace_time)}
+    rows |= {} if trace_time is None else {"trace": duration(trace_time)}
     if times.lower is not None and times.compile is not None:
-        rows |= {"lower": _duration(times.lower), "compile": _duration(times.compile)}
-    rows["first call"] = _duration(times.first_call)
+        rows |= {"lower": duration(times.lower), "compile": duration(times.compile)}
+    rows["first call"] = duration(times.first_call)
     if times.repeat is not None:
-        rows["later calls"] = f"{_duration(times.repeat)} (median of {times.repeats})"
+        rows["later calls"] = f"{duration(times.repeat)} (median of {times.repeats})"
     return rows
 
 
@@ -55,7 +55,8 @@ def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time as text: `26.5 s`, `1.2 ms`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

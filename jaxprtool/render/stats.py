@@ -41,8 +41,8 @@ def stats(counted: Stats, *, width: int = 80) -> Rendering:
 def _equations(counted: Stats) -> Table:
     depths = len(counted.by_depth)
     columns = min(depths, MOST_DEPTHS)
-    heading = f"{counted.name}: {_plural(counted.equations, 'equation')}"
-    grid = _grid(heading)
+    heading = f"{counted.name}: {plural(counted.equations, 'equation')}"
+    grid = new_table(heading)
     grid.add_column("primitive", style=theme.PRIMITIVE, overflow="fold")
     grid.add_column("in all", justify="right")
     if depths > 1:
@@ -76,7 +76,7 @@ def values_table(
     `most` is how many of them are shown, where more are only counted.
     """
     known = sum(value.bytes or 0 for value in values)
-    grid = _grid(f"{_plural(len(values), what)}, {_size(known)}")
+    grid = new_table(f"{plural(len(values), what)}, {in_bytes(known)}")
     grid.add_column(what, style=theme.BINDER, overflow="fold")
     grid.add_column("type", style=theme.TYPE, overflow="fold")
     grid.add_column("bytes", justify="right")
@@ -91,7 +91,8 @@ def values_table(
     return grid
 
 
-def _grid(heading: str) -> Table:
+def new_table(heading: str) -> Table:
+    """Return an empty table with a heading."""
     return Table(
         title=Text(heading, style=theme.HEADING),
         title_justify="left",
@@ -101,11 +102,13 @@ def _grid(heading: str) -> Table:
     )
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
+    """Return a count as text: `1 equation`, `2 equations`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _size(count: float) -> str:
+def in_bytes(count: float) -> str:
+    """Return a number of bytes as text: `1.5 MiB`."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:,} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

@@ -9,7 +9,18 @@ import pytest
 import jaxprtool
 from jaxprtool.cli.main import main
 
-COMMANDS = ("show", "opt", "run", "emit", "unzip", "vmap", "passes", "explain", "backends")
+COMMANDS = (
+    "show",
+    "opt",
+    "run",
+    "emit",
+    "unzip",
+    "vmap",
+    "outline",
+    "passes",
+    "explain",
+    "backends",
+)
 ROOT = Path(__file__).parents[2]
 
 

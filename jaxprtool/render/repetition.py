@@ -1,0 +1,161 @@
+"""What a program repeats, and what it takes as traced and outlined, as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from jaxprtool.render import documents, theme
+from jaxprtool.render.comments import short_path
+from jaxprtool.render.rendering import Rendering
+from jaxprtool.render.runs import duration
+from jaxprtool.render.stats import in_bytes, new_table, plural
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.repetition import RepeatedBody, Repetition, SourceRange
+    from jaxprtool.execute.run import RunReport
+
+
+def repetition_table(found: Repetition, width: int) -> Rendering:
+    """Return a row for each repeated body, those that it calls below it, and what is left."""
+    size = plural(found.equations, "equation")
+    if not found.bodies:
+        return Rendering(Text(f"{found.name}: {size}, nothing repeats"), width)
+    table = new_table(f"{found.name}: {size}")
+    table.add_column("repeated body", style=theme.SHARED_NAME, overflow="fold")
+    for column in ("copies", "equations", "share"):
+        table.add_column(column, justify="right")
+    table.add_column("source", style=theme.COMMENT, overflow="fold")
+    for depth, body in _nested(found.bodies):
+        name, source = Text("  " * depth + body.name), Text(_lines(body.source))
+        table.add_row(name, f"{body.copies:,}", f"{body.equations:,}", f"{body.share:.1%}", source)
+    rest = found.rest / found.equations
+    table.add_row(Text("the rest", style=theme.COMMENT), "", f"{found.rest:,}", f"{rest:.1%}", "")
+    total = f"{size} as traced, {found.compiled:,} to compile once outlined"
+    if saved := _change(found.equations, found.compiled):
+        total += f": {saved}"
+    return Rendering(Group(table, Text(), Text(total)), width)
+
+
+def _nested(bodies: Sequence[RepeatedBody], depth: int = 0) -> Iterator[tuple[int, RepeatedBody]]:
+    for body in bodies:
+        yield depth, body
+        yield from _nested(body.bodies, depth + 1)
+
+
+def _lines(source: SourceRange | None) -> str:
+    if source is None:
+        return ""
+    last = f"-{source.last}" if source.last > source.first else ""
+    return f"{short_path(source.file)}:{source.first}{last}"
+
+
+_Number = Callable[["RunReport"], float | None]
+
+#: What is measured: its name, its number, and how that is shown.
+_MEASURED: tuple[tuple[str, _Number, Callable[[float], str]], ...] = (
+    ("lower", lambda ran: ran.times.lower, duration),
+    ("compile", lambda ran: ran.times.compile, duration),
+    ("compile, CPU time", lambda ran: ran.times.compile_cpu, duration),
+    ("first call", lambda ran: ran.times.first_call, duration),
+    ("later calls", lambda ran: ran.times.repeat, duration),
+    ("temporary memory", lambda ran: ran.memory.temporary if ran.memory else None, in_bytes),
+    ("arguments", lambda ran: ran.memory.arguments if ran.memory else None, in_bytes),
+    ("results", lambda ran: ran.memory.outputs if ran.memory else None, in_bytes),
+)
+
+
+def measured_rows(
+    reports: Sequence[RunReport], trace_time: float, outline_time: float
+) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each thing measured: its name, as traced, outlined, and what has changed.
+
+    Args:
+        reports: The run of a program as traced, and of the program outlined if that is another.
+        trace_time: How many seconds tracing took.
+        outline_time: How many seconds outlining took.
+    """
+    several = len(reports) > 1
+    yield "trace", *[duration(trace_time)] * len(reports), *[""] * several
+    if several:
+        yield "outline", "", duration(outline_time), ""
+    for name, of, shown in _MEASURED:
+        numbers = [number for ran in reports if (number := of(ran)) is not None]
+        if numbers:
+            yield name, *map(shown, numbers), *([_change(*numbers)] if several else [])
+
+
+def _change(old: float, new: float) -> str:
+    if not old or not new:
+        return ""
+    times = max(old / new, new / old)
+    if times < 1.05:
+        return ""
+    return f"{_times(times)} times {'less' if new < old else 'more'}"
+
+
+def _times(number: float) -> str:
+    return f"{number:.1f}" if number < 10 else f"{number:,.0f}"
+
+
+# --- as JSON ----------------------------------------------------------------------------------
+
+
+def repetition_document(found: Repetition) -> documents.Repetition:
+    """Return the document of what a program repeats."""
+    return {
+        "name": found.name,
+        "equations": found.equations,
+        "compiled": found.compiled,
+        "rest": found.rest,
+        "bodies": list(map(_body_document, found.bodies)),
+    }
+
+
+def _body_document(body: RepeatedBody) -> documents.RepeatedBody:
+    at = body.source
+    return {
+        "name": body.name,
+        "copies": body.copies,
+        "equations": body.equations,
+        "share": body.share,
+        "source": {"file": at.file, "first": at.first, "last": at.last} if at else None,
+        "bodies": list(map(_body_document, body.bodies)),
+    }
+
+
+def measured_document(
+    reports: Sequence[RunReport], random: Sequence[str], trace_time: float, outline_time: float
+) -> documents.Measurements:
+    """Return the document of what `measured_rows` shows; `random` arguments had random values."""
+    traced, *outlined = map(_measurement_document, reports)
+    return {
+        "devices": [str(device) for device in reports[0].devices],
+        "random": list(random),
+        "trace": trace_time,
+        "outline": outline_time,
+        "as_traced": traced,
+        "outlined": outlined[0] if outlined else None,
+    }
+
+
+def _measurement_document(ran: RunReport) -> documents.Measurement:
+    times, memory = ran.times, ran.memory
+    return {
+        "lower": times.lower,
+        "compile": times.compile,
+        "compile_cpu": times.compile_cpu,
+        "first_call": times.first_call,
+        "repeat": times.repeat,
+        "repeats": times.repeats,
+        "memory": {
+            "arguments": memory.arguments,
+            "outputs": memory.outputs,
+            "temporary": memory.temporary,
+        }
+        if memory
+        else None,
+    }

@@ -1,0 +1,78 @@
+"""A small vision transformer, its layers a Python loop: why such a model is slow to compile.
+
+Each layer is traced anew, and its gradient too. Look at what repeats, at what XLA then compiles,
+and at a layer that is written once and called.
+
+    jaxprtool outline samples/layers.py:loss -p value_and_grad
+    jaxprtool outline samples/layers.py:loss --compile
+    jaxprtool opt samples/layers.py:loss -p outline
+"""
+
+import jax
+import jax.numpy as jnp
+
+import jaxprtool
+
+DEPTH, PATCH = 4, 4
+
+_LAYER = {
+    "norms": "f32[2,32]",
+    "attention": "f32[3,2,32,16]",
+    "out": "f32[2,16,32]",
+    "up": "f32[32,64]",
+    "down": "f32[64,32]",
+}
+
+#: Tokens are of width 32: patches of 4 x 4 pixels in three channels.
+PARAMS = {
+    "embedding": "f32[48,32]",
+    "positions": "f32[16,32]",
+    "layers": [_LAYER] * DEPTH,
+    "head": "f32[32,10]",
+}
+IMAGES, LABELS = "f32[4,16,16,3]", "i32[4]"
+
+
+def norm(scale, x):
+    """Each token shifted and scaled to mean 0, variance 1, and then by `scale`."""
+    centred = x - x.mean(-1, keepdims=True)
+    return scale * centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
+
+
+def attention(params, x):
+    """Every token looks at every other: f32[batch, tokens, width] -> the same."""
+    queries, keys, values = jnp.einsum("btw,nhwd->nbhtd", x, params["attention"])
+    scores = jnp.einsum("bhqd,bhkd->bhqk", queries, keys) / queries.shape[-1] ** 0.5
+    mixed = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), values)
+    return jnp.einsum("bhqd,hdw->bqw", mixed, params["out"])
+
+
+def layer(params, x):
+    """Attention, and then two dense layers, each beside a residual connection."""
+    first, second = params["norms"]
+    x = x + attention(params, norm(first, x))
+    hidden = jax.nn.gelu(norm(second, x) @ params["up"])
+    return x + hidden @ params["down"]
+
+
+def patches(images):
+    """The image as tokens: f32[batch, height, width, channels] -> f32[batch, tokens, 48]."""
+    batch, height, width, channels = images.shape
+    split = images.reshape(batch, height // PATCH, PATCH, width // PATCH, PATCH, channels)
+    return split.swapaxes(2, 3).reshape(batch, -1, PATCH * PATCH * channels)
+
+
+@jaxprtool.example(PARAMS, IMAGES)
+def forward(params, images):
+    """The logits of each image's class: f32[batch, height, width, 3] -> f32[batch, 10]."""
+    x = patches(images) @ params["embedding"] + params["positions"]
+    for each in params["layers"]:
+        x = layer(each, x)
+    return x.mean(axis=1) @ params["head"]
+
+
+@jaxprtool.example(PARAMS, IMAGES, LABELS)
+def loss(params, images, labels):
+    """The mean cross-entropy of the labels."""
+    log_probabilities = jax.nn.log_softmax(forward(params, images))
+    return -(jax.nn.one_hot(labels, 10) * log_probabilities).sum(axis=-1).mean()

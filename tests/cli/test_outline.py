@@ -1,0 +1,187 @@
+"""`jaxprtool outline`: what repeats, and what it takes as traced and outlined."""
+
+import json
+import os
+import re
+import textwrap
+
+import jax
+import pytest
+
+MODEL = """
+    import jax, jax.numpy as jnp, jaxprtool
+
+    def layer(w, x):
+        x = jnp.tanh(x @ w) + jnp.sin(x)
+        x = x / (1 + jnp.abs(x).max())
+        return jnp.log1p(jnp.exp(x)) * jnp.cumsum(x, axis=0)
+
+    @jaxprtool.example("f32[3,4,4]", "f32[2,4]")
+    def loss(ws, x):
+        for w in ws:
+            x = layer(w, x)
+        return x.sum()
+
+    @jaxprtool.example("f32[4]")
+    def small(x):
+        return jnp.sin(x).sum()
+
+    @jaxprtool.example("f32[n]")
+    def symbolic(x):
+        return jnp.sin(x).sum()
+
+    @jaxprtool.example("f32[4]")
+    def prints(x):
+        jax.debug.print("the sum is {}", x.sum())
+        return x
+"""
+LOSS = "model.py:loss"
+
+
+@pytest.fixture
+def cli(folder, cli):
+    (folder / "model.py").write_text(textwrap.dedent(MODEL))
+    return cli
+
+
+def test_bodies_are_told_with_copies_equations_share_and_lines(cli):
+    result = cli("outline", LOSS, "--equations", "8")
+    assert result.code == 0 and result.err == ""
+    lines = result.out.splitlines()
+    assert re.fullmatch(r"loss: \d+ equations", lines[0])
+    assert lines[1].split() == ["repeated", "body", "copies", "equations", "share", "source"]
+    assert re.fullmatch(r"layer +3 +\d+ +\d\d\.\d% +model\.py:5-7", lines[3])
+    assert lines[-3].startswith("the rest ")
+    total = r"(\d+) equations as traced, (\d+) to compile once outlined: \d\.\d times less"
+    before, after = map(int, re.fullmatch(total, lines[-1]).groups())
+    assert lines[0] == f"loss: {before} equations" and after < before
+
+
+def test_the_options_are_those_of_the_pass(cli):
+    assert "nothing repeats" in cli("outline", LOSS, "--copies", "4", "--equations", "8").out
+    assert "nothing repeats" in cli("outline", LOSS, "--equations", "1000").out
+    plain = cli("outline", LOSS, "--equations", "8", "--mark", "plain").out
+    count = re.search(r"(\d+) equations as traced, (\d+) to compile", plain)
+    assert count[1] == count[2] and "times" not in plain
+
+
+def test_passes_run_first_and_each_program_is_told(cli):
+    six = "f32[6,4,4], f32[2,4]"
+    gradient = cli("outline", LOSS, "-p", "value_and_grad", "--args", six).out
+    assert re.search(r"^ *layer +[56] ", gradient, re.MULTILINE)
+    assert re.search(r"^ *layer_transpose +[56] ", gradient, re.MULTILINE)
+    halves = cli("outline", LOSS, "-p", "vjp", "--equations", "8").out
+    names = re.findall(r"^(\w+): \d+ equations", halves, re.MULTILINE)
+    assert names == ["loss_forward", "loss_backward"]
+
+
+def test_that_nothing_repeats_is_a_line(cli):
+    result = cli("outline", "model.py:small")
+    assert (result.code, result.out, result.err) == (0, "small: 2 equations, nothing repeats\n", "")
+
+
+def test_a_file_that_is_outlined_already_is_told_again(cli):
+    first = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)
+    assert cli("opt", LOSS, "-p", "outline(equations=8)", "-o", "outlined.jaxpr").code == 0
+    assert json.loads(cli("outline", "outlined.jaxpr", "--json").out) == first
+
+
+def test_the_json_document(cli, folder):
+    document = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)
+    assert list(document) == ["programs"]
+    (program,) = document["programs"]
+    (layer,) = program["bodies"]
+    assert layer["name"] == "layer" and layer["copies"] == 3 and layer["bodies"] == []
+    assert layer["source"] == {"file": str(folder / "model.py"), "first": 5, "last": 7}
+    assert 3 * layer["equations"] + program["rest"] == program["equations"]
+    assert program["compiled"] == layer["equations"] + program["rest"] + 3
+    assert layer["share"] == 3 * layer["equations"] / program["equations"]
+
+
+def test_both_programs_are_compiled_and_run(cli):
+    result = cli("outline", LOSS, "--equations", "8", "--compile")
+    assert result.lines == ["note: ws, x filled with random values (--seed 0)"]
+    table = result.out.splitlines()[-10:]
+    steps = [
+        *("trace", "outline", "lower", "compile", "compile, CPU time", "first call", "later calls"),
+        *("temporary memory", "arguments", "results"),
+    ]
+    assert [re.split("  +", line)[0] for line in table] == steps
+
+
+def test_what_is_measured_as_json(cli):
+    result = cli("outline", LOSS, "--equations", "8", "--compile", "--json", "--seed", "3")
+    measured = json.loads(result.out)["measured"]
+    assert measured["random"] == ["ws", "x"] and measured["devices"] == [str(jax.devices()[0])]
+    assert measured["outline"] > 0 and measured["trace"] > 0
+    for each in (measured["as_traced"], measured["outlined"]):
+        assert each["compile"] > 0 and each["compile_cpu"] > 0 and each["repeats"] == 10
+        assert each["memory"]["arguments"] == 4 * (3 * 4 * 4 + 2 * 4)
+        assert each["memory"]["outputs"] == 4
+
+
+def test_where_nothing_repeats_one_program_is_compiled(cli):
+    text = cli("outline", "model.py:small", "--compile").out
+    assert "nothing repeats" in text and "as traced" in text and "outlined" not in text
+    prints = cli("outline", "model.py:prints", "--compile", "--json")
+    assert json.loads(prints.out)["measured"]["outlined"] is None
+    assert prints.err.count("the sum is") == 1
+
+
+def test_programs_are_compiled_anew_whatever_the_persistent_cache_has(cli, folder):
+    settings = {
+        "jax_compilation_cache_dir": str(folder / "cache"),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        assert cli("outline", "model.py:small", "--compile").code == 0
+        assert not (folder / "cache").exists() or os.listdir(folder / "cache") == []
+        assert cli("run", "model.py:small").code == 0
+        assert os.listdir(folder / "cache")
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        jax.experimental.compilation_cache.compilation_cache.reset_cache()
+
+
+def test_a_terminal_is_told_what_it_waits_for(cli, monkeypatch):
+    assert "compiling" not in cli("outline", "model.py:small", "--compile").err
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    result = cli("outline", "model.py:small", "--compile")
+    assert "compiling small as traced" in result.err and "running small as traced" in result.err
+    assert result.out.startswith("small: 2 equations, nothing repeats\n")
+
+
+MISTAKES = {
+    "an unknown option": ((LOSS, "--fast"), "no such option: --fast"),
+    "one copy": ((LOSS, "--copies", "1"), "'--copies'"),
+    "no equations": ((LOSS, "--equations", "0"), "'--equations'"),
+    "an unknown mark": ((LOSS, "--mark", "units"), "'--mark'"),
+    "a backend for nothing": ((LOSS, "--backend", "cpu"), "--backend goes with --compile"),
+    "an unknown backend": ((LOSS, "--compile", "--backend", "abacus"), "abacus"),
+    "several programs to compile": (
+        (LOSS, "-p", "vjp", "--compile"),
+        "--compile takes one program, and the passes gave forward, backward",
+    ),
+    "a symbolic size to run": (("model.py:symbolic", "--compile"), "n needs a number"),
+    "no such file": (("modle.py:loss",), "modle.py"),
+    "no such function": (("model.py:lost",), "lost"),
+    "an unknown pass": ((LOSS, "-p", "outlin"), "unknown pass 'outlin'"),
+}
+
+
+@pytest.mark.parametrize("arguments, message", MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_one_line(cli, arguments, message):
+    result = cli("outline", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.lines[0].startswith("error: ") and message in result.lines[0]
+    assert all(line.startswith("hint: ") for line in result.lines[1:])
+
+
+def test_a_symbolic_size_is_no_matter_unless_it_is_run(cli):
+    assert cli("outline", "model.py:symbolic").out == "symbolic: 2 equations, nothing repeats\n"

@@ -51,7 +51,10 @@ def marked(context: Any, mark: Mark, name: str) -> Any:
 
 
 def mark_of(eqn: JaxprEqn) -> Mark:
-    """How `marked` has marked a call; "plain" for every other equation."""
+    """How `marked` has marked a call; "plain" for one that it has not.
+
+    JAX's transformations mark what they write within a call like the call.
+    """
     return _mark(eqn.ctx)
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxprtool.errors import PipelineError
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Mark
 from jaxprtool.passes.base import Pass
@@ -30,7 +31,8 @@ from jaxprtool.passes.inline import Inline
 from jaxprtool.passes.outline.bodies import Bodies, Item, Repeated
 from jaxprtool.passes.outline.choice import Choice, Costs
 from jaxprtool.passes.outline.names import Names
-from jaxprtool.passes.outline.text import Text, Tokens, text_of
+from jaxprtool.passes.outline.text import Text, Tokens, rough_tokens, text_of
+from jaxprtool.passes.outline.windows import Windows
 from jaxprtool.passes.outline.write import outlined
 
 #: More rounds than a program has levels of nesting.
@@ -43,15 +45,25 @@ class Outline(Pass):
 
     name: ClassVar[str] = "outline"
 
-    #: The least number of copies.
+    #: The least number of copies, at least two.
     copies: int = 2
     #: The least number of equations of a body.
     equations: int = 12
     #: Whether calls are compilation units, calls that XLA does not inline, or plain calls.
     mark: Mark = "unit"
 
+    def __post_init__(self) -> None:
+        for option, least in (("copies", 2), ("equations", 1)):
+            if (given := getattr(self, option)) < least:
+                raise PipelineError(
+                    f"option '{option}' of pass 'outline' is {given}: it is at least {least}"
+                )
+
     def __call__(self, program: Program) -> Program:
         bodies = Bodies(Inline()(program).jaxpr)
+        if not _may_repeat(bodies, self.copies, self.equations):
+            return program
+        bodies.finish_early()
         tokens, names = Tokens(), Names()
         for _ in range(MOST_ROUNDS):
             if not _round(bodies, tokens, names, Costs(self.copies, self.equations)):
@@ -59,6 +71,15 @@ class Outline(Pass):
         if not bodies.shared:
             return program
         return program.replace(jaxpr=bodies.written(self.mark))
+
+
+def _may_repeat(bodies: Bodies, copies: int, equations: int) -> bool:
+    """Return False if it is certain, at little cost, that nothing repeats."""
+    if len(bodies.found) > 1:
+        return True
+    return any(
+        groups for _, groups in Windows(rough_tokens(bodies.found)).groups(equations, copies)
+    )
 
 
 def _round(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool:

@@ -96,11 +96,15 @@ class Bodies:
             body = todo.pop()
             if body in self.found:
                 continue
-            items = finished_early(body.eqns, body.outvars)
-            self.found[body] = Body(items, body.invars, body.outvars)
+            self.found[body] = Body(list(body.eqns), body.invars, body.outvars)
             for eqn in body.eqns:
                 if eqn.params and holds_jaxpr(eqn.params.values()) and _open(eqn):
                     todo += [jaxcompat.open_jaxpr(inner) for _, inner in sub_jaxprs(eqn)]
+
+    def finish_early(self) -> None:
+        """Put the equations of all bodies in the order in which repetition is looked for."""
+        for jaxpr, body in self.found.items():
+            body.items = list(finished_early(jaxpr.eqns, jaxpr.outvars))
 
     def open_wrappers(self) -> None:
         """Have who calls a shared body that is but a call itself call what that one calls.

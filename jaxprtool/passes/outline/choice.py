@@ -3,7 +3,8 @@
 What is saved is what a compiler has to look at: the equations of all copies but one, less what the
 calls cost, which is more the more values cross their boundary. A segment is moved, and its ends cut
 off, where fewer values cross then, and where no chain of equations that a compiler fuses is cut in
-two. Where equations repeat without a gap, any period of them could be the segment.
+two. Where equations repeat without a gap, any period of them could be the segment, but never several
+periods at once.
 
 All of this looks at tokens. What is chosen is compared operand by operand: copies of a segment pass
 values on among themselves in the same way, or they are not copies of each other.
@@ -19,8 +20,8 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxprtool.passes.outline.text import Text
-from jaxprtool.passes.outline.windows import GROWTH, Positions, Windows
+from jaxprtool.passes.outline.text import Positions, Text
+from jaxprtool.passes.outline.windows import GROWTH, Windows
 
 #: Of the periods of windows that follow one another, so many are compared operand by operand.
 _COMPARED = 8
@@ -76,7 +77,7 @@ class Choice:
         number = count()
         heap = [
             (-self._at_most(starts, length), next(number), starts, length)
-            for length, groups in self._windows.groups(self._least(), self._costs.copies)
+            for length, groups in self._windows.groups(1, self._costs.copies)
             for starts in groups
         ]
         heap = [entry for entry in heap if entry[0] < 0]
@@ -92,9 +93,6 @@ class Choice:
             self._take(found)
             yield found
             heappush(heap, (-found.saved, next(number), starts, length))
-
-    def _least(self) -> int:
-        return max(2, int(self._costs.equations / 3))
 
     def _take(self, found: Segment) -> None:
         for start in found.starts:
@@ -119,8 +117,15 @@ class Choice:
         if len(starts) < self._costs.copies:
             return None
         starts, length = self._extended(starts, length)
-        found = [self._alike(*moved) for moved in self._moved(starts, length)]
-        best = max(found, key=lambda segment: segment.saved)
+        if self._windows.is_periodic(int(starts[0]), length):
+            return None  # its period is a segment, and more copies of it are saved
+        best = Segment(starts, length, 0.0)
+        for moved in self._moved(starts, length):
+            found = self._alike(*moved)
+            if found.saved > best.saved:
+                best = found
+            if len(found.starts) == len(moved[0]):
+                break  # those that follow cannot save more
         return best if best.saved > 0 else None
 
     def _extended(self, starts: Positions, length: int) -> tuple[Positions, int]:
@@ -205,22 +210,22 @@ class Choice:
 
     def _alike(self, starts: Positions, length: int, cost: float) -> Segment:
         """Return the copies that pass values on in the same way, of the kind that saves most."""
+        links = self._text.links(starts, length)
         kinds: dict[bytes, list[int]] = {}
-        for start in starts:
-            kinds.setdefault(self._text.links(start, length).tobytes(), []).append(start)
-        found = [self._saving(np.array(kind), length, cost) for kind in kinds.values()]
-        return max(found, key=lambda segment: segment.saved, default=Segment(starts, length, 0.0))
+        for i, row in enumerate(links):
+            kinds.setdefault(row.tobytes(), []).append(i)
+        found = [
+            self._saving(starts[kind], length, links[kind[0]], cost) for kind in kinds.values()
+        ]
+        return max(found, key=lambda segment: segment.saved)
 
-    def _saving(self, starts: Positions, length: int, cost: float) -> Segment:
+    def _saving(self, starts: Positions, length: int, links: Positions, cost: float) -> Segment:
         text, costs = self._text, self._costs
         weight = text.weight(int(starts[0]), length)
         if len(starts) < costs.copies or weight < costs.equations:
             return Segment(starts, length, 0.0)
-        results = np.zeros(text.values[starts[0] + length] - text.values[starts[0]], bool)
-        for start in starts:
-            results |= text.results(start, length)
-        outside = int((text.links(int(starts[0]), length) < 0).sum())
-        call = costs.call + costs.operand * (outside + int(results.sum()))
+        results = text.results(starts, length).any(0)
+        call = costs.call + costs.operand * (int((links < 0).sum()) + int(results.sum()))
         return Segment(starts, length, (len(starts) - 1) * weight - len(starts) * call - cost)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-Positions = NDArray[np.int64]
+from jaxprtool.passes.outline.text import Positions
 
 #: By how much one length is greater than the last.
 GROWTH = 1.4
@@ -79,6 +79,14 @@ class Windows:
         ordered = found[order]
         edges = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
         return starts[order], np.concatenate([[0], edges, [len(starts)]])
+
+    def is_periodic(self, start: int, length: int) -> bool:
+        """Return True if a window is a shorter one, several times."""
+        at = np.array([start])
+        periods = [d for d in range(1, length // 2 + 1) if length % d == 0]
+        return any(
+            self.hashes(at, length - d)[0] == self.hashes(at + d, length - d)[0] for d in periods
+        )
 
     def common(self, starts: Positions, length: int, most: int, *, left: bool = False) -> int:
         """Return by how many positions equal windows can be extended and stay equal, up to most."""

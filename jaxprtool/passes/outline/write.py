@@ -24,10 +24,10 @@ from jaxprtool.passes.outline.text import Text
 def outlined(text: Text, segment: Segment, names: Names) -> tuple[Body, list[Repeated]]:
     """Return the shared body of a segment, and the call of each copy."""
     copies = [text.copy(start, segment.length) for start in segment.starts]
-    links = text.links(int(segment.starts[0]), segment.length)
+    links = text.links(segment.starts[:1], segment.length)[0]
     columns, argument = _arguments(copies, links)
-    used = [text.results(start, segment.length) for start in segment.starts]
-    kept = np.flatnonzero(np.logical_or.reduce(used))
+    used = text.results(segment.starts, segment.length)
+    kept = np.flatnonzero(used.any(0))
     sources = names.sources(copies)
     body = _body(copies[0], sources[0], links, argument, columns, kept)
     body.name = names.name(copies)

@@ -42,6 +42,7 @@ class Traits:
         moves: Computes nothing: it moves, repeats or makes up elements, and a compiler fuses it
             into what reads the result.
         fills: Makes a large array of little, and is as good as the array that it makes.
+        reduces: Combines elements along axes.
         expensive: Costs far more than reading its result.
         may_merge: Two equations with equal operands and parameters, and without effects, may be
             made one. What may not be merged may be neither hoisted nor folded.
@@ -68,6 +69,7 @@ class Traits:
     gives: Literal["", "same", "layout", "part", "cast"] = ""
     moves: bool = False
     fills: bool = False
+    reduces: bool = False
     expensive: bool = False
     may_merge: bool = True
     may_hoist: bool = True
@@ -181,6 +183,13 @@ add_traits(
     *("conv_general_dilated", "dot_general", "fft", "ragged_dot_general", "scaled_dot"),
     *("scaled_matmul", "symmetric_product", "triangular_solve"),
     expensive=True,
+)
+add_traits(
+    *("argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "reduce"),
+    *("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"),
+    *("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_xor"),
+    *("sort", "top_k"),
+    reduces=True,
 )
 # JAX takes conversions of integers for constant, and transposes no product that keeps them.
 add_traits(

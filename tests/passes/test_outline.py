@@ -17,9 +17,10 @@ def calls(program: Program) -> list[str]:
 
 
 def layer(params, x):
-    y = jnp.tanh(x @ params["w"] + params["b"])
-    y = jnp.sin(y) * jnp.exp(-jnp.square(y)) + jnp.cos(y @ params["w"])
-    return x + y / (1 + jnp.abs(y)) - jnp.sqrt(jnp.square(y) + 1.0)
+    y = x - jnp.mean(x, -1, keepdims=True)
+    y = y / jnp.sqrt(jnp.mean(jnp.square(y), -1, keepdims=True) + 1e-5)
+    y = jax.nn.softmax(y @ params["w"] + params["b"])
+    return x + jnp.tanh(y @ params["w"])
 
 
 def stack(layers, x):

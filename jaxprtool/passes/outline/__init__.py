@@ -35,6 +35,9 @@ from jaxprtool.passes.outline.text import Text, Tokens, rough_tokens, text_of
 from jaxprtool.passes.outline.windows import Windows
 from jaxprtool.passes.outline.write import outlined
 
+#: What a shared body, and an operand of a call, cost: of a marked one XLA compiles a module.
+_MARKED, _PLAIN = {"body": 150.0, "operand": 0.4}, {"body": 0.0, "operand": 0.0}
+
 #: More rounds than a program has levels of nesting.
 MOST_ROUNDS = 12
 
@@ -48,7 +51,7 @@ class Outline(Pass):
     #: The least number of copies, at least two.
     copies: int = 2
     #: The least number of equations of a body.
-    equations: int = 12
+    equations: int = 10
     #: Whether calls are compilation units, calls that XLA does not inline, or plain calls.
     mark: Mark = "unit"
 
@@ -64,9 +67,10 @@ class Outline(Pass):
         if not _may_repeat(bodies, self.copies, self.equations):
             return program
         bodies.finish_early()
-        tokens, names = Tokens(), Names()
+        tokens, names = Tokens(), Names(bodies.names)
+        costs = Costs(self.copies, self.equations, **(_PLAIN if self.mark == "plain" else _MARKED))
         for _ in range(MOST_ROUNDS):
-            if not _round(bodies, tokens, names, Costs(self.copies, self.equations)):
+            if not _round(bodies, tokens, names, costs):
                 break
         if not bodies.shared:
             return program

@@ -77,11 +77,13 @@ class Bodies:
         jaxpr: The program's jaxpr.
         found: A body for each jaxpr that calls may be written in, the outermost first.
         shared: The bodies that have been made since.
+        names: The names of bodies that calls of the program have been marked with before.
     """
 
     jaxpr: AnyJaxpr
     found: dict[Jaxpr, Body] = field(default_factory=dict)
     shared: list[Body] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._add(self.jaxpr)
@@ -98,7 +100,11 @@ class Bodies:
                 continue
             self.found[body] = Body(list(body.eqns), body.invars, body.outvars)
             for eqn in body.eqns:
-                if eqn.params and holds_jaxpr(eqn.params.values()) and _open(eqn):
+                if not eqn.params or not holds_jaxpr(eqn.params.values()):
+                    continue
+                if jaxcompat.mark_of(eqn) != "plain":
+                    self.names.add(eqn.params["name"])
+                if _open(eqn):
                     todo += [jaxcompat.open_jaxpr(inner) for _, inner in sub_jaxprs(eqn)]
 
     def finish_early(self) -> None:

@@ -3,8 +3,8 @@
 What is saved is what a compiler has to look at: the equations of all copies but one, less what the
 calls cost, which is more the more values cross their boundary. A segment is moved, and its ends cut
 off, where fewer values cross then, and where no chain of equations that a compiler fuses is cut in
-two. Where equations repeat without a gap, any period of them could be the segment, but never several
-periods at once.
+two. Where equations repeat without a gap, any period of them could be the segment; several periods
+at once are none.
 
 All of this looks at tokens. What is chosen is compared operand by operand: copies of a segment pass
 values on among themselves in the same way, or they are not copies of each other.
@@ -32,21 +32,23 @@ _MOST = 100_000
 
 @dataclass(frozen=True)
 class Costs:
-    """What counts as a gain, all in equations.
+    """What counts as a gain. All but the first two are in equations.
 
     Attributes:
         copies: The least number of copies.
-        equations: The least weight of a segment.
-        call: What a call costs.
+        equations: The least number of equations of a segment.
+        body: What a shared body costs.
         operand: What each operand and result of a call costs.
+        call: What a call costs besides.
         value: What each value costs that crosses a boundary which may be moved.
         fused: What it costs besides if a compiler would fuse the two sides.
     """
 
     copies: int
-    equations: float
-    call: float = 4.0
-    operand: float = 0.25
+    equations: int
+    body: float
+    operand: float
+    call: float = 1.0
     value: float = 0.1
     fused: float = 0.5
 
@@ -105,9 +107,9 @@ class Choice:
         copies = min(len(starts), 1 + int(starts[-1] - starts[0]) // length)
         end = min(int(starts[0]) + longest, len(self._text.tokens))
         weight = float(self._text.weights[end] - self._text.weights[starts[0]])
-        if weight < self._costs.equations or copies < self._costs.copies:
+        if copies < self._costs.copies:
             return 0.0
-        return (copies - 1) * weight - copies * self._costs.call
+        return (copies - 1) * weight - copies * self._costs.call - self._costs.body
 
     # --- one group -----------------------------------------------------------------------------
 
@@ -222,11 +224,13 @@ class Choice:
     def _saving(self, starts: Positions, length: int, links: Positions, cost: float) -> Segment:
         text, costs = self._text, self._costs
         weight = text.weight(int(starts[0]), length)
-        if len(starts) < costs.copies or weight < costs.equations:
+        size = text.sizes[int(starts[0]) + length] - text.sizes[int(starts[0])]
+        if len(starts) < costs.copies or size < costs.equations:
             return Segment(starts, length, 0.0)
         results = text.results(starts, length).any(0)
         call = costs.call + costs.operand * (int((links < 0).sum()) + int(results.sum()))
-        return Segment(starts, length, (len(starts) - 1) * weight - len(starts) * call - cost)
+        gone = (len(starts) - 1) * weight
+        return Segment(starts, length, gone - len(starts) * call - costs.body - cost)
 
 
 def _apart(starts: Positions, length: int) -> Positions:

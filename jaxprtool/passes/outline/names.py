@@ -27,7 +27,7 @@ _MOST = 0.75
 class Names:
     """The names that are taken in one program."""
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
+    def __init__(self, taken: Iterable[str]):
         self._taken = set(taken)
 
     def name(self, copies: Sequence[Sequence[Item]]) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,9 @@ NEVER_DEAD = np.iinfo(np.int64).max
 #: What an equation weighs that only moves elements, or makes scalars: it is compiled in no time.
 LITTLE = 0.25
 
+#: What a reduction weighs: XLA fuses it with all that is around it, in more than linear time.
+MUCH = 12.0
+
 
 @dataclass(frozen=True, eq=False)
 class Text:
@@ -48,6 +52,7 @@ class Text:
         starts: The position at which each body begins.
         tokens: The token of each position.
         weights: How much compiling each costs, in equations, summed up: of the first i positions.
+        sizes: How many equations each is, with those in its bodies, summed up likewise.
         values: The number of the first value that each position defines.
         slots: The number of the first operand of each position.
         read: The value that each operand is, or -1 if it is none that the body's items define.
@@ -58,16 +63,17 @@ class Text:
     """
 
     items: Sequence[Item | None]
-    bodies: NDArray[np.int64]
+    bodies: Positions
     starts: Sequence[int]
-    tokens: NDArray[np.int64]
+    tokens: Positions
     weights: NDArray[np.float64]
-    values: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    read: NDArray[np.int64]
-    readers: NDArray[np.int64]
-    definitions: NDArray[np.int64]
-    last: NDArray[np.int64]
+    sizes: Positions
+    values: Positions
+    slots: Positions
+    read: Positions
+    readers: Positions
+    definitions: Positions
+    last: Positions
     fusible: NDArray[np.bool_]
 
     def copy(self, start: int, length: int) -> list[Item]:
@@ -98,6 +104,14 @@ class Text:
         return float(self.weights[start + length] - self.weights[start])
 
 
+class Token(NamedTuple):
+    """What an item is in the text, what it weighs, and how many equations it is in all."""
+
+    number: int
+    weight: float
+    size: int
+
+
 class Tokens:
     """The tokens of one run of the pass: the same for items that do the same."""
 
@@ -106,50 +120,45 @@ class Tokens:
         self._types: dict[int, tuple[Aval, int]] = {}
         self._alone = count(-1, -1)
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p or scope_of(eqn) is not None)
-        self._sizes: dict[Jaxpr, float] = {}
-        #: By the name of a primitive: whether its equations stay, and what they weigh.
-        self._plain: dict[str, tuple[bool, float]] = {}
+        #: What bodies weigh, and how many equations they have.
+        self._bodies: dict[Jaxpr, tuple[float, int]] = {}
         #: By the identity of the item, which is kept here too.
-        self._items: dict[int, tuple[Item, int, float]] = {}
+        self._items: dict[int, tuple[Item, Token]] = {}
 
-    def of(self, item: Item) -> tuple[int, float]:
-        """Return an item's token, and what it weighs."""
+    def of(self, item: Item) -> Token:
+        """Return what the text says of an item."""
         known = self._items.get(id(item))
         if known is None:
-            token, weight = self._new(item)
-            self._items[id(item)] = item, token, weight
-            return token, weight
-        return known[1:]
+            known = self._items[id(item)] = item, self._new(item)
+        return known[1]
 
     def alone(self) -> int:
         """Return a token that no item has."""
         return next(self._alone)
 
-    def _new(self, item: Item) -> tuple[int, float]:
+    def _new(self, item: Item) -> Token:
         if isinstance(item, Repeated):
-            return self._known.setdefault((item.body,), len(self._known)), 1.0
-        name = item.primitive.name
-        if name not in self._plain:
-            like = traits(item)
-            self._plain[name] = not like.may_outline, LITTLE if like.moves else 1.0
-        stays, weight = self._plain[name]
-        if is_scalar(item):
-            weight = LITTLE
-        stays |= bool(item.effects) and not jaxcompat.only_names_axes(item.effects)
+            return Token(self._known.setdefault((item.body,), len(self._known)), 1.0, 1)
+        stays = not traits(item).may_outline
+        if item.effects and not jaxcompat.only_names_axes(item.effects):
+            stays = True
         if item.params and holds_jaxpr(item.params.values()):
-            weight = self._weight(item)
+            weight, size = self._costs(item)
             stays = stays or any(item.params.get("donated_invars", ())) or self._sows.at(item)
-        if stays:
-            return self.alone(), weight
+        else:
+            weight, size = _weight(item), 1
+        return Token(self.alone() if stays else self._number(item), weight, size)
+
+    def _number(self, eqn: JaxprEqn) -> int:
         try:
-            key, _ = parameters_key(item)
+            key, _ = parameters_key(eqn)
         except Keyless:
-            return self.alone(), weight
-        types = [self._type(v.aval) for v in item.invars]
-        weak = [getattr(v.aval, "weak_type", False) for v in item.outvars]
-        results = [self._type(v.aval) for v in item.outvars]
-        whole = item.primitive, key, *types, None, *results, *weak, id(item.ctx)
-        return self._known.setdefault(whole, len(self._known)), weight
+            return self.alone()
+        types = [self._type(v.aval) for v in eqn.invars]
+        weak = [getattr(v.aval, "weak_type", False) for v in eqn.outvars]
+        results = [self._type(v.aval) for v in eqn.outvars]
+        whole = eqn.primitive, key, *types, None, *results, *weak, id(eqn.ctx)
+        return self._known.setdefault(whole, len(self._known))
 
     def _type(self, aval: Aval) -> int:
         """Return a number for a type, the same whether it is weak or not."""
@@ -160,17 +169,29 @@ class Tokens:
             self._types[id(aval)] = known
         return known[1]
 
-    def _weight(self, eqn: JaxprEqn) -> float:
-        if eqn.params and holds_jaxpr(eqn.params.values()):
-            if jaxcompat.mark_of(eqn) != "plain":
-                return 1.0  # it is compiled elsewhere
-            return 1 + sum(self._size(jaxcompat.open_jaxpr(b)) for _, b in sub_jaxprs(eqn))
-        return LITTLE if traits(eqn).moves or is_scalar(eqn) else 1.0
+    def _costs(self, eqn: JaxprEqn) -> tuple[float, int]:
+        """Return what an equation with bodies weighs, and how many equations it is in all."""
+        if jaxcompat.mark_of(eqn) != "plain":
+            return 1.0, 1  # its body is shared already
+        bodies = [self._costs_of(jaxcompat.open_jaxpr(body)) for _, body in sub_jaxprs(eqn)]
+        return 1 + sum(weight for weight, _ in bodies), 1 + sum(size for _, size in bodies)
 
-    def _size(self, body: Jaxpr) -> float:
-        if body not in self._sizes:
-            self._sizes[body] = sum(map(self._weight, body.eqns))
-        return self._sizes[body]
+    def _costs_of(self, body: Jaxpr) -> tuple[float, int]:
+        if body not in self._bodies:
+            found = [
+                self._costs(eqn) if holds_jaxpr(eqn.params.values()) else (_weight(eqn), 1)
+                for eqn in body.eqns
+            ]
+            self._bodies[body] = sum(weight for weight, _ in found), sum(size for _, size in found)
+        return self._bodies[body]
+
+
+def _weight(eqn: JaxprEqn) -> float:
+    """Return what an equation without bodies weighs."""
+    like = traits(eqn)
+    if like.reduces:
+        return MUCH
+    return LITTLE if like.moves or is_scalar(eqn) else 1.0
 
 
 def rough_tokens(jaxprs: Iterable[Jaxpr]) -> NDArray[np.int64]:
@@ -193,6 +214,7 @@ def text_of(bodies: Sequence[Body], tokens: Tokens) -> Text:
     starts: list[int] = []
     found: list[int] = []
     weights: list[float] = [0.0]
+    sizes: list[int] = [0]
     values: list[int] = [0]
     slots: list[int] = [0]
     read: list[int] = []
@@ -203,10 +225,11 @@ def text_of(bodies: Sequence[Body], tokens: Tokens) -> Text:
         numbers: dict[Atom, int] = {}
         for item in body.items:
             position = len(items)
-            token, weight = tokens.of(item)
+            token = tokens.of(item)
             items.append(item)
-            found.append(token)
-            weights.append(weight)
+            found.append(token.number)
+            weights.append(token.weight)
+            sizes.append(token.size)
             fusible.append(not isinstance(item, Repeated) and fuses(item))
             for atom in item.invars:
                 value = -1 if type(atom) is Literal else numbers.get(atom, -1)
@@ -224,6 +247,7 @@ def text_of(bodies: Sequence[Body], tokens: Tokens) -> Text:
         items.append(None)
         found.append(tokens.alone())
         weights.append(0.0)
+        sizes.append(0)
         fusible.append(False)
         slots.append(len(read))
         values.append(len(last))
@@ -236,6 +260,7 @@ def text_of(bodies: Sequence[Body], tokens: Tokens) -> Text:
         starts,
         np.array(found),
         np.cumsum(weights),
+        np.cumsum(sizes),
         np.array(values),
         np.array(slots),
         np.array(read, np.int64),

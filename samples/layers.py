@@ -16,9 +16,12 @@ import jaxprtool
 DEPTH, PATCH = 4, 4
 
 _LAYER = {
-    "norms": "f32[2,32]",
-    "attention": "f32[3,2,32,16]",
+    "norm": "f32[32]",
+    "queries": "f32[2,32,16]",
+    "keys": "f32[2,32,16]",
+    "values": "f32[2,32,16]",
     "out": "f32[2,16,32]",
+    "second_norm": "f32[32]",
     "up": "f32[32,64]",
     "down": "f32[64,32]",
 }
@@ -41,17 +44,20 @@ def norm(scale, x):
 
 def attention(params, x):
     """Every token looks at every other: f32[batch, tokens, width] -> the same."""
-    queries, keys, values = jnp.einsum("btw,nhwd->nbhtd", x, params["attention"])
+    queries, keys, values = (
+        jnp.einsum("btw,hwd->bhtd", x, params[name]) for name in ("queries", "keys", "values")
+    )
     scores = jnp.einsum("bhqd,bhkd->bhqk", queries, keys) / queries.shape[-1] ** 0.5
-    mixed = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), values)
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+    weights /= weights.sum(-1, keepdims=True)
+    mixed = jnp.einsum("bhqk,bhkd->bhqd", weights, values)
     return jnp.einsum("bhqd,hdw->bqw", mixed, params["out"])
 
 
 def layer(params, x):
     """Attention, and then two dense layers, each beside a residual connection."""
-    first, second = params["norms"]
-    x = x + attention(params, norm(first, x))
-    hidden = jax.nn.gelu(norm(second, x) @ params["up"])
+    x = x + attention(params, norm(params["norm"], x))
+    hidden = jax.nn.silu(norm(params["second_norm"], x) @ params["up"])
     return x + hidden @ params["down"]
 
 

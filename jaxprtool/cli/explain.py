@@ -29,7 +29,7 @@ _Name = Annotated[
 ]
 _Level = Annotated[
     str | None,
-    typer.Option("-O", metavar="LEVEL", help="A named pipeline: -O0, -O1 or -O2."),
+    typer.Option("-O", metavar="LEVEL", help="A named pipeline: -O0, -O1, -O2 or -O3."),
 ]
 
 #: What is shown in tables: the key of the explanation, the titles of the columns, and their keys.

@@ -25,7 +25,7 @@ _WATCHED = Panel("What is watched (on stderr)")
 _Level = Annotated[
     str | None,
     PASSES.option(
-        "-O", "0|1|2", "A named pipeline, run after the passes of -p: `jaxprtool explain -O1`."
+        "-O", "0|1|2|3", "A named pipeline, run after the passes of -p: `jaxprtool explain -O1`."
     ),
 ]
 _Rewrite = Annotated[

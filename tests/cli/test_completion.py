@@ -45,7 +45,7 @@ def test_targets_are_read_from_files_without_importing_them(tree, typed, offered
 def test_the_last_pass_of_a_pipeline_is_completed():
     assert complete_passes("dc") == ["dce"]
     assert complete_passes("dce, dc") == ["dce, dce"]
-    assert complete_passes("dce, -O") == ["dce, -O0", "dce, -O1", "dce, -O2"]
+    assert complete_passes("dce, -O") == ["dce, -O0", "dce, -O1", "dce, -O2", "dce, -O3"]
     assert complete_passes("nothing") == []
     assert complete_passes("batch(in_axes=(None, d") == []
     assert complete_passes("batch(in_axes=(None, 0)), dc") == ["batch(in_axes=(None, 0)), dce"]

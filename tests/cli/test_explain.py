@@ -43,6 +43,8 @@ def test_a_named_pipeline_is_explained_by_its_passes(cli):
     explained = json.loads(cli("explain", "-O2", "--json").out)
     assert [p["name"] for p in explained["passes"]][-3:] == ["dce", "hoist", "schedule"]
     assert explained["passes"][-1]["when"] == "once, at the end"
+    third = json.loads(cli("explain", "-O3", "--json").out)["passes"]
+    assert third[:-1] == explained["passes"] and third[-1]["name"] == "outline"
 
 
 def test_rules_of_a_plug_in_are_among_them(cli, folder, monkeypatch):

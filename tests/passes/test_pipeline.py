@@ -139,9 +139,9 @@ def test_an_observer_sees_every_pass_on_every_program(program):
         ("split, rihgt.dce", "there are: left, right", "did you mean 'right'?"),
         ("dce(", "never closed", None),
         ("'dce'", "is no pass", "NAME or NAME(option=value)"),
-        ("-O7", "'-O7' is no pipeline", "there are: -O0, -O1, -O2"),
-        ("-dce", "'-dce' is no pipeline", "there are: -O0, -O1, -O2"),
-        ("-1", "'-1' is no pipeline", "there are: -O0, -O1, -O2"),
+        ("-O7", "'-O7' is no pipeline", "there are: -O0, -O1, -O2, -O3"),
+        ("-dce", "'-dce' is no pipeline", "there are: -O0, -O1, -O2, -O3"),
+        ("-1", "'-1' is no pipeline", "there are: -O0, -O1, -O2, -O3"),
         ("dce()()", "is no pass", None),
         ("drop_inputs=True", "option 'drop_inputs' belongs to no pass", None),
         ("dce(**{})", "unpacking", None),
@@ -238,3 +238,17 @@ def test_named_pipelines_stand_among_passes_and_for_one_program(shorten):
 def test_each_level_is_made_of_passes_that_there_are():
     for name in levels:
         assert str(Pipeline.parse(f"-{name}")) == f"-{name}"
+
+
+def test_the_third_level_is_the_second_and_then_outline():
+    def repeated(x):
+        for _ in range(12):
+            x = (x - x.mean()) / jnp.sqrt(jnp.square(x).mean() + 1)
+            x = jnp.log1p(jnp.exp(jnp.cumsum(x))) * jnp.tanh(x)
+        return x
+
+    program = jaxprtool.trace(repeated, jnp.ones(3))
+    after = Pipeline.parse("-O3")(program)
+    assert jaxprtool.equivalent(after, program.apply("-O2, outline"))
+    assert any(jaxcompat.mark_of(eqn) == "unit" for eqn in after.jaxpr.eqns)
+    assert not any(eqn.primitive.name == "jit" for eqn in program.apply("-O2").jaxpr.eqns)

@@ -51,8 +51,8 @@ def run(program: Program) -> list[Any]:
     return jax.tree.leaves(jax.jit(program)(PARAMS, X))
 
 
-FORWARD = jaxprtool.trace(loss, PARAMS, X).apply("-O1, outline")
-TRAINING = jaxprtool.trace(jax.value_and_grad(loss), PARAMS, X).apply("-O1, outline")
+FORWARD = jaxprtool.trace(loss, PARAMS, X).apply("-O1, outline(equations=20)")
+TRAINING = jaxprtool.trace(jax.value_and_grad(loss), PARAMS, X).apply("-O1, outline(equations=20)")
 
 PASSES = (
     *("dce", "cse", "fold", "hoist", "simplify", "forward", "schedule", "unroll", "inline"),
@@ -104,7 +104,7 @@ def test_what_one_copy_does_not_use_is_left_out_of_that_copy_alone() -> None:
             sums.append((jnp.tanh(x) * x).sum())
         return x, sums
 
-    program = jaxprtool.trace(model, PARAMS, X).apply("outline")
+    program = jaxprtool.trace(model, PARAMS, X).apply("outline(equations=8)")
     assert copies(program) == [4]
     unused = program.replace(
         jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, outvars=program.jaxpr.outvars[:-1]),

@@ -11,7 +11,9 @@ scopes and source lines may differ; parameters, types and the flow of values ins
 Equations with effects stay where they are, and so do calls that donate.
 
 Which segments are taken is decided by what they save in all: the equations of all copies but one,
-less the calls (see `choice`). Where nothing is gained the program stays the same object.
+less the shared body and the calls, at what these were measured to cost (see `choice`). With
+`equations=N` whatever repeats N equations is taken. Where nothing is gained the program stays the
+same object.
 
 The calls are marked for XLA: with `mark="unit"` each shared body is a unit that is compiled once,
 with `mark="call"` the calls are not inlined, with `mark="plain"` they are (by XLA, and by the pass
@@ -35,8 +37,8 @@ from jaxprtool.passes.outline.text import Text, Tokens, rough_tokens, text_of
 from jaxprtool.passes.outline.windows import Windows
 from jaxprtool.passes.outline.write import outlined
 
-#: What a shared body, and an operand of a call, cost: of a marked one XLA compiles a module.
-_MARKED, _PLAIN = {"body": 150.0, "operand": 0.4}, {"body": 0.0, "operand": 0.0}
+#: A body of fewer equations is not made unless it is asked for.
+LEAST = 10
 
 #: More rounds than a program has levels of nesting.
 MOST_ROUNDS = 12
@@ -50,25 +52,26 @@ class Outline(Pass):
 
     #: The least number of copies, at least two.
     copies: int = 2
-    #: The least number of equations of a body.
-    equations: int = 10
+    #: The least number of equations of a body. Without it, a body is to save more than it costs.
+    equations: int | None = None
     #: Whether calls are compilation units, calls that XLA does not inline, or plain calls.
     mark: Mark = "unit"
 
     def __post_init__(self) -> None:
         for option, least in (("copies", 2), ("equations", 1)):
-            if (given := getattr(self, option)) < least:
+            given = getattr(self, option)
+            if given is not None and given < least:
                 raise PipelineError(
                     f"option '{option}' of pass 'outline' is {given}: it is at least {least}"
                 )
 
     def __call__(self, program: Program) -> Program:
         bodies = Bodies(Inline()(program).jaxpr)
-        if not _may_repeat(bodies, self.copies, self.equations):
+        costs = self._costs()
+        if not _may_repeat(bodies, costs):
             return program
         bodies.finish_early()
         tokens, names = Tokens(), Names(bodies.names)
-        costs = Costs(self.copies, self.equations, **(_PLAIN if self.mark == "plain" else _MARKED))
         for _ in range(MOST_ROUNDS):
             if not _round(bodies, tokens, names, costs):
                 break
@@ -76,14 +79,19 @@ class Outline(Pass):
             return program
         return program.replace(jaxpr=bodies.written(self.mark))
 
+    def _costs(self) -> Costs:
+        """Return what is gained: of a marked call XLA compiles a module, and cannot fuse it."""
+        if self.equations is not None or self.mark == "plain":
+            return Costs(self.copies, self.equations or LEAST, body=0.0, operand=0.0)
+        return Costs(self.copies, LEAST, body=150.0, operand=0.4)
 
-def _may_repeat(bodies: Bodies, copies: int, equations: int) -> bool:
+
+def _may_repeat(bodies: Bodies, costs: Costs) -> bool:
     """Return False if it is certain, at little cost, that nothing repeats."""
     if len(bodies.found) > 1:
         return True
-    return any(
-        groups for _, groups in Windows(rough_tokens(bodies.found)).groups(equations, copies)
-    )
+    windows = Windows(rough_tokens(bodies.found))
+    return any(groups for _, groups in windows.groups(costs.equations, costs.copies))
 
 
 def _round(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool:

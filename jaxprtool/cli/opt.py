@@ -124,6 +124,7 @@ def opt(
         passes = "1 pass" if count == 1 else f"{count or 'no'} passes"
         output.say(f"verified: {passes} on the same inputs")
     _write_matches(users)
+    _write_outlined(watcher.outlined)
     if out is not None:
         output.write_files(programs, Emission(Format.jaxpr, callbacks=callbacks), out)
     if json:
@@ -164,6 +165,15 @@ def _require_writable(programs: Sequence[tuple[str, Program]], callbacks: str) -
 
     for _, program in programs:
         write.require_writable(program, callbacks)
+
+
+def _write_outlined(pairs: Sequence[tuple[Program, Program]]) -> None:
+    """Say on stderr what `outline` has found, or that nothing repeats."""
+    from jaxprtool.analysis.repetition import repetition
+    from jaxprtool.render.repetition import repetition_line
+
+    for before, after in pairs:
+        output.note(f"outline: {repetition_line(repetition(after, before))}")
 
 
 def _checked(wanted: list[str] | None, pipeline: Pipeline) -> frozenset[str]:

@@ -40,6 +40,22 @@ def repetition_table(found: Repetition, width: int) -> Rendering:
     return Rendering(Group(table, Text(), Text(total)), width)
 
 
+#: A line names so many bodies.
+_MOST_NAMED = 3
+
+
+def repetition_line(found: Repetition) -> str:
+    """Return what a program repeats in one line, with the largest of the repeated bodies."""
+    if not found.bodies:
+        return f"nothing repeats in {found.name}"
+    names = [f"{body.name} {body.copies} times" for body in found.bodies]
+    more = ["…"] if len(names) > _MOST_NAMED else []
+    shown = ", ".join(names[:_MOST_NAMED] + more)
+    return (
+        f"{found.name} has {shown}: {found.compiled:,} of {found.equations:,} equations to compile"
+    )
+
+
 def _nested(bodies: Sequence[RepeatedBody], depth: int = 0) -> Iterator[tuple[int, RepeatedBody]]:
     for body in bodies:
         yield depth, body

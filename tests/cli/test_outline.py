@@ -86,6 +86,17 @@ def test_a_file_that_is_outlined_already_is_told_again(cli):
     assert json.loads(cli("outline", "outlined.jaxpr", "--json").out) == first
 
 
+def test_opt_says_what_outline_has_found(cli):
+    said = cli("opt", LOSS, "-p", "outline(equations=8)").lines
+    assert len(said) == 1
+    told = r"note: outline: loss has layer 3 times: (\d+) of (\d+) equations to compile"
+    compiled, equations = map(int, re.fullmatch(told, said[0]).groups())
+    document = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)
+    (program,) = document["programs"]
+    assert (program["compiled"], program["equations"]) == (compiled, equations)
+    assert cli("opt", "model.py:small", "-O3").lines == ["note: outline: nothing repeats in small"]
+
+
 def test_the_json_document(cli, folder):
     document = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)
     assert list(document) == ["programs"]

@@ -39,7 +39,12 @@ _Copies = Annotated[
 ]
 _Equations = Annotated[
     int | None,
-    _OUTLINED.option("--equations", "N", "The least number of equations of a body.", min=1),
+    _OUTLINED.option(
+        "--equations",
+        "N",
+        "Take bodies of so many equations; unless given, those that save more than they cost.",
+        min=1,
+    ),
 ]
 _Mark = Annotated[
     Mark | None,

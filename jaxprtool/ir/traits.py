@@ -41,6 +41,8 @@ class Traits:
             "cast": its elements in another precision.
         moves: Computes nothing: it moves, repeats or makes up elements, and a compiler fuses it
             into what reads the result.
+        updates: Gives its first operand with some elements replaced, which a compiler writes into
+            that array itself if nothing else needs it.
         fills: Makes a large array of little, and is as good as the array that it makes.
         reduces: Combines elements along axes.
         expensive: Costs far more than reading its result.
@@ -68,6 +70,7 @@ class Traits:
     shape_exact: bool = False
     gives: Literal["", "same", "layout", "part", "cast"] = ""
     moves: bool = False
+    updates: bool = False
     fills: bool = False
     reduces: bool = False
     expensive: bool = False
@@ -209,6 +212,11 @@ add_traits(
 )
 add_traits("slice", "dynamic_slice", "split", "unstack", gives="part", moves=True)
 add_traits("gather", gives="part")
+add_traits(
+    *("dynamic_update_slice", "scatter", "scatter-add", "scatter-max", "scatter-min"),
+    *("scatter-mul", "scatter-sub"),
+    updates=True,
+)
 add_traits("name", "stop_gradient", gives="same", moves=True)
 add_traits("convert_element_type", "reduce_precision", gives="cast")
 add_traits("bitcast_convert_type", "concatenate", "pad", "stack", moves=True)

@@ -24,6 +24,7 @@ PARAMS = [
 ]
 
 
+@jax.jit
 def layer(x: Any, p: Any) -> Any:
     centred = x - x.mean(-1, keepdims=True)
     h = centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["g"]
@@ -51,8 +52,19 @@ def run(program: Program) -> list[Any]:
     return jax.tree.leaves(jax.jit(program)(PARAMS, X))
 
 
-FORWARD = jaxprtool.trace(loss, PARAMS, X).apply("-O1, outline(equations=20)")
-TRAINING = jaxprtool.trace(jax.value_and_grad(loss), PARAMS, X).apply("-O1, outline(equations=20)")
+def marked(program: Program, name: str = "layer") -> Program:
+    """A program whose calls are units of this name, as `outline` leaves them."""
+    eqns = [
+        eqn.replace(ctx=jaxcompat.marked(eqn.ctx, "unit", name))
+        if eqn.primitive.name == "jit"
+        else eqn
+        for eqn in program.jaxpr.eqns
+    ]
+    return program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=eqns))
+
+
+FORWARD = marked(jaxprtool.trace(loss, PARAMS, X)).apply("-O1")
+TRAINING = marked(jaxprtool.trace(jax.value_and_grad(loss), PARAMS, X)).apply("-O1")
 
 PASSES = (
     *("dce", "cse", "fold", "hoist", "simplify", "forward", "schedule", "unroll", "inline"),
@@ -96,15 +108,21 @@ def test_a_differentiated_program_has_calls_of_both_halves() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
+@jax.jit
+def summed(x: Any, p: Any) -> Any:
+    x = layer(x, p)
+    return x, (jnp.tanh(x) * x).sum()
+
+
 def test_what_one_copy_does_not_use_is_left_out_of_that_copy_alone() -> None:
     def model(params: Any, x: Any) -> Any:
         sums = []
         for p in params:
-            x = layer(x, p)
-            sums.append((jnp.tanh(x) * x).sum())
+            x, total = summed(x, p)
+            sums.append(total)
         return x, sums
 
-    program = jaxprtool.trace(model, PARAMS, X).apply("outline(equations=8)")
+    program = marked(jaxprtool.trace(model, PARAMS, X))
     assert copies(program) == [4]
     unused = program.replace(
         jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, outvars=program.jaxpr.outvars[:-1]),
@@ -123,11 +141,7 @@ def called(*bodies: Any) -> Program:
     def fun(x: Any) -> list[Any]:
         return [jax.jit(body)(x) for body in bodies]
 
-    program = jaxprtool.trace(fun, X)
-    eqns = [
-        eqn.replace(ctx=jaxcompat.marked(eqn.ctx, "unit", "body")) for eqn in program.jaxpr.eqns
-    ]
-    return program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=eqns))
+    return marked(jaxprtool.trace(fun, X))
 
 
 def double(x: Any) -> Any:

@@ -27,6 +27,7 @@ from jaxprtool.jaxcompat import (
     Mark,
     Var,
 )
+from jaxprtool.passes.outline.in_place import writes_into_arguments
 from jaxprtool.passes.outline.order import finished_early
 
 
@@ -194,7 +195,10 @@ class _Written:
         body = item.body
         closed = _jaxpr(body, list(map(self._equation, body.items)))
         eqn = call(closed, item.invars, item.outvars, item.like)
-        context = jaxcompat.marked(item.like.ctx, self._mark, body.name)
+        mark = self._mark
+        if mark == "unit" and writes_into_arguments(closed):
+            mark = "call"
+        context = jaxcompat.marked(item.like.ctx, mark, body.name)
         return eqn.replace(ctx=context, effects=closed.effects)
 
 

@@ -62,6 +62,7 @@ class Repetition:
         compiled: How many XLA compiles, calls included.
         rest: How many are in no repeated body.
         bodies: The repeated bodies that the program calls, the largest part of it first.
+        small: What repeats where there are none of these, and would gain too little to be outlined.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Repetition:
     compiled: int
     rest: int
     bodies: tuple[RepeatedBody, ...]
+    small: tuple[RepeatedBody, ...] = ()
 
 
 def repetition(program: Program, before: Program) -> Repetition:

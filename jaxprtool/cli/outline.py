@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import OutputError, PipelineError
 
 if TYPE_CHECKING:
+    from jaxprtool.analysis.repetition import Repetition
     from jaxprtool.execute.fill import Filled
     from jaxprtool.execute.run import RunReport
     from jaxprtool.ir.program import Program
@@ -86,7 +88,6 @@ def outline(
         hint = "add --compile"
         raise OutputError("--backend goes with --compile, without which nothing runs", hint)
     start_jax(function.x64)
-    from jaxprtool.analysis.repetition import repetition
     from jaxprtool.passes.outline import Outline
     from jaxprtool.render import repetition as render
 
@@ -104,7 +105,9 @@ def outline(
     if compile:
         values = dict(zip(traced.arg_names, entry.arguments(), strict=True))
         to_run = _filled(programs, values, seed)
-    found = [repetition(new, old) for (_, old), (new, _) in zip(programs, outlined, strict=True)]
+    found = [
+        _found(outlining, old, new) for (_, old), (new, _) in zip(programs, outlined, strict=True)
+    ]
     document: OutlineDocument = {"programs": list(map(render.repetition_document, found))}
     if not json:
         for i, each in enumerate(found):
@@ -122,6 +125,18 @@ def outline(
             output.write_table(titles, render.measured_rows(reports, *times), titles[1:3])
     if json:
         output.write_json(document)
+
+
+def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
+    """Return what a program repeats, also if that gains too little to be outlined."""
+    from jaxprtool.analysis.repetition import repetition
+    from jaxprtool.passes.outline import LEAST
+
+    found = repetition(after, before)
+    if found.bodies or outlining.equations is not None:
+        return found
+    small, _ = _outlined(replace(outlining, equations=LEAST), before)
+    return replace(found, small=repetition(small, before).bodies)
 
 
 def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:

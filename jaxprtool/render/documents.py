@@ -288,6 +288,10 @@ class Repetition(TypedDict):
     bodies: Annotated[
         list[RepeatedBody], "The repeated bodies that it calls, the largest part of it first."
     ]
+    small: Annotated[
+        list[RepeatedBody],
+        "If there are none: what repeats and would gain too little, unless `--equations` is given.",
+    ]
 
 
 class Memory(TypedDict):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group
+from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.render import documents, theme
@@ -22,22 +23,32 @@ if TYPE_CHECKING:
 def repetition_table(found: Repetition, width: int) -> Rendering:
     """Return a row for each repeated body, those that it calls below it, and what is left."""
     size = plural(found.equations, "equation")
-    if not found.bodies:
-        return Rendering(Text(f"{found.name}: {size}, nothing repeats"), width)
-    table = new_table(f"{found.name}: {size}")
+    heading = f"{found.name}: {size}"
+    if found.bodies:
+        table = _table(heading, found.bodies)
+        rest = f"{found.rest:,}", f"{found.rest / found.equations:.1%}"
+        table.add_row(Text("the rest", style=theme.COMMENT), "", *rest, "")
+        total = f"{size} as traced, {found.compiled:,} to compile once outlined"
+        if saved := _change(found.equations, found.compiled):
+            total += f": {saved}"
+    elif found.small:
+        table = _table(f"{heading}, too little repeats to gain", found.small)
+        total = "--equations N outlines bodies of N equations or more all the same"
+    else:
+        return Rendering(Text(f"{heading}, nothing repeats"), width)
+    return Rendering(Group(table, Text(), Text(total)), width)
+
+
+def _table(heading: str, bodies: Sequence[RepeatedBody]) -> Table:
+    table = new_table(heading)
     table.add_column("repeated body", style=theme.SHARED_NAME, overflow="fold")
     for column in ("copies", "equations", "share"):
         table.add_column(column, justify="right")
     table.add_column("source", style=theme.COMMENT, overflow="fold")
-    for depth, body in _nested(found.bodies):
+    for depth, body in _nested(bodies):
         name, source = Text("  " * depth + body.name), Text(_lines(body.source))
         table.add_row(name, f"{body.copies:,}", f"{body.equations:,}", f"{body.share:.1%}", source)
-    rest = found.rest / found.equations
-    table.add_row(Text("the rest", style=theme.COMMENT), "", f"{found.rest:,}", f"{rest:.1%}", "")
-    total = f"{size} as traced, {found.compiled:,} to compile once outlined"
-    if saved := _change(found.equations, found.compiled):
-        total += f": {saved}"
-    return Rendering(Group(table, Text(), Text(total)), width)
+    return table
 
 
 #: A line names so many bodies.
@@ -47,7 +58,7 @@ _MOST_NAMED = 3
 def repetition_line(found: Repetition) -> str:
     """Return what a program repeats in one line, with the largest of the repeated bodies."""
     if not found.bodies:
-        return f"nothing repeats in {found.name}"
+        return f"nothing is outlined in {found.name}"
     names = [f"{body.name} {body.copies} times" for body in found.bodies]
     more = ["…"] if len(names) > _MOST_NAMED else []
     shown = ", ".join(names[:_MOST_NAMED] + more)
@@ -128,6 +139,7 @@ def repetition_document(found: Repetition) -> documents.Repetition:
         "compiled": found.compiled,
         "rest": found.rest,
         "bodies": list(map(_body_document, found.bodies)),
+        "small": list(map(_body_document, found.small)),
     }
 
 

@@ -75,6 +75,15 @@ def test_passes_run_first_and_each_program_is_told(cli):
     assert names == ["loss_forward", "loss_backward"]
 
 
+def test_what_repeats_and_gains_too_little_is_told(cli):
+    lines = cli("outline", LOSS).out.splitlines()
+    assert re.fullmatch(r"loss: \d+ equations, too little repeats to gain", lines[0])
+    assert re.fullmatch(r"layer +3 +\d+ +\d\d\.\d% +model\.py:5-7", lines[3])
+    assert lines[5] == "--equations N outlines bodies of N equations or more all the same"
+    (program,) = json.loads(cli("outline", LOSS, "--json").out)["programs"]
+    assert program["bodies"] == [] and [body["name"] for body in program["small"]] == ["layer"]
+
+
 def test_that_nothing_repeats_is_a_line(cli):
     result = cli("outline", "model.py:small")
     assert (result.code, result.out, result.err) == (0, "small: 2 equations, nothing repeats\n", "")
@@ -94,7 +103,9 @@ def test_opt_says_what_outline_has_found(cli):
     document = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)
     (program,) = document["programs"]
     assert (program["compiled"], program["equations"]) == (compiled, equations)
-    assert cli("opt", "model.py:small", "-O3").lines == ["note: outline: nothing repeats in small"]
+    assert cli("opt", "model.py:small", "-O3").lines == [
+        "note: outline: nothing is outlined in small"
+    ]
 
 
 def test_the_json_document(cli, folder):

@@ -2,8 +2,9 @@
 
 A body bears the name of the scope that most of its equations are in, less the number that tells
 copies apart (`layer` for `layer_3`); without one, that of the user's function that they were traced
-in. The part of the name stack that a whole copy shares is the call's, the rest is the body's, as of
-every call.
+in, or of the class that is called. Backward equations decide where there are many of them, and the
+name says so. The part of the name stack that a whole copy shares is the call's, the rest is the
+body's, as of every call.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from jaxprtool.passes.outline.bodies import Item, Repeated
 #: Of longer bodies only so many equations are asked for their scope and source.
 _ASKED = 64
 
-#: The share of a body that has to be in the scope, or function, which it is named after.
+#: The share of the equations with a scope, or function, that has to be in the one that names them.
 _MOST = 0.75
+
+#: The share of backward equations from which they decide.
+_SOME = 0.25
 
 
 class Names:
@@ -34,17 +38,12 @@ class Names:
         """Return a name for the shared body of some copies which no other body has."""
         like = [item.like if isinstance(item, Repeated) else item for item in copies[0]]
         like = like[:: max(1, len(like) // _ASKED)]
-        stacks = [jaxcompat.name_stack(eqn) for eqn in like]
-        scope = _common([_scopes(stack) for stack in stacks])
-        if scope is None:
-            frames = (jaxcompat.user_frames(eqn) for eqn in like)
-            scope = _common(
-                [[f.function.rsplit(".", 1)[-1] for f in found[::-1]] for found in frames]
-            )
-        name = re.sub(r"\W+", "_", re.sub(r"[_\d]+$", "", scope or "")).strip("_") or "repeated"
-        if sum("transpose(" in stack for stack in stacks) > len(stacks) / 2:
-            name += "_transpose"
-        return self._unique(name)
+        backward = [eqn for eqn in like if "transpose(" in jaxcompat.name_stack(eqn)]
+        if is_backward := len(backward) > _SOME * len(like):
+            like = backward
+        name = _common(map(_scopes, like)) or _common(map(_functions, like)) or ""
+        name = re.sub(r"\W+", "_", re.sub(r"[_\d]+$", "", name)).strip("_") or "repeated"
+        return self._unique(name + "_transpose" * is_backward)
 
     def _unique(self, name: str) -> str:
         found, number = name, 1
@@ -70,20 +69,23 @@ def _source(item: Item) -> Any:
 
 def _functions(eqn: JaxprEqn) -> list[str]:
     """Return the user's functions that an equation was traced in, the outermost first."""
-    return [frame.function.rsplit(".", 1)[-1] for frame in jaxcompat.user_frames(eqn)[::-1]]
+    names = [frame.function.split(".") for frame in jaxcompat.user_frames(eqn)[::-1]]
+    return [name[-2] if name[-1].startswith("__") and name[1:] else name[-1] for name in names]
 
 
-def _scopes(stack: str) -> list[str]:
-    """Return the names of a name stack, without the transformations around them."""
-    return [part for part in re.split(r"[/()]", stack) if part not in _TRANSFORMATIONS]
+def _scopes(eqn: JaxprEqn) -> list[str]:
+    """Return the name scopes of an equation, without the transformations around them."""
+    parts = re.split(r"[/()]", jaxcompat.name_stack(eqn))
+    return [part for part in parts if part not in _TRANSFORMATIONS]
 
 
 _TRANSFORMATIONS = frozenset({"", "jvp", "transpose", "vmap", "jit", "rematted_computation"})
 
 
-def _common(paths: Sequence[Sequence[str]]) -> str | None:
+def _common(paths: Iterable[Sequence[str]]) -> str | None:
     """Return the end of the longest path that most paths begin with; None if there is none."""
-    counts = Counter(tuple(path[:i]) for path in paths for i in range(1, len(path) + 1))
-    most = [path for path, n in counts.items() if n >= _MOST * len(paths)]
-    named = [path for path in most if re.search("[A-Za-z]", path[-1]) and path[-1][0] != "<"]
+    known = [path for path in paths if path]
+    counts = Counter(tuple(path[:i]) for path in known for i in range(1, len(path) + 1))
+    most = [path for path, n in counts.items() if n >= _MOST * len(known)]
+    named = [path for path in most if re.match("[A-Za-z]", path[-1])]
     return max(named, key=len)[-1] if named else None

@@ -108,7 +108,7 @@ def _round(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool:
             calls[start] = segment.length, call
     for number, body in enumerate(before):
         body.items = _replaced(text, text.starts[number], text.starts[number + 1] - 1, calls)
-    bodies.open_wrappers()
+    bodies.open_calls()
     return bool(calls)
 
 

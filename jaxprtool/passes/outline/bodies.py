@@ -8,8 +8,10 @@ calls in it by then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias
 
 from jaxprtool import jaxcompat
@@ -113,40 +115,68 @@ class Bodies:
         for jaxpr, body in self.found.items():
             body.items = list(finished_early(jaxpr.eqns, jaxpr.outvars))
 
-    def open_wrappers(self) -> None:
-        """Have who calls a shared body that is but a call itself call what that one calls.
+    def open_calls(self) -> None:
+        """Open the calls of shared bodies that are called once, or are nothing but a call.
 
-        It is what is left of a body that has been found as a part of others.
+        Both are left of bodies that have been found as a part of others.
         """
-        wrappers = set()
+        mentions = Counter(
+            item.body for body in self for item in body.items if isinstance(item, Repeated)
+        )
+        gone = set()
         for body in self.shared:
-            if len(body.items) == 1 and isinstance(body.items[0], Repeated):
-                wrappers.add(body)
+            wraps = len(body.items) == 1 and isinstance(body.items[0], Repeated)
+            if wraps:
                 body.items[0].body.name = body.name
-        self.shared = [body for body in self.shared if body not in wrappers]
-        for body in self:
-            for i, item in enumerate(body.items):
-                while isinstance(item, Repeated) and item.body in wrappers:
-                    item = body.items[i] = _unwrapped(item)
+            if wraps or mentions[body] < 2:
+                gone.add(body)
+        self.shared = [body for body in self.shared if body not in gone]
+        for body in self if gone else ():
+            body.items = list(chain.from_iterable(_without(gone, item) for item in body.items))
 
     def written(self, mark: Mark) -> AnyJaxpr:
         """Return the program with its calls written, and marked."""
         return _Written(self, mark).closed(self.jaxpr)
 
 
-def _unwrapped(call: Repeated) -> Repeated:
-    """Return for the call of a body that is one call the same call of what that one calls."""
-    inner = call.body.items[0]
-    assert isinstance(inner, Repeated)
-    given: dict[Atom, Atom] = dict(zip(call.body.invars, call.invars, strict=True))
-    results = dict(zip(call.body.outvars, call.outvars, strict=True))
-    return Repeated(
-        inner.body,
-        [v if type(v) is Literal else given[v] for v in inner.invars],
-        [results.get(v, DropVar(v.aval)) for v in inner.outvars],
-        call.like,
-        call.source,
-    )
+def first_equation(items: Sequence[Item]) -> JaxprEqn:
+    """Return the first equation among items; of a call it is the first of its copy."""
+    first = items[0]
+    return first.like if isinstance(first, Repeated) else first
+
+
+def _without(gone: Collection[Body], item: Item) -> Iterator[Item]:
+    """Yield an item; for the call of one of these bodies what the body does, on fresh variables."""
+    if not isinstance(item, Repeated) or item.body not in gone:
+        yield item
+        return
+    atoms: dict[Atom, Atom] = dict(zip(item.body.invars, item.invars, strict=True))
+    results = dict(zip(item.body.outvars, item.outvars, strict=True))
+    source_of = jaxcompat.source_under(item.like.replace(source_info=item.source))
+    for inner in item.body.items:
+        operands = [v if type(v) is Literal else atoms[v] for v in inner.invars]
+        outs = [
+            out if type(out := results.get(v, v)) is not DropVar and out is not v else _fresh(v)
+            for v in inner.outvars
+        ]
+        atoms.update(zip(inner.outvars, outs, strict=True))
+        yield from _without(gone, copied(inner, operands, outs, source_of(source_of_item(inner))))
+
+
+def _fresh(var: Var) -> Var:
+    return DropVar(var.aval) if type(var) is DropVar else Var(var.aval)
+
+
+def copied(item: Item, operands: list[Atom], outs: list[Var], source: Any) -> Item:
+    """Return an item on other operands, with other results, from another place."""
+    if isinstance(item, Repeated):
+        return Repeated(item.body, operands, outs, item.like, source)
+    return item.replace(invars=operands, outvars=outs, source_info=source)
+
+
+def source_of_item(item: Item) -> Any:
+    """Return where an item comes from, as a `source_info`."""
+    return item.source if isinstance(item, Repeated) else item.source_info
 
 
 def _open(eqn: JaxprEqn) -> bool:

@@ -3,8 +3,9 @@
 What is saved is what a compiler has to look at: the equations of all copies but one, less what the
 calls cost, which is more the more values cross their boundary. A segment is moved, and its ends cut
 off, where fewer values cross then, and where no chain of equations that a compiler fuses is cut in
-two. Where equations repeat without a gap, any period of them could be the segment; several periods
-at once are none.
+two. Where equations repeat without a gap, any period of them could be the segment: of those that
+save about the same it is the one that begins where scopes and source lines do. Several periods at
+once are none.
 
 All of this looks at tokens. What is chosen is compared operand by operand: copies of a segment pass
 values on among themselves in the same way, or they are not copies of each other.
@@ -20,11 +21,14 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxprtool.passes.outline.bodies import first_equation
+from jaxprtool.passes.outline.origin import nearness
 from jaxprtool.passes.outline.text import Positions, Text
 from jaxprtool.passes.outline.windows import GROWTH, Windows
 
-#: Of the periods of windows that follow one another, so many are compared operand by operand.
-_COMPARED = 8
+#: Of the periods of windows that follow one another, so many are compared by where they come from,
+#: and operand by operand.
+_TRIED, _COMPARED = 32, 8
 
 #: Where there are more windows than that, only periods that few values cross are looked at.
 _MOST = 100_000
@@ -184,8 +188,20 @@ class Choice:
         same &= inside & (self._taken[at + length] == self._taken[at])
         copies = same.sum(1)
         cost = 2 * crossing[moves] * copies / len(starts)
-        best = np.argsort(cost - (copies - 1) * weight, kind="stable")[:_COMPARED]
-        return [(at[i][same[i]], length, float(cost[i])) for i in best.tolist()]
+        gain = (copies - 1) * weight - cost
+        best = np.argsort(-gain, kind="stable")[:_TRIED]
+        as_good = gain[best] >= gain[best[0]] - self._costs.fused * 2 * copies[best[0]]
+        natural = sorted(best[as_good].tolist(), key=lambda i: self._nearness(at[i][same[i]]))
+        chosen = [*natural, *best[~as_good].tolist()][:_COMPARED]
+        return [(at[i][same[i]], length, float(cost[i])) for i in chosen]
+
+    def _nearness(self, starts: Positions) -> tuple[int, int, int]:
+        """Return how near windows are to what stands before them, by an inner one of them."""
+        start = int(starts[len(starts) // 2])
+        before, after = (self._text.items[i] for i in (start - 1, start))
+        if before is None or after is None:
+            return (0, 0, 0)
+        return nearness(first_equation([before]), first_equation([after]))
 
     def _crossing(self, starts: Positions, length: int) -> NDArray[np.float64]:
         """Return what values cost that cross each of the offsets in windows, of all in sum.

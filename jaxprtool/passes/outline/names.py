@@ -16,7 +16,8 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.outline.bodies import Item, Repeated
+from jaxprtool.passes.outline.bodies import Item, Repeated, source_of_item
+from jaxprtool.passes.outline.origin import calls, scopes
 
 #: Of longer bodies only so many equations are asked for their scope and source.
 _ASKED = 64
@@ -41,7 +42,7 @@ class Names:
         backward = [eqn for eqn in like if "transpose(" in jaxcompat.name_stack(eqn)]
         if is_backward := len(backward) > _SOME * len(like):
             like = backward
-        name = _common(map(_scopes, like)) or _common(map(_functions, like)) or ""
+        name = _common(map(scopes, like)) or _common(map(_functions, like)) or ""
         name = re.sub(r"\W+", "_", re.sub(r"[_\d]+$", "", name)).strip("_") or "repeated"
         return self._unique(name + "_transpose" * is_backward)
 
@@ -54,7 +55,7 @@ class Names:
 
     def sources(self, copies: Sequence[Sequence[Item]]) -> tuple[list[Any], list[Any]]:
         """Return the source of each item of the body, and of the call of each copy."""
-        infos = [[_source(item) for item in copy] for copy in copies]
+        infos = [[source_of_item(item) for item in copy] for copy in copies]
         depths = [jaxcompat.common_scope(copy) for copy in infos]
         inside = [jaxcompat.in_scope(info, depths[0], None) for info in infos[0]]
         calls = [
@@ -63,23 +64,9 @@ class Names:
         return inside, calls
 
 
-def _source(item: Item) -> Any:
-    return item.source if isinstance(item, Repeated) else item.source_info
-
-
 def _functions(eqn: JaxprEqn) -> list[str]:
-    """Return the user's functions that an equation was traced in, the outermost first."""
-    names = [frame.function.split(".") for frame in jaxcompat.user_frames(eqn)[::-1]]
-    return [name[-2] if name[-1].startswith("__") and name[1:] else name[-1] for name in names]
-
-
-def _scopes(eqn: JaxprEqn) -> list[str]:
-    """Return the name scopes of an equation, without the transformations around them."""
-    parts = re.split(r"[/()]", jaxcompat.name_stack(eqn))
-    return [part for part in parts if part not in _TRANSFORMATIONS]
-
-
-_TRANSFORMATIONS = frozenset({"", "jvp", "transpose", "vmap", "jit", "rematted_computation"})
+    """Return the names of the user's functions that an equation was traced in, outermost first."""
+    return [name for name, _ in calls(eqn)]
 
 
 def _common(paths: Iterable[Sequence[str]]) -> str | None:

@@ -8,14 +8,13 @@ outside of some copy is a result of the body, which the calls of the other copie
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from jaxprtool.ir.structural_key import literal_key
 from jaxprtool.jaxcompat import Atom, DropVar, Literal, Var
-from jaxprtool.passes.outline.bodies import Body, Item, Repeated
+from jaxprtool.passes.outline.bodies import Body, Item, Repeated, copied, first_equation
 from jaxprtool.passes.outline.choice import Segment
 from jaxprtool.passes.outline.names import Names
 from jaxprtool.passes.outline.text import Text
@@ -36,7 +35,7 @@ def outlined(text: Text, segment: Segment, names: Names) -> tuple[Body, list[Rep
         values = [v for item in copy for v in item.outvars]
         outs = [values[k] if used[i][k] else DropVar(values[k].aval) for k in kept]
         operands = [column[i] for column in columns]
-        calls.append(Repeated(body, operands, outs, _first_equation(copy), sources[1][i]))
+        calls.append(Repeated(body, operands, outs, first_equation(copy), sources[1][i]))
     return body, calls
 
 
@@ -86,15 +85,5 @@ def _body(
         for var in item.outvars:
             outs.append(Var(var.aval) if len(values) in read else DropVar(var.aval))
             values.append(outs[-1])
-        new.append(_copied(item, operands, outs, source))
+        new.append(copied(item, operands, outs, source))
     return Body(new, invars, [values[k] for k in kept])
-
-
-def _copied(item: Item, operands: list[Atom], outs: list[Var], source: Any) -> Item:
-    if isinstance(item, Repeated):
-        return Repeated(item.body, operands, outs, item.like, source)
-    return item.replace(invars=operands, outvars=outs, source_info=source)
-
-
-def _first_equation(copy: Sequence[Item]) -> Any:
-    return next(chain((item.like if isinstance(item, Repeated) else item) for item in copy))

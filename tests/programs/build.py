@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -17,15 +18,19 @@ from tests.programs.plans import (
     Call,
     Cond,
     Const,
+    Copy,
+    Detail,
     Effect,
     Mutate,
     Op,
     Plan,
+    Repeat,
     Scan,
     Shared,
     While,
 )
 from tests.programs.recorder import record
+from tests.programs.repetition import differing
 from tests.programs.rules import with_jvp_rule, with_vjp_rule
 from tests.programs.waste import WASTEFUL
 
@@ -104,7 +109,8 @@ class _Builder:
             case Const():
                 return [_captured(step)]
             case Call():
-                return self.call(step, env)
+                operands = _operands(env, step.args, step.body.inputs)
+                return self.call(step.how, step.body, env, operands)
             case Shared():
                 if not self.shared:
                     return []
@@ -122,20 +128,23 @@ class _Builder:
                 return self.effect(step, env)
             case Mutate():
                 return self.mutate(step, env)
+            case Detail():
+                return self.detail(step, env)
+            case Repeat():
+                return self.repeat(step, env)
         raise TypeError(step)
 
-    def call(self, step: Call, env: Values) -> Values:
-        operands = _operands(env, step.args, step.body.inputs)
-        if step.how in ("jit", "remat"):
-            wrap = jax.jit if step.how == "jit" else jax.checkpoint
-            return list(wrap(lambda *xs: self.run(step.body, env, xs))(*operands))
+    def call(self, how: str, block: Block, env: Values, operands: Values) -> Values:
+        """A block called with operands; see `Call` and `Copy`."""
+        if how in _CALLS:
+            return list(_CALLS[how](lambda *xs: self.run(block, env, xs))(*operands))
 
         def body(*xs: Any) -> tuple[Any, ...]:
-            return tuple(self.run(step.body, [], xs))
+            return tuple(self.run(block, [], xs))
 
-        if step.how == "custom_jvp":
+        if how == "custom_jvp":
             return list(with_jvp_rule(body)(*operands))
-        return list(with_vjp_rule(body, saving=step.how == "custom_vjp_saving")(*operands))
+        return list(with_vjp_rule(body, saving=how == "custom_vjp_saving")(*operands))
 
     def scan(self, step: Scan, env: Values) -> Values:
         k = len(step.init)
@@ -222,6 +231,51 @@ class _Builder:
                 write()
         return [ref[...]] if step.read else []
 
+    def detail(self, step: Detail, env: Values) -> Values:
+        x, y = _operands(env, step.args, [step.type] * 2)
+        x = lax.tanh(x) * step.scale
+        x = y - x if step.swapped else x - y
+        x = lax.cumsum(x.reshape(-1), reverse=step.backwards).reshape(x.shape)
+        if step.weak:  # it rounds to one, so that only the type is another
+            x = x * jnp.where(jnp.sum(x) > 0, 1.0, 1.0)
+        added = [x]
+        if step.effect:
+            added += self.effect(Effect("ordered_debug", 0), [x])
+        return added
+
+    def repeat(self, step: Repeat, env: Values) -> Values:
+        around, added, outs = [] if step.closed else list(env), [], []
+        for number, copy in enumerate(step.copies):
+            block = differing(step.body, copy.difference)
+            given = _operands([*env, *added], copy.args, block.inputs)
+            if step.chained:
+                carried = zip(outs, block.inputs, strict=False)
+                given[: len(outs)] = [coerce(x, t) for x, t in carried]
+            with jax.named_scope(f"layer_{number}") if step.scoped else nullcontext():
+                outs = self.copied(copy, block, around, given)
+            added += outs
+            if step.between:
+                among = step.between[number % len(step.between)]
+                added += self.step(among, [*env, *added])
+        return added
+
+    def copied(self, copy: Copy, block: Block, around: Values, given: Values) -> Values:
+        """The outputs of a copy."""
+        if copy.how == "donating":
+            # What is given away is used by nothing else.
+            given[:1] = [jnp.copy(x) for x in given[:1]]
+        with jax.named_scope("inner") if copy.difference == "scope" else nullcontext():
+            if not copy.how:
+                return self.run(block, around, given)
+            return self.call(copy.how, block, around, given)
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "jit": jax.jit,
+    "donating": lambda f: jax.jit(f, donate_argnums=0),
+    "remat": jax.checkpoint,
+}
+
 
 def pick(env: Values, ref: int) -> Any:
     """The value that a backward reference means."""
@@ -241,11 +295,11 @@ def _captured(step: Const) -> Any:
 
 
 def _debug(tag: Any, ordered: Any, x: Any) -> None:
-    record(int(tag), bool(ordered), x)
+    record(int(tag), bool(ordered), x, "debug")
 
 
 def _input(tag: Any, ordered: Any, x: Any) -> np.ndarray:
-    record(int(tag), bool(ordered), x)
+    record(int(tag), bool(ordered), x, "io")
     return _thirds(x)
 
 

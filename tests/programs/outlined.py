@@ -21,9 +21,7 @@ def with_marked_calls(program: Program) -> Program:
     def rule(eqn: JaxprEqn) -> Sequence[JaxprEqn] | None:
         if eqn.primitive.name != "jit":
             return None
-        marks = {"inlineable": "false", "compilation_unit": eqn.params["name"]}
-        settings = {**jaxcompat.context_settings(eqn.ctx), "xla_metadata": marks}
-        return [eqn.replace(ctx=jaxcompat.equation_context(settings))]
+        return [eqn.replace(ctx=jaxcompat.marked(eqn.ctx, "unit", eqn.params["name"]))]
 
     return program.replace(jaxpr=map_equations(program.jaxpr, rule))
 
@@ -65,7 +63,7 @@ def assert_layers(jaxpr: Any, copies: int) -> None:
     inner = calls_in(body)
     assert len(inner) == 2 and inner[0].params["jaxpr"] is inner[1].params["jaxpr"]
     for name, marked in ("layer", calls), ("block", inner):
-        marks = {"inlineable": "false", "compilation_unit": name}
+        marks = {"inlineable": "false", "compilation_unit": name, "outlined": name}
         assert all(call.ctx.xla_metadata == marks for call in marked)
     plain = [*(e for e in body.eqns if e not in inner), *inner[0].params["jaxpr"].eqns]
     assert len(plain) > 4 and not any(eqn.ctx.xla_metadata for eqn in plain)

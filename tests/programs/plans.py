@@ -113,7 +113,57 @@ class Mutate:
     read: bool = True
 
 
-Step = Op | Const | Call | Shared | Scan | While | Cond | Effect | Mutate
+@dataclass(frozen=True)
+class Detail:
+    """A few equations on two values, in each of which copies of a body may differ.
+
+    `scale` is a literal, `swapped` is about the operands of an equation, `backwards` is a
+    parameter, `weak` adds a weakly typed scalar, `effect` has a callback see the result.
+    """
+
+    type: Type
+    args: tuple[Ref, Ref]
+    scale: float = 2.0
+    swapped: bool = False
+    backwards: bool = False
+    weak: bool = False
+    effect: bool = False
+
+
+#: How one copy may differ from the others: in a `Detail`, in all shapes, or in an inner scope.
+DIFFERENCES = ("scale", "swapped", "backwards", "weak", "effect", "shape", "scope")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One copy of a body: its operands, in what it differs, and what it is wrapped in.
+
+    It is written out if `how` is empty, or a call as in `Call`, or "donating": a `jit` that is
+    given its first operand.
+    """
+
+    args: tuple[Ref, ...]
+    difference: str = ""
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Copies of a body, one after the other, with the steps `between` by turns between them.
+
+    If `chained`, what a copy gives is what the next one takes, as far as that goes. If `closed`,
+    copies see no values of around, else all see the same ones. If `scoped`, each has a name scope.
+    """
+
+    body: Block
+    copies: tuple[Copy, ...]
+    between: tuple[Step, ...] = ()
+    chained: bool = False
+    closed: bool = False
+    scoped: bool = False
+
+
+Step = Op | Const | Call | Shared | Scan | While | Cond | Effect | Mutate | Detail | Repeat
 
 
 @dataclass(frozen=True)

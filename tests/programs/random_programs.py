@@ -16,14 +16,18 @@ from tests.programs.build import arguments_of, function_of
 from tests.programs.case import Case
 from tests.programs.ops import COLLECTIVES, DTYPES, DTYPES_X64, OPS, SHAPES, Operation, Type
 from tests.programs.plans import (
+    DIFFERENCES,
     Block,
     Call,
     Cond,
     Const,
+    Copy,
+    Detail,
     Effect,
     Mutate,
     Op,
     Plan,
+    Repeat,
     Scan,
     Shared,
     Step,
@@ -56,6 +60,11 @@ def wasteful_programs() -> st.SearchStrategy[RandomProgram]:
     return st.builds(special, _plans(OPS | WASTEFUL), st.booleans())
 
 
+def repeating_programs() -> st.SearchStrategy[RandomProgram]:
+    """Random programs in which bodies are copied, with copies among them that differ a little."""
+    return _plans(OPS, repeats=True).map(RandomProgram)
+
+
 @dataclass(frozen=True)
 class RandomProgram:
     """A drawn plan; `case()` is the program and its arguments."""
@@ -79,9 +88,16 @@ class _Scope:
     operations: dict[str, Operation]
     effects: frozenset[str] = frozenset(("debug", "ordered", "io", "ref"))
     loops: bool = True
+    repeats: bool = False
 
     def inner(self, **changes: Any) -> _Scope:
         return replace(self, depth=self.depth + 1, **changes)
+
+    def called(self, how: str) -> _Scope:
+        """The scope of a body that is called through `how`, as in `Call` and `Copy`."""
+        if how.startswith("custom"):
+            return self.inner(effects=frozenset(), loops=how == "custom_jvp" and self.loops)
+        return self.inner(effects=self.effects & {"debug"} if how == "remat" else self.effects)
 
 
 def _types(dtypes: st.SearchStrategy[str]) -> st.SearchStrategy[Type]:
@@ -89,7 +105,7 @@ def _types(dtypes: st.SearchStrategy[str]) -> st.SearchStrategy[Type]:
 
 
 @st.composite
-def _plans(draw: Draw, operations: dict[str, Operation]) -> Plan:
+def _plans(draw: Draw, operations: dict[str, Operation], *, repeats: bool = False) -> Plan:
     x64 = draw(st.sampled_from([False] * 5 + [True]))
     weights = {name: _WEIGHTS.get(name, 1) for name in DTYPES}
     if x64:
@@ -98,10 +114,13 @@ def _plans(draw: Draw, operations: dict[str, Operation]) -> Plan:
     # Few types to a program, so that values meet operations of their own type.
     palette = draw(st.lists(_types(dtypes), min_size=1, max_size=4))
     types = st.one_of(st.sampled_from(palette), _types(dtypes), st.sampled_from(palette))
-    scope = _Scope(0, types, operations)
+    scope = _Scope(0, types, operations, repeats=repeats)
     functions = draw(st.lists(_blocks(scope.inner()), max_size=2))
+    body = draw(_blocks(scope))
+    if repeats:
+        body = replace(body, steps=(*body.steps, draw(_repeats(scope))))
     return Plan(
-        body=draw(_blocks(scope)),
+        body=body,
         functions=tuple(functions),
         seed=draw(st.integers(0, 99)),
         specials=draw(st.sampled_from([False, False, False, True])),
@@ -120,14 +139,18 @@ def _blocks(
     scope: _Scope,
     inputs: tuple[Type, ...] | None = None,
     outputs: int | None = None,
+    more: int = 0,
 ) -> Block:
-    """A body; its inputs and the number of its outputs are drawn unless given."""
+    """A body; its inputs and the number of its outputs are drawn unless given.
+
+    It has at least `more` steps, and as many more than others of its depth.
+    """
     if inputs is None:
         inputs = tuple(draw(st.lists(scope.types, max_size=3)))
         if scope.depth == 0:
             inputs = (draw(st.one_of(_FLOAT_ARRAYS, _FLOAT_ARRAYS, scope.types)), *inputs)
     least, most = ((2, 9), (0, 4), (0, 3), (0, 2))[scope.depth]
-    steps = draw(st.lists(_steps(scope), min_size=least, max_size=most))
+    steps = draw(st.lists(_steps(scope), min_size=least + more, max_size=most + more))
     if outputs is None:
         outputs = draw(st.integers(1, 4 if scope.depth == 0 else 3))
     return Block(inputs, tuple(steps), draw(_refs(outputs)))
@@ -144,6 +167,8 @@ def _steps(scope: _Scope) -> st.SearchStrategy[Step]:
     if scope.depth >= MAX_DEPTH:
         return st.one_of(plain)
     nested = [_calls(scope), _conds(scope), _scans(scope)]
+    if scope.repeats:
+        nested.append(_repeats(scope))
     if scope.loops:
         nested.append(_whiles(scope))
     return st.one_of([*plain, *nested])
@@ -174,13 +199,7 @@ def _calls(draw: Draw, scope: _Scope) -> Call:
     how = draw(
         st.sampled_from(["jit", "jit", "remat", "custom_jvp", "custom_vjp", "custom_vjp_saving"])
     )
-    if how == "jit":
-        inner = scope.inner()
-    elif how == "remat":
-        inner = scope.inner(effects=scope.effects & {"debug"})
-    else:
-        inner = scope.inner(effects=frozenset(), loops=how == "custom_jvp" and scope.loops)
-    body = draw(_blocks(inner))
+    body = draw(_blocks(scope.called(how)))
     return Call(how, body, draw(_refs(len(body.inputs))))
 
 
@@ -214,6 +233,25 @@ def _conds(draw: Draw, scope: _Scope) -> Cond:
     outs = tuple(draw(st.lists(scope.types, max_size=3)))
     branches = draw(st.lists(_blocks(scope.inner(), inputs), min_size=2, max_size=3))
     return Cond(tuple(branches), draw(_REFS), draw(_refs(len(inputs))), outs)
+
+
+@st.composite
+def _repeats(draw: Draw, scope: _Scope) -> Repeat:
+    how = draw(st.sampled_from(["", "", "", "jit", "donating", "remat", "custom_jvp"]))
+    inner = scope.called(how)
+    body = draw(_blocks(inner, more=2))
+    detail = Detail(draw(_FLOAT_ARRAYS), (draw(_REFS), draw(_REFS)))
+    at = draw(st.integers(0, len(body.steps)))
+    body = replace(body, steps=(*body.steps[:at], detail, *body.steps[at:]))
+    kinds = [kind for kind in DIFFERENCES if kind != "effect" or "ordered" in inner.effects]
+    differences = st.sampled_from([*[""] * 8, *kinds])
+    copies = st.builds(Copy, _refs(len(body.inputs)), differences, st.just(how))
+    return Repeat(
+        body,
+        tuple(draw(st.lists(copies, min_size=2, max_size=8 if scope.depth == 0 else 3))),
+        tuple(draw(st.lists(_ops(scope), max_size=2))),
+        *(draw(st.booleans()) for _ in range(3)),
+    )
 
 
 def _effects(scope: _Scope) -> st.SearchStrategy[Effect]:

@@ -14,11 +14,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Event:
-    """One call of a recording callback; `tag` tells which, `ordered` whether its place counts."""
+    """One call of a recording callback; `tag` tells which, `ordered` whether its place counts.
+
+    Its place is one among those of its `kind`: JAX orders callbacks of one effect alone.
+    """
 
     tag: int
     ordered: bool
     value: np.ndarray
+    kind: str = ""
 
 
 @dataclass
@@ -32,10 +36,10 @@ class Recording:
 _recordings: list[Recording] = []
 
 
-def record(tag: int, ordered: bool, value: Any) -> None:
+def record(tag: int, ordered: bool, value: Any, kind: str = "") -> None:
     """For callbacks: note that the callback `tag` saw `value`, in the innermost recording."""
     if _recordings:
-        _recordings[-1].events.append(Event(tag, ordered, np.asarray(value)))
+        _recordings[-1].events.append(Event(tag, ordered, np.asarray(value), kind))
 
 
 @contextmanager

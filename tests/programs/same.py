@@ -280,11 +280,10 @@ def _fail(what: str, fault: str | None) -> None:
 
 def _same_events(old: Recording, new: Recording) -> None:
     """The ordered callbacks in order, and the others in any; their values are compared later."""
-    ordered, others = (
-        tuple([e.tag for e in r.events if e.ordered is flag] for r in (old, new))
-        for flag in (True, False)
-    )
-    _same_declaration("ordered callbacks", *ordered)
+    for kind in sorted({e.kind for e in old.events + new.events}):
+        ordered = ([e.tag for e in r.events if e.ordered and e.kind == kind] for r in (old, new))
+        _same_declaration("ordered callbacks", *ordered)
+    others = ([e.tag for e in r.events if not e.ordered] for r in (old, new))
     _same_declaration("unordered callbacks", *(sorted(tags) for tags in others))
     lines = [sorted(r.printed.getvalue().splitlines()) for r in (old, new)]
     _same_declaration("number of lines printed", *map(len, lines))

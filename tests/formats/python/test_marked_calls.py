@@ -41,7 +41,7 @@ def test_a_shared_body_is_one_function_that_is_called_often() -> None:
 def test_marks_are_a_decorator_and_no_with_statement() -> None:
     layer = functions(to_python(layers(2)))["layer"]
     marks, jit = map(ast.unparse, layer.decorator_list)
-    assert marks == "mark_calls(compilation_unit='layer', inlineable='false')"
+    assert marks == "mark_calls(compilation_unit='layer', inlineable='false', outlined='layer')"
     assert jit == "jax.jit"
     assert not any(isinstance(node, ast.With) for node in ast.walk(layer))
 

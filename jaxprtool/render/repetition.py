@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -20,33 +22,49 @@ if TYPE_CHECKING:
     from jaxprtool.execute.run import RunReport
 
 
+#: Of bodies that gain too little so many are shown.
+_MOST_SMALL = 5
+
+
 def repetition_table(found: Repetition, width: int) -> Rendering:
     """Return a row for each repeated body, those that it calls below it, and what is left."""
+    shown = _rendering(found, width, short_path)
+    if max(map(len, replace(shown, width=1000).plain().splitlines())) > width:
+        return _rendering(found, width, os.path.basename)
+    return shown
+
+
+def _rendering(found: Repetition, width: int, path: Callable[[str], str]) -> Rendering:
     size = plural(found.equations, "equation")
     heading = f"{found.name}: {size}"
     if found.bodies:
-        table = _table(heading, found.bodies)
+        table = _table(heading, _nested(found.bodies), path)
         rest = f"{found.rest:,}", f"{found.rest / found.equations:.1%}"
         table.add_row(Text("the rest", style=theme.COMMENT), "", *rest, "")
         total = f"{size} as traced, {found.compiled:,} to compile once outlined"
         if saved := _change(found.equations, found.compiled):
             total += f": {saved}"
     elif found.small:
-        table = _table(f"{heading}, too little repeats to gain", found.small)
+        small = [(0, body) for body in found.small]
+        table = _table(f"{heading}, too little repeats to gain", small[:_MOST_SMALL], path)
+        if len(small) > _MOST_SMALL:
+            table.add_row(Text(f"… {len(small) - _MOST_SMALL:,} more", style=theme.COMMENT))
         total = "--equations N outlines bodies of N equations or more all the same"
     else:
         return Rendering(Text(f"{heading}, nothing repeats"), width)
     return Rendering(Group(table, Text(), Text(total)), width)
 
 
-def _table(heading: str, bodies: Sequence[RepeatedBody]) -> Table:
+def _table(
+    heading: str, rows: Iterable[tuple[int, RepeatedBody]], path: Callable[[str], str]
+) -> Table:
     table = new_table(heading)
     table.add_column("repeated body", style=theme.SHARED_NAME, overflow="fold")
     for column in ("copies", "equations", "share"):
         table.add_column(column, justify="right")
     table.add_column("source", style=theme.COMMENT, overflow="fold")
-    for depth, body in _nested(bodies):
-        name, source = Text("  " * depth + body.name), Text(_lines(body.source))
+    for depth, body in rows:
+        name, source = Text("  " * depth + body.name), Text(_lines(body.source, path))
         table.add_row(name, f"{body.copies:,}", f"{body.equations:,}", f"{body.share:.1%}", source)
     return table
 
@@ -73,11 +91,11 @@ def _nested(bodies: Sequence[RepeatedBody], depth: int = 0) -> Iterator[tuple[in
         yield from _nested(body.bodies, depth + 1)
 
 
-def _lines(source: SourceRange | None) -> str:
+def _lines(source: SourceRange | None, path: Callable[[str], str]) -> str:
     if source is None:
         return ""
     last = f"-{source.last}" if source.last > source.first else ""
-    return f"{short_path(source.file)}:{source.first}{last}"
+    return f"{path(source.file)}:{source.first}{last}"
 
 
 _Number = Callable[["RunReport"], float | None]

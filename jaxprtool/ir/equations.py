@@ -125,13 +125,13 @@ def fuses(eqn: JaxprEqn) -> bool:
 
     It is computed element by element, or only moves elements.
     """
-    if len(eqn.outvars) != 1:
-        return False
     like = traits(eqn)
+    if like.moves:
+        return True
+    if len(eqn.outvars) != 1 or like.expensive or like.reduces or holds_jaxpr(eqn.params.values()):
+        return False
     shape = getattr(eqn.outvars[0].aval, "shape", None)
-    return like.moves or (
-        not like.expensive and any(getattr(v.aval, "shape", ()) == shape for v in eqn.invars)
-    )
+    return any(getattr(v.aval, "shape", ()) == shape for v in eqn.invars)
 
 
 def is_scalar(eqn: JaxprEqn) -> bool:

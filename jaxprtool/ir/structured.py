@@ -451,6 +451,35 @@ def call(
     return eqn.replace(params=params, source_info=like.source_info)
 
 
+def scan(
+    body: ClosedJaxpr,
+    operands: tuple[Sequence[Atom], Sequence[Atom], Sequence[Atom]],
+    results: tuple[Sequence[Var], Sequence[Var]],
+    length: int,
+    reverse: bool,
+    like: JaxprEqn,
+) -> JaxprEqn:
+    """A scan of a closed jaxpr, in the place and context of `like`.
+
+    Args:
+        body: Takes (consts, carry, one row of each of xs) and gives (carry, one row of each of ys).
+        operands: The consts, the carry and the xs.
+        results: The last carry and the ys.
+        length: The number of rounds.
+        reverse: Whether the first round takes the last row.
+        like: Another equation.
+    """
+
+    def empty() -> list[Any]:
+        return [jax.lax.scan(lambda carry, _: (carry, None), 0, None, length=1)[0]]
+
+    template = Scan.of(jaxcompat.traced_like(like, empty, ()).eqns[0])
+    fields = ("consts", "carry", "xs", "carry_outs", "ys")
+    groups = dict(zip(fields, map(tuple, (*operands, *results)), strict=True))
+    eqn = template.rebuild(**groups, body=body, length=length, reverse=reverse)
+    return eqn.replace(source_info=like.source_info)
+
+
 # --- every jaxpr an equation holds, known primitive or not -------------------------------------
 
 

@@ -93,6 +93,7 @@ from jaxprtool.jaxcompat.high import (
 from jaxprtool.jaxcompat.jaxprs import (
     ONE_JAXPR_CLASS,
     allocates_refs,
+    allowed_in_loops,
     apply_jax_dce_rule,
     axes_bound,
     close_jaxpr,

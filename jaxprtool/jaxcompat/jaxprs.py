@@ -121,6 +121,11 @@ def ordered_effects(effs: Iterable[Effect]) -> set[Effect]:
     return {effect for effect in effs if effects.ordered_effects.contains(effect)}
 
 
+def allowed_in_loops(effs: Iterable[Effect]) -> bool:
+    """Whether the body of a loop may have all of these effects."""
+    return not effects.control_flow_allowed_effects.filter_not_in(effs)
+
+
 def operand_effects(body: ClosedJaxpr, operands: Sequence[Atom]) -> set[Effect]:
     """The effects of running `body` on `operands`: those on its invars become theirs."""
     return set(core.eqn_effects(open_jaxpr(body), operands))

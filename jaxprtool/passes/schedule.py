@@ -122,7 +122,7 @@ class _Scheduler:
         return None if best == list(range(len(eqns))) else best
 
     def _graph(self, eqns: Sequence[JaxprEqn], life: Lifetimes) -> DependencyGraph:
-        pinned = self._pinned(eqns)
+        pinned = keep_order(eqns, self._sows)
         needs = [{life.maker[value] for value in reads} for reads in life.reads]
         for i, j in (*pairwise(i for i, flag in enumerate(pinned) if flag), *_donations(eqns)):
             needs[j].add(i)
@@ -133,14 +133,20 @@ class _Scheduler:
                 after[j].append(i)
         return DependencyGraph(life, before, after, pinned)
 
-    def _pinned(self, eqns: Sequence[JaxprEqn]) -> list[bool]:
-        """Which equations keep their order: those with effects, that sow, or that touch a ref."""
-        pinned = [bool(eqn.effects) or self._sows.at(eqn) for eqn in eqns]
-        if any(pinned):  # without, there is nothing that a ref's reader could be moved past
-            for i, eqn in enumerate(eqns):
-                atoms = *eqn.invars, *eqn.outvars
-                pinned[i] |= any(isinstance(v.aval, jaxcompat.AbstractRef) for v in atoms)
-        return pinned
+
+def keep_order(eqns: Sequence[JaxprEqn], sows: Contains) -> list[bool]:
+    """Return which equations keep their order: those with effects, that sow, or that touch a ref.
+
+    Args:
+        eqns: The equations of a body.
+        sows: Whether an equation sows a value.
+    """
+    pinned = [bool(eqn.effects) or sows.at(eqn) for eqn in eqns]
+    if any(pinned):  # without, there is nothing that a ref's reader could be moved past
+        for i, eqn in enumerate(eqns):
+            atoms = *eqn.invars, *eqn.outvars
+            pinned[i] |= any(isinstance(v.aval, jaxcompat.AbstractRef) for v in atoms)
+    return pinned
 
 
 def _donations(eqns: Sequence[JaxprEqn]) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,8 @@
 """Unrolling: a scan of few iterations becomes the equations of one iteration after the other.
 
-An iteration's elements of `xs` are sliced out of these, as JAX does for `scan(unroll=...)`, and
-what the iterations give is concatenated. Loops are taken from the inside out, so that scans in
+An iteration's elements of `xs` are sliced out of these, as JAX does for `scan(unroll=...)`, unless
+they have been stacked just before, and what the iterations give is concatenated; what is unstacked
+after that is what has been concatenated. Loops are taken from the inside out, so that scans in
 scans become straight-line code too, and the program grows by the product of their lengths.
 
 A scan stays a loop if its length is symbolic, if a value is sown in it (which would be sown again
@@ -28,7 +29,7 @@ from jaxprtool.ir.equations import Contains, equations
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.structured import Scan
-from jaxprtool.jaxcompat import Atom, JaxprEqn
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.base import Pass
 from jaxprtool.primitives import sow_p
 
@@ -58,7 +59,13 @@ class Unroll(Pass):
         most = max(MOST_EQUATIONS, self.max_length * given)
 
         def visitor(writer: Writer) -> RewriteRule:
+            rows = _Rows()
+
             def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+                if eqn.primitive.name == "unstack" and eqn.params["axis"] == 0:
+                    return rows.get(eqn.invars[0])
+                if eqn.primitive.name == "stack" and eqn.params["axis"] == 0:
+                    rows[eqn.outvars[0]] = eqn.invars
                 if eqn.primitive.name != "scan":
                     return None
                 scan = Scan.of(eqn)
@@ -70,34 +77,49 @@ class Unroll(Pass):
                     return None
                 if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in scan.xs):
                     return None
-                return _unrolled(writer, scan) if scan.length else _not_run(writer, scan)
+                return _unrolled(writer, scan, rows) if scan.length else _not_run(writer, scan)
 
             return rule
 
         return program.replace(jaxpr=rewrite(program.jaxpr, visitor, flat=False))
 
 
-def _unrolled(writer: Writer, scan: Scan) -> list[Atom]:
-    """The results of a scan, whose iterations are written one after the other."""
-    length, width = scan.length, len(scan.xs)
+#: The rows of arrays that are known, by array: what is stacked need not be sliced again.
+_Rows = dict[Atom, Sequence[Atom]]
 
-    def elements(*xs: jax.Array) -> list[jax.Array]:
-        return [lax.index_in_dim(x, i, keepdims=False) for i in range(length) for x in xs]
+
+def _unrolled(writer: Writer, scan: Scan, known: _Rows) -> list[Atom]:
+    """The results of a scan, whose iterations are written one after the other."""
+    length = scan.length
+    columns = _columns(writer, scan, known)
 
     def stacked(*values: jax.Array) -> list[jax.Array]:
-        columns = (values[i::count] for i in range(count))
-        return [lax.concatenate([lax.expand_dims(v, [0]) for v in c], 0) for c in columns]
+        rows = (values[i::count] for i in range(count))
+        return [lax.concatenate([lax.expand_dims(v, [0]) for v in r], 0) for r in rows]
 
-    rows = writer.trace(elements, scan.xs, scan.eqn)
     carry: Sequence[Atom] = scan.carry
     ys: list[Sequence[Atom]] = [()] * length
     for i in reversed(range(length)) if scan.reverse else range(length):
-        row = rows[i * width : (i + 1) * width]
+        row = [column[i] for column in columns]
         operands = _retyped(writer, [*scan.consts, *carry, *row], scan)
         outs = writer.splice(scan.body, operands, scan.eqn)
         carry, ys[i] = outs[: len(carry)], outs[len(carry) :]
     count = len(scan.ys)
-    return [*carry, *writer.trace(stacked, [y for row in ys for y in row], scan.eqn)]
+    arrays = writer.trace(stacked, [y for row in ys for y in row], scan.eqn)
+    known.update(zip(arrays, map(list, zip(*ys, strict=True)), strict=True))
+    return [*carry, *arrays]
+
+
+def _columns(writer: Writer, scan: Scan, known: _Rows) -> list[Sequence[Atom]]:
+    """The elements of each of the `xs`, which are sliced out if they are not known."""
+    sliced = [x for x in scan.xs if type(x) is Literal or x not in known]
+
+    def elements(*xs: jax.Array) -> list[jax.Array]:
+        return [lax.index_in_dim(x, i, keepdims=False) for i in range(scan.length) for x in xs]
+
+    rows = writer.trace(elements, sliced, scan.eqn)
+    found = iter([rows[i :: len(sliced)] for i in range(len(sliced))])
+    return [next(found) if type(x) is Literal or x not in known else known[x] for x in scan.xs]
 
 
 def _retyped(writer: Writer, operands: list[Atom], scan: Scan) -> list[Atom]:

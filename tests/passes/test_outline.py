@@ -51,3 +51,34 @@ def test_forward_and_backward_layers_have_bodies_of_their_own():
 def test_a_program_in_which_nothing_repeats_is_the_same_object():
     program = jaxprtool.trace(lambda x: jnp.sin(x) + jnp.cos(x), 1.0)
     assert program.apply("outline") is program
+
+
+def test_what_is_donated_is_read_before():
+    consume = jax.jit(lambda a: a * 2.0, donate_argnums=0)
+
+    def updates(state, x):
+        for _ in range(3):
+            kept = state * 0.9
+            x = layer({"w": jnp.ones((4, 4)), "b": jnp.ones(4)}, x)
+        doubled = consume(state)
+        return kept + x, doubled
+
+    program = jaxprtool.trace(updates, X, X)
+    outlined = program.apply("outline(equations=8)")
+    order = [e.outvars[0] for e in outlined.jaxpr.eqns]
+    before = [e.outvars[0] for e in program.apply("inline").jaxpr.eqns]
+    assert [v for v in before if v in order] == [v for v in order if v in before]
+
+
+def test_sown_values_keep_their_order():
+    def model(x, y):
+        results = []
+        for value in (x, y):
+            results.append(jaxprtool.sow(value + 1.0, tag="t", name=f"v{len(results)}"))
+        for _ in range(3):
+            x = layer({"w": jnp.ones((4, 4)), "b": jnp.ones(4)}, x)
+        return [x + 1.0, *reversed(results)]
+
+    outlined = jaxprtool.trace(model, X, X).apply("outline(equations=8)")
+    sown = [e.params["name"] for e in outlined.jaxpr.eqns if e.primitive.name == "sow"]
+    assert sown == ["v0", "v1"] and "layer" in calls(outlined)

@@ -49,6 +49,10 @@ def computed_with(cache: Any, x: Any, i: Any) -> Any:
     return step(cache) * i, step(x)
 
 
+def momentum(cache: Any, x: Any, i: Any) -> Any:
+    return jnp.sqrt(0.9 * cache + x[0]) * i
+
+
 @pytest.mark.parametrize(
     ("body", "size", "writes"),
     [
@@ -57,6 +61,8 @@ def computed_with(cache: Any, x: Any, i: Any) -> Any:
         (recorded_in_a_loop, LARGE, True),
         (jax.jit(recorded), LARGE, True),
         (handed_on, LARGE, True),
+        (momentum, LARGE, True),
+        (momentum, SMALL, False),
         (recorded, SMALL, False),
         (read, LARGE, False),
         (computed_with, LARGE, False),
@@ -65,6 +71,25 @@ def computed_with(cache: Any, x: Any, i: Any) -> Any:
 def test_a_body_that_writes_into_a_large_argument(body, size, writes) -> None:
     traced = jaxprtool.trace(body, np.zeros(size, "f"), np.arange(4, dtype="f"), 1)
     assert writes_into_arguments(traced.jaxpr) == writes
+
+
+def test_a_step_of_an_optimizer_writes_into_what_is_donated() -> None:
+    def update(params: Any, moments: Any, grads: Any) -> Any:
+        def step(p: Any, m: Any, g: Any) -> Any:
+            m = 0.9 * m + 0.1 * g * jnp.abs(g) + 1e-3 * m * m
+            return p - 1e-3 * (m / (jnp.sqrt(m * m + 1e-8) + 1e-4) + jax.nn.relu(p)), m
+
+        return jax.tree.transpose(
+            jax.tree.structure([0] * len(params)),
+            jax.tree.structure((0, 0)),
+            list(map(step, params, moments, grads)),
+        )
+
+    args = 3 * ([np.full(LARGE, i + 1, "f") for i in range(4)],)
+    outlined = jaxprtool.trace(update, *args).apply("outline(equations=6)")
+    assert {mark_of(e) for e in outlined.jaxpr.eqns if e.primitive.name == "jit"} == {"call"}
+    compiled = jax.jit(outlined, donate_argnums=(0, 1)).lower(*args).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * LARGE
 
 
 def cached_attention(cache: Any, x: Any) -> Any:

@@ -24,6 +24,7 @@ take, or XLA cannot partition, is left out when the program is lowered (see `jax
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -68,24 +69,42 @@ class Outline(Pass):
                 )
 
     def __call__(self, program: Program) -> Program:
-        bodies = Bodies(Inline()(program).jaxpr)
-        costs = self._costs()
-        if not _may_repeat(bodies, costs):
-            return program
-        bodies.finish_early()
-        tokens, names = Tokens(), Names(bodies.names)
-        for _ in range(MOST_ROUNDS):
-            if not _round(bodies, tokens, names, costs):
-                break
-        if not bodies.shared:
-            return program
-        return program.replace(jaxpr=bodies.written(self.mark))
+        return with_calls(program, [self._costs()], self.mark)
 
     def _costs(self) -> Costs:
         """Return what is gained: of a marked call XLA compiles a module, and cannot fuse it."""
         if self.equations is not None or self.mark == "plain":
             return Costs(self.copies, self.equations or LEAST, body=0.0, operand=0.0)
         return Costs(self.copies, LEAST, body=150.0, operand=0.4)
+
+
+def with_calls(
+    program: Program, costs: Sequence[Costs], mark: Mark, as_written: bool = False
+) -> Program:
+    """Return a program in which segments that repeat are calls of shared bodies.
+
+    Args:
+        program: The program.
+        costs: What counts as a gain, at first and later on.
+        mark: How the calls are marked.
+        as_written: Whether equations are looked at in the order in which they are; see `order`.
+
+    Returns:
+        The new program; the same object if nothing is gained.
+    """
+    bodies = Bodies(Inline()(program).jaxpr)
+    if not any(_may_repeat(bodies, each) for each in costs):
+        return program
+    if not as_written:
+        bodies.finish_early()
+    tokens, names = Tokens(), Names(bodies.names)
+    for each in costs:
+        for _ in range(MOST_ROUNDS):
+            if not _round(bodies, tokens, names, each):
+                break
+    if not bodies.shared:
+        return program
+    return program.replace(jaxpr=bodies.written(mark))
 
 
 def _may_repeat(bodies: Bodies, costs: Costs) -> bool:

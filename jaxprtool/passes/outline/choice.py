@@ -46,6 +46,7 @@ class Costs:
         call: What a call costs besides.
         value: What each value costs that crosses a boundary which may be moved.
         fused: What it costs besides if a compiler would fuse the two sides.
+        gaps: Whether there may be other equations between the copies.
     """
 
     copies: int
@@ -55,6 +56,7 @@ class Costs:
     call: float = 1.0
     value: float = 0.1
     fused: float = 0.5
+    gaps: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,6 +241,9 @@ class Choice:
 
     def _saving(self, starts: Positions, length: int, links: Positions, cost: float) -> Segment:
         text, costs = self._text, self._costs
+        if not costs.gaps:
+            runs = np.split(starts, np.flatnonzero(np.diff(starts) != length) + 1)
+            starts = max(runs, key=len)
         weight = text.weight(int(starts[0]), length)
         size = text.sizes[int(starts[0]) + length] - text.sizes[int(starts[0])]
         if len(starts) < costs.copies or size < costs.equations:

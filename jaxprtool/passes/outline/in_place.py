@@ -1,25 +1,40 @@
-"""Which bodies write into arrays that they are given.
+"""Which bodies a compiler lets write into arrays that they are given.
 
-A compiler writes an update into the array itself if nothing needs that afterwards. A unit is
-compiled for any caller, so that it copies the whole array first, at every call.
+It does so where nothing needs the array afterwards: where some elements are updated, and where all
+are computed anew one by one, as an optimizer's step does for parameters that are donated. A unit is
+compiled for any caller, so that it makes another array, which is copied, at every call.
 """
 
 from __future__ import annotations
 
-from jaxprtool.ir.equations import size_of
+from jaxprtool.ir.equations import equations, size_of
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var, open_jaxpr
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var, open_jaxpr
 
 #: Bytes of an array that may be copied at every call.
 MOST_COPIED = 2**16
 
 
 def writes_into_arguments(jaxpr: AnyJaxpr) -> bool:
-    """Return True if a body, or one within it, updates a large argument or gives it as a result."""
+    """Return True if a body may write a result into a large argument, where it is inlined.
+
+    It does if it, or a body within it, updates the argument, if the argument is a result, and if
+    all equations compute element by element, which as a unit would be compiled no faster.
+    """
     body = open_jaxpr(jaxpr)
     large = {v for v in body.invars if size_of(v.aval, 0) > MOST_COPIED}
-    return any(out in large for out in body.outvars) or _updates(body, large)
+    return bool(large) and (
+        any(out in large for out in body.outvars) or _updates(body, large) or _is_elementwise(body)
+    )
+
+
+def _is_elementwise(jaxpr: Jaxpr) -> bool:
+    for eqn in equations(jaxpr):
+        found, held = traits(eqn), regions(eqn)
+        if found.reduces or found.expensive or found.collective or (held and held.repeats):
+            return False
+    return True
 
 
 def _updates(jaxpr: AnyJaxpr, arrays: set[Var]) -> bool:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxprtool.ir.equations import fuses, is_scalar
+from jaxprtool.ir.equations import donations, fuses, is_scalar
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
 #: Equations that lead to more results are nobody's finish.
@@ -22,6 +23,8 @@ MOST_RESULTS = 8
 
 def finished_early(eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> list[JaxprEqn]:
     """Return equations in the order described, each after those that define its operands."""
+    if donations(eqns):
+        return list(eqns)  # what is donated has to be read before
     definition = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
     operands = [
         [definition[v] for v in eqn.invars if type(v) is not Literal and v in definition]
@@ -110,7 +113,7 @@ def _finishing(
             _add(reached, definition[atom], {number})
     for i in range(len(eqns) - 1, -1, -1):
         found = reached[i]
-        if not found or len(found) > MOST_RESULTS or not fuses(eqns[i]) or eqns[i].effects:
+        if not found or len(found) > MOST_RESULTS or not _may_move(eqns[i]):
             reached[i] = found = None
         for j in operands[i]:
             if found is None:
@@ -124,3 +127,7 @@ def _add(reached: list[set[int] | None], i: int, results: set[int]) -> None:
     found = reached[i]
     if found is not None:
         found |= results
+
+
+def _may_move(eqn: JaxprEqn) -> bool:
+    return fuses(eqn) and traits(eqn).may_outline and not eqn.effects

@@ -84,20 +84,26 @@ def _bound(program: Program, values: dict[int, Any]) -> Program:
         outvars=list(map(now, jaxpr.outvars)),
         eqns=list(map(replaced, jaxpr.eqns)),
     )
-    return program.replace(jaxpr=new, in_tree=_remaining(program, free), arg_names=arg_names)
+    in_tree = jax.tree.structure(remaining(program, free))
+    return program.replace(jaxpr=new, in_tree=in_tree, arg_names=arg_names)
 
 
-def _remaining(program: Program, free: Sequence[bool]) -> PyTreeDef:
-    """Return the structure of the arguments that are left."""
+def remaining(program: Program, free: Sequence[bool]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments that are left if only some flat ones are, as numbers of these.
+
+    An argument of which nothing is left is gone; a part of one is None.
+    """
     before = jax.tree.unflatten(program.in_tree, range(len(free)))
-    after = jax.tree.unflatten(program.in_tree, [0 if flag else None for flag in free])
+    after = jax.tree.unflatten(
+        program.in_tree, [i if flag else None for i, flag in enumerate(free)]
+    )
 
     def stays(had: object, has: object) -> bool:
         return bool(jax.tree.leaves(has)) or not jax.tree.leaves(had)
 
     args = tuple(has for had, has in zip(before[0], after[0], strict=True) if stays(had, has))
     kwargs = {name: has for name, has in after[1].items() if stays(before[1][name], has)}
-    return jax.tree.structure((args, kwargs))
+    return args, kwargs
 
 
 # --- which arguments ------------------------------------------------------------------------------

@@ -58,6 +58,15 @@ def mark_of(eqn: JaxprEqn) -> Mark:
     return _mark(eqn.ctx)
 
 
+def marked_name(eqn: JaxprEqn) -> str | None:
+    """The name of the body that `marked` has marked an equation with; None for one without."""
+    return _name(eqn.ctx)
+
+
+def _name(context: Any) -> str | None:
+    return (context.xla_metadata or {}).get(_OUTLINED)
+
+
 def _told(mark: Mark, name: str) -> dict[str, str | None]:
     """What XLA is told of a call with this mark; None for what it is not."""
     told = ("inlineable", "false"), ("compilation_unit", name)
@@ -66,10 +75,9 @@ def _told(mark: Mark, name: str) -> dict[str, str | None]:
 
 
 def _mark(context: Any) -> Mark:
-    metadata = context.xla_metadata or {}
-    if _OUTLINED not in metadata:
+    if _name(context) is None:
         return "plain"
-    return "unit" if "compilation_unit" in metadata else "call"
+    return "unit" if "compilation_unit" in context.xla_metadata else "call"
 
 
 def _least(*marks: Mark) -> Mark:
@@ -85,7 +93,7 @@ _within: ContextVar[str | None] = ContextVar("_within", default=None)
 def _lower_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Sequence[Any]:
     """Lower a jit as JAX does, and leave of our marks what can be done with them here."""
     context = ctx.jaxpr_eqn_ctx
-    name = context and (context.xla_metadata or {}).get(_OUTLINED)
+    name = context and _name(context)
     if name is None:
         return pjit._pjit_lowering(ctx, *args, **params)
     # JAX's transformations mark all equations within a call as they find the call.

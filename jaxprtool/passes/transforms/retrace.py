@@ -26,6 +26,7 @@ from jaxprtool.errors import (
     user_frames,
 )
 from jaxprtool.ir.equations import equations, named
+from jaxprtool.ir.marked_calls import with_own_marks
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr
@@ -87,7 +88,7 @@ def retraced(
 
     with reported(program, transform, hint), jaxcompat.axes_bound(program.axis_env):
         avals = program.in_avals if avals is None else avals
-        jaxpr = jaxcompat.trace_flat(flat, program.name, avals)
+        jaxpr = with_own_marks(jaxcompat.trace_flat(flat, program.name, avals))
     _check_forward(program, transform, jaxpr)
     out_tree, default_names = results
     out_names = default_names if out_names is None else unique(out_names)

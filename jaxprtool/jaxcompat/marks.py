@@ -8,7 +8,8 @@ What can be done with them is known when a program is lowered. XLA cannot partit
 gathers all of its operands on each device, and ends the process for some. Where it partitions a
 program, and in exported ones, which may be called from such, a unit is a call that is not inlined.
 Whether a backend takes the marks is tried once in a process, on a program of two additions; where
-it does not, calls have those that it takes, or none.
+it does not, calls have those that it takes, or none. A call with a convolution has none either, if
+it cannot be a unit: XLA's fast ones for the CPU are for where a module begins, not for calls in it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax._src import config, pjit, sharding_impls
+from jax._src import config, core, pjit, sharding_impls
+from jax._src.lax import convolution
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import JaxprEqn
 from jax.interpreters import mlir
 
+from jaxprtool.jaxcompat.aliases import AnyJaxpr
 from jaxprtool.jaxcompat.values import with_metadata
 
 #: How a call is marked: not at all, as one that is not inlined, or as a unit.
@@ -98,7 +101,9 @@ def _lower_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Seq
         return pjit._pjit_lowering(ctx, *args, **params)
     # JAX's transformations mark all equations within a call as they find the call.
     inherited = name == _within.get()
-    mark = "plain" if inherited else _least(_mark(context), _possible(ctx))
+    mark: Mark = "plain" if inherited else _least(_mark(context), _possible(ctx))
+    if mark == "call" and _convolves(params["jaxpr"]):
+        mark = "plain"
     ctx.jaxpr_eqn_ctx = marked(context, mark, name)
     with _lowering_body(name):
         return pjit._pjit_lowering(ctx, *args, **params)
@@ -113,6 +118,15 @@ def _lowering_body(name: str) -> Iterator[None]:
     finally:
         _within.reset(token)
         config.xla_metadata_context_manager.set_local(before)
+
+
+def _convolves(jaxpr: AnyJaxpr) -> bool:
+    """Whether a body holds a convolution, at any depth."""
+    return any(
+        eqn.primitive is convolution.conv_general_dilated_p
+        or any(map(_convolves, core.jaxprs_in_params(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _possible(ctx: mlir.LoweringRuleContext) -> Mark:

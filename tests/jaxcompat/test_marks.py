@@ -179,6 +179,29 @@ def test_units_stay_within_shard_map() -> None:
     np.testing.assert_allclose(lowered.compile()(X, WEIGHTS), jax.jit(model)(X, WEIGHTS), rtol=1e-6)
 
 
+@jax.jit
+def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
+    return activation(jax.lax.conv(x[None], w[None, None], (1, 1), "SAME")[0])
+
+
+def test_convolutions_that_cannot_be_in_units_are_not_in_calls() -> None:
+    """XLA for the CPU has a slow convolution for calls that it does not inline."""
+
+    def fun(x, weights):
+        for w in weights:
+            x = convolved(x, w)
+        return x
+
+    image = X[None]
+    one = jaxprtool.jit(fun, passes=marking("unit", "convolved")).lower(image, WEIGHTS)
+    assert told(one)["convolved"] == UNIT
+    asked = jaxprtool.jit(fun, passes=marking("call", "convolved")).lower(image, WEIGHTS)
+    assert told(asked)["convolved"] == set()
+    sharded = jax.device_put(image, NamedSharding(mesh(AxisType.Auto), P(None, "d")))
+    several = jaxprtool.jit(fun, passes=marking("unit", "convolved")).lower(sharded, WEIGHTS)
+    assert told(several)["convolved"] == set()
+
+
 def test_exported_units_are_calls() -> None:
     """A partitioned program may call what is exported for one device."""
     exported = jax.export.export(jaxprtool.jit(model, passes=marking("unit")))(X, WEIGHTS)

@@ -82,7 +82,7 @@ def outline(
 
       jaxprtool outline samples/layers.py:loss -p value_and_grad
       jaxprtool outline samples/layers.py:loss --compile
-      jaxprtool opt samples/layers.py:loss -p "value_and_grad, outline" -o loss.jaxpr
+      jaxprtool opt samples/layers.py:loss -p outline -o loss.jaxpr
     """
     if backend is not None and not compile:
         hint = "add --compile"

@@ -282,6 +282,15 @@ def test_where_nothing_repeats_the_program_is_the_same_object():
     assert Roll()(program) is program
 
 
+def test_a_program_of_effects_alone_stays():
+    def run(h):
+        for _ in range(5):
+            jax.debug.print("{}", h)
+
+    program = jaxprtool.trace(run, x)
+    assert Roll()(program) is program
+
+
 def test_calls_with_effects_keep_their_order():
     shown = []
 

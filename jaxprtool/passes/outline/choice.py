@@ -77,8 +77,8 @@ class Choice:
         self._windows = Windows(text.tokens)
         self._free = np.ones(len(text.tokens) + 1, bool)
         self._taken = np.zeros(len(text.tokens) + 1, np.int64)
-        distance = text.readers - np.where(text.read >= 0, text.definitions[text.read], -1)
-        self._near = np.where(text.read >= 0, distance, np.iinfo(np.int64).max)
+        definition = np.append(text.definitions, -1)[text.read]  # there may be none
+        self._near = np.where(text.read >= 0, text.readers - definition, np.iinfo(np.int64).max)
 
     def segments(self) -> Iterator[Segment]:
         """Yield segments that do not overlap, those that save most first."""

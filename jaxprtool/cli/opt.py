@@ -125,6 +125,7 @@ def opt(
         output.say(f"verified: {passes} on the same inputs")
     _write_matches(users)
     _write_outlined(watcher.outlined)
+    _write_rolled(watcher.rolled)
     if out is not None:
         output.write_files(programs, Emission(Format.jaxpr, callbacks=callbacks), out)
     if json:
@@ -174,6 +175,21 @@ def _write_outlined(pairs: Sequence[tuple[Program, Program]]) -> None:
 
     for before, after in pairs:
         output.note(f"outline: {repetition_line(repetition(after, before))}")
+
+
+def _write_rolled(pairs: Sequence[tuple[Program, Program]]) -> None:
+    """Say on stderr what the scans cost in memory that `roll` has made, or that nothing repeats."""
+    from jaxprtool.analysis.stacking import stacking
+    from jaxprtool.render.stats import in_bytes, plural
+
+    for before, after in pairs:
+        found = stacking(after)
+        output.note(
+            f"roll: {before.name} has {plural(found.scans, 'scan')}; {in_bytes(found.copied)} are "
+            f"copied to be stacked, and {in_bytes(found.results)} of results are stacked"
+            if after is not before
+            else f"roll: nothing repeats in {before.name}"
+        )
 
 
 def _checked(wanted: list[str] | None, pipeline: Pipeline) -> frozenset[str]:

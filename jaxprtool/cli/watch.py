@@ -14,12 +14,14 @@ from jaxprtool.render.documents import PassRun
 class Watcher(Observer):
     """Prints programs between passes, as asked for, and keeps a row of each pass.
 
-    `outlined` are the programs that the pass `outline` was given, with what it has made of them.
+    `outlined` are the programs that the pass `outline` was given, with what it has made of them;
+    `rolled` are those of `roll`.
     """
 
     def __init__(self, before_all: bool, after_all: bool, after: frozenset[str]):
         self.rows: list[PassRun] = []
         self.outlined: list[tuple[Program, Program]] = []
+        self.rolled: list[tuple[Program, Program]] = []
         self._before_all = before_all
         self._after_all = after_all
         self._after = after
@@ -44,6 +46,8 @@ class Watcher(Observer):
         )
         if type(step.transform).name == "outline":
             self.outlined += [(program, each) for each in programs]
+        if type(step.transform).name == "roll":
+            self.rolled.append((program, programs[0]))
         if self._after_all or type(step.transform).name in self._after:
             for each in programs:
                 _dump(f"after {step}", each)

@@ -110,3 +110,19 @@ def test_a_pass_that_fails_is_named(cli, plugin, name, code, message):
 def test_the_type_check_can_be_left_out(cli, plugin):
     command = ["opt", "functions.py:double", "-p", "cli_breaks", "--no-check", "--json", *plugin]
     assert cli(*command).code != 1
+
+
+def test_roll_says_what_its_scans_cost_in_memory_or_that_nothing_repeats(cli, tmp_path):
+    path = tmp_path / "deep.py"
+    path.write_text(
+        "import jax.numpy as jnp\n"
+        "def run(weights, x):\n"
+        "    for w in weights:\n"
+        "        x = jnp.tanh(x @ w) * 2 + jnp.cos(x)\n"
+        "    return x\n"
+    )
+    args = "[f32[4,4], f32[4,4], f32[4,4], f32[4,4]], f32[2,4]"
+    result = cli("opt", f"{path}:run", "--args", args, "-p", "roll")
+    assert "note: roll: run has 1 scan; 256 bytes are copied" in " ".join(result.err.split())
+    result = cli("opt", f"{path}:run", "--args", "[f32[4,4]], f32[2,4]", "-p", "roll")
+    assert "note: roll: nothing repeats in run" in " ".join(result.err.split())

@@ -22,7 +22,8 @@ Every value is the same to the bit, evaluated equation by equation. Only what is
 but for dead code and plain calls, which are gone. `unroll`, with a `max_length` that is large
 enough, then `simplify` and `dce`, gives the equations back.
 
-`roll(stack="inside")` stacks in the program, which copies what it stacks. `roll(stack="arguments")`
+`roll(stack="inside")` stacks in the program, which copies what it stacks: `jaxprtool opt` says
+how many bytes. `roll(stack="arguments")`
 leaves that to the caller: where all rows of a stack are arguments, the stack is an argument, and
 the pass returns three programs: `rolled`; `stack`, which makes its arguments of the original ones;
 and `unstack`, which makes these again. Both take the arguments that change, and give the same: as a

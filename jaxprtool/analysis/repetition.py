@@ -8,6 +8,7 @@ compiles as many as there are if the body of marked calls counts once; it inline
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
@@ -211,10 +212,10 @@ def source_range(eqns: Iterable[JaxprEqn]) -> SourceRange | None:
         return None
     least = _MOST * len(stacks)
     found: list[UserFrame] = []
-    for level in range(max(map(len, stacks))):
+    for level in itertools.count():
         stacks = [stack for stack in stacks if len(stack) > level]
         frames = [stack[level] for stack in stacks]
-        if found and _most(frames, _function)[1] < least:
+        if len(frames) < least or (found and _most(frames, _function)[1] < least):
             break
         place, count = _most(frames, _line)
         if count < least:
@@ -232,8 +233,6 @@ def _most(frames: Iterable[UserFrame], key: Callable[[UserFrame], Any]) -> tuple
     return Counter(map(key, frames)).most_common(1)[0]
 
 
-_file, _line, _function = (
-    attrgetter("file"),
-    attrgetter("file", "line"),
-    attrgetter("file", "function"),
-)
+_file = attrgetter("file")
+_line = attrgetter("file", "line")
+_function = attrgetter("file", "function")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool import trace
-from jaxprtool.analysis.repetition import SourceRange, repetition
+from jaxprtool.analysis.repetition import SourceRange, repetition, source_range
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.loading.target import import_place
 from jaxprtool.passes.outline import Outline
@@ -43,6 +43,16 @@ MODEL = """
             x = jnp.log1p(jnp.cosh(jnp.abs(x)))
             x = x + jnp.exp(-x)
         return jnp.sum(x)
+
+
+    def sine(x):
+        return jnp.sin(x)
+
+
+    def written(x):
+        y = sine(x)
+        x = x * x * x * x * x * x * x * x * x * x * x * x * x * x * x * x * x * x * x * x
+        return x, y
 """
 
 
@@ -112,6 +122,15 @@ def test_a_body_comes_from_the_lines_of_the_function_that_is_repeated(model):
     assert body.source == SourceRange(model.__file__, 12, 15)
     (looped,) = analysed(model.inline, equations=5)[2].bodies
     assert looped.source == SourceRange(model.__file__, 26, 28)
+
+
+def test_a_body_of_one_line_comes_from_that_line_whatever_one_equation_calls(model):
+    found = source_range(trace(model.written, X).jaxpr.eqns)
+    assert found == SourceRange(model.__file__, 38, 38)
+
+
+def test_what_comes_from_nowhere_has_no_lines():
+    assert source_range([]) is None
 
 
 def test_a_body_of_a_loop_counts_once_and_repetition_in_it_is_found(model):

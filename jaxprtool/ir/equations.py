@@ -134,11 +134,6 @@ def fuses(eqn: JaxprEqn) -> bool:
     return any(getattr(v.aval, "shape", ()) == shape for v in eqn.invars)
 
 
-def is_scalar(eqn: JaxprEqn) -> bool:
-    """Return True if all results of an equation have one element, and no axis."""
-    return all(getattr(v.aval, "shape", None) == () for v in eqn.outvars)
-
-
 def named(eqn: JaxprEqn) -> str:
     """An equation for a message: its primitive and its source line, `psum at model.py:12`."""
     frame = jaxcompat.user_frame(eqn)

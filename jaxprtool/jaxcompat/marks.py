@@ -25,6 +25,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from jax._src import config, core, pjit, sharding_impls
+from jax._src.interpreters.mlir import TracebackCaches
 from jax._src.lax import convolution
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import JaxprEqn
@@ -106,7 +107,19 @@ def _lower_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Seq
         mark = "plain"
     ctx.jaxpr_eqn_ctx = marked(context, mark, name)
     with _lowering_body(name):
+        if mark == "unit":
+            ctx = ctx.replace(module_context=_without_frames(ctx.module_context))
         return pjit._pjit_lowering(ctx, *args, **params)
+
+
+def _without_frames(module: mlir.ModuleContext) -> mlir.ModuleContext:
+    """The context of a module in which equations come from no place in the source.
+
+    XLA compiles units side by side, and joins the source frames of what it inlines in them in one
+    table, without a lock (JAX 0.12): where there are frames, a compilation may go on for ever.
+    """
+    with config.traceback_in_locations_limit(0):
+        return module.replace(traceback_caches=TracebackCaches())
 
 
 @contextmanager
@@ -114,7 +127,8 @@ def _lowering_body(name: str) -> Iterator[None]:
     """Lower the body of a marked call: what JAX traces meanwhile is not marked with it."""
     before, token = config.xla_metadata_context_manager.swap_local(None), _within.set(name)
     try:
-        yield
+        with config.include_full_tracebacks_in_locations(True):
+            yield
     finally:
         _within.reset(token)
         config.xla_metadata_context_manager.set_local(before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,3 +84,27 @@ def test_sown_values_keep_their_order():
     outlined = jaxprtool.trace(model, X, X).apply("outline(equations=8)")
     sown = [e.params["name"] for e in outlined.jaxpr.eqns if e.primitive.name == "sow"]
     assert sown == ["v0", "v1"] and "layer" in calls(outlined)
+
+
+def test_equations_keep_their_order():
+    program = jaxprtool.trace(jax.value_and_grad(stack), LAYERS, X)
+    outlined = program.apply("outline(equations=8), inline(force=True)")
+    assert jaxprtool.equivalent(outlined, program.apply("inline"))
+
+
+def test_units_have_no_source_frames():
+    """XLA joins those of all units in one table while it compiles them side by side."""
+
+    def model(key, x):
+        for _ in range(3):
+            key, used = jax.random.split(key)
+            x = layer({"w": jnp.ones((4, 4)), "b": jnp.ones(4)}, x) + jax.random.normal(used, (4,))
+        return x
+
+    outlined = jaxprtool.jit(model, passes="outline(equations=8)")
+    text = outlined.lower(jax.random.key(0), X).as_text(debug_info=True)
+    assert "test_outline.py" in text
+    name = re.search(r"call @(\w+)\(.*compilation_unit", text)[1]
+    body = re.search(rf"func.func private @{name}\(.*?\n  }}", text, re.DOTALL)[0]
+    for location in set(re.findall(r"loc\((#loc\d+)\)", body)):
+        assert ".py" not in re.search(rf"^{location} = (.*)$", text, re.MULTILINE)[1]

@@ -75,19 +75,16 @@ class Outline(Pass):
         """Return what is gained: of a marked call XLA compiles a module, and cannot fuse it."""
         if self.equations is not None or self.mark == "plain":
             return Costs(self.copies, self.equations or LEAST, body=0.0, operand=0.0)
-        return Costs(self.copies, LEAST, body=150.0, operand=0.4)
+        return Costs(self.copies, LEAST, body=150.0, operand=0.4, fusible=False)
 
 
-def with_calls(
-    program: Program, costs: Sequence[Costs], mark: Mark, as_written: bool = False
-) -> Program:
+def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
     """Return a program in which segments that repeat are calls of shared bodies.
 
     Args:
         program: The program.
         costs: What counts as a gain, at first and later on.
         mark: How the calls are marked.
-        as_written: Whether equations are looked at in the order in which they are; see `order`.
 
     Returns:
         The new program; the same object if nothing is gained.
@@ -95,8 +92,6 @@ def with_calls(
     bodies = Bodies(Inline()(program).jaxpr)
     if not any(_may_repeat(bodies, each) for each in costs):
         return program
-    if not as_written:
-        bodies.finish_early()
     tokens, names = Tokens(), Names(bodies.names)
     for each in costs:
         for _ in range(MOST_ROUNDS):

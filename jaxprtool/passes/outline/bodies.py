@@ -30,7 +30,6 @@ from jaxprtool.jaxcompat import (
     Var,
 )
 from jaxprtool.passes.outline.in_place import writes_into_arguments
-from jaxprtool.passes.outline.order import finished_early
 
 
 @dataclass(eq=False)
@@ -109,11 +108,6 @@ class Bodies:
                     self.names.add(eqn.params["name"])
                 if _open(eqn):
                     todo += [jaxcompat.open_jaxpr(inner) for _, inner in sub_jaxprs(eqn)]
-
-    def finish_early(self) -> None:
-        """Put the equations of all bodies in the order in which repetition is looked for."""
-        for jaxpr, body in self.found.items():
-            body.items = list(finished_early(jaxpr.eqns, jaxpr.outvars))
 
     def open_calls(self) -> None:
         """Open the calls of shared bodies that are called once, or are nothing but a call.

@@ -43,6 +43,8 @@ class Costs:
         equations: The least number of equations of a segment.
         body: What a shared body costs.
         operand: What each operand and result of a call costs.
+        fusible: Whether a segment counts of which a compiler fuses all: as a stage of an optimizer,
+            which is compiled in no time, and then updates its arrays in place.
         call: What a call costs besides.
         value: What each value costs that crosses a boundary which may be moved.
         fused: What it costs besides if a compiler would fuse the two sides.
@@ -53,6 +55,7 @@ class Costs:
     equations: int
     body: float
     operand: float
+    fusible: bool = True
     call: float = 1.0
     value: float = 0.1
     fused: float = 0.5
@@ -247,6 +250,8 @@ class Choice:
         weight = text.weight(int(starts[0]), length)
         size = text.sizes[int(starts[0]) + length] - text.sizes[int(starts[0])]
         if len(starts) < costs.copies or size < costs.equations:
+            return Segment(starts, length, 0.0)
+        if not costs.fusible and text.fuses(int(starts[0]), length):
             return Segment(starts, length, 0.0)
         results = text.results(starts, length).any(0)
         call = costs.call + costs.operand * (int((links < 0).sum()) + int(results.sum()))

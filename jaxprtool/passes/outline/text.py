@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import Contains, fuses, is_scalar
+from jaxprtool.ir.equations import Contains, fuses
 from jaxprtool.ir.structural_key import Keyless, parameters_key
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.traits import traits
@@ -35,7 +35,7 @@ Positions = NDArray[np.int64]
 #: The last use of a value that is a result of its body.
 NEVER_DEAD = np.iinfo(np.int64).max
 
-#: What an equation weighs that only moves elements, or makes scalars: it is compiled in no time.
+#: What an equation weighs that only moves elements: a compiler makes next to nothing of it.
 LITTLE = 0.25
 
 #: What a reduction weighs: XLA fuses it with all that is around it, in more than linear time.
@@ -79,6 +79,10 @@ class Text:
     def copy(self, start: int, length: int) -> list[Item]:
         """Return the items of a segment."""
         return [item for item in self.items[start : start + length] if item is not None]
+
+    def fuses(self, start: int, length: int) -> bool:
+        """Return True if a compiler fuses all of a segment."""
+        return bool(self.fusible[start : start + length].all())
 
     def links(self, starts: Positions, length: int) -> Positions:
         """Return for each operand of segments which of the segment's values it is, or -1.
@@ -191,7 +195,7 @@ def _weight(eqn: JaxprEqn) -> float:
     like = traits(eqn)
     if like.reduces:
         return MUCH
-    return LITTLE if like.moves or is_scalar(eqn) else 1.0
+    return LITTLE if like.moves else 1.0
 
 
 def rough_tokens(jaxprs: Iterable[Jaxpr]) -> NDArray[np.int64]:

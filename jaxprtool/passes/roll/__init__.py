@@ -89,7 +89,7 @@ class Roll(Pass):
             )
 
     def __call__(self, program: Program) -> Program | Programs:
-        outlined = with_calls(program, _COSTS, "plain", as_written=True)
+        outlined = with_calls(program, _COSTS, "plain")
         # What the user has made a function of may be too short to be outlined.
         return self._rolled(outlined) or self._rolled(program) or program
 

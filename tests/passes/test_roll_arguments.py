@@ -185,6 +185,18 @@ def test_a_sharding_of_an_argument_is_refused():
         stacked(jaxprtool.trace(jax.jit(loss, in_shardings=(place, None)), parameters(), x))
 
 
+def test_literals_that_differ_and_arguments_given_twice_are_stacked_inside():
+    def run(ws, h):
+        for w, rate in zip((*ws, ws[0]), (0.1, 0.2, 0.4, 0.8, 0.9), strict=True):
+            h = jnp.tanh(h @ w) * rate + jnp.sin(h)
+        return h
+
+    ws = [x.T @ x * i for i in range(4)]
+    program = jaxprtool.trace(run, ws, x)
+    assert isinstance(stacked(program), jaxprtool.Program)
+    same_bits(evaluated(stacked(program), ws, x), evaluated(program, ws, x))
+
+
 def test_without_arguments_to_stack_there_is_one_program():
     def run(xs, h):
         for i in range(5):

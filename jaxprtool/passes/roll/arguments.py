@@ -57,8 +57,9 @@ def with_stacked_arguments(
     groups = {
         array: [numbers[v] for v in rows if isinstance(v, Var)]
         for array, rows in stacks.items()
-        if array in made and all(v in numbers for v in rows) and len(set(rows)) == len(rows)
+        if array in made and all(isinstance(v, Var) and v in numbers for v in rows)
     }
+    groups = {array: rows for array, rows in groups.items() if len(set(rows)) == len(rows)}
     if not groups:
         return program
     lifted = _lifted(program, groups)

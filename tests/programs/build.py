@@ -247,7 +247,8 @@ class _Builder:
         around, added, outs = [] if step.closed else list(env), [], []
         for number, copy in enumerate(step.copies):
             block = differing(step.body, copy.difference)
-            given = _operands([*env, *added], copy.args, block.inputs)
+            seen = env if step.chained else [*env, *added]
+            given = _operands(seen, copy.args, block.inputs)
             if step.chained:
                 carried = zip(outs, block.inputs, strict=False)
                 given[: len(outs)] = [coerce(x, t) for x, t in carried]

@@ -151,8 +151,9 @@ class Copy:
 class Repeat:
     """Copies of a body, one after the other, with the steps `between` by turns between them.
 
-    If `chained`, what a copy gives is what the next one takes, as far as that goes. If `closed`,
-    copies see no values of around, else all see the same ones. If `scoped`, each has a name scope.
+    If `chained`, what a copy gives is what the next one takes, as far as that goes, beside values
+    of before the copies. If `closed`, copies see no values of around, else all see the same ones.
+    If `scoped`, each has a name scope.
     """
 
     body: Block

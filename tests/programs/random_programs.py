@@ -237,20 +237,22 @@ def _conds(draw: Draw, scope: _Scope) -> Cond:
 
 @st.composite
 def _repeats(draw: Draw, scope: _Scope) -> Repeat:
-    how = draw(st.sampled_from(["", "", "", "jit", "donating", "remat", "custom_jvp"]))
+    how = draw(st.sampled_from(["", "jit", "", "donating", "", "remat", "", "custom_jvp"]))
     inner = scope.called(how)
-    body = draw(_blocks(inner, more=2))
+    inputs = tuple(draw(st.lists(scope.types, min_size=1, max_size=3)))
+    body = draw(_blocks(inner, inputs, more=2))
     detail = Detail(draw(_FLOAT_ARRAYS), (draw(_REFS), draw(_REFS)))
     at = draw(st.integers(0, len(body.steps)))
     body = replace(body, steps=(*body.steps[:at], detail, *body.steps[at:]))
     kinds = [kind for kind in DIFFERENCES if kind != "effect" or "ordered" in inner.effects]
-    differences = st.sampled_from([*[""] * 8, *kinds])
-    copies = st.builds(Copy, _refs(len(body.inputs)), differences, st.just(how))
+    differences = st.sampled_from(draw(st.sampled_from([[""], [*[""] * 8, *kinds]])))
+    copies = st.builds(Copy, _refs(len(inputs)), differences, st.just(how))
+    count = draw(st.sampled_from([4, 3, 6, 2, 8] if scope.depth == 0 else [3, 2]))
     return Repeat(
         body,
-        tuple(draw(st.lists(copies, min_size=2, max_size=8 if scope.depth == 0 else 3))),
+        tuple(draw(copies) for _ in range(count)),
         tuple(draw(st.lists(_ops(scope), max_size=2))),
-        *(draw(st.booleans()) for _ in range(3)),
+        *(draw(st.sampled_from(flags)) for flags in ([True, True, False], *[[False, True]] * 2)),
     )
 
 

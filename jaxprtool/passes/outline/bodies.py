@@ -114,6 +114,7 @@ class Bodies:
 
         Both are left of bodies that have been found as a part of others.
         """
+        self._forget()
         mentions = Counter(
             item.body for body in self for item in body.items if isinstance(item, Repeated)
         )
@@ -127,6 +128,24 @@ class Bodies:
         self.shared = [body for body in self.shared if body not in gone]
         for body in self if gone else ():
             body.items = list(chain.from_iterable(_without(gone, item) for item in body.items))
+
+    def _forget(self) -> None:
+        """Forget the bodies that nothing holds or calls any more: those of loops in copies."""
+        todo = [self.found[jaxcompat.open_jaxpr(self.jaxpr)]]
+        reached = set(todo)
+        while todo:
+            inside = {each for item in todo.pop().items for each in self._inside(item)}
+            todo += inside - reached
+            reached |= inside
+        self.found = {jaxpr: body for jaxpr, body in self.found.items() if body in reached}
+        self.shared = [body for body in self.shared if body in reached]
+
+    def _inside(self, item: Item) -> Iterator[Body]:
+        if isinstance(item, Repeated):
+            yield item.body
+        elif item.params and holds_jaxpr(item.params.values()) and _open(item):
+            for _, jaxpr in sub_jaxprs(item):
+                yield self.found[jaxcompat.open_jaxpr(jaxpr)]
 
     def written(self, mark: Mark) -> AnyJaxpr:
         """Return the program with its calls written, and marked."""

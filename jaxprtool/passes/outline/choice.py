@@ -233,6 +233,8 @@ class Choice:
 
     def _alike(self, starts: Positions, length: int, cost: float) -> Segment:
         """Return the copies that pass values on in the same way, of the kind that saves most."""
+        tokens = self._text.tokens[starts[:, None] + np.arange(length)]
+        starts = starts[(tokens == tokens[0]).all(1)]  # equal hashes are no proof
         links = self._text.links(starts, length)
         kinds: dict[bytes, list[int]] = {}
         for i, row in enumerate(links):

@@ -92,7 +92,7 @@ SWEEP = [
         "outline: harnesses",
         Harnesses(),
         prove,
-        expected=lambda n: n["outlined"] > 50,
+        expected=lambda n: n["outlined"] > 5,
     ),
     Part(
         "outline: random programs",

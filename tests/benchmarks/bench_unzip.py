@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_unzip.py [--rounds N] [--max EQUATIONS]
 
-One 12-layer transformer is written four times (see `transformers`). Of each, the programs of init
+One 12-layer transformer is written four times (see `unzip_models`). Of each, the programs of init
 and apply are made, counted, compiled by XLA and run. The four take turns, in an order that moves on
 with every round. Beside each median time is the median of the ratios, round by round, to ours, and
 for the time of a run, to that by hand. Programs are made "first" when JAX has traced nothing yet,
@@ -46,7 +46,7 @@ from tests.benchmarks.models import with_variables_inside
 try:
     import haiku as hk
 
-    from tests.benchmarks import transformers as written
+    from tests.benchmarks import unzip_models as written
 except ImportError as error:
     sys.exit(f"{error}: this benchmark compares with Flax and Haiku; pip install flax dm-haiku")
 

@@ -2,7 +2,7 @@
 
 Beside JAX's tracing of the same programs, in one run:
 
-    layers      the same hundred equations again and again, of other parameters each
+    layers      a hundred equations with two softmaxes, again and again with other parameters
     gradient    the gradient of a transformer, forwards and backwards halves nested
     widths      layers of widths that all differ: the same operations, no two of the same types
     random      operations drawn at random on arrays of one type: only what is short repeats
@@ -54,7 +54,7 @@ def spec(*shape: int) -> jax.ShapeDtypeStruct:
 def layers(size: int) -> Made:
     def function(params: Any, x: Any) -> Any:
         for p in params:
-            x = operations(100, [x, *p])
+            x = jax.nn.softmax(jax.nn.softmax(operations(82, [x, *p])))
         return x
 
     return function, ([(spec(8), spec(8))] * (size // 100), spec(8))

@@ -394,3 +394,23 @@ def test_unroll_undoes_it_in_both_halves_of_a_gradient():
     before = program.apply("inline, simplify, dce")
     assert counts(back) == counts(before)
     assert jaxprtool.equivalent(back, before)
+
+
+def test_a_body_with_constants_is_not_opened_where_none_can_be_held():
+    """Those of `while` hold none."""
+    table = np.arange(16, dtype="f").reshape(4, 4) / 16
+
+    @jax.jit
+    def inner(x):
+        y = jnp.sin(x) * jnp.cos(x) + x
+        return jnp.tanh(y @ y) - jnp.square(y)
+
+    outer = jax.jit(lambda x: inner(x) + table)
+
+    def model(x):
+        return inner(
+            lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, outer(s[1])), (0, x))[1]
+        )
+
+    program = jaxprtool.trace(model, table)
+    assert program.apply("roll") is program

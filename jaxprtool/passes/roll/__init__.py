@@ -158,7 +158,7 @@ class _Bodies:
                 called = jaxcompat.open_jaxpr(calls[0].params["jaxpr"])
                 if len(callers[called]) < 2 or len(body.eqns) > len(called.eqns):
                     return None
-                return writer.splice(body, eqn.invars, eqn)
+                return writer.splice(body, eqn.invars, eqn) if writer.can_hold(body) else None
 
             return rule
 

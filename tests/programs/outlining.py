@@ -53,13 +53,7 @@ def prove_outlining(
         outcomes[f"inlined: {undone(after, before)}"] += 1
         outcomes[f"outlined again: {_again(outline, after)}"] += 1
         original = Original(before, args, fewer_effects=True)
-        original.same_steps(after)
-        if deep:
-            original.same(after, gradients=False)
-            # JAX differentiates some programs with refs less well without their calls.
-            found = Original(Inline()(before), args).same_gradients(after)
-            outcomes[f"gradients: {found.split(':')[0]}"] += 1
-        return outcomes + _shared(before, after, mark)
+        return outcomes + _same(original, after, deep) + _shared(before, after, mark)
 
 
 def prove_rolling(case: Case, *, deep: bool = False) -> Counter[str]:
@@ -73,12 +67,18 @@ def prove_rolling(case: Case, *, deep: bool = False) -> Counter[str]:
         outcomes = Counter({"rolled": 1})
         outcomes[f"unrolled: {_unrolled(after, before)}"] += 1
         original = Original(before, args, fewer_effects=True)
-        original.same_steps(after)
-        if deep:
-            original.same(after, gradients=False)
-            found = Original(Inline()(before), args).same_gradients(after)
-            outcomes[f"gradients: {found.split(':')[0]}"] += 1
-        return outcomes + _stacked(original)
+        return outcomes + _same(original, after, deep) + _stacked(original)
+
+
+def _same(original: Original, after: Program, deep: bool) -> Counter[str]:
+    """Compare a program with what has been made of it, and say what was differentiated."""
+    original.same_steps(after)
+    if not deep:
+        return Counter()
+    original.same(after, gradients=False)
+    # JAX differentiates some programs with refs less well without their calls.
+    found = Original(Inline()(original.program), original.args).same_gradients(after)
+    return Counter({f"gradients: {found.split(':')[0]}": 1})
 
 
 _UNROLL = Pipeline.parse(f"inline(force=True), unroll(max_length={MOST_ROUNDS}), simplify, dce")

@@ -55,11 +55,11 @@ def marked(context: Any, mark: Mark, name: str) -> Any:
 
 
 def mark_of(eqn: JaxprEqn) -> Mark:
-    """How `marked` has marked a call; "plain" for one that it has not.
+    """How `marked` has marked a call; "plain" for one that it has not, and for what is no jit.
 
     JAX's transformations mark what they write within a call like the call.
     """
-    return _mark(eqn.ctx)
+    return _mark(eqn.ctx) if eqn.primitive is pjit.jit_p else "plain"
 
 
 def marked_name(eqn: JaxprEqn) -> str | None:
@@ -108,18 +108,23 @@ def _lower_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Seq
     ctx.jaxpr_eqn_ctx = marked(context, mark, name)
     with _lowering_body(name):
         if mark == "unit":
-            ctx = ctx.replace(module_context=_without_frames(ctx.module_context))
+            return _lower_without_frames(ctx, *args, **params)
         return pjit._pjit_lowering(ctx, *args, **params)
 
 
-def _without_frames(module: mlir.ModuleContext) -> mlir.ModuleContext:
-    """The context of a module in which equations come from no place in the source.
+def _lower_without_frames(
+    ctx: mlir.LoweringRuleContext, *args: Any, **params: Any
+) -> Sequence[Any]:
+    """Lower a jit whose equations are to come from no place in the source.
 
     XLA compiles units side by side, and joins the source frames of what it inlines in them in one
     table, without a lock (JAX 0.12): where there are frames, a compilation may go on for ever.
     """
     with config.traceback_in_locations_limit(0):
-        return module.replace(traceback_caches=TracebackCaches())
+        caches = TracebackCaches()
+    ctx = ctx.replace(module_context=ctx.module_context.replace(traceback_caches=caches))
+    with config.include_full_tracebacks_in_locations(True):
+        return pjit._pjit_lowering(ctx, *args, **params)
 
 
 @contextmanager
@@ -127,8 +132,7 @@ def _lowering_body(name: str) -> Iterator[None]:
     """Lower the body of a marked call: what JAX traces meanwhile is not marked with it."""
     before, token = config.xla_metadata_context_manager.swap_local(None), _within.set(name)
     try:
-        with config.include_full_tracebacks_in_locations(True):
-            yield
+        yield
     finally:
         _within.reset(token)
         config.xla_metadata_context_manager.set_local(before)

@@ -108,3 +108,20 @@ def test_units_have_no_source_frames():
     body = re.search(rf"func.func private @{name}\(.*?\n  }}", text, re.DOTALL)[0]
     for location in set(re.findall(r"loc\((#loc\d+)\)", body)):
         assert ".py" not in re.search(rf"^{location} = (.*)$", text, re.MULTILINE)[1]
+
+
+def test_what_jax_has_made_of_an_outlined_function_is_outlined_again():
+    """JAX's transformations mark all equations within a call like it, a loop among them too."""
+
+    def block(params, x):
+        x, _ = jax.lax.scan(lambda x, _: (jnp.tanh(x @ params["w"]), None), x, length=2)
+        return layer(params, x)
+
+    def loss(layers, x):
+        for params in layers:
+            x = block(params, x)
+        return jnp.sum(x)
+
+    gradient = jax.grad(jaxprtool.jit(loss, passes="outline(equations=8)"))
+    program = jaxprtool.trace(gradient, LAYERS, X)
+    jaxprtool.verify(program, program.apply("outline(equations=4)"), (LAYERS, X))

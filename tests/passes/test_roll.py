@@ -346,21 +346,15 @@ def test_refs_may_be_read_and_written_in_order():
     assert scans(roll(run, x)) == [(4, "forward")]
 
 
-def test_calls_that_sow_stay():
-    step = jax.jit(lambda h: sow(jnp.sin(h), tag="t", name="v", mode="append"))
-
-    def run(h):
-        for _ in range(4):
-            h = step(h)
-        return h
-
-    program = jaxprtool.trace(run, x)
-    assert Roll()(program) is program
-
-
-def test_calls_that_donate_stay():
-    step = jax.jit(lambda h: jnp.sin(h) + 1, donate_argnums=0)
-
+@pytest.mark.parametrize(
+    "step",
+    [
+        jax.jit(lambda h: sow(jnp.sin(h), tag="t", name="v", mode="append")),
+        jax.jit(lambda h: jnp.sin(h) + 1, donate_argnums=0),
+    ],
+    ids=["sow", "donate"],
+)
+def test_calls_stay_that(step):
     def run(h):
         for _ in range(4):
             h = step(h)
@@ -414,3 +408,17 @@ def test_a_body_with_constants_is_not_opened_where_none_can_be_held():
 
     program = jaxprtool.trace(model, table)
     assert program.apply("roll") is program
+
+
+def test_double_precision_goes_round_too():
+    def model(layers, x):
+        for weights in layers:
+            x = jnp.tanh(x @ weights) * jnp.cos(x) - x
+        return x
+
+    with jax.enable_x64(True):
+        args = [np.eye(4) * i for i in range(4)], np.ones((2, 4))
+        program = jaxprtool.trace(model, *args)
+        rolled = program.apply("roll")
+        assert [eqn.primitive.name for eqn in rolled.jaxpr.eqns].count("scan") == 1
+        jaxprtool.verify(program, rolled, args)

@@ -104,8 +104,8 @@ class Bodies:
             for eqn in body.eqns:
                 if not eqn.params or not holds_jaxpr(eqn.params.values()):
                     continue
-                if jaxcompat.mark_of(eqn) != "plain":
-                    self.names.add(eqn.params["name"])
+                if (name := jaxcompat.marked_name(eqn)) is not None:
+                    self.names.add(name)
                 if _open(eqn):
                     todo += [jaxcompat.open_jaxpr(inner) for _, inner in sub_jaxprs(eqn)]
 

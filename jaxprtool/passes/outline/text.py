@@ -48,7 +48,6 @@ class Text:
 
     Attributes:
         items: What stands at each position; None between two bodies.
-        bodies: The number of the body that each position is in.
         starts: The position at which each body begins.
         tokens: The token of each position.
         weights: How much compiling each costs, in equations, summed up: of the first i positions.
@@ -63,7 +62,6 @@ class Text:
     """
 
     items: Sequence[Item | None]
-    bodies: Positions
     starts: Sequence[int]
     tokens: Positions
     weights: NDArray[np.float64]
@@ -198,14 +196,14 @@ def _weight(eqn: JaxprEqn) -> float:
     return LITTLE if like.moves else 1.0
 
 
-def rough_tokens(jaxprs: Iterable[Jaxpr]) -> NDArray[np.int64]:
+def rough_tokens(jaxprs: Iterable[Jaxpr]) -> Positions:
     """Return tokens of jaxprs that are equal where those of `Tokens` are, found in less time."""
     known: dict[Hashable, int] = {}
     found: list[int] = []
     for jaxpr in jaxprs:
         for eqn in jaxpr.eqns:
             outs = eqn.outvars
-            key = eqn.primitive, id(outs[0].aval) if outs else None
+            key = eqn.primitive, outs[0].aval if outs else None
             found.append(known.setdefault(key, len(known)))
         found.append(-1 - len(found))
     return np.array(found)
@@ -214,7 +212,6 @@ def rough_tokens(jaxprs: Iterable[Jaxpr]) -> NDArray[np.int64]:
 def text_of(bodies: Sequence[Body], tokens: Tokens) -> Text:
     """Return the sequence of all items of some bodies."""
     items: list[Item | None] = []
-    inside: list[int] = []
     starts: list[int] = []
     found: list[int] = []
     weights: list[float] = [0.0]
@@ -224,7 +221,7 @@ def text_of(bodies: Sequence[Body], tokens: Tokens) -> Text:
     read: list[int] = []
     last: list[int] = []
     fusible: list[bool] = []
-    for number, body in enumerate(bodies):
+    for body in bodies:
         starts.append(len(items))
         numbers: dict[Atom, int] = {}
         for item in body.items:
@@ -255,12 +252,10 @@ def text_of(bodies: Sequence[Body], tokens: Tokens) -> Text:
         fusible.append(False)
         slots.append(len(read))
         values.append(len(last))
-        inside += [number] * (len(items) - len(inside))
     starts.append(len(items))
     positions = np.arange(len(items))
     return Text(
         items,
-        np.array(inside),
         starts,
         np.array(found),
         np.cumsum(weights),

@@ -141,7 +141,9 @@ def fits(first: JaxprEqn, other: JaxprEqn, handed: Mapping[int, int]) -> bool:
 def is_array(aval: Aval) -> bool:
     """Return True if values of a type can go round in a loop, and be stacked."""
     dtype = getattr(aval, "dtype", None)
-    return not isinstance(aval, jaxcompat.AbstractRef) and dtype not in (None, jax.dtypes.float0)
+    if dtype is None or isinstance(aval, jaxcompat.AbstractRef):  # float64 is equal to None
+        return False
+    return bool(dtype != jax.dtypes.float0)
 
 
 def _goes_round(body: jaxcompat.Jaxpr, handed: Mapping[int, int]) -> bool:

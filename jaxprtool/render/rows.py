@@ -1,21 +1,18 @@
 """The parts of an equation as the tree, the table and the JSON document need them.
 
 A `Reader` names variables as the listing does, so that what one of them shows can be found in
-another.
+another. The parts are tokens of a listing, but for JSON.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.text import Text
-
-from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
-from jaxprtool.ir.notation.signatures import value_text
+from jaxprtool.ir.notation.signatures import Signature, value_text
+from jaxprtool.ir.notation.tokens import BinderToken, LiteralToken, ParameterToken
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
-from jaxprtool.render import theme
 
 
 class Reader:
@@ -27,45 +24,47 @@ class Reader:
         self.shared = layout.shared
         self._names = layout.names
         self._notation = layout.notation
+        self._parameters: dict[Signature, list[str]] = {}
 
     def name(self, var: Var) -> str:
-        """The name of a variable, as in the listing."""
+        """Return the name of a variable, as in the listing."""
         return self._names[var]
 
     def operand(self, atom: Atom) -> str:
-        """A variable's name, or a literal with its type."""
+        """Return a variable's name, or a literal with its type."""
         if not isinstance(atom, Literal):
             return self.name(atom)
-        return f"{value_text(atom)}:{type_of(atom.aval)}"
+        return LiteralToken(f"{value_text(atom)}{self._notation.type_of(atom.aval)}")
 
     def parameters(self, eqn: JaxprEqn) -> dict[str, str]:
-        """The parameters that the listing shows, but for jaxprs; all, where JAX has a rule."""
+        """Return the parameters that the listing shows, but for jaxprs; all, if JAX has a rule."""
         signature = self._notation.signature(eqn)
         if signature.by_rule:
             return {k: self._notation.text(v) for k, v in sorted(eqn.params.items())}
         pairs = [(name.removesuffix("="), value) for name, value in signature.pairs]
         return {name: str(value) for name, value in pairs if isinstance(value, str) or not value}
 
+    # --- tokens -------------------------------------------------------------------------------
 
-def binders(reader: Reader, variables: Sequence[Var], types: bool) -> Text:
-    """Return `a:f32[3] b:i32[]`, in colour; without types if these are not wanted."""
-    parts = []
-    for v in variables:
-        parts.append(Text(reader.name(v), style=theme.BINDER))
-        if types:
-            parts[-1].append(f":{type_of(v.aval)}", theme.TYPE)
-    return Text(" ").join(parts)
+    def binder_tokens(self, variables: Sequence[Var], types: bool) -> list[str]:
+        """Return `a:f32[3] b:i32[]`, without types if these are not wanted."""
+        tokens: list[str] = []
+        for var in variables:
+            tokens += " ", BinderToken(self.name(var))
+            if types:
+                tokens.append(self._notation.type_of(var.aval))
+        return tokens[1:]
 
+    def operand_tokens(self, atoms: Sequence[Atom]) -> list[str]:
+        """Return the operands of an equation with spaces between them."""
+        return [token for atom in atoms for token in (" ", self.operand(atom))][1:]
 
-def operands(reader: Reader, atoms: Sequence[Atom]) -> Text:
-    """The operands of an equation with spaces between them, in colour."""
-    return Text(" ").join(
-        Text(reader.operand(a), style=theme.LITERAL if isinstance(a, Literal) else "")
-        for a in atoms
-    )
-
-
-def parameters(reader: Reader, eqn: JaxprEqn) -> Text:
-    """The parameters of an equation with spaces between them, in colour."""
-    pairs = reader.parameters(eqn).items()
-    return Text(" ").join(Text(f"{k}=", style=theme.PARAMETER).append(v, "") for k, v in pairs)
+    def parameter_tokens(self, eqn: JaxprEqn) -> list[str]:
+        """Return the parameters of an equation with spaces between them."""
+        signature = self._notation.signature(eqn)
+        tokens = self._parameters.get(signature)
+        if tokens is None or signature.by_rule:
+            pairs = self.parameters(eqn).items()
+            tokens = [t for k, v in pairs for t in (" ", ParameterToken(f"{k}="), v)][1:]
+            self._parameters[signature] = tokens
+        return tokens

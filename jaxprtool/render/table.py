@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from jaxprtool import jaxcompat
 from jaxprtool.ir.border import border
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.notation.selection import Selection, equations
+from jaxprtool.ir.notation.tokens import Comment, ParameterToken, PrimitiveName, SharedName
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
-from jaxprtool.render import theme
 from jaxprtool.render.comments import SourceComments
-from jaxprtool.render.rendering import DEFAULTS, Rendering, ShowOptions
-from jaxprtool.render.rows import Reader, binders, operands, parameters
+from jaxprtool.render.grid import Cell, grid
+from jaxprtool.render.listing import Listing
+from jaxprtool.render.rendering import DEFAULTS, ShowOptions
+from jaxprtool.render.rows import Reader
 
 
-def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Rendering:
+def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
     """Return the table of a program.
 
     A row's place, as in `3.0` or `3[1].0`, is the way to it: equation 3, in that its body, or the
@@ -31,43 +29,42 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Rende
     about = border(program)
     reader, comments = Reader(about.jaxpr), SourceComments(options)
     selection = options.selection()
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    grid.add_column("#", style=theme.COMMENT, overflow="fold", max_width=16)
-    for heading in ("outputs", "primitive", "parameters", "inputs"):
-        least = 16 if heading == "parameters" and not options.source else None
-        grid.add_column(heading, overflow="fold", min_width=least)
-    if options.source:
-        grid.add_column("source", style=theme.COMMENT, no_wrap=True)
-    if options.scopes:
-        grid.add_column("scope", style=theme.COMMENT, overflow="fold")
+    headings = ["#", "outputs", "primitive", "inputs", "parameters"]
+    headings += ["source"] if options.source else []
+    headings += ["scope"] if options.scopes else []
+    rows: list[list[Cell]] = []
     for place, row in _rows(about.jaxpr, selection):
+        cells: list[Cell] = [[Comment(place)]]
         if isinstance(row, int):
-            grid.add_row(place, Text(equations(row), style=theme.COMMENT))
+            cells.append([Comment(equations(row))])
+            rows.append(cells + [[]] * (len(headings) - len(cells)))
             continue
-        cells: list[Text | str] = [
-            place,
-            binders(reader, row.outvars, options.types),
-            Text(row.primitive.name, style=theme.PRIMITIVE),
+        cells += [
+            reader.binder_tokens(row.outvars, options.types),
+            [PrimitiveName(row.primitive.name)],
+            reader.operand_tokens(row.invars),
             _parameters(reader, row, selection),
-            operands(reader, row.invars),
         ]
-        cells += [os.path.basename(comments.line(row) or "")] if options.source else []
-        cells += [jaxcompat.name_stack(row)] if options.scopes else []
-        grid.add_row(*cells)
-    return Rendering(grid, options.width)
+        if options.source:
+            cells.append([Comment(os.path.basename(comments.line(row) or ""))])
+        if options.scopes:
+            cells.append([Comment(jaxcompat.name_stack(row))])
+        rows.append(cells)
+    return Listing(grid(headings, rows, options.width))
 
 
-def _parameters(reader: Reader, eqn: JaxprEqn, selection: Selection) -> Text:
-    text = parameters(reader, eqn)
+def _parameters(reader: Reader, eqn: JaxprEqn, selection: Selection) -> Cell:
+    tokens = reader.parameter_tokens(eqn)
     for path, body in bodies(eqn):
-        if text.plain:
-            text.append(" ")
-        text.append(f"{path}=", theme.PARAMETER)
-        if body in reader.shared:
-            text.append(reader.shared[body], theme.SHARED_NAME)
-        else:
-            text.append(f"{{{equations(selection.count(body))}}}", theme.COMMENT)
-    return text
+        space = [" "] if tokens else []
+        shared = reader.shared.get(body)
+        shown = (
+            [Comment(f"{{{equations(selection.count(body))}}}")]
+            if shared is None
+            else [SharedName(shared)]
+        )
+        tokens = [*tokens, *space, ParameterToken(f"{path}="), *shown]
+    return tokens
 
 
 def _rows(root: Jaxpr, selection: Selection) -> Iterator[tuple[str, JaxprEqn | int]]:

@@ -30,4 +30,5 @@ STYLES: dict[type[str], Style] = {
     tokens.Keyword: KEYWORD,
     tokens.Comment: COMMENT,
     tokens.SharedName: SHARED_NAME,
+    tokens.Heading: HEADING,
 }

@@ -6,97 +6,118 @@ equations; a jaxpr that several share is unfolded where it comes first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rich.text import Text
-from rich.tree import Tree
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from jaxprtool.ir.border import border
 from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.notation.selection import equations
+from jaxprtool.ir.notation.tokens import Comment, ParameterToken, PrimitiveName, SharedName, Type
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn
-from jaxprtool.render import theme
 from jaxprtool.render.comments import SourceComments
-from jaxprtool.render.rendering import DEFAULTS, Rendering, ShowOptions
-from jaxprtool.render.rows import Reader, binders, operands, parameters
+from jaxprtool.render.listing import Listing
+from jaxprtool.render.rendering import DEFAULTS, ShowOptions
+from jaxprtool.render.rows import Reader
+
+T = TypeVar("T")
 
 
-def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Rendering:
+def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
     """Return the tree of a program; lines longer than the width are cut there."""
     about = border(program)
-    maker = _Nodes(about.jaxpr, options)
-    label = Text(about.name, style=theme.SHARED_NAME)
-    root = Tree(maker.line(label, " ", maker.signature(about.jaxpr)), guide_style=theme.COMMENT)
-    maker.fill(root, about.jaxpr, 0)
-    return Rendering(root, options.width)
+    maker = _Lines(about.jaxpr, options)
+    tokens = _cut([SharedName(about.name), " ", *maker.signature(about.jaxpr)], options.width)
+    for line in maker.equations(about.jaxpr, 0, ""):
+        tokens += "\n", *_cut(line, options.width)
+    return Listing(tokens)
 
 
-class _Nodes:
+class _Lines:
+    """The lines of a program's tree, each in tokens."""
+
     def __init__(self, root: Jaxpr, options: ShowOptions):
-        self.reader = Reader(root)
-        self.comments = SourceComments(options)
-        self.types = options.types
-        self.selection = options.selection()
-        self.unfolded: set[Jaxpr] = set()
+        self._reader = Reader(root)
+        self._comments = SourceComments(options)
+        self._types = options.types
+        self._selection = options.selection()
+        self._unfolded: set[Jaxpr] = set()
 
-    def fill(self, node: Tree, jaxpr: Jaxpr, depth: int) -> None:
-        """Add the equations of `jaxpr` to its node."""
-        if self.selection.folds(depth) or jaxpr in self.unfolded:
+    def equations(self, jaxpr: Jaxpr, depth: int, guides: str) -> Iterator[list[str]]:
+        """Yield the lines of the equations of `jaxpr`, with the guides that lead to them."""
+        if self._selection.folds(depth) or jaxpr in self._unfolded:
             return
-        self.unfolded.add(jaxpr)
-        for row in self.selection.rows(jaxpr):
+        self._unfolded.add(jaxpr)
+        for row, mark, below in _branches(list(self._selection.rows(jaxpr)), guides):
             if isinstance(row, int):
-                node.add(Text(equations(row), style=theme.COMMENT))
+                yield [mark, Comment(equations(row))]
+                continue
+            _, eqn = row
+            inside = bodies(eqn)
+            if not inside:
+                yield [mark, *self._leaf(eqn)]
+            elif len(inside) == 1:
+                _, body = inside[0]
+                types = self.signature(body)
+                yield [mark, *self._call(eqn), " ", *types, *self._comment(eqn)]
+                yield from self.equations(body, depth + 1, below)
             else:
-                self._add(node, row[1], depth)
+                yield [mark, *self._call(eqn), *self._comment(eqn)]
+                for (path, body), inner, deeper in _branches(inside, below):
+                    yield [inner, ParameterToken(path), " ", *self.signature(body)]
+                    yield from self.equations(body, depth + 1, deeper)
 
-    def _add(self, node: Tree, eqn: JaxprEqn, depth: int) -> None:
-        inside = bodies(eqn)
-        if not inside:
-            node.add(self._leaf(eqn))
-            return
-        label = [Text(eqn.primitive.name, style=theme.PRIMITIVE)]
-        if isinstance(name := eqn.params.get("name"), str):
-            label += [Text(" "), Text(name, style=theme.SHARED_NAME)]
-        comment = self._comment(eqn)
-        if len(inside) == 1:
-            child = node.add(self.line(*label, " ", self.signature(inside[0][1]), comment))
-            self.fill(child, inside[0][1], depth + 1)
-            return
-        child = node.add(self.line(*label, comment))
-        for path, body in inside:
-            text = Text(path, style=theme.PARAMETER)
-            self.fill(child.add(self.line(text, " ", self.signature(body))), body, depth + 1)
+    def signature(self, jaxpr: Jaxpr) -> list[str]:
+        """Return `(f32[3]) → f32[3]  12 equations`, and whether they stand above."""
+        count = equations(self._selection.count(jaxpr)).removeprefix("… ")
+        shown = Comment(f"{count}, shown above" if jaxpr in self._unfolded else count)
+        if not self._types:
+            return [shown]
+        return [Type(f"({_types(jaxpr.invars)}) → {_types(jaxpr.outvars)}"), "  ", shown]
 
-    def signature(self, jaxpr: Jaxpr) -> Text:
-        """`(f32[3]) → f32[3]  12 equations`, and whether they stand above."""
-        text = Text()
-        if self.types:
-            text.append(f"({_types(jaxpr.invars)}) → {_types(jaxpr.outvars)}  ", theme.TYPE)
-        text.append(equations(self.selection.count(jaxpr)).removeprefix("… "), theme.COMMENT)
-        if jaxpr in self.unfolded:
-            text.append(", shown above", theme.COMMENT)
-        return text
+    def _call(self, eqn: JaxprEqn) -> list[str]:
+        name = eqn.params.get("name")
+        named = [" ", SharedName(name)] if isinstance(name, str) else []
+        return [PrimitiveName(eqn.primitive.name), *named]
 
-    def _leaf(self, eqn: JaxprEqn) -> Text:
-        names = binders(self.reader, eqn.outvars, self.types)
-        left: list[Text | str] = [names, " = "] if names else []
-        params = parameters(self.reader, eqn)
-        inside: list[Text | str] = ["[", params, "]"] if params.plain else []
-        primitive = Text(eqn.primitive.name, style=theme.PRIMITIVE)
-        last = operands(self.reader, eqn.invars)
-        return self.line(*left, primitive, *inside, " ", last, self._comment(eqn))
+    def _leaf(self, eqn: JaxprEqn) -> list[str]:
+        names = self._reader.binder_tokens(eqn.outvars, self._types)
+        parameters = self._reader.parameter_tokens(eqn)
+        return [
+            *([*names, " = "] if names else []),
+            PrimitiveName(eqn.primitive.name),
+            *(["[", *parameters, "]"] if parameters else []),
+            " ",
+            *self._reader.operand_tokens(eqn.invars),
+            *self._comment(eqn),
+        ]
 
-    def _comment(self, eqn: JaxprEqn) -> Text:
-        comment = self.comments.comment(eqn)
-        return Text(f"  {comment}" if comment else "", style=theme.COMMENT)
+    def _comment(self, eqn: JaxprEqn) -> list[str]:
+        comment = self._comments.comment(eqn)
+        return ["  ", Comment(comment)] if comment else []
 
-    def line(self, *parts: Text | str) -> Text:
-        """One line of the tree, cut where the width ends."""
-        text = Text.assemble(*parts)
-        text.no_wrap, text.overflow = True, "ellipsis"
-        return text
+
+def _branches(items: Sequence[T], guides: str) -> Iterator[tuple[T, str, str]]:
+    """Yield each item of a branch with the guides before it, and those before what is below it."""
+    for number, item in enumerate(items):
+        if number < len(items) - 1:
+            yield item, Comment(guides + "├── "), guides + "│   "
+        else:
+            yield item, Comment(guides + "└── "), guides + "    "
+
+
+def _cut(line: Sequence[str], width: int) -> list[str]:
+    """Return a line's tokens as far as the width goes."""
+    if sum(map(len, line)) <= width:
+        return list(line)
+    tokens: list[str] = []
+    free = width - 1
+    for token in line:
+        if len(token) > free:
+            return [*tokens, type(token)(token[:free]), Comment("…")]
+        tokens.append(token)
+        free -= len(token)
+    return tokens
 
 
 def _types(atoms: Sequence[Atom], most: int = 4) -> str:

@@ -65,6 +65,12 @@ class SharedName(Token):
     __slots__ = ()
 
 
+class Heading(Token):
+    """The heading of a column."""
+
+    __slots__ = ()
+
+
 #: Stands before the name of a variable where it is bound.
 BINDER = BinderToken()
 

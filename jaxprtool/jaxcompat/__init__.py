@@ -158,7 +158,7 @@ from jaxprtool.jaxcompat.mapping import (
     spmd_axis_names,
     vmappable_specs,
 )
-from jaxprtool.jaxcompat.marks import Mark, mark_of, marked, marked_name
+from jaxprtool.jaxcompat.marks import Mark, convolves, mark_of, marked, marked_name
 from jaxprtool.jaxcompat.places import (
     common_scope,
     hide_frames,

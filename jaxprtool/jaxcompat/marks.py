@@ -67,6 +67,16 @@ def marked_name(eqn: JaxprEqn) -> str | None:
     return _name(eqn.ctx)
 
 
+def convolves(jaxpr: AnyJaxpr, *, in_units: bool = True) -> bool:
+    """Whether a body holds a convolution, at any depth; or at any but within units."""
+    return any(
+        eqn.primitive is convolution.conv_general_dilated_p
+        or any(convolves(body, in_units=in_units) for body in core.jaxprs_in_params(eqn.params))
+        for eqn in jaxpr.eqns
+        if in_units or mark_of(eqn) != "unit"
+    )
+
+
 def _name(context: Any) -> str | None:
     return (context.xla_metadata or {}).get(_OUTLINED)
 
@@ -103,7 +113,7 @@ def _lower_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Seq
     # JAX's transformations mark all equations within a call as they find the call.
     inherited = name == _within.get()
     mark: Mark = "plain" if inherited else _least(_mark(context), _possible(ctx))
-    if mark == "call" and _convolves(params["jaxpr"]):
+    if mark == "call" and convolves(params["jaxpr"]):
         mark = "plain"
     ctx.jaxpr_eqn_ctx = marked(context, mark, name)
     with _lowering_body(name):
@@ -122,9 +132,12 @@ def _lower_without_frames(
     """
     with config.traceback_in_locations_limit(0):
         caches = TracebackCaches()
-    ctx = ctx.replace(module_context=ctx.module_context.replace(traceback_caches=caches))
+    inner = ctx.replace(module_context=ctx.module_context.replace(traceback_caches=caches))
     with config.include_full_tracebacks_in_locations(True):
-        return pjit._pjit_lowering(ctx, *args, **params)
+        results = pjit._pjit_lowering(inner, *args, **params)
+    if inner.tokens_out is not None:  # of ordered effects
+        ctx.set_tokens_out(inner.tokens_out)
+    return results
 
 
 @contextmanager
@@ -136,15 +149,6 @@ def _lowering_body(name: str) -> Iterator[None]:
     finally:
         _within.reset(token)
         config.xla_metadata_context_manager.set_local(before)
-
-
-def _convolves(jaxpr: AnyJaxpr) -> bool:
-    """Whether a body holds a convolution, at any depth."""
-    return any(
-        eqn.primitive is convolution.conv_general_dilated_p
-        or any(map(_convolves, core.jaxprs_in_params(eqn.params)))
-        for eqn in jaxpr.eqns
-    )
 
 
 def _possible(ctx: mlir.LoweringRuleContext) -> Mark:

@@ -66,6 +66,8 @@ class Unroll(Pass):
                     return rows.get(eqn.invars[0])
                 if eqn.primitive.name == "stack" and eqn.params["axis"] == 0:
                     rows[eqn.outvars[0]] = eqn.invars
+                if eqn.primitive.name == "slice" and (taken := _taken_rows(eqn, rows)):
+                    rows[eqn.outvars[0]] = taken
                 if eqn.primitive.name != "scan":
                     return None
                 scan = Scan.of(eqn)
@@ -86,6 +88,15 @@ class Unroll(Pass):
 
 #: The rows of arrays that are known, by array: what is stacked need not be sliced again.
 _Rows = dict[Atom, Sequence[Atom]]
+
+
+def _taken_rows(eqn: JaxprEqn, known: _Rows) -> Sequence[Atom]:
+    """The rows that a slice takes of an array whose rows are known, if it takes whole ones."""
+    (array,), shape = eqn.invars, eqn.outvars[0].aval.shape
+    if type(array) is Literal or array not in known or shape[1:] != array.aval.shape[1:]:
+        return ()
+    step = (eqn.params["strides"] or (1,))[0]
+    return known[array][eqn.params["start_indices"][0] : eqn.params["limit_indices"][0] : step]
 
 
 def _unrolled(writer: Writer, scan: Scan, known: _Rows) -> list[Atom]:

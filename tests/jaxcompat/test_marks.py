@@ -202,6 +202,28 @@ def test_convolutions_that_cannot_be_in_units_are_not_in_calls() -> None:
     assert told(several)["convolved"] == set()
 
 
+def test_units_with_ordered_effects_keep_their_order() -> None:
+    seen: list[float] = []
+
+    @jax.jit
+    def noisy(x: jax.Array, w: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda v: seen.append(float(v)), x[0, 0], ordered=True)
+        return jnp.sin(x @ w)
+
+    def run(x: jax.Array) -> jax.Array:
+        for w in WEIGHTS:
+            x = noisy(x, w)
+        return x
+
+    program = jaxprtool.trace(run, X)
+    expected = jax.block_until_ready(jax.jit(program)(X))
+    jax.effects_barrier()
+    plain, seen[:] = list(seen), []
+    np.testing.assert_allclose(jax.jit(marking("unit", "noisy")(program))(X), expected, rtol=1e-6)
+    jax.effects_barrier()
+    assert seen == plain and len(seen) == 3
+
+
 def test_exported_units_are_calls() -> None:
     """A partitioned program may call what is exported for one device."""
     exported = jax.export.export(jaxprtool.jit(model, passes=marking("unit")))(X, WEIGHTS)

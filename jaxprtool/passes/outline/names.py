@@ -44,9 +44,10 @@ class Names:
             like = backward
         name = _common(map(scopes, like)) or _common(map(_functions, like)) or ""
         name = re.sub(r"\W+", "_", re.sub(r"[_\d]+$", "", name)).strip("_") or "repeated"
-        return self._unique(name + "_transpose" * is_backward)
+        return self.unique(name + "_transpose" * is_backward)
 
-    def _unique(self, name: str) -> str:
+    def unique(self, name: str) -> str:
+        """Return a name that is not taken, which it is from now on."""
         found, number = name, 1
         while found in self._taken:
             found, number = f"{name}_{number}", number + 1

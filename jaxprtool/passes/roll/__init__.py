@@ -18,6 +18,9 @@ not handed on, or there are effects, the order of which stays. A chain is also c
 handed on changes, in type or place. Calls stay that sow a value, donate, or are marked to be called
 (`inline` says which).
 
+XLA's convolutions for the CPU are slow in a loop's body, and so a round that convolves is one call,
+marked as a unit that XLA compiles by itself (see `outline`). `inline(force=True)` opens it.
+
 Every value is the same to the bit, evaluated equation by equation. Only what is rolled is changed,
 but for dead code and plain calls, which are gone. `unroll`, with a `max_length` that is large
 enough, then `simplify` and `dce`, gives the equations back.
@@ -48,7 +51,7 @@ from typing import ClassVar, Literal
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.equations import Contains
+from jaxprtool.ir.equations import Contains, equations
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, rewrite, with_bodies
 from jaxprtool.ir.structured import sub_jaxprs
@@ -59,6 +62,7 @@ from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.inline import Inline, has_reason
 from jaxprtool.passes.outline import with_calls
 from jaxprtool.passes.outline.choice import Costs
+from jaxprtool.passes.outline.names import Names
 from jaxprtool.passes.roll.arguments import with_stacked_arguments
 from jaxprtool.passes.roll.chains import FEWEST
 from jaxprtool.passes.roll.writing import Rolling
@@ -95,7 +99,7 @@ class Roll(Pass):
 
     def _rolled(self, program: Program) -> Program | Programs | None:
         """Return a program with scans in the places of chains of calls; None if it has none."""
-        bodies = _Bodies()
+        bodies = _Bodies(program.jaxpr)
         rolling = bodies.rolling(bodies.opened(program.jaxpr))
         jaxpr = rolling.run()
         if not bodies.rolled and not rolling.rolled:
@@ -107,11 +111,13 @@ class Roll(Pass):
 class _Bodies:
     """One run of the pass; a body that equations share is rolled once."""
 
-    def __init__(self) -> None:
+    def __init__(self, jaxpr: AnyJaxpr) -> None:
         #: Whether there is a loop that was none.
         self.rolled = False
         self._memo = Memo()
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p)
+        marked = map(jaxcompat.marked_name, equations(jaxcompat.open_jaxpr(jaxpr)))
+        self._names = Names(name for name in marked if name is not None)
 
     def rolling(self, jaxpr: AnyJaxpr) -> Rolling:
         """Return what rolls a body, in whose equations all bodies are rolled."""
@@ -119,7 +125,7 @@ class _Bodies:
         new = [with_bodies(eqn, self._inside) for eqn in eqns]
         if any(a is not b for a, b in zip(new, eqns, strict=True)):
             jaxpr = jaxcompat.replace_jaxpr(jaxpr, eqns=new)
-        return Rolling(jaxpr, self._sows, self._usable)
+        return Rolling(jaxpr, self._sows, self._usable, self._names)
 
     def _inside(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
         def roll() -> AnyJaxpr:

@@ -14,8 +14,10 @@ from jaxprtool.ir import structured
 from jaxprtool.ir.equations import Contains, donations, size_of
 from jaxprtool.ir.rewrite import Writer
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.passes.outline.names import Names
 from jaxprtool.passes.roll.chains import FEWEST, Chain, Place, calls_by_body, chains, fits, place
 from jaxprtool.passes.roll.rows import Range, Rows
+from jaxprtool.passes.roll.units import as_unit
 from jaxprtool.passes.schedule import keep_order
 
 
@@ -41,11 +43,14 @@ class Rolling:
         jaxpr: The body.
         sows: Whether an equation sows a value.
         usable: Whether an equation is a call that may become a round of a loop.
+        names: The names of units that are taken.
     """
 
-    def __init__(self, jaxpr: AnyJaxpr, sows: Contains, usable: Callable[[JaxprEqn], bool]) -> None:
+    def __init__(
+        self, jaxpr: AnyJaxpr, sows: Contains, usable: Callable[[JaxprEqn], bool], names: Names
+    ) -> None:
         body = jaxcompat.open_jaxpr(jaxpr)
-        self._jaxpr, self._sows, self._usable = jaxpr, sows, usable
+        self._jaxpr, self._sows, self._usable, self._names = jaxpr, sows, usable, names
         #: The arrays that are stacked of arguments of the body alone, with their rows.
         self.stacks: dict[Var, tuple[Atom, ...]] = {}
         #: Stacks of arguments come first of all; the rest is in slots, one for each equation that
@@ -160,6 +165,8 @@ class Rolling:
                 *(result.value for result in stacked),
             ],
         )
+        if jaxcompat.convolves(body, in_units=False):
+            body = as_unit(body, self._names.unique(calls[0].params["name"]), calls[0])
         consts, carry = ([calls[0].invars[i] for i in some] for some in (chain.consts, chain.carry))
         operands, results = (consts, carry, xs), (carry_outs, ys)
         writer.add(structured.scan(body, operands, results, length, reverse, calls[0]))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
-from tests.programs.interpreter import bodies
+from tests.programs.interpreter import bind, bodies, evaluate
 from tests.programs.recorder import recording
 
 #: What JAX raises when a program has no derivative in the mode asked for: a while loop or a
@@ -47,10 +47,33 @@ def gradients_of(closed: Any, args: Sequence[Any], mode: str | None = None) -> G
     Reverse mode is tried first, then forward mode, unless `mode` names one. The (co)tangents are
     random, fixed by the types.
     """
+    function, primals = _of_inexact(closed, args)
+    if not primals:
+        return "no inexact argument"
+    if not any(_inexact(v.aval) for v in closed.outvars):
+        return "no inexact result"
+    expected = NO_DERIVATIVE + (NO_DERIVATIVE_OF_REFS if has_refs(closed) else ())
+    return derivative_of(function, primals, mode, expected)
+
+
+def stepwise_gradients(
+    closed: Any,
+    args: Sequence[Any],
+    mode: str,
+    apply: Callable[[Any, Sequence[Any]], Sequence[Any]] = bind,
+) -> list[Any]:
+    """The values of a derivative that there is, computed one equation at a time by `apply`."""
+    function, primals = _of_inexact(closed, args)
+    derivative = reverse if mode == "reverse" else _forward
+    traced = jax.make_jaxpr(lambda *xs: derivative(function, list(xs)))(*primals)
+    with recording():
+        return evaluate(traced, primals, apply)
+
+
+def _of_inexact(closed: Any, args: Sequence[Any]) -> tuple[Callable[..., list[Any]], list[Any]]:
+    """A program as a function of its inexact arguments to its inexact results, and those."""
     at = [i for i, x in enumerate(args) if _inexact(x)]
     outs = [i for i, v in enumerate(closed.outvars) if _inexact(v.aval)]
-    if not at or not outs:
-        return "no inexact argument" if not at else "no inexact result"
 
     def function(*xs: Any) -> list[Any]:
         full = list(args)
@@ -59,9 +82,7 @@ def gradients_of(closed: Any, args: Sequence[Any], mode: str | None = None) -> G
         results = jaxcompat.jaxpr_as_fun(closed)(*full)
         return [jnp.asarray(results[i]) for i in outs]  # one may be a literal
 
-    primals = [jnp.asarray(args[i]) for i in at]
-    expected = NO_DERIVATIVE + (NO_DERIVATIVE_OF_REFS if has_refs(closed) else ())
-    return derivative_of(function, primals, mode, expected)
+    return function, [jnp.asarray(args[i]) for i in at]
 
 
 def derivative_of(

@@ -11,7 +11,8 @@ from jaxprtool.errors import CheckError
 from jaxprtool.loading.trace import trace
 from tests.programs import Case, prove, same
 from tests.programs.recorder import record, recording
-from tests.programs.same import count_equations, lasting_effects
+from tests.programs.same import Original, count_equations, lasting_effects
+from tests.programs.values import difference, values_agree
 
 X = jnp.array([0.5, -1.5, 2.0], jnp.float32)
 
@@ -249,6 +250,32 @@ def test_a_program_that_has_lost_its_derivative_is_found():
     with pytest.raises(AssertionError, match="gradients: lost"):
         compare(lambda x: x * 2, opaque, X)
     assert compare(opaque, opaque, X).gradients.startswith("not differentiable")
+
+
+def chaotic(step):
+    def run(x):
+        for _ in range(30):
+            x = step(x) * (1 - x)
+        return x
+
+    return run
+
+
+def test_derivatives_may_differ_by_what_rounding_makes_of_the_original():
+    x = jnp.array([0.3, 0.4, 0.6])
+    old, new = chaotic(lambda x: 3.9 * x), chaotic(lambda x: 3 * x + 0.9 * x)
+    original = Original(trace(old, x), [x])
+    values = [original.gradients.values, Original(trace(new, x), [x]).gradients.values]
+    assert difference(*values, values_agree) is not None
+    assert original.same_gradients(trace(new, x)) == "reverse"
+
+
+def test_a_lost_rule_is_found_where_rounding_counts():
+    rule = jax.custom_jvp(lambda x: 3.9 * x)
+    rule.defjvp(lambda p, t: (3.9 * p[0], 1.95 * t[0]))
+    x = jnp.array([0.3, 0.4, 0.6])
+    with pytest.raises(AssertionError, match="reverse gradients"):
+        Original(trace(chaotic(rule), x), [x]).same_gradients(trace(chaotic(lambda x: 3.9 * x), x))
 
 
 def test_integers_have_no_gradients_to_compare():

@@ -5,9 +5,22 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.execute.compare import Comparison, bits_agree, difference, values_agree
+from jaxprtool.execute.compare import (
+    Comparison,
+    bits_agree,
+    difference,
+    value_difference,
+    values_agree,
+)
 
-__all__ = ["Comparison", "bits_agree", "difference", "flushed_bits_agree", "values_agree"]
+__all__ = [
+    "Comparison",
+    "bits_agree",
+    "difference",
+    "flushed_bits_agree",
+    "value_difference",
+    "values_agree",
+]
 
 
 def flushed_bits_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -138,6 +138,30 @@ def write_listings(programs: Sequence[tuple[str, Program]], stream: TextIO | Non
     write_programs(programs, lambda program: listing(program, options), stream)
 
 
+def write_pages(programs: Sequence[tuple[str, Program]]) -> None:
+    """Programs on stdout: on a terminal a page of each that is longer than that, else whole."""
+    if not sys.stdout.isatty():
+        write_listings(programs)
+        return
+    from jaxprtool.analysis.overview import overview
+    from jaxprtool.analysis.stats import count_equations
+    from jaxprtool.render.listing import listing
+    from jaxprtool.render.overview import overview_page
+    from jaxprtool.render.rendering import ShowOptions
+
+    columns, lines = os.get_terminal_size(sys.stdout.fileno())
+    height = lines - 3  # the command above and the prompt below
+
+    def page(program: Program) -> Listing:
+        if count_equations(program) < height:
+            whole = listing(program, ShowOptions(width=columns))
+            if whole.plain().count("\n") < height:
+                return whole
+        return overview_page(program, overview(program), columns, height)
+
+    write_programs(programs, page)
+
+
 def check_out(
     command: str, out: str | None, json: bool, formats: Sequence[Format], instead: str
 ) -> None:

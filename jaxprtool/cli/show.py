@@ -56,6 +56,9 @@ _Stats = Annotated[
     bool,
     _SHOWN.flag("--stats", "Instead: equations by primitive and depth, constants, arguments."),
 ]
+_Full = Annotated[
+    bool, _SHOWN.flag("--full", "All of it on a terminal too, where else a page is shown.")
+]
 _Pager = Annotated[bool, OUTPUT.flag("--pager", "Show it in $PAGER (less).")]
 
 
@@ -72,9 +75,13 @@ def show(
     no_types: _NoTypes = False,
     stats: _Stats = False,
     json: options.Json = False,
+    full: _Full = False,
     pager: _Pager = False,
 ) -> None:
     """Show a function's jaxpr in JAX's own notation.
+
+    On a terminal, unless more is asked for, that is a page: the size of the program, what it takes,
+    gives and is made of, the lines it comes from, and the listing as far as it fits.
 
     [bold]Examples[/]
 
@@ -100,9 +107,17 @@ def show(
     if json or format is Format.json:
         output.write_json(_document(programs, stats, shown))
         return
+    if not (full or pager or stats) and format is Format.text and _plain(shown):
+        output.write_pages(programs)
+        return
     render = _stats if stats else _form(format)
     with output.paged(pager):
         output.write_programs(programs, partial(render, options=shown))
+
+
+def _plain(shown: ShowOptions) -> bool:
+    """Whether nothing particular is asked for."""
+    return shown == type(shown)(width=shown.width)
 
 
 def _document(

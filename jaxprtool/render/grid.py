@@ -10,7 +10,7 @@ anywhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName
@@ -39,11 +39,17 @@ def grid(headings: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) ->
     first = [[Heading(heading)] for heading in headings]
     widths = _widths([first, *rows], width)
     rule = "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
-    tokens = [*_row(first, widths), "\n", Comment(rule)]
-    for row in rows:
-        tokens.append("\n")
-        tokens += _row(row, widths)
-    return tokens
+    return _joined([_row(first, widths), [Comment(rule)], *(_row(row, widths) for row in rows)])
+
+
+def columns(rows: Sequence[Sequence[Cell]], width: int) -> list[str]:
+    """Return the tokens of rows in columns without headings, without a newline at their end."""
+    widths = _widths(rows, width)
+    return _joined(_row(row, widths) for row in rows)
+
+
+def _joined(lines: Iterable[Iterable[str]]) -> list[str]:
+    return [token for line in lines for token in ("\n", *line)][1:]
 
 
 def _widths(table: Sequence[Sequence[Cell]], width: int) -> list[int]:

@@ -16,6 +16,7 @@ from jaxprtool.ir.notation.tokens import Comment, ParameterToken, PrimitiveName,
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn
 from jaxprtool.render.comments import SourceComments
+from jaxprtool.render.lines import cut
 from jaxprtool.render.listing import Listing
 from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 from jaxprtool.render.rows import Reader
@@ -27,9 +28,9 @@ def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listin
     """Return the tree of a program; lines longer than the width are cut there."""
     about = border(program)
     maker = _Lines(about.jaxpr, options)
-    tokens = _cut([SharedName(about.name), " ", *maker.signature(about.jaxpr)], options.width)
+    tokens = cut([SharedName(about.name), " ", *maker.signature(about.jaxpr)], options.width)
     for line in maker.equations(about.jaxpr, 0, ""):
-        tokens += "\n", *_cut(line, options.width)
+        tokens += "\n", *cut(line, options.width)
     return Listing(tokens)
 
 
@@ -104,20 +105,6 @@ def _branches(items: Sequence[T], guides: str) -> Iterator[tuple[T, str, str]]:
             yield item, Comment(guides + "├── "), guides + "│   "
         else:
             yield item, Comment(guides + "└── "), guides + "    "
-
-
-def _cut(line: Sequence[str], width: int) -> list[str]:
-    """Return a line's tokens as far as the width goes."""
-    if sum(map(len, line)) <= width:
-        return list(line)
-    tokens: list[str] = []
-    free = width - 1
-    for token in line:
-        if len(token) > free:
-            return [*tokens, type(token)(token[:free]), Comment("…")]
-        tokens.append(token)
-        free -= len(token)
-    return tokens
 
 
 def _types(atoms: Sequence[Atom], most: int = 4) -> str:

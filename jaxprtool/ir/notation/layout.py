@@ -25,6 +25,9 @@ from jaxprtool.jaxcompat import Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, V
 COMMENT_COLUMN = 50
 
 
+#: The columns that are left to say how many variables are not shown.
+_COUNT = 14
+
 _LAMBDA, _LET, _IN = Keyword("lambda "), Keyword("let"), Keyword("in ")
 
 
@@ -70,7 +73,11 @@ class Middle:
 
 
 class Layout:
-    """One listing in the making; `tokens()` makes it."""
+    """One listing in the making; `tokens()` makes it.
+
+    With `cut`, of variables that do not fit on their line those that do are written, and the others
+    counted.
+    """
 
     def __init__(
         self,
@@ -80,12 +87,14 @@ class Layout:
         selection: Selection,
         comment: Callable[[JaxprEqn], str | None] | None,
         notation: Notation | None = None,
+        cut: bool = False,
     ):
         self.root = root
         self.width = width
         self.types = types
         self.selection = selection
         self.comment = comment
+        self.cut = cut
         self.notation = notation or Notation()
         self.shared = shared_jaxprs(root, self.notation.called)
         self.names = self.notation.variable_names(root, set(self.shared.values()))
@@ -212,6 +221,9 @@ class Layout:
         widths = list(map(self._width, cells))
         fits = sum(widths) - 1 + len(comma) * (len(cells) - 1) <= self.width - column
         for i, cell in enumerate(cells):
+            if self.cut and not fits and i and column + widths[i] > self.width - _COUNT:
+                self._put(Comment(f" … {len(cells) - i:,} more"))
+                return self.width
             if i == 0:
                 cell = _after_space(cell)
             else:

@@ -1,0 +1,157 @@
+"""What a program is at first sight: its border by what the user calls it, bodies and source lines.
+
+Equations are counted as `stats` counts them: where they run, the body of a jit at each call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.stats import Stats, count_equations, stats
+from jaxprtool.ir.border import NamedValue, top_jaxpr
+from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
+from jaxprtool.jaxcompat.places import UserFrame
+
+
+@dataclass(frozen=True)
+class ValueGroup:
+    """Arguments or results that are parts of one pytree.
+
+    Attributes:
+        name: What the user calls the pytree.
+        values: How many flat values it has.
+        bytes: Their bytes, as far as these are known.
+        type: The type, if it is one value.
+    """
+
+    name: str
+    values: int
+    bytes: int
+    type: str | None
+
+
+@dataclass(frozen=True)
+class HeldBody:
+    """A body in a program.
+
+    Attributes:
+        kind: The primitive of the equations that hold it.
+        name: The name of the function, or of the parameter that the body is.
+        calls: How often it is held, by all copies of what holds it.
+        equations: How many equations it has, at every depth.
+    """
+
+    kind: str
+    name: str
+    calls: int
+    equations: int
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A program at first sight. What there is most of comes first.
+
+    Attributes:
+        stats: Its size.
+        arguments: Its arguments by what the user calls them, in order.
+        outputs: Its results likewise.
+        bodies: The bodies of more than one equation.
+        lines: The lines of source that equations come from, with how many do.
+    """
+
+    stats: Stats
+    arguments: tuple[ValueGroup, ...]
+    outputs: tuple[ValueGroup, ...]
+    bodies: tuple[HeldBody, ...]
+    lines: tuple[tuple[UserFrame, int], ...]
+
+
+def overview(program: Program | AnyJaxpr) -> Overview:
+    """Return what a program is at first sight."""
+    counted, top = stats(program), top_jaxpr(program)
+    runs = _runs(top)
+    return Overview(
+        counted,
+        _grouped(counted.arguments),
+        _grouped(counted.outputs),
+        tuple(_bodies(runs)),
+        tuple(_lines(runs)),
+    )
+
+
+def _runs(top: Jaxpr) -> dict[Jaxpr, int]:
+    """Return how often each body stands in a program, callers before what they call."""
+    order: dict[Jaxpr, None] = {}
+
+    def visit(jaxpr: Jaxpr) -> None:
+        if jaxpr not in order:
+            for body in _inside(jaxpr):
+                visit(body)
+            order[jaxpr] = None
+
+    visit(top)
+    runs = dict.fromkeys(reversed(order), 0)
+    runs[top] = 1
+    for jaxpr, number in runs.items():
+        for body in _inside(jaxpr):
+            runs[body] += number
+    return runs
+
+
+def _inside(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    return (body for eqn in jaxpr.eqns for _, body in bodies(eqn))
+
+
+def _bodies(runs: dict[Jaxpr, int]) -> list[HeldBody]:
+    """Return the bodies of several equations, those with the most, in all copies, first."""
+    found: dict[Jaxpr, HeldBody] = {}
+    for jaxpr in runs:
+        for eqn in jaxpr.eqns:
+            for path, body in bodies(eqn):
+                if body not in found and len(body.eqns) > 1:
+                    named = str(eqn.params.get("name") or path)
+                    size = count_equations(body)
+                    found[body] = HeldBody(eqn.primitive.name, named, runs[body], size)
+    return sorted(found.values(), key=lambda body: -body.calls * body.equations)
+
+
+def _lines(runs: dict[Jaxpr, int]) -> list[tuple[UserFrame, int]]:
+    """Return the lines that equations come from, each with how many do."""
+    counts: Counter[tuple[str, int]] = Counter()
+    frames: dict[tuple[str, int], UserFrame] = {}
+    for jaxpr, number in runs.items():
+        for eqn in jaxpr.eqns:
+            if (frame := jaxcompat.user_frame(eqn)) is not None:
+                counts[frame.file, frame.line] += number
+                frames[frame.file, frame.line] = frame
+    return [(frames[line], number) for line, number in counts.most_common()]
+
+
+#: The name that a path begins with, or one step of it.
+_STEPS = re.compile(r"\[[^\]]*\]|\.?[^.\[]+")
+
+
+def _grouped(values: Sequence[NamedValue]) -> tuple[ValueGroup, ...]:
+    """Return the pytrees that values belong to, by the first steps of their paths that differ."""
+    paths = [_STEPS.findall(value.name) for value in values]
+    steps = 1
+    while len(values) > 1 and len({tuple(path[:steps]) for path in paths}) == 1:
+        steps += 1
+    groups: dict[str, list[NamedValue]] = {}
+    for path, value in zip(paths, values, strict=True):
+        groups.setdefault("".join(path[:steps]), []).append(value)
+    return tuple(
+        ValueGroup(
+            name,
+            len(group),
+            sum(value.bytes or 0 for value in group),
+            group[0].type if len(group) == 1 else None,
+        )
+        for name, group in groups.items()
+    )

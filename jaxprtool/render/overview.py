@@ -1,0 +1,138 @@
+"""A program at first sight: its size, its border, what it is made of, and as much as fits of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from jaxprtool.ir.border import top_jaxpr
+from jaxprtool.ir.notation.layout import Layout
+from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.notation.tokens import (
+    BinderToken,
+    Comment,
+    Heading,
+    PrimitiveName,
+    SharedName,
+    Type,
+)
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import AnyJaxpr
+from jaxprtool.render.comments import short_path
+from jaxprtool.render.grid import Cell, columns
+from jaxprtool.render.lines import cut, lines_of
+from jaxprtool.render.listing import Listing
+from jaxprtool.render.stats import in_bytes, plural
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.overview import HeldBody, Overview, ValueGroup
+
+#: So many primitives are named, and so many of all else.
+_MOST_PRIMITIVES, _MOST = 12, 5
+
+#: The least number of lines of the listing.
+_LEAST = 10
+
+
+def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, height: int) -> Listing:
+    """Return what a program is at first sight, as a page.
+
+    Args:
+        program: The program.
+        found: What it is at first sight.
+        width: The columns of the terminal.
+        height: The lines that the page has, or more if these are very few.
+    """
+    tokens = [*columns([[_heading(found)]], width), "\n\n", *columns(_primitives(found), width)]
+    tokens += "\n", *columns(_facts(found), width), "\n\n"
+    used = "".join(tokens).count("\n")
+    return Listing([*tokens, *_listing(program, found, width, max(height - used, _LEAST))])
+
+
+def _heading(found: Overview) -> Cell:
+    counted = found.stats
+    depth = len(counted.by_depth) - 1
+    parts = [plural(counted.equations, "equation") + (f", nested {depth} deep" if depth else "")]
+    border = ("argument", counted.arguments), ("result", counted.outputs)
+    for what, values in (*border, ("constant", counted.constants)):
+        size = sum(value.bytes or 0 for value in values)
+        parts += [f"{plural(len(values), what)}, {in_bytes(size)}"] if values else []
+    return [Heading(counted.name), ": ", "; ".join(parts)]
+
+
+def _primitives(found: Overview) -> list[list[Cell]]:
+    """Return a row of the primitives that there are most of."""
+    shown = found.stats.primitives[:_MOST_PRIMITIVES]
+    cell: list[str] = []
+    for primitive in shown:
+        cell += PrimitiveName(primitive.name), f"\N{NO-BREAK SPACE}{primitive.total:,}, "
+    if rest := found.stats.primitives[_MOST_PRIMITIVES:]:
+        cell.append(Comment(f"…\N{NO-BREAK SPACE}{len(rest)}\N{NO-BREAK SPACE}more"))
+    elif cell:
+        cell[-1] = cell[-1].removesuffix(", ")
+    return [[_label("primitives"), cell]] if shown else []
+
+
+def _facts(found: Overview) -> list[list[Cell]]:
+    """Return rows of a label, a name, and what is to be said of it."""
+    lines = [
+        (Comment(f"{short_path(frame.file)}:{frame.line}"), plural(number, "equation"))
+        for frame, number in found.lines
+    ]
+    return [
+        *_rows("arguments", [(BinderToken(each.name), _size(each)) for each in found.arguments]),
+        *_rows("results", [(BinderToken(each.name), _size(each)) for each in found.outputs]),
+        *_rows("bodies", [(SharedName(each.name), _held(each)) for each in found.bodies]),
+        *_rows("lines", lines),
+    ]
+
+
+def _rows(label: str, found: Sequence[tuple[str, str]]) -> list[list[Cell]]:
+    rows: list[list[Cell]] = [[_label(""), [name], [text]] for name, text in found[:_MOST]]
+    if rows:
+        rows[0][0] = _label(label)
+    if len(found) > _MOST:
+        rows.append([_label(""), [Comment(f"… {len(found) - _MOST:,} more")], []])
+    return rows
+
+
+def _label(text: str) -> Cell:
+    return [Comment(f"{text:10}")]
+
+
+def _size(group: ValueGroup) -> str:
+    if group.type is not None:
+        return Type(group.type)
+    return f"{plural(group.values, 'array')}, {in_bytes(group.bytes)}"
+
+
+def _held(body: HeldBody) -> str:
+    times = "" if body.calls == 1 else f", {body.calls:,} times"
+    return f"{plural(body.equations, 'equation')}{times}, of {body.kind}"
+
+
+def _listing(
+    program: Program | AnyJaxpr, found: Overview, width: int, height: int
+) -> Sequence[str]:
+    """Return the listing folded to what fits, and how much of it does not."""
+    layout = Layout(
+        top_jaxpr(program), width, True, Selection(_depth(found, height)), None, cut=True
+    )
+    lines = list(lines_of(layout.tokens()))
+    shown = [["\n", *cut(line, width)] for line in lines[: height - (len(lines) > height)]]
+    tokens = list(chain.from_iterable(shown))[1:]
+    if len(shown) < len(lines):
+        more = f"… {len(lines) - len(shown):,} more lines: --full or --pager shows them"
+        tokens += "\n", *cut([Comment(more)], width)
+    return tokens
+
+
+def _depth(found: Overview, height: int) -> int:
+    """Return the depth at which a listing of a program about fills so many lines."""
+    total = 0
+    for depth, number in enumerate(found.stats.by_depth):
+        if depth and total + number > height and total > height // 3:
+            return depth - 1
+        total += number
+    return len(found.stats.by_depth)

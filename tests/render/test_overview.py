@@ -1,0 +1,50 @@
+"""The page that a terminal shows of a program first."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxprtool
+from jaxprtool.analysis.overview import overview
+from jaxprtool.render.overview import overview_page
+
+
+def deep(params, x):
+    for w in params:
+        x = jax.nn.silu(x @ w)
+    return x.sum()
+
+
+def page(program, width=80, height=30):
+    return overview_page(program, overview(program), width, height).plain().splitlines()
+
+
+@pytest.fixture(scope="module")
+def program():
+    return jaxprtool.trace(jax.grad(deep), [jnp.ones((3, 3))] * 30, jnp.ones((2, 3)))
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 60), (160, 40), (40, 30)])
+def test_a_page_fits_the_terminal(program, width, height):
+    lines = page(program, width, height)
+    assert max(map(len, lines)) <= width
+    assert width < 80 or len(lines) <= max(height, 32)
+
+
+def test_a_page_says_what_a_program_takes_gives_and_is_made_of(program):
+    lines = page(program)
+    assert lines[0].startswith("deep: ") and "31 arguments" in lines[0]
+    text = "\n".join(lines)
+    for fact in ("params  ", "30 arrays", "f32[2,3]", "dot_general\N{NO-BREAK SPACE}89", "silu"):
+        assert fact in text, fact
+    assert lines[-1].endswith("more lines: --full or --pager shows them")
+
+
+def test_long_rows_of_variables_are_cut_and_counted(program):
+    assert any("{ lambda ;" in line and "… " in line for line in page(program, 80, 60))
+
+
+def test_a_program_that_fits_is_shown_whole():
+    lines = page(jaxprtool.trace(lambda x: jnp.sin(x) * 2, 1.0))
+    assert lines[-1].endswith("in (c,) }")
+    assert not any("more lines" in line for line in lines)

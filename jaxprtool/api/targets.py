@@ -49,6 +49,11 @@ class ProgramEntry:
     program: Program
     values: tuple[object, ...]
 
+    @property
+    def name(self) -> str:
+        """The name of the program."""
+        return self.program.name
+
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
         """The program as it was read; the named axes that are free in it are."""
         return self.program

@@ -57,17 +57,25 @@ class Verifier(Observer):
             if result is not program:
                 self._made.append((step, program, result))
 
-    def verify(self) -> int:
+    def verify(self, told: Callable[[str], object] = lambda doing: None) -> int:
         """Return how many passes were compared, once the pipeline is done.
+
+        Args:
+            told: Is told which pass is compared, and how far that is.
 
         Raises:
             CheckError: For the first pass that has made something else of a program.
         """
-        for step, program, result in self._made:
+        for i, (step, program, result) in enumerate(self._made, 1):
+            which = f"verify: {type(step.transform).name} {i}/{len(self._made)}"
             runs = self._runs.pop(id(program), None) or self._new_runs(program)
             assert isinstance(step.transform, Pass)
             try:
-                self._runs[id(result)] = runs.compare(result, step.transform.keeps_checks)
+                self._runs[id(result)] = runs.compare(
+                    result,
+                    step.transform.keeps_checks,
+                    lambda doing, which=which: told(f"{which} · {doing}"),  # type: ignore[misc]
+                )
             except CheckError as error:
                 raise CheckError(f"pass '{step}': {error.message}", error.hint) from error
         return len(self._compared)

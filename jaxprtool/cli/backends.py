@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxprtool.cli import options, output
+from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
 
 if TYPE_CHECKING:
@@ -12,14 +13,15 @@ if TYPE_CHECKING:
 
 
 @options.command
-def backends(json: options.Json = False) -> None:
+def backends(json: options.Json = False, *, told: Told) -> None:
     """List the backends and devices of this machine.
 
     [bold]Example[/]
 
       jaxprtool backends
     """
-    start_jax()
+    start_jax(told)
+    told("looking for devices")
     from jaxprtool.execute.backends import backends as find_backends
 
     found = find_backends()

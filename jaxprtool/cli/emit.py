@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
+from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import OutputError
 from jaxprtool.formats.emission import STDOUT, Emission, Format, GraphKind, format_of, picture_kind
@@ -68,6 +69,8 @@ def emit(
     graph: _Graph = None,
     out: _Out = None,
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
+    *,
+    told: Told,
 ) -> None:
     """Write a function as Python source, StableHLO, HLO, a graph or a jax.export artifact.
 
@@ -82,10 +85,14 @@ def emit(
     binary = binary or named_binary
     emission = Emission(to, binary, source, graph, backend, platforms or (), callbacks=callbacks)
     _check(emission, out)
-    start_jax(function.x64)
+    start_jax(told, function.x64)
     emission = _on_platforms(emission)
     pipeline = options.pipeline(passes, plugin)
-    programs = options.each(pipeline(function.trace(function.find(), pipeline)))
+    program = function.trace(function.find(told), pipeline, told)
+    from jaxprtool.cli import watch
+
+    programs = options.each(watch.run(pipeline, program, told))
+    told(f"emitting {to}")
     if out in (None, STDOUT):
         _print(programs, emission)
     else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from jaxprtool.cli import completion, options, output
+from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import PipelineError, did_you_mean
 
@@ -51,6 +52,8 @@ def explain(
     level: _Level = None,
     plugin: options.Plugin = None,
     json: options.Json = False,
+    *,
+    told: Told,
 ) -> None:
     """Explain a pass, its options and rules; a named pipeline; or what a primitive is like.
 
@@ -73,7 +76,7 @@ def explain(
         raise PipelineError(
             f"explain takes one name, not '{name}' and '-{wanted}'", did_you_mean(name, levels)
         )
-    explanation: Any = _level(wanted) if wanted in levels else _pass_or_primitive(wanted)
+    explanation: Any = _level(wanted) if wanted in levels else _pass_or_primitive(wanted, told)
     if json:
         output.write_json(explanation)
     else:
@@ -98,12 +101,12 @@ def _level(name: str) -> PipelineDocument:
     }
 
 
-def _pass_or_primitive(name: str) -> PassDocument | PrimitiveDocument:
+def _pass_or_primitive(name: str, told: Told) -> PassDocument | PrimitiveDocument:
     from jaxprtool.passes import registry
 
     if name in registry.available():
         return _pass(name)
-    start_jax()
+    start_jax(told)
     from jaxprtool import jaxcompat
 
     primitives = jaxcompat.registered_primitives()

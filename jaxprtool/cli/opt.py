@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import PASSES, Panel
+from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import JaxprToolError, PipelineError, did_you_mean
 from jaxprtool.formats.emission import Emission, Format
@@ -83,6 +84,8 @@ def opt(
     out: _Out = None,
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
     json: options.Json = False,
+    *,
+    told: Told,
 ) -> None:
     """Run passes over a function's jaxpr and print the result.
 
@@ -98,7 +101,7 @@ def opt(
       jaxprtool opt samples/rnn.py:loss -o - | jaxprtool opt - -p dce
     """
     output.check_out("opt", out, json, (Format.jaxpr,), "jaxprtool emit TARGET")
-    start_jax(function.x64)
+    start_jax(told, function.x64)
     from jaxprtool.api.verification import Verifier
     from jaxprtool.cli import watch
     from jaxprtool.passes.patterns import NamedRewrites
@@ -107,22 +110,23 @@ def opt(
     named = None if level is None else f"-O{level}"
     pipeline = users.before(options.pipeline(", ".join(filter(None, (passes, named))), plugin))
     watcher = watch.Watcher(print_before_all, print_after_all, _checked(print_after, pipeline))
-    entry = function.find()
-    program = function.trace(entry, pipeline)
+    entry = function.find(told)
+    program = function.trace(entry, pipeline, told)
     verifier = Verifier(watcher, program, entry.arguments(), output.note) if verify else None
     try:
-        result = pipeline.run(program, verifier or watcher, check=not no_check)
+        result = watch.run(pipeline, program, told, verifier or watcher, check=not no_check)
     except JaxprToolError:
         if verifier is not None:
-            _verify(verifier)  # a pass that went wrong may be why a later one failed
+            _verify(verifier, told)  # a pass that went wrong may be why a later one failed
         raise
     programs = options.each(result)
     if verifier is not None:
         if out is not None:
             _require_writable(programs, callbacks)
-        count = _verify(verifier)
+        count = _verify(verifier, told)
         passes = "1 pass" if count == 1 else f"{count or 'no'} passes"
         output.say(f"verified: {passes} on the same inputs")
+    told("rendering")
     _write_matches(users)
     _write_outlined(watcher.outlined)
     _write_rolled(watcher.rolled)
@@ -144,9 +148,9 @@ def opt(
         watch.write_rows(watcher.rows, stats, timing)
 
 
-def _verify(verifier: Verifier) -> int:
+def _verify(verifier: Verifier, told: Told) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # what callbacks print is no result
-        return verifier.verify()
+        return verifier.verify(told)
 
 
 def _write_matches(rewrites: NamedRewrites) -> None:

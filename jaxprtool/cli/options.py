@@ -1,7 +1,8 @@
 """The options that several commands share, each declared once, and how a command is declared.
 
 A command is a function under `@command`. A parameter that is annotated with a group of options,
-such as `Function`, stands for all of them; `--traceback` is an option of every command.
+such as `Function`, stands for all of them; `--traceback` is an option of every command. A parameter
+`told` is no option: it is what to tell what is being done (`cli.progress`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxprtool.cli import completion
+from jaxprtool.cli import completion, progress
+from jaxprtool.cli.progress import Told
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import ProgramEntry
@@ -149,10 +151,11 @@ class Function:
         ),
     ] = None
 
-    def find(self) -> Entry | ProgramEntry:
+    def find(self, told: Told) -> Entry | ProgramEntry:
         """Return what TARGET names, with its arguments. What its module prints is no result."""
-        from jaxprtool.api.targets import find
+        from jaxprtool.api.targets import STDIN, find
 
+        told("reading stdin" if self.target == STDIN else f"loading {self.target}")
         with self._mesh_set(), contextlib.redirect_stdout(sys.stderr):
             return find(
                 self.target,
@@ -162,11 +165,12 @@ class Function:
                 static_argnames=self.static_argnames or (),
             )
 
-    def trace(self, entry: Entry | ProgramEntry, pipeline: Pipeline) -> Program:
+    def trace(self, entry: Entry | ProgramEntry, pipeline: Pipeline, told: Told) -> Program:
         """Return the program of an entry, with the named axes that the passes of a pipeline bind.
 
         What the function prints while it is traced is no result.
         """
+        told(f"tracing {entry.name}")
         with self._mesh_set(), contextlib.redirect_stdout(sys.stderr):
             return entry.trace(pipeline.bound_axes)
 
@@ -220,6 +224,8 @@ _Traceback = Annotated[bool, OUTPUT.flag("--traceback", "Show an error's whole t
 def command(body: Callable) -> Callable:
     """Return a function as Typer reads it: its groups of options spelled out, and `--traceback`.
 
+    What it does is shown on the terminal, if it takes a `told` and tells.
+
     `cli.app` looks for `--traceback` by itself, before there is a command.
     """
     groups: dict[str, type] = {
@@ -233,7 +239,10 @@ def command(body: Callable) -> Callable:
         del given["traceback"]
         for name, group in groups.items():
             given[name] = group(**{key: given.pop(key) for key in _hints(group)})
-        body(**given)
+        if "told" not in _hints(body):
+            return body(**given)
+        with progress.shown() as told:
+            body(**given, told=told)
 
     run.__signature__ = inspect.Signature([*_parameters(body), _TRACEBACK])  # type: ignore[attr-defined]
     return run
@@ -248,6 +257,8 @@ def _hints(what: Callable) -> dict[str, Any]:
 def _parameters(of: Callable) -> Iterator[inspect.Parameter]:
     hints = _hints(of)
     for parameter in inspect.signature(of).parameters.values():
+        if parameter.name == "told":
+            continue
         hint = hints[parameter.name]
         if isinstance(hint, type) and is_dataclass(hint):
             yield from _parameters(hint)

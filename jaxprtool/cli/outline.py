@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import RUN, Panel
+from jaxprtool.cli.progress import Told
 from jaxprtool.cli.run import note_random, printed_by_functions, require_device
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import OutputError, PipelineError
@@ -75,6 +74,8 @@ def outline(
     backend: options.Backend = None,
     seed: options.Seed = 0,
     json: options.Json = False,
+    *,
+    told: Told,
 ) -> None:
     """Show what a function repeats: why it is slow to compile, and what outlining it saves.
 
@@ -87,7 +88,8 @@ def outline(
     if backend is not None and not compile:
         hint = "add --compile"
         raise OutputError("--backend goes with --compile, without which nothing runs", hint)
-    start_jax(function.x64)
+    start_jax(told, function.x64)
+    from jaxprtool.cli import watch
     from jaxprtool.passes.outline import Outline
     from jaxprtool.render import repetition as render
 
@@ -95,11 +97,12 @@ def outline(
     outlining = Outline(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     pipeline = options.pipeline(passes, plugin)
     require_device(backend)
-    entry = function.find()
+    entry = function.find(told)
     start = time.perf_counter()
-    traced = function.trace(entry, pipeline)
-    programs = options.each(pipeline(traced))
+    traced = function.trace(entry, pipeline, told)
+    programs = options.each(watch.run(pipeline, traced, told))
     trace_time = time.perf_counter() - start
+    told("outlining")
     outlined = [_outlined(outlining, program) for _, program in programs]
     to_run = None
     if compile:
@@ -116,7 +119,8 @@ def outline(
             output.write_rendered(render.repetition_table(each, output.width()))
     if to_run is not None:
         ((_, before),), ((after, outline_time),) = programs, outlined
-        reports = _run(before, after, to_run.arguments, backend, json)
+        with printed_by_functions(json):
+            reports = _run(before, after, to_run.arguments, backend, told)
         times = trace_time, outline_time
         document["measured"] = render.measured_document(reports, to_run.random, *times)
         if not json:
@@ -166,7 +170,7 @@ def _filled(
 
 
 def _run(
-    before: Program, after: Program, arguments: Sequence[Any], backend: str | None, json: bool
+    before: Program, after: Program, arguments: Sequence[Any], backend: str | None, told: Told
 ) -> list[RunReport]:
     """Compile and run a program as traced and, if it is another one, outlined."""
     from jaxprtool.execute import run
@@ -174,30 +178,12 @@ def _run(
     device = run.choose_device(before, backend, None)
     programs = {"as traced": before} | ({} if after is before else {"outlined": after})
     reports = []
-    with _progress() as tell, printed_by_functions(json), run.compiled_afresh():
+    with run.compiled_afresh():
         for which, program in programs.items():
-            told = partial(tell, f"{program.name} {which}")
-            reports.append(run.run(program, arguments, device, told=told))
+            tell = partial(_tell, told, which)
+            reports.append(run.run(program, arguments, device, told=tell))
     return reports
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str, str], None]]:
-    """Show on a terminal, on stderr, what is done and for how long; give what is told of it."""
-    if not sys.stderr.isatty():
-        yield lambda what, doing: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    # What programs print while they run is left on the stream that they print it on.
-    with Progress(
-        *columns,
-        console=Console(stderr=True),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    ) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda what, doing: progress.reset(task, total=None, description=f"{doing} {what}")
+def _tell(told: Told, which: str, doing: str) -> None:
+    told(f"{doing} {which}")

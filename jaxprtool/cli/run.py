@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN
+from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import OutputError, PipelineError
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
-    from jaxprtool.passes.pipeline import Pipeline
 
 _Device = Annotated[
     int | None,
@@ -52,6 +52,8 @@ def run(
     seed: options.Seed = 0,
     save: _Save = None,
     json: options.Json = False,
+    *,
+    told: Told,
 ) -> None:
     """Compile a function, run it, and show its results and times.
 
@@ -62,7 +64,8 @@ def run(
       jaxprtool run samples/batching.py:loss -p "batch((None, 0), axis_size=32)"
       jaxprtool run jax.numpy:sort --args "normal(f32[8], seed=1)" --save out.npz
     """
-    start_jax(function.x64)
+    start_jax(told, function.x64)
+    from jaxprtool.cli import watch
     from jaxprtool.execute import run
     from jaxprtool.execute.fill import fill, refitted
     from jaxprtool.render import runs
@@ -71,18 +74,18 @@ def run(
         raise OutputError("--save takes a file: what run prints goes to stdout")
     pipeline = options.pipeline(passes, plugin)
     require_device(backend, device)
-    entry = function.find()
+    entry = function.find(told)
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
-        traced = function.trace(entry, pipeline)
+        traced = function.trace(entry, pipeline, told)
         trace_time = time.perf_counter() - start
-        program = _only_program(pipeline, traced)
+        program = _only_program(options.each(watch.run(pipeline, traced, told)))
         given = dict(zip(traced.arg_names, entry.arguments(), strict=True))
         given, aside = refitted(program, given)
         filled = fill(program, given, seed)
         chosen = run.choose_device(program, backend, device)
         with printed_by_functions(json):
-            report = run.run(program, filled.arguments, chosen, repeat)
+            report = run.run(program, filled.arguments, chosen, repeat, told)
         if file:
             save_arrays({out.name: out.value for out in report.outputs}, file)
     note_random(filled.random, seed, aside)
@@ -103,8 +106,7 @@ def require_device(backend: str | None, index: int | None = None) -> None:
         backends.device(backend, index or 0)
 
 
-def _only_program(pipeline: Pipeline, traced: Program) -> Program:
-    programs = options.each(pipeline(traced))
+def _only_program(programs: Sequence[tuple[str, Program]]) -> Program:
     if len(programs) != 1:
         names = ", ".join(name for name, _ in programs)
         hint = "`jaxprtool unzip --run` runs init and apply" if names == "init, apply" else None

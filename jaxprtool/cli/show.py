@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
+from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def show(
     json: options.Json = False,
     full: _Full = False,
     pager: _Pager = False,
+    *,
+    told: Told,
 ) -> None:
     """Show a function's jaxpr in JAX's own notation.
 
@@ -90,11 +93,15 @@ def show(
       jaxprtool show jax.numpy:sinc --args "f32[8]" --stats
       jaxprtool show samples/solver.py:kepler --format tree --pager
     """
-    start_jax(function.x64)
+    start_jax(told, function.x64)
     pipeline = options.pipeline(passes, plugin)
-    entry = function.find()
-    programs = options.each(pipeline(function.trace(entry, pipeline)))
+    entry = function.find(told)
+    program = function.trace(entry, pipeline, told)
+    from jaxprtool.cli import watch
     from jaxprtool.render.rendering import ShowOptions
+
+    programs = options.each(watch.run(pipeline, program, told))
+    told("" if pager else "rendering")  # on the terminal, it is the pager's
 
     shown = ShowOptions(
         width=output.width(),

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator
 
 from jaxprtool.cli import output
+from jaxprtool.cli.progress import Told
 
 
-def start_jax(x64: bool = False) -> None:
+def start_jax(told: Told, x64: bool = False) -> None:
     """Import JAX, configured as asked for, and say so if it is one that we do not know."""
+    told("importing JAX")
     # What is imported stays, and need not be gone through by the garbage collector meanwhile.
     gc.disable()
     with _interrupts_held_back():

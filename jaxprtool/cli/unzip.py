@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
+from jaxprtool.cli.progress import Told
 from jaxprtool.cli.run import note_random, printed_by_functions, require_device, save_arrays
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import ArgumentsError, OutputError
@@ -92,6 +93,8 @@ def unzip(
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
     save: _Save = None,
     json: options.Json = False,
+    *,
+    told: Told,
 ) -> None:
     """Split a function that declares variables: init makes them from keys, apply takes them.
 
@@ -105,28 +108,32 @@ def unzip(
     """
     _check_split(known is not None, auto, key_args is not None, tag)
     _check_output(run, backend, save, out)
-    start_jax(function.x64)
+    start_jax(told, function.x64)
+    from jaxprtool.cli import watch
     from jaxprtool.execute.halves import run_halves
     from jaxprtool.ir.program import Programs
     from jaxprtool.passes.unzip.request import Request
 
     pipeline = options.pipeline(passes, plugin)
     require_device(backend)
-    entry = function.find()
+    entry = function.find(told)
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
-        traced = function.trace(entry, pipeline)
+        traced = function.trace(entry, pipeline, told)
+        told(f"splitting {traced.name}")
         parts = Request(key_args, tag, auto, known).split(traced, entry.position)
         split_time = time.perf_counter() - start
-        programs = options.each(pipeline(Programs({"init": parts.init, "apply": parts.apply})))
+        halves = Programs({"init": parts.init, "apply": parts.apply})
+        programs = options.each(watch.run(pipeline, halves, told))
         variables, ran = parts.leaves(), None
         if run:
             with printed_by_functions(json):
-                ran = run_halves(traced, dict(programs), entry.arguments(), seed, backend)
+                ran = run_halves(traced, dict(programs), entry.arguments(), seed, backend, told)
         if out is not None:
             Emission(Format.jaxpr, callbacks=callbacks).write(programs, out)
         if file and ran:
             save_arrays(ran.variables, file)
+    told("rendering")
     if ran:
         note_random(ran.random, seed)
     if json:

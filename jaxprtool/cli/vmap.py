@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
+from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
@@ -100,6 +101,8 @@ def vmap(
     out: _Out = None,
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
     json: options.Json = False,
+    *,
+    told: Told,
 ) -> None:
     """Map a function over an axis, as jax.vmap does; --args are those of one lane.
 
@@ -111,17 +114,18 @@ def vmap(
     """
     written = (Format.jaxpr, Format.python)
     output.check_out("vmap", out, json, written, 'jaxprtool emit TARGET -p "batch(...)"')
-    start_jax(function.x64)
-    from jaxprtool.cli.watch import Watcher
+    start_jax(told, function.x64)
+    from jaxprtool.cli import watch
     from jaxprtool.passes.batch import Batch
     from jaxprtool.passes.pipeline import Pipeline, Step
 
     batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name or None, chunk)
     pipeline = Pipeline((Step(batch), *options.pipeline(passes, plugin).steps))
-    watcher = Watcher(before_all=False, after_all=False, after=frozenset())
-    program = function.trace(function.find(), pipeline)
-    programs = options.each(pipeline.run(program, watcher))
+    watcher = watch.Watcher(before_all=False, after_all=False, after=frozenset())
+    program = function.trace(function.find(told), pipeline, told)
+    programs = options.each(watch.run(pipeline, program, told, watcher))
     row = watcher.rows[0]
+    told("rendering")
     if out is not None:
         format = Format.python if out.endswith(".py") else Format.jaxpr
         output.write_files(programs, Emission(format, callbacks=callbacks), out)

@@ -1,4 +1,4 @@
-"""Watching a pipeline: programs between passes, and what each pass did, on stderr."""
+"""Watching a pipeline: where it is, programs between passes, and what each pass did, on stderr."""
 
 from __future__ import annotations
 
@@ -6,9 +6,39 @@ import sys
 
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.cli import options, output
+from jaxprtool.cli.progress import Told
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.passes.pipeline import Observer, Step
+from jaxprtool.passes.pipeline import Observer, Pipeline, Step
 from jaxprtool.render.documents import PassRun
+
+
+def run(
+    pipeline: Pipeline,
+    program: Program | Programs,
+    told: Told,
+    observer: Observer | None = None,
+    check: bool = True,
+) -> Program | Programs:
+    """Run a pipeline, and tell of each pass which of them it is: `fold 3/12`."""
+    return pipeline.run(program, _Teller(pipeline, told, observer or Observer()), check=check)
+
+
+class _Teller(Observer):
+    """Tells of each pass before it runs, and hands on to another observer."""
+
+    def __init__(self, pipeline: Pipeline, told: Told, inner: Observer):
+        steps = pipeline.flat()
+        self._places = {id(step): f"{i}/{len(steps)}" for i, step in enumerate(steps, 1)}
+        self._told, self._inner = told, inner
+
+    def before(self, step: Step, program: Program) -> None:
+        self._told(f"{type(step.transform).name} {self._places[id(step)]}")
+        self._inner.before(step, program)
+
+    def after(
+        self, step: Step, program: Program, result: Program | Programs, seconds: float
+    ) -> None:
+        self._inner.after(step, program, result, seconds)
 
 
 class Watcher(Observer):

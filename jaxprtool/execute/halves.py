@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -37,6 +37,7 @@ def run_halves(
     arguments: Sequence[object],
     seed: int,
     platform: str | None,
+    told: Callable[[str], object] = lambda doing: None,
 ) -> HalvesReport:
     """Run init, and apply on its results, on the values that `run` would run the whole on.
 
@@ -46,6 +47,7 @@ def run_halves(
         arguments: The flat arguments of the whole: arrays, or types to be filled.
         seed: The seed of random values.
         platform: Where to run; None is JAX's default.
+        told: Is told what is done: "compiling init".
 
     Raises:
         PipelineError: If these are not init and apply.
@@ -58,12 +60,14 @@ def run_halves(
     init, apply = halves["init"], halves["apply"]
     filled = fill(whole, dict(zip(whole.arg_names, arguments, strict=True)), seed)
     values = dict(zip(whole.arg_names, filled.arguments, strict=True))
-    made = run(init, fill(init, values).arguments, choose_device(init, platform, None), 0)
+    device = choose_device(init, platform, None)
+    made = run(init, fill(init, values).arguments, device, 0, told)
     paths = leaf_paths(init.out_tree)
     variables = dict(zip(paths, (out.value for out in made.outputs), strict=True))
     if len(variables) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise OutputError(f"two variables have the path '{twice}'")
     values |= {out.name: out.value for out in made.outputs}
-    given = run(apply, fill(apply, values).arguments, choose_device(apply, platform, None))
+    device = choose_device(apply, platform, None)
+    given = run(apply, fill(apply, values).arguments, device, told=told)
     return HalvesReport(made, given, variables, filled.random)

@@ -144,7 +144,7 @@ def run(
 
     `arguments` are flat, one per invar. Without a number, a program with effects (prints,
     callbacks) runs once, so that they happen once, and any other is timed over REPEATS calls.
-    `told` is told what is done: "lowering", "compiling", "running".
+    `told` is told what is done: "lowering", "compiling", "running", and the program's name.
     Raises UnsupportedError if it cannot be compiled, BackendError if the device cannot run it,
     and UserFunctionError if a callback or a check of the user's fails, or `jax_debug_nans` or
     `jax_debug_infs` forbid a result.
@@ -162,7 +162,7 @@ def run(
         if device is not None:
             arguments = [jax.device_put(a, device) for a in arguments]
         made = _compile(program, arguments, told)
-        told("running")
+        told(f"running {program.name}")
         with failures_reported(program):
             first_time, outs = _timed(made.call, *_copied(program, arguments))
             program.require_finite(check, arguments, outs)
@@ -210,11 +210,11 @@ def _compile(
         fun = checkify.checkify(fun)
     if jax.config.jax_disable_jit:
         return _Compiled(_thrower(fun) if checked else fun)
-    told("lowering")
+    told(f"lowering {program.name}")
     try:
         traced = jax.jit(fun, **program.jit_keywords).trace(*arguments)
         lower_time, lowered = _timed(traced.lower)
-        told("compiling")
+        told(f"compiling {program.name}")
         start = time.process_time()
         compile_time, compiled = _timed(lowered.compile)
         compile_cpu = time.process_time() - start
@@ -284,6 +284,8 @@ def failures_reported(program: Program) -> Iterator[None]:
         except jax.errors.JaxRuntimeError as error:
             if failures:
                 first = failures[0]
+                if isinstance(first, KeyboardInterrupt):
+                    raise first from None
                 raise UserFunctionError(
                     f"{program.name} raised {type(first).__name__}: {_one_line(first)}"
                 ) from first

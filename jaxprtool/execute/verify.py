@@ -13,7 +13,7 @@ the program after is handed the same, so that a generator of data does not move 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -118,10 +118,16 @@ class Runs:
 
     @unchecked()
     @jax.transfer_guard("allow")
-    def compare(self, after: Program, checks: bool = True) -> Runs:
+    def compare(
+        self,
+        after: Program,
+        checks: bool = True,
+        told: Callable[[str], object] = lambda doing: None,
+    ) -> Runs:
         """The runs of `after` on the same arguments.
 
-        Without `checks`, it need not check and print what this program does for debugging. Raises
+        Without `checks`, it need not check and print what this program does for debugging. `told`
+        is told what is done. Raises
         CheckError, naming what differs first, if it does not do the same. A NaN is a value
         like others here, whatever JAX's switches say.
         """
@@ -129,9 +135,11 @@ class Runs:
         runs = Runs(after, self._arguments_of(after))
         stepped = _has_effects(self.program) or _has_effects(after)
         if self._run is None or self._run.stepped != stepped:
+            told("running what it was given")
             self._run = _run(self.program, self._arguments, stepped, ())
         old = self._run
         effects = [e for e in old.effects if checks or not is_check(e.eqn)]
+        told("running what it made")
         try:
             new = runs._run = _run(after, runs._arguments, stepped, effects)
         except JaxprToolError as error:
@@ -140,6 +148,8 @@ class Runs:
         if fault is not None:
             raise CheckError(f"{after.name} does something else: {fault}")
         fault = difference(old.values, new.values, values_agree, after.out_names)
+        if fault is not None:
+            told("looking for the first equation that differs")
         if fault is not None and (where := self._where_first(runs)) is not None:
             raise CheckError(f"{after.name} computes something else: {fault}; {where}")
         return runs

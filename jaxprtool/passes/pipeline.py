@@ -15,6 +15,7 @@ import ast
 import time
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from jaxprtool.errors import (
@@ -86,11 +87,17 @@ class Pipeline:
 
     def passes(self) -> Iterator[Pass]:
         """Its passes, those of the pipelines that it names included."""
-        for step in self.steps:
-            if isinstance(step.transform, Pipeline):
-                yield from step.transform.passes()
-            else:
-                yield step.transform
+        for step in self.flat():
+            assert isinstance(step.transform, Pass)
+            yield step.transform
+
+    def flat(self) -> list[Step]:
+        """Its steps, with those of the pipelines that it names in place of these."""
+        nested = (
+            step.transform.flat() if isinstance(step.transform, Pipeline) else [step]
+            for step in self.steps
+        )
+        return list(chain.from_iterable(nested))
 
     @property
     def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:

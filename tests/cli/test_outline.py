@@ -170,15 +170,6 @@ def test_programs_are_compiled_anew_whatever_the_persistent_cache_has(cli, folde
         jax.experimental.compilation_cache.compilation_cache.reset_cache()
 
 
-def test_a_terminal_is_told_what_it_waits_for(cli, monkeypatch):
-    assert "compiling" not in cli("outline", "model.py:small", "--compile").err
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    result = cli("outline", "model.py:small", "--compile")
-    assert "compiling small as traced" in result.err and "running small as traced" in result.err
-    assert result.out.startswith("small: 2 equations, nothing repeats\n")
-
-
 MISTAKES = {
     "an unknown option": ((LOSS, "--fast"), "no such option: --fast"),
     "one copy": ((LOSS, "--copies", "1"), "'--copies'"),

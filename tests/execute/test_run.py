@@ -53,6 +53,14 @@ def test_effects_happen_once_unless_repeats_are_asked_for(capfd):
     assert capfd.readouterr().out == "sum 3.0\n" * 3
 
 
+def test_an_interrupt_of_a_callback_is_an_interrupt():
+    def interrupted(value):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(program(lambda x: jax.pure_callback(interrupted, x, x), X), [X])
+
+
 @pytest.mark.parametrize("kind", ["pure", "debug", "io", "ordered io"])
 def test_a_callback_that_raises_is_the_users_own_error(kind, capfd, caplog):
     def fail(value):

@@ -1,0 +1,249 @@
+"""The line on the terminal that says what a command is doing."""
+
+import contextlib
+import io
+import os
+import pty
+import re
+import sys
+import time
+
+import pytest
+
+from jaxprtool.cli import progress
+
+
+class Terminal:
+    """A terminal that `sys.stdin`, `sys.stdout` and `sys.stderr` are."""
+
+    def __init__(self):
+        self._master, slave = pty.openpty()
+        self.streams = {
+            "stdin": os.fdopen(slave, closefd=False),
+            "stdout": os.fdopen(os.dup(slave), "w", buffering=1),
+            "stderr": os.fdopen(slave, "w", buffering=1),
+        }
+        self._written = ""
+
+    @contextlib.contextmanager
+    def attached(self):
+        """Have the streams of `sys` be the terminal."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, stream in self.streams.items():
+                patch.setattr(sys, name, stream)
+            yield
+
+    @contextlib.contextmanager
+    def shown(self):
+        with self.attached(), progress.shown() as told:
+            yield told
+
+    def written(self):
+        """All that was written up to now."""
+        os.set_blocking(self._master, False)
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self._master, 65536):
+                self._written += piece.decode()
+        return self._written
+
+    def type(self, text):
+        os.write(self._master, text.encode())
+
+    def screen(self):
+        """What one sees: its lines, the last of which the cursor is in."""
+        lines, row, column = [""], 0, 0
+        for part in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", self.written()):
+            if part == "\r":
+                column = 0
+            elif part == "\n":
+                row += 1
+                lines += [""] * (row + 1 - len(lines))
+            elif part == "\x1b[2K":
+                lines[row] = ""
+            elif part == "\x1b[1A":
+                row -= 1
+            elif not part.startswith("\x1b"):
+                lines[row] = lines[row][:column].ljust(column) + part
+                column += len(part)
+        return lines[: row + 1]
+
+    def wait_for(self, text):
+        deadline = time.monotonic() + 20
+        while text not in self.screen()[-1]:
+            assert time.monotonic() < deadline, self.screen()
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "PATIENCE", 0.1)
+    monkeypatch.setattr(progress, "_TICK", 0.02)
+    return Terminal()
+
+
+def test_what_is_soon_done_is_not_shown(terminal, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 60)
+    with terminal.shown() as told:
+        told("tracing f")
+        print("result")
+    assert terminal.written() == "result\r\n"
+
+
+def test_what_lasts_is_shown_until_it_is_done(terminal):
+    with terminal.shown() as told:
+        told("tracing f")
+        terminal.wait_for(" tracing f")
+        told("fold 1/2")
+        terminal.wait_for(" fold 1/2")
+        assert len(terminal.screen()) == 1
+    assert terminal.screen() == [""]
+    assert terminal.written().rfind("\x1b[?25h") > terminal.written().rfind("\x1b[?25l")
+
+
+def test_the_time_that_it_takes_is_shown_by_the_second(terminal):
+    with terminal.shown() as told:
+        told("compiling f")
+        terminal.wait_for("compiling f · 1 s")
+
+
+def test_nothing_is_shown_of_an_empty_text(terminal):
+    with terminal.shown() as told:
+        told("rendering")
+        terminal.wait_for("rendering")
+        told("")
+        assert terminal.screen() == [""]
+        time.sleep(0.3)
+        assert terminal.screen() == [""]
+
+
+def test_what_the_program_writes_stands_in_lines_of_its_own(terminal):
+    with terminal.shown() as told:
+        told("tracing f")
+        for stream, text in ("stdout", "one\n"), ("stderr", "two\n"):
+            terminal.wait_for("tracing f")
+            print(text, end="", file=getattr(sys, stream))
+        terminal.wait_for("tracing f")
+        print("thr", end="", flush=True)
+        time.sleep(0.3)
+        assert terminal.screen() == ["one", "two", "thr"]
+        sys.stdout.writelines(["ee\n", "four\n"])
+        terminal.wait_for("tracing f")
+    assert terminal.screen() == ["one", "two", "three", "four", ""]
+
+
+def test_a_prompt_is_left_alone(terminal):
+    with terminal.shown() as told:
+        told("tracing f")
+        terminal.wait_for("tracing f")
+        assert sys.stdin.encoding  # which `input` asks for
+        assert terminal.screen() == [""]
+        time.sleep(0.3)
+        assert terminal.screen() == [""]
+        terminal.type("first\nsecond\n")
+        assert next(iter(sys.stdin)) == "first\n"
+
+
+def test_an_interrupt_leaves_a_clean_terminal(terminal):
+    with pytest.raises(KeyboardInterrupt), terminal.shown() as told:
+        told("compiling f")
+        terminal.wait_for("compiling f")
+        raise KeyboardInterrupt
+    assert terminal.screen() == [""]
+
+
+def test_streams_are_given_back_but_those_that_the_program_has_replaced(terminal):
+    own = io.StringIO()
+    with terminal.attached():
+        with progress.shown():
+            assert sys.stderr.isatty() and sys.stderr is not terminal.streams["stderr"]
+            sys.stdout = own
+        assert sys.stdout is own
+        assert sys.stdin is terminal.streams["stdin"] and sys.stderr is terminal.streams["stderr"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "dumb"])
+def test_only_a_terminal_has_the_line(terminal, monkeypatch, kind):
+    with terminal.attached():
+        if kind == "pipe":
+            monkeypatch.setattr(sys, "stderr", io.StringIO())
+        else:
+            monkeypatch.setenv("TERM", "dumb")
+        streams = sys.stdin, sys.stdout, sys.stderr
+        with progress.shown() as told:
+            told("tracing f")
+            assert (sys.stdin, sys.stdout, sys.stderr) == streams
+            time.sleep(0.3)
+    assert terminal.written() == ""
+
+
+def test_a_long_text_is_cut_to_the_terminal(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    with terminal.shown() as told:
+        told("tracing a_function_of_a_long_name")
+        terminal.wait_for("tracing a_funct")
+        assert len(terminal.screen()) == 1 and len(terminal.screen()[0]) < 20
+
+
+# --- what is told ------------------------------------------------------------------------------
+
+START = ["importing JAX", "loading functions.py:double", "tracing double"]
+RUN = ["lowering double", "compiling double", "running double"]
+OUTLINED = [f"{doing} as traced" for doing in RUN]
+
+
+@pytest.mark.parametrize(
+    ("command", "stages"),
+    [
+        (["show", "-p", "dce, cse"], [*START, "dce 1/2", "cse 2/2", "rendering"]),
+        (["run"], [*START, *RUN]),
+        (["emit", "--to", "hlo"], [*START, "emitting hlo"]),
+        (["vmap", "--axis-size", "2"], [*START, "batch 1/1", "rendering"]),
+        (["outline", "--compile"], [*START, "outlining", *OUTLINED]),
+        (["backends"], ["importing JAX", "looking for devices"]),
+    ],
+)
+def test_each_command_says_what_it_does(cli, monkeypatch, command, stages):
+    assert told_by(cli, monkeypatch, *command) == stages
+
+
+def told_by(cli, monkeypatch, command, *options, target="functions.py:double"):
+    told = []
+    monkeypatch.setattr(progress, "shown", lambda: contextlib.nullcontext(told.append))
+    result = cli(command, *([] if command == "backends" else [target]), *options)
+    assert result.code == 0, result.err
+    return told
+
+
+def test_passes_are_counted_through_named_pipelines_and_verify_counts_what_it_compares(
+    cli, monkeypatch
+):
+    options = "--args", "zeros(f32[3])", "-p", "inline, -O1", "--verify", "-o", "out.jaxpr"
+    told = told_by(cli, monkeypatch, "opt", *options)
+    count = int(told[3].partition("/")[2])
+    assert count > 3 and told[3:5] == [f"inline 1/{count}", told[4]]
+    assert told[2 + count].endswith(f" {count}/{count}")
+
+
+def test_verify_says_which_pass_it_runs(cli, monkeypatch):
+    target, options = "functions.py:wasteful", ("-p", "dce, jit, cse", "--verify")
+    told = told_by(cli, monkeypatch, "opt", *options, target=target)
+    assert told[-4:] == [
+        "verify: dce 1/2 · running what it was given",
+        "verify: dce 1/2 · running what it made",
+        "verify: jit 2/2 · running what it made",
+        "rendering",
+    ]
+
+
+def test_unzip_says_which_half_it_runs(cli, monkeypatch, folder):
+    (folder / "functions.py").write_text(
+        "import jax, jaxprtool\n"
+        "@jaxprtool.example('key<fry>[]', 'f32[3]')\n"
+        "def double(key, x):\n"
+        "    w = jaxprtool.variable(jax.random.normal(key, (3,)), name='w')\n"
+        "    return w * x\n"
+    )
+    told = told_by(cli, monkeypatch, "unzip", "--run", "-p", "dce")
+    halves = [f"{doing}_{half}" for half in ("init", "apply") for doing in RUN]
+    assert told == [*START, "splitting double", "dce 1/1", "dce 1/1", *halves, "rendering"]

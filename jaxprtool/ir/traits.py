@@ -46,6 +46,8 @@ class Traits:
         fills: Makes a large array of little, and is as good as the array that it makes.
         reduces: Combines elements along axes.
         expensive: Costs far more than reading its result.
+        costly: Is computed element by element at a cost at which a compiler rather keeps the result
+            than computes it again.
         may_merge: Two equations with equal operands and parameters, and without effects, may be
             made one. What may not be merged may be neither hoisted nor folded.
         may_hoist: An equation may be moved out of a loop in which its operands are constant.
@@ -74,6 +76,7 @@ class Traits:
     fills: bool = False
     reduces: bool = False
     expensive: bool = False
+    costly: bool = False
     may_merge: bool = True
     may_hoist: bool = True
     may_fold: bool = True
@@ -186,6 +189,12 @@ add_traits(
     *("conv_general_dilated", "dot_general", "fft", "ragged_dot_general", "scaled_dot"),
     *("scaled_matmul", "symmetric_product", "triangular_solve"),
     expensive=True,
+)
+add_traits(
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "digamma"),
+    *("div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "lgamma", "log", "log1p"),
+    *("logistic", "pow", "rem", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"),
+    costly=True,
 )
 add_traits(
     *("argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "reduce"),

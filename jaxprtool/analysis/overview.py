@@ -5,35 +5,17 @@ Equations are counted as `stats` counts them: where they run, the body of a jit 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.stats import Stats, count_equations, stats
-from jaxprtool.ir.border import NamedValue, top_jaxpr
+from jaxprtool.ir.border import ValueGroup, grouped, top_jaxpr
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
 from jaxprtool.jaxcompat.places import UserFrame
-
-
-@dataclass(frozen=True)
-class ValueGroup:
-    """Arguments or results that are parts of one pytree.
-
-    Attributes:
-        name: What the user calls the pytree.
-        values: How many flat values it has.
-        bytes: Their bytes, as far as these are known.
-        type: The type, if it is one value.
-    """
-
-    name: str
-    values: int
-    bytes: int
-    type: str | None
 
 
 @dataclass(frozen=True)
@@ -78,8 +60,8 @@ def overview(program: Program | AnyJaxpr) -> Overview:
     runs = _runs(top)
     return Overview(
         counted,
-        _grouped(counted.arguments),
-        _grouped(counted.outputs),
+        grouped(counted.arguments),
+        grouped(counted.outputs),
         tuple(_bodies(runs)),
         tuple(_lines(runs)),
     )
@@ -131,27 +113,3 @@ def _lines(runs: dict[Jaxpr, int]) -> list[tuple[UserFrame, int]]:
                 counts[frame.file, frame.line] += number
                 frames[frame.file, frame.line] = frame
     return [(frames[line], number) for line, number in counts.most_common()]
-
-
-#: The name that a path begins with, or one step of it.
-_STEPS = re.compile(r"\[[^\]]*\]|\.?[^.\[]+")
-
-
-def _grouped(values: Sequence[NamedValue]) -> tuple[ValueGroup, ...]:
-    """Return the pytrees that values belong to, by the first steps of their paths that differ."""
-    paths = [_STEPS.findall(value.name) for value in values]
-    steps = 1
-    while len(values) > 1 and len({tuple(path[:steps]) for path in paths}) == 1:
-        steps += 1
-    groups: dict[str, list[NamedValue]] = {}
-    for path, value in zip(paths, values, strict=True):
-        groups.setdefault("".join(path[:steps]), []).append(value)
-    return tuple(
-        ValueGroup(
-            name,
-            len(group),
-            sum(value.bytes or 0 for value in group),
-            group[0].type if len(group) == 1 else None,
-        )
-        for name, group in groups.items()
-    )

@@ -103,8 +103,16 @@ def _html(program: Program) -> str:
     return html(program)
 
 
-# A Program stands at the bottom of the house and cannot import what is built on it. Its three
+def _summary(program: Program) -> str:
+    from jaxprtool.analysis.stats import count_equations
+    from jaxprtool.render.overview import summary
+
+    return summary(program, count_equations(program))
+
+
+# A Program stands at the bottom of the house and cannot import what is built on it. Its four
 # conveniences are attached here, the one place from which everything is in sight.
 Program.apply = _apply  # type: ignore[method-assign, assignment]
 Program.__str__ = lambda program: listing(program).plain()  # type: ignore[method-assign, assignment]
+Program.__repr__ = _summary  # type: ignore[method-assign, assignment]
 Program._repr_html_ = _html  # type: ignore[method-assign, assignment]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.passes.pipeline import Pipeline
-    from jaxprtool.render.documents import OptDocument
+    from jaxprtool.render.documents import OptDocument, PassRun
 
 _WATCHED = Panel("What is watched (on stderr)")
 
@@ -84,6 +84,8 @@ def opt(
     out: _Out = None,
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
     json: options.Json = False,
+    full: options.Full = False,
+    pager: options.Pager = False,
     *,
     told: Told,
 ) -> None:
@@ -141,11 +143,26 @@ def opt(
         }
         output.write_json(document)
         return
-    if out is None:
-        output.write_listings(programs)
+    if out is None and (full or pager):
+        with output.paged(pager):
+            output.write_listings(programs)
+    elif out is None:
+        _write_pages(programs, [] if stats or timing else watcher.rows)
     if stats or timing:
         sys.stdout.flush()
         watch.write_rows(watcher.rows, stats, timing)
+
+
+def _write_pages(programs: Sequence[tuple[str, Program]], rows: list[PassRun]) -> None:
+    """Show the programs; on a terminal, below what each pass did."""
+    above = 0
+    if rows and sys.stdout.isatty():
+        from jaxprtool.cli import watch
+
+        watch.write_rows(rows, equations=True, timing=True)
+        output.say("")
+        above = len(rows) + 4  # the heading, a rule, the sum and an empty line
+    output.write_pages(programs, above)
 
 
 def _verify(verifier: Verifier, told: Told) -> int:

@@ -215,6 +215,10 @@ Callbacks = Annotated[
     ),
 ]
 Json = Annotated[bool, OUTPUT.flag("--json", "One JSON document on stdout.")]
+Full = Annotated[
+    bool, OUTPUT.flag("--full", "All of the listing on a terminal too, where else a page is shown.")
+]
+Pager = Annotated[bool, OUTPUT.flag("--pager", "Show it in $PAGER (less).")]
 _Traceback = Annotated[bool, OUTPUT.flag("--traceback", "Show an error's whole traceback.")]
 
 

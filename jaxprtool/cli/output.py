@@ -90,9 +90,13 @@ def console(stream: TextIO | None = None) -> Console:
 def width(stream: TextIO | None = None) -> int:
     """The columns of the terminal, or PIPED_WIDTH where there is none."""
     stream = stream or sys.stdout
-    if not stream.isatty():
-        return PIPED_WIDTH
-    return os.get_terminal_size(stream.fileno()).columns
+    return _size(stream)[0] if stream.isatty() else PIPED_WIDTH
+
+
+def _size(terminal: TextIO) -> tuple[int, int]:
+    """The columns and lines of a terminal; some say that they have none."""
+    columns, lines = os.get_terminal_size(terminal.fileno())
+    return columns or PIPED_WIDTH, lines or 24
 
 
 def write(text: str) -> None:
@@ -138,8 +142,11 @@ def write_listings(programs: Sequence[tuple[str, Program]], stream: TextIO | Non
     write_programs(programs, lambda program: listing(program, options), stream)
 
 
-def write_pages(programs: Sequence[tuple[str, Program]]) -> None:
-    """Programs on stdout: on a terminal a page of each that is longer than that, else whole."""
+def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None:
+    """Programs on stdout: on a terminal a page of each that does not fit there, else whole.
+
+    `above` are the lines that are to stay in sight before them.
+    """
     if not sys.stdout.isatty():
         write_listings(programs)
         return
@@ -149,8 +156,8 @@ def write_pages(programs: Sequence[tuple[str, Program]]) -> None:
     from jaxprtool.render.overview import overview_page
     from jaxprtool.render.rendering import ShowOptions
 
-    columns, lines = os.get_terminal_size(sys.stdout.fileno())
-    height = lines - 3  # the command above and the prompt below
+    columns, lines = _size(sys.stdout)
+    height = lines - above - 3  # a command above and a prompt below
 
     def page(program: Program) -> Listing:
         if count_equations(program) < height:

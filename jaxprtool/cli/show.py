@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.options import OUTPUT, Panel
+from jaxprtool.cli.options import Panel
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
 
@@ -57,10 +57,6 @@ _Stats = Annotated[
     bool,
     _SHOWN.flag("--stats", "Instead: equations by primitive and depth, constants, arguments."),
 ]
-_Full = Annotated[
-    bool, _SHOWN.flag("--full", "All of it on a terminal too, where else a page is shown.")
-]
-_Pager = Annotated[bool, OUTPUT.flag("--pager", "Show it in $PAGER (less).")]
 
 
 @options.command
@@ -76,8 +72,8 @@ def show(
     no_types: _NoTypes = False,
     stats: _Stats = False,
     json: options.Json = False,
-    full: _Full = False,
-    pager: _Pager = False,
+    full: options.Full = False,
+    pager: options.Pager = False,
     *,
     told: Told,
 ) -> None:

@@ -6,6 +6,7 @@ JAX kept for debugging.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,23 @@ class NamedValue:
     name: str
     type: str
     bytes: int | None
+
+
+@dataclass(frozen=True)
+class ValueGroup:
+    """Arguments or results that are parts of one pytree.
+
+    Attributes:
+        name: What the user calls the pytree.
+        values: How many flat values it has.
+        bytes: Their bytes, as far as these are known.
+        type: The type, if it is one value.
+    """
+
+    name: str
+    values: int
+    bytes: int
+    type: str | None
 
 
 @dataclass(frozen=True)
@@ -67,3 +85,33 @@ def _named(
 def top_jaxpr(program: Program | AnyJaxpr) -> Jaxpr:
     """Return the open jaxpr of a `Program`, or of a jaxpr, closed or open."""
     return jaxcompat.open_jaxpr(program.jaxpr if isinstance(program, Program) else program)
+
+
+#: The name that a path begins with, or one step of it.
+_STEPS = re.compile(r"\[[^\]]*\]|\.?[^.\[]+")
+
+
+def grouped(values: Sequence[NamedValue], most: int = 6) -> tuple[ValueGroup, ...]:
+    """Return the pytrees that values belong to, in order.
+
+    They are told by the first step of their paths; if that is the same in all, by as many as tell
+    several apart, unless these would be more than `most`.
+    """
+    paths = [tuple(_STEPS.findall(value.name)) for value in values]
+    steps, longest = 1, max(map(len, paths), default=0)
+    while steps < longest and len({path[:steps] for path in paths}) == 1:
+        steps += 1
+    if len({path[:steps] for path in paths}) > most:
+        steps = max(steps - 1, 1)
+    groups: dict[str, list[NamedValue]] = {}
+    for path, value in zip(paths, values, strict=True):
+        groups.setdefault("".join(path[:steps]), []).append(value)
+    return tuple(
+        ValueGroup(
+            name,
+            len(group),
+            sum(value.bytes or 0 for value in group),
+            group[0].type if len(group) == 1 else None,
+        )
+        for name, group in groups.items()
+    )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from jaxprtool.ir.border import top_jaxpr
+from jaxprtool.ir.border import ValueGroup, border, grouped, top_jaxpr
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.tokens import (
@@ -26,7 +26,7 @@ from jaxprtool.render.listing import Listing
 from jaxprtool.render.stats import in_bytes, plural
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.overview import HeldBody, Overview, ValueGroup
+    from jaxprtool.analysis.overview import HeldBody, Overview
 
 #: So many primitives are named, and so many of all else.
 _MOST_PRIMITIVES, _MOST = 12, 5
@@ -48,6 +48,20 @@ def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, heig
     tokens += "\n", *columns(_facts(found), width), "\n\n"
     used = "".join(tokens).count("\n")
     return Listing([*tokens, *_listing(program, found, width, max(height - used, _LEAST))])
+
+
+def summary(program: Program, equations: int) -> str:
+    """Return a program of so many equations in a line: its name, its signature, its size."""
+    about = border(program)
+    arguments = [f"{each.name}: {_size(each)}" for each in grouped(about.arguments)]
+    results = [_size(each) for each in grouped(about.outputs)]
+    signature = f"{about.name}({_some(arguments)}) -> {_some(results) or '()'}"
+    return f"Program {signature}, {plural(equations, 'equation')}"
+
+
+def _some(texts: Sequence[str]) -> str:
+    more = [f"… {len(texts) - _MOST:,} more"] if len(texts) > _MOST else []
+    return ", ".join([*texts[:_MOST], *more])
 
 
 def _heading(found: Overview) -> Cell:
@@ -104,7 +118,7 @@ def _label(text: str) -> Cell:
 def _size(group: ValueGroup) -> str:
     if group.type is not None:
         return Type(group.type)
-    return f"{plural(group.values, 'array')}, {in_bytes(group.bytes)}"
+    return f"{plural(group.values, 'array')} of {in_bytes(group.bytes)}"
 
 
 def _held(body: HeldBody) -> str:

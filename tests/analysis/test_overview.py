@@ -40,6 +40,11 @@ def test_one_pytree_is_told_by_what_it_is_made_of():
     ]
 
 
+def test_a_list_of_many_is_not_taken_apart():
+    (group,) = found(lambda xs: sum(xs), [jnp.ones(3)] * 20).arguments
+    assert (group.name, group.values, group.bytes) == ("xs", 20, 240)
+
+
 def test_a_body_counts_at_each_call_and_those_within_it_too():
     def twice(x):
         return dense(PARAMS["layers"][0]["w"], dense(PARAMS["layers"][0]["w"], x))

@@ -157,6 +157,22 @@ def test_a_terminal_gets_colours_unless_no_color(folder):
     assert "\x1b[" not in in_terminal("show", "functions.py:double", NO_COLOR="1")
 
 
+def test_a_terminal_gets_a_page_of_what_does_not_fit_and_all_if_asked_for(folder):
+    (folder / "long.py").write_text(
+        "import jax.numpy as jnp\n"
+        "def sines(x):\n"
+        "    for _ in range(60): x = jnp.sin(x)\n"
+        "    return x\n"
+    )
+    command = "show", "long.py:sines", "--args", "f32[3]"
+    page = in_terminal(*command, NO_COLOR="1")
+    assert "sines: 60 equations" in page and "more lines: --full or --pager" in page
+    assert len(page.splitlines()) <= 24
+    whole = in_terminal(*command, "--full", NO_COLOR="1")
+    assert whole.count("= sin ") == 60 and "equations" not in whole
+    assert "sines: 60 equations" in in_terminal("opt", *command[1:], "-p", "dce", NO_COLOR="1")
+
+
 def test_the_pager_gets_the_listing(folder):
     shown = in_terminal("show", "functions.py:double", "--pager", PAGER="sed s/lambda/PAGED/")
     assert "PAGED" in shown

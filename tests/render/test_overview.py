@@ -48,3 +48,13 @@ def test_a_program_that_fits_is_shown_whole():
     lines = page(jaxprtool.trace(lambda x: jnp.sin(x) * 2, 1.0))
     assert lines[-1].endswith("in (c,) }")
     assert not any("more lines" in line for line in lines)
+
+
+def test_a_program_is_a_line_to_python(program):
+    assert repr(jaxprtool.trace(deep, [jnp.ones((3, 3))] * 2, jnp.ones((2, 3)))) == (
+        "Program deep(params: 2 arrays of 72 bytes, x: f32[2,3]) -> f32[], 9 equations"
+    )
+    assert repr(jaxprtool.trace(lambda: ())) == "Program lambda() -> (), 0 equations"
+    assert repr(program).endswith("-> 30 arrays of 1.1 KiB, 421 equations")
+    many = jaxprtool.trace(lambda a, b, c, d, e, f, g: (a, b), *range(7))
+    assert repr(many).startswith("Program lambda(a: i32[], ") and "… 2 more) -> " in repr(many)

@@ -138,7 +138,8 @@ def write_listings(programs: Sequence[tuple[str, Program]], stream: TextIO | Non
     from jaxprtool.render.listing import listing
     from jaxprtool.render.rendering import ShowOptions
 
-    options = ShowOptions(width=width(stream))
+    stream = stream or sys.stdout
+    options = ShowOptions(width=width(stream), fit=stream.isatty())
     write_programs(programs, lambda program: listing(program, options), stream)
 
 
@@ -161,7 +162,7 @@ def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None
 
     def page(program: Program) -> Listing:
         if count_equations(program) < height:
-            whole = listing(program, ShowOptions(width=columns))
+            whole = listing(program, ShowOptions(width=columns, fit=True))
             if whole.plain().count("\n") < height:
                 return whole
         return overview_page(program, overview(program), columns, height)

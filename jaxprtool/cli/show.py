@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
@@ -101,6 +102,7 @@ def show(
 
     shown = ShowOptions(
         width=output.width(),
+        fit=sys.stdout.isatty(),
         source=source,
         scopes=scopes,
         types=not no_types,
@@ -120,7 +122,7 @@ def show(
 
 def _plain(shown: ShowOptions) -> bool:
     """Whether nothing particular is asked for."""
-    return shown == type(shown)(width=shown.width)
+    return shown == type(shown)(width=shown.width, fit=shown.fit)
 
 
 def _document(

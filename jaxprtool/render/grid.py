@@ -2,27 +2,17 @@
 
 Rich lays a table out in about two milliseconds a row, and programs have ten thousand rows. Here a
 row takes a twentieth of that. Columns are as wide as their cells need; where all of them are wider
-than the terminal, the widest give way. A cell is broken between words, a word that is wider than
-its column after a comma or the like, a path after a slash, and only what has none of these
-anywhere.
+than the terminal, the widest give way, and their cells are wrapped.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
 
-from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName
-
-#: What stands in a column of a row: the tokens of a line.
-Cell: TypeAlias = Sequence[str]
+from jaxprtool.ir.notation.tokens import Comment, Heading
+from jaxprtool.render.lines import Cell, parts, wrapped
 
 _GAP = "  "
-
-#: Spaces, and pieces after which a word may be broken: a path, and anything else.
-_PATH_PARTS = re.compile(r" +|[^ /]*/+|[^ /]+")
-_PARTS = re.compile(r" +|[^ ,:(=_]*[,:(=_]+|[^ ,:(=_]+")
 
 #: Where not all fits, a column is made for this share of its cells; the others take more lines.
 _FITTING = 0.95
@@ -86,18 +76,12 @@ def _shared(least: list[int], wanted: list[int], room: int) -> list[int]:
 
 
 def _longest_part(cell: Cell) -> int:
-    return max((len(part) for token in cell for part in _parts(token)), default=0)
-
-
-def _parts(token: str) -> list[str]:
-    """Return the spaces in a token and the pieces after which it may be broken."""
-    path = isinstance(token, Comment | PrimitiveName)
-    return (_PATH_PARTS if path else _PARTS).findall(token)
+    return max((len(part) for token in cell for part in parts(token)), default=0)
 
 
 def _row(row: Sequence[Cell], widths: Sequence[int]) -> Iterator[str]:
     """Yield the tokens of a row, of as many lines as its longest cell takes."""
-    cells = [_lines(cell, width) for cell, width in zip(row, widths, strict=True)]
+    cells = [wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
     for number in range(max(map(len, cells))):
         if number:
             yield "\n"
@@ -110,50 +94,3 @@ def _row(row: Sequence[Cell], widths: Sequence[int]) -> Iterator[str]:
                     spaces = 0
                 yield from line
             spaces += width - length + len(_GAP)
-
-
-def _lines(cell: Cell, width: int) -> list[Cell]:
-    """Return the lines that a cell is broken into."""
-    if sum(map(len, cell)) <= width:
-        return [cell]
-    lines: list[list[str]] = [[]]
-    free = width
-    for word in _words(cell):
-        size = sum(map(len, word))
-        if lines[-1]:
-            if size + 1 <= free:
-                lines[-1].append(" ")
-                free -= 1
-            else:
-                lines.append([])
-                free = width
-        for part in [word] if size <= free else _fitting(word, width):
-            size = sum(map(len, part))
-            if size > free:
-                lines.append([])
-                free = width
-            lines[-1] += part
-            free -= size
-    return [*lines]
-
-
-def _words(cell: Cell) -> Iterator[list[str]]:
-    """Yield the words of a cell, each in its tokens' parts."""
-    word: list[str] = []
-    for token in cell:
-        role = type(token)
-        for part in _parts(token):
-            if part[0] != " ":
-                word.append(role(part))
-            elif word:
-                yield word
-                word = []
-    if word:
-        yield word
-
-
-def _fitting(word: Sequence[str], width: int) -> Iterator[list[str]]:
-    """Yield the parts of a word, those that are too wide cut."""
-    for part in word:
-        for start in range(0, len(part), width):
-            yield [type(part)(part[start : start + width])]

@@ -1,10 +1,23 @@
-"""The lines of a listing, in tokens: told apart, and cut where the width ends."""
+"""The lines of a listing, in tokens: told apart, cut where the width ends, or broken there."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
-from jaxprtool.ir.notation.tokens import BINDER, Comment
+from jaxprtool.ir.notation.layout import COMMENT_COLUMN
+from jaxprtool.ir.notation.tokens import BINDER, BinderToken, Comment, PrimitiveName
+
+#: The tokens of a line, or of what stands in a column of it.
+Cell: TypeAlias = Sequence[str]
+
+#: Spaces, and pieces after which a word may be broken: a path, and anything else.
+_PATH_PARTS = re.compile(r" +|[^ /]*/+|[^ /]+")
+_PARTS = re.compile(r" +|[^ ,:(=_]*[,:(=_]+|[^ ,:(=_]+")
+
+#: What is broken goes on so much further to the right.
+_INDENT = 4
 
 
 def lines_of(tokens: Iterable[str]) -> Iterator[list[str]]:
@@ -32,3 +45,114 @@ def cut(line: Sequence[str], width: int) -> list[str]:
         tokens.append(token)
         free -= len(token)
     return tokens
+
+
+def fitted(tokens: Iterable[str], width: int) -> list[str]:
+    """Return the tokens of a listing with the lines broken that are too long.
+
+    A comment that does not fit behind its equation goes below it.
+    """
+    shown: list[str] = []
+    start = length = 0
+    for token in tokens:
+        if "\n" not in token:
+            shown.append(token)
+            length += len(token)
+            continue
+        for i, piece in enumerate(token.split("\n")):
+            if i:
+                if length > width:
+                    shown[start:] = _broken(shown[start:], width)
+                shown.append("\n")
+                start, length = len(shown), 0
+            if piece:
+                shown.append(type(token)(piece))
+                length += len(piece)
+    if length > width:
+        shown[start:] = _broken(shown[start:], width)
+    return shown
+
+
+def _broken(line: list[str], width: int) -> Iterator[str]:
+    """Yield the tokens of a line broken into several."""
+    binders = (before is BINDER for before in ("", *line))
+    line = [BinderToken(t) if bound else t for t, bound in zip(line, binders, strict=False)]
+    indent = line.pop(0) if line[0].isspace() else ""
+    comment = line.pop() if len(line) > 1 and isinstance(line[-1], Comment) else None
+    if comment and line[-1].isspace():
+        line.pop()
+    room = width - len(indent) - _INDENT
+    for number, rest in enumerate(wrapped(line, room)):
+        if number:
+            yield "\n"
+            indent += " " * _INDENT * (number == 1)
+        yield indent
+        yield from rest
+        column = len(indent) + sum(map(len, rest))
+    if comment is None:
+        return
+    if column + 2 + len(comment) <= width:
+        yield "  "
+        yield comment
+        return
+    start = max(len(indent), min(COMMENT_COLUMN, width - len(comment)))
+    for rest in wrapped([comment], width - start):
+        yield "\n" + " " * start
+        yield from rest
+
+
+def parts(token: str) -> list[str]:
+    """Return the spaces in a token and the pieces after which it may be broken."""
+    path = isinstance(token, Comment | PrimitiveName)
+    return (_PATH_PARTS if path else _PARTS).findall(token)
+
+
+def wrapped(cell: Cell, width: int) -> list[Cell]:
+    """Return the lines that a cell is broken into.
+
+    It is broken between words, a word that is wider than a line after a comma or the like, a path
+    after a slash, and only what has none of these anywhere.
+    """
+    if sum(map(len, cell)) <= width:
+        return [cell]
+    lines: list[list[str]] = [[]]
+    free = width
+    for word in _words(cell):
+        size = sum(map(len, word))
+        if lines[-1]:
+            if size + 1 <= free:
+                lines[-1].append(" ")
+                free -= 1
+            else:
+                lines.append([])
+                free = width
+        for part in [word] if size <= free else _fitting(word, width):
+            size = sum(map(len, part))
+            if size > free:
+                lines.append([])
+                free = width
+            lines[-1] += part
+            free -= size
+    return [*lines]
+
+
+def _words(cell: Cell) -> Iterator[list[str]]:
+    """Yield the words of a cell, each in its tokens' parts."""
+    word: list[str] = []
+    for token in cell:
+        role = type(token)
+        for part in parts(token):
+            if part[0] != " ":
+                word.append(role(part))
+            elif word:
+                yield word
+                word = []
+    if word:
+        yield word
+
+
+def _fitting(word: Sequence[str], width: int) -> Iterator[list[str]]:
+    """Yield the parts of a word, those that are too wide cut."""
+    for part in word:
+        for start in range(0, len(part), width):
+            yield [type(part)(part[start : start + width])]

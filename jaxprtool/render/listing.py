@@ -19,16 +19,14 @@ from jaxprtool.ir.notation.tokens import with_roles
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.comments import SourceComments
+from jaxprtool.render.lines import fitted
 from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 from jaxprtool.render.theme import STYLES
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A program's text in tokens. A Rich renderable; print it with `soft_wrap=True`.
-
-    Lines that JAX's layout leaves longer than the width are not cut by the listing itself.
-    """
+    """A program's text in tokens. A Rich renderable; print it with `soft_wrap=True`."""
 
     tokens: list[str]
 
@@ -61,4 +59,5 @@ def listing(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Lis
     comments = SourceComments(options)
     comment = comments.comment if options.source or options.scopes else None
     jaxpr, selection = top_jaxpr(program), options.selection()
-    return Listing(Layout(jaxpr, options.width, options.types, selection, comment).tokens())
+    tokens = Layout(jaxpr, options.width, options.types, selection, comment).tokens()
+    return Listing(fitted(tokens, options.width) if options.fit else tokens)

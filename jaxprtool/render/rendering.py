@@ -23,6 +23,7 @@ class ShowOptions:
         depth: Bodies nested deeper become one line with the count of their equations.
         only: Patterns of primitive names, as in `conv*`: other equations are counted and left
             out, unless one asked for is inside them.
+        fit: Whether the lines that JAX's layout leaves longer than the width are broken.
     """
 
     width: int = 80
@@ -31,6 +32,7 @@ class ShowOptions:
     types: bool = True
     depth: int | None = None
     only: Sequence[str] | None = None
+    fit: bool = False
 
     def selection(self) -> Selection:
         """Return which equations are shown."""

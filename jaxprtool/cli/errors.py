@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -47,7 +48,7 @@ def guarded(show_traceback: bool) -> Iterator[Ending]:
     ending = Ending()
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            warnings.showwarning = _Warnings().show  # type: ignore[assignment]
             yield ending
             sys.stdout.flush()
     except (typer.Exit, SystemExit) as stop:
@@ -107,8 +108,22 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    output.warning(_one_line(str(message)))
+class _Warnings:
+    """Shows warnings; of those that JAX's cache gives for each program it reads or writes, one."""
+
+    _FAULT = re.compile(r"Error \w+ persistent compilation cache entry for '.*?': ")
+
+    def __init__(self) -> None:
+        self._cache_failed = False
+
+    def show(self, message: Warning | str, *_: object, **__: object) -> None:
+        text = _one_line(str(message))
+        if fault := self._FAULT.match(text):
+            if self._cache_failed:
+                return
+            self._cache_failed = True
+            text = f"JAX's cache of compiled programs fails: {text[fault.end() :]}"
+        output.warning(text)
 
 
 def _discard_output() -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import PASSES, Panel
 from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
-from jaxprtool.errors import JaxprToolError, PipelineError, did_you_mean
+from jaxprtool.cli.start import start_jax, use_cache
+from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
 from jaxprtool.formats.emission import Emission, Format
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def opt(
     rewrite: _Rewrite = None,
     no_check: _NoCheck = False,
     verify: _Verify = False,
+    no_cache: options.NoCache = False,
     print_before_all: _PrintBeforeAll = False,
     print_after_all: _PrintAfterAll = False,
     print_after: _PrintAfter = None,
@@ -103,7 +104,12 @@ def opt(
       jaxprtool opt samples/rnn.py:loss -o - | jaxprtool opt - -p dce
     """
     output.check_out("opt", out, json, (Format.jaxpr,), "jaxprtool emit TARGET")
+    if no_cache and not verify:
+        message = "--no-cache goes with --verify, without which nothing runs"
+        raise OutputError(message, "add --verify")
     start_jax(told, function.x64)
+    if verify:
+        use_cache(not no_cache)
     from jaxprtool.api.verification import Verifier
     from jaxprtool.cli import watch
     from jaxprtool.passes.patterns import NamedRewrites

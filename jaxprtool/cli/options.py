@@ -206,6 +206,12 @@ Seed = Annotated[
     int,
     RUN.option("--seed", "N", "Of the random values for arguments given by type alone.", min=0),
 ]
+NoCache = Annotated[
+    bool,
+    RUN.flag(
+        "--no-cache", "Compile all anew: read and keep nothing in the cache of compiled programs."
+    ),
+]
 Callbacks = Annotated[
     CallbackChoice,
     OUTPUT.option(

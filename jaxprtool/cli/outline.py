@@ -174,11 +174,12 @@ def _run(
 ) -> list[RunReport]:
     """Compile and run a program as traced and, if it is another one, outlined."""
     from jaxprtool.execute import run
+    from jaxprtool.execute.compile_cache import compiled_afresh
 
     device = run.choose_device(before, backend, None)
     programs = {"as traced": before} | ({} if after is before else {"outlined": after})
     reports = []
-    with run.compiled_afresh():
+    with compiled_afresh():
         for which, program in programs.items():
             tell = partial(_tell, told, which)
             reports.append(run.run(program, arguments, device, told=tell))

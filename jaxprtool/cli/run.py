@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN
 from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.start import start_jax, use_cache
 from jaxprtool.errors import OutputError, PipelineError
 from jaxprtool.files import file_written_whole
 
@@ -50,6 +50,7 @@ def run(
     device: _Device = None,
     repeat: _Repeat = None,
     seed: options.Seed = 0,
+    no_cache: options.NoCache = False,
     save: _Save = None,
     json: options.Json = False,
     *,
@@ -65,6 +66,7 @@ def run(
       jaxprtool run jax.numpy:sort --args "normal(f32[8], seed=1)" --save out.npz
     """
     start_jax(told, function.x64)
+    use_cache(not no_cache)
     from jaxprtool.cli import watch
     from jaxprtool.execute import run
     from jaxprtool.execute.fill import fill, refitted

@@ -34,6 +34,19 @@ def start_jax(told: Told, x64: bool = False) -> None:
         output.warning(f"jaxprtool has not been tested with JAX {version}")
 
 
+def use_cache(wanted: bool) -> None:
+    """Have JAX keep what it compiles in the user's cache folder, or not look at any cache."""
+    from jaxprtool.execute import compile_cache
+
+    if not wanted:
+        compile_cache.compile_afresh()
+        return
+    try:
+        compile_cache.keep_compiled()
+    except OSError as error:
+        output.warning(f"compiled programs are not kept: {error.strerror or error}")
+
+
 def _own_frames() -> Iterator[str]:
     """What stands on the stack below a command: Typer, Click, and what has started Python.
 

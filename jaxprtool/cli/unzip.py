@@ -11,7 +11,7 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.run import note_random, printed_by_functions, require_device, save_arrays
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.start import start_jax, use_cache
 from jaxprtool.errors import ArgumentsError, OutputError
 from jaxprtool.files import file_written_whole
 from jaxprtool.formats.emission import STDOUT, Emission, Format
@@ -89,6 +89,7 @@ def unzip(
     run: _Run = False,
     backend: options.Backend = None,
     seed: options.Seed = 0,
+    no_cache: options.NoCache = False,
     out: _Out = None,
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
     save: _Save = None,
@@ -107,8 +108,10 @@ def unzip(
       jaxprtool unzip samples/transformer.py:loss --known 0
     """
     _check_split(known is not None, auto, key_args is not None, tag)
-    _check_output(run, backend, save, out)
+    _check_output(run, backend, no_cache, save, out)
     start_jax(told, function.x64)
+    if run:
+        use_cache(not no_cache)
     from jaxprtool.cli import watch
     from jaxprtool.execute.halves import run_halves
     from jaxprtool.ir.program import Programs
@@ -168,10 +171,13 @@ def _check_split(known: bool, auto: bool, has_keys: bool, tag: str | None) -> No
             raise ArgumentsError(f"{first} and {other} do not go together", hint)
 
 
-def _check_output(run: bool, backend: str | None, save: str | None, out: str | None) -> None:
+def _check_output(
+    run: bool, backend: str | None, no_cache: bool, save: str | None, out: str | None
+) -> None:
     """Refuse places that do not suit, and what goes with --run alone. Raises OutputError."""
-    for name, given in ("--save", save), ("--backend", backend):
-        if given is not None and not run:
+    wanted = {"--save": save is not None, "--backend": backend is not None, "--no-cache": no_cache}
+    for name, given in wanted.items():
+        if given and not run:
             raise OutputError(f"{name} goes with --run, without which nothing runs", "add --run")
     if out is not None and not (out.endswith(os.sep) or os.path.isdir(out)):
         folder = "DIR/" if out in (STDOUT, "") else f"{os.path.splitext(out)[0]}/"

@@ -11,12 +11,12 @@ from typing import Any
 
 import jax
 from jax.experimental import checkify
-from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.layout import Format
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
 from jaxprtool.execute import backends
+from jaxprtool.execute.compile_cache import hits_counted
 from jaxprtool.execute.meshes import concrete_mesh, mesh_in_types, placed
 from jaxprtool.execute.summary import Summary, summarize
 from jaxprtool.ir.equations import equations
@@ -45,13 +45,15 @@ class Output:
 class Times:
     """Seconds each step took; `repeat` is the median of `repeats` calls after the first.
 
-    `compile_cpu` are those that all threads spent while the program was compiled. Under
-    `jax_disable_jit` nothing is lowered and compiled as a whole.
+    `compile_cpu` are those that all threads spent while the program was compiled; `cached` is
+    whether it was not, since JAX had it in its cache. Under `jax_disable_jit` nothing is lowered
+    and compiled as a whole.
     """
 
     lower: float | None
     compile: float | None
     compile_cpu: float | None
+    cached: bool
     first_call: float
     repeat: float | None
     repeats: int
@@ -171,7 +173,7 @@ def run(
     return RunReport(
         program.name,
         _devices_of(outs, device),
-        Times(made.lower, made.compile, made.compile_cpu, first_time, median, repeat),
+        Times(made.lower, made.compile, made.compile_cpu, made.cached, first_time, median, repeat),
         made.memory,
         tuple(
             Output(name, aval.str_short(short_dtypes=True), value)
@@ -197,6 +199,7 @@ class _Compiled:
     lower: float | None = None
     compile: float | None = None
     compile_cpu: float | None = None
+    cached: bool = False
     memory: Memory | None = None
 
 
@@ -216,12 +219,14 @@ def _compile(
         lower_time, lowered = _timed(traced.lower)
         told(f"compiling {program.name}")
         start = time.process_time()
-        compile_time, compiled = _timed(lowered.compile)
+        with hits_counted() as hits:
+            compile_time, compiled = _timed(lowered.compile)
         compile_cpu = time.process_time() - start
     except Exception as error:  # lowering rules raise what they like
         raise UnsupportedError(f"{program.name} cannot be compiled: {_one_line(error)}") from error
     call = _thrower(compiled) if checked else compiled
-    return _Compiled(call, lower_time, compile_time, compile_cpu, _memory(compiled))
+    memory = _memory(compiled)
+    return _Compiled(call, lower_time, compile_time, compile_cpu, hits() > 0, memory)
 
 
 def _memory(compiled: jax.stages.Compiled) -> Memory | None:
@@ -231,23 +236,6 @@ def _memory(compiled: jax.stages.Compiled) -> Memory | None:
         return None
     sizes = known.argument_size_in_bytes, known.output_size_in_bytes, known.temp_size_in_bytes
     return Memory(*sizes)
-
-
-@contextmanager
-def compiled_afresh() -> Iterator[None]:
-    """Have what is compiled within take the time that it takes: JAX's persistent cache is off.
-
-    What the backend needs to compile anything at all is done before.
-    """
-    enabled = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # JAX asks only once whether there is one
-    jax.jit(lambda: jax.numpy.zeros(())).lower().compile()
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", enabled)
-        compilation_cache.reset_cache()
 
 
 def _thrower(checked: Callable) -> Callable:

@@ -179,6 +179,7 @@ class Times(TypedDict):
     trace: Annotated[float, "Tracing."]
     lower: Annotated[float | None, "Lowering; null under `jax_disable_jit`."]
     compile: Annotated[float | None, "Compiling; null under `jax_disable_jit`."]
+    cached: Annotated[bool, "Whether it was not compiled, but found in JAX's cache."]
     first_call: Annotated[float, "The first call."]
     repeat: Annotated[float | None, "The median of the calls after it; null if there were none."]
     repeats: Annotated[int, "How many these were."]

@@ -34,7 +34,8 @@ def steps(report: RunReport, trace_time: float | None = None) -> dict[str, str]:
     rows = {"device": where}
     rows |= {} if trace_time is None else {"trace": duration(trace_time)}
     if times.lower is not None and times.compile is not None:
-        rows |= {"lower": duration(times.lower), "compile": duration(times.compile)}
+        cached = " (from the cache)" if times.cached else ""
+        rows |= {"lower": duration(times.lower), "compile": duration(times.compile) + cached}
     rows["first call"] = duration(times.first_call)
     if times.repeat is not None:
         rows["later calls"] = f"{duration(times.repeat)} (median of {times.repeats})"
@@ -74,6 +75,7 @@ def document(report: RunReport, trace_time: float, random: Sequence[str]) -> doc
             "trace": trace_time,
             "lower": times.lower,
             "compile": times.compile,
+            "cached": times.cached,
             "first_call": times.first_call,
             "repeat": times.repeat,
             "repeats": times.repeats,

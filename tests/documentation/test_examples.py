@@ -73,7 +73,7 @@ def normalised(text):
     How many lines the header of a program has depends on how long its paths are.
     """
     text = re.sub(r"<stdin>:\d+:", "<stdin>:N:", text)
-    text = re.sub(r"\b[\d.]+(e-\d+)? (s|ms|µs)\b", "TIME", text)
+    text = re.sub(r"\b[\d.]+(e-\d+)? (s|ms|µs)\b( \(from the cache\))?", "TIME", text)
     text = re.sub(r"\b\d+\.\d{4,}\b", lambda m: f"{float(m[0]):.4g}", text)
     text = re.sub(r"(?<=\S) +", " ", text).replace(" ,", ",")
     return [line.rstrip() for line in text.strip().splitlines()]

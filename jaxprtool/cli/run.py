@@ -81,7 +81,9 @@ def run(
         start = time.perf_counter()
         traced = function.trace(entry, pipeline, told)
         trace_time = time.perf_counter() - start
+        start = time.perf_counter()
         program = _only_program(options.each(watch.run(pipeline, traced, told)))
+        pass_time = time.perf_counter() - start
         given = dict(zip(traced.arg_names, entry.arguments(), strict=True))
         given, aside = refitted(program, given)
         filled = fill(program, given, seed)
@@ -92,12 +94,18 @@ def run(
             save_arrays({out.name: out.value for out in report.outputs}, file)
     note_random(filled.random, seed, aside)
     if json:
-        output.write_json(runs.document(report, trace_time, filled.random))
+        output.write_json(runs.document(report, trace_time, filled.random, pass_time))
         return
-    output.write(runs.outputs(report, output.width()))
-    output.write("")
-    for name, text in runs.steps(report, trace_time).items():
-        output.write(f"{name:<12} {text}")
+    steps = runs.steps(report, trace_time, pass_time if passes else None)
+    times = "".join(f"{name:<12} {text}\n" for name, text in steps.items())
+    if not sys.stdout.isatty():
+        output.write(runs.outputs(report, output.width()) + "\n\n" + times)
+        return
+    output.write(times + "\n")
+    if len(report.outputs) > 1:
+        output.write_rendered(runs.results_table(report, output.width()))
+    else:
+        output.write(runs.outputs(report, output.width()))
 
 
 def require_device(backend: str | None, index: int | None = None) -> None:

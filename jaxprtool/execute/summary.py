@@ -28,6 +28,13 @@ class Summary:
     value: np.ndarray | None
     statistics: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether it has neither NaN nor infinities, as far as it has numbers."""
+        if self.value is not None and self.value.dtype.kind in "fc":
+            return bool(np.isfinite(self.value).all())
+        return not (self.statistics.get("nan") or self.statistics.get("inf"))
+
 
 def summarize(array: Any) -> Summary:
     """The summary of a NumPy or JAX array of any dtype."""

@@ -177,6 +177,7 @@ class Times(TypedDict):
     """How long each step of a run took, in seconds."""
 
     trace: Annotated[float, "Tracing."]
+    passes: Annotated[float | None, "All passes; null where they are counted with the tracing."]
     lower: Annotated[float | None, "Lowering; null under `jax_disable_jit`."]
     compile: Annotated[float | None, "Compiling; null under `jax_disable_jit`."]
     cached: Annotated[bool, "Whether it was not compiled, but found in JAX's cache."]

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
 from jaxprtool.render import documents
+from jaxprtool.render.grid import grid
+from jaxprtool.render.lines import Cell
+from jaxprtool.render.listing import Listing
 
 if TYPE_CHECKING:
     from jaxprtool.execute.run import Output, RunReport
@@ -25,7 +29,27 @@ def _result(out: Output, width: int) -> str:
     return f"{head} {text}".rstrip() if fits else f"{head}\n{indent(text, '  ')}"
 
 
-def steps(report: RunReport, trace_time: float | None = None) -> dict[str, str]:
+#: So many results are shown in a table.
+MOST_RESULTS = 20
+
+
+def results_table(report: RunReport, width: int) -> Listing:
+    """Return a row for each of the first results, and how many others there are."""
+    rows: list[list[Cell]] = [
+        [[BinderToken(out.name)], [Type(out.type)], [" ".join(_described(out, 1000).split())]]
+        for out in report.outputs[:MOST_RESULTS]
+    ]
+    tokens = grid(("result", "type", "value"), rows, width)
+    if rest := report.outputs[MOST_RESULTS:]:
+        bad = sum(1 for out in rest if not out.summary.is_finite)
+        said = f", {bad:,} of them with NaN or inf" if bad else ""
+        tokens += "\n", Comment(f"… {len(rest):,} more{said}: --json and pipes have all")
+    return Listing(tokens)
+
+
+def steps(
+    report: RunReport, trace_time: float | None = None, pass_time: float | None = None
+) -> dict[str, str]:
     """Return where a program ran, and how long each step took, by the name of the step."""
     times, devices = report.times, report.devices
     where = ", ".join(map(str, devices))
@@ -33,6 +57,7 @@ def steps(report: RunReport, trace_time: float | None = None) -> dict[str, str]:
         where = f"{len(devices)} devices, {devices[0]} to {devices[-1]}"
     rows = {"device": where}
     rows |= {} if trace_time is None else {"trace": duration(trace_time)}
+    rows |= {} if pass_time is None else {"passes": duration(pass_time)}
     if times.lower is not None and times.compile is not None:
         cached = " (from the cache)" if times.cached else ""
         rows |= {"lower": duration(times.lower), "compile": duration(times.compile) + cached}
@@ -64,7 +89,9 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} µs"
 
 
-def document(report: RunReport, trace_time: float, random: Sequence[str]) -> documents.RunDocument:
+def document(
+    report: RunReport, trace_time: float, random: Sequence[str], pass_time: float | None = None
+) -> documents.RunDocument:
     """Return the document of a run, of a program whose arguments `random` had random values."""
     times = report.times
     return {
@@ -73,6 +100,7 @@ def document(report: RunReport, trace_time: float, random: Sequence[str]) -> doc
         "random": list(random),
         "times": {
             "trace": trace_time,
+            "passes": pass_time,
             "lower": times.lower,
             "compile": times.compile,
             "cached": times.cached,

@@ -173,6 +173,19 @@ def test_a_terminal_gets_a_page_of_what_does_not_fit_and_all_if_asked_for(folder
     assert "sines: 60 equations" in in_terminal("opt", *command[1:], "-p", "dce", NO_COLOR="1")
 
 
+def test_a_terminal_gets_the_times_first_and_a_table_of_at_most_twenty_results(folder):
+    (folder / "many.py").write_text(
+        "import jax.numpy as jnp\n"
+        "def many(x):\n"
+        "    return [x + i for i in range(24)] + [jnp.log(x - 2)]\n"
+    )
+    lines = in_terminal("run", "many.py:many", "--args", "1.0", NO_COLOR="1").splitlines()
+    assert lines[0].startswith("device") and "later calls" in lines[5]
+    assert lines[7].split() == ["result", "type", "value"]
+    assert lines[9].split() == ["result[0]", "f32[]", "1."]
+    assert lines[-1] == "… 5 more, 1 of them with NaN or inf: --json and pipes have all"
+
+
 def test_the_pager_gets_the_listing(folder):
     shown = in_terminal("show", "functions.py:double", "--pager", PAGER="sed s/lambda/PAGED/")
     assert "PAGED" in shown

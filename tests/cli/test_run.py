@@ -16,6 +16,14 @@ def test_results_and_times_are_reported(cli):
     assert "random" not in result.err
 
 
+def test_passes_are_timed_apart_from_tracing(cli):
+    lines = cli("run", "functions.py:double", "-p", "dce").out.splitlines()
+    steps = [line.split("  ")[0] for line in lines if "  " in line]
+    assert steps[1:5] == ["device", "trace", "passes", "lower"]
+    document = json.loads(cli("run", "functions.py:double", "-p", "dce", "--json").out)
+    assert 0 < document["times"]["passes"] < 60
+
+
 def test_what_is_filled_is_said_and_depends_on_the_seed(cli):
     first = cli("run", "functions.py:double", "--json")
     assert "note: x filled with random values (--seed 0)" in result_lines(first)

@@ -55,6 +55,21 @@ def test_a_program_in_which_nothing_repeats_is_the_same_object():
     assert program.apply("outline") is program
 
 
+def test_turns_of_a_short_period_between_longer_copies_are_left_alone():
+    ops = jnp.sin, jnp.cos, jnp.tanh, jnp.negative, jnp.abs, jnp.exp
+    order = "123244505050123244123244145050"
+
+    def run(x):
+        for i in order:
+            x = ops[int(i)](x)
+        return x
+
+    program = jaxprtool.trace(run, X)
+    outlined = program.apply("outline(equations=6)")
+    assert calls(outlined) == ["run"] * 3
+    assert jaxprtool.equivalent(outlined.apply("inline(force=True)"), program.apply("inline"))
+
+
 def test_what_is_donated_is_read_before():
     consume = jax.jit(lambda a: a * 2.0, donate_argnums=0)
 

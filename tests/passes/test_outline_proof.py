@@ -21,7 +21,7 @@ from jaxprtool.passes.outline import Outline
 from tests.programs import harness_programs, sample_programs
 from tests.programs.outlining import prove_outlining
 from tests.programs.plans import DIFFERENCES
-from tests.programs.random_programs import RandomProgram, repeating_programs
+from tests.programs.random_programs import RandomProgram, layered_programs, repeating_programs
 from tests.programs.repeating import COPIES, repeating
 from tests.programs.rewriting import gradient_case, prove_all
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
@@ -99,6 +99,12 @@ SWEEP = [
         RandomPrograms(400, programs=repeating_programs),
         prove_random,
         expected=lambda n: n["outlined"] > 100,
+    ),
+    Part(
+        "outline: random layers",
+        RandomPrograms(100, programs=layered_programs, unit_size=10),
+        prove_random,
+        expected=lambda n: n["outlined"] > 60,
     ),
     Part("outline: samples", Samples(), prove),
 ]

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 
+from tests.programs.layers import layers_of, trained, tree_of
 from tests.programs.ops import COLLECTIVES, OPS, Type, coerce, is_key
 from tests.programs.plans import (
     Block,
@@ -40,18 +41,29 @@ EVERY = OPS | COLLECTIVES | WASTEFUL
 
 
 def function_of(plan: Plan) -> Callable[..., tuple[Any, ...]]:
-    """The function that the plan describes; it takes the plan's arguments one by one."""
+    """The function that the plan describes; it takes its inputs and its stacks one by one."""
 
     def random_program(*args: Any) -> tuple[Any, ...]:
-        return tuple(_Builder(plan).run(plan.body, [], args))
+        inputs, trees = args[: len(plan.body.inputs)], args[len(plan.body.inputs) :]
+
+        def run(trees: Sequence[Any]) -> Values:
+            layers = [layers_of(*pair) for pair in zip(plan.stacks, trees, strict=True)]
+            leaks = [rows[0][0] for s, rows in zip(plan.stacks, layers, strict=True) if s.leaks]
+            return _Builder(plan, layers).run(plan.body, leaks, inputs)
+
+        return trained(run, trees) if plan.trains else tuple(run(trees))
 
     return random_program
 
 
 def arguments_of(plan: Plan) -> tuple[Any, ...]:
-    """Concrete values for the plan's inputs, the same each time."""
+    """Concrete values for the plan's inputs and stacks, the same each time."""
     rng = np.random.RandomState(plan.seed)
-    return tuple(_argument(t, rng, plan) for t in plan.body.inputs)
+    inputs = [_argument(t, rng, plan) for t in plan.body.inputs]
+    rows = (
+        [[_argument(t, rng, plan) for t in s.types] for _ in range(s.count)] for s in plan.stacks
+    )
+    return (*inputs, *(tree_of(s, layers) for s, layers in zip(plan.stacks, rows, strict=True)))
 
 
 def _argument(t: Type, rng: np.random.RandomState, plan: Plan) -> Any:
@@ -79,8 +91,8 @@ def _values(t: Type, rng: np.random.RandomState) -> np.ndarray:
 class _Builder:
     """Runs a plan's blocks on (usually traced) values."""
 
-    def __init__(self, plan: Plan):
-        self.plan = plan
+    def __init__(self, plan: Plan, layers: Sequence[Sequence[Values]] = ()):
+        self.plan, self.layers = plan, layers
         self.shared = [self._shared(block) for block in plan.functions]
         self.tags = 0
 
@@ -249,9 +261,12 @@ class _Builder:
             block = differing(step.body, copy.difference)
             seen = env if step.chained else [*env, *added]
             given = _operands(seen, copy.args, block.inputs)
+            row = self.row(step, number)[: len(given)]
+            free = len(given) - len(row)
+            given[free:] = [coerce(x, t) for x, t in zip(row, block.inputs[free:], strict=True)]
             if step.chained:
-                carried = zip(outs, block.inputs, strict=False)
-                given[: len(outs)] = [coerce(x, t) for x, t in carried]
+                carried = zip(outs, block.inputs[:free], strict=False)
+                given[: min(free, len(outs))] = [coerce(x, t) for x, t in carried]
             with jax.named_scope(f"layer_{number}") if step.scoped else nullcontext():
                 outs = self.copied(copy, block, around, given)
             added += outs
@@ -259,6 +274,13 @@ class _Builder:
                 among = step.between[number % len(step.between)]
                 added += self.step(among, [*env, *added])
         return added
+
+    def row(self, step: Repeat, number: int) -> Values:
+        """The arrays of a layer that one copy is given."""
+        if step.stack is None or not self.layers:
+            return []
+        rows = self.layers[step.stack % len(self.layers)]
+        return rows[(-1 - number if step.reverse else number) % len(rows)]
 
     def copied(self, copy: Copy, block: Block, around: Values, given: Values) -> Values:
         """The outputs of a copy."""

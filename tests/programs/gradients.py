@@ -121,8 +121,13 @@ def has_refs(jaxpr: Any) -> bool:
 
 def reverse(function: Any, primals: list[Any]) -> list[Any]:
     """The derivatives by all arguments, along a fixed direction of the results."""
-    results, pullback = jax.vjp(function, *primals)
-    return list(pullback([_direction(r) for r in results]))
+    return reverse_with_aux(lambda *xs: (function(*xs), None), primals)[0]
+
+
+def reverse_with_aux(function: Any, primals: list[Any]) -> tuple[list[Any], Any]:
+    """`reverse` of the first of two results, and the other result."""
+    results, pullback, aux = jax.vjp(function, *primals, has_aux=True)
+    return list(pullback([_direction(r) for r in results])), aux
 
 
 def _forward(function: Any, primals: list[Any]) -> list[Any]:

@@ -148,12 +148,27 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """An argument of a program: for each of `count` layers an array of each type, as a tree.
+
+    It is a list of dicts, a dict of tuples or a tuple of lists, one for each layer; or "columns": a
+    dict of lists, one for each type. With `leaks` the program sees the first array by itself.
+    """
+
+    types: tuple[Type, ...]
+    count: int
+    tree: str = "list"
+    leaks: bool = False
+
+
+@dataclass(frozen=True)
 class Repeat:
     """Copies of a body, one after the other, with the steps `between` by turns between them.
 
     If `chained`, what a copy gives is what the next one takes, as far as that goes, beside values
     of before the copies. If `closed`, copies see no values of around, else all see the same ones.
-    If `scoped`, each has a name scope.
+    If `scoped`, each has a name scope. The last inputs of the copies are the arrays of a layer of
+    the program's argument number `stack`, of the last layer first if `reverse`.
     """
 
     body: Block
@@ -162,6 +177,8 @@ class Repeat:
     chained: bool = False
     closed: bool = False
     scoped: bool = False
+    stack: int | None = None
+    reverse: bool = False
 
 
 Step = Op | Const | Call | Shared | Scan | While | Cond | Effect | Mutate | Detail | Repeat
@@ -172,7 +189,8 @@ class Plan:
     """A whole program: argument types, functions shared by several calls, the body.
 
     `seed` makes the argument values, `specials` puts NaN, infinities and signed zeros among them.
-    A scalar argument in `weak` is a Python number, which JAX types weakly.
+    A scalar argument in `weak` is a Python number, which JAX types weakly. A program that `trains`
+    gives its stacks again as well, each array moved by its gradient.
     """
 
     body: Block
@@ -181,3 +199,5 @@ class Plan:
     specials: bool = False
     weak: bool = False
     x64: bool = False
+    stacks: tuple[Stack, ...] = ()
+    trains: bool = False

@@ -30,6 +30,7 @@ from tests.programs.plans import (
     Repeat,
     Scan,
     Shared,
+    Stack,
     Step,
     While,
 )
@@ -63,6 +64,11 @@ def wasteful_programs() -> st.SearchStrategy[RandomProgram]:
 def repeating_programs() -> st.SearchStrategy[RandomProgram]:
     """Random programs in which bodies are copied, with copies among them that differ a little."""
     return _plans(OPS, repeats=True).map(RandomProgram)
+
+
+def layered_programs() -> st.SearchStrategy[RandomProgram]:
+    """Random programs of layers that hand something on, with parameters for each in trees."""
+    return _plans(OPS, layers=True).map(RandomProgram)
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,9 @@ def _types(dtypes: st.SearchStrategy[str]) -> st.SearchStrategy[Type]:
 
 
 @st.composite
-def _plans(draw: Draw, operations: dict[str, Operation], *, repeats: bool = False) -> Plan:
+def _plans(
+    draw: Draw, operations: dict[str, Operation], *, repeats: bool = False, layers: bool = False
+) -> Plan:
     x64 = draw(st.sampled_from([False] * 5 + [True]))
     weights = {name: _WEIGHTS.get(name, 1) for name in DTYPES}
     if x64:
@@ -115,11 +123,21 @@ def _plans(draw: Draw, operations: dict[str, Operation], *, repeats: bool = Fals
     palette = draw(st.lists(_types(dtypes), min_size=1, max_size=4))
     types = st.one_of(st.sampled_from(palette), _types(dtypes), st.sampled_from(palette))
     scope = _Scope(0, types, operations, repeats=repeats)
+    # JAX fails to trace the derivatives of some programs with refs.
+    if trains := layers and draw(st.booleans()):
+        scope = replace(scope, effects=frozenset())
     functions = draw(st.lists(_blocks(scope.inner()), max_size=2))
     body = draw(_blocks(scope))
     if repeats:
         body = replace(body, steps=(*body.steps, draw(_repeats(scope))))
+    stacks: tuple[Stack, ...] = ()
+    if layers:
+        stacks, steps = draw(_layers(scope))
+        outputs = draw(st.lists(st.integers(0, 29), min_size=1, max_size=5))
+        body = Block(body.inputs, (*body.steps[:3], *steps), tuple(outputs))
     return Plan(
+        stacks=stacks,
+        trains=trains and bool(stacks),
         body=body,
         functions=tuple(functions),
         seed=draw(st.integers(0, 99)),
@@ -254,6 +272,52 @@ def _repeats(draw: Draw, scope: _Scope) -> Repeat:
         tuple(draw(st.lists(_ops(scope), max_size=2))),
         *(draw(st.sampled_from(flags)) for flags in ([True, True, False], *[[False, True]] * 2)),
     )
+
+
+@st.composite
+def _layers(draw: Draw, scope: _Scope) -> tuple[tuple[Stack, ...], tuple[Step, ...]]:
+    """Layers that hand something on, now and then followed by others, and the stacks of both."""
+    stacks, steps = [], []
+    parameters = st.one_of(_FLOAT_ARRAYS, scope.types)
+    for number in range(draw(st.sampled_from([1, 1, 1, 2]))):
+        least = draw(st.sampled_from([1, 1, 2, 0]))
+        types = draw(st.lists(parameters, min_size=least, max_size=3))
+        count = draw(st.sampled_from([4, 7, 5, 3, 8]))
+        if types:
+            tree = draw(st.sampled_from(["list", "dict", "tuple", "columns"]))
+            leaks = draw(st.sampled_from([False] * 7 + [True]))
+            stacks.append(Stack(tuple(types), count, tree, leaks))
+        steps.append(draw(_layer_copies(scope, tuple(types), count, number)))
+        steps += draw(st.lists(_ops(scope), max_size=2))
+    return tuple(stacks), tuple(steps)
+
+
+@st.composite
+def _layer_copies(
+    draw: Draw, scope: _Scope, row: tuple[Type, ...], count: int, stack: int
+) -> Repeat:
+    how = draw(st.sampled_from(["", "jit", "", "jit", "", "jit", "remat", "custom_jvp"]))
+    inner = scope.called(how)
+    carry = draw(st.lists(st.one_of(_FLOAT_ARRAYS, scope.types), min_size=1, max_size=3))
+    shared = draw(st.lists(scope.types, max_size=1))
+    body = draw(_blocks(inner, (*carry, *shared, *row), len(carry) + draw(st.integers(0, 2))))
+    # What is handed on depends on what was, and on a parameter.
+    ends = len(carry) + len(shared) + len(row) - 1
+    floats = carry[0] if carry[0].kind == "f" else Type("f32", (3,))
+    first, detail = Op("mul", floats, (ends, 0)), Detail(floats, (0, draw(_REFS)))
+    body = replace(body, steps=(first, detail, *body.steps), outputs=(0, *body.outputs[1:]))
+    odd = draw(st.sampled_from([None, None, None, None, 0, count // 2, count - 1]))
+    kinds = [kind for kind in DIFFERENCES if kind != "effect" or "ordered" in inner.effects]
+    difference = draw(st.sampled_from(kinds))
+    args = draw(_refs(len(body.inputs)))
+    own = draw(st.booleans())
+    copies = [
+        Copy(draw(_refs(len(args))) if own else args, difference if i == odd else "", how)
+        for i in range(count)
+    ]
+    between = draw(st.sampled_from([(), (), (), (draw(_ops(scope)),)]))
+    flags = [draw(st.booleans()) for _ in range(3)]
+    return Repeat(body, tuple(copies), between, True, *flags[:2], stack=stack, reverse=flags[2])
 
 
 def _effects(scope: _Scope) -> st.SearchStrategy[Effect]:

@@ -195,6 +195,9 @@ class Choice:
         cost = 2 * crossing[moves] * copies / len(starts)
         gain = (copies - 1) * weight - cost
         best = np.argsort(-gain, kind="stable")[:_TRIED]
+        best = best[copies[best] >= self._costs.copies]
+        if not len(best):
+            return []
         as_good = gain[best] >= gain[best[0]] - self._costs.fused * 2 * copies[best[0]]
         natural = sorted(best[as_good].tolist(), key=lambda i: self._nearness(at[i][same[i]]))
         chosen = [*natural, *best[~as_good].tolist()][:_COMPARED]

@@ -143,7 +143,9 @@ class Rolling:
         columns = [chain.column(i) for i in chain.xs]
 
         def usable(array: Var) -> bool:
-            return self._made_in[self._rows.of_slices.get(array, array)] <= window[-1]
+            # What has been stacked for another column of this chain is made in its window.
+            made = self._made_in.get(self._rows.of_slices.get(array, array), window[0])
+            return made <= window[-1]
 
         def cost(columns: Iterable[Sequence[Atom]]) -> tuple[int, int]:
             parts = [self._rows.parts(column, usable) for column in columns]

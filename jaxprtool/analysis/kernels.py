@@ -53,12 +53,14 @@ class Kernels:
 
     Args:
         jaxpr: The body.
+        opened: Whether calls that XLA keeps are opened too, as if they were not marked.
 
     Raises:
         UnknownSize: If a size is symbolic.
     """
 
-    def __init__(self, jaxpr: Jaxpr) -> None:
+    def __init__(self, jaxpr: Jaxpr, opened: bool = False) -> None:
+        self._opened = opened
         self.nodes: list[Node] = []
         #: The bytes of each value.
         self.sizes: list[int] = []
@@ -88,7 +90,7 @@ class Kernels:
         for eqn in jaxpr.eqns:
             reads = [None if type(v) is Literal else env[v] for v in eqn.invars]
             held = regions(eqn)
-            if held is not None and held.kind == "call" and jaxcompat.mark_of(eqn) == "plain":
+            if held is not None and held.kind == "call" and self._is_opened(eqn):
                 body, region = jaxcompat.open_jaxpr(held.bodies[0]), held.regions[0]
                 inner = dict.fromkeys(body.constvars) | {
                     v: reads[i] for v, i in zip(body.invars, region.ins, strict=True)
@@ -105,6 +107,9 @@ class Kernels:
                 env.update(zip(eqn.outvars, makes, strict=True))
                 own = [v for v in reads if v is not None]
                 self.nodes.append(Node(eqn, held, own, makes, fuses(eqn)))
+
+    def _is_opened(self, eqn: JaxprEqn) -> bool:
+        return self._opened or jaxcompat.mark_of(eqn) == "plain"
 
     def _value(self, aval: Aval, maker: int) -> int:
         shape = getattr(aval, "shape", None)

@@ -28,15 +28,54 @@ _MOST = 300_000
 _SMALL = 1 / 5000
 
 
-def temporary_memory(program: Program) -> int | None:
+@dataclass(frozen=True)
+class TemporaryMemory:
+    """The bytes that an outlined program needs besides its arguments and results, estimated.
+
+    Attributes:
+        as_traced: What it would need if XLA inlined the calls.
+        outlined: What it needs.
+    """
+
+    as_traced: int
+    outlined: int
+
+    @property
+    def is_much(self) -> bool:
+        """Whether outlining costs half as much again, and a number of bytes worth a warning."""
+        more = self.outlined - self.as_traced
+        return more > MUCH_MORE * self.as_traced and more > MUCH
+
+
+#: What is worth a warning: such a part of the memory as traced, and so many bytes.
+MUCH_MORE, MUCH = 0.5, 2**20
+
+
+def outlined_memory(program: Program) -> TemporaryMemory | None:
+    """Return what an outlined program needs, beside what it would need as traced.
+
+    None if `temporary_memory` is.
+    """
+    as_traced, outlined = temporary_memory(program, opened=True), temporary_memory(program)
+    if as_traced is None or outlined is None:
+        return None
+    return TemporaryMemory(as_traced, outlined)
+
+
+def temporary_memory(program: Program, opened: bool = False) -> int | None:
     """Return how many bytes a program needs besides its arguments and results, estimated.
 
-    None if a size is symbolic, or there are more equations than can be gone through.
+    Args:
+        program: The program.
+        opened: Whether calls that XLA keeps are taken for calls that it inlines.
+
+    Returns:
+        The bytes; None if a size is symbolic, or there are more equations than can be gone through.
     """
     if count_equations(program) > _MOST:
         return None
     try:
-        return _Bodies().temporary(top_jaxpr(program))
+        return _Bodies(opened).temporary(top_jaxpr(program))
     except UnknownSize:
         return None
 
@@ -53,14 +92,15 @@ class _Buffer:
 class _Bodies:
     """What bodies need, each computed once: equations may share them."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened: bool) -> None:
+        self._opened = opened
         self._known: dict[Jaxpr, int] = {}
 
     def temporary(self, jaxpr: AnyJaxpr) -> int:
         """Return the bytes that a body needs besides its arguments and results."""
         body = jaxcompat.open_jaxpr(jaxpr)
         if body not in self._known:
-            self._known[body] = self._peak(_Schedule(Kernels(body)))
+            self._known[body] = self._peak(_Schedule(Kernels(body, self._opened)))
         return self._known[body]
 
     def _peak(self, schedule: _Schedule) -> int:

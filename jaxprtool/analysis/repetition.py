@@ -11,11 +11,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.analysis.memory import TemporaryMemory, outlined_memory
 from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.program import Program
@@ -64,6 +65,7 @@ class Repetition:
         rest: How many are in no repeated body.
         bodies: The repeated bodies that the program calls, the largest part of it first.
         small: What repeats where there are none of these, and would gain too little to be outlined.
+        memory: The temporary memory that the calls cost, if there are any and it can be estimated.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Repetition:
     rest: int
     bodies: tuple[RepeatedBody, ...]
     small: tuple[RepeatedBody, ...] = ()
+    memory: TemporaryMemory | None = None
 
 
 def repetition(program: Program, before: Program) -> Repetition:
@@ -86,7 +89,8 @@ def repetition(program: Program, before: Program) -> Repetition:
     known = {old, *(body for eqn in equations(old) for _, body in bodies(eqn))}
     graph = _CallGraph(top, known, frozenset())
     once = {body for body, copies in graph.copies.items() if copies == 1}
-    return _CallGraph(top, known, once).repetition(program.name)
+    found = _CallGraph(top, known, once).repetition(program.name)
+    return replace(found, memory=outlined_memory(program)) if found.bodies else found
 
 
 @dataclass(frozen=True)

@@ -196,12 +196,16 @@ def _require_writable(programs: Sequence[tuple[str, Program]], callbacks: str) -
 
 
 def _write_outlined(pairs: Sequence[tuple[Program, Program]]) -> None:
-    """Say on stderr what `outline` has found, or that nothing repeats."""
+    """Say on stderr what `outline` has found, and costs in memory, or that nothing repeats."""
     from jaxprtool.analysis.repetition import repetition
-    from jaxprtool.render.repetition import repetition_line
+    from jaxprtool.render.repetition import memory_line, repetition_line
 
     for before, after in pairs:
-        output.note(f"outline: {repetition_line(repetition(after, before))}")
+        found = repetition(after, before)
+        output.note(f"outline: {repetition_line(found)}")
+        if found.memory is not None:
+            tell = output.warning if found.memory.is_much else output.note
+            tell(f"outline: temporary memory is {memory_line(found.memory)}")
 
 
 def _write_rolled(pairs: Sequence[tuple[Program, Program]]) -> None:

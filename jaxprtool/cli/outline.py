@@ -124,9 +124,10 @@ def outline(
         times = trace_time, outline_time
         document["measured"] = render.measured_document(reports, to_run.random, *times)
         if not json:
+            rows = render.measured_rows(reports, *times, found[0].memory)
             titles = ("", "as traced", "outlined", "")[: 2 if after is before else 4]
             output.write("")
-            output.write_table(titles, render.measured_rows(reports, *times), titles[1:3])
+            output.write_table(titles, rows, titles[1:3])
     if json:
         output.write_json(document)
 

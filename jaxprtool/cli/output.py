@@ -63,8 +63,18 @@ def some(names: Sequence[str]) -> str:
 
 
 def _labelled(label: str, style: str, message: str) -> None:
-    shown = f"\x1b[{style}m{label}\x1b[0m" if colours(sys.stderr) else label
-    say(f"{shown}: {message}")
+    import textwrap
+
+    text = f"{label}: {message}"
+    if sys.stderr.isatty():  # which breaks lines in the middle of words
+        columns = width(sys.stderr)
+        text = "\n".join(
+            textwrap.fill(line, columns, break_long_words=False, break_on_hyphens=False)
+            for line in text.splitlines()
+        )
+    if colours(sys.stderr):
+        text = f"\x1b[{style}m{label}\x1b[0m{text[len(label) :]}"
+    say(text)
 
 
 # --- results ----------------------------------------------------------------------------------
@@ -95,7 +105,10 @@ def width(stream: TextIO | None = None) -> int:
 
 def _size(terminal: TextIO) -> tuple[int, int]:
     """The columns and lines of a terminal; some say that they have none."""
-    columns, lines = os.get_terminal_size(terminal.fileno())
+    try:
+        columns, lines = os.get_terminal_size(terminal.fileno())
+    except OSError:  # it only says that it is a terminal
+        columns = lines = 0
     return columns or PIPED_WIDTH, lines or 24
 
 

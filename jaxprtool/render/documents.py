@@ -280,6 +280,13 @@ class RepeatedBody(TypedDict):
     ]
 
 
+class EstimatedMemory(TypedDict):
+    """The temporary memory of an outlined program, in bytes, as estimated."""
+
+    as_traced: Annotated[int, "What it would need if the calls were inlined."]
+    outlined: Annotated[int, "What it needs."]
+
+
 class Repetition(TypedDict):
     """What a program repeats."""
 
@@ -293,6 +300,9 @@ class Repetition(TypedDict):
     small: Annotated[
         list[RepeatedBody],
         "If there are none: what repeats and would gain too little, unless `--equations` is given.",
+    ]
+    memory: Annotated[
+        EstimatedMemory | None, "What the calls cost; null if there are none, or it is not known."
     ]
 
 

@@ -18,6 +18,7 @@ from jaxprtool.render.runs import duration
 from jaxprtool.render.stats import in_bytes, new_table, plural
 
 if TYPE_CHECKING:
+    from jaxprtool.analysis.memory import TemporaryMemory
     from jaxprtool.analysis.repetition import RepeatedBody, Repetition, SourceRange
     from jaxprtool.execute.run import RunReport
 
@@ -41,9 +42,11 @@ def _rendering(found: Repetition, width: int, path: Callable[[str], str]) -> Ren
         table = _table(heading, _nested(found.bodies), path)
         rest = f"{found.rest:,}", f"{found.rest / found.equations:.1%}"
         table.add_row(Text("the rest", style=theme.COMMENT), "", *rest, "")
-        total = f"{size} as traced, {found.compiled:,} to compile once outlined"
-        if saved := _change(found.equations, found.compiled):
-            total += f": {saved}"
+        total = f"{size} as traced, {found.compiled:,} once outlined"
+        if saved := _change(found.equations, found.compiled, less="fewer"):
+            total += f": {saved} equations"
+        if found.memory is not None:
+            total += f"\ntemporary memory: {memory_line(found.memory)}"
     elif found.small:
         small = [(0, body) for body in found.small]
         table = _table(f"{heading}, too little repeats to gain", small[:_MOST_SMALL], path)
@@ -67,6 +70,17 @@ def _table(
         name, source = Text("  " * depth + body.name), Text(_lines(body.source, path))
         table.add_row(name, f"{body.copies:,}", f"{body.equations:,}", f"{body.share:.1%}", source)
     return table
+
+
+def memory_line(memory: TemporaryMemory) -> str:
+    """Return the estimate of what an outlined program needs, and how often what it did as traced.
+
+    It ends with a word of warning if that is much.
+    """
+    line = f"about {in_bytes(memory.outlined)}"
+    if memory.as_traced:
+        line += f", {_times(memory.outlined / memory.as_traced)} times that as traced"
+    return line + (": much more" if memory.is_much else "")
 
 
 #: A line names so many bodies.
@@ -100,6 +114,8 @@ def _lines(source: SourceRange | None, path: Callable[[str], str]) -> str:
 
 _Number = Callable[["RunReport"], float | None]
 
+_TEMPORARY = "temporary memory"
+
 #: What is measured: its name, its number, and how that is shown.
 _MEASURED: tuple[tuple[str, _Number, Callable[[float], str]], ...] = (
     ("lower", lambda ran: ran.times.lower, duration),
@@ -107,14 +123,17 @@ _MEASURED: tuple[tuple[str, _Number, Callable[[float], str]], ...] = (
     ("compile, CPU time", lambda ran: ran.times.compile_cpu, duration),
     ("first call", lambda ran: ran.times.first_call, duration),
     ("later calls", lambda ran: ran.times.repeat, duration),
-    ("temporary memory", lambda ran: ran.memory.temporary if ran.memory else None, in_bytes),
+    (_TEMPORARY, lambda ran: ran.memory.temporary if ran.memory else None, in_bytes),
     ("arguments", lambda ran: ran.memory.arguments if ran.memory else None, in_bytes),
     ("results", lambda ran: ran.memory.outputs if ran.memory else None, in_bytes),
 )
 
 
 def measured_rows(
-    reports: Sequence[RunReport], trace_time: float, outline_time: float
+    reports: Sequence[RunReport],
+    trace_time: float,
+    outline_time: float,
+    estimated: TemporaryMemory | None,
 ) -> Iterator[tuple[str, ...]]:
     """Yield a row for each thing measured: its name, as traced, outlined, and what has changed.
 
@@ -122,6 +141,7 @@ def measured_rows(
         reports: The run of a program as traced, and of the program outlined if that is another.
         trace_time: How many seconds tracing took.
         outline_time: How many seconds outlining took.
+        estimated: The estimate of what stands in the row of temporary memory.
     """
     several = len(reports) > 1
     yield "trace", *[duration(trace_time)] * len(reports), *[""] * several
@@ -131,15 +151,18 @@ def measured_rows(
         numbers = [number for ran in reports if (number := of(ran)) is not None]
         if numbers:
             yield name, *map(shown, numbers), *([_change(*numbers)] if several else [])
+        if name == _TEMPORARY and several and estimated is not None:
+            sizes = estimated.as_traced, estimated.outlined
+            yield "  as estimated", *map(in_bytes, sizes), _change(*sizes)
 
 
-def _change(old: float, new: float) -> str:
+def _change(old: float, new: float, *, less: str = "less") -> str:
     if not old or not new:
         return ""
     times = max(old / new, new / old)
     if times < 1.05:
         return ""
-    return f"{_times(times)} times {'less' if new < old else 'more'}"
+    return f"{_times(times)} times {less if new < old else 'more'}"
 
 
 def _times(number: float) -> str:
@@ -151,6 +174,7 @@ def _times(number: float) -> str:
 
 def repetition_document(found: Repetition) -> documents.Repetition:
     """Return the document of what a program repeats."""
+    memory = found.memory
     return {
         "name": found.name,
         "equations": found.equations,
@@ -158,6 +182,7 @@ def repetition_document(found: Repetition) -> documents.Repetition:
         "rest": found.rest,
         "bodies": list(map(_body_document, found.bodies)),
         "small": list(map(_body_document, found.small)),
+        "memory": {"as_traced": memory.as_traced, "outlined": memory.outlined} if memory else None,
     }
 
 

@@ -51,18 +51,20 @@ def test_bodies_are_told_with_copies_equations_share_and_lines(cli):
     assert re.fullmatch(r"loss: \d+ equations", lines[0])
     assert lines[1].split() == ["repeated", "body", "copies", "equations", "share", "source"]
     assert re.fullmatch(r"layer +3 +\d+ +\d\d\.\d% +model\.py:5-7", lines[3])
-    assert lines[-3].startswith("the rest ")
-    total = r"(\d+) equations as traced, (\d+) to compile once outlined: \d\.\d times less"
-    before, after = map(int, re.fullmatch(total, lines[-1]).groups())
+    assert lines[-4].startswith("the rest ")
+    total = r"(\d+) equations as traced, (\d+) once outlined: \d\.\d times fewer equations"
+    before, after = map(int, re.fullmatch(total, lines[-2]).groups())
     assert lines[0] == f"loss: {before} equations" and after < before
+    memory = r"temporary memory: about \d+ bytes, \d+\.\d times that as traced"
+    assert re.fullmatch(memory, lines[-1])
 
 
 def test_the_options_are_those_of_the_pass(cli):
     assert "nothing repeats" in cli("outline", LOSS, "--copies", "4", "--equations", "8").out
     assert "nothing repeats" in cli("outline", LOSS, "--equations", "1000").out
     plain = cli("outline", LOSS, "--equations", "8", "--mark", "plain").out
-    count = re.search(r"(\d+) equations as traced, (\d+) to compile", plain)
-    assert count[1] == count[2] and "times" not in plain
+    count = re.search(r"(\d+) equations as traced, (\d+) once outlined\n", plain)
+    assert count[1] == count[2] and "1.0 times that as traced" in plain
 
 
 def test_passes_run_first_and_each_program_is_told(cli):
@@ -97,15 +99,25 @@ def test_a_file_that_is_outlined_already_is_told_again(cli):
 
 def test_opt_says_what_outline_has_found(cli):
     said = cli("opt", LOSS, "-p", "outline(equations=8)").lines
-    assert len(said) == 1
+    assert len(said) == 2
     told = r"note: outline: loss has layer 3 times: (\d+) of (\d+) equations to compile"
     compiled, equations = map(int, re.fullmatch(told, said[0]).groups())
     document = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)
     (program,) = document["programs"]
     assert (program["compiled"], program["equations"]) == (compiled, equations)
+    memory = program["memory"]["outlined"]
+    assert said[1].startswith(f"note: outline: temporary memory is about {memory:,} bytes, ")
     assert cli("opt", "model.py:small", "-O3").lines == [
         "note: outline: nothing is outlined in small"
     ]
+
+
+def test_opt_warns_of_memory(cli):
+    large = "f32[6,512,512], f32[2048,512]"
+    passes = "value_and_grad, outline(equations=8)"
+    said = cli("opt", LOSS, "-p", passes, "--args", large).lines
+    told = r"warning: outline: temporary memory is about .* MiB, 1\.\d times .*: much more"
+    assert re.fullmatch(told, said[1])
 
 
 def test_the_json_document(cli, folder):
@@ -123,12 +135,22 @@ def test_the_json_document(cli, folder):
 def test_both_programs_are_compiled_and_run(cli):
     result = cli("outline", LOSS, "--equations", "8", "--compile")
     assert result.lines == ["note: ws, x filled with random values (--seed 0)"]
-    table = result.out.splitlines()[-10:]
+    table = result.out.splitlines()[-11:]
     steps = [
         *("trace", "outline", "lower", "compile", "compile, CPU time", "first call", "later calls"),
-        *("temporary memory", "arguments", "results"),
+        *("temporary memory", "", "arguments", "results"),
     ]
     assert [re.split("  +", line)[0] for line in table] == steps
+
+
+def test_what_is_estimated_is_about_what_is_measured(cli):
+    result = cli("outline", LOSS, "--equations", "8", "--compile", "--json")
+    assert result.code == 0
+    document = json.loads(result.out)
+    (program,) = document["programs"]
+    assert list(program["memory"]) == ["as_traced", "outlined"]
+    for which, size in program["memory"].items():
+        assert size == pytest.approx(document["measured"][which]["memory"]["temporary"], abs=200)
 
 
 def test_what_is_measured_as_json(cli):

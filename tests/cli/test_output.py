@@ -37,6 +37,24 @@ def test_colours_are_for_terminals_unless_told_otherwise(
     assert output.colours(stream) is expected
 
 
+def test_messages_on_a_terminal_break_between_words(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    message = " ".join(["loss-and-gradient", "a/long/path.py:12"] * 5)
+    output.note(message)
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("\x1b[1;36mnote\x1b[0m: loss-and-gradient a/long/path.py:12")
+    assert len(lines) == 3 and all(len(line) <= 80 + len("\x1b[1;36m\x1b[0m") for line in lines)
+    assert " ".join(lines).split()[1:] == message.split()
+
+
+def test_a_message_that_is_piped_is_one_line(capsys):
+    output.note("word " * 40)
+    assert capsys.readouterr().err == f"note: {'word ' * 40}\n"
+
+
 def test_what_json_lacks_is_written_as_json_can():
     value = {"a": (float("nan"), -float("inf"), 1.5), "b": 1 + 2j, 3: [True, None]}
     assert output.jsonable(value) == {

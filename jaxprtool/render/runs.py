@@ -36,7 +36,7 @@ MOST_RESULTS = 20
 def results_table(report: RunReport, width: int) -> Listing:
     """Return a row for each of the first results, and how many others there are."""
     rows: list[list[Cell]] = [
-        [[BinderToken(out.name)], [Type(out.type)], [" ".join(_described(out, 1000).split())]]
+        [[BinderToken(out.name)], [Type(out.type)], [_in_short(out)]]
         for out in report.outputs[:MOST_RESULTS]
     ]
     tokens = grid(("result", "type", "value"), rows, width)
@@ -45,6 +45,20 @@ def results_table(report: RunReport, width: int) -> Listing:
         said = f", {bad:,} of them with NaN or inf" if bad else ""
         tokens += "\n", Comment(f"… {len(rest):,} more{said}: --json and pipes have all")
     return Listing(tokens)
+
+
+def _in_short(out: Output) -> str:
+    """Return a small result's value, or a large one's range and mean, and what is not finite."""
+    known = out.summary.statistics
+    if out.summary.value is not None or "true" in known:
+        return " ".join(_described(out, 1000).split())
+    parts = []
+    if known.get("min") is not None:
+        parts.append(f"{known['min']:.4g} to {known['max']:.4g}")
+    if known.get("mean") is not None:
+        parts.append(f"mean {known['mean']:.3g}")
+    parts += [f"{known[name]:,} {name}" for name in ("nan", "inf") if known.get(name)]
+    return ", ".join(parts)
 
 
 def steps(

@@ -21,6 +21,7 @@ from jax.extend.core import (
     new_jaxpr_eqn,
 )
 
+from jaxprtool.jaxcompat import marked_lowering as marked_lowering
 from jaxprtool.jaxcompat.aliases import (
     AnyJaxpr,
     Atom,

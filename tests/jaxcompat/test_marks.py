@@ -125,7 +125,64 @@ def test_what_jax_traces_while_it_lowers_a_body_is_not_marked() -> None:
         return noisy(noisy(key))
 
     lowered = jaxprtool.jit(keys, passes=marking("unit", "noisy")).lower(jax.random.key(0))
-    assert lowered.as_text().count("compilation_unit") == 2
+    assert told(lowered) == {"noisy": UNIT, "_hash": UNIT}
+
+
+def test_what_a_unit_calls_comes_from_no_place_in_the_source() -> None:
+    """XLA may never end where it does, also if it is lowered for other callers first."""
+
+    def fun(x, weights):
+        return model(activation(x), weights)
+
+    module = jaxprtool.jit(fun, passes=marking("unit")).lower(X, WEIGHTS).compiler_ir()
+    places = [
+        any(__file__ in str(op.location) for op in function.body.blocks[0].operations)
+        for function in module.body.operations
+        if "activation" in str(function.name)
+    ]
+    assert sorted(places) == [False, True]
+
+
+@jax.jit
+def dropout(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    key, used = jax.random.split(key)
+    return jnp.tanh(x) * jax.random.bernoulli(used, 0.5, x.shape), key
+
+
+def dropped(x: jax.Array, key: jax.Array) -> jax.Array:
+    for _ in range(3):
+        x, key = dropout(x, key)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("mark", "transform"),
+    [
+        ("call", lambda f: f),
+        ("unit", lambda f: jax.grad(lambda x, key: f(x, key).sum())),
+        ("unit", lambda f: jax.vmap(f, (0, None))),
+    ],
+    ids=["call", "gradient", "vmap"],
+)
+def test_random_bits_in_marked_bodies_are_compiled_once_and_are_the_same(mark, transform) -> None:
+    key = jax.random.key(3)
+    fun = jaxprtool.jit(dropped, passes=marking(mark, "dropout"))
+    lowered = jax.jit(transform(fun)).lower(X, key)
+    assert told(lowered)["_hash"] == UNIT
+    compiled = lowered.compile()
+    assert "while" not in compiled.as_text()
+    np.testing.assert_array_equal(compiled(X, key), transform(dropped)(X, key))
+
+
+def test_random_bits_elsewhere_are_drawn_as_jax_draws_them() -> None:
+    def fun(x, key):
+        return x * jax.random.bernoulli(key, 0.5, x.shape), dropped(x, key)
+
+    key = jax.random.key(3)
+    assert "while" in jax.jit(fun).lower(X, key).compile().as_text()
+    compiled = jaxprtool.jit(fun, passes=marking("unit", "dropout")).lower(X, key).compile()
+    assert "while" in compiled.as_text()
+    jax.tree.map(np.testing.assert_array_equal, compiled(X, key), fun(X, key))
 
 
 # --- several devices ------------------------------------------------------------------------------
@@ -246,10 +303,10 @@ def rejecting(monkeypatch):
 
         compile_ = jax.stages.Lowered.compile
         monkeypatch.setattr(jax.stages.Lowered, "compile", compiled)
-        jaxcompat.marks._taken_by.cache_clear()
+        jaxcompat.marked_lowering._taken_by.cache_clear()
 
     yield reject
-    jaxcompat.marks._taken_by.cache_clear()
+    jaxcompat.marked_lowering._taken_by.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -272,7 +329,7 @@ def test_a_backend_has_the_marks_that_it_takes(rejecting, attribute, left) -> No
 
 
 def test_a_backend_that_takes_all_is_asked_without_the_users_settings() -> None:
-    jaxcompat.marks._taken_by.cache_clear()
+    jaxcompat.marked_lowering._taken_by.cache_clear()
     axes = mesh(AxisType.Explicit, 1)
     with jax.set_mesh(axes), jax.transfer_guard("disallow"), jax.debug_nans(True):
         lowered = jaxprtool.jit(model, passes=marking("unit")).lower(X, WEIGHTS)

@@ -19,7 +19,7 @@ The calls are marked for XLA: with `mark="unit"` each shared body is a unit that
 with `mark="call"` the calls are not inlined, with `mark="plain"` they are (by XLA, and by the pass
 `inline`, which opens marked ones with `force=True`). A body that writes into a large array that it
 is given is marked as a call where a unit is asked for (see `in_place`), and what a backend does not
-take, or XLA cannot partition, is left out when the program is lowered (see `jaxcompat.marks`).
+take, or XLA cannot partition, is left out when it is lowered (see `jaxcompat.marked_lowering`).
 """
 
 from __future__ import annotations

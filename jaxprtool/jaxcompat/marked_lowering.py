@@ -1,0 +1,222 @@
+"""What becomes of marked calls when a program is lowered.
+
+What can be done with the marks is known only then. XLA cannot partition a unit: it gathers all of
+its operands on each device, and ends the process for some. Where it partitions a program, and in
+exported ones, which may be called from such, a unit is a call that is not inlined. Whether a
+backend takes the marks is tried once in a process, on a program of two additions; where it does
+not, calls have those that it takes, or none. A call with a convolution has none either, if it
+cannot be a unit: XLA's fast ones for the CPU are for where a module begins, not for calls in it.
+
+Marked bodies are lowered otherwise than the same equations elsewhere where XLA shares no code of
+copies, or does not end: see `_draw` and `_body_module`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import config, pjit, sharding_impls
+from jax._src.interpreters.mlir import TracebackCaches
+from jax._src.random import threefry2x32
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.interpreters import mlir
+
+from jaxprtool.jaxcompat.marks import (
+    MARKS,
+    Mark,
+    convolves,
+    mark_in,
+    marked,
+    metadata_of,
+    name_in,
+    told,
+)
+
+
+def _least(*marks: Mark) -> Mark:
+    return min(marks, key=MARKS.index)
+
+
+# --- lowering -------------------------------------------------------------------------------------
+
+#: The name of the marked body that is being lowered.
+_within: ContextVar[str | None] = ContextVar("_within", default=None)
+
+
+def _lower_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Sequence[Any]:
+    """Lower a jit as JAX does, and leave of our marks what can be done with them here."""
+    context = ctx.jaxpr_eqn_ctx
+    name = context and name_in(context)
+    if name is None:
+        return pjit._pjit_lowering(ctx, *args, **params)
+    # JAX's transformations mark all equations within a call as they find the call.
+    inherited = name == _within.get()
+    possible = _possible(ctx)
+    mark: Mark = "plain" if inherited else _least(mark_in(context), possible)
+    if mark == "call" and convolves(params["jaxpr"]):
+        mark = "plain"
+    ctx.jaxpr_eqn_ctx = marked(context, mark, name)
+    with _lowering_body(name):
+        if mark == "plain":
+            return pjit._pjit_lowering(ctx, *args, **params)
+        draws_in_units = possible == "unit" and _platforms(ctx) == ("cpu",)
+        module = _body_module(ctx.module_context, mark, draws_in_units)
+        inner = ctx.replace(module_context=module)
+        with config.include_full_tracebacks_in_locations(True) if mark == "unit" else nullcontext():
+            results = pjit._pjit_lowering(inner, *args, **params)
+        if inner.tokens_out is not None:  # of ordered effects
+            ctx.set_tokens_out(inner.tokens_out)
+        return results
+
+
+@contextmanager
+def _lowering_body(name: str) -> Iterator[None]:
+    """Lower the body of a marked call: what JAX traces meanwhile is not marked with it."""
+    token = _within.set(name)
+    try:
+        with _unmarked():
+            yield
+    finally:
+        _within.reset(token)
+
+
+@contextmanager
+def _unmarked() -> Iterator[None]:
+    """Give what JAX traces meanwhile no metadata."""
+    before = config.xla_metadata_context_manager.swap_local(None)
+    try:
+        yield
+    finally:
+        config.xla_metadata_context_manager.set_local(before)
+
+
+def _body_module(
+    module: mlir.ModuleContext, mark: Mark, draws_in_units: bool
+) -> mlir.ModuleContext:
+    """A module's context as marked bodies are lowered with.
+
+    What is lowered there is remembered apart: functions that are called elsewhere as well are
+    lowered for either. XLA compiles units side by side, and joins the source frames of what it
+    inlines in them in one table, without a lock (JAX 0.12): where there are frames, a compilation
+    may go on for ever. So a unit's equations come from no place in the source.
+    """
+    key = "marked bodies", mark, draws_in_units
+    caches: Any = module.cached_primitive_lowerings.get(key)
+    if caches is None:
+        caches = {}, {}
+        module.cached_primitive_lowerings[key] = caches[1][key] = caches
+    module = module.replace(lowering_cache=caches[0], cached_primitive_lowerings=caches[1])
+    rules = module.lowering_parameters.override_lowering_rules or ()
+    if draws_in_units and _DRAW not in rules:
+        parameters = replace(module.lowering_parameters, override_lowering_rules=(*rules, _DRAW))
+        module = module.replace(lowering_parameters=parameters)
+    if mark == "unit":
+        with config.traceback_in_locations_limit(0):
+            module = module.replace(traceback_caches=TracebackCaches())
+    return module
+
+
+@mlir.lower_fun
+def _draw(*args: jax.Array) -> Sequence[jax.Array]:
+    """Draw random bits in a unit of its own, and without a loop.
+
+    For the CPU, JAX lowers a draw to a loop. XLA makes each small loop a function, and compiles it
+    for every copy of a body. The same without a loop is elementwise code, which copies share; but
+    draws with keys from other draws must not be fused, which takes minutes for a dozen.
+    """
+    with set_xla_metadata(**metadata_of("unit", "threefry2x32-draw")):
+        return _hash(*args)
+
+
+@jax.jit
+def _hash(*args: jax.Array) -> Sequence[jax.Array]:
+    with _unmarked():
+        return threefry2x32._threefry2x32_lowering(*args, use_rolled_loops=False)
+
+
+_DRAW = threefry2x32.threefry2x32_p, _draw
+
+
+def _possible(ctx: mlir.LoweringRuleContext) -> Mark:
+    """The most that a call can be marked as in the program that is being lowered."""
+    module = ctx.module_context
+    whole: Mark = "unit" if _by_one_device(module) else "call"
+    return _least(whole, *map(_taken_by, _platforms(ctx)))
+
+
+def _platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
+    return tuple(ctx.platforms or ctx.module_context.platforms)
+
+
+def _by_one_device(ctx: mlir.ModuleContext) -> bool:
+    """Whether XLA is certain to have nothing to partition."""
+    axes = ctx.axis_context
+    if ctx.lowering_parameters.for_export:
+        return False
+    if isinstance(axes, sharding_impls.SPMDAxisContext):
+        return axes.mesh.size == 1 or axes.manual_axes == frozenset(axes.mesh.axis_names)
+    return isinstance(axes, sharding_impls.ShardingContext) and axes.num_devices == 1
+
+
+mlir.register_lowering(pjit.jit_p, _lower_call, cacheable=False)
+
+
+# --- backends -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _taken_by(platform: str) -> Mark:
+    """The most that the backend of a platform takes; all, if this machine has no such backend."""
+    try:
+        device = jax.local_devices(backend=platform)[0]
+    except RuntimeError:
+        return "unit"
+    taken, reasons = MARKS[-1], []
+    while taken != "plain" and (reason := _refusal(taken, device)):
+        reasons.append(reason)
+        taken = MARKS[MARKS.index(taken) - 1]
+    if reasons:
+        warnings.warn(
+            f"the backend '{platform}' does not take calls marked as '{MARKS[-1]}', and outlined "
+            f"calls are marked as '{taken}' for it: {reasons[0]}",
+            stacklevel=2,
+        )
+    return taken
+
+
+def _refusal(mark: Mark, device: jax.Device) -> str | None:
+    """Why a device does not take calls with this mark, in a line; None if it does."""
+
+    @jax.jit
+    def body(x: jax.Array) -> jax.Array:
+        return x + x
+
+    def trial(x: jax.Array) -> jax.Array:
+        with set_xla_metadata(**told(mark, "trial")):
+            return body(body(x))
+
+    found: list[str | None] = []
+
+    def run() -> None:
+        try:
+            with jax.default_device(device), jax.transfer_guard("allow"):
+                x = jax.device_put(np.float32(1), device)
+                result = float(jax.jit(trial).lower(x).compile()(x))
+            found.append(None if result == 4 else f"1 + 1, doubled, is {result} there")
+        except Exception as error:  # what a compiler raises for what it does not know
+            found.append((str(error).strip() or type(error).__name__).splitlines()[0])
+
+    # In a thread of its own none of the settings hold in which the program is being lowered.
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]

@@ -66,6 +66,8 @@ class Unroll(Pass):
                     return rows.get(eqn.invars[0])
                 if eqn.primitive.name == "stack" and eqn.params["axis"] == 0:
                     rows[eqn.outvars[0]] = eqn.invars
+                if eqn.primitive.name == "squeeze" and eqn.params["dimensions"] == (0,):
+                    return rows.get(eqn.invars[0])
                 if eqn.primitive.name == "slice" and (taken := _taken_rows(eqn, rows)):
                     rows[eqn.outvars[0]] = taken
                 if eqn.primitive.name != "scan":

@@ -99,13 +99,16 @@ def test_an_empty_scan_that_gives_keys_stays():
     assert Unroll()(program).jaxpr is program.jaxpr
 
 
-def test_rows_of_a_part_of_what_has_been_stacked_are_not_sliced_out_again():
+def test_rows_of_what_has_been_stacked_are_not_sliced_out_again():
     def run(rows):
         array = jnp.stack(rows)
         forwards, _ = lax.scan(lambda c, r: (jnp.sin(c) * r, None), rows[0], array)
         return lax.scan(lambda c, r: (jnp.cos(c) * r, None), forwards, array[1::2])[0]
 
     rows = [x[0] * i for i in range(5)]
+    one = lambda *rows: (jnp.stack(rows)[2], lax.map(jnp.sin, jnp.stack(rows))[-1])  # noqa: E731
+    after = jaxprtool.trace(one, *rows).apply("inline, unroll, dce")
+    assert names(after.jaxpr) == ["sin"]
     after = jaxprtool.trace(run, rows).apply("inline, unroll, dce")
     assert set(names(after.jaxpr)) == {"sin", "cos", "mul"}
     prove(Case("run", run, (rows,)), Unroll())

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxprtool import jaxcompat
 from jaxprtool.analysis.stats import Stats, count_equations, stats
 from jaxprtool.ir.border import ValueGroup, grouped, top_jaxpr
 from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
 from jaxprtool.jaxcompat.places import UserFrame
@@ -44,7 +44,7 @@ class Overview:
         arguments: Its arguments by what the user calls them, in order.
         outputs: Its results likewise.
         bodies: The bodies of more than one equation.
-        lines: The lines of source that equations come from, with how many do.
+        lines: The lines of the user's own source that equations come from, with how many do.
     """
 
     stats: Stats
@@ -107,9 +107,11 @@ def _lines(runs: dict[Jaxpr, int]) -> list[tuple[UserFrame, int]]:
     """Return the lines that equations come from, each with how many do."""
     counts: Counter[tuple[str, int]] = Counter()
     frames: dict[tuple[str, int], UserFrame] = {}
+    reader = frames_now()
     for jaxpr, number in runs.items():
         for eqn in jaxpr.eqns:
-            if (frame := jaxcompat.user_frame(eqn)) is not None:
+            if (place := reader.place(eqn)) is not None:
+                frame = place.frame
                 counts[frame.file, frame.line] += number
                 frames[frame.file, frame.line] = frame
     return [(frames[line], number) for line, number in counts.most_common()]

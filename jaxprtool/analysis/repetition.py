@@ -19,9 +19,10 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.memory import TemporaryMemory, outlined_memory
 from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
-from jaxprtool.jaxcompat.places import UserFrame, user_frames
+from jaxprtool.jaxcompat.places import UserFrame
 
 
 @dataclass(frozen=True)
@@ -210,8 +211,12 @@ def source_range(eqns: Iterable[JaxprEqn]) -> SourceRange | None:
     That is the first one, from the outside, on whose lines they part: not the loop that calls a
     layer, and not the library behind it, but the layer. If they part into several functions, it is
     the line that calls these; where no callers are known, it is the file that most come from.
+    Frames of libraries count only where there are no others.
     """
-    stacks = [frames[::-1] for eqn in eqns if (frames := user_frames(eqn))]
+    reader = frames_now()
+    every = [frames[::-1] for eqn in eqns if (frames := reader.of(eqn))]
+    stacks = [own for stack in every if (own := [f for f in stack if reader.is_users(f.file)])]
+    stacks = stacks or every
     if not stacks:
         return None
     least = _MOST * len(stacks)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _EMITTED = Panel("What is emitted")
 _LOWERED = (Format.stablehlo, Format.hlo, Format.hlo_optimized, Format.hlo_proto, Format.dot)
 
+_WITH_SOURCE = (Format.python, Format.jaxpr, Format.stablehlo)
+
 _To = Annotated[
     Format | None,
     _EMITTED.option(
@@ -42,7 +44,13 @@ _Platforms = Annotated[
 ]
 _Binary = Annotated[bool, _EMITTED.flag("--binary", "stablehlo as bytecode.")]
 _Source = Annotated[
-    bool, _EMITTED.flag("--source", "stablehlo with each operation's file and line.")
+    bool | None,
+    _EMITTED.option(
+        "--source/--no-source",
+        "",
+        "Say which lines of your source it comes from, or not: Python and .jaxpr files do, "
+        "stablehlo does not.",
+    ),
 ]
 _Graph = Annotated[
     GraphKind | None,
@@ -65,7 +73,7 @@ def emit(
     backend: _Backend = None,
     platforms: _Platforms = None,
     binary: _Binary = False,
-    source: _Source = False,
+    source: _Source = None,
     graph: _Graph = None,
     out: _Out = None,
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
@@ -104,7 +112,8 @@ def _check(emission: Emission, out: str | None) -> None:
     to = emission.format
     takes = {
         "--binary": (emission.binary, (Format.stablehlo,)),
-        "--source": (emission.source, (Format.stablehlo,)),
+        "--source": (emission.source, _WITH_SOURCE),
+        "--no-source": (emission.source is False, _WITH_SOURCE),
         "--graph": (emission.graph, (Format.dot,)),
         "--platforms": (emission.platforms, (Format.exported,)),
         "--backend": (emission.platform, _LOWERED),

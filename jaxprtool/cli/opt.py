@@ -88,6 +88,7 @@ def opt(
     full: options.Full = False,
     pager: options.Pager = False,
     *,
+    places: options.Places,
     told: Told,
 ) -> None:
     """Run passes over a function's jaxpr and print the result.
@@ -139,7 +140,9 @@ def opt(
     _write_outlined(watcher.outlined)
     _write_rolled(watcher.rolled)
     if out is not None:
-        output.write_files(programs, Emission(Format.jaxpr, callbacks=callbacks), out)
+        output.write_files(
+            programs, Emission(Format.jaxpr, callbacks=callbacks, source=places.source), out
+        )
     if json:
         from jaxprtool.render.as_json import program_document
 
@@ -149,9 +152,9 @@ def opt(
         }
         output.write_json(document)
         return
-    if out is None and (full or pager):
+    if out is None and (full or pager or places.listed["source"]):
         with output.paged(pager):
-            output.write_listings(programs)
+            output.write_listings(programs, **places.listed)
     elif out is None:
         _write_pages(programs, [] if stats or timing else watcher.rows)
     if stats or timing:

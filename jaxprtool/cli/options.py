@@ -101,6 +101,14 @@ class CallbackChoice(StrEnum):
     stub = "stub"
 
 
+class FrameChoice(StrEnum):
+    """Which frames are named of where an equation comes from."""
+
+    mine = "mine"
+    library = "library"
+    all = "all"
+
+
 @dataclass(frozen=True)
 class Function:
     """A group of options: TARGET, how it is found, and what it is called with."""
@@ -220,6 +228,37 @@ Callbacks = Annotated[
         "Python functions that a written program calls: refuse it, or write stubs that raise.",
     ),
 ]
+Frames = Annotated[
+    FrameChoice | None,
+    OUTPUT.option(
+        "--frames",
+        "<mine|library|all>",
+        "With --source: the nearest line of your own files and the library's behind it (mine, the "
+        "default), the innermost line alone, or all from yours on.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Places:
+    """A group of options: where a command that lists and writes programs says they come from."""
+
+    source: Annotated[
+        bool | None,
+        OUTPUT.option(
+            "--source/--no-source",
+            "",
+            "Say each equation's file and line, or not: files have them, listings do not.",
+        ),
+    ] = None
+    frames: Frames = None
+
+    @property
+    def listed(self) -> dict[str, Any]:
+        """The options of a listing."""
+        return listed(bool(self.source), self.frames)
+
+
 Json = Annotated[bool, OUTPUT.flag("--json", "One JSON document on stdout.")]
 Full = Annotated[
     bool, OUTPUT.flag("--full", "All of the listing on a terminal too, where else a page is shown.")
@@ -282,6 +321,11 @@ _TRACEBACK = inspect.Parameter(
 
 
 # --- what they stand for ----------------------------------------------------------------------
+
+
+def listed(source: bool, frames: FrameChoice | None) -> dict[str, Any]:
+    """Return the options of a listing that --source stands for, and --frames, which implies it."""
+    return {"source": source or frames is not None, "frames": (frames or FrameChoice.mine).value}
 
 
 def load_plugins(plugins: list[str] | None) -> None:

@@ -146,13 +146,15 @@ def write_programs(
         write_rendered(render(program), stream)
 
 
-def write_listings(programs: Sequence[tuple[str, Program]], stream: TextIO | None = None) -> None:
-    """Whole programs in JAX's notation, as wide as the stream."""
+def write_listings(
+    programs: Sequence[tuple[str, Program]], stream: TextIO | None = None, **shown: Any
+) -> None:
+    """Whole programs in JAX's notation, as wide as the stream; `shown` are `ShowOptions`."""
     from jaxprtool.render.listing import listing
     from jaxprtool.render.rendering import ShowOptions
 
     stream = stream or sys.stdout
-    options = ShowOptions(width=width(stream), fit=stream.isatty())
+    options = ShowOptions(width=width(stream), fit=stream.isatty(), **shown)
     write_programs(programs, lambda program: listing(program, options), stream)
 
 

@@ -69,6 +69,7 @@ def show(
     depth: _Depth = None,
     only: _Only = None,
     source: _Source = False,
+    frames: options.Frames = None,
     scopes: _Scopes = False,
     no_types: _NoTypes = False,
     stats: _Stats = False,
@@ -103,7 +104,7 @@ def show(
     shown = ShowOptions(
         width=output.width(),
         fit=sys.stdout.isatty(),
-        source=source,
+        **options.listed(source, frames),
         scopes=scopes,
         types=not no_types,
         depth=depth,

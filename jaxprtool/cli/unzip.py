@@ -95,6 +95,7 @@ def unzip(
     save: _Save = None,
     json: options.Json = False,
     *,
+    places: options.Places,
     told: Told,
 ) -> None:
     """Split a function that declares variables: init makes them from keys, apply takes them.
@@ -133,7 +134,7 @@ def unzip(
             with printed_by_functions(json):
                 ran = run_halves(traced, dict(programs), entry.arguments(), seed, backend, told)
         if out is not None:
-            Emission(Format.jaxpr, callbacks=callbacks).write(programs, out)
+            Emission(Format.jaxpr, callbacks=callbacks, source=places.source).write(programs, out)
         if file and ran:
             save_arrays(ran.variables, file)
     told("rendering")
@@ -152,7 +153,7 @@ def unzip(
         _write_run(ran, split_time)
     elif out is None:
         output.write("")
-        output.write_listings(programs)
+        output.write_listings(programs, **places.listed)
 
 
 # --- what is asked for ------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def vmap(
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
     json: options.Json = False,
     *,
+    places: options.Places,
     told: Told,
 ) -> None:
     """Map a function over an axis, as jax.vmap does; --args are those of one lane.
@@ -128,14 +129,16 @@ def vmap(
     told("rendering")
     if out is not None:
         format = Format.python if out.endswith(".py") else Format.jaxpr
-        output.write_files(programs, Emission(format, callbacks=callbacks), out)
+        output.write_files(
+            programs, Emission(format, callbacks=callbacks, source=places.source), out
+        )
     if json:
         output.write_json(_document(batch, program, row, programs))
     elif out != STDOUT:
         output.write(_summary(batch, program, row))
     if out is None and not json:
         output.write("")
-        output.write_listings(programs)
+        output.write_listings(programs, **places.listed)
 
 
 def _summary(batch: Batch, program: Program, row: PassRun) -> str:

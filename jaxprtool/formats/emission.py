@@ -104,7 +104,8 @@ class Emission:
     Attributes:
         format: The format.
         binary: Whether StableHLO is written as bytecode.
-        source: Whether StableHLO text has each operation's file and line.
+        source: Whether it says which lines of the user's source it comes from; unless told,
+            `.jaxpr` files and Python do, and StableHLO text does not.
         graph: Which graph is drawn; None is the jaxpr's.
         platform: The platform to lower for; None is JAX's default.
         platforms: The platforms that an artifact of `jax.export` is to run on.
@@ -114,7 +115,7 @@ class Emission:
 
     format: Format
     binary: bool = False
-    source: bool = False
+    source: bool | None = None
     graph: GraphKind | None = None
     platform: str | None = None
     platforms: Sequence[str] = ()
@@ -131,6 +132,11 @@ class Emission:
         """Whether it gives bytes and not text."""
         return self.binary or self.format in (Format.hlo_proto, Format.exported)
 
+    @property
+    def _source(self) -> bool:
+        """Whether a file or Python says which lines it comes from."""
+        return self.source is not False
+
     def content(self, program: Program, path: str = "") -> str | bytes:
         """Return a program in the format; the path's end chooses the kind of a picture."""
         from jaxprtool.formats import lowering
@@ -139,15 +145,15 @@ class Emission:
             case Format.python:
                 from jaxprtool.formats.python.emit import to_python
 
-                return to_python(program, callbacks=self.callbacks)
+                return to_python(program, callbacks=self.callbacks, source=self._source)
             case Format.jaxpr:
                 from jaxprtool.formats.jaxpr import write
 
-                return write.text(program, self.callbacks)
+                return write.text(program, self.callbacks, self._source)
             case Format.stablehlo if self.binary:
                 return lowering.stablehlo_bytecode(program, self.platform)
             case Format.stablehlo:
-                return lowering.stablehlo(program, self.platform, self.source)
+                return lowering.stablehlo(program, self.platform, bool(self.source))
             case Format.hlo:
                 return lowering.hlo(program, self.platform)
             case Format.hlo_optimized:
@@ -191,11 +197,11 @@ class Emission:
         if self.format is Format.python:
             from jaxprtool.formats.python.emit import write_all
 
-            return write_all(paths, self.callbacks)
+            return write_all(paths, self.callbacks, self._source)
         if self.format is Format.jaxpr:
             from jaxprtool.formats.jaxpr.write import write_all
 
-            return write_all(paths, self.callbacks)
+            return write_all(paths, self.callbacks, self._source)
         with ExitStack() as files:
             for program, path in paths:
                 file = files.enter_context(file_written_whole(path))

@@ -9,6 +9,7 @@ from typing import Any, overload
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.dtypes import is_wide, itemsize
+from jaxprtool.ir.frames import place_text
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs, views
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
@@ -136,8 +137,8 @@ def fuses(eqn: JaxprEqn) -> bool:
 
 def named(eqn: JaxprEqn) -> str:
     """An equation for a message: its primitive and its source line, `psum at model.py:12`."""
-    frame = jaxcompat.user_frame(eqn)
-    return eqn.primitive.name + (f" at {frame[0]}:{frame[1]}" if frame else "")
+    place = place_text(eqn)
+    return eqn.primitive.name + (f" at {place}" if place else "")
 
 
 def has_64_bit_types(jaxpr: AnyJaxpr) -> bool:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import ast
-import operator
+import contextlib
 import os
+import re
+import sysconfig
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import repeat
-from types import FunctionType
-from typing import Any, NamedTuple
+from functools import cache, partial
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple, TypeAlias
 
 from jax._src import source_info_util
 from jax._src.lib import xla_client
 from jax.extend.core import JaxprEqn
 
 #: Our own frames, as JAX's, are no place where a user would look for an equation.
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-source_info_util.register_exclusion(os.path.join(_PACKAGE, ""))
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+source_info_util.register_exclusion(_PACKAGE)
+
+#: The rooms of ours that have functions traced. Frames older than theirs are not of a function that
+#: is traced, but of whoever has it traced: a script, the command line, a test runner.
+_TRACING = tuple(os.path.join(_PACKAGE, room, "") for room in ("cli", "loading", "passes"))
+
+#: The name of a folder of installed packages.
+PACKAGES = "site-packages"
+_INSTALLED = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\]")
 
 
 def hide_frames(path: str) -> None:
@@ -26,6 +37,7 @@ def hide_frames(path: str) -> None:
     For packages whose functions make equations on a user's behalf, as JAX's own do.
     """
     source_info_util.register_exclusion(path)
+    is_users_file.cache_clear()
 
 
 class UserFrame(NamedTuple):
@@ -42,25 +54,101 @@ class UserFrame(NamedTuple):
     end_column: int
 
 
+#: The file of a frame, its line and column, and its function.
+FramePosition: TypeAlias = tuple[str, int, int, str]
+
+
 def user_frames(eqn: JaxprEqn) -> list[UserFrame]:
-    """Where the user's code, and that of libraries it calls, made `eqn`; the innermost first."""
-    return list(map(_users, source_info_util.user_frames(eqn.source_info.traceback)))
+    """Where the user's code, and that of libraries it calls, made `eqn`; the innermost first.
+
+    What has a function traced is left out: a script that calls `trace`, the command line.
+    """
+    return FrameReader().frames(eqn)
 
 
 def user_frame(eqn: JaxprEqn) -> UserFrame | None:
-    """Where the user's code made `eqn`, or None if that is unknown."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
-    return None if frame is None else _users(frame)
+    """Where the user's code, or that of a library, made `eqn`; None if that is unknown."""
+    return next(iter(user_frames(eqn)), None)
 
 
-def _users(frame: source_info_util.Frame) -> UserFrame:
-    file, function, line, *rest = frame
-    return UserFrame(file, line, function, *rest)
+#: To ask where an instruction is takes as long as the code is. Asked so often, all are listed.
+_OFTEN = 100
 
 
+class FrameReader:
+    """Reads the frames of equations, as `user_frames` does; each instruction is looked up once."""
+
+    def __init__(self) -> None:
+        # By the code, whose number is another's only once it is gone, and the instruction.
+        self._known: dict[tuple[int, int], tuple[object, UserFrame | None]] = {}
+        self._asked: Counter[int] = Counter()
+        self._positions: dict[int, list[Any]] = {}
+
+    def frames(self, eqn: JaxprEqn) -> list[UserFrame]:
+        """Return the frames of an equation, the innermost first."""
+        traceback = eqn.source_info.traceback
+        if traceback is None:
+            return []
+        codes, instructions = traceback.raw_frames()
+        known, found = self._known, []
+        for code, instruction in zip(codes[: _traced(codes)], instructions, strict=False):
+            entry = known.get((id(code), instruction))
+            if entry is None:
+                entry = known[id(code), instruction] = code, self._frame(code, instruction)
+            if entry[1] is not None:
+                found.append(entry[1])
+        return found
+
+    def _frame(self, code: CodeType, instruction: int) -> UserFrame | None:
+        if not is_users_file(code.co_filename):
+            return None
+        number = id(code)
+        self._asked[number] += 1
+        if self._asked[number] < _OFTEN:
+            place = xla_client.Traceback.code_addr2location(code, instruction)
+        else:
+            if number not in self._positions:
+                self._positions[number] = list(code.co_positions())
+            line, end_line, column, end_column = self._positions[number][instruction // 2]
+            place = line or 0, column or 0, end_line or 0, end_column or 0
+        return UserFrame(code.co_filename, place[0], code.co_qualname, *place[1:])
+
+
+def _traced(codes: Sequence[CodeType]) -> int:
+    """Return how many frames are newer than the oldest of ours that has a function traced."""
+    for i in range(len(codes) - 1, -1, -1):
+        if _traces(codes[i].co_filename):
+            return i
+    return len(codes)
+
+
+@cache
+def _traces(file: str) -> bool:
+    return file.startswith(_TRACING)
+
+
+@cache
 def is_users_file(file: str) -> bool:
     """Whether code in a file is the user's, or a library's that is not JAX nor Python's own."""
-    return source_info_util.is_user_filename(file)
+    if source_info_util.is_user_filename(file):
+        return True
+    # Outside of a virtual environment packages lie below Python's own library, which JAX hides.
+    return is_installed(file) and not file.startswith(_hidden())
+
+
+def _hidden() -> tuple[str, ...]:
+    python = sysconfig.get_path("stdlib"), os.path.dirname(contextlib.__file__)
+    return tuple(path for path in source_info_util._exclude_paths if path not in python)
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file lies where installed packages do."""
+    return _INSTALLED.search(file) is not None
+
+
+def after_packages(file: str) -> str:
+    """Return the path of an installed file from the folder of packages: `flax/linen/linear.py`."""
+    return _INSTALLED.split(file)[-1]
 
 
 def name_stack(eqn: JaxprEqn) -> str:
@@ -86,38 +174,46 @@ def in_scope(source: Any, start: int, stop: int | None) -> Any:
     return source.replace(name_stack=type(stack)(stack.stack[start:stop]))
 
 
-def source_infos(places: Sequence[tuple[tuple[str, int, int, str] | None, str]]) -> list[Any]:
+def source_infos(places: Sequence[tuple[Sequence[FramePosition], str]]) -> list[Any]:
     """What equations bear as their `source_info`, made from where they come from.
 
-    A place is a frame of the user's code, if known (file, line, column, function), and the name
-    scopes around the equation, as `name_stack` gives them.
+    Args:
+        places: Of each equation, the frames of the user's code and of libraries, the outermost
+            first, and the name scopes around it, as `name_stack` gives them.
     """
-    frames = [frame for frame, _ in places if frame is not None]
-    tracebacks = iter(_tracebacks(frames))
+    tracebacks = iter(_tracebacks([frames for frames, _ in places if frames]))
     return [
         source_info_util.SourceInfo(
-            None if frame is None else next(tracebacks), source_info_util.new_name_stack(scope)
+            next(tracebacks) if frames else None, source_info_util.new_name_stack(scope)
         )
-        for frame, scope in places
+        for frames, scope in places
     ]
 
 
-def _tracebacks(frames: Sequence[tuple[str, int, int, str]]) -> list[Any]:
-    """A traceback for each frame, with no other of a user's frames in it.
+def _tracebacks(stacks: Sequence[Sequence[FramePosition]]) -> list[Any]:
+    """A traceback for each stack of frames, with no other of a user's frames in it.
 
     A traceback can only be taken of a running stack. So for each frame there is a function whose
-    code says that it comes from there, called at the bottom of a thread's empty stack.
+    code says that it comes from there; they call one another at the bottom of a thread's empty
+    stack.
     """
     results: list[Any] = []
-    functions = [_function_at(frame) for frame in frames]
-    calls = map(operator.call, functions, repeat(xla_client.Traceback.get_traceback))
-    thread = threading.Thread(target=results.extend, args=(calls,))
+    function_at = cache(_function_at)
+
+    def fill() -> None:
+        for frames in stacks:
+            call = xla_client.Traceback.get_traceback
+            for frame in reversed(frames):
+                call = partial(function_at(frame), call)
+            results.append(call())
+
+    thread = threading.Thread(target=fill)
     thread.start()
     thread.join()
     return results
 
 
-def _function_at(frame: tuple[str, int, int, str]) -> Callable[..., Any]:
+def _function_at(frame: FramePosition) -> Callable[..., Any]:
     """A function that calls its argument, and seems to do so in another place."""
     file, line, column, name = frame
     tree = ast.parse("lambda f: f()", mode="eval")

@@ -26,6 +26,7 @@ from jaxprtool.errors import (
     did_you_mean,
     user_frames,
 )
+from jaxprtool.ir.frames import add_target_file
 
 _FORM = "write package.module:function or path/file.py:function"
 
@@ -52,6 +53,8 @@ def resolve(target: str) -> Target:
         missing = "module or file" if not place else "function"
         raise TargetError(f"the target '{target}' names no {missing}", _FORM)
     module = import_place(place)
+    if (file := getattr(module, "__file__", None)) is not None:
+        add_target_file(file)
     value = _attribute(module, path, place)
     if not callable(value):
         kind = type(value).__name__

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, cast
 from jaxprtool import jaxcompat
 from jaxprtool.ir.border import NamedValue, border
 from jaxprtool.ir.equations import bodies, type_of
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.signatures import value_text
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render import documents
+from jaxprtool.render.comments import source_line
 from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 from jaxprtool.render.rows import Reader
 
@@ -56,6 +58,7 @@ class _Documents:
         self.reader = Reader(root)
         self.options = options
         self.selection = options.selection()
+        self.frames = frames_now()
         self._called: dict[Jaxpr, int] = {}
 
     def named(
@@ -91,8 +94,10 @@ class _Documents:
         }
         if eqn.effects:
             document["effects"] = sorted(map(str, eqn.effects))
-        if self.options.source and (frame := jaxcompat.user_frame(eqn)):
-            document["source"] = {"file": frame[0], "line": frame[1]}
+        if self.options.source and (place := self.frames.place(eqn)):
+            document["source"] = source_line(self.frames, place.frame)
+            if place.library:
+                document["library"] = source_line(self.frames, place.library)
         if self.options.scopes and (scope := jaxcompat.name_stack(eqn)):
             document["scope"] = scope
         return document

@@ -3,48 +3,69 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Sequence
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.frames import BEHIND, Frames, frames_now
+from jaxprtool.ir.notation.tokens import Comment, SourceLine
 from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.render import documents
 from jaxprtool.render.rendering import ShowOptions
 
 
 class SourceComments:
-    """Where equations come from, each looked up once; the equations must outlive it."""
+    """Where equations come from, each looked up once; the equations must outlive it.
 
-    def __init__(self, options: ShowOptions):
+    Args:
+        options: What is shown.
+        folders: Whether files are named with their folders.
+    """
+
+    def __init__(self, options: ShowOptions, folders: bool = True):
         self._options = options
-        self._comments: dict[tuple[int, int], str | None] = {}
-        self._lines: dict[object, str | None] = {}
+        self._folders = folders
+        self._frames = frames_now()
+        self._comments: dict[tuple[int, int], Sequence[str]] = {}
+        self._places: dict[object, Sequence[str]] = {}
 
-    def comment(self, eqn: JaxprEqn) -> str | None:
-        """Return `# file.py:3, scope: outer/inner`, as far as it is asked for and known."""
+    def comment(self, eqn: JaxprEqn) -> Sequence[str]:
+        """Return the tokens of `# file.py:3 ← library/file.py:8, scope: outer/inner`.
+
+        It has what is asked for and known, and is empty without any.
+        """
         info = eqn.source_info
         key = id(info.traceback), id(info.name_stack)
-        if key not in self._comments:
-            line = self.line(eqn) if self._options.source else None
-            scope = jaxcompat.name_stack(eqn) if self._options.scopes else None
-            parts = [line, f"scope: {scope}" if scope else None]
-            text = ", ".join(part for part in parts if part)
-            self._comments[key] = f"# {text}" if text else None
-        return self._comments[key]
+        tokens = self._comments.get(key)
+        if tokens is None:
+            place = self.place(eqn) if self._options.source else ()
+            scope = jaxcompat.name_stack(eqn) if self._options.scopes else ""
+            scoped = [Comment(f"{', ' if place else ''}scope: {scope}")] if scope else []
+            tokens = [Comment("# "), *place, *scoped] if place or scoped else ()
+            self._comments[key] = tokens
+        return tokens
 
-    def line(self, eqn: JaxprEqn) -> str | None:
-        """Return `file.py:3`, or None if it is unknown."""
+    def place(self, eqn: JaxprEqn) -> Sequence[str]:
+        """Return the tokens of `file.py:3 ← library/file.py:8`; none if it is unknown."""
         traceback = eqn.source_info.traceback
-        if traceback not in self._lines:
-            frame = jaxcompat.user_frame(eqn)
-            self._lines[traceback] = f"{short_path(frame[0])}:{frame[1]}" if frame else None
-        return self._lines[traceback]
+        tokens = self._places.get(traceback)
+        if tokens is None:
+            tokens = self._places[traceback] = self._tokens(eqn)
+        return tokens
+
+    def _tokens(self, eqn: JaxprEqn) -> Sequence[str]:
+        place = self._frames.place(eqn)
+        if place is None:
+            return ()
+        place = place.chosen(self._options.frames)
+        first, *behind = map(self._frames.text, (place.frame, *place.behind))
+        if not self._folders:
+            first, *behind = map(os.path.basename, (first, *behind))
+        own = self._frames.is_users(place.frame.file)
+        tokens = [SourceLine(first) if own else Comment(first)]
+        return [*tokens, Comment("".join(BEHIND + each for each in behind))] if behind else tokens
 
 
-def short_path(path: str) -> str:
-    """Return a path relative to the current folder if it lies below it, else its last two parts."""
-    if not os.path.isabs(path):
-        return path
-    relative = os.path.relpath(path)
-    if not relative.startswith(os.pardir):
-        return relative
-    parts = Path(path).parts
-    return "/".join(("…", *parts[-2:])) if len(parts) > 3 else path
+def source_line(frames: Frames, frame: UserFrame) -> documents.SourceLine:
+    """Return the document of a frame."""
+    return {"file": frames.path(frame.file), "line": frame.line}

@@ -15,7 +15,9 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 class SourceLine(TypedDict):
     """A place in a source file."""
 
-    file: Annotated[str, "The path."]
+    file: Annotated[
+        str, "The path: from the folder of the user's files, or of a library from its package on."
+    ]
     line: Annotated[int, "The line, from 1."]
 
 
@@ -77,6 +79,9 @@ class Equation(TypedDict):
     effects: NotRequired[Annotated[list[str], "Its effects, as text, if it has any."]]
     source: NotRequired[
         Annotated[SourceLine, "The line of the user's code that it comes from, if that is known."]
+    ]
+    library: NotRequired[
+        Annotated[SourceLine, "If that line calls a library: the line of this that it comes from."]
     ]
     scope: NotRequired[Annotated[str, "Its name stack, if it has one."]]
 
@@ -221,6 +226,9 @@ class Variable(TypedDict):
     dtype: Annotated[str, "Its dtype, as NumPy calls it."]
     bytes: Annotated[int | None, "Its size; null where it is unknown."]
     source: Annotated[SourceLine | None, "The line that declares it; null where it is unknown."]
+    library: NotRequired[
+        Annotated[SourceLine, "If that line calls a library: the line of this that declares it."]
+    ]
 
 
 class UnzipDocument(TypedDict):
@@ -258,7 +266,9 @@ class VmapDocument(TypedDict):
 class SourceRange(TypedDict):
     """Lines of a source file."""
 
-    file: Annotated[str, "The path."]
+    file: Annotated[
+        str, "The path: from the folder of the user's files, or of a library from its package on."
+    ]
     first: Annotated[int, "The first line, from 1."]
     last: Annotated[int, "The last line."]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from jaxprtool.ir.notation.layout import COMMENT_COLUMN
-from jaxprtool.ir.notation.tokens import BINDER, BinderToken, Comment, PrimitiveName
+from jaxprtool.ir.notation.tokens import BINDER, BinderToken, Comment, PrimitiveName, SourceLine
 
 #: The tokens of a line, or of what stands in a column of it.
 Cell: TypeAlias = Sequence[str]
@@ -78,7 +78,10 @@ def _broken(line: list[str], width: int) -> Iterator[str]:
     binders = (before is BINDER for before in ("", *line))
     line = [BinderToken(t) if bound else t for t, bound in zip(line, binders, strict=False)]
     indent = line.pop(0) if line[0].isspace() else ""
-    comment = line.pop() if len(line) > 1 and isinstance(line[-1], Comment) else None
+    end = len(line)
+    while end > 1 and isinstance(line[end - 1], Comment | SourceLine):
+        end -= 1
+    line, comment = line[:end], line[end:]
     if comment and line[-1].isspace():
         line.pop()
     room = width - len(indent) - _INDENT
@@ -89,21 +92,22 @@ def _broken(line: list[str], width: int) -> Iterator[str]:
         yield indent
         yield from rest
         column = len(indent) + sum(map(len, rest))
-    if comment is None:
+    length = sum(map(len, comment))
+    if not comment:
         return
-    if column + 2 + len(comment) <= width:
+    if column + 2 + length <= width:
         yield "  "
-        yield comment
+        yield from comment
         return
-    start = max(len(indent), min(COMMENT_COLUMN, width - len(comment)))
-    for rest in wrapped([comment], width - start):
+    start = max(len(indent), min(COMMENT_COLUMN, width - length))
+    for rest in wrapped(comment, width - start):
         yield "\n" + " " * start
         yield from rest
 
 
 def parts(token: str) -> list[str]:
     """Return the spaces in a token and the pieces after which it may be broken."""
-    path = isinstance(token, Comment | PrimitiveName)
+    path = isinstance(token, Comment | PrimitiveName | SourceLine)
     return (_PATH_PARTS if path else _PARTS).findall(token)
 
 

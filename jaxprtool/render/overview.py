@@ -7,6 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from jaxprtool.ir.border import ValueGroup, border, grouped, top_jaxpr
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.tokens import (
@@ -19,7 +20,6 @@ from jaxprtool.ir.notation.tokens import (
 )
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr
-from jaxprtool.render.comments import short_path
 from jaxprtool.render.grid import Cell, columns
 from jaxprtool.render.lines import cut, lines_of
 from jaxprtool.render.listing import Listing
@@ -90,9 +90,9 @@ def _primitives(found: Overview) -> list[list[Cell]]:
 
 def _facts(found: Overview) -> list[list[Cell]]:
     """Return rows of a label, a name, and what is to be said of it."""
+    frames = frames_now()
     lines = [
-        (Comment(f"{short_path(frame.file)}:{frame.line}"), plural(number, "equation"))
-        for frame, number in found.lines
+        (Comment(frames.text(frame)), plural(number, "equation")) for frame, number in found.lines
     ]
     return [
         *_rows("arguments", [(BinderToken(each.name), _size(each)) for each in found.arguments]),

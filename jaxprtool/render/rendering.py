@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
+from jaxprtool.ir.frames import FrameChoice
 from jaxprtool.ir.notation.selection import Selection
 
 
@@ -18,6 +19,7 @@ class ShowOptions:
     Attributes:
         width: How many columns there are.
         source: Whether each equation is shown with the line that it comes from.
+        frames: Which frames of it: the user's own with the library's behind it, or others.
         scopes: Whether each equation is shown with its name stack.
         types: Whether what is bound is shown with its type.
         depth: Bodies nested deeper become one line with the count of their equations.
@@ -28,6 +30,7 @@ class ShowOptions:
 
     width: int = 80
     source: bool = False
+    frames: FrameChoice = "mine"
     scopes: bool = False
     types: bool = True
     depth: int | None = None

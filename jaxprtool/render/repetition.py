@@ -11,8 +11,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.render import documents, theme
-from jaxprtool.render.comments import short_path
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.runs import duration
 from jaxprtool.render.stats import in_bytes, new_table, plural
@@ -29,7 +29,7 @@ _MOST_SMALL = 5
 
 def repetition_table(found: Repetition, width: int) -> Rendering:
     """Return a row for each repeated body, those that it calls below it, and what is left."""
-    shown = _rendering(found, width, short_path)
+    shown = _rendering(found, width, frames_now().path)
     if max(map(len, replace(shown, width=1000).plain().splitlines())) > width:
         return _rendering(found, width, os.path.basename)
     return shown
@@ -187,15 +187,21 @@ def repetition_document(found: Repetition) -> documents.Repetition:
 
 
 def _body_document(body: RepeatedBody) -> documents.RepeatedBody:
-    at = body.source
     return {
         "name": body.name,
         "copies": body.copies,
         "equations": body.equations,
         "share": body.share,
-        "source": {"file": at.file, "first": at.first, "last": at.last} if at else None,
+        "source": _source_document(body.source),
         "bodies": list(map(_body_document, body.bodies)),
     }
+
+
+def _source_document(source: SourceRange | None) -> documents.SourceRange | None:
+    if source is None:
+        return None
+    file = frames_now().path(source.file)
+    return {"file": file, "first": source.first, "last": source.last}
 
 
 def measured_document(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from jaxprtool import jaxcompat
@@ -27,7 +26,7 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
     where it comes first. Source files are named without their folders.
     """
     about = border(program)
-    reader, comments = Reader(about.jaxpr), SourceComments(options)
+    reader, comments = Reader(about.jaxpr), SourceComments(options, folders=False)
     selection = options.selection()
     headings = ["#", "outputs", "primitive", "inputs", "parameters"]
     headings += ["source"] if options.source else []
@@ -46,7 +45,7 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
             _parameters(reader, row, selection),
         ]
         if options.source:
-            cells.append([Comment(os.path.basename(comments.line(row) or ""))])
+            cells.append(comments.place(row))
         if options.scopes:
             cells.append([Comment(jaxcompat.name_stack(row))])
         rows.append(cells)

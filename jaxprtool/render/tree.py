@@ -95,7 +95,7 @@ class _Lines:
 
     def _comment(self, eqn: JaxprEqn) -> list[str]:
         comment = self._comments.comment(eqn)
-        return ["  ", Comment(comment)] if comment else []
+        return ["  ", *comment] if comment else []
 
 
 def _branches(items: Sequence[T], guides: str) -> Iterator[tuple[T, str, str]]:

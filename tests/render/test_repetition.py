@@ -3,7 +3,7 @@
 from jaxprtool.analysis.repetition import RepeatedBody, Repetition, SourceRange
 from jaxprtool.render.repetition import repetition_line, repetition_table
 
-SOURCE = SourceRange("/a/long/way/to/the/package/of/models/attention.py", 10, 20)
+SOURCE = SourceRange("/python/site-packages/models/attention.py", 10, 20)
 
 
 def body(name, copies=2):
@@ -16,7 +16,7 @@ def shown(found, width=100):
 
 def test_a_path_is_shortened_to_what_fits():
     found = Repetition("loss", 1000, 500, 100, (body("layer", 12),))
-    assert shown(found, 100)[3].endswith(" …/models/attention.py:10-20")
+    assert shown(found, 100)[3].endswith(" models/attention.py:10-20")
     assert shown(found, 66)[3].endswith("  attention.py:10-20")
 
 

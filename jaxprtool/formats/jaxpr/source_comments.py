@@ -1,9 +1,12 @@
 """Where equations come from, as the comments of a `.jaxpr` file say it.
 
-    # model.py:12:8 (loss) in layer/dense
+    # model.py:12:8 (loss) ← flax/linen/linear.py:199:8 (__call__) in layer/dense
 
-Each part may be missing. The file is one of the header's table, which has its whole path; a
-comment that names none of them, or that is not of this form, is just a comment.
+First comes the user's own frame, and behind it the library's that it calls, if there is one; then
+the name scopes. Each part may be missing. The files are of the header's table, which has their
+paths: from the user's folder, and of libraries from the folder of installed packages, whatever
+that is where the file is read. A comment that names none of them, or that is not of this form, is
+just a comment.
 """
 
 from __future__ import annotations
@@ -15,14 +18,18 @@ from pathlib import PurePath
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.places import PACKAGES, FramePosition, UserFrame, is_installed
 
-#: The file, line, column and function of an equation, and the name scopes around it.
-Location: TypeAlias = tuple[tuple[str, int, int, str] | None, str]
+#: The frames of an equation, the outermost first, and the name scopes around it.
+Location: TypeAlias = tuple[tuple[FramePosition, ...], str]
 
+_FRAME = re.compile(
+    r"(?P<file>\S.*?):(?P<line>\d{1,8})(?::(?P<column>\d{1,8}))?(?: \((?P<function>[^()]*)\))?"
+)
 _LOCATION = re.compile(
-    r"(?:(?P<file>\S.*?):(?P<line>\d{1,8})(?::(?P<column>\d{1,8}))?(?: \((?P<function>[^()]*)\))?)?"
+    r"(?P<frames>\S.*?:\d{1,8}(?::\d{1,8})?(?: \([^()]*\))?)?"
     r"(?:(?:^| )in (?:'(?P<quoted>[^']+)'|(?P<scope>\S+)))?"
 )
 
@@ -31,50 +38,75 @@ class SourceComments:
     """The source locations of equations as comments, and the files that the comments mention.
 
     Each is looked up once; the equations must outlive it.
+
+    Args:
+        source: Whether the comments have more than name scopes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: bool) -> None:
         self.files: dict[str, str] = {}
-        self._names: dict[str, str | None] = {}
-        self._comments: dict[tuple[int, int], str | None] = {}
+        self._source = source
+        self._places = frames_now()
+        self._paths: dict[str, str] = {}
+        self._names: dict[tuple[str, bool], str | None] = {}
+        self._comments: dict[tuple[int, int], tuple[str, ...]] = {}
         self._frames: dict[object, str] = {}
 
-    def comment(self, eqn: JaxprEqn) -> str | None:
-        """`# file.py:12:8 (function) in outer/inner`, as far as it is known."""
+    def comment(self, eqn: JaxprEqn) -> tuple[str, ...]:
+        """`# file.py:12:8 (function) in outer/inner`, as far as it is known, as one token."""
         info = eqn.source_info
         key = id(info.traceback), id(info.name_stack)
         if key not in self._comments:
             scope = _scope_text(jaxcompat.name_stack(eqn))
-            parts = [self._frame(eqn), f"in {scope}" if scope else ""]
+            parts = [self._frame(eqn) if self._source else "", f"in {scope}" if scope else ""]
             text = " ".join(filter(None, parts))
-            self._comments[key] = f"# {text}" if text else None
+            self._comments[key] = (f"# {text}",) if text else ()
         return self._comments[key]
 
     def _frame(self, eqn: JaxprEqn) -> str:
         traceback = eqn.source_info.traceback
         if traceback not in self._frames:
-            frame = jaxcompat.user_frame(eqn)
-            self._frames[traceback] = self._frame_text(frame) if frame else ""
+            self._frames[traceback] = self._place_text(eqn)
         return self._frames[traceback]
 
-    def _frame_text(self, frame: UserFrame) -> str:
-        name, function = self._file(frame.file), frame.function
+    def _place_text(self, eqn: JaxprEqn) -> str:
+        place = self._places.place(eqn)
+        if place is None:
+            return ""
+        texts = [self._frame_text(place.frame, not self._places.is_users(place.frame.file))]
+        if place.library is not None:
+            texts.append(self._frame_text(place.library, True))
+        return BEHIND.join(filter(None, texts))
+
+    def _frame_text(self, frame: UserFrame, library: bool) -> str:
+        name, function = self._file(frame.file, library), frame.function
         if name is None:
             return ""
         known = function.isprintable() and not set(function) & set("()")
         return f"{name}:{frame.line}:{frame.column + 1}" + (f" ({function})" if known else "")
 
-    def _file(self, path: str) -> str | None:
-        """The name of a file in comments: the end of its path, as much of it as tells it."""
-        if path not in self._names:
+    def _file(self, file: str, library: bool) -> str | None:
+        """The name of a file in comments: of a library its path, else as much of it as tells it."""
+        if (file, library) not in self._names:
+            path = self._path(file)
+            path = f"{PACKAGES}/{path}" if library else path
             name = self._distinct(path) if path.isprintable() else None
-            self._names[path] = name
+            self._names[file, library] = name
             if name is not None:
                 self.files[name] = path
-        return self._names[path]
+        return self._names[file, library]
+
+    def _path(self, file: str) -> str:
+        """The path of a file, with more of its folders if another one is called so."""
+        known, parts = self._places.path(file), PurePath(file).parts
+        longer = range(len(PurePath(known).parts) + 1, len(parts))
+        paths = [known, *("/".join(parts[-n:]) for n in longer)]
+        return next((p for p in paths if self._paths.setdefault(p, file) == file), known)
 
     def _distinct(self, path: str) -> str:
         parts = [re.sub(r"[^\w./+-]", "_", part) for part in PurePath(path).parts] or ["file"]
+        if is_installed(path):
+            parts = ["/".join(parts[1:])]
         names = ("/".join(parts[-n:]) for n in range(1, len(parts) + 1))
         numbered = (f"{parts[-1]}.{n}" for n in count(2))
         return next(n for names in (names, numbered) for n in names if n not in self.files)
@@ -89,16 +121,19 @@ def _scope_text(scope: str) -> str:
 def source_infos(comments: Iterable[str], files: Mapping[str, str]) -> dict[str | None, object]:
     """What an equation with each of the comments, or with none, bears as its `source_info`."""
     texts = list(dict.fromkeys(comments))
-    locations = [(None, ""), *(_location(text, files) for text in texts)]
+    locations: list[Location] = [((), ""), *(_location(text, files) for text in texts)]
     return dict(zip((None, *texts), jaxcompat.source_infos(locations), strict=True))
 
 
 def _location(comment: str, files: Mapping[str, str]) -> Location:
     found = _LOCATION.fullmatch(comment)
-    if not comment.isprintable() or not found or found["file"] not in (None, *files):
-        return None, ""
-    scope = found["scope"] or found["quoted"] or ""
-    if not found["file"]:
-        return None, scope
-    line, column = int(found["line"]), int(found["column"] or 1) - 1
-    return (files[found["file"]], line, column, found["function"] or "<unknown>"), scope
+    if not comment.isprintable() or not found:
+        return (), ""
+    frames = []
+    for text in found["frames"].split(BEHIND) if found["frames"] else ():
+        frame = _FRAME.fullmatch(text)
+        if frame is None or frame["file"] not in files:
+            return (), ""
+        line, column = int(frame["line"]), int(frame["column"] or 1) - 1
+        frames.append((files[frame["file"]], line, column, frame["function"] or "<unknown>"))
+    return tuple(frames), found["scope"] or found["quoted"] or ""

@@ -5,10 +5,10 @@
     name = 'loss'
     arguments = (({'b': "params['b']", 'w': "params['w']"}, 'x'), {})
     results = 'result'
-    files = {'model.py': '/home/me/model.py'}
+    files = {'layers.py': 'net/layers.py'}
 
     { lambda a:f32[3]=[1.0, 2.0, 3.0]; b:f32[4] c:f32[3,4] d:f32[8,3]. let
-        e:f32[8,4] = dot_general[...] d c         # model.py:12:8 (loss) in layer/dense
+        e:f32[8,4] = dot_general[...] d c         # layers.py:12:8 (loss) in layer/dense
       in (e,) }
 
 The first line has the version of the format. Then come the JAX that wrote it, the program's name,
@@ -50,7 +50,13 @@ from jaxprtool.jaxcompat import Jaxpr, context_settings
 WIDTH = 80
 
 
-def write(program: Program, path: str | os.PathLike[str], *, callbacks: str = "refuse") -> None:
+def write(
+    program: Program,
+    path: str | os.PathLike[str],
+    *,
+    callbacks: str = "refuse",
+    source: bool = True,
+) -> None:
     """Write a program to a file, and its large constants to an `.npz` file beside it.
 
     The constants are in the text where it goes to a device or a pipe. A program that is there is
@@ -61,30 +67,34 @@ def write(program: Program, path: str | os.PathLike[str], *, callbacks: str = "r
         path: The file to write.
         callbacks: What to do with Python functions that the program calls: "refuse" them, or
             "stub": write each as one of the same type, which raises if it is called.
+        source: Whether comments say where in the user's source equations come from. Their name
+            scopes are written in any case.
 
     Raises:
         UnsupportedError: With the equation and its source line, if the program holds Python
             functions or other live objects.
         OutputError: If a file cannot be written.
     """
-    write_all([(program, path)], callbacks=callbacks)
+    write_all([(program, path)], callbacks, source)
 
 
 def write_all(
-    programs: Iterable[tuple[Program, str | os.PathLike[str]]], callbacks: str = "refuse"
+    programs: Iterable[tuple[Program, str | os.PathLike[str]]],
+    callbacks: str = "refuse",
+    source: bool = True,
 ) -> None:
     """Write programs as `write` does: all of them, or none if one cannot be written."""
     texts, stubs = [], are_stubs(callbacks)
     for program, path in programs:
         name = check_path(path)
-        content, arrays = _rendered(program, None if is_stream(name) else name, stubs)
+        content, arrays = _rendered(program, None if is_stream(name) else name, stubs, source)
         texts.append(Text(name, content, arrays))
     write_texts(texts)
 
 
-def text(program: Program, callbacks: str = "refuse") -> str:
+def text(program: Program, callbacks: str = "refuse", source: bool = True) -> str:
     """A program as the text of a file that has nothing beside it. Raises UnsupportedError."""
-    return _rendered(program, None, are_stubs(callbacks))[0]
+    return _rendered(program, None, are_stubs(callbacks), source)[0]
 
 
 def require_writable(program: Program, callbacks: str = "refuse") -> None:
@@ -94,11 +104,15 @@ def require_writable(program: Program, callbacks: str = "refuse") -> None:
 
 @rules_followed()
 def _rendered(
-    program: Program, path: str | None, stubs: bool, quoted: frozenset[str] = frozenset()
+    program: Program,
+    path: str | None,
+    stubs: bool,
+    source: bool = True,
+    quoted: frozenset[str] = frozenset(),
 ) -> tuple[str, dict[str, np.ndarray]]:
     """Return the text of a program's file, and the arrays to put beside it: none without a path."""
     _require_shallow(program)
-    notation, comments = FileNotation(path is None, quoted, stubs), SourceComments()
+    notation, comments = FileNotation(path is None, quoted, stubs), SourceComments(source)
     try:
         root = notation.hold(program.jaxpr)
         if root.eqns:
@@ -107,7 +121,7 @@ def _rendered(
         # A word without quotes is a text, unless a jaxpr bears it as its name.
         clashes = notation.words.intersection(layout.shared.values()) - quoted
         if clashes:
-            return _rendered(program, path, stubs, frozenset(clashes))
+            return _rendered(program, path, stubs, source, frozenset(clashes))
         body = "".join(layout.tokens())
         arrays = notation.constants.stored
         beside = constants_file(path, arrays) if path and arrays else None

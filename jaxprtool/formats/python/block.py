@@ -35,7 +35,7 @@ from jaxprtool.formats.python.layout import (
     statement,
     unpacking,
 )
-from jaxprtool.formats.python.module import Module
+from jaxprtool.formats.python.module import Module, Origin
 from jaxprtool.formats.python.naming import LocalNames
 from jaxprtool.formats.python.selection import TextTemplate
 from jaxprtool.formats.python.values import literal
@@ -65,7 +65,7 @@ class Pending:
     pieces: Sequence[Piece]
     level: int
     parts: int
-    origin: tuple[str, str] | None = None
+    origin: Origin | None = None
 
 
 class Block:
@@ -97,7 +97,7 @@ class Block:
         self._around: tuple[str, ...] = module.settings_now
         self._entered: tuple[str, ...] = self._around
         # The function of the user's code that the last line comes from.
-        self._origin: tuple[str, str] | None = None
+        self._origin: Origin | None = None
 
     def write(self, results: object) -> None:
         """Write all equations, and the return of `results`.
@@ -259,14 +259,13 @@ class Block:
             self._comment(w.origin)
             self.assign(w.var, w.pieces)
 
-    def _comment(self, origin: tuple[str, str] | None) -> None:
+    def _comment(self, origin: Origin | None) -> None:
         """Say from which function the lines that follow come, where that is another."""
         if origin is None or origin == self._origin:
             return
-        function, file = origin
-        known = self._origin is not None and self._origin[1] == file
-        text = function if known else f"{function}, {file}"
-        self.lines.append(f"{INDENT * self._depth}# {text}")
+        known = self._origin is not None and self._origin.file == origin.file
+        text = origin.function if known else f"{origin.function}, {origin.file}"
+        self.lines.append(f"{INDENT * self._depth}# {text}{origin.behind}")
         self._origin = origin
 
     # --- results ------------------------------------------------------------------------------

@@ -52,7 +52,13 @@ from jaxprtool.ir.program import Program
 __all__ = ["python_rules", "to_python", "write_python"]
 
 
-def to_python(program: Program, *, constants: str | None = None, callbacks: str = "refuse") -> str:
+def to_python(
+    program: Program,
+    *,
+    constants: str | None = None,
+    callbacks: str = "refuse",
+    source: bool = True,
+) -> str:
     """Return the source of a Python module whose function computes what the program does.
 
     Args:
@@ -60,35 +66,42 @@ def to_python(program: Program, *, constants: str | None = None, callbacks: str 
         constants: The name of an .npz file, from which the module reads large constants if it
             lies beside it (see `write_python`). If None, all constants are in the text.
         callbacks: "refuse", or "stub": then functions that raise stand for callbacks.
+        source: Whether comments say which functions of the user's the lines come from.
 
     Raises:
         UnsupportedError: For what cannot be written, callbacks into live Python above all; it
             names the equation and its source line.
     """
     file = None if constants is None else lambda names: constants
-    return _source(Module(program, file, are_stubs(callbacks)))
+    return _source(Module(program, file, are_stubs(callbacks), source))
 
 
 def write_python(
-    program: Program, path: str | os.PathLike[str], *, callbacks: str = "refuse"
+    program: Program,
+    path: str | os.PathLike[str],
+    *,
+    callbacks: str = "refuse",
+    source: bool = True,
 ) -> None:
     """Write the module to a file, and its large constants, if any, to an .npz file beside it.
 
     The constants are in the module where it goes to a device or a pipe. Raises as `to_python` does,
     and OutputError; then neither file is there, or as it was.
     """
-    write_all([(program, path)], callbacks)
+    write_all([(program, path)], callbacks, source)
 
 
 def write_all(
-    programs: Iterable[tuple[Program, str | os.PathLike[str]]], callbacks: str = "refuse"
+    programs: Iterable[tuple[Program, str | os.PathLike[str]]],
+    callbacks: str = "refuse",
+    source: bool = True,
 ) -> None:
     """Write modules as `write_python` does: all of them, or none if one cannot be written."""
     texts = []
     for program, path in programs:
         name = check_path(path)
         file = None if is_stream(name) else partial(constants_file, name)
-        module = Module(program, file, are_stubs(callbacks))
+        module = Module(program, file, are_stubs(callbacks), source)
         texts.append(Text(name, _source(module), module.arrays))
     # A module is imported for a while before it reads its constants, and only once.
     write_texts(texts, keep_previous=True)

@@ -6,11 +6,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr.constants import digest
 from jaxprtool.formats.python import constants
 from jaxprtool.formats.python.expressions import (
@@ -35,13 +34,23 @@ from jaxprtool.formats.python.selection import TextTemplates
 from jaxprtool.formats.python.symbols import bindings, finds_its_symbols, sizes_by_symbol
 from jaxprtool.formats.python.values import dtype_name, literal
 from jaxprtool.ir.equations import equations
+from jaxprtool.ir.frames import Place, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var, open_jaxpr
+from jaxprtool.jaxcompat.places import UserFrame
 from jaxprtool.primitives import scope_of
 
 #: What makes the setting in which JAX traces a body.
 Setting = Callable[[], AbstractContextManager[object]]
+
+
+class Origin(NamedTuple):
+    """A function of the user's, its file, and the library's behind it, as a comment says it."""
+
+    function: str
+    file: str
+    behind: str
 
 
 class Module:
@@ -52,6 +61,7 @@ class Module:
         file: The name of the file beside the module, by the constants that are in it; None if
             all constants are in the text.
         stub_callbacks: Whether functions that raise stand for callbacks.
+        source: Whether comments say which functions of the user's the lines come from.
     """
 
     def __init__(
@@ -59,6 +69,7 @@ class Module:
         program: Program,
         file: Callable[[Iterable[str]], str] | None,
         stub_callbacks: bool,
+        source: bool = True,
     ):
         self.program = program
         self.file = file
@@ -83,7 +94,9 @@ class Module:
         self._module_values: dict[object, str] = {}
         self._constants: dict[int, str] = {}
         self._literals: dict[tuple[int, bool], tuple[str, int, Literal]] = {}
-        self._origins: dict[object, tuple[str, str] | None] = {}
+        self._origins: dict[object, Origin | None] = {}
+        self._source = source
+        self._frames = frames_now()
         self._kept: list[AnyJaxpr] = []
         self._contexts: dict[tuple[int, bool], tuple[str, ...]] = {}
         self._symbols: dict[str, str] = {}
@@ -236,14 +249,26 @@ class Module:
             self._literals[id(atom), typed] = known
         return known[:2]
 
-    def origin(self, eqn: JaxprEqn) -> tuple[str, str] | None:
-        """Return the function of the user's code that an equation comes from, and its file."""
+    def origin(self, eqn: JaxprEqn) -> Origin | None:
+        """Return the function of the user's code that an equation comes from, if that is told."""
         traceback = eqn.source_info.traceback
         if traceback not in self._origins:
-            frame = jaxcompat.user_frame(eqn)
-            found = (frame[2].split(".")[-1], os.path.basename(frame[0])) if frame else None
-            self._origins[traceback] = found
+            place = self._frames.place(eqn) if self._source else None
+            self._origins[traceback] = None if place is None else _origin(place)
         return self._origins[traceback]
+
+
+def _origin(place: Place) -> Origin | None:
+    library = place.library
+    behind = "" if library is None else f" ← {_function(library)}, {os.path.basename(library.file)}"
+    found = Origin(_function(place.frame), os.path.basename(place.frame.file), behind)
+    return found if all(map(str.isprintable, found)) else None  # it is to be one line
+
+
+def _function(frame: UserFrame) -> str:
+    """Return a function's name; of a method that Python calls by itself, that of its class."""
+    *outer, name = frame.function.split(".")
+    return outer[-1] if outer and name.startswith("__") else name
 
 
 def _settings(context: Any, marked: bool) -> Iterator[Expression]:

@@ -12,7 +12,7 @@ A variable's name brings the space before it along, so that it is one string whe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.notation.names import shared_jaxprs
@@ -23,6 +23,9 @@ from jaxprtool.jaxcompat import Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, V
 
 #: Where comments begin, unless the line is longer than that.
 COMMENT_COLUMN = 50
+
+#: Returns the tokens of the comment on an equation; none if there is nothing to say.
+Commenter: TypeAlias = Callable[[JaxprEqn], Sequence[str]]
 
 
 #: The columns that are left to say how many variables are not shown.
@@ -85,7 +88,7 @@ class Layout:
         width: int,
         types: bool,
         selection: Selection,
-        comment: Callable[[JaxprEqn], str | None] | None,
+        comment: Commenter | None,
         notation: Notation | None = None,
         cut: bool = False,
     ):
@@ -121,7 +124,7 @@ class Layout:
     def _begin(self) -> None:
         self._out: list[str] = []
         self._line_start = 0
-        self._pending: str | None = None
+        self._pending: Sequence[str] = ()
 
     def _name_all(self) -> None:
         """Write everything once, so that each variable has the name it has in the full listing."""
@@ -161,9 +164,9 @@ class Layout:
         self._out.append(_newline(indent))
 
     def _end_line(self) -> None:
-        if self._pending is not None:
-            self._put(self._gap(self._column()), Comment(self._pending))
-            self._pending = None
+        if self._pending:
+            self._put(self._gap(self._column()), *self._pending)
+            self._pending = ()
 
     def _gap(self, column: int) -> str:
         """The space before a comment on a line of which `column` columns are written."""
@@ -300,10 +303,10 @@ class Layout:
         signature = self.notation.signature
         return ((None, r) if isinstance(r, int) else (r[1], signature(r[1])) for r in rows)
 
-    def _only_comment(self, jaxpr: Jaxpr, depth: int) -> str | None:
+    def _only_comment(self, jaxpr: Jaxpr, depth: int) -> Sequence[str]:
         """The comment of the one equation of a jaxpr that has been written on one line."""
         shown = self.comment and jaxpr.eqns and not self.selection.folds(depth)
-        return self.comment(jaxpr.eqns[0]) if shown and self.comment else None
+        return self.comment(jaxpr.eqns[0]) if shown and self.comment else ()
 
     # --- equations ----------------------------------------------------------------------------
 
@@ -339,7 +342,7 @@ class Layout:
             if not (flat or middle.breaks(column, last, width)):
                 self._long_equation(eqn, signature, indent, depth)
                 continue
-            if self._pending is not None:
+            if self._pending:
                 self._end_line()
             out += newline, BINDER, name
             if flat:
@@ -349,8 +352,9 @@ class Layout:
             else:
                 out += middle.first_line
                 column += middle.first_width
-            if comment is not None and (text := comment(eqn)):
-                self._put(self._gap(column), Comment(text))
+            if comment is not None and (tokens := comment(eqn)):
+                out.append(self._gap(column))
+                out += tokens
             if not flat:
                 out += middle.more_lines
                 out += operands

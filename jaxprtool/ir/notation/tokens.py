@@ -59,6 +59,12 @@ class Comment(Token):
     __slots__ = ()
 
 
+class SourceLine(Token):
+    """In a comment, a line of the user's own source."""
+
+    __slots__ = ()
+
+
 class SharedName(Token):
     """The name of a jaxpr that is printed once, above, and used more than once."""
 

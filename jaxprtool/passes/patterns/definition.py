@@ -40,7 +40,7 @@ class Match:
     `.shape`, `.dtype`, `.ndim`. `values` has those arguments that are constants: a NumPy scalar,
     also for an array that is one number throughout, or an array. `sizes` are those that the
     pattern names. `equations` are the program's that are to go, and `source` is the line of the
-    user's code, `file.py:12`, that made the last of them (None if unknown).
+    user's code, `file.py:12`, that made the last of them (None if unknown), for messages.
     """
 
     rewrite: str

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir import rewrite as engine
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.rewrite import RewriteRule, Writer
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns import types
@@ -251,12 +252,12 @@ def _match(
 ) -> Match:
     atoms = {name: fit.atoms[v] for name, v in zip(rewrite.arg_names, form.inputs, strict=True)}
     values = {name: body.value(atom) for name, atom in atoms.items()}
-    frame = jaxcompat.user_frame(body.eqns[max(gone)])
+    source, *_ = frames_now().texts(body.eqns[max(gone)]) or (None,)
     return Match(
         rewrite.name,
         {name: atom.aval for name, atom in atoms.items()},
         {name: value for name, value in values.items() if value is not None},
         sizes,
         tuple(body.eqns[position] for position in sorted(gone)),
-        None if frame is None else f"{frame[0]}:{frame[1]}",
+        source,
     )

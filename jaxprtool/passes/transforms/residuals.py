@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.frames import own_frame
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.regions import regions
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
@@ -106,5 +107,5 @@ def _is_filler(eqn: JaxprEqn, makers: dict[Var, JaxprEqn]) -> bool:
 
 
 def _place(eqn: JaxprEqn) -> str:
-    frame = jaxcompat.user_frame(eqn)
+    frame = own_frame(eqn)
     return f"{os.path.basename(frame[0])}:{frame[1]}" if frame else ""

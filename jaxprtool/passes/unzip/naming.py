@@ -29,14 +29,12 @@ from jaxprtool.ir.source_names import Range, SourceNames, range_of
 from jaxprtool.ir.structured import Call, Scan, view
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Literal, Var
-from jaxprtool.jaxcompat.places import UserFrame, is_users_file, user_frames
+from jaxprtool.jaxcompat.places import UserFrame, is_installed, is_users_file, user_frames
 from jaxprtool.passes.unzip.binding_times import Context, operand_of
 from jaxprtool.passes.unzip.flow import parts_of
 from jaxprtool.passes.unzip.split import Split
 from jaxprtool.passes.unzip.variables import SEPARATOR
 from jaxprtool.primitives import scope_of
-
-_LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 _WORD = re.compile(r"[^\[\]'\"./~]+")
 _SCOPE = re.compile(r"[^/~]+")
@@ -169,7 +167,7 @@ class _Namer:
                 return tuple(_words(name))
             if (name := self.sources.assigned(frame, late, result)) is None:
                 continue
-            if not _LIBRARIES.search(frame.file):
+            if not is_installed(frame.file):
                 return (name,) if found is None else (name, found)
             found = found or name
         return None if found is None else (found,)

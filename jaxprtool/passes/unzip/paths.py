@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import chain, groupby
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import named
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.structured import Call
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.unzip.split import Split
@@ -45,12 +45,8 @@ def _uncut(
 
 
 def _place(eqn: JaxprEqn) -> str | None:
-    """The source line of an equation, from here if it is in a folder below."""
-    frame = jaxcompat.user_frame(eqn)
-    if frame is None:
-        return None
-    path = os.path.relpath(frame[0])
-    return f"{frame[0] if path.startswith(os.pardir) else path}:{frame[1]}"
+    """The line of the user's own source that an equation comes from."""
+    return next(iter(frames_now().texts(eqn)), None)
 
 
 def _line(place: str | None, eqns: Sequence[JaxprEqn]) -> str:

@@ -18,6 +18,7 @@ from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.render.listing import listing
@@ -80,10 +81,14 @@ _SCAN_TREES = re.compile(r"\bft_in=.*?(?=\s+jaxpr=)", re.DOTALL)
 
 
 def places(jaxpr: Any) -> list[Any]:
-    """Where each equation at every depth comes from."""
+    """Where each equation at every depth comes from: its frames, by how files are called."""
+    frames = frames_now()
     found: list[Any] = []
     for eqn in jaxpr.eqns:
-        found.append(((jaxcompat.user_frame(eqn) or ())[:4], jaxcompat.name_stack(eqn)))
+        place = frames.place(eqn)
+        each = [f for f in (place.frame, place.library) if f] if place else []
+        named = [(frames.path(f.file), *f[1:4]) for f in each]
+        found.append((named, jaxcompat.name_stack(eqn)))
         for _, body in sub_jaxprs(eqn):
             found += places(body)
     return found

@@ -1,0 +1,178 @@
+"""Whose code a frame is in, and which frames to name of where an equation comes from.
+
+    model.py:9 ← flax/linen/linear.py:199
+
+First comes the nearest frame in the user's own files, and behind it the library's that they call.
+A file is the user's own if it lies under the current folder, or under the folder or package of a
+TARGET, and not among packages installed there. Where an equation has no such frame, the nearest
+outside of installed packages takes its place; else the library's stands alone.
+
+Which folders these are depends on where a process runs. So `Frames` is for what is shown; a pass
+that names values by their source asks for `own_frame`, which does not look at them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, NamedTuple, TypeAlias
+
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat.places import (
+    FrameReader,
+    UserFrame,
+    after_packages,
+    is_installed,
+    user_frames,
+)
+
+#: Which frames are named: the user's own with the library's behind it, that alone, or all.
+FrameChoice: TypeAlias = Literal["mine", "library", "all"]
+
+
+class Place(NamedTuple):
+    """Where an equation comes from.
+
+    Attributes:
+        frame: The nearest frame of the user's own, or what stands for it.
+        behind: The frames of libraries that it calls, the outermost first.
+    """
+
+    frame: UserFrame
+    behind: tuple[UserFrame, ...] = ()
+
+    @property
+    def library(self) -> UserFrame | None:
+        """The innermost frame behind the user's own."""
+        return self.behind[-1] if self.behind else None
+
+    def chosen(self, choice: FrameChoice) -> Place:
+        """Return the place with the frames that are to be named."""
+        if choice == "all" or not self.behind:
+            return self
+        if choice == "library":
+            return Place(self.behind[-1])
+        return Place(self.frame, self.behind[-1:])
+
+
+#: Stands between the user's own frame and those behind it.
+BEHIND = " ← "
+
+
+class Root(NamedTuple):
+    """A folder whose files are the user's, and the folder that their paths are shown from."""
+
+    folder: str
+    base: str
+
+
+#: The folders of the TARGETs that this process has loaded.
+_targets: dict[Root, None] = {}
+
+
+def add_target_file(file: str) -> None:
+    """Have the package of a TARGET's file, or the folder of a lone file, count as the user's."""
+    folder = os.path.dirname(os.path.abspath(file))
+    base = _above_packages(folder)
+    package = os.path.relpath(folder, base).split(os.sep)[0]
+    _targets[Root(os.path.normpath(os.path.join(base, package)), base)] = None
+
+
+def own_frame(eqn: JaxprEqn) -> UserFrame | None:
+    """Return the nearest frame outside of installed packages, else the nearest; None if none."""
+    frames = user_frames(eqn)
+    return next((f for f in frames if not is_installed(f.file)), frames[0] if frames else None)
+
+
+def frames_now() -> Frames:
+    """Return the `Frames` of the current folder and of the TARGETs loaded so far."""
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was removed
+        return Frames(tuple(_targets))
+    return Frames((Root(folder, folder), *_targets))
+
+
+class Frames:
+    """The frames of equations, which of them are the user's, and how each file is called.
+
+    Args:
+        roots: The folders of the user's files. The first that a file lies in says how it is called.
+    """
+
+    def __init__(self, roots: tuple[Root, ...] = ()):
+        self._roots = roots
+        self._paths: dict[str, tuple[bool, str]] = {}
+        self._reader = FrameReader()
+
+    def of(self, eqn: JaxprEqn) -> list[UserFrame]:
+        """Return the frames of an equation, the user's and those of libraries, innermost first."""
+        return self._reader.frames(eqn)
+
+    def place(self, eqn: JaxprEqn) -> Place | None:
+        """Return where an equation comes from; None if that is unknown."""
+        frames = self.of(eqn)
+        if not frames:
+            return None
+        own = self.nearest(frames)
+        return Place(frames[own], tuple(reversed(frames[:own])))
+
+    def nearest(self, frames: list[UserFrame]) -> int:
+        """Return the position of the nearest of the user's own among frames, innermost first."""
+        for accepted in (self.is_own, self.is_users):
+            for i, frame in enumerate(frames):
+                if accepted(frame.file):
+                    return i
+        return 0
+
+    def is_own(self, file: str) -> bool:
+        """Return True if a file lies in one of the user's folders."""
+        return self._path(file)[0]
+
+    def is_users(self, file: str) -> bool:
+        """Return True if a file is the user's own, or at least not an installed library's."""
+        return self.is_own(file) or not is_installed(file)
+
+    def path(self, file: str) -> str:
+        """Return how a file is called: from the user's folder, or with a library's package."""
+        return self._path(file)[1]
+
+    def texts(self, eqn: JaxprEqn, choice: FrameChoice = "mine") -> tuple[str, ...]:
+        """Return `file.py:3` for each frame that is to be named of where an equation comes from."""
+        place = self.place(eqn)
+        if place is None:
+            return ()
+        shown = place.chosen(choice)
+        return tuple(map(self.text, (shown.frame, *shown.behind)))
+
+    def text(self, frame: UserFrame) -> str:
+        """Return `file.py:3` of a frame."""
+        return f"{self.path(frame.file)}:{frame.line}"
+
+    def _path(self, file: str) -> tuple[bool, str]:
+        if file not in self._paths:
+            self._paths[file] = self._found(file)
+        return self._paths[file]
+
+    def _found(self, file: str) -> tuple[bool, str]:
+        if not os.path.isabs(file):  # of a program's file, or of an interactive session
+            installed = is_installed(file)
+            return not installed, after_packages(file) if installed else file
+        for folder, base in self._roots:
+            below = os.path.relpath(file, folder)
+            if below.split(os.sep)[0] != os.pardir and not is_installed(below):
+                return True, os.path.relpath(file, base)
+        if is_installed(file):
+            return False, after_packages(file)
+        return False, os.path.relpath(file, _above_packages(os.path.dirname(file)))
+
+
+def _above_packages(folder: str) -> str:
+    """Return the folder that the package which a folder belongs to is in; a lone one itself."""
+    while os.path.isfile(os.path.join(folder, "__init__.py")) and os.path.dirname(folder) != folder:
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def place_text(eqn: JaxprEqn) -> str | None:
+    """Return `model.py:9 ← flax/linen/linear.py:199`, by `frames_now`; None if that is unknown."""
+    return BEHIND.join(frames_now().texts(eqn)) or None

@@ -1,0 +1,243 @@
+"""Where equations come from: the user's own line and the library's behind it, wherever told."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jaxprtool import load
+from jaxprtool.render.html import html
+from jaxprtool.render.rendering import ShowOptions
+
+LIBRARY = """\
+import jax
+import jax.numpy as jnp
+import jaxprtool
+
+class Dense:
+    def __call__(self, x, w):
+        return self.product(x, w)
+
+    def product(self, x, w):
+        return x @ w
+
+def weight(key):
+    return jaxprtool.variable(jax.random.normal(key, (3, 3)), name="w")
+
+def logged(x):
+    return jax.pure_callback(lambda x: x, x, x)
+
+@jax.jit
+def wave(x):
+    return jnp.sin(x)
+"""
+
+MODEL = """\
+import jax
+import jax.numpy as jnp
+import jaxprtool
+from tinylib.layers import Dense, logged, wave, weight
+
+@jaxprtool.example("f32[2,3]", "f32[3,3]")
+def net(x, w):
+    hidden = Dense()(x, w)
+    return jnp.tanh(hidden) * hidden
+
+@jaxprtool.example("key<fry>[]", "f32[2,3]")
+def declares(key, x):
+    return x @ weight(key)
+
+@jaxprtool.example("f32[3]")
+def calls_back(x):
+    return logged(x) * 2
+
+@jaxprtool.example("f32[3]")
+def waves(x):
+    return wave(wave(x)) + sum(part(x * i) for i in range(3))
+
+def part(x):
+    return jnp.exp(wave(x) * 2) + x * x
+"""
+
+
+@pytest.fixture
+def project(folder, monkeypatch):
+    """The user's folder, which holds `model.py`, and Python's packages with a library in them."""
+    packages = folder / ".venv" / "lib" / "python3" / "site-packages"
+    (packages / "tinylib").mkdir(parents=True)
+    (packages / "tinylib" / "__init__.py").write_text("")
+    (packages / "tinylib" / "layers.py").write_text(LIBRARY)
+    (folder / "model.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(packages)
+    yield packages
+    for name in ("model", "tinylib", "tinylib.layers"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def out(cli, project):
+    def run(*arguments):
+        result = cli(*arguments)
+        assert result.code == 0, result.err
+        return result.out
+
+    return run
+
+
+def comments(text):
+    return [line.split("# ")[1] for line in text.splitlines() if "# " in line]
+
+
+BOTH = "model.py:8 ← tinylib/layers.py:10"
+
+
+@pytest.mark.parametrize(
+    "options, first",
+    [
+        (["--source"], BOTH),
+        (["--source", "--frames", "mine"], BOTH),
+        (["--frames", "library"], "tinylib/layers.py:10"),
+        (["--frames", "all"], "model.py:8 ← tinylib/layers.py:7 ← tinylib/layers.py:10"),
+        (["--source", "--scopes", "-p", "grad(reduce='sum')"], f"{BOTH}, scope: jvp()"),
+    ],
+)
+def test_show_names_the_frames_that_are_asked_for(out, options, first):
+    if "-p" in options:
+        options = [o if "grad" not in o else "jvp" for o in options]
+    shown = comments(out("show", "model.py:net", *options))
+    assert shown[0] == first and shown[-1].startswith("model.py:9")
+
+
+def test_the_tree_the_table_and_a_notebook_name_them(out):
+    tree = out("show", "model.py:waves", "--source", "--format", "tree")
+    assert "jit wave (f32[3]) → f32[3]  1 equation  # model.py:21\n" in tree
+    assert re.search(r"= sin \w+  # tinylib/layers\.py:20\n", tree)  # of any of its callers
+    page = html(load("model.py:net"), ShowOptions(source=True))
+    assert 'model.py:8<span style="opacity:0.65"> ← tinylib/layers.py:10</span>' in page
+    table = out("show", "model.py:net", "--source", "--format", "table")
+    assert re.search(r"dot_general .* model\.py:8 ← layers\.py:10", table)
+    assert re.search(r"tanh .* model\.py:9$", table, re.MULTILINE)
+
+
+def test_the_users_line_stands_out_from_the_librarys(out, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = out("show", "model.py:net", "--source")
+    assert "\x1b[2m# \x1b[0mmodel.py:8\x1b[2m ← tinylib/layers.py:10\x1b[0m" in shown
+    assert "\x1b[2m# \x1b[0mmodel.py:9\n" in shown
+
+
+def test_json_has_both_lines(out):
+    document = json.loads(out("show", "model.py:net", "--json"))
+    dot, tanh, _ = document["programs"][0]["equations"]
+    assert dot["source"] == {"file": "model.py", "line": 8}
+    assert dot["library"] == {"file": "tinylib/layers.py", "line": 10}
+    assert tanh["source"] == {"file": "model.py", "line": 9} and "library" not in tanh
+
+
+def test_a_variable_is_declared_where_the_user_calls_the_library(out):
+    shown = out("unzip", "model.py:declares")
+    assert "model.py:13 ← tinylib/layers.py:13" in shown.splitlines()[3]
+    (variable,) = json.loads(out("unzip", "model.py:declares", "--json"))["variables"]
+    assert variable["source"] == {"file": "model.py", "line": 13}
+    assert variable["library"] == {"file": "tinylib/layers.py", "line": 13}
+    listed = out("unzip", "model.py:declares", "--source")
+    assert "# model.py:13 ← tinylib/layers.py:13" in listed
+
+
+def test_a_residual_bears_the_users_line(out):
+    document = json.loads(out("opt", "model.py:net", "-p", "linearize", "--json"))
+    names = {argument["name"] for argument in document["programs"][1]["arguments"]}
+    assert {"residuals['model.py:9 tanh']", "residuals['model.py:8 dot_general']"} <= names
+
+
+def test_an_error_names_both(cli, project):
+    result = cli("opt", "model.py:calls_back", "-o", "out.jaxpr")
+    assert result.code == 2
+    assert "pure_callback at model.py:17 ← tinylib/layers.py:16" in result.lines[0]
+
+
+def test_what_repeats_is_the_users(out):
+    shown = out("outline", "model.py:waves", "--equations", "2")
+    assert re.search(r"waves +3 .* model\.py:21$", shown, re.MULTILINE)
+    (repeated,) = json.loads(out("outline", "model.py:waves", "--json"))["programs"]
+    assert "/" not in json.dumps(repeated)
+
+
+def test_emitted_python_names_the_users_function(out):
+    assert "# net, model.py ← product, layers.py" in out("emit", "model.py:net", "--to", "python")
+    silent = out("emit", "model.py:net", "--to", "python", "--no-source")
+    assert "tanh" in silent
+    assert "model.py" not in silent and "layers.py" not in silent
+
+
+def test_a_file_says_both_and_reads_back_what_it_says(out, folder):
+    out("opt", "model.py:net", "-o", "net.jaxpr")
+    written = (folder / "net.jaxpr").read_text()
+    place = "# model.py:8:14 (net) ← tinylib/layers.py:10:16 (Dense.product)"
+    assert place in written and str(folder) not in written
+    assert "'tinylib/layers.py': 'site-packages/tinylib/layers.py'" in written
+    for options in ("--source",), ("--json",), ("--frames", "library"):
+        assert out("show", "net.jaxpr", *options) == out("show", "model.py:net", *options)
+    os.chdir("/")
+    out("opt", str(folder / "net.jaxpr"), "-o", str(folder / "again.jaxpr"))
+    assert (folder / "again.jaxpr").read_text() == written
+
+
+@pytest.mark.parametrize(
+    "command, written",
+    [
+        (("opt", "model.py:net", "-o", "to.jaxpr"), "to.jaxpr"),
+        (("emit", "model.py:net", "-o", "to.jaxpr"), "to.jaxpr"),
+        (("vmap", "model.py:net", "--axis-size", "2", "-o", "to.jaxpr"), "to.jaxpr"),
+        (("vmap", "model.py:net", "--axis-size", "2", "-o", "to.py"), "to.py"),
+        (("unzip", "model.py:declares", "-o", "to/"), "to/apply.jaxpr"),
+    ],
+)
+def test_no_source_leaves_places_out_of_files(out, folder, command, written):
+    out(*command)
+    named = (folder / written).read_text()
+    assert "model.py" in named and str(folder) not in named
+    out(*command, "--no-source")
+    silent = (folder / written).read_text()
+    assert ".py" not in silent
+
+
+def test_scopes_stay_without_places(out, folder):
+    out("opt", "model.py:net", "-p", "jvp", "-o", "to.jaxpr", "--no-source")
+    assert "# in jvp()" in (folder / "to.jaxpr").read_text()
+
+
+def test_a_format_without_places_refuses_the_option(cli, project):
+    result = cli("emit", "model.py:net", "--to", "dot", "--no-source")
+    assert result.code == 2 and "--no-source goes with" in result.lines[0]
+
+
+def test_opt_lists_places_if_asked(out):
+    assert "#" not in out("opt", "model.py:net", "-p", "dce")
+    assert comments(out("opt", "model.py:net", "-p", "dce", "--source"))[0] == BOTH
+    assert comments(out("opt", "model.py:net", "--frames", "library"))[0] == "tinylib/layers.py:10"
+
+
+def test_a_target_in_another_folder_or_in_a_library_is_the_users(out, folder, project):
+    (folder / "elsewhere").mkdir()
+    os.chdir(folder / "elsewhere")
+    assert comments(out("show", "../model.py:net", "--source"))[0] == BOTH
+    shown = out("show", "tinylib.layers:wave", "--args", "f32[3]", "--frames", "library")
+    assert comments(shown) == ["tinylib/layers.py:20"]
+
+
+def test_nothing_of_the_command_line_is_a_place(folder, project):
+    """Nor is the script that a package's command starts with, in the user's folder."""
+    (folder / "bin").mkdir()
+    script = folder / "bin" / "jaxprtool"
+    script.write_text("import sys\nfrom jaxprtool.cli.main import main\nsys.exit(main())\n")
+    command = [sys.executable, str(script), "show", "-f", "tree", "jax.numpy:sinc"]
+    environment = {**os.environ, "PYTHONPATH": str(project)}
+    run = subprocess.run(
+        [*command, "--args", "f32[3]", "--frames", "all"], env=environment, capture_output=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert "sin" in run.stdout.decode() and "#" not in run.stdout.decode()

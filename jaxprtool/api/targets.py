@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,9 @@ class ProgramEntry:
 
     program: Program
     values: tuple[object, ...]
+
+    #: Nothing was made that could have been left.
+    needless_work: ClassVar[None] = None
 
     @property
     def name(self) -> str:

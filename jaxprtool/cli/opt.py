@@ -119,7 +119,7 @@ def opt(
     named = None if level is None else f"-O{level}"
     pipeline = users.before(options.pipeline(", ".join(filter(None, (passes, named))), plugin))
     watcher = watch.Watcher(print_before_all, print_after_all, _checked(print_after, pipeline))
-    entry = function.find(told)
+    entry = function.find(told, runs=verify)
     program = function.trace(entry, pipeline, told)
     verifier = Verifier(watcher, program, entry.arguments(), output.note) if verify else None
     try:

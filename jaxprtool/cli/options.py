@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxprtool.cli import completion, progress
+from jaxprtool.cli import completion, output, progress
 from jaxprtool.cli.progress import Told
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Function:
     ] = None
     factory: Annotated[
         bool,
-        FUNCTION.flag("--factory", "TARGET() gives (function, args) or (function, args, kwargs)."),
+        FUNCTION.flag("--factory", "TARGET() gives the function, or (function, args), or (function, args, kwargs)."),
     ] = False
     static_argnums: Annotated[
         Any,
@@ -159,19 +159,25 @@ class Function:
         ),
     ] = None
 
-    def find(self, told: Told) -> Entry | ProgramEntry:
-        """Return what TARGET names, with its arguments. What its module prints is no result."""
+    def find(self, told: Told, runs: bool = False) -> Entry | ProgramEntry:
+        """Return what TARGET names, with its arguments. What its module prints is no result.
+
+        Say where values of arguments took long to make, unless the function `runs` on them.
+        """
         from jaxprtool.api.targets import STDIN, find
 
         told("reading stdin" if self.target == STDIN else f"loading {self.target}")
         with self._mesh_set(), contextlib.redirect_stdout(sys.stderr):
-            return find(
+            entry = find(
                 self.target,
                 self.args,
                 self.factory,
                 static_argnums=self.static_argnums or (),
                 static_argnames=self.static_argnames or (),
             )
+            if not runs and (needless := entry.needless_work):
+                output.note(needless)
+            return entry
 
     def trace(self, entry: Entry | ProgramEntry, pipeline: Pipeline, told: Told) -> Program:
         """Return the program of an entry, with the named axes that the passes of a pipeline bind.

@@ -97,7 +97,7 @@ def outline(
     outlining = Outline(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     pipeline = options.pipeline(passes, plugin)
     require_device(backend)
-    entry = function.find(told)
+    entry = function.find(told, runs=compile)
     start = time.perf_counter()
     traced = function.trace(entry, pipeline, told)
     programs = options.each(watch.run(pipeline, traced, told))

@@ -76,7 +76,7 @@ def run(
         raise OutputError("--save takes a file: what run prints goes to stdout")
     pipeline = options.pipeline(passes, plugin)
     require_device(backend, device)
-    entry = function.find(told)
+    entry = function.find(told, runs=True)
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
         traced = function.trace(entry, pipeline, told)

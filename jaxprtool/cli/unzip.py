@@ -120,7 +120,7 @@ def unzip(
 
     pipeline = options.pipeline(passes, plugin)
     require_device(backend)
-    entry = function.find(told)
+    entry = function.find(told, runs=run)
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
         traced = function.trace(entry, pipeline, told)

@@ -128,7 +128,8 @@ class _Reader:
 
     def _constant(self, node: ast.Constant) -> Any:
         if isinstance(node.value, str):
-            raise self.source.fail(node, "a string is no array", _STATIC_HINT)
+            hint = f"a Python value that is not traced is written static({node.value!r})"
+            raise self.source.fail(node, "a string is no array", hint)
         return self._number(node)
 
     def _number(self, node: ast.expr) -> Any:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias, TypedDict, Unpack
 
+import jax
+
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError, described
 from jaxprtool.ir.program import Program
 from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
+from jaxprtool.loading.hints import require_arrays, target_hint
 from jaxprtool.loading.target import Target, resolve
 from jaxprtool.loading.trace import (
     BoundCall,
@@ -30,7 +34,12 @@ from jaxprtool.loading.trace import (
 
 _Arguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
-_FACTORY_GIVES = "a factory returns (function, args) or (function, args, kwargs), args a tuple"
+_FACTORY_GIVES = (
+    "a factory returns function, (function, args) or (function, args, kwargs), args a tuple"
+)
+
+#: Seconds after which a factory's work is worth a word.
+LONG = 2.0
 
 #: What a parameter's name makes of the suggestion for --args; anything else gets an array.
 _SUGGESTIONS = {
@@ -45,24 +54,48 @@ _SUGGESTIONS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A function with the arguments to trace it on."""
+    """A function with the arguments to trace it on.
+
+    `target` is what it was found by, and `hint` what may be wrong with it.
+    """
 
     name: str
     fun: Callable
     args: tuple[object, ...]
     kwargs: dict[str, object]
     static: StaticArguments
+    target: str
+    hint: str | None
+    factory_seconds: float = 0.0
 
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
         """The Program, with these named axes free in it.
 
-        Raises ArgumentsError or UserFunctionError, as `trace` does.
+        Raises ArgumentsError or UserFunctionError, as `trace` does, and TargetError for a function
+        that returns another one.
         """
-        return trace_call(self.name, self.fun, self._call(), axes)
+        try:
+            program = trace_call(self.name, self.fun, self._call(), axes)
+        except UserFunctionError as error:
+            error.hint = error.hint or self.hint
+            raise
+        require_arrays(program, self.target, self.hint)
+        return program
 
     def arguments(self) -> list[object]:
         """The flat arguments in the Program's order: arrays, scalars or `ShapeDtypeStruct`s."""
         return self._call().leaves
+
+    @property
+    def needless_work(self) -> str | None:
+        """What made the arguments' values, if it took long and only types are wanted of them."""
+        size = sum(leaf.nbytes for leaf in self.arguments() if isinstance(leaf, jax.Array))
+        if self.factory_seconds < LONG or not size:
+            return None
+        return (
+            f"the factory took {self.factory_seconds:.0f} s and made {size / 2**20:,.1f} MiB of "
+            "values; jax.eval_shape(init, ...) in it makes their types alone, which are enough here"
+        )
 
     def position(self, number: int) -> int:
         """Which of the Program's positional arguments is the function's; see `Call.position`."""
@@ -88,20 +121,24 @@ def find(
     first. Raises TargetError, ArgumentsError, or UserFunctionError if the user's code raises.
     """
     found = resolve(target)
+    start = time.perf_counter()
     fun, own = _call_factory(found) if factory else (found.value, None)
+    seconds = time.perf_counter() - start
+    suggestion = _suggestion(fun)
+    hint = target_hint(fun, target, args or suggestion, factory)
     if args is not None:
         positional, named = argspec.read_args(args, found.module)
     elif own is not None:
         positional, named = own
     else:
-        positional, named = _example(fun, found) or _no_arguments(fun)
+        positional, named = _example(fun, found) or _no_arguments(fun, suggestion, hint)
     name = function_name(fun)
     if name == "lambda" and not factory:
         name = found.name.rpartition(".")[2]
-    return Entry(name, fun, positional, named, static)
+    return Entry(name, fun, positional, named, static, target, hint, seconds)
 
 
-def _call_factory(found: Target) -> tuple[Callable, _Arguments]:
+def _call_factory(found: Target) -> tuple[Callable, _Arguments | None]:
     known = signature(found.value)
     if known is not None and _required(known):
         raise TargetError(
@@ -112,6 +149,8 @@ def _call_factory(found: Target) -> tuple[Callable, _Arguments]:
         result = found.value()
     except (Exception, SystemExit) as error:
         raise _user_error(f"the factory {found.name}", error) from error
+    if callable(result):
+        return result, None
     if not isinstance(result, tuple | list) or len(result) not in (2, 3):
         given = f"{len(result)} values" if isinstance(result, tuple | list) else _kind(result)
         raise TargetError(f"the factory {found.name} returned {given}", _FACTORY_GIVES)
@@ -185,16 +224,13 @@ def _as_example(held: object, found: Target) -> Example:
     return Example(tuple(held), {})
 
 
-def _no_arguments(fun: Callable) -> _Arguments:
+def _no_arguments(fun: Callable, suggestion: str, hint: str | None) -> _Arguments:
     """No arguments, if the function can do without; else the error that asks for them."""
     known = signature(fun)
     if known is not None and not _required(known):
         return (), {}
-    suggestion = _suggestion(_required(known)) if known else "f32[8,128]"
-    raise ArgumentsError(
-        f"{shown_signature(fun)} needs arguments",
-        f'give them, e.g. --args "{suggestion}", or attach @jaxprtool.example(...) to it',
-    )
+    give = f'give them, e.g. --args "{suggestion}", or attach @jaxprtool.example(...) to it'
+    raise ArgumentsError(f"{shown_signature(fun)} needs arguments", hint or give)
 
 
 def _required(known: inspect.Signature) -> list[inspect.Parameter]:
@@ -206,15 +242,15 @@ def _required(known: inspect.Signature) -> list[inspect.Parameter]:
     ]
 
 
-def _suggestion(parameters: Sequence[inspect.Parameter]) -> str:
-    """Text for --args that fits these parameters in number and in name."""
+def _suggestion(fun: Callable) -> str:
+    """Text for --args that fits the parameters of a function in number and in name."""
     parts: list[str] = []
-    by_name = False
-    for parameter in parameters:
+    by_name, known = False, signature(fun)
+    for parameter in _required(known) if known else ():
         value = _SUGGESTIONS.get(parameter.name, "f32[8,128]")
         by_name = by_name or parameter.kind is parameter.KEYWORD_ONLY
         parts.append(f"{parameter.name}={value}" if by_name else value)
-    return ", ".join(parts)
+    return ", ".join(parts) or "f32[8,128]"
 
 
 def _user_error(what: str, error: BaseException) -> UserFunctionError:

@@ -58,8 +58,11 @@ def resolve(target: str) -> Target:
     value = _attribute(module, path, place)
     if not callable(value):
         kind = type(value).__name__
+        own = [name for name in ("apply", "update", "init") if _is_callable(value, name)]
+        hint = " or ".join(f"{target}.{name}" for name in own)
         raise TargetError(
-            f"'{path}' in {place} is not callable, but of type {kind}", _listing(module)
+            f"'{path}' in {place} is not callable, but of type {kind}",
+            f"write {hint}" if own and not isinstance(value, dict | set) else _listing(module),
         )
     return Target(value, module, path)
 
@@ -198,8 +201,10 @@ def _attribute(module: ModuleType, path: str, place: str) -> Any:
             value = getattr(value, part)
         except AttributeError:
             owner = ".".join([place, *path.split(".")[:i]])
-            near = did_you_mean(part, _public(dir(value)))
-            hint = near or (_listing(module) if value is module else None)
+            names = _public(dir(value))
+            if i == path.count("."):
+                names = [name for name in names if _is_callable(value, name)]
+            hint = did_you_mean(part, names) or (_listing(module) if value is module else None)
             raise TargetError(f"'{owner}' has no attribute '{part}'", hint) from None
         except Exception as error:  # a property of the user's may raise anything
             raise _raised(f"reading {place}:{path}", error) from error
@@ -208,6 +213,13 @@ def _attribute(module: ModuleType, path: str, place: str) -> Any:
 
 def _public(names: Iterable[str]) -> list[str]:
     return [name for name in names if not name.startswith("_")]
+
+
+def _is_callable(owner: object, name: str) -> bool:
+    try:
+        return callable(getattr(owner, name))
+    except Exception:  # a property of the user's may raise anything
+        return False
 
 
 def _functions(module: ModuleType) -> list[str]:

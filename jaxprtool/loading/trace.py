@@ -24,6 +24,7 @@ from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.loading.example import Static
+from jaxprtool.loading.hints import value_needed
 from jaxprtool.loading.jitted import Jitted
 
 
@@ -118,7 +119,7 @@ def trace_call(
     except JaxprToolError:
         raise
     except (Exception, SystemExit) as error:
-        raise _raised(name, error) from error
+        raise _raised(name, error, fun, call) from error
     program = Program(
         name=name,
         jaxpr=jaxpr,
@@ -347,7 +348,10 @@ def _check_fit(fun: Callable, args: Sequence[object], kwargs: Mapping[str, objec
     except TypeError as error:
         message = f"the arguments do not fit {shown_signature(fun)}: {error}"
         given = f"{len(args)} positional" + (f", and {', '.join(kwargs)}" if kwargs else "")
-        raise ArgumentsError(message, f"given were {given}") from None
+        hint = f"given were {given}"
+        if not known.parameters:
+            hint = "add --factory if it makes the function that takes them"
+        raise ArgumentsError(message, hint) from None
 
 
 def _flatten(name: str, value: object) -> list[tuple[Any, Any]]:
@@ -406,17 +410,20 @@ def _dtype(dtype: object) -> np.dtype:
         return getattr(dtype, "as_numpy_dtype", None) or np.dtype(str(dtype).rpartition(".")[2])
 
 
-def _raised(name: str, error: BaseException) -> UserFunctionError:
+def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> UserFunctionError:
     """The error that says what the user's function raised, in one line."""
     if isinstance(error, SystemExit):
         return UserFunctionError(f"{name} called sys.exit({error.code!r}) while it was traced")
     lines = [line.strip() for line in str(error).splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith("See http"))
+    text, hint = value_needed(text, function_name(fun), dict(named_leaves(fun, call)))
     text = text if len(text) <= 400 else text[:397] + "..."
-    kind, hint = type(error).__name__, None
+    kind = type(error).__name__
     if "Non-hashable static arguments" in text and "Tracer" in text:
         text = "an inner function takes an argument as static, and was given a traced one"
         hint = "write static(...) around it, or name it with --static-argnames"
+    if "'dict' object has no attribute" in text:
+        hint = "ref('NAME') in --args is an object of the target's module"
     if "unbound axis name" in text:
         hint = '`jaxprtool vmap --axis-name NAME` binds it, as does -p "batch(axis_name=...)"'
     return UserFunctionError(

@@ -151,6 +151,7 @@ def needs(x): return step, (x,)
 def raising(): raise ValueError("no data")
 def leaving(): raise SystemExit(2)
 def one(): return step
+def six(): return 6
 def four(): return step, (), {}, 1
 def nothing(): pass
 def array(): return step, np.ones(3)
@@ -176,7 +177,7 @@ def test_a_factory_gives_the_function_and_its_arguments(factory):
     ("name", "expected"),
     [
         ("needs", "the factory needs(x) cannot be called without arguments"),
-        ("one", "the factory one returned a value of type function | a factory returns"),
+        ("six", "the factory six returned a value of type int | a factory returns"),
         ("four", "the factory four returned 4 values"),
         ("nothing", "the factory nothing returned None"),
         ("array", "the factory array returned a value of type ndarray for its args"),

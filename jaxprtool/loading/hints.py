@@ -1,0 +1,132 @@
+"""What a user has meant by a target that gives no program, in words that can be typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import PyTreeDef
+
+from jaxprtool.errors import TargetError
+from jaxprtool.ir.held import Held
+from jaxprtool.ir.program import Program
+
+# --- targets that are not what is to be traced ------------------------------------------------
+
+
+def target_hint(fun: Callable, target: str, args: str, made: bool) -> str | None:
+    """Return what to write instead of a target that is a class, or a module of Flax Linen.
+
+    Args:
+        fun: What the target names, or what the factory that it names has `made`.
+        target: The target.
+        args: Its arguments, as `--args` has them.
+        made: Whether a factory has made it.
+    """
+    if isinstance(fun, type):
+        name = fun.__name__
+        return f"{name} is a class; name a function that returns {name}(...), and add --factory"
+    if any(cls.__module__.startswith("flax.linen") for cls in type(fun).__mro__):
+        if made:
+            return "return the module's apply, and (variables, x) as its arguments"
+        return f'a key makes its variables: {target}.init_with_output --args "key(0), {args}"'
+    return None
+
+
+def require_arrays(program: Program, target: str, hint: str | None) -> None:
+    """Raise TargetError for a function that returns another one, or an object without arrays.
+
+    `hint` is what is known of the target otherwise.
+    """
+    tree, name = program.out_tree, program.name
+    add = f"to trace that function, add --factory: {target} --factory"
+    if _is_made_by_factory(tree):
+        raise TargetError(f"{name} returns a function and arguments for it", add)
+    node = tree.node_data()
+    if node is None or node[0] is not Held:
+        return
+    value = node[1].value
+    if not callable(value):
+        kind = type(value).__name__
+        raise TargetError(f"{name} returns no arrays, but a value of type {kind}", hint)
+    if program.jaxpr.invars:
+        add = f"name a function without arguments that returns {name}(...), and add --factory"
+    raise TargetError(f"{name} returns a function, and no arrays", hint or add)
+
+
+def _is_made_by_factory(tree: PyTreeDef) -> bool:
+    """Return whether a structure is of (function, args) or (function, args, kwargs)."""
+    parts = [part.node_data() for part in tree.children()]
+    if (tree.node_data() or (None,))[0] not in (tuple, list) or len(parts) not in (2, 3):
+        return False
+    fun, args = parts[:2]
+    if fun is None or args is None or args[0] not in (tuple, list):
+        return False
+    return callable(fun[1].value) if fun[0] is Held else _has_call(fun[0])
+
+
+def _has_call(cls: type) -> bool:
+    return any("__call__" in vars(base) for base in cls.__mro__)
+
+
+# --- values that Python code asks for while it is traced --------------------------------------
+
+_ASKED_BY = re.compile(
+    r"\s*The error occurred while tracing the function (?P<function>\S+) at \S+ for \w+\."
+    r"(?: This concrete value was not available in Python because it depends on the values? of "
+    r"the arguments? (?P<arguments>.+?)\.)?"
+)
+
+#: What JAX says of a traced value that Python code asks for, and what to write instead.
+_INSTEAD = {
+    "boolean conversion": "jnp.where or jax.lax.cond chooses by an array",
+    "__array__": "jax.numpy does with traced arrays what numpy does with others",
+    "`float` function": "jnp.asarray(x, float) converts an array",
+    "`int` function": "jnp.asarray(x, int) converts an array",
+}
+
+
+def value_needed(text: str, name: str, given: Mapping[str, object]) -> tuple[str, str | None]:
+    """Return what JAX says of a traced value that Python code asks for, shorter, and a hint.
+
+    Args:
+        text: What JAX says, on one line.
+        name: The name of the function that was traced.
+        given: Its flat arguments, by path.
+    """
+    found = list(_ASKED_BY.finditer(text))  # one for each value
+    if not found:
+        return text, None
+    said = _ASKED_BY.sub("", text).rstrip(" .")
+    asked = dict.fromkeys(
+        part for each in found for part in re.split(r", | and ", each["arguments"] or "") if part
+    )
+    if not asked:
+        return said, None
+    said += f"; it depends on {', '.join(asked)}"
+    own = all(each["function"].strip("<>") == name for each in found)
+    if own and all(_is_setting(given.get(path)) for path in asked):
+        return said, _static_hint(list(asked), given)
+    return said, next((hint for words, hint in _INSTEAD.items() if words in text), None)
+
+
+def _is_setting(value: object) -> bool:
+    """Return whether an argument can be a setting: an integer or a boolean."""
+    if isinstance(value, bool | int):
+        return True
+    dtype = getattr(value, "dtype", None)
+    kinds = jax.numpy.bool_, jax.numpy.integer
+    return getattr(value, "shape", None) == () and any(
+        jax.numpy.issubdtype(dtype, kind) for kind in kinds
+    )
+
+
+def _static_hint(paths: Sequence[str], given: Mapping[str, Any]) -> str:
+    if all(path.isidentifier() and isinstance(given[path], int) for path in paths):
+        return f"not to trace it, add --static-argnames {','.join(paths)}"
+    path, value = paths[0], given[paths[0]]
+    if not isinstance(value, int):  # a type, or an array
+        value = value.dtype == bool or 1
+    return f"not to trace {path}, write its value in --args as static({value})"

@@ -1,0 +1,213 @@
+"""What is said of targets, arguments and values that are not what was meant, in words to type."""
+
+import pytest
+
+from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError
+from jaxprtool.loading import load
+from jaxprtool.loading.load import find
+
+MODEL = """
+import dataclasses, functools
+import jax, jax.numpy as jnp, numpy as np
+
+SIZE = 3
+settings = {"width": 3}
+
+class Net:
+    def __init__(self, width=3): self.width = width
+    def __call__(self, x): return x * self.width
+
+class Layer:
+    def __init__(self, width): self.width = width + 1
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Model:
+    w: jax.Array
+    def __call__(self, x): return self.w * x
+
+class Transformed:
+    def init(self, key): return key
+    def apply(self, w, x): return w * x
+
+network = Transformed()
+def step(x, y=1): return x * y
+def make(): return step, (np.ones(3, np.float32),)
+def make_model(): return [Model(jnp.ones(3)), (jnp.ones(3),), {}]
+def build(): return step
+def build_net(): return Net()
+def scaled(width): return functools.partial(step, y=width)
+def weights(): return {"w": jnp.ones(3), "f": step}
+def config(): return Layer(3)
+def pair(): return jnp.ones(3), (1, 2)
+def nothing(): pass
+
+def flag(x, training): return x * 2 if training else x
+def count(x, n): return sum(x for _ in range(n))
+def shaped(x, n, m): return x.reshape(n, m)
+def setting(x, config): return x * 2 if config["train"] else x
+def branch(x): return x if x.sum() > 0 else -x
+def to_numpy(x): return np.asarray(x)
+def to_float(x): return float(x)
+def inner(x, n):
+    return jax.jit(lambda n: [1, 2][n])(n) * x
+def width(config, x): return x * config.width
+"""
+
+
+@pytest.fixture
+def model(project):
+    project("hints_file.py", MODEL)
+    return lambda name, *args, **options: find(f"hints_file.py:{name}", *args, **options)
+
+
+def said(kind, call):
+    with pytest.raises(kind) as caught:
+        call()
+    assert "\n" not in caught.value.message
+    return f"{caught.value.message} | {caught.value.hint}"
+
+
+@pytest.mark.parametrize("name", ["make", "make_model"])
+def test_a_factory_that_was_not_called(model, name):
+    assert said(TargetError, model(name).trace) == (
+        f"{name} returns a function and arguments for it | "
+        f"to trace that function, add --factory: hints_file.py:{name} --factory"
+    )
+    model(name, factory=True).trace()
+
+
+@pytest.mark.parametrize("name", ["build", "build_net"])
+def test_a_function_that_returns_another_one(model, name):
+    assert said(TargetError, model(name).trace) == (
+        f"{name} returns a function, and no arrays | "
+        f"to trace that function, add --factory: hints_file.py:{name} --factory"
+    )
+    assert model(name, "f32[3]", factory=True).trace().arg_names == ("x",)
+    message = said(ArgumentsError, lambda: model(name, factory=True))
+    assert " needs arguments | give them, e.g. --args " in message
+
+
+def test_a_function_that_returns_another_one_of_its_arguments(model):
+    returns = "name a function without arguments that returns scaled(...)"
+    expected = f"{returns}, and add --factory"
+    assert said(TargetError, model("scaled", "3").trace).endswith(expected)
+
+
+def test_arguments_for_the_function_that_a_factory_makes(model):
+    assert said(ArgumentsError, model("build", "f32[3]").trace).endswith(
+        "too many positional arguments | add --factory if it makes the function that takes them"
+    )
+
+
+def test_a_flax_module_is_called_by_its_apply(model, project):
+    pytest.importorskip("flax.linen")
+    project(
+        "linen_file.py",
+        "import flax.linen as nn\nnet = nn.Dense(3)\ndef make(): return net, (1.0,)\n",
+    )
+    hint = 'a key makes its variables: linen_file.py:net.init_with_output --args "key(0), {}"'
+    assert said(ArgumentsError, lambda: find("linen_file.py:net")).endswith(
+        hint.format("f32[8,128]")
+    )
+    trace = find("linen_file.py:net", "f32[2,4]").trace
+    assert said(UserFunctionError, trace).endswith(hint.format("f32[2,4]"))
+    find("linen_file.py:net.init_with_output", "key(0), f32[2,4]").trace()
+    trace = find("linen_file.py:make", factory=True).trace
+    assert said(UserFunctionError, trace).endswith("(variables, x) as its arguments")
+
+
+def test_an_object_without_arrays_is_no_result(model):
+    assert said(TargetError, model("config").trace) == (
+        "config returns no arrays, but a value of type Layer | None"
+    )
+
+
+@pytest.mark.parametrize("name", ["weights", "pair", "nothing"])
+def test_what_returns_arrays_or_nothing_is_traced(model, name):
+    model(name).trace()
+
+
+def test_a_class_is_no_function(model):
+    hint = "Layer is a class; name a function that returns Layer(...), and add --factory"
+    assert said(ArgumentsError, lambda: model("Layer")).endswith(hint)
+    assert said(UserFunctionError, model("Layer", "{}").trace).endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("n", "it has "),
+        ("net", "did you mean 'Net'?"),
+        ("np.su", "did you mean 'sum'?"),
+        ("nnp", "it has "),
+        ("stp", "did you mean 'step'?"),
+        ("SIZ", "it has "),
+        ("network.aply", "did you mean 'apply'?"),
+        ("netwrk.apply", "did you mean 'network'?"),
+        ("network", "write hints_file.py:network.apply or hints_file.py:network.init"),
+        ("settings", "it has step, make"),
+    ],
+)
+def test_near_names_can_be_called(model, name, expected):
+    assert expected in said(TargetError, lambda: model(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "hint"),
+    [
+        ("flag", "f32[3], True", "not to trace it, add --static-argnames training"),
+        ("count", "f32[3], 2", "not to trace it, add --static-argnames n"),
+        ("shaped", "f32[6], 2, 3", "not to trace it, add --static-argnames n,m"),
+        (
+            "flag",
+            "f32[3], bool[]",
+            "not to trace training, write its value in --args as static(True)",
+        ),
+        (
+            "setting",
+            "f32[3], {'train': False}",
+            "not to trace config['train'], write its value in --args as static(False)",
+        ),
+        ("branch", "f32[3]", "jnp.where or jax.lax.cond chooses by an array"),
+        ("to_numpy", "f32[3]", "jax.numpy does with traced arrays what numpy does with others"),
+        ("to_float", "f32[]", "jnp.asarray(x, float) converts an array"),
+        ("inner", "f32[3], 1", "None"),
+        (
+            "width",
+            "{'width': 3}, f32[3]",
+            "ref('NAME') in --args is an object of the target's module",
+        ),
+    ],
+)
+def test_values_that_python_asks_for_are_static(model, name, args, hint):
+    message = said(UserFunctionError, model(name, args).trace)
+    assert message.endswith(f" | {hint}")
+    assert "error occurred while tracing" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "more"),
+    [
+        ("flag", "f32[3], True", {"static_argnames": ["training"]}),
+        ("shaped", "f32[6], 2, 3", {"static_argnames": ["n", "m"]}),
+        ("flag", "f32[3], static(True)", {}),
+        ("setting", "f32[3], {'train': static(False)}", {}),
+    ],
+)
+def test_what_the_hints_say_does(model, name, args, more):
+    assert model(name, args, **more).trace().arg_names == ("x",)
+
+
+def test_a_string_is_written_static(model):
+    message = said(ArgumentsError, lambda: model("flag", "f32[3], 'train'"))
+    assert message.endswith("is written static('train')")
+
+
+def test_a_factory_that_took_long_is_said_to(model, monkeypatch):
+    monkeypatch.setattr(load, "LONG", -1)
+    assert model("make", factory=True).needless_work is None  # a NumPy array is no work of JAX's
+    assert model("step", "f32[3]").needless_work is None
+    assert "jax.eval_shape(init, ...)" in model("make_model", factory=True).needless_work
+    monkeypatch.setattr(load, "LONG", 60)
+    assert model("make_model", factory=True).needless_work is None

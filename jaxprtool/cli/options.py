@@ -134,7 +134,9 @@ class Function:
     ] = None
     factory: Annotated[
         bool,
-        FUNCTION.flag("--factory", "TARGET() gives the function, or (function, args), or (function, args, kwargs)."),
+        FUNCTION.flag(
+            "--factory", "TARGET() gives a function, (function, args) or (function, args, kwargs)."
+        ),
     ] = False
     static_argnums: Annotated[
         Any,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -14,6 +15,7 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
+from jaxprtool.errors import did_you_mean
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
@@ -100,6 +102,8 @@ def show(
 
     programs = options.each(watch.run(pipeline, program, told))
     told("" if pager else "rendering")  # on the terminal, it is the pager's
+    if only:
+        _note_missing(only, programs)
 
     shown = ShowOptions(
         width=output.width(),
@@ -119,6 +123,19 @@ def show(
     render = _stats if stats else _form(format)
     with output.paged(pager):
         output.write_programs(programs, partial(render, options=shown))
+
+
+def _note_missing(only: Sequence[str], programs: Programs) -> None:
+    """Say which patterns of --only fit no primitive of the programs, and what is near."""
+    from jaxprtool.analysis.stats import stats
+
+    counts = [count for _, program in programs for count in stats(program).primitives]
+    names = list(dict.fromkeys(count.name for count in counts))
+    for pattern in only:
+        if not fnmatch.filter(names, pattern):
+            has = f"there are {', '.join(names[:6])}" + (", …" if len(names) > 6 else "")
+            near = did_you_mean(pattern, names, likeness=0.4) or (has if names else "there is none")
+            output.warning(f"--only: no equation is of '{pattern}'; {near}")
 
 
 def _plain(shown: ShowOptions) -> bool:

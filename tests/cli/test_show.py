@@ -90,3 +90,13 @@ def test_an_untested_jax_is_one_warning(cli, monkeypatch):
     result = cli("show", "functions.py:double")
     assert result.code == 0
     assert result.lines[0] == "warning: jaxprtool has not been tested with JAX 9.9.9"
+
+
+def test_only_says_what_it_does_not_find(cli):
+    result = cli("show", "functions.py:wasteful", "--only", "sinn,co*,xyz,mul")
+    assert result.code == 0 and "cos" in result.out
+    assert [line for line in result.lines if line.startswith("warning")] == [
+        "warning: --only: no equation is of 'sinn'; did you mean 'sin'?",
+        "warning: --only: no equation is of 'xyz'; there are cos, sin",
+        "warning: --only: no equation is of 'mul'; there are cos, sin",
+    ]

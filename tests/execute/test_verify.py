@@ -135,9 +135,9 @@ def test_types_and_results_must_be_the_same():
 def test_the_first_equation_that_differs_is_named():
     before = program(sums, X)
     message = refuses(before, swapped(before, "add", "mul"), X, match="the first equation")
-    line = line_of("the sum")
-    assert f"the first equation that differs is mul at {__file__}:{line}" in message
-    assert f"before, there was add at {__file__}:{line}" in message
+    place = f"tests/execute/test_verify.py:{line_of('the sum')}"
+    assert f"the first equation that differs is mul at {place}" in message
+    assert f"before, there was add at {place}" in message
 
 
 @pytest.mark.parametrize("where", ["scan", "while", "cond", "jit", "remat", "refs"])
@@ -180,7 +180,8 @@ def test_a_wrong_predicate_is_found_though_its_value_occurs_elsewhere():
         return [eqn.replace(primitive=lax.ge_p)] if is_predicate else None
 
     message = refuses(before, rewritten(before, rule), X, match="the first equation")
-    assert f"differs is ge at {__file__}:{line_of('predicate')} giving bool[] False" in message
+    place = f"tests/execute/test_verify.py:{line_of('predicate')}"
+    assert f"differs is ge at {place} giving bool[] False" in message
 
 
 def test_results_that_change_places_blame_no_equation():

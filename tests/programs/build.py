@@ -44,14 +44,13 @@ def function_of(plan: Plan) -> Callable[..., tuple[Any, ...]]:
     """The function that the plan describes; it takes its inputs and its stacks one by one."""
 
     def random_program(*args: Any) -> tuple[Any, ...]:
-        inputs, trees = args[: len(plan.body.inputs)], args[len(plan.body.inputs) :]
-
-        def run(trees: Sequence[Any]) -> Values:
+        def run(args: Sequence[Any]) -> Values:
+            inputs, trees = args[: len(plan.body.inputs)], args[len(plan.body.inputs) :]
             layers = [layers_of(*pair) for pair in zip(plan.stacks, trees, strict=True)]
             leaks = [rows[0][0] for s, rows in zip(plan.stacks, layers, strict=True) if s.leaks]
             return _Builder(plan, layers).run(plan.body, leaks, inputs)
 
-        return trained(run, trees) if plan.trains else tuple(run(trees))
+        return trained(run, args) if plan.trains else tuple(run(args))
 
     return random_program
 

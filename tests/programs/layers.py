@@ -47,12 +47,12 @@ def _key(i: int) -> str:
     return f"layer_{7 * i % 11}"
 
 
-def trained(run: Callable[[Any], Values], trees: Any) -> tuple[Any, Any]:
-    """The results of a function of trees, and the trees, each float moved by its gradient.
+def trained(run: Callable[[Any], Values], args: Any) -> tuple[Any, Any]:
+    """The results of a function, and its arguments, each float moved by its gradient.
 
     Where there is none, it is moved by itself.
     """
-    leaves, structure = jax.tree.flatten(trees)
+    leaves, structure = jax.tree.flatten(args)
     at = [i for i, x in enumerate(leaves) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
 
     def function(*xs: Any) -> tuple[Values, Values]:

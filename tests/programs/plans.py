@@ -190,7 +190,7 @@ class Plan:
 
     `seed` makes the argument values, `specials` puts NaN, infinities and signed zeros among them.
     A scalar argument in `weak` is a Python number, which JAX types weakly. A program that `trains`
-    gives its stacks again as well, each array moved by its gradient.
+    gives its arguments again as well, each float moved by its gradient.
     """
 
     body: Block

@@ -296,7 +296,7 @@ def _layers(draw: Draw, scope: _Scope) -> tuple[tuple[Stack, ...], tuple[Step, .
 def _layer_copies(
     draw: Draw, scope: _Scope, row: tuple[Type, ...], count: int, stack: int
 ) -> Repeat:
-    how = draw(st.sampled_from(["", "jit", "", "jit", "", "jit", "remat", "custom_jvp"]))
+    how = draw(st.sampled_from(["", "jit"] * 5 + ["remat", "custom_jvp"]))
     inner = scope.called(how)
     carry = draw(st.lists(st.one_of(_FLOAT_ARRAYS, scope.types), min_size=1, max_size=3))
     shared = draw(st.lists(scope.types, max_size=1))
@@ -306,7 +306,7 @@ def _layer_copies(
     floats = carry[0] if carry[0].kind == "f" else Type("f32", (3,))
     first, detail = Op("mul", floats, (ends, 0)), Detail(floats, (0, draw(_REFS)))
     body = replace(body, steps=(first, detail, *body.steps), outputs=(0, *body.outputs[1:]))
-    odd = draw(st.sampled_from([None, None, None, None, 0, count // 2, count - 1]))
+    odd = draw(st.sampled_from([None] * 8 + [0, count // 2, count - 1]))
     kinds = [kind for kind in DIFFERENCES if kind != "effect" or "ordered" in inner.effects]
     difference = draw(st.sampled_from(kinds))
     args = draw(_refs(len(body.inputs)))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 from jaxprtool.cli import options, output
 from jaxprtool.errors import PluginError
 
 if TYPE_CHECKING:
-    from jaxprtool.render.documents import PassesDocument
+    from jaxprtool.render.documents import PassesDocument, PassSummary
+
+#: The groups of our own passes, in the order in which they are listed; plug-ins may add others.
+_GROUPS = "clean up", "transform", "split", "schedule and compile"
 
 
 @options.command
@@ -31,15 +36,43 @@ def passes(plugin: options.Plugin = None, json: options.Json = False) -> None:
     }
     for source in registry.available().values():
         try:
-            help_line = summary(source.load())
+            cls = source.load()
         except PluginError as error:
             output.warning(error.message)
             continue
-        document["passes"].append({"name": source.name, "help": help_line, "origin": source.origin})
+        document["passes"].append(
+            {
+                "name": source.name,
+                "help": summary(cls),
+                "group": cls.group,
+                "origin": source.origin,
+            }
+        )
     if json:
         output.write_json(document)
         return
-    rows = [(p["name"], p["help"], p["origin"]) for p in document["passes"]]
-    output.write_table(("pass", "what it does", "from"), rows)
-    output.write("")
-    output.write_table(("pipeline", "its passes"), list(document["pipelines"].items()))
+    pipelines = list(document["pipelines"].items())
+    _write_groups({**_grouped(document["passes"]), "pipelines": pipelines})
+
+
+def _grouped(passes: list[PassSummary]) -> dict[str, list[tuple[str, str]]]:
+    """Return names and help of passes by what they are for, those that do not say it last."""
+    groups: dict[str, list[tuple[str, str]]] = {title: [] for title in _GROUPS}
+    for each in sorted(passes, key=lambda each: not each["group"]):
+        title = each["group"] or f"from {each['origin']}"
+        origin = f" ({each['origin']})" if each["group"] and each["origin"] != "jaxprtool" else ""
+        groups.setdefault(title, []).append((each["name"], each["help"] + origin))
+    return groups
+
+
+def _write_groups(groups: dict[str, list[tuple[str, str]]]) -> None:
+    """Write each group with its title; on a terminal, a pass has one line."""
+    names = max(len(name) for rows in groups.values() for name, _ in rows)
+    room = output.width() - names - 4 if sys.stdout.isatty() else None
+    for i, (title, rows) in enumerate(groups.items()):
+        output.write(("\n" if i else "") + title)
+        for name, text in rows:
+            lines = textwrap.wrap(text, room) if room else [text]
+            if room and len(lines) > 1 and not name.startswith("-"):
+                lines = [textwrap.shorten(text, room, placeholder=" …")]
+            output.write(f"  {name:<{names}}  " + f"\n{'':<{names + 4}}".join(lines))

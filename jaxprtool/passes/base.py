@@ -38,6 +38,9 @@ class Pass:
 
     name: ClassVar[str] = ""
 
+    #: What it is for: a title that `jaxprtool passes` lists it under; any text, empty for none.
+    group: ClassVar[str] = ""
+
     #: Whether what it makes computes the same of the same arguments: so that both can be compared.
     preserves: ClassVar[bool] = True
 

@@ -43,6 +43,7 @@ class Cse(Pass):
     """Compute equal things once, and keep equal constants once, at every depth."""
 
     name: ClassVar[str] = "cse"
+    group: ClassVar[str] = "clean up"
 
     def __call__(self, program: Program) -> Program:
         jaxpr = rewrite(program.jaxpr, _Merging().visit)

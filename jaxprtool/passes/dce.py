@@ -49,6 +49,7 @@ class Dce(Pass):
     """Remove every equation, at every depth, whose results nobody uses."""
 
     name: ClassVar[str] = "dce"
+    group: ClassVar[str] = "clean up"
 
     #: Also remove the program's own unused arguments: each becomes None in its pytree.
     drop_inputs: bool = False

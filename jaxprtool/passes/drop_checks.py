@@ -59,6 +59,7 @@ class DropChecks(Pass):
     """Remove checks (Equinox's error_if, checkify's) and debugging prints and callbacks."""
 
     name: ClassVar[str] = "drop_checks"
+    group: ClassVar[str] = "clean up"
 
     keeps_checks: ClassVar[bool] = False
 

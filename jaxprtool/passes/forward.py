@@ -44,6 +44,7 @@ class Forward(Pass):
     """Let no loop, branch or call take or give what it only hands on, or twice."""
 
     name: ClassVar[str] = "forward"
+    group: ClassVar[str] = "clean up"
 
     def __call__(self, program: Program) -> Program:
         jaxpr, before = program.jaxpr, None

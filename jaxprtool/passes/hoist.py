@@ -52,6 +52,7 @@ class Hoist(Pass):
     """Compute once, before a loop, what each of its iterations computes alike."""
 
     name: ClassVar[str] = "hoist"
+    group: ClassVar[str] = "schedule and compile"
 
     def __call__(self, program: Program) -> Program:
         return program.replace(jaxpr=rewrite(program.jaxpr, _Hoisting().visit, flat=False))

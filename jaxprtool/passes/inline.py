@@ -58,6 +58,7 @@ class Inline(Pass):
     """Write the bodies of calls in their places, at every depth."""
 
     name: ClassVar[str] = "inline"
+    group: ClassVar[str] = "clean up"
 
     #: Which calls: some of jit, closed_call, custom_jvp, custom_vjp, custom_vmap, remat.
     calls: tuple[str, ...] = ("jit", "closed_call")

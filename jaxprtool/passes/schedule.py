@@ -41,6 +41,7 @@ class Sink(Pass):
     """Move each equation to just before its first reader, where that lowers peak memory."""
 
     name: ClassVar[str] = "sink"
+    group: ClassVar[str] = "schedule and compile"
 
     def __call__(self, program: Program) -> Program:
         return program.replace(jaxpr=_Scheduler(lambda graph: [sunk(graph)])(program.jaxpr))
@@ -51,6 +52,7 @@ class Schedule(Pass):
     """Reorder equations, at every depth, to lower the peak of live bytes; it never rises."""
 
     name: ClassVar[str] = "schedule"
+    group: ClassVar[str] = "schedule and compile"
 
     #: Lower the peak. If not, put each equation close to its readers, whatever the peak.
     memory: bool = True

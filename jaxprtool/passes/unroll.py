@@ -42,6 +42,7 @@ class Unroll(Pass):
     """Write scans of few iterations as straight-line code, at every depth."""
 
     name: ClassVar[str] = "unroll"
+    group: ClassVar[str] = "schedule and compile"
 
     #: Scans of more iterations stay loops.
     max_length: int = 8

@@ -364,6 +364,7 @@ class PassSummary(TypedDict):
 
     name: Annotated[str, "Its name in a pipeline."]
     help: Annotated[str, "What it does, in a line."]
+    group: Annotated[str, "What it is for: `clean up`; empty if it does not say."]
     origin: Annotated[str, "The package, module or file that it comes from."]
 
 

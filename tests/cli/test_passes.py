@@ -1,17 +1,74 @@
 import json
 
+import pytest
 
-def test_passes_are_listed_with_help_and_origin(cli):
+from jaxprtool.passes import registry
+
+PLUGIN = """
+import dataclasses, typing, jaxprtool
+@dataclasses.dataclass(frozen=True)
+class Own(jaxprtool.Pass):
+    \"\"\"Do nothing at all.\"\"\"
+    name: typing.ClassVar[str] = "own"
+@dataclasses.dataclass(frozen=True)
+class Split(Own):
+    \"\"\"Split nothing.\"\"\"
+    name: typing.ClassVar[str] = "own_split"
+    group: typing.ClassVar[str] = "split"
+@dataclasses.dataclass(frozen=True)
+class Port(Own):
+    \"\"\"Port nothing.\"\"\"
+    name: typing.ClassVar[str] = "own_port"
+    group: typing.ClassVar[str] = "port"
+"""
+
+
+@pytest.fixture
+def registered():
+    """Forget the passes that a test registers."""
+    before = dict(registry._registered)
+    yield
+    registry._registered.clear()
+    registry._registered.update(before)
+
+
+def groups(text):
+    """The lines of each group, by its title."""
+    parts = [part.splitlines() for part in text.strip().split("\n\n")]
+    return {title: [" ".join(line.split()) for line in lines] for title, *lines in parts}
+
+
+def test_passes_are_listed_by_what_they_are_for(cli):
     result = cli("passes")
     assert result.code == 0 and result.err == ""
-    (line,) = [line for line in result.out.splitlines() if line.startswith("dce ")]
-    assert "Remove every equation" in line and line.endswith("jaxprtool")
+    found = groups(result.out)
+    ours = ["clean up", "transform", "split", "schedule and compile"]
+    assert list(found)[:4] == ours and list(found)[-1] == "pipelines"
+    assert any(line.startswith("dce Remove every equation") for line in found["clean up"])
+    assert "from jaxprtool" not in found
+
+
+def test_plugins_choose_a_group_or_make_one(cli, folder, registered):
+    (folder / "own.py").write_text(PLUGIN)
+    found = groups(cli("passes", "--plugin", "own.py").out)
+    assert "own_split Split nothing. (own.py)" in found["split"]
+    assert found["port"] == ["own_port Port nothing. (own.py)"]
+    assert found["from own.py"] == ["own Do nothing at all."]
+    titles = list(found)
+    assert titles[4] == "port" and titles.index("from own.py") > 4 and titles[-1] == "pipelines"
+
+
+def test_on_a_terminal_a_pass_has_one_line(cli, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("jaxprtool.cli.output.width", lambda: 60)
+    lines = cli("passes").out.splitlines()
+    assert max(map(len, lines)) <= 60 and any(line.endswith(" …") for line in lines)
 
 
 def test_the_listing_as_json(cli):
     document = json.loads(cli("passes", "--json").out)
     assert {"dce"} <= {p["name"] for p in document["passes"]}
-    assert all(list(p) == ["name", "help", "origin"] for p in document["passes"])
+    assert all(list(p) == ["name", "help", "group", "origin"] for p in document["passes"])
     assert document["pipelines"]["-O0"] == "none"
 
 

@@ -70,6 +70,7 @@ class Batch(Pass):
     """Add a mapped axis: the jaxpr of vmap(f) from the jaxpr of f."""
 
     name: ClassVar[str] = "batch"
+    group: ClassVar[str] = "transform"
     preserves: ClassVar[bool] = False
 
     #: Where arguments are mapped: an int, None, or a prefix of the tree of positional arguments.

@@ -42,6 +42,7 @@ class Tile(Pass):
     """Cut an axis in tiles and map over them: from the program of one tile to that of all."""
 
     name: ClassVar[str] = "tile"
+    group: ClassVar[str] = "transform"
     preserves: ClassVar[bool] = False
 
     #: The number of tiles, the size of the axis over them.

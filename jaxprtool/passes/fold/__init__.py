@@ -56,6 +56,7 @@ class Fold(Pass):
     """Compute constant expressions once, and open control flow whose course is constant."""
 
     name: ClassVar[str] = "fold"
+    group: ClassVar[str] = "clean up"
 
     #: The bytes up to which the program's constants may grow.
     max_bytes: int = 65536

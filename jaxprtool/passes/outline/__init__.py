@@ -52,6 +52,7 @@ class Outline(Pass):
     """Make what repeats one shared body that is called, and compiled once."""
 
     name: ClassVar[str] = "outline"
+    group: ClassVar[str] = "schedule and compile"
 
     #: The least number of copies, at least two.
     copies: int = 2

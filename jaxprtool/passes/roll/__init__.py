@@ -82,6 +82,7 @@ class Roll(Pass):
     """Turn computations that repeat, each on what the one before gives, into scans."""
 
     name: ClassVar[str] = "roll"
+    group: ClassVar[str] = "schedule and compile"
 
     #: Where per-round values are stacked: "inside" the program, or outside, as "arguments".
     stack: Literal["inside", "arguments"] = "inside"

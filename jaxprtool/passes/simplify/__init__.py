@@ -47,6 +47,7 @@ class Simplify(Pass):
     """Apply algebraic rules, exact ones unless told otherwise, until none applies."""
 
     name: ClassVar[str] = "simplify"
+    group: ClassVar[str] = "clean up"
 
     #: Also apply rules that are right for real numbers but not for every bit of floating point.
     fast: bool = False

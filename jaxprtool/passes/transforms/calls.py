@@ -38,6 +38,7 @@ class Checkpoint(Pass):
     """Have a derivative recompute what it needs: the jaxpr of checkpoint(f)."""
 
     name: ClassVar[str] = "checkpoint"
+    group: ClassVar[str] = "transform"
 
     #: What may be saved: one of `jax.checkpoint_policies` as text, `dots_saveable` or
     #: `save_only_these_names('a', 'b')`, or, from Python, a policy itself.
@@ -56,6 +57,8 @@ class Checkpoint(Pass):
 @dataclass(frozen=True)
 class Jit(Pass):
     """Put the program in one call: the jaxpr of jit(f)."""
+
+    group: ClassVar[str] = "transform"
 
     #: The call's name; the program's own if none is given.
     name: str | None = None  # type: ignore[misc, assignment]
@@ -102,6 +105,8 @@ Jit.name = "jit"  # type: ignore[misc, assignment]
 class NamedCall(Pass):
     """Put the program in a name scope, which profiles show: the jaxpr of named_call(f)."""
 
+    group: ClassVar[str] = "transform"
+
     #: The name of the scope; the program's own if none is given.
     name: str | None = None  # type: ignore[misc, assignment]
 
@@ -121,6 +126,7 @@ class Pmap(Pass):
     """
 
     name: ClassVar[str] = "pmap"
+    group: ClassVar[str] = "transform"
     preserves: ClassVar[bool] = False
 
     #: The name by which collectives call the axis.
@@ -187,6 +193,7 @@ class DisableJit(Pass):
     """
 
     name: ClassVar[str] = "disable_jit"
+    group: ClassVar[str] = "clean up"
 
     def __call__(self, program: Program) -> Program:
         return Inline(force=True)(program)

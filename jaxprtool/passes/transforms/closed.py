@@ -36,6 +36,7 @@ class Closed(Pass):
     """Bind some arguments to values, by position or by name, as constants of the program."""
 
     name: ClassVar[str] = "closed"
+    group: ClassVar[str] = "transform"
     preserves: ClassVar[bool] = False
 
     #: The values by position or name: `{0: 3.0, 'training': False}`.

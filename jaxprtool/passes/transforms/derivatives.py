@@ -132,6 +132,7 @@ class Grad(_Gradient):
     """Differentiate: the jaxpr of grad(f), for f whose result is one number."""
 
     name: ClassVar[str] = "grad"
+    group: ClassVar[str] = "transform"
     transform: ClassVar[Transform] = jax.grad
 
 
@@ -140,6 +141,7 @@ class ValueAndGrad(_Gradient):
     """Give the result and the gradient: the jaxpr of value_and_grad(f)."""
 
     name: ClassVar[str] = "value_and_grad"
+    group: ClassVar[str] = "transform"
     transform: ClassVar[Transform] = jax.value_and_grad
 
 
@@ -148,6 +150,7 @@ class Jacrev(_Reverse):
     """The jacobian, row by row in reverse mode: the jaxpr of jacrev(f)."""
 
     name: ClassVar[str] = "jacrev"
+    group: ClassVar[str] = "transform"
     transform: ClassVar[Transform] = jax.jacrev
 
 
@@ -170,6 +173,7 @@ class Jacfwd(_Forward):
     """The jacobian, column by column in forward mode: the jaxpr of jacfwd(f)."""
 
     name: ClassVar[str] = "jacfwd"
+    group: ClassVar[str] = "transform"
     transform: ClassVar[Transform] = jax.jacfwd
 
 
@@ -178,6 +182,7 @@ class Hessian(_Forward):
     """The second derivatives, forward over reverse: the jaxpr of hessian(f)."""
 
     name: ClassVar[str] = "hessian"
+    group: ClassVar[str] = "transform"
     transform: ClassVar[Transform] = jax.hessian
 
 
@@ -186,6 +191,7 @@ class Jvp(WithAux):
     """Push tangents forward: from (primals, tangents) to the results and their tangents."""
 
     name: ClassVar[str] = "jvp"
+    group: ClassVar[str] = "transform"
 
     def __call__(self, program: Program) -> Program:
         """Takes keyword arguments as the program does. Raises UnsupportedError; see `retraced`."""

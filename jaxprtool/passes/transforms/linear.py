@@ -52,6 +52,7 @@ class Vjp(WithAux):
     """Split in two: forward gives residuals too, backward pulls cotangents back through them."""
 
     name: ClassVar[str] = "vjp"
+    group: ClassVar[str] = "split"
 
     def __call__(self, program: Program) -> Programs:
         """Return `forward`, and `backward`, which takes (residuals, cotangents).
@@ -72,6 +73,7 @@ class Linearize(WithAux):
     """Split in two: forward gives residuals too, backward pushes tangents through them."""
 
     name: ClassVar[str] = "linearize"
+    group: ClassVar[str] = "split"
 
     def __call__(self, program: Program) -> Programs:
         """Return `forward`, and `backward`, the linear function that `jax.linearize` gives.
@@ -107,6 +109,7 @@ class LinearTranspose(Pass):
     """Transpose a linear function: from cotangents of its results to those of its arguments."""
 
     name: ClassVar[str] = "linear_transpose"
+    group: ClassVar[str] = "transform"
     preserves: ClassVar[bool] = False
 
     #: The positional arguments in which the function is linear; all of them if none are given.

@@ -52,6 +52,7 @@ class Unzip(Pass):
     """Split a function that declares variables in two: init, which makes them, and apply."""
 
     name: ClassVar[str] = "unzip"
+    group: ClassVar[str] = "split"
     preserves: ClassVar[bool] = False
 
     #: The tag that variables are sown under.

@@ -139,8 +139,6 @@ class Emission:
 
     def content(self, program: Program, path: str = "") -> str | bytes:
         """Return a program in the format; the path's end chooses the kind of a picture."""
-        from jaxprtool.formats import lowering
-
         match self.format:
             case Format.python:
                 from jaxprtool.formats.python.emit import to_python
@@ -150,6 +148,16 @@ class Emission:
                 from jaxprtool.formats.jaxpr import write
 
                 return write.text(program, self.callbacks, self._source)
+        from jaxprtool.ir.frames import frames_now
+        from jaxprtool.jaxcompat import source_paths_without
+
+        with source_paths_without(frames_now().folders()):
+            return self._lowered(program, path)
+
+    def _lowered(self, program: Program, path: str) -> str | bytes:
+        from jaxprtool.formats import lowering
+
+        match self.format:
             case Format.stablehlo if self.binary:
                 return lowering.stablehlo_bytecode(program, self.platform)
             case Format.stablehlo:
@@ -166,6 +174,7 @@ class Emission:
                 from jaxprtool.formats.exported import exported
 
                 return exported(program, self.platforms)
+        raise AssertionError(f"{self.format} is no format of a compiler's")
 
     def _graph(self, program: Program, path: str) -> str | bytes:
         from jaxprtool.formats import lowering, picture

@@ -14,6 +14,7 @@ that names values by their source asks for `own_frame`, which does not look at t
 from __future__ import annotations
 
 import os
+import re
 from typing import Literal, NamedTuple, TypeAlias
 
 from jaxprtool.jaxcompat import JaxprEqn
@@ -147,6 +148,11 @@ class Frames:
     def text(self, frame: UserFrame) -> str:
         """Return `file.py:3` of a frame."""
         return f"{self.path(frame.file)}:{frame.line}"
+
+    def folders(self) -> str:
+        """Return a pattern of what `path` leaves out of an absolute path, for a whole program."""
+        bases = "".join(f"{re.escape(os.path.join(root.base, ''))}|" for root in self._roots)
+        return rf"^(?:/.*/(?:site|dist)-packages/|{bases}/(?:.*/)?)"
 
     def _path(self, file: str) -> tuple[bool, str]:
         if file not in self._paths:

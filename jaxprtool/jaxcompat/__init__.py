@@ -138,6 +138,7 @@ from jaxprtool.jaxcompat.lowering import (
     partition_module,
     portable_artifact,
     rename_module,
+    source_paths_without,
     traced_jaxpr,
     xla_computation,
 )

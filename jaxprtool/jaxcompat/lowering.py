@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -191,3 +191,8 @@ def xla_computation(module: ir.Module, tuple_args: bool, return_tuple: bool) -> 
     """A StableHLO module as the `XlaComputation` of jaxlib."""
     code = mlir.module_to_bytecode(module)
     return _jax.mlir.mlir_module_to_xla_computation(code, tuple_args, return_tuple)
+
+
+def source_paths_without(pattern: str) -> AbstractContextManager[object]:
+    """Lower with source files called by what is left of their paths without a pattern."""
+    return config.hlo_source_file_canonicalization_regex(pattern)

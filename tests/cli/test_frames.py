@@ -205,6 +205,17 @@ def test_no_source_leaves_places_out_of_files(out, folder, command, written):
     assert ".py" not in silent
 
 
+@pytest.mark.parametrize(
+    "to",
+    ["stablehlo --source", "stablehlo --binary", "hlo", "hlo-proto", "hlo-optimized", "exported"],
+)
+def test_what_compilers_are_given_has_no_path_that_is_absolute(out, folder, to):
+    out("emit", "model.py:net", "--to", *to.split(), "-o", "program.bin")
+    written = (folder / "program.bin").read_bytes()
+    assert b"model.py" in written and b"tinylib/layers.py" in written
+    assert str(folder).encode() not in written
+
+
 def test_scopes_stay_without_places(out, folder):
     out("opt", "model.py:net", "-p", "jvp", "-o", "to.jaxpr", "--no-source")
     assert "# in jvp()" in (folder / "to.jaxpr").read_text()

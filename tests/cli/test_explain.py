@@ -19,6 +19,15 @@ def test_prose_is_as_wide_as_the_terminal_and_code_stays(cli):
     assert code in lines and max(map(len, lines)) <= 80
 
 
+def test_markdown_is_laid_out_and_code_is_bold_on_a_terminal(cli, monkeypatch):
+    piped = cli("explain", "-O1").out
+    assert "|" not in piped
+    assert ["level", "passes"] in [line.split() for line in piped.splitlines()]
+    assert "`simplify_rules` is" in cli("explain", "simplify").out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[1msimplify_rules\x1b[22m is" in cli("explain", "simplify").out
+
+
 def test_the_rules_as_json(cli):
     explained = json.loads(cli("explain", "simplify", "--json").out)
     assert len(explained["rules"]) == len(simplify_rules)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from jaxprtool.ir.notation.tokens import Comment, Heading
 from jaxprtool.render.lines import Cell, parts, wrapped
 
-_GAP = "  "
+#: What stands between two columns.
+GAP = "  "
 
 #: Where not all fits, a column is made for this share of its cells; the others take more lines.
 _FITTING = 0.95
@@ -28,7 +29,7 @@ def grid(headings: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) ->
     """
     first = [[Heading(heading)] for heading in headings]
     widths = _widths([first, *rows], width)
-    rule = "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
+    rule = "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
     return _joined([_row(first, widths), [Comment(rule)], *(_row(row, widths) for row in rows)])
 
 
@@ -46,7 +47,7 @@ def _widths(table: Sequence[Sequence[Cell]], width: int) -> list[int]:
     """Return how wide each column is."""
     columns = list(zip(*table, strict=True))
     lengths = [sorted(sum(map(len, cell)) for cell in column) for column in columns]
-    room = max(width - len(_GAP) * (len(columns) - 1), len(columns))
+    room = max(width - len(GAP) * (len(columns) - 1), len(columns))
     longest = [each[-1] for each in lengths]
     if sum(longest) <= room:
         return longest
@@ -93,4 +94,4 @@ def _row(row: Sequence[Cell], widths: Sequence[int]) -> Iterator[str]:
                     yield " " * spaces
                     spaces = 0
                 yield from line
-            spaces += width - length + len(_GAP)
+            spaces += width - length + len(GAP)

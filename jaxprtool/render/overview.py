@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -20,13 +21,14 @@ from jaxprtool.ir.notation.tokens import (
 )
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr
-from jaxprtool.render.grid import Cell, columns
-from jaxprtool.render.lines import cut, lines_of
+from jaxprtool.render.grid import GAP, columns
+from jaxprtool.render.lines import Cell, cut, lines_of
 from jaxprtool.render.listing import Listing
 from jaxprtool.render.stats import in_bytes, plural
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.overview import HeldBody, Overview
+    from jaxprtool.jaxcompat.places import UserFrame
 
 #: So many primitives are named, and so many of all else.
 _MOST_PRIMITIVES, _MOST = 12, 5
@@ -45,7 +47,7 @@ def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, heig
         height: The lines that the page has, or more if these are very few.
     """
     tokens = [*columns([[_heading(found)]], width), "\n\n", *columns(_primitives(found), width)]
-    tokens += "\n", *columns(_facts(found), width), "\n\n"
+    tokens += "\n", *columns(_facts(found, width), width), "\n\n"
     used = "".join(tokens).count("\n")
     return Listing([*tokens, *_listing(program, found, width, max(height - used, _LEAST))])
 
@@ -88,27 +90,33 @@ def _primitives(found: Overview) -> list[list[Cell]]:
     return [[_label("primitives"), cell]] if shown else []
 
 
-def _facts(found: Overview) -> list[list[Cell]]:
-    """Return rows of a label, a name, and what is to be said of it."""
-    frames = frames_now()
-    lines = [
-        (Comment(frames.text(frame)), plural(number, "equation")) for frame, number in found.lines
+def _facts(found: Overview, width: int) -> list[list[Cell]]:
+    """Return rows of a label, a name, and what is to be said of it, each on a line."""
+    rows = [
+        *_rows("arguments", [(BinderToken(each.name), [_size(each)]) for each in found.arguments]),
+        *_rows("results", [(BinderToken(each.name), [_size(each)]) for each in found.outputs]),
+        *_rows("bodies", [(SharedName(each.name), [_held(each)]) for each in found.bodies]),
+        *_rows("lines", [_line(*each) for each in found.lines]),
     ]
-    return [
-        *_rows("arguments", [(BinderToken(each.name), _size(each)) for each in found.arguments]),
-        *_rows("results", [(BinderToken(each.name), _size(each)) for each in found.outputs]),
-        *_rows("bodies", [(SharedName(each.name), _held(each)) for each in found.bodies]),
-        *_rows("lines", lines),
-    ]
+    names = max((len("".join(name)) for _, name, _ in rows), default=0)
+    room = max(width - len(_label("")[0]) - names - 2 * len(GAP), _LEAST)
+    return [[label, name, cut(text, room)] for label, name, text in rows]
 
 
-def _rows(label: str, found: Sequence[tuple[str, str]]) -> list[list[Cell]]:
-    rows: list[list[Cell]] = [[_label(""), [name], [text]] for name, text in found[:_MOST]]
-    if rows:
-        rows[0][0] = _label(label)
-    if len(found) > _MOST:
-        rows.append([_label(""), [Comment(f"… {len(found) - _MOST:,} more")], []])
+def _rows(label: str, found: Sequence[tuple[str, Cell]]) -> list[tuple[Cell, Cell, Cell]]:
+    rows: list[tuple[Cell, Cell, Cell]] = [
+        (_label("" if i else label), [name], text) for i, (name, text) in enumerate(found)
+    ]
+    if len(rows) > _MOST:
+        rows[_MOST:] = [(_label(""), [Comment(f"… {len(found) - _MOST:,} more")], [])]
     return rows
+
+
+def _line(frame: UserFrame, number: int) -> tuple[str, Cell]:
+    """Return a place in the source, how many equations come from it, and what is written there."""
+    source = " ".join(linecache.getline(frame.file, frame.line).split())
+    code = Comment("".join(c if c.isprintable() else "?" for c in source))
+    return Comment(frames_now().text(frame)), [plural(number, "equation"), "  ", code]
 
 
 def _label(text: str) -> Cell:

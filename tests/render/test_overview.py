@@ -40,6 +40,10 @@ def test_a_page_says_what_a_program_takes_gives_and_is_made_of(program):
     assert lines[-1].endswith("more lines: --full or --pager shows them")
 
 
+def test_a_page_shows_what_is_written_in_the_lines_that_equations_come_from(program):
+    assert any("equations  x = jax.nn.silu(x @ w)" in line for line in page(program))
+
+
 def test_long_rows_of_variables_are_cut_and_counted(program):
     assert any("{ lambda ;" in line and "… " in line for line in page(program, 80, 60))
 

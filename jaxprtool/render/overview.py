@@ -28,7 +28,6 @@ from jaxprtool.render.stats import in_bytes, plural
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.overview import HeldBody, Overview
-    from jaxprtool.jaxcompat.places import UserFrame
 
 #: So many primitives are named, and so many of all else.
 _MOST_PRIMITIVES, _MOST = 12, 5
@@ -96,7 +95,7 @@ def _facts(found: Overview, width: int) -> list[list[Cell]]:
         *_rows("arguments", [(BinderToken(each.name), [_size(each)]) for each in found.arguments]),
         *_rows("results", [(BinderToken(each.name), [_size(each)]) for each in found.outputs]),
         *_rows("bodies", [(SharedName(each.name), [_held(each)]) for each in found.bodies]),
-        *_rows("lines", [_line(*each) for each in found.lines]),
+        *_rows("lines", _lines(found)),
     ]
     names = max((len("".join(name)) for _, name, _ in rows), default=0)
     room = max(width - len(_label("")[0]) - names - 2 * len(GAP), _LEAST)
@@ -112,11 +111,15 @@ def _rows(label: str, found: Sequence[tuple[str, Cell]]) -> list[tuple[Cell, Cel
     return rows
 
 
-def _line(frame: UserFrame, number: int) -> tuple[str, Cell]:
-    """Return a place in the source, how many equations come from it, and what is written there."""
-    source = " ".join(linecache.getline(frame.file, frame.line).split())
-    code = Comment("".join(c if c.isprintable() else "?" for c in source))
-    return Comment(frames_now().text(frame)), [plural(number, "equation"), "  ", code]
+def _lines(found: Overview) -> list[tuple[str, Cell]]:
+    """Return places in the source, how many equations come from each, and what is written there."""
+    frames, most = frames_now(), max((len(f"{number:,}") for _, number in found.lines), default=0)
+    lines: list[tuple[str, Cell]] = []
+    for frame, number in found.lines:
+        source = " ".join(linecache.getline(frame.file, frame.line).split())
+        code = Comment("".join(c if c.isprintable() else "?" for c in source))
+        lines.append((Comment(frames.text(frame)), [f"{number:{most},} equations  ", code]))
+    return lines
 
 
 def _label(text: str) -> Cell:

@@ -41,7 +41,7 @@ def test_a_page_says_what_a_program_takes_gives_and_is_made_of(program):
 
 
 def test_a_page_shows_what_is_written_in_the_lines_that_equations_come_from(program):
-    assert any("equations  x = jax.nn.silu(x @ w)" in line for line in page(program))
+    assert any("equations  x = jax.nn.silu(x @ w)" in line for line in page(program, 120))
 
 
 def test_long_rows_of_variables_are_cut_and_counted(program):

@@ -56,6 +56,7 @@ _Only = Annotated[
 _Source = Annotated[bool, _SHOWN.flag("--source", "Each equation's file and line.")]
 _Scopes = Annotated[bool, _SHOWN.flag("--scopes", "Each equation's name stack.")]
 _NoTypes = Annotated[bool, _SHOWN.flag("--no-types", "Leave types out.")]
+_Terse = Annotated[bool, _SHOWN.flag("--terse", "Leave parameters at their defaults out.")]
 _Stats = Annotated[
     bool,
     _SHOWN.flag("--stats", "Instead: equations by primitive and depth, constants, arguments."),
@@ -74,6 +75,7 @@ def show(
     frames: options.Frames = None,
     scopes: _Scopes = False,
     no_types: _NoTypes = False,
+    terse: _Terse = False,
     stats: _Stats = False,
     json: options.Json = False,
     full: options.Full = False,
@@ -111,6 +113,7 @@ def show(
         **options.listed(source, frames),
         scopes=scopes,
         types=not no_types,
+        terse=terse,
         depth=depth,
         only=only,
     )

@@ -59,5 +59,7 @@ def listing(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Lis
     comments = SourceComments(options)
     comment = comments.comment if options.source or options.scopes else None
     jaxpr, selection = top_jaxpr(program), options.selection()
-    tokens = Layout(jaxpr, options.width, options.types, selection, comment).tokens()
+    tokens = Layout(
+        jaxpr, options.width, options.types, selection, comment, options.notation()
+    ).tokens()
     return Listing(fitted(tokens, options.width) if options.fit else tokens)

@@ -11,6 +11,7 @@ from jaxprtool.ir.border import ValueGroup, border, grouped, top_jaxpr
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.notation.terse import TerseNotation
 from jaxprtool.ir.notation.tokens import (
     BinderToken,
     Comment,
@@ -142,7 +143,13 @@ def _listing(
 ) -> Sequence[str]:
     """Return the listing folded to what fits, and how much of it does not."""
     layout = Layout(
-        top_jaxpr(program), width, True, Selection(_depth(found, height)), None, cut=True
+        top_jaxpr(program),
+        width,
+        True,
+        Selection(_depth(found, height)),
+        None,
+        TerseNotation(),
+        cut=True,
     )
     lines = list(lines_of(layout.tokens()))
     shown = [["\n", *cut(line, width)] for line in lines[: height - (len(lines) > height)]]

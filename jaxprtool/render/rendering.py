@@ -10,6 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 from jaxprtool.ir.frames import FrameChoice
 from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.notation.signatures import Notation
+from jaxprtool.ir.notation.terse import TerseNotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,7 @@ class ShowOptions:
         depth: Bodies nested deeper become one line with the count of their equations.
         only: Patterns of primitive names, as in `conv*`: other equations are counted and left
             out, unless one asked for is inside them.
+        terse: Whether parameters at their defaults are left out.
         fit: Whether the lines that JAX's layout leaves longer than the width are broken.
     """
 
@@ -35,11 +38,16 @@ class ShowOptions:
     types: bool = True
     depth: int | None = None
     only: Sequence[str] | None = None
+    terse: bool = False
     fit: bool = False
 
     def selection(self) -> Selection:
         """Return which equations are shown."""
         return Selection(self.depth, self.only)
+
+    def notation(self) -> Notation:
+        """Return how equations are written."""
+        return TerseNotation() if self.terse else Notation()
 
 
 #: How a program is shown if nothing else is asked for.

@@ -13,13 +13,14 @@ from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import Signature, value_text
 from jaxprtool.ir.notation.tokens import BinderToken, LiteralToken, ParameterToken
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 
 
 class Reader:
     """Names and texts of one program's variables, literals and parameters."""
 
-    def __init__(self, root: Jaxpr):
-        layout = Layout(root, 80, True, Selection(), None)
+    def __init__(self, root: Jaxpr, options: ShowOptions = DEFAULTS):
+        layout = Layout(root, 80, True, Selection(), None, options.notation())
         layout.tokens()  # which names all that the listing shows, in its order
         self.shared = layout.shared
         self._names = layout.names

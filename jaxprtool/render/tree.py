@@ -38,7 +38,7 @@ class _Lines:
     """The lines of a program's tree, each in tokens."""
 
     def __init__(self, root: Jaxpr, options: ShowOptions):
-        self._reader = Reader(root)
+        self._reader = Reader(root, options)
         self._comments = SourceComments(options)
         self._types = options.types
         self._selection = options.selection()

@@ -1,0 +1,78 @@
+"""JAX's notation without the parameters that are at their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from jaxprtool.ir.notation.signatures import Notation, Signature
+from jaxprtool.jaxcompat import JaxprEqn
+
+
+class TerseNotation(Notation):
+    """Writes equations without parameters that say nothing: None, False, steps of one."""
+
+    def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
+        """A key for the primitive, and for the dtype that a default may be."""
+        return (*super().context_key(eqn), _result_dtype(eqn))
+
+    def _make(self, eqn: JaxprEqn) -> Signature:
+        whole = super()._make(eqn)
+        pairs = [
+            (name, value)
+            for name, value in whole.pairs
+            if not _is_default(name.removesuffix("="), eqn)
+        ]
+        if len(pairs) == len(whole.pairs):
+            return whole
+        return Signature(whole.name, pairs, whole.called, whole.by_rule, whole.named_by_call)
+
+
+#: Parameters that are True unless they are given; others of two values are False.
+_TRUE = {
+    "compute_left_eigenvectors",
+    "compute_right_eigenvectors",
+    "compute_uv",
+    "full_matrices",
+    "is_stable",
+    "symmetrize_input",
+}
+
+#: Numbers that are one unless they are given, or tuples of such.
+_ONE = {
+    "base_dilation",
+    "batch_group_count",
+    "feature_group_count",
+    "lhs_dilation",
+    "rhs_dilation",
+    "strides",
+    "unroll",
+    "window_dilation",
+    "window_strides",
+}
+
+
+def _is_default(name: str, eqn: JaxprEqn) -> bool:
+    value = eqn.params.get(name, ...)
+    if isinstance(value, bool):
+        return value == (name in _TRUE)
+    if name == "preferred_element_type":
+        return value is None or value == _result_dtype(eqn)
+    if name in _ONE:
+        return value is None or _numbers(value) == {1}
+    if name == "padding":
+        return isinstance(value, tuple) and _numbers(value) == {0}
+    if name == "linear":
+        return isinstance(value, tuple) and not any(value)
+    return value is None
+
+
+def _numbers(value: Any) -> set[Any]:
+    """Return the numbers in a number, or in a tuple of tuples of them."""
+    if not isinstance(value, tuple):
+        return {value}
+    return set().union(*map(_numbers, value))
+
+
+def _result_dtype(eqn: JaxprEqn) -> Any:
+    return getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None

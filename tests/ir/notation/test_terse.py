@@ -1,0 +1,57 @@
+"""JAX's notation without what is at its default."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxprtool
+from jaxprtool.render.listing import listing
+from jaxprtool.render.rendering import ShowOptions
+from jaxprtool.render.tree import tree
+
+X = jnp.ones((4, 4))
+
+
+def shown(fun, *args):
+    return listing(jaxprtool.trace(fun, *args), ShowOptions(width=200, terse=True)).plain()
+
+
+@pytest.mark.parametrize(
+    ("fun", "expected"),
+    [
+        (lambda x: x @ x, "dot_general[dimension_numbers=(([1], [0]), ([], []))] a a"),
+        (lambda x: x.reshape(16), "reshape[new_sizes=(16,)] a"),
+        (lambda x: x.sum(), "reduce_sum[axes=(0, 1)] a"),
+        (lambda x: x[1:], "slice[limit_indices=(4, 4) start_indices=(1, 0)] a"),
+        (lambda x: x[::2], "strides=(2, 1)"),
+        (lambda x: jax.lax.sort(x, is_stable=False), "is_stable=False"),
+        (lambda x: jnp.cumsum(x, 0), "cumsum[axis=0] "),
+        (lambda x: jax.lax.cumsum(x, reverse=True), "reverse=True"),
+        (
+            lambda x: jax.lax.dot(x, x, preferred_element_type="bfloat16").astype("float32"),
+            "dot_general[dimension_numbers=(([1], [0]), ([], []))] a a",
+        ),
+    ],
+)
+def test_defaults_are_left_out_and_nothing_else(fun, expected):
+    assert expected in shown(fun, X)
+
+
+def test_a_loop_keeps_its_body_and_length():
+    text = shown(lambda x: jax.lax.scan(lambda c, y: (c + y, c), x[0], x), X)
+    assert "length=4" in text and "{ lambda ;" in text
+    assert "unroll" not in text and "reverse" not in text and "linear" not in text
+
+
+def test_convolutions_keep_what_is_their_own():
+    image, kernel = jnp.ones((1, 1, 8, 8)), jnp.ones((1, 1, 3, 3))
+    text = shown(lambda x, k: jax.lax.conv_general_dilated(x, k, (2, 1), "VALID"), image, kernel)
+    assert "window_strides=(2, 1)" in text and "dimension_numbers=" in text
+    for default in ("padding", "lhs_dilation", "rhs_dilation", "group_count", "precision"):
+        assert default not in text
+
+
+def test_the_tree_is_as_terse():
+    program = jaxprtool.trace(lambda x: x.reshape(16), X)
+    assert "reshape[new_sizes=(16,)] a" in tree(program, ShowOptions(terse=True)).plain()
+    assert "sharding=None" in tree(program).plain()

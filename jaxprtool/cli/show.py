@@ -56,6 +56,15 @@ _Only = Annotated[
 _Source = Annotated[bool, _SHOWN.flag("--source", "Each equation's file and line.")]
 _Scopes = Annotated[bool, _SHOWN.flag("--scopes", "Each equation's name stack.")]
 _NoTypes = Annotated[bool, _SHOWN.flag("--no-types", "Leave types out.")]
+_Names = Annotated[
+    bool | None,
+    _SHOWN.option(
+        "--names/--no-names",
+        "",
+        "Call variables what your source does, or by JAX's letters: the tree, the table and the "
+        "page do, text does not.",
+    ),
+]
 _Terse = Annotated[bool, _SHOWN.flag("--terse", "Leave parameters at their defaults out.")]
 _Stats = Annotated[
     bool,
@@ -75,6 +84,7 @@ def show(
     frames: options.Frames = None,
     scopes: _Scopes = False,
     no_types: _NoTypes = False,
+    names: _Names = None,
     terse: _Terse = False,
     stats: _Stats = False,
     json: options.Json = False,
@@ -113,6 +123,7 @@ def show(
         **options.listed(source, frames),
         scopes=scopes,
         types=not no_types,
+        names=format is not Format.text if names is None else names,
         terse=terse,
         depth=depth,
         only=only,

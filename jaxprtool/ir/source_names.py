@@ -73,6 +73,8 @@ class SourceNames:
                     return _element(several, result)
                 case ast.Assign(targets=[*_, target]) | ast.AnnAssign(target=target):
                     return _target(target)
+                case ast.AugAssign() if _range(parent) in others:
+                    return None
                 case ast.NamedExpr(target=target) | ast.AugAssign(target=target):
                     return _target(target)
                 case ast.For(iter=of, target=target) | ast.comprehension(iter=of, target=target):
@@ -95,6 +97,19 @@ class SourceNames:
                     return None
             node, result = parent, None
         return None
+
+    def returned(self, frame: UserFrame, others: Collection[Range] = ()) -> bool:
+        """Whether the value of an expression is what its function returns, or a part of that.
+
+        If it is a part of an expression of `others`, by where these stand, it is not.
+        """
+        file, node = self._find(frame)
+        while isinstance(node, ast.expr) and _range(node) not in others:
+            parent = file.parents.get(node)
+            if isinstance(parent, ast.Return | ast.Lambda):
+                return True
+            node = parent
+        return False
 
     def given(self, frame: UserFrame) -> str | None:
         """The name that a call is given as a string: its first argument, or `name=`."""

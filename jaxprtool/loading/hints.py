@@ -42,7 +42,7 @@ def require_arrays(program: Program, target: str, hint: str | None) -> None:
     """
     tree, name = program.out_tree, program.name
     add = f"to trace that function, add --factory: {target} --factory"
-    if _is_made_by_factory(tree):
+    if _is_made_by_factory(tree, bool(program.jaxpr.invars)):
         raise TargetError(f"{name} returns a function and arguments for it", add)
     node = tree.node_data()
     if node is None or node[0] is not Held:
@@ -56,15 +56,18 @@ def require_arrays(program: Program, target: str, hint: str | None) -> None:
     raise TargetError(f"{name} returns a function, and no arrays", hint or add)
 
 
-def _is_made_by_factory(tree: PyTreeDef) -> bool:
-    """Return whether a structure is of (function, args) or (function, args, kwargs)."""
+def _is_made_by_factory(tree: PyTreeDef, takes_arrays: bool) -> bool:
+    """Return whether a structure is of (function, args) or (function, args, kwargs).
+
+    What takes arrays may return a module that can be called, as a training step does.
+    """
     parts = [part.node_data() for part in tree.children()]
     if (tree.node_data() or (None,))[0] not in (tuple, list) or len(parts) not in (2, 3):
         return False
     fun, args = parts[:2]
     if fun is None or args is None or args[0] not in (tuple, list):
         return False
-    return callable(fun[1].value) if fun[0] is Held else _has_call(fun[0])
+    return callable(fun[1].value) if fun[0] is Held else not takes_arrays and _has_call(fun[0])
 
 
 def _has_call(cls: type) -> bool:

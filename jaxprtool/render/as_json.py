@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, cast
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.border import NamedValue, border
+from jaxprtool.ir.border import Border, NamedValue, border
 from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.signatures import value_text
@@ -31,7 +31,7 @@ def program_document(
 ) -> documents.Program:
     """Return the document of a program."""
     about = border(program)
-    maker = _Documents(about.jaxpr, options)
+    maker = _Documents(about, options)
     jaxpr = about.jaxpr
     top = maker.equations(jaxpr, 0)
     return {
@@ -54,8 +54,8 @@ def stats_document(stats: Stats) -> documents.Stats:
 
 
 class _Documents:
-    def __init__(self, root: Jaxpr, options: ShowOptions):
-        self.reader = Reader(root)
+    def __init__(self, about: Border, options: ShowOptions):
+        self.reader = Reader(about)
         self.options = options
         self.selection = options.selection()
         self.frames = frames_now()

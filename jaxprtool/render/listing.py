@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
-from jaxprtool.ir.border import top_jaxpr
+from jaxprtool.ir.border import border
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.tokens import with_roles
 from jaxprtool.ir.program import Program
@@ -58,8 +58,8 @@ def listing(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Lis
     """Return the listing of a program; a line's source and scope are a comment at its end."""
     comments = SourceComments(options)
     comment = comments.comment if options.source or options.scopes else None
-    jaxpr, selection = top_jaxpr(program), options.selection()
-    tokens = Layout(
-        jaxpr, options.width, options.types, selection, comment, options.notation()
-    ).tokens()
+    about, selection = border(program), options.selection()
+    notation = options.notation(about)
+    layout = Layout(about.jaxpr, options.width, options.types, selection, comment, notation)
+    tokens = layout.tokens()
     return Listing(fitted(tokens, options.width) if options.fit else tokens)

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from jaxprtool.ir.border import ValueGroup, border, grouped, top_jaxpr
+from jaxprtool.ir.border import ValueGroup, border, grouped
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Layout
-from jaxprtool.ir.notation.selection import Selection
-from jaxprtool.ir.notation.terse import TerseNotation
 from jaxprtool.ir.notation.tokens import (
     BinderToken,
     Comment,
@@ -25,6 +23,7 @@ from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.grid import GAP, columns
 from jaxprtool.render.lines import Cell, cut, lines_of
 from jaxprtool.render.listing import Listing
+from jaxprtool.render.rendering import ShowOptions
 from jaxprtool.render.stats import in_bytes, plural
 
 if TYPE_CHECKING:
@@ -142,15 +141,10 @@ def _listing(
     program: Program | AnyJaxpr, found: Overview, width: int, height: int
 ) -> Sequence[str]:
     """Return the listing folded to what fits, and how much of it does not."""
-    layout = Layout(
-        top_jaxpr(program),
-        width,
-        True,
-        Selection(_depth(found, height)),
-        None,
-        TerseNotation(),
-        cut=True,
-    )
+    about = border(program)
+    options = ShowOptions(depth=_depth(found, height), names=True, terse=True)
+    notation = options.notation(about)
+    layout = Layout(about.jaxpr, width, True, options.selection(), None, notation, cut=True)
     lines = list(lines_of(layout.tokens()))
     shown = [["\n", *cut(line, width)] for line in lines[: height - (len(lines) > height)]]
     tokens = list(chain.from_iterable(shown))[1:]

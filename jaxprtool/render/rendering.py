@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
+from jaxprtool.ir.border import Border
 from jaxprtool.ir.frames import FrameChoice
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.notation.terse import TerseNotation
+from jaxprtool.ir.notation.user_names import UserNames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,7 @@ class ShowOptions:
         depth: Bodies nested deeper become one line with the count of their equations.
         only: Patterns of primitive names, as in `conv*`: other equations are counted and left
             out, unless one asked for is inside them.
+        names: Whether variables are called what the user calls them, where that is known.
         terse: Whether parameters at their defaults are left out.
         fit: Whether the lines that JAX's layout leaves longer than the width are broken.
     """
@@ -38,6 +42,7 @@ class ShowOptions:
     types: bool = True
     depth: int | None = None
     only: Sequence[str] | None = None
+    names: bool = False
     terse: bool = False
     fit: bool = False
 
@@ -45,9 +50,13 @@ class ShowOptions:
         """Return which equations are shown."""
         return Selection(self.depth, self.only)
 
-    def notation(self) -> Notation:
-        """Return how equations are written."""
-        return TerseNotation() if self.terse else Notation()
+    def notation(self, about: Border) -> Notation:
+        """Return how the equations of a program are written."""
+        notation = TerseNotation() if self.terse else Notation()
+        if self.names:
+            paths = [value.name for value in about.arguments]
+            notation.variable_names = partial(UserNames, arguments=paths)
+        return notation
 
 
 #: How a program is shown if nothing else is asked for.

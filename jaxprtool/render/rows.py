@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxprtool.ir.border import Border
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import Signature, value_text
 from jaxprtool.ir.notation.tokens import BinderToken, LiteralToken, ParameterToken
-from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 
 
 class Reader:
     """Names and texts of one program's variables, literals and parameters."""
 
-    def __init__(self, root: Jaxpr, options: ShowOptions = DEFAULTS):
-        layout = Layout(root, 80, True, Selection(), None, options.notation())
+    def __init__(self, about: Border, options: ShowOptions = DEFAULTS):
+        layout = Layout(about.jaxpr, 80, True, Selection(), None, options.notation(about))
         layout.tokens()  # which names all that the listing shows, in its order
         self.shared = layout.shared
         self._names = layout.names

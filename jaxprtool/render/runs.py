@@ -97,10 +97,12 @@ def _number(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time as text: `26.5 s`, `1.2 ms`."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} µs"
+    unit, size = "µs", 1e-6
+    for larger, least in (("ms", 1e-3), ("s", 1.0)):
+        if seconds >= 0.9995 * least:  # which three digits round up to it
+            unit, size = larger, least
+    number = seconds / size
+    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
 
 
 def document(

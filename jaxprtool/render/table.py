@@ -26,7 +26,7 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
     where it comes first. Source files are named without their folders.
     """
     about = border(program)
-    reader, comments = Reader(about.jaxpr, options), SourceComments(options, folders=False)
+    reader, comments = Reader(about, options), SourceComments(options, folders=False)
     selection = options.selection()
     headings = ["#", "outputs", "primitive", "inputs", "parameters"]
     headings += ["source"] if options.source else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from jaxprtool.ir.border import border
+from jaxprtool.ir.border import Border, border
 from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.notation.selection import equations
 from jaxprtool.ir.notation.tokens import Comment, ParameterToken, PrimitiveName, SharedName, Type
@@ -27,7 +27,7 @@ T = TypeVar("T")
 def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
     """Return the tree of a program; lines longer than the width are cut there."""
     about = border(program)
-    maker = _Lines(about.jaxpr, options)
+    maker = _Lines(about, options)
     tokens = cut([SharedName(about.name), " ", *maker.signature(about.jaxpr)], options.width)
     for line in maker.equations(about.jaxpr, 0, ""):
         tokens += "\n", *cut(line, options.width)
@@ -37,8 +37,8 @@ def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listin
 class _Lines:
     """The lines of a program's tree, each in tokens."""
 
-    def __init__(self, root: Jaxpr, options: ShowOptions):
-        self._reader = Reader(root, options)
+    def __init__(self, about: Border, options: ShowOptions):
+        self._reader = Reader(about, options)
         self._comments = SourceComments(options)
         self._types = options.types
         self._selection = options.selection()

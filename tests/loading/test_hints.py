@@ -34,6 +34,7 @@ network = Transformed()
 def step(x, y=1): return x * y
 def make(): return step, (np.ones(3, np.float32),)
 def make_model(): return [Model(jnp.ones(3)), (jnp.ones(3),), {}]
+def train(state, x): return Model(state[0] * x), (state[0],), x.sum()
 def build(): return step
 def build_net(): return Net()
 def scaled(width): return functools.partial(step, y=width)
@@ -126,6 +127,10 @@ def test_an_object_without_arrays_is_no_result(model):
 @pytest.mark.parametrize("name", ["weights", "pair", "nothing"])
 def test_what_returns_arrays_or_nothing_is_traced(model, name):
     model(name).trace()
+
+
+def test_a_training_step_may_return_a_module_that_can_be_called(model):
+    assert len(model("train", "(f32[3],), f32[3]").trace().out_avals) == 3
 
 
 def test_a_class_is_no_function(model):

@@ -50,7 +50,7 @@ def test_long_rows_of_variables_are_cut_and_counted(program):
 
 def test_a_program_that_fits_is_shown_whole():
     lines = page(jaxprtool.trace(lambda x: jnp.sin(x) * 2, 1.0))
-    assert lines[-1].endswith("in (c,) }")
+    assert lines[-1].endswith("in (b,) }")
     assert not any("more lines" in line for line in lines)
 
 

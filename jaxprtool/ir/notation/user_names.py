@@ -1,0 +1,148 @@
+"""Variables by what the user calls them: arguments by their paths, values by names in the source.
+
+    params['w']          an argument
+    hidden               the value of `hidden = x @ w + b`
+    hidden_1             the next one that is called so, as of the second round of a Python loop
+
+A value has the name that the user's source gives to the outermost expression which computes it: not
+the parts of that expression, nor what a library computes on the way, which have letters as in
+JAX's notation. So have values of backward passes, which come from the same expressions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.notation.names import VariableNames, fresh_names
+from jaxprtool.ir.regions import regions
+from jaxprtool.ir.source_names import Range, SourceNames, range_of
+from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat.places import FrameReader, UserFrame
+
+#: What may be a name as it is.
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+class UserNames(VariableNames):
+    """The name of each variable: the user's, else that of `VariableNames`.
+
+    Args:
+        root: The program's jaxpr.
+        taken: Names that shared jaxprs bear.
+        arguments: The paths of its arguments.
+    """
+
+    def __init__(self, root: Jaxpr, taken: set[str], arguments: Sequence[str]):
+        super().__init__(root, taken)
+        self._taken = Counter(taken)
+        self._give(zip(root.invars, arguments, strict=True))
+        holders = Counter(body for eqn in equations(root) for _, body in bodies(eqn))
+        finder, seen, todo = _Finder(), {root}, [root]
+        while todo:
+            jaxpr = todo.pop(0)
+            self._give(finder.names(jaxpr))
+            for eqn in jaxpr.eqns:
+                for _, body in bodies(eqn):
+                    if body not in seen:
+                        seen.add(body)
+                        todo.append(body)
+                        self._give(_parameters(body))
+                        if holders[body] == 1:
+                            self._follow_captured(eqn, body)
+        self.fresh = fresh_names(set(self._taken))
+
+    def follow_call(self, eqn: JaxprEqn, body: Jaxpr) -> None:
+        """Leave the body of a call the names that it has."""
+
+    def _give(self, names: Iterable[tuple[Var, str]]) -> None:
+        for var, name in names:
+            if id(var) not in self.spaced:
+                self.spaced[id(var)] = f" {self._distinct(name)}"
+
+    def _follow_captured(self, eqn: JaxprEqn, body: Jaxpr) -> None:
+        """Call what a body has from outside, the same in every round, what it is called there."""
+        inside, used = regions(eqn), {self.spaced.get(id(var), "") for var in body.invars} | {""}
+        for held, region in zip(inside.bodies, inside.regions, strict=True) if inside else ():
+            if jaxcompat.open_jaxpr(held) is body:
+                for var, operand, same in zip(body.invars, region.ins, region.fixed, strict=True):
+                    name = self.spaced.get(id(eqn.invars[operand]), "")
+                    if same and name not in used and id(var) not in self.spaced:
+                        self.spaced[id(var)] = name
+                        used.add(name)
+
+    def _distinct(self, name: str) -> str:
+        """Return a name, with a number if it is taken."""
+        found = name
+        while found in self._taken:
+            found = f"{name}_{self._taken[name]}"
+            self._taken[name] += 1
+        self._taken[found] += 1
+        return found
+
+
+def _parameters(body: Jaxpr) -> list[tuple[Var, str]]:
+    """Return the arguments of a body that its function has names for."""
+    names = body.debug_info.arg_names or ()
+    if len(names) != len(body.invars):
+        return []
+    return [(var, name) for var, name in zip(body.invars, names, strict=True) if name]
+
+
+class _Finder:
+    """What the user's source calls the values of equations."""
+
+    def __init__(self) -> None:
+        self._sources = SourceNames()
+        self._frames, self._reader = frames_now(), FrameReader()
+        self._known: dict[object, list[tuple[UserFrame, Range]]] = {}
+
+    def names(self, jaxpr: Jaxpr) -> list[tuple[Var, str]]:
+        """Return the values of the equations of a jaxpr that have a name, and their names."""
+        readers: dict[Var, list[JaxprEqn]] = {}
+        for eqn in jaxpr.eqns:
+            for atom in eqn.invars:
+                if not isinstance(atom, Literal):
+                    readers.setdefault(atom, []).append(eqn)
+        found = []
+        for eqn in jaxpr.eqns:
+            if "transpose(" in jaxcompat.name_stack(eqn):
+                continue
+            for i, var in enumerate(eqn.outvars):
+                if isinstance(var, DropVar):
+                    continue
+                result = (i, len(eqn.outvars)) if len(eqn.outvars) > 1 else None
+                if name := self._name(eqn, readers.get(var, ()), result):
+                    found.append((var, name))
+        return found
+
+    def _name(
+        self, eqn: JaxprEqn, readers: Sequence[JaxprEqn], result: tuple[int, int] | None
+    ) -> str | None:
+        """Return the name of the expression that an equation, and none of its readers, is of."""
+        returned = False
+        for frame, place in self._own(eqn):
+            read = {p for reader in readers for f, p in self._own(reader) if f.file == frame.file}
+            if returned:  # the next round of a loop may read it by the same call
+                read.discard(place)
+            if place in read:
+                return None
+            name = self._sources.assigned(frame, read, result)
+            if name is not None:
+                return name if _NAME.fullmatch(name) else None
+            result, returned = None, self._sources.returned(frame, read)
+        return None
+
+    def _own(self, eqn: JaxprEqn) -> list[tuple[UserFrame, Range]]:
+        """Return the frames of an equation in the user's own files, the innermost first."""
+        traceback = eqn.source_info.traceback
+        if traceback not in self._known:
+            frames = self._reader.frames(eqn)
+            self._known[traceback] = [
+                (frame, range_of(frame)) for frame in frames if self._frames.is_users(frame.file)
+            ]
+        return self._known[traceback]

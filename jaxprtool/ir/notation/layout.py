@@ -31,6 +31,9 @@ Commenter: TypeAlias = Callable[[JaxprEqn], Sequence[str]]
 #: The columns that are left to say how many variables are not shown.
 _COUNT = 14
 
+#: So many variables are written in any case.
+_FEW = 4
+
 _LAMBDA, _LET, _IN = Keyword("lambda "), Keyword("let"), Keyword("in ")
 
 
@@ -223,8 +226,9 @@ class Layout:
         """
         widths = list(map(self._width, cells))
         fits = sum(widths) - 1 + len(comma) * (len(cells) - 1) <= self.width - column
+        may_cut = self.cut and not fits and len(cells) > _FEW
         for i, cell in enumerate(cells):
-            if self.cut and not fits and i and column + widths[i] > self.width - _COUNT:
+            if may_cut and i and column + widths[i] > self.width - _COUNT:
                 self._put(Comment(f" … {len(cells) - i:,} more"))
                 return self.width
             if i == 0:

@@ -39,50 +39,46 @@ class UserNames(VariableNames):
 
     def __init__(self, root: Jaxpr, taken: set[str], arguments: Sequence[str]):
         super().__init__(root, taken)
-        self._taken = Counter(taken)
-        self._give(zip(root.invars, arguments, strict=True))
+        #: The names in each body, which has its own, as a function of the user's has.
+        scopes = {root: Counter(taken)}
+        self._give(zip(root.invars, arguments, strict=True), scopes[root])
         holders = Counter(body for eqn in equations(root) for _, body in bodies(eqn))
-        finder, seen, todo = _Finder(), {root}, [root]
-        while todo:
-            jaxpr = todo.pop(0)
-            self._give(finder.names(jaxpr))
+        finder, todo = _Finder(), [root]
+        for jaxpr in todo:
+            self._give(finder.names(jaxpr), scopes[jaxpr])
             for eqn in jaxpr.eqns:
                 for _, body in bodies(eqn):
-                    if body not in seen:
-                        seen.add(body)
+                    if body not in scopes:
                         todo.append(body)
-                        self._give(_parameters(body))
+                        scopes[body] = Counter(taken)
+                        self._give(_parameters(body), scopes[body])
                         if holders[body] == 1:
-                            self._follow_captured(eqn, body)
-        self.fresh = fresh_names(set(self._taken))
+                            self._follow_captured(eqn, body, scopes[body])
+        self.fresh = fresh_names(set().union(*scopes.values()))
 
     def follow_call(self, eqn: JaxprEqn, body: Jaxpr) -> None:
         """Leave the body of a call the names that it has."""
 
-    def _give(self, names: Iterable[tuple[Var, str]]) -> None:
-        for var, name in names:
+    def _give(self, names: Iterable[tuple[Var, str]], scope: Counter[str]) -> None:
+        """Give variables their names in a body, with a number where one is taken."""
+        for var, wanted in names:
             if id(var) not in self.spaced:
-                self.spaced[id(var)] = f" {self._distinct(name)}"
+                name = wanted
+                while name in scope:
+                    name = f"{wanted}_{scope[wanted]}"
+                    scope[wanted] += 1
+                scope[name] += 1
+                self.spaced[id(var)] = f" {name}"
 
-    def _follow_captured(self, eqn: JaxprEqn, body: Jaxpr) -> None:
+    def _follow_captured(self, eqn: JaxprEqn, body: Jaxpr, scope: Counter[str]) -> None:
         """Call what a body has from outside, the same in every round, what it is called there."""
-        inside, used = regions(eqn), {self.spaced.get(id(var), "") for var in body.invars} | {""}
+        inside = regions(eqn)
         for held, region in zip(inside.bodies, inside.regions, strict=True) if inside else ():
             if jaxcompat.open_jaxpr(held) is body:
                 for var, operand, same in zip(body.invars, region.ins, region.fixed, strict=True):
-                    name = self.spaced.get(id(eqn.invars[operand]), "")
-                    if same and name not in used and id(var) not in self.spaced:
-                        self.spaced[id(var)] = name
-                        used.add(name)
-
-    def _distinct(self, name: str) -> str:
-        """Return a name, with a number if it is taken."""
-        found = name
-        while found in self._taken:
-            found = f"{name}_{self._taken[name]}"
-            self._taken[name] += 1
-        self._taken[found] += 1
-        return found
+                    name = self.spaced.get(id(eqn.invars[operand]), "")[1:]
+                    if same and name and name not in scope:
+                        self._give([(var, name)], scope)
 
 
 def _parameters(body: Jaxpr) -> list[tuple[Var, str]]:

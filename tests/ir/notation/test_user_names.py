@@ -78,7 +78,7 @@ def test_values_of_a_backward_pass_have_letters():
     assert shown(program).count("hidden:") <= 1
 
 
-def test_a_parameter_of_the_name_of_a_shared_body_is_told_from_it():
+def test_names_with_underscores_stay():
     inner = jax.jit(lambda x: jnp.sin(jnp.cos(x)))
 
     def outer(inner_):
@@ -86,7 +86,14 @@ def test_a_parameter_of_the_name_of_a_shared_body_is_told_from_it():
         return inner(inner__1) + inner__1
 
     text = shown(jaxprtool.trace(outer, X))
-    assert "let <lambda>" not in text and text.count("inner__1:") == 1
+    assert text.startswith("let lambda = { lambda ; x:f32[2,3]. let")
+    assert text.count("inner__1:") == 1
+
+
+def test_bodies_have_scopes_of_their_own():
+    text = shown(jaxprtool.trace(lambda x, p: jax.jit(dense)(p, jnp.sin(x)), X, PARAMS[0]))
+    assert text.startswith("{ lambda ; x:f32[2,3] p['b']") and "x_1" not in text
+    assert "{ lambda ; layer['b']:f32[3] layer['w']:f32[3,3] x:f32[2,3]. let" in text
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -73,8 +73,6 @@ class SourceNames:
                     return _element(several, result)
                 case ast.Assign(targets=[*_, target]) | ast.AnnAssign(target=target):
                     return _target(target)
-                case ast.AugAssign() if _range(parent) in others:
-                    return None
                 case ast.NamedExpr(target=target) | ast.AugAssign(target=target):
                     return _target(target)
                 case ast.For(iter=of, target=target) | ast.comprehension(iter=of, target=target):

@@ -115,14 +115,6 @@ def test_an_operand_of_another_value_has_not_its_name(tmp_path):
     assert names.assigned(frame, {range_of(frame)}) is None
 
 
-def test_an_operand_of_an_augmented_assignment_has_not_its_name(tmp_path):
-    path = tmp_path / "source.py"
-    frame, *_ = sine(path, "x /= sin(x)")
-    line = path.read_text().splitlines().index("    x /= sin(x)") + 1
-    assert SourceNames().assigned(frame, {(line, 4, line, 15)}) is None  # the division
-    assert SourceNames().assigned(frame) == "x"
-
-
 @pytest.mark.parametrize(
     ("call", "name"),
     [

@@ -81,6 +81,11 @@ class UserNames(VariableNames):
                         self._give([(var, name)], scope)
 
 
+def _within(part: Range, whole: Range) -> bool:
+    """Whether an expression is another one, or a part of it."""
+    return whole[:2] <= part[:2] and part[2:] <= whole[2:]
+
+
 def _parameters(body: Jaxpr) -> list[tuple[Var, str]]:
     """Return the arguments of a body that its function has names for."""
     names = body.debug_info.arg_names or ()
@@ -125,7 +130,7 @@ class _Finder:
             read = {p for reader in readers for f, p in self._own(reader) if f.file == frame.file}
             if returned:  # the next round of a loop may read it by the same call
                 read.discard(place)
-            if place in read:
+            if any(_within(place, each) for each in read):
                 return None
             name = self._sources.assigned(frame, read, result)
             if name is not None:

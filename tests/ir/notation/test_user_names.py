@@ -60,6 +60,14 @@ def test_parts_of_an_expression_have_letters_and_copies_a_number():
     ]
 
 
+def test_an_operand_of_an_augmented_assignment_has_a_letter():
+    def fun(weights):
+        weights /= weights.sum(-1, keepdims=True)
+        return weights * 2
+
+    assert bound(fun, X) == ["_", "_", "weights_1", "_"]
+
+
 def test_bodies_have_the_names_of_their_parameters_and_of_what_they_capture():
     def run(params, xs):
         def cell(state, x):

@@ -10,7 +10,7 @@ from jaxprtool.jaxcompat import JaxprEqn
 
 
 class TerseNotation(Notation):
-    """Writes equations without parameters that say nothing: None, False, steps of one."""
+    """Writes equations without parameters at their defaults: None, known flags, steps of one."""
 
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         """A key for the primitive, and for the dtype that a default may be."""
@@ -28,14 +28,24 @@ class TerseNotation(Notation):
         return Signature(whole.name, pairs, whole.called, whole.by_rule, whole.named_by_call)
 
 
-#: Parameters that are True unless they are given; others of two values are False.
-_TRUE = {
-    "compute_left_eigenvectors",
-    "compute_right_eigenvectors",
-    "compute_uv",
-    "full_matrices",
-    "is_stable",
-    "symmetrize_input",
+#: Parameters of two values by what they are unless they are given. What is not here is written: one
+#: primitive's default is another's choice.
+_BOOLEANS = {
+    "compute_left_eigenvectors": True,
+    "compute_right_eigenvectors": True,
+    "compute_uv": True,
+    "conjugate_a": False,
+    "full_matrices": True,
+    "indices_are_sorted": False,
+    "is_stable": True,
+    "prevent_cse": True,
+    "reverse": False,
+    "symbolic_zeros": False,
+    "symmetrize_input": True,
+    "transpose_a": False,
+    "unique_indices": False,
+    "unit_diagonal": False,
+    "weak_type": False,
 }
 
 #: Numbers that are one unless they are given, or tuples of such.
@@ -55,7 +65,7 @@ _ONE = {
 def _is_default(name: str, eqn: JaxprEqn) -> bool:
     value = eqn.params.get(name, ...)
     if isinstance(value, bool):
-        return value == (name in _TRUE)
+        return value is _BOOLEANS.get(name)
     if name == "preferred_element_type":
         return value is None or value == _result_dtype(eqn)
     if name in _ONE:

@@ -27,6 +27,9 @@ def shown(fun, *args):
         (lambda x: jax.lax.sort(x, is_stable=False), "is_stable=False"),
         (lambda x: jnp.cumsum(x, 0), "cumsum[axis=0] "),
         (lambda x: jax.lax.cumsum(x, reverse=True), "reverse=True"),
+        (lambda x: jax.lax.approx_min_k(x, 2), "is_max_k=False"),
+        (lambda x: jax.lax.linalg.eigh(x, lower=False), "lower=False"),
+        (lambda x: jax.checkpoint(jnp.sin, prevent_cse=False)(x), "prevent_cse=False"),
         (
             lambda x: jax.lax.dot(x, x, preferred_element_type="bfloat16").astype("float32"),
             "dot_general[dimension_numbers=(([1], [0]), ([], []))] a a",

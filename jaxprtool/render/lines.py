@@ -20,6 +20,16 @@ _PARTS = re.compile(r" +|[^ ,:(=_]*[,:(=_]+|[^ ,:(=_]+")
 _INDENT = 4
 
 
+def printable(tokens: Iterable[str]) -> list[str]:
+    """Return tokens with what a terminal would act on written out, as an escape in a name."""
+    return [t if t.isprintable() else type(t)(_written_out(t)) for t in tokens]
+
+
+def _written_out(text: str) -> str:
+    kept = "\n\N{NO-BREAK SPACE}"
+    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
+
+
 def lines_of(tokens: Iterable[str]) -> Iterator[list[str]]:
     """Yield the tokens of each line, without newlines."""
     line: list[str] = []
@@ -54,7 +64,7 @@ def fitted(tokens: Iterable[str], width: int) -> list[str]:
     """
     shown: list[str] = []
     start = length = 0
-    for token in tokens:
+    for token in printable(tokens):
         if "\n" not in token:
             shown.append(token)
             length += len(token)

@@ -21,7 +21,7 @@ from jaxprtool.ir.notation.tokens import (
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.grid import GAP, columns
-from jaxprtool.render.lines import Cell, cut, lines_of
+from jaxprtool.render.lines import Cell, cut, lines_of, printable
 from jaxprtool.render.listing import Listing
 from jaxprtool.render.rendering import ShowOptions
 from jaxprtool.render.stats import in_bytes, plural
@@ -48,7 +48,8 @@ def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, heig
     tokens = [*columns([[_heading(found)]], width), "\n\n", *columns(_primitives(found), width)]
     tokens += "\n", *columns(_facts(found, width), width), "\n\n"
     used = "".join(tokens).count("\n")
-    return Listing([*tokens, *_listing(program, found, width, max(height - used, _LEAST))])
+    listed = _listing(program, found, width, max(height - used, _LEAST))
+    return Listing(printable([*tokens, *listed]))
 
 
 def summary(program: Program, equations: int) -> str:
@@ -57,7 +58,7 @@ def summary(program: Program, equations: int) -> str:
     arguments = [f"{each.name}: {_size(each)}" for each in grouped(about.arguments)]
     results = [_size(each) for each in grouped(about.outputs)]
     signature = f"{about.name}({_some(arguments)}) -> {_some(results) or '()'}"
-    return f"Program {signature}, {plural(equations, 'equation')}"
+    return "".join(printable([f"Program {signature}, {plural(equations, 'equation')}"]))
 
 
 def _some(texts: Sequence[str]) -> str:
@@ -116,8 +117,7 @@ def _lines(found: Overview) -> list[tuple[str, Cell]]:
     frames, most = frames_now(), max((len(f"{number:,}") for _, number in found.lines), default=0)
     lines: list[tuple[str, Cell]] = []
     for frame, number in found.lines:
-        source = " ".join(linecache.getline(frame.file, frame.line).split())
-        code = Comment("".join(c if c.isprintable() else "?" for c in source))
+        code = Comment(" ".join(linecache.getline(frame.file, frame.line).split()))
         lines.append((Comment(frames.text(frame)), [f"{number:{most},} equations  ", code]))
     return lines
 

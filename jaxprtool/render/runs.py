@@ -11,7 +11,7 @@ import numpy as np
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
 from jaxprtool.render import documents
 from jaxprtool.render.grid import grid
-from jaxprtool.render.lines import Cell
+from jaxprtool.render.lines import Cell, printable
 from jaxprtool.render.listing import Listing
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def results_table(report: RunReport, width: int) -> Listing:
         bad = sum(1 for out in rest if not out.summary.is_finite)
         said = f", {bad:,} of them with NaN or inf" if bad else ""
         tokens += "\n", Comment(f"… {len(rest):,} more{said}: --json and pipes have all")
-    return Listing(tokens)
+    return Listing(printable(tokens))
 
 
 def _in_short(out: Output) -> str:

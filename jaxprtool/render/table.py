@@ -13,6 +13,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.render.comments import SourceComments
 from jaxprtool.render.grid import Cell, grid
+from jaxprtool.render.lines import printable
 from jaxprtool.render.listing import Listing
 from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 from jaxprtool.render.rows import Reader
@@ -49,7 +50,7 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
         if options.scopes:
             cells.append([Comment(jaxcompat.name_stack(row))])
         rows.append(cells)
-    return Listing(grid(headings, rows, options.width))
+    return Listing(printable(grid(headings, rows, options.width)))
 
 
 def _parameters(reader: Reader, eqn: JaxprEqn, selection: Selection) -> Cell:

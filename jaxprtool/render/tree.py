@@ -16,7 +16,7 @@ from jaxprtool.ir.notation.tokens import Comment, ParameterToken, PrimitiveName,
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn
 from jaxprtool.render.comments import SourceComments
-from jaxprtool.render.lines import cut
+from jaxprtool.render.lines import cut, printable
 from jaxprtool.render.listing import Listing
 from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 from jaxprtool.render.rows import Reader
@@ -31,7 +31,7 @@ def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listin
     tokens = cut([SharedName(about.name), " ", *maker.signature(about.jaxpr)], options.width)
     for line in maker.equations(about.jaxpr, 0, ""):
         tokens += "\n", *cut(line, options.width)
-    return Listing(tokens)
+    return Listing(printable(tokens))
 
 
 class _Lines:

@@ -4,9 +4,13 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
+from jaxprtool.analysis.overview import overview
 from jaxprtool.ir.notation.tokens import BinderToken, with_roles
 from jaxprtool.render.listing import listing
+from jaxprtool.render.overview import overview_page
 from jaxprtool.render.rendering import ShowOptions
+from jaxprtool.render.table import table
+from jaxprtool.render.tree import tree
 from tests.render.programs import PROGRAMS
 
 
@@ -32,6 +36,15 @@ def test_variables_are_bound_in_colour_where_a_line_is_broken():
         tokens = listing(program, ShowOptions(width=60, fit=fit)).tokens
         bound = [str(text).strip() for text, role in with_roles(tokens) if role is BinderToken]
         assert bound[:3] == ["a", "b", "c"] and len(bound) == 40
+
+
+def test_escapes_in_names_are_written_out_on_a_terminal():
+    program = jaxprtool.trace(jnp.sin, 1.0).replace(arg_names=("\x1b[31m",))
+    options = ShowOptions(names=True, fit=True)
+    page = overview_page(program, overview(program), 80, 24)
+    for shown in (tree(program, options), table(program, options), listing(program, options), page):
+        assert "\x1b" not in shown.plain() and "\\x1b[31m" in shown.plain()
+    assert "\x1b" not in repr(program)
 
 
 def test_a_comment_that_does_not_fit_stands_below():

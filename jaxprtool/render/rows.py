@@ -12,7 +12,13 @@ from jaxprtool.ir.border import Border
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import Signature, value_text
-from jaxprtool.ir.notation.tokens import BinderToken, LiteralToken, ParameterToken
+from jaxprtool.ir.notation.tokens import (
+    BinderToken,
+    LiteralToken,
+    ParameterToken,
+    PrimitiveName,
+    SharedName,
+)
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 
@@ -70,3 +76,21 @@ class Reader:
             tokens = [t for k, v in pairs for t in (" ", ParameterToken(f"{k}="), v)][1:]
             self._parameters[signature] = tokens
         return tokens
+
+    def head(self, eqn: JaxprEqn) -> list[str]:
+        """Return `jit log_softmax`: the primitive, and the name of what it calls if it has one."""
+        name = eqn.params.get("name")
+        named = [" ", SharedName(name)] if isinstance(name, str) else []
+        return [PrimitiveName(eqn.primitive.name), *named]
+
+    def line(self, eqn: JaxprEqn, types: bool) -> list[str]:
+        """Return `c:f32[3] = mul[…] a b`, an equation in one line, without its bodies."""
+        names = self.binder_tokens(eqn.outvars, types)
+        parameters = self.parameter_tokens(eqn)
+        return [
+            *([*names, " = "] if names else []),
+            PrimitiveName(eqn.primitive.name),
+            *(["[", *parameters, "]"] if parameters else []),
+            " ",
+            *self.operand_tokens(eqn.invars),
+        ]

@@ -12,7 +12,7 @@ from typing import TypeVar
 from jaxprtool.ir.border import Border, border
 from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.notation.selection import equations
-from jaxprtool.ir.notation.tokens import Comment, ParameterToken, PrimitiveName, SharedName, Type
+from jaxprtool.ir.notation.tokens import Comment, ParameterToken, SharedName, Type
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn
 from jaxprtool.render.comments import SourceComments
@@ -56,14 +56,14 @@ class _Lines:
             _, eqn = row
             inside = bodies(eqn)
             if not inside:
-                yield [mark, *self._leaf(eqn)]
+                yield [mark, *self._reader.line(eqn, self._types), *self._comment(eqn)]
             elif len(inside) == 1:
                 _, body = inside[0]
                 types = self.signature(body)
-                yield [mark, *self._call(eqn), " ", *types, *self._comment(eqn)]
+                yield [mark, *self._reader.head(eqn), " ", *types, *self._comment(eqn)]
                 yield from self.equations(body, depth + 1, below)
             else:
-                yield [mark, *self._call(eqn), *self._comment(eqn)]
+                yield [mark, *self._reader.head(eqn), *self._comment(eqn)]
                 for (path, body), inner, deeper in _branches(inside, below):
                     yield [inner, ParameterToken(path), " ", *self.signature(body)]
                     yield from self.equations(body, depth + 1, deeper)
@@ -75,23 +75,6 @@ class _Lines:
         if not self._types:
             return [shown]
         return [Type(f"({_types(jaxpr.invars)}) → {_types(jaxpr.outvars)}"), "  ", shown]
-
-    def _call(self, eqn: JaxprEqn) -> list[str]:
-        name = eqn.params.get("name")
-        named = [" ", SharedName(name)] if isinstance(name, str) else []
-        return [PrimitiveName(eqn.primitive.name), *named]
-
-    def _leaf(self, eqn: JaxprEqn) -> list[str]:
-        names = self._reader.binder_tokens(eqn.outvars, self._types)
-        parameters = self._reader.parameter_tokens(eqn)
-        return [
-            *([*names, " = "] if names else []),
-            PrimitiveName(eqn.primitive.name),
-            *(["[", *parameters, "]"] if parameters else []),
-            " ",
-            *self._reader.operand_tokens(eqn.invars),
-            *self._comment(eqn),
-        ]
 
     def _comment(self, eqn: JaxprEqn) -> list[str]:
         comment = self._comments.comment(eqn)

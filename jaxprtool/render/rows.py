@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxprtool.ir.border import Border
-from jaxprtool.ir.notation.layout import Layout
-from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.notation.naming import Naming
 from jaxprtool.ir.notation.signatures import Signature, value_text
 from jaxprtool.ir.notation.tokens import (
     BinderToken,
@@ -27,11 +26,11 @@ class Reader:
     """Names and texts of one program's variables, literals and parameters."""
 
     def __init__(self, about: Border, options: ShowOptions = DEFAULTS):
-        layout = Layout(about.jaxpr, 80, True, Selection(), None, options.notation(about))
-        layout.tokens()  # which names all that the listing shows, in its order
-        self.shared = layout.shared
-        self._names = layout.names
-        self._notation = layout.notation
+        self._notation = options.notation(about)
+        naming = Naming(about.jaxpr, self._notation)
+        naming.name_all()
+        self.shared = naming.shared
+        self._names = naming.variables
         self._parameters: dict[Signature, list[str]] = {}
 
     def name(self, var: Var) -> str:

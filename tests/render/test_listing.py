@@ -12,6 +12,10 @@ import pytest
 from rich.console import Console
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.border import border
+from jaxprtool.ir.notation.layout import Layout
+from jaxprtool.ir.notation.naming import Naming
+from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.jaxcompat import jaxpr_as_fun
 from jaxprtool.render.listing import listing
 from jaxprtool.render.rendering import ShowOptions
@@ -31,9 +35,23 @@ def same_as_jax(closed, width, types=True):
     assert ours == theirs
 
 
+def same_names(closed):
+    """Compare the names that are given without writing a listing with those in it."""
+    about = border(closed)
+    for options in (ShowOptions(), ShowOptions(names=True, terse=True)):
+        notation = options.notation(about)
+        layout = Layout(about.jaxpr, 60, True, Selection(), None, notation)
+        layout.tokens()
+        naming = Naming(about.jaxpr, options.notation(about))
+        naming.name_all()
+        assert naming.variables.spaced == layout.names.spaced
+        assert naming.shared == layout.shared
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_text_is_jaxs_own(name):
     closed = PROGRAMS[name]()
+    same_names(closed)
     for width in (*range(10, 130, 7), *WIDTHS):
         same_as_jax(closed, width)
         same_as_jax(closed, width, types=False)
@@ -65,6 +83,7 @@ def prove(number, case):
         return "JAX fails"
     for width in WIDTHS:
         same_as_jax(closed, width)
+    same_names(closed)
     return "compared"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.notation.names import shared_jaxprs
+from jaxprtool.ir.notation.naming import Naming
 from jaxprtool.ir.notation.selection import Selection, equations
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import BINDER, Comment, Keyword, SharedName, Token, Type
@@ -102,17 +102,19 @@ class Layout:
         self.comment = comment
         self.cut = cut
         self.notation = notation or Notation()
-        self.shared = shared_jaxprs(root, self.notation.called)
-        self.names = self.notation.variable_names(root, set(self.shared.values()))
+        self._naming = Naming(root, self.notation)
+        self.shared, self.names = self._naming.shared, self._naming.variables
         self._literals: dict[int, str] = {}
         self._middles: dict[tuple[int, int, int], Middle] = {}
         self._by_rule: dict[int, Callable[[int, int | None], str]] = {}
-        self._begin()
+        self._out: list[str] = []
+        self._line_start = 0
+        self._pending: Sequence[str] = ()
 
     def tokens(self) -> list[str]:
         """The tokens of the whole listing, without a newline at its end."""
         if not self.selection.everything:
-            self._name_all()
+            self._naming.name_all()  # each variable has the name that it has in the full listing
         depths = self._shared_depths()
         for jaxpr, name in self.shared.items():
             if jaxpr in depths:
@@ -123,19 +125,6 @@ class Layout:
         self._jaxpr(self.root, 0, 0)
         self._end_line()
         return self._out
-
-    def _begin(self) -> None:
-        self._out: list[str] = []
-        self._line_start = 0
-        self._pending: Sequence[str] = ()
-
-    def _name_all(self) -> None:
-        """Write everything once, so that each variable has the name it has in the full listing."""
-        selection, comment = self.selection, self.comment
-        self.selection, self.comment = Selection(), None
-        self.tokens()
-        self.selection, self.comment = selection, comment
-        self._begin()
 
     def _shared_depths(self) -> dict[Jaxpr, int]:
         """The shared jaxprs that what is shown mentions, each with its least depth."""
@@ -378,7 +367,7 @@ class Layout:
         if signature.by_rule:
             return [self._rule(eqn)(0, None)]
         if signature.named_by_call:
-            self._name_body(eqn, signature)
+            self._naming.name_call(eqn, signature)
         tokens = [*_flat_row(self._binders(eqn.outvars)), " = "] if eqn.outvars else []
         if signature.head is not None:
             tokens += signature.head
@@ -398,7 +387,7 @@ class Layout:
             self._put(self._rule(eqn)(indent, self.width))
             return
         if signature.named_by_call:
-            self._name_body(eqn, signature)
+            self._naming.name_call(eqn, signature)
         column = indent
         if eqn.outvars:
             column = self._row(self._binders(eqn.outvars), "", indent + 2, column) + 3
@@ -410,11 +399,6 @@ class Layout:
         self._put(" ")
         operands = [(operand,) for operand in self._operands(eqn.invars)] if eqn.invars else []
         self._row(operands, "", indent + 2, column + 1)
-
-    def _name_body(self, eqn: JaxprEqn, signature: Signature) -> None:
-        for _, body in signature.called:
-            if body not in self.shared:
-                self.names.follow_call(eqn, body)
 
     def _rule(self, eqn: JaxprEqn) -> Callable[[int, int | None], str]:
         text = self._by_rule.get(id(eqn))

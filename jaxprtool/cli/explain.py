@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
         PrimitiveDocument,
         RewriteRule,
     )
+    from jaxprtool.render.rendering import Rendering
 
+_Full = Annotated[bool, options.OUTPUT.flag("--full", "All of its rules, on a terminal too.")]
 _Name = Annotated[
     str | None,
     typer.Argument(
@@ -33,18 +36,6 @@ _Level = Annotated[
     typer.Option("-O", metavar="LEVEL", help="A named pipeline: -O0, -O1, -O2 or -O3."),
 ]
 
-#: What is shown in tables: the key of the explanation, the titles of the columns, and their keys.
-_TABLES = (
-    ("passes", ("pass", "when", "what it does"), ("name", "when", "help")),
-    ("traits", ("trait", "value", "what it says"), ("name", "value", "text")),
-    ("options", ("option", "type", "default"), ("name", "type", "default")),
-    (
-        "rules",
-        ("equation", "replacement", "condition", "exact"),
-        ("pattern", "replacement", "condition", "exact"),
-    ),
-)
-
 
 @options.command
 def explain(
@@ -52,6 +43,7 @@ def explain(
     level: _Level = None,
     plugin: options.Plugin = None,
     json: options.Json = False,
+    full: _Full = False,
     *,
     told: Told,
 ) -> None:
@@ -80,19 +72,31 @@ def explain(
     if json:
         output.write_json(explanation)
     else:
-        _write(explanation)
+        output.write_rendered(_rendered(explanation, full or not sys.stdout.isatty()))
+
+
+def _rendered(document: Any, full: bool) -> Rendering:
+    from jaxprtool.render import explanation
+
+    width = output.width()
+    if "passes" in document:
+        return explanation.pipeline_explanation(document, width)
+    if "traits" in document:
+        return explanation.primitive_explanation(document, width, full)
+    return explanation.pass_explanation(document, width, full)
 
 
 def _level(name: str) -> PipelineDocument:
-    from jaxprtool.passes import levels, registry
-    from jaxprtool.passes.base import documentation, summary
+    from jaxprtool.passes import registry
+    from jaxprtool.passes.base import summary
+    from jaxprtool.passes.levels import levels
     from jaxprtool.passes.pipeline import Pipeline
 
-    level = levels.levels[name]
+    level = levels[name]
     parts = (("repeated", level.repeated), ("once, at the end", level.last))
     return {
         "name": f"-{name}",
-        "text": documentation(levels),
+        "text": level.help,
         "passes": [
             {"name": str(step), "when": when, "help": summary(registry.find(step.transform.name))}
             for when, text in parts
@@ -141,33 +145,41 @@ def _primitive(name: str) -> PrimitiveDocument:
 
 def _pass(name: str) -> PassDocument:
     from jaxprtool.passes import base, registry
+    from jaxprtool.passes.docstrings import documentation
 
     cls = registry.find(name)
+    said = documentation(cls)
     document: PassDocument = {
         "name": name,
-        "text": base.documentation(cls),
+        "text": said.text,
+        "group": cls.group,
         "origin": registry.available()[name].origin,
+        "pipelines": _pipelines(name),
         "options": [
-            {"name": o.name, "type": o.type_name, "default": o.default_text}
-            for o in base.options(cls)
+            {
+                "name": option.name,
+                "type": option.type_name,
+                "default": option.default_text,
+                "help": said.parameters.get(option.name, ""),
+            }
+            for option in base.options(cls)
         ],
+        "refuses": said.raises,
+        "sections": [{"title": title, "text": text} for title, text in said.sections.items()],
     }
     if hasattr(cls, "rules"):  # of a pass that works by rules
         document["rules"] = cls.rules()
     return document
 
 
-def _write(explanation: dict[str, Any]) -> None:
-    origin = f" (from {explanation['origin']})" if "origin" in explanation else ""
-    output.write(f"{explanation['name']}{origin}\n\n")
-    output.write_prose(explanation["text"])
-    if explanation.get("tables"):
-        output.write(f"It has rules of its own in: {', '.join(explanation['tables'])}")
-    for key, titles, columns in _TABLES:
-        rows = [
-            ["must be given" if row[c] is None else row[c] for c in columns]
-            for row in explanation.get(key, ())
-        ]
-        if rows:
-            output.write("")
-            output.write_table(titles, rows)
+def _pipelines(name: str) -> list[str]:
+    """Return the named pipelines that a pass is a part of."""
+    from jaxprtool.passes.levels import levels
+    from jaxprtool.passes.pipeline import Pipeline
+
+    return [
+        f"-{level}"
+        for level, passes in levels.items()
+        for text in (passes.repeated, passes.last)
+        if name in {step.transform.name for step in Pipeline.parse(text).steps}
+    ]

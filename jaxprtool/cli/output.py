@@ -117,31 +117,6 @@ def write(text: str) -> None:
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
-def write_prose(text: str) -> None:
-    """A docstring, on stdout, as wide as the stream; code and lists stay as they are.
-
-    What it has in backticks is bold where there are colours.
-    """
-    import re
-    import textwrap
-
-    for i, part in enumerate(text.split("\n\n")):
-        lines = part.splitlines()
-        if i:
-            write("")
-        if part.startswith("|"):
-            titles, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-            write_table(titles, rows)
-            continue
-        if not any(line.startswith((" ", "-")) for line in lines):
-            part = textwrap.fill(
-                " ".join(lines), width(), break_long_words=False, break_on_hyphens=False
-            )
-        if colours(sys.stdout):
-            part = re.sub(r"`([^`]+)`", "\x1b[1m\\1\x1b[22m", part)
-        write(part)
-
-
 def write_programs(
     programs: Sequence[tuple[str, Program]],
     render: Callable[[Program], Rendering | Listing],

@@ -9,16 +9,15 @@
 
         def __call__(self, program: Program) -> Program: ...
 
-The class's one-line docstring is its help, its fields with their types and defaults are its
-options in a pipeline: `-p "batch(axis_size=8)"`. A pass is pure: it gives a new Program (or
-several named ones, a `Programs`) and leaves the one it was given as it was. What it cannot do it
-says by raising `UnsupportedError`; it never gives a program that computes something else.
+The first line of the class's docstring is its help, all of it what `jaxprtool explain` says; its
+fields with their types and defaults are its options in a pipeline: `-p "batch(axis_size=8)"`. A
+pass is pure: it gives a new Program (or several named ones, a `Programs`) and leaves the one it was
+given as it was. What it cannot do it says by raising `UnsupportedError`; it never gives a program
+that computes something else.
 """
 
 from __future__ import annotations
 
-import inspect
-import sys
 import types
 import typing
 from collections.abc import Hashable
@@ -115,12 +114,6 @@ def summary(cls: type[Pass]) -> str:
     """The one-line help of a pass class: the first line of its docstring."""
     lines = (cls.__doc__ or "").strip().splitlines()
     return lines[0] if lines else ""
-
-
-def documentation(what: object) -> str:
-    """Return all that a pass class, or a module, says of itself: its docstring and its module's."""
-    module = sys.modules.get(getattr(what, "__module__", None) or "")
-    return "\n\n".join(filter(None, map(inspect.getdoc, dict.fromkeys((what, module)))))
 
 
 def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:

@@ -40,7 +40,24 @@ from jaxprtool.passes.base import Pass
 
 @dataclass(frozen=True)
 class Cse(Pass):
-    """Compute equal things once, and keep equal constants once, at every depth."""
+    """Compute equal things once, and keep equal constants once, at every depth.
+
+    Two equations are equal if they are the same primitive on the same operands, in either order
+    where that makes no difference to a bit, with equal parameters. Bodies that are equal become
+    one, which is compiled once.
+
+    Note:
+        What is apart on purpose stays so: equations with effects, sown values, random draws
+        that may differ, `optimization_barrier`, `copy`, and what `jax.checkpoint` computes
+        again.
+
+    Example:
+        def f(x):
+            return jnp.sin(x) * jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p cse
+        { lambda ; a:f32[3]. let b:f32[3] = sin a; c:f32[3] = mul b b in (c,) }
+    """
 
     name: ClassVar[str] = "cse"
     group: ClassVar[str] = "clean up"

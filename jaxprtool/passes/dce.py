@@ -46,12 +46,28 @@ dce_rules: RuleTable[DceRule] = RuleTable()
 
 @dataclass(frozen=True)
 class Dce(Pass):
-    """Remove every equation, at every depth, whose results nobody uses."""
+    """Remove every equation, at every depth, whose results nobody uses.
+
+    What is dead inside a loop, branch or call goes too, and with it the operands, carries and
+    results that only it needed. Equations with effects stay: prints, callbacks, writes to a ref
+    that is read later.
+
+    Args:
+        drop_inputs: Also remove the program's own unused arguments: each becomes None in its
+            pytree.
+
+    Example:
+        def f(x):
+            unused = jnp.exp(x)
+            return jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p dce
+        { lambda ; a:f32[3]. let b:f32[3] = sin a in (b,) }
+    """
 
     name: ClassVar[str] = "dce"
     group: ClassVar[str] = "clean up"
 
-    #: Also remove the program's own unused arguments: each becomes None in its pytree.
     drop_inputs: bool = False
 
     def __call__(self, program: Program) -> Program:

@@ -56,7 +56,19 @@ _DEEPEST_RULES = 8
 
 @dataclass(frozen=True)
 class DropChecks(Pass):
-    """Remove checks (Equinox's error_if, checkify's) and debugging prints and callbacks."""
+    """Remove checks (Equinox's error_if, checkify's) and debugging prints and callbacks.
+
+    What only they needed goes with them. `pure_callback` and `io_callback`, whose values or
+    effects the program is there for, stay.
+
+    Example:
+        def f(x):
+            jax.debug.print("x is {}", x)
+            return jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[]" -p drop_checks
+        { lambda ; a:f32[]. let b:f32[] = sin a in (b,) }
+    """
 
     name: ClassVar[str] = "drop_checks"
     group: ClassVar[str] = "clean up"

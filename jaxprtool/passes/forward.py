@@ -41,7 +41,30 @@ from jaxprtool.passes.base import Pass
 
 @dataclass(frozen=True)
 class Forward(Pass):
-    """Let no loop, branch or call take or give what it only hands on, or twice."""
+    """Let no loop, branch or call take or give what it only hands on, or twice.
+
+    Results that are operands, operands that are given twice, and carries that never change go
+    around; what does not change in a loop becomes a constant of it, and scalars are put inside,
+    where `fold` and `simplify` see them. What nobody reads then is left to `dce`.
+
+    Note:
+        Operands that are donated, or of a sharding or layout that was asked for, stay as they
+        are, and so do the borders of custom derivatives and `shard_map`.
+
+    Example:
+        def f(x, y):
+            a, b = jax.jit(lambda x, y: (jnp.sin(x), y))(x, y)
+            return a * b
+
+        $ jaxprtool opt f.py:f --args "f32[], f32[]" -p "forward, dce"
+        { lambda ; a:f32[] b:f32[]. let
+            c:f32[] = jit[
+              name=<lambda>
+              jaxpr={ lambda ; a:f32[]. let c:f32[] = sin a in (c,) }
+            ] a
+            d:f32[] = mul c b
+          in (d,) }
+    """
 
     name: ClassVar[str] = "forward"
     group: ClassVar[str] = "clean up"

@@ -49,7 +49,26 @@ SMALL = 65536
 
 @dataclass(frozen=True)
 class Hoist(Pass):
-    """Compute once, before a loop, what each of its iterations computes alike."""
+    """Compute once, before a loop, what each of its iterations computes alike.
+
+    An equation leaves a scan or a while loop if it reads nothing that changes from round to
+    round, and if that pays: its result is small, or costs far more to compute than to read.
+
+    Note:
+        Equations with effects, collectives and calls of Python functions stay in their loop; so
+        does what only repeats or makes up values, which is cheaper than to keep it in memory.
+
+    Example:
+        def f(x, c):
+            return jax.lax.fori_loop(0, 2, lambda i, x: x * jnp.exp(c), x)
+
+        $ jaxprtool opt f.py:f --args "f32[], f32[]" -p "hoist, unroll, dce"
+        { lambda ; a:f32[] b:f32[]. let
+            c:f32[] = exp b
+            d:f32[] = mul a c
+            e:f32[] = mul d c
+          in (e,) }
+    """
 
     name: ClassVar[str] = "hoist"
     group: ClassVar[str] = "schedule and compile"

@@ -55,14 +55,34 @@ LONG = 100
 
 @dataclass(frozen=True)
 class Inline(Pass):
-    """Write the bodies of calls in their places, at every depth."""
+    """Write the bodies of calls in their places, at every depth.
+
+    So that other passes see through the borders of functions. Equations keep their source lines
+    and name scopes.
+
+    Args:
+        calls: Which calls: some of `jit`, `closed_call`, `custom_jvp`, `custom_vjp`,
+            `custom_vmap` and `remat`. The last four lose by it what they are for: a rule of the
+            user's, or that values are computed again.
+        force: Also calls that have a reason to be one: donation, shardings, layouts, compiler
+            options, `keep_unused`, and marks such as `compute_on`.
+
+    Note:
+        Calls of long shared bodies stay where the program would grow beyond 10,000 equations,
+        and more than twofold, without them; so does a call of `nest` with a value sown inside.
+
+    Example:
+        def f(x):
+            return jax.nn.silu(x)
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p inline
+        { lambda ; a:f32[3]. let b:f32[3] = logistic a; c:f32[3] = mul a b in (c,) }
+    """
 
     name: ClassVar[str] = "inline"
     group: ClassVar[str] = "clean up"
 
-    #: Which calls: some of jit, closed_call, custom_jvp, custom_vjp, custom_vmap, remat.
     calls: tuple[str, ...] = ("jit", "closed_call")
-    #: Also those that have a reason to stay, such as donation or shardings.
     force: bool = False
 
     def __post_init__(self) -> None:

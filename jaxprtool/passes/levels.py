@@ -1,12 +1,5 @@
 """The named pipelines: `-O0` to `-O3`, in one table that plug-ins may add to.
 
-| level | passes |
-| --- | --- |
-| O0 | none: the program as it was traced |
-| O1 | inline, forward, fold, simplify, cse, dce, until none of them changes anything |
-| O2 | those of O1 and hoist, likewise; then schedule |
-| O3 | those of O2, and then outline: what repeats is compiled once |
-
 All are exact: they change no value but for the rounding of what XLA compiles as a whole. None of
 O1's passes ever leaves more equations than it found.
 """
@@ -21,10 +14,14 @@ MOST_ROUNDS = 10
 
 @dataclass(frozen=True)
 class Level:
-    """Passes that are repeated until none changes anything, and those that run once after them."""
+    """Passes that are repeated until none changes anything, and those that run once after them.
+
+    `help` says what they are for.
+    """
 
     repeated: str = ""
     last: str = ""
+    help: str = ""
 
     def __str__(self) -> str:
         repeated = f"{self.repeated}, until nothing changes" if self.repeated else "none"
@@ -34,8 +31,23 @@ class Level:
 _EXACT = "inline, forward, fold, simplify, cse, dce"
 
 levels: dict[str, Level] = {
-    "O0": Level(),
-    "O1": Level(_EXACT),
-    "O2": Level(f"{_EXACT}, hoist", last="schedule"),
-    "O3": Level(f"{_EXACT}, hoist", last="schedule, outline"),
+    "O0": Level(help="Leave the program as it was traced."),
+    "O1": Level(
+        _EXACT,
+        help="Clean up: what is computed twice, or for nothing, is gone. There are never more "
+        "equations than before, and results stay the same but for the rounding of what XLA "
+        "compiles as a whole.",
+    ),
+    "O2": Level(
+        f"{_EXACT}, hoist",
+        last="schedule",
+        help="Clean up as `-O1` does, move out of loops what each round computes alike, and put "
+        "equations in an order that takes less memory.",
+    ),
+    "O3": Level(
+        f"{_EXACT}, hoist",
+        last="schedule, outline",
+        help="Do what `-O2` does, and then have XLA compile once what repeats, such as the layers "
+        "of a model: a deep one compiles faster.",
+    ),
 }

@@ -38,7 +38,29 @@ Order = list[int]
 
 @dataclass(frozen=True)
 class Sink(Pass):
-    """Move each equation to just before its first reader, where that lowers peak memory."""
+    """Move each equation to just before its first reader, where that lowers peak memory.
+
+    Values are made when they are needed, and so fewer are alive at once. A body keeps its order
+    unless its peak gets strictly lower.
+
+    Note:
+        `schedule` tries this order and others, and takes the best.
+
+    Example:
+        def f(x):
+            a, b = jnp.sin(x), jnp.exp(x)
+            return jnp.cos(b.sum()) + a.sum()
+
+        $ jaxprtool opt f.py:f --args "f32[9]" -p sink
+        { lambda ; a:f32[9]. let
+            b:f32[9] = exp a
+            c:f32[] = reduce_sum[axes=(0,) out_sharding=None] b
+            d:f32[9] = sin a
+            e:f32[] = reduce_sum[axes=(0,) out_sharding=None] d
+            f:f32[] = cos c
+            g:f32[] = add f e
+          in (g,) }
+    """
 
     name: ClassVar[str] = "sink"
     group: ClassVar[str] = "schedule and compile"
@@ -49,12 +71,23 @@ class Sink(Pass):
 
 @dataclass(frozen=True)
 class Schedule(Pass):
-    """Reorder equations, at every depth, to lower the peak of live bytes; it never rises."""
+    """Reorder equations, at every depth, to lower the peak of live bytes; it never rises.
+
+    Several orders are tried, and the best is taken. Effects keep their order, and values do not
+    change.
+
+    Args:
+        memory: Lower the peak. If not, put each equation close to its readers, whatever the
+            peak.
+
+    Note:
+        XLA schedules once more when it compiles: what is won is seen most where a program runs
+        equation by equation, and in what `show` prints.
+    """
 
     name: ClassVar[str] = "schedule"
     group: ClassVar[str] = "schedule and compile"
 
-    #: Lower the peak. If not, put each equation close to its readers, whatever the peak.
     memory: bool = True
 
     def __call__(self, program: Program) -> Program:

@@ -39,12 +39,33 @@ MOST_EQUATIONS = 10_000
 
 @dataclass(frozen=True)
 class Unroll(Pass):
-    """Write scans of few iterations as straight-line code, at every depth."""
+    """Write scans of few iterations as straight-line code, at every depth.
+
+    Scans within scans are written out from the inside, so that a program grows by the product
+    of their lengths.
+
+    Args:
+        max_length: Scans of more iterations stay loops.
+
+    Note:
+        While loops stay, and so do scans of symbolic length, those in which values are sown,
+        those over refs, and nests that would come to more than 10,000 equations.
+
+    Example:
+        def f(x):
+            return jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(x), x)
+
+        $ jaxprtool opt f.py:f --args "f32[]" -p "unroll, dce"
+        { lambda ; a:f32[]. let
+            b:f32[] = sin a
+            c:f32[] = sin b
+            d:f32[] = sin c
+          in (d,) }
+    """
 
     name: ClassVar[str] = "unroll"
     group: ClassVar[str] = "schedule and compile"
 
-    #: Scans of more iterations stay loops.
     max_length: int = 8
 
     def __post_init__(self) -> None:

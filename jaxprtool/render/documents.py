@@ -381,6 +381,7 @@ class Option(TypedDict):
     name: Annotated[str, "Its name."]
     type: Annotated[str, "Its type, as the source spells it."]
     default: Annotated[str | None, "Its default, as text; null if it must be given."]
+    help: Annotated[str, "What it means; empty if that is not said."]
 
 
 class RewriteRule(TypedDict):
@@ -390,15 +391,27 @@ class RewriteRule(TypedDict):
     replacement: Annotated[str, "What they become."]
     condition: Annotated[str, "When it holds."]
     exact: Annotated[str, "`exact` if it changes no bit of a result; else when it runs."]
+    family: Annotated[str, "What it is about, as are others; empty if it does not say."]
+
+
+class Section(TypedDict):
+    """A section of what a pass says of itself."""
+
+    title: Annotated[str, "Its title: `Example`, `Note`, …."]
+    text: Annotated[str, "What it says."]
 
 
 class PassDocument(TypedDict):
     """`explain` of a pass."""
 
     name: Annotated[str, "The name of the pass."]
-    text: Annotated[str, "All that it says of itself."]
+    text: Annotated[str, "What it does."]
+    group: Annotated[str, "What it is for: `clean up`; empty if it does not say."]
     origin: Annotated[str, "The package, module or file that it comes from."]
+    pipelines: Annotated[list[str], "The named pipelines that it is a part of: `-O1`."]
     options: Annotated[list[Option], "Its options."]
+    refuses: Annotated[list[str], "What it cannot do, and says."]
+    sections: Annotated[list[Section], "An example, notes, and what else it says."]
     rules: NotRequired[Annotated[list[RewriteRule], "Its rules, of a pass that works by rules."]]
 
 
@@ -434,7 +447,7 @@ class PipelineDocument(TypedDict):
     """`explain` of a named pipeline."""
 
     name: Annotated[str, "The name of the pipeline."]
-    text: Annotated[str, "What the named pipelines are."]
+    text: Annotated[str, "What it does."]
     passes: Annotated[list[PipelineStep], "Its passes, in order."]
 
 

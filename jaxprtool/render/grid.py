@@ -7,6 +7,7 @@ than the terminal, the widest give way, and their cells are wrapped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxprtool.ir.notation.tokens import Comment, Heading
@@ -64,7 +65,7 @@ def _widths(table: Sequence[Sequence[Cell]], width: int) -> list[int]:
 
 def _of_most(lengths: Sequence[int]) -> int:
     """Return the length that most of some sorted ones do not exceed."""
-    return lengths[int(_FITTING * (len(lengths) - 1))]
+    return lengths[math.ceil(_FITTING * (len(lengths) - 1))]
 
 
 def _shared(least: list[int], wanted: list[int], room: int) -> list[int]:

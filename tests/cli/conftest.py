@@ -5,9 +5,11 @@ that a command prints is one of its types in `render.documents`.
 """
 
 import gc
+import io
 import json
 import os
 import textwrap
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Union
 
@@ -82,6 +84,28 @@ class Result:
     def lines(self) -> list[str]:
         """The lines on stderr."""
         return self.err.splitlines()
+
+
+class Terminal(io.StringIO):
+    """A terminal without colours, of 80 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(folder, monkeypatch):
+    """`terminal("show", "f.py:f")` gives what a terminal shows, of results."""
+
+    def run(*arguments: str, columns: int = 80, lines: int = 24) -> str:
+        shown = Terminal()
+        monkeypatch.setattr("jaxprtool.cli.output._size", lambda stream: (columns, lines))
+        monkeypatch.setenv("NO_COLOR", "1")
+        with redirect_stdout(shown):
+            assert main(arguments) == 0
+        return shown.getvalue()
+
+    return run
 
 
 @pytest.fixture

@@ -67,28 +67,48 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Batch(Pass):
-    """Add a mapped axis: the jaxpr of vmap(f) from the jaxpr of f."""
+    """Add a mapped axis: the jaxpr of vmap(f) from the jaxpr of f.
+
+    With the contract of `jax.vmap`, and without running the function again. Axes of an argument
+    are counted with the mapped axis in it. Equations that are alike are batched once.
+
+    Args:
+        in_axes: Where arguments are mapped: an int, None, or a prefix of the tree of positional
+            arguments.
+        out_axes: Where results are to be mapped; None for those that are the same in all lanes.
+        axis_size: The number of lanes. It must be given: the program's arguments have no mapped
+            axis that would tell.
+        axis_name: The name by which collectives call the axis.
+        spmd_axis_name: The mesh axis, or axes, that the lanes are spread over.
+        chunk: Map so many lanes at a time, in a scan, so that memory is bounded.
+
+    Raises:
+        UnsupportedError: If a primitive has no batching rule, in JAX or in `batch_rules`, or a
+            result is mapped that `out_axes` says is not.
+
+    Note:
+        `jaxprtool vmap TARGET` does the same, and says what is mapped.
+
+    Example:
+        def f(x):
+            return jnp.sin(x).sum()
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p "batch(axis_size=8)"
+        { lambda ; a:f32[8,3]. let
+            b:f32[8,3] = sin a
+            c:f32[8] = reduce_sum[axes=(1,) out_sharding=None] b
+          in (c,) }
+    """
 
     name: ClassVar[str] = "batch"
     group: ClassVar[str] = "transform"
     preserves: ClassVar[bool] = False
 
-    #: Where arguments are mapped: an int, None, or a prefix of the tree of positional arguments.
     in_axes: Any = 0
-
-    #: Where results are to be mapped; None for those that are the same in all lanes.
     out_axes: Any = 0
-
-    #: The number of lanes.
     axis_size: int | None = None
-
-    #: The name by which collectives call the axis.
     axis_name: Hashable = None
-
-    #: The mesh axis, or axes, that the lanes are spread over.
     spmd_axis_name: str | tuple[str, ...] | None = None
-
-    #: Map so many lanes at a time, in a scan, so that memory is bounded.
     chunk: int | None = None
 
     @property

@@ -39,22 +39,39 @@ from jaxprtool.passes.batch.axis import Dim
 
 @dataclass(frozen=True)
 class Tile(Pass):
-    """Cut an axis in tiles and map over them: from the program of one tile to that of all."""
+    """Cut an axis in tiles and map over them: from the program of one tile to that of all.
+
+    This is `vtile` as JAX had it in 2022. The program takes one tile; the tiled program takes
+    all of them along one axis, one after the other, and gives their results put together in the
+    same way.
+
+    Args:
+        tile_size: The number of tiles, the size of the axis over them.
+        axis_name: The name by which collectives call the axis over the tiles.
+        in_axes: The axis of each argument that is cut, a prefix as for `batch`; None for what
+            all tiles share.
+        out_axes: The axis along which the tiles of a result are put together; None if all tiles
+            give the same.
+
+    Example:
+        def f(x):
+            return jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[4]" -p "tile(tile_size=4)"
+        { lambda ; a:f32[16]. let
+            b:f32[4,4] = reshape[dimensions=None new_sizes=(4, 4) sharding=None] a
+            c:f32[4,4] = sin b
+            d:f32[16] = reshape[dimensions=None new_sizes=(16,) sharding=None] c
+          in (d,) }
+    """
 
     name: ClassVar[str] = "tile"
     group: ClassVar[str] = "transform"
     preserves: ClassVar[bool] = False
 
-    #: The number of tiles, the size of the axis over them.
     tile_size: int
-
-    #: The name by which collectives call the axis over the tiles.
     axis_name: Hashable = None
-
-    #: The axis of each argument that is cut, a prefix as for batch; None for what all tiles share.
     in_axes: Any = 0
-
-    #: The axis along which the tiles of a result are put together; None if all tiles give the same.
     out_axes: Any = 0
 
     @property

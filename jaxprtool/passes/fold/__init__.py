@@ -53,12 +53,32 @@ from jaxprtool.passes.fold.opening import OPENERS
 
 @dataclass(frozen=True)
 class Fold(Pass):
-    """Compute constant expressions once, and open control flow whose course is constant."""
+    """Compute constant expressions once, and open control flow whose course is constant.
+
+    What does not depend on the program's arguments becomes a literal, a broadcast literal or a
+    constant. A cond of a known index becomes its branch, a scan of one round its body, a while
+    that fails at once its initial carry. Values are what the default backend computes, one
+    equation at a time.
+
+    Args:
+        max_bytes: The bytes up to which the program's constants may grow.
+
+    Note:
+        Equations that only make a large array of little, as `iota` does, stay: they are as good
+        as the constant, and smaller. So does what has effects, runs under a mesh or takes too
+        long.
+
+    Example:
+        def f(x):
+            return x + jnp.sqrt(jnp.float32(2.0)) * 3
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p fold
+        { lambda ; a:f32[3]. let b:f32[3] = add a 4.242640495300293:f32[] in (b,) }
+    """
 
     name: ClassVar[str] = "fold"
     group: ClassVar[str] = "clean up"
 
-    #: The bytes up to which the program's constants may grow.
     max_bytes: int = 65536
 
     def __post_init__(self) -> None:

@@ -79,12 +79,37 @@ _STACKS = ("inside", "arguments")
 
 @dataclass(frozen=True)
 class Roll(Pass):
-    """Turn computations that repeat, each on what the one before gives, into scans."""
+    """Turn computations that repeat, each on what the one before gives, into scans.
+
+    Three or more copies in a chain become a scan: what one hands to the next is carried, what
+    all read is constant, and what each has for itself, the weights of a layer, its random key
+    or a literal that differs, is stacked. The backward half of a gradient scans in reverse over
+    what the forward half has stacked. Every value is the same to the bit, evaluated equation by
+    equation.
+
+    Args:
+        stack: Where what each round has for itself is stacked. `inside`: in the program, which
+            copies it; `opt` says how many bytes. `arguments`: by the caller. There are then
+            three programs, `rolled`, `stack`, which makes its arguments of the original ones,
+            and `unstack`, which makes these again, so that a checkpoint is converted both ways.
+
+    Raises:
+        UnsupportedError: If an argument is used outside of its stack as well, or has a sharding
+            or layout of its own, with `stack='arguments'`.
+
+    Note:
+        A chain is cut where a copy depends on another one that does not hand it on, at effects,
+        and where what is handed on changes its type. A round that convolves is one call, of a
+        unit that XLA compiles by itself, since its convolutions are slow in a loop's body on
+        the CPU; `inline(force=True)` opens it.
+
+    Example:
+        $ jaxprtool opt samples/layers.py:loss -p "value_and_grad, roll" --verify
+    """
 
     name: ClassVar[str] = "roll"
     group: ClassVar[str] = "schedule and compile"
 
-    #: Where per-round values are stacked: "inside" the program, or outside, as "arguments".
     stack: Literal["inside", "arguments"] = "inside"
 
     def __post_init__(self) -> None:

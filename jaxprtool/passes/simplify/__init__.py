@@ -36,31 +36,58 @@ from jaxprtool.passes.simplify.row import Condition, Row, emit, equation, full
 
 __all__ = ["Condition", "Row", "RowMatch", "Simplify", "emit", "equation", "full", "simplify_rules"]
 
+_FAMILIES = {
+    "element by element": elementwise,
+    "shapes and types": layout,
+    "parts of arrays": slicing,
+    "reductions and products": reductions,
+    "both operands at once": together,
+}
+
 #: The open list: of the rules that apply to an equation the first is taken.
-simplify_rules: list[Row] = [
-    row for module in (elementwise, layout, slicing, reductions, together) for row in module.ROWS
-]
+simplify_rules: list[Row] = [row for module in _FAMILIES.values() for row in module.ROWS]
 
 
 @dataclass(frozen=True)
 class Simplify(Pass):
-    """Apply algebraic rules, exact ones unless told otherwise, until none applies."""
+    """Apply algebraic rules, exact ones unless told otherwise, until none applies.
+
+    By default each bit of a result stays, NaN, infinities and the sign of zero included: `x *
+    0` is not 0, since x may be NaN, and `x + 0` is not x, since x may be -0. Plug-ins add rules
+    of their own.
+
+    Args:
+        fast: Also apply rules that are right for real numbers, but not for every bit of
+            floating point.
+
+    Note:
+        What has a purpose that is not its value stays: `copy`, `reduce_precision`,
+        `optimization_barrier`, and whatever asks for a sharding of its result.
+
+    Example:
+        def f(x, y):
+            return x + -y
+
+        $ jaxprtool opt f.py:f --args "f32[3], f32[3]" -p "simplify, dce"
+        { lambda ; a:f32[3] b:f32[3]. let c:f32[3] = sub a b in (c,) }
+    """
 
     name: ClassVar[str] = "simplify"
     group: ClassVar[str] = "clean up"
 
-    #: Also apply rules that are right for real numbers but not for every bit of floating point.
     fast: bool = False
 
     @staticmethod
     def rules() -> list[dict[str, str]]:
-        """The rules in words, for `jaxprtool explain`."""
+        """Return the rules in words, for `jaxprtool explain`."""
+        families = {row: name for name, module in _FAMILIES.items() for row in module.ROWS}
         return [
             {
                 "pattern": row.pattern,
                 "replacement": row.replacement,
                 "condition": row.condition,
                 "exact": row.exactness,
+                "family": families.get(row, ""),
             }
             for row in simplify_rules
         ]

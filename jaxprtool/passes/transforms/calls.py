@@ -35,16 +35,28 @@ Policy = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Checkpoint(Pass):
-    """Have a derivative recompute what it needs: the jaxpr of checkpoint(f)."""
+    """Have a derivative recompute what it needs: the jaxpr of checkpoint(f).
+
+    The program becomes one call; what differentiates it, as `grad` after it in a pipeline,
+    computes its values a second time instead of keeping them.
+
+    Args:
+        policy: What may be kept all the same: one of `jax.checkpoint_policies` as text,
+            `dots_saveable` or `save_only_these_names('a', 'b')`, or, from Python, a policy
+            itself.
+        prevent_cse: Keep XLA from making one of what is computed twice.
+
+    Raises:
+        PipelineError: If there is no policy of that name.
+
+    Example:
+        $ jaxprtool opt model.py:loss -p "checkpoint(policy='dots_saveable'), grad"
+    """
 
     name: ClassVar[str] = "checkpoint"
     group: ClassVar[str] = "transform"
 
-    #: What may be saved: one of `jax.checkpoint_policies` as text, `dots_saveable` or
-    #: `save_only_these_names('a', 'b')`, or, from Python, a policy itself.
     policy: Any = None
-
-    #: Whether XLA is kept from merging what is recomputed with what it was computed from.
     prevent_cse: bool = True
 
     def __call__(self, program: Program) -> Program:
@@ -56,24 +68,38 @@ class Checkpoint(Pass):
 
 @dataclass(frozen=True)
 class Jit(Pass):
-    """Put the program in one call: the jaxpr of jit(f)."""
+    """Put the program in one call: the jaxpr of jit(f).
+
+    Args:
+        name: The call's name; the program's own if none is given.
+        donate_argnums: The positional arguments whose memory the results may take.
+        donate_argnames: The keyword arguments whose memory they may take.
+        keep_unused: Pass arguments that are not used, too.
+        inline: Have JAX splice the call in: 0.10 when it is traced, which is at once, 0.12 when
+            it is lowered.
+
+    Raises:
+        ArgumentsError: If no argument has the position or the name.
+
+    Example:
+        def f(x):
+            return jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p "jit(name='step')"
+        { lambda ; a:f32[3]. let
+            b:f32[3] = jit[
+              name=step
+              jaxpr={ lambda ; a:f32[3]. let b:f32[3] = sin a in (b,) }
+            ] a
+          in (b,) }
+    """
 
     group: ClassVar[str] = "transform"
 
-    #: The call's name; the program's own if none is given.
     name: str | None = None  # type: ignore[misc, assignment]
-
-    #: The positional arguments whose memory the results may take.
     donate_argnums: int | tuple[int, ...] = ()
-
-    #: The keyword arguments whose memory they may take.
     donate_argnames: str | tuple[str, ...] = ()
-
-    #: Whether arguments that are not used are passed all the same.
     keep_unused: bool = False
-
-    #: Whether JAX splices the call in: 0.10 when it is traced, which is at once, 0.12 when it is
-    #: lowered.
     inline: bool = False
 
     def __call__(self, program: Program) -> Program:
@@ -103,11 +129,19 @@ Jit.name = "jit"  # type: ignore[misc, assignment]
 
 @dataclass(frozen=True)
 class NamedCall(Pass):
-    """Put the program in a name scope, which profiles show: the jaxpr of named_call(f)."""
+    """Put the program in a name scope, which profiles show: the jaxpr of named_call(f).
+
+    `show --scopes` shows the scope of each equation.
+
+    Args:
+        name: The name of the scope; the program's own if none is given.
+
+    Example:
+        $ jaxprtool show model.py:loss -p "named_call(name='loss')" --scopes
+    """
 
     group: ClassVar[str] = "transform"
 
-    #: The name of the scope; the program's own if none is given.
     name: str | None = None  # type: ignore[misc, assignment]
 
     def __call__(self, program: Program) -> Program:
@@ -120,25 +154,32 @@ NamedCall.name = "named_call"  # type: ignore[misc, assignment]
 
 @dataclass(frozen=True)
 class Pmap(Pass):
-    """Map over devices, one lane on each: the jaxpr of pmap(f).
+    r"""Map over devices, one lane on each: the jaxpr of pmap(f).
 
     Equations keep the context that they were traced in, where no mesh is set.
+
+    Args:
+        axis_name: The name by which collectives call the axis.
+        in_axes: Where arguments are mapped: 0, None, or a prefix of the tree of positional
+            arguments.
+        out_axes: Where results are mapped.
+        axis_size: The number of devices; all of this process's if none is given.
+
+    Raises:
+        UnsupportedError: If there are fewer devices.
+
+    Example:
+        $ XLA_FLAGS=--xla_force_host_platform_device_count=4 \
+            jaxprtool show model.py:loss -p "pmap(axis_name='i')"
     """
 
     name: ClassVar[str] = "pmap"
     group: ClassVar[str] = "transform"
     preserves: ClassVar[bool] = False
 
-    #: The name by which collectives call the axis.
     axis_name: Hashable = None
-
-    #: Where arguments are mapped: 0, None, or a prefix of the tree of positional arguments.
     in_axes: Any = 0
-
-    #: Where results are mapped.
     out_axes: Any = 0
-
-    #: The number of devices; all of this process's if none is given.
     axis_size: int | None = None
 
     @property
@@ -186,10 +227,19 @@ class DisableJit(Pass):
     """Splice in the body of every jit and closed call, at every depth, whatever it asks for.
 
     What `inline` keeps for a reason (donation, shardings, backends, `keep_unused`) goes too, as
-    under `jax.disable_jit`. That one also runs loops and branches in Python, which takes values:
-    here they stay, and `unroll` takes loops apart. Calls of `nest` with something sown in them
-    stay, as does a call whose arrays are constants in a body that cannot hold any, and what
-    `inline` keeps shared because the program would grow out of bounds.
+    under `jax.disable_jit`. That one also runs loops and branches in Python, which takes
+    values: here they stay, and `unroll` takes loops apart.
+
+    Note:
+        Calls of `nest` with a value sown inside stay, and so does what `inline` keeps shared
+        because the program would grow out of bounds.
+
+    Example:
+        def f(x):
+            return jax.jit(jnp.sin, keep_unused=True)(x)
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p disable_jit
+        { lambda ; a:f32[3]. let b:f32[3] = sin a in (b,) }
     """
 
     name: ClassVar[str] = "disable_jit"

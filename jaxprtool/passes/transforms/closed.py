@@ -33,13 +33,31 @@ from jaxprtool.passes.transforms.retrace import chosen, positional
 
 @dataclass(frozen=True)
 class Closed(Pass):
-    """Bind some arguments to values, by position or by name, as constants of the program."""
+    """Bind some arguments to values, by position or by name, as constants of the program.
+
+    An argument that is wholly bound is gone, as from a `functools.partial`; a part of one is
+    None in its place.
+
+    Args:
+        args: The values by position, or by the path of an argument or of a part of one: `{0:
+            3.0, 'params': …}`. A number stands for a scalar, lists within lists for an array.
+
+    Raises:
+        ArgumentsError: If no argument has the position or the name, one is bound twice, or a
+            value does not fit its type.
+
+    Example:
+        def f(x, scale):
+            return x * scale
+
+        $ jaxprtool opt f.py:f --args "f32[3], f32[]" -p "closed({'scale': 2.0})"
+        { lambda ; a:f32[3]. let b:f32[3] = mul a 2.0:f32[] in (b,) }
+    """
 
     name: ClassVar[str] = "closed"
     group: ClassVar[str] = "transform"
     preserves: ClassVar[bool] = False
 
-    #: The values by position or name: `{0: 3.0, 'training': False}`.
     args: dict[int | str, Any]
 
     def __call__(self, program: Program) -> Program:

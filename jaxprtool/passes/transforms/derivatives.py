@@ -39,15 +39,21 @@ Named = Sequence[tuple[str, Aval]]
 
 @dataclass(frozen=True)
 class _Derivative(Pass):
-    """What all derivatives by arguments have in common."""
+    """What all derivatives by arguments have in common.
 
-    #: The positional arguments to differentiate by.
+    Args:
+        argnums: The positional arguments to differentiate by.
+        has_aux: The result is a pair, of what is differentiated and of what is only handed on.
+        holomorphic: The function is holomorphic; its arguments and results must then be
+            complex.
+
+    Raises:
+        ArgumentsError: If `argnums` names no argument, or one twice, or what it names is not of
+            real numbers (of complex ones, with `holomorphic`).
+    """
+
     argnums: int | tuple[int, ...] = 0
-
-    #: Whether the result is a pair, of what is differentiated and of what is handed on.
     has_aux: bool = False
-
-    #: Whether the function is holomorphic; its arguments and results must then be complex.
     holomorphic: bool = False
 
     preserves: ClassVar[bool] = False
@@ -86,9 +92,12 @@ class _Derivative(Pass):
 
 @dataclass(frozen=True)
 class _Reverse(_Derivative):
-    """What the derivatives in reverse mode have in common."""
+    """What the derivatives in reverse mode have in common.
 
-    #: Whether to differentiate by integers too; their derivatives are of dtype float0.
+    Args:
+        allow_int: Differentiate by integers too; their derivatives are of dtype float0.
+    """
+
     allow_int: bool = False
 
     def _check_real(self, arguments: Named, results: Named) -> None:
@@ -108,7 +117,12 @@ class _Reverse(_Derivative):
 
 @dataclass(frozen=True)
 class _Gradient(_Reverse):
-    """What the derivatives of one number have in common."""
+    """What the derivatives of one number have in common.
+
+    Raises:
+        UnsupportedError: If the result is not one number: of an array, `jacrev` or `jacfwd`
+            gives the jacobian.
+    """
 
     def _check_scalar(self, program: Program, results: Named) -> None:
         tree = program.out_tree.children()[0] if self.has_aux else program.out_tree
@@ -129,7 +143,17 @@ class _Gradient(_Reverse):
 
 @dataclass(frozen=True)
 class Grad(_Gradient):
-    """Differentiate: the jaxpr of grad(f), for f whose result is one number."""
+    """Differentiate: the jaxpr of grad(f), for f whose result is one number.
+
+    In reverse mode, as `jax.grad` does. What it leaves to clean up, `-O1` cleans up.
+
+    Example:
+        def f(x):
+            return jnp.sin(x) * 2
+
+        $ jaxprtool opt f.py:f --args "f32[]" -p "grad, -O1"
+        { lambda ; a:f32[]. let b:f32[] = cos a; c:f32[] = mul 2.0:f32[] b in (c,) }
+    """
 
     name: ClassVar[str] = "grad"
     group: ClassVar[str] = "transform"
@@ -138,7 +162,22 @@ class Grad(_Gradient):
 
 @dataclass(frozen=True)
 class ValueAndGrad(_Gradient):
-    """Give the result and the gradient: the jaxpr of value_and_grad(f)."""
+    """Give the result and the gradient: the jaxpr of value_and_grad(f).
+
+    In reverse mode, as `jax.value_and_grad` does.
+
+    Example:
+        def f(x):
+            return jnp.sin(x) * 2
+
+        $ jaxprtool opt f.py:f --args "f32[]" -p "value_and_grad, -O1"
+        { lambda ; a:f32[]. let
+            b:f32[] = sin a
+            c:f32[] = cos a
+            d:f32[] = mul b 2.0:f32[]
+            e:f32[] = mul 2.0:f32[] c
+          in (d, e) }
+    """
 
     name: ClassVar[str] = "value_and_grad"
     group: ClassVar[str] = "transform"
@@ -147,7 +186,13 @@ class ValueAndGrad(_Gradient):
 
 @dataclass(frozen=True)
 class Jacrev(_Reverse):
-    """The jacobian, row by row in reverse mode: the jaxpr of jacrev(f)."""
+    """The jacobian, row by row in reverse mode: the jaxpr of jacrev(f).
+
+    Good where there are fewer results than arguments; `jacfwd` is, where there are more.
+
+    Example:
+        $ jaxprtool opt model.py:residual -p "jacrev(argnums=1), -O1"
+    """
 
     name: ClassVar[str] = "jacrev"
     group: ClassVar[str] = "transform"
@@ -156,7 +201,12 @@ class Jacrev(_Reverse):
 
 @dataclass(frozen=True)
 class _Forward(_Derivative):
-    """What the derivatives in forward mode have in common."""
+    """What the derivatives in forward mode have in common.
+
+    Raises:
+        UnsupportedError: If the function calls one with a `custom_vjp`, which has no forward
+            mode.
+    """
 
     def _check_real(self, arguments: Named, results: Named) -> None:
         for name, aval in _others(arguments, jnp.floating):
@@ -170,7 +220,13 @@ class _Forward(_Derivative):
 
 @dataclass(frozen=True)
 class Jacfwd(_Forward):
-    """The jacobian, column by column in forward mode: the jaxpr of jacfwd(f)."""
+    """The jacobian, column by column in forward mode: the jaxpr of jacfwd(f).
+
+    Good where there are more results than arguments; `jacrev` is, where there are fewer.
+
+    Example:
+        $ jaxprtool opt model.py:residual -p "jacfwd(argnums=1), -O1"
+    """
 
     name: ClassVar[str] = "jacfwd"
     group: ClassVar[str] = "transform"
@@ -179,7 +235,11 @@ class Jacfwd(_Forward):
 
 @dataclass(frozen=True)
 class Hessian(_Forward):
-    """The second derivatives, forward over reverse: the jaxpr of hessian(f)."""
+    """The second derivatives, forward over reverse: the jaxpr of hessian(f).
+
+    Example:
+        $ jaxprtool opt model.py:loss -p "hessian, -O1"
+    """
 
     name: ClassVar[str] = "hessian"
     group: ClassVar[str] = "transform"
@@ -188,7 +248,26 @@ class Hessian(_Forward):
 
 @dataclass(frozen=True)
 class Jvp(WithAux):
-    """Push tangents forward: from (primals, tangents) to the results and their tangents."""
+    """Push tangents forward: from (primals, tangents) to the results and their tangents.
+
+    In forward mode, as `jax.jvp` does: the program takes two tuples, of the arguments and of
+    their tangents.
+
+    Raises:
+        UnsupportedError: If the function calls one with a `custom_vjp`, which has no forward
+            mode.
+
+    Example:
+        def f(x):
+            return jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p jvp
+        { lambda ; a:f32[3] b:f32[3]. let
+            c:f32[3] = sin a
+            d:f32[3] = cos a
+            e:f32[3] = mul b d
+          in (c, e) }
+    """
 
     name: ClassVar[str] = "jvp"
     group: ClassVar[str] = "transform"

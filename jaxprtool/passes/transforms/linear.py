@@ -49,7 +49,24 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Vjp(WithAux):
-    """Split in two: forward gives residuals too, backward pulls cotangents back through them."""
+    """Split in two: forward gives residuals too, backward pulls cotangents back through them.
+
+    `forward` gives the results and the residuals, what `backward` needs of them: a dict by the
+    source line and the primitive that made each, or by the name that `checkpoint_name` gave it.
+    `backward` takes the residuals and the cotangents of the results, and gives those of the
+    arguments.
+
+    Example:
+        def f(x):
+            return jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p vjp
+        # forward
+        { lambda ; a:f32[3]. let b:f32[3] = sin a; c:f32[3] = cos a in (b, c) }
+
+        # backward
+        { lambda ; a:f32[3] b:f32[3]. let c:f32[3] = mul b a in (c,) }
+    """
 
     name: ClassVar[str] = "vjp"
     group: ClassVar[str] = "split"
@@ -70,7 +87,23 @@ class Vjp(WithAux):
 
 @dataclass(frozen=True)
 class Linearize(WithAux):
-    """Split in two: forward gives residuals too, backward pushes tangents through them."""
+    """Split in two: forward gives residuals too, backward pushes tangents through them.
+
+    `forward` gives the results and the residuals, named by the source lines that made them.
+    `backward` takes the residuals and the tangents of the arguments, and gives those of the
+    results.
+
+    Example:
+        def f(x):
+            return jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p linearize
+        # forward
+        { lambda ; a:f32[3]. let b:f32[3] = sin a; c:f32[3] = cos a in (b, c) }
+
+        # backward
+        { lambda ; a:f32[3] b:f32[3]. let c:f32[3] = mul b a in (c,) }
+    """
 
     name: ClassVar[str] = "linearize"
     group: ClassVar[str] = "split"
@@ -106,13 +139,34 @@ def _spread(function: Function, args: Sequence[object]) -> object:
 
 @dataclass(frozen=True)
 class LinearTranspose(Pass):
-    """Transpose a linear function: from cotangents of its results to those of its arguments."""
+    """Transpose a linear function: from cotangents of its results to those of its arguments.
+
+    `linearize, backward.linear_transpose(argnums=1)` is `vjp`.
+
+    Args:
+        argnums: The positional arguments in which the function is linear; all of them if none
+            are given.
+
+    Raises:
+        ArgumentsError: If some of these arguments are integers and others are not.
+        UnsupportedError: If the function is not linear in them, or JAX's transpose of an
+            equation would lose the cotangents of integers.
+
+    Example:
+        def f(x):
+            return (2 * x).sum()
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p linear_transpose
+        { lambda ; a:f32[]. let
+            b:f32[3] = broadcast_in_dim a
+            c:f32[3] = mul 2.0:f32[] b
+          in (c,) }
+    """
 
     name: ClassVar[str] = "linear_transpose"
     group: ClassVar[str] = "transform"
     preserves: ClassVar[bool] = False
 
-    #: The positional arguments in which the function is linear; all of them if none are given.
     argnums: int | tuple[int, ...] | None = None
 
     def __call__(self, program: Program) -> Program:

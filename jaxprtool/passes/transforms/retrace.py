@@ -38,11 +38,17 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class WithAux(Pass):
-    """A transformation of a function that may hand on a part of its result."""
+    """A transformation of a function that may hand on a part of its result.
+
+    Args:
+        has_aux: The result is a pair, of what is differentiated and of what is only handed on.
+
+    Raises:
+        ArgumentsError: If the result is no pair, with `has_aux`.
+    """
 
     preserves: ClassVar[bool] = False
 
-    #: Whether the result is a pair, of what is differentiated and of what is handed on.
     has_aux: bool = False
 
 

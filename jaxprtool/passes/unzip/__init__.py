@@ -49,22 +49,50 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Unzip(Pass):
-    """Split a function that declares variables in two: init, which makes them, and apply."""
+    """Split a function that declares variables in two: init, which makes them, and apply.
+
+    A value that is computed from keys and constants alone, and named by `jaxprtool.variable`,
+    is a variable: a result of `init` and an argument of `apply`, which takes no key. Loops
+    stack their variables, scopes nest them.
+
+    Args:
+        tag: The tag that variables are sown under.
+        key_args: The positional arguments that are keys. `auto`: the first, and with the option
+            `auto` all keys by type.
+        auto: Choose the variables: what is smallest, in bytes, and cuts the keys from the
+            results.
+        known: Choose them for these arguments, known before the others: partial evaluation.
+
+    Raises:
+        UnsupportedError: If something else leads from a key to a result, which is shown; if
+            variables are sown where it is not known how often, as in a while loop; or if
+            ordered effects belong to both.
+
+    Note:
+        `jaxprtool unzip TARGET` does the same, and lists the variables.
+
+    Example:
+        def f(key, x):
+            w = jaxprtool.variable(jax.random.bits(key, (3,)), name="w")
+            return w * x
+
+        $ jaxprtool opt f.py:f --args "key(0), u32[3]" -p unzip
+        # init
+        { lambda ; a:key<fry>[]. let
+            b:u32[3] = random_bits[bit_width=32 shape=(3,)] a
+          in (b,) }
+
+        # apply
+        { lambda ; a:u32[3] b:u32[3]. let c:u32[3] = mul a b in (c,) }
+    """
 
     name: ClassVar[str] = "unzip"
     group: ClassVar[str] = "split"
     preserves: ClassVar[bool] = False
 
-    #: The tag that variables are sown under.
     tag: str | None = VARIABLE
-
-    #: The positional arguments that are keys. "auto": the first, and with `auto` all keys by type.
     key_args: int | tuple[int, ...] | str | None = "auto"
-
-    #: Choose the variables: what is smallest, in bytes, and cuts the keys from the results.
     auto: bool = False
-
-    #: Choose them for these arguments, known before the others: partial evaluation.
     known: int | tuple[int, ...] | None = None
 
     def __call__(self, program: Program) -> Programs:

@@ -52,7 +52,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Harvest(Pass):
-    """The options of the passes: those of the functions."""
+    """The options of the passes: those of the functions.
+
+    Args:
+        tag: The tag that the values are sown under.
+        allowlist: The names of those that are meant; all, if none are given.
+        blocklist: The names of those that are not.
+        exclusive: No value under another tag is sown any more, either.
+    """
 
     tag: str
     allowlist: tuple[str, ...] | str | None = None
@@ -67,7 +74,16 @@ class _Harvest(Pass):
 
 @dataclass(frozen=True)
 class Reap(_Harvest):
-    """Give the values that are sown under a tag, by name, in place of the results."""
+    """Give the values that are sown under a tag, by name, in place of the results.
+
+    Example:
+        def f(x):
+            y = jaxprtool.sow(x + 1.0, tag="debug", name="y")
+            return 2.0 * y
+
+        $ jaxprtool opt f.py:f --args "f32[]" -p "reap(tag='debug')"
+        { lambda ; a:f32[]. let b:f32[] = add a 1.0:f32[] in (b,) }
+    """
 
     name: ClassVar[str] = "reap"
     preserves: ClassVar[bool] = False
@@ -80,7 +96,19 @@ class Reap(_Harvest):
 
 @dataclass(frozen=True)
 class CallAndReap(_Harvest):
-    """Give the values that are sown under a tag, by name, after the results."""
+    """Give the values that are sown under a tag, by name, after the results.
+
+    Example:
+        def f(x):
+            y = jaxprtool.sow(x + 1.0, tag="debug", name="y")
+            return 2.0 * y
+
+        $ jaxprtool opt f.py:f --args "f32[]" -p "call_and_reap(tag='debug')"
+        { lambda ; a:f32[]. let
+            b:f32[] = add a 1.0:f32[]
+            c:f32[] = mul 2.0:f32[] b
+          in (c, b) }
+    """
 
     name: ClassVar[str] = "call_and_reap"
     preserves: ClassVar[bool] = False
@@ -93,7 +121,16 @@ class CallAndReap(_Harvest):
 
 @dataclass(frozen=True)
 class Plant(_Harvest):
-    """Take the values that are sown under a tag as a first argument, a dict by name."""
+    """Take the values that are sown under a tag as a first argument, a dict by name.
+
+    Example:
+        def f(x):
+            y = jaxprtool.sow(x + 1.0, tag="debug", name="y")
+            return 2.0 * y
+
+        $ jaxprtool opt f.py:f --args "f32[]" -p "plant(tag='debug'), dce"
+        { lambda ; a:f32[] b:f32[]. let c:f32[] = mul 2.0:f32[] a in (c,) }
+    """
 
     name: ClassVar[str] = "plant"
     preserves: ClassVar[bool] = False

@@ -21,7 +21,31 @@ COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True)
 class MixedPrecision(Pass):
-    """Multiply matrices and convolve in a narrower dtype, accumulating in the original one."""
+    """Multiply matrices and convolve in a narrower dtype, accumulating in the original one.
+
+    Operands of a wider dtype are cast before each product or convolution; its result has the
+    dtype that it had. A product that asks for an algorithm (`jax.lax.DotAlgorithm`) stays.
+
+    Args:
+        compute_dtype: `bfloat16`, `float16` or `float32`.
+
+    Raises:
+        PipelineError: If there is no such dtype.
+
+    Example:
+        def f(x, w):
+            return x @ w
+
+        $ jaxprtool opt f.py:f --args "f32[8,3], f32[3,4]" -p mixed_precision
+        { lambda ; a:f32[8,3] b:f32[3,4]. let
+            c:bf16[8,3] = convert_element_type[new_dtype=bfloat16 weak_type=False] a
+            d:bf16[3,4] = convert_element_type[new_dtype=bfloat16 weak_type=False] b
+            e:f32[8,4] = dot_general[
+              dimension_numbers=(([1], [0]), ([], []))
+              preferred_element_type=float32
+            ] c d
+          in (e,) }
+    """
 
     name: ClassVar[str] = "mixed_precision"
     preserves: ClassVar[bool] = False

@@ -8,21 +8,35 @@ Every error a user can cause is a `JaxprToolError`; the command line prints its 
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from traceback import FrameSummary, extract_tb
+from typing import TypeAlias
+
+#: What is known of a fault besides, each with a label: `("inputs", "random, seed 0")`.
+Details: TypeAlias = Sequence[tuple[str, str]]
 
 
 class JaxprToolError(Exception):
-    """Bad usage or bad input, said in one line. `hint` says how to mend it."""
+    """Bad usage or bad input, said in one line.
+
+    Attributes:
+        message: What is wrong.
+        hint: How to mend it, if that is known.
+        details: What else is known of it, one line each. A traceback has them as notes.
+    """
 
     exit_code = 2
 
-    def __init__(self, message: str, hint: str | None = None):
+    def __init__(self, message: str, hint: str | None = None, details: Details = ()):
         # A name that the user gave, and that the message repeats, may hold line breaks.
         self.message = " ".join(message.splitlines())
         super().__init__(self.message)
         self.hint = hint
+        self.details = tuple(details)
+        labels = max((len(label) for label, _ in self.details), default=0)
+        for label, text in self.details:
+            self.add_note(f"  {label:<{labels}}  {text}")
 
 
 class TargetError(JaxprToolError):

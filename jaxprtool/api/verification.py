@@ -77,15 +77,27 @@ class Verifier(Observer):
                     lambda doing, which=which: told(f"{which} · {doing}"),  # type: ignore[misc]
                 )
             except CheckError as error:
-                raise CheckError(f"pass '{step}': {error.message}", error.hint) from error
+                hint = f"--print-after {type(step.transform).name} shows what the pass has made"
+                message = f"pass '{step}': {error.message}"
+                raise CheckError(message, error.hint or hint, error.details) from error
         return len(self._compared)
 
     def _new_runs(self, program: Program) -> Runs:
         require_runnable(program)
         given, _ = refitted(program, self._given)
-        return Runs(program, fill(program, given).arguments)
+        filled = fill(program, given)
+        return Runs(program, filled.arguments, _inputs(program, filled.random))
 
     def _leave(self, step: Step, why: str) -> None:
         if id(step) not in self._left:
             self._left.add(id(step))
             self._note(f"pass '{step}' is not compared: {why}")
+
+
+def _inputs(program: Program, random: Sequence[str]) -> str:
+    """Return what the values of the arguments are, of which some are random."""
+    if len(random) == len(program.arg_names):
+        return "random values, seed 0"
+    if not random:
+        return "the values given"
+    return f"the values given; {len(random)} of {len(program.arg_names)} random, seed 0"

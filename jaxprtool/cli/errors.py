@@ -70,7 +70,7 @@ def _report(error: Exception, show_traceback: bool) -> int:
     if isinstance(error, JaxprToolError):
         if isinstance(error, UserFunctionError) and not show_traceback:
             _show_frames(error)
-        output.error(error.message, error.hint)
+        output.error(error.message, error.hint, error.details)
         return error.exit_code
     if isinstance(error, _CLICK_EXCEPTION):
         context = getattr(error, "ctx", None)

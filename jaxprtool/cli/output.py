@@ -15,6 +15,7 @@ from jaxprtool.formats.emission import STDOUT, SUFFIXES, Emission, Format
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from jaxprtool.errors import Details
     from jaxprtool.ir.program import Program
     from jaxprtool.render.listing import Listing
     from jaxprtool.render.rendering import Rendering
@@ -40,9 +41,12 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def error(message: str, hint: str | None = None) -> None:
-    """`error: message`, and `hint: hint` below it."""
+def error(message: str, hint: str | None = None, details: Details = ()) -> None:
+    """`error: message`, below it a line for each detail, and `hint: hint`."""
     _labelled("error", "1;31", message)
+    labels = max((len(label) for label, _ in details), default=0)
+    for label, text in details:
+        say(_filled(f"  {label:<{labels}}  {text}", labels + 4))
     if hint:
         _labelled("hint", "1;36", hint)
 
@@ -63,18 +67,25 @@ def some(names: Sequence[str]) -> str:
 
 
 def _labelled(label: str, style: str, message: str) -> None:
-    import textwrap
-
-    text = f"{label}: {message}"
-    if sys.stderr.isatty():  # which breaks lines in the middle of words
-        columns = width(sys.stderr)
-        text = "\n".join(
-            textwrap.fill(line, columns, break_long_words=False, break_on_hyphens=False)
-            for line in text.splitlines()
-        )
+    text = "\n".join(map(_filled, f"{label}: {message}".splitlines()))
     if colours(sys.stderr):
         text = f"\x1b[{style}m{label}\x1b[0m{text[len(label) :]}"
     say(text)
+
+
+def _filled(line: str, indent: int = 0) -> str:
+    """Return a line for stderr, broken between words where that is a terminal."""
+    if not sys.stderr.isatty():
+        return line
+    import textwrap
+
+    return textwrap.fill(
+        line,
+        width(sys.stderr),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 # --- results ----------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxprtool.errors import Details
 from jaxprtool.ir.dtypes import physical
 
 #: Relative tolerance by the width of the mantissa: a few dozen roundings, not one.
@@ -16,52 +18,78 @@ _ROUNDINGS = 64
 Comparison = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
+@dataclass(frozen=True)
+class Difference:
+    """What differs, in words, and what is known of it besides."""
+
+    text: str
+    details: Details = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def difference(
     before: Sequence[object],
     after: Sequence[object],
     agree: Comparison,
     names: Sequence[str] | None = None,
-) -> str | None:
-    """The first difference between two lists of values, in words; None if there is none.
+) -> Difference | None:
+    """Return the first difference between two lists of values; None if there is none.
 
     `agree` says elementwise which of two arrays of one shape and dtype agree. The values are
     called `names`, or by their position.
     """
     if len(before) != len(after):
-        return f"{len(before)} values before, {len(after)} after"
+        return Difference(f"{len(before)} values before, {len(after)} after")
     for i, pair in enumerate(zip(before, after, strict=True)):
-        fault = value_difference(*pair, agree)
+        fault = value_difference(names[i] if names else f"value {i}", *pair, agree)
         if fault is not None:
-            return f"{names[i] if names else f'value {i}'} {fault}"
+            return fault
     return None
 
 
-def value_difference(before: object, after: object, agree: Comparison) -> str | None:
-    """How two values differ, in words: their types, or where, and by how much."""
+def value_difference(
+    name: str, before: object, after: object, agree: Comparison
+) -> Difference | None:
+    """Return how two values differ: in their types, or where, and by how much."""
     # A literal among the results is a Python number that bears a dtype.
     a, b = (x if hasattr(x, "shape") else jnp.asarray(x) for x in (before, after))
     if (types := (type_of(a), type_of(b)))[0] != types[1]:
-        return f"is {types[0]} before, {types[1]} after"
+        return Difference(f"{name} is {types[0]} before, {types[1]} after")
     a, b = as_numpy(a), as_numpy(b)
     wrong = ~agree(a, b)
     if not wrong.any():
         return None
     where = tuple(int(k) for k in np.argwhere(wrong)[0])
-    return (
-        f"({types[0]}) differs in {wrong.sum()} of {wrong.size} elements: "
-        f"at {list(where)} {a[where]} before, {b[where]} after{_by_how_much(a, b, wrong)}"
-    )
+    count = f"{wrong.sum():,} of {wrong.size:,} elements"
+    details = [
+        ("result", f"{name}, {types[0]}"),
+        ("differs in", f"{count}, the first at {list(where)}" if where else count),
+        ("before", str(a[where])),
+        ("after", str(b[where])),
+        *_by_how_much(a, b, wrong),
+    ]
+    return Difference(f"{name} differs in {count}", details)
 
 
-def _by_how_much(a: np.ndarray, b: np.ndarray, wrong: np.ndarray) -> str:
-    """The largest difference between finite elements, and what is tolerated."""
+def _by_how_much(a: np.ndarray, b: np.ndarray, wrong: np.ndarray) -> Details:
+    """Return the largest errors of finite elements that are wrong, and what is tolerated."""
     if not jnp.issubdtype(a.dtype, jnp.inexact):
-        return ""
+        return []
+    relative, absolute = _tolerances(a)
     a, b = _wide(a), _wide(b)
     finite = wrong & np.isfinite(a) & np.isfinite(b)
     if not finite.any():
-        return ""
-    return f"; by {np.abs(a[finite] - b[finite]).max():.3g} at most"
+        return []
+    errors, sizes = np.abs(a[finite] - b[finite]), np.abs(a[finite])
+    most = f"{errors.max():.3g} absolute"
+    if sizes.any():
+        most += f", {(errors[sizes > 0] / sizes[sizes > 0]).max():.3g} relative"
+    return [
+        ("largest error", most),
+        ("tolerated", f"{absolute:.3g} absolute and {relative:.3g} relative"),
+    ]
 
 
 def bits_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -77,11 +105,16 @@ def values_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Where the values are equal but for rounding, measured by the largest finite element."""
     if not jnp.issubdtype(a.dtype, jnp.inexact):
         return a == b
-    tolerance = _ROUNDINGS * float(jnp.finfo(a.dtype).eps)
-    a, b = _wide(a), _wide(b)
+    relative, absolute = _tolerances(a)
+    return np.isclose(_wide(a), _wide(b), rtol=relative, atol=absolute, equal_nan=True)
+
+
+def _tolerances(a: np.ndarray) -> tuple[float, float]:
+    """Return the relative and the absolute error that is rounding, in an array of floats."""
+    relative = _ROUNDINGS * float(jnp.finfo(a.dtype).eps)
+    a = _wide(a)
     sizes = np.abs(a[np.isfinite(a)])
-    scale = max(1.0, float(sizes.max())) if sizes.size else 1.0
-    return np.isclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    return relative, relative * max(1.0, float(sizes.max())) if sizes.size else relative
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.compare import difference, values_agree
+from jaxprtool.execute.compare import Difference, difference, values_agree
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.interpret import bind
 from jaxprtool.ir.structured import holds_jaxpr
@@ -27,12 +27,15 @@ class Event:
     operands: list[Any]
     results: Sequence[object] = ()
 
-    def difference(self, other: Event) -> str | None:
-        """How another call differs, in words."""
+    def difference(self, other: Event) -> Difference | None:
+        """Return how another call differs."""
         if self.eqn.primitive.name != other.eqn.primitive.name:
-            return f"is {named(self.eqn)} before, {named(other.eqn)} after"
+            return Difference(f"is {named(self.eqn)} before, {named(other.eqn)} after")
         fault = difference(self.operands, other.operands, values_agree)
-        return None if fault is None else f"({named(other.eqn)}) is given other values: {fault}"
+        if fault is None:
+            return None
+        said = f"({named(other.eqn)}) is given other values: {fault}"
+        return Difference(said, [("operand" if k == "result" else k, v) for k, v in fault.details])
 
 
 @dataclass
@@ -65,14 +68,16 @@ def leaves_the_program(eqn: JaxprEqn) -> bool:
     return not any(isinstance(atom.aval, jaxcompat.AbstractRef) for atom in atoms)
 
 
-def effects_differ(before: Sequence[Event], after: Sequence[Event]) -> str | None:
-    """The first call in which two runs differ, in words; None if there is none."""
+def effects_differ(before: Sequence[Event], after: Sequence[Event]) -> Difference | None:
+    """Return the first call in which two runs differ; None if there is none."""
     for number, (old, new) in enumerate(zip_longest(before, after), 1):
         if new is None:
-            return f"{named(old.eqn)} is not called any more (effect {number} of {len(before)})"
+            of = f"effect {number} of {len(before)}"
+            return Difference(f"{named(old.eqn)} is not called any more ({of})")
         if old is None:
-            return f"{named(new.eqn)} is called and was not before (effect {number})"
+            said = f"{named(new.eqn)} is called and was not before (effect {number})"
+            return Difference(said)
         fault = old.difference(new)
         if fault is not None:
-            return f"effect {number} {fault}"
+            return Difference(f"effect {number} {fault}", fault.details)
     return None

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.errors import Details
 from jaxprtool.execute.compare import as_numpy, type_of, values_agree
 from jaxprtool.execute.effects import Effects, leaves_the_program
 from jaxprtool.ir.equations import named
@@ -165,17 +166,20 @@ class _Values:
         return any(values_agree(known, array).all() for known in self._exact.values())
 
 
-def first_difference(before: ExecutionTrace, after: ExecutionTrace, wrong: Sequence[int]) -> str:
-    """Describe the first equations of both that lead to the results `wrong`, which differ."""
+def first_difference(
+    before: ExecutionTrace, after: ExecutionTrace, wrong: Sequence[int]
+) -> Details:
+    """Return the first equations of both that lead to the results `wrong`, which differ."""
     new = _first(after, ValueIndex(before), wrong)
     old = _first(before, ValueIndex(after), wrong)
-    if new is None and old is None:
-        return "every equation gives what one gave before, but other values are handed on"
-    if new is None:
-        assert old is not None
-        return f"no equation gives any more what {_shown(old)} gave before"
-    text = f"the first equation that differs is {_shown(new)}, of values that were there before"
-    return text if old is None else f"{text}; before, there was {_shown(old)}"
+    found = []
+    if new is not None:
+        found.append(("first equation", f"{_shown(new)}, from the same values as before"))
+    if old is not None:
+        label = "in place of" if new is not None else "gone"
+        found.append((label, _shown(old)))
+    same = "every equation gives what one gave before, but other values are handed on"
+    return found or [("equations", same)]
 
 
 def _first(trace: ExecutionTrace, index: ValueIndex, wrong: Sequence[int]) -> Execution | None:
@@ -195,7 +199,7 @@ def _first(trace: ExecutionTrace, index: ValueIndex, wrong: Sequence[int]) -> Ex
 
 def _shown(execution: Execution) -> str:
     values = ", ".join(_short(value) for value in execution.results)
-    return f"{named(execution.eqn)} giving {values}"
+    return f"{named(execution.eqn)}, giving {values}"
 
 
 def _short(value: Any) -> str:

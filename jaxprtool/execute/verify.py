@@ -25,12 +25,13 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import (
     ArgumentsError,
     CheckError,
+    Details,
     JaxprToolError,
     StructureError,
     UnsupportedError,
     described,
 )
-from jaxprtool.execute.compare import difference, values_agree
+from jaxprtool.execute.compare import Difference, difference, values_agree
 from jaxprtool.execute.effects import Effects, Event, effects_differ, leaves_the_program
 from jaxprtool.execute.execution_trace import ExecutionTrace, first_difference
 from jaxprtool.execute.fill import random_array
@@ -49,15 +50,18 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
 
     `args` are the arguments of `before`, in order, as arrays or in any pytree; without them they
     are random values by type, drawn with `seed`. `after` may lack some of the arguments, which are
-    told apart by name. The error says where the first result differs, by how much, and names the
-    first equation that computes something else. Raises ArgumentsError for arguments that do not
-    fit, and UnsupportedError for a program that cannot run: one that has free named axes, takes a
-    ref, or has a symbolic dimension.
+    told apart by name. The error says which result differs first; its `details`, which a traceback
+    shows, say where and by how much, and name the first equation that computes something else.
+    Raises ArgumentsError for arguments that do not fit, and UnsupportedError for a program that
+    cannot run: one that has free named axes, takes a ref, or has a symbolic dimension.
     """
     for program in (before, after):
         require_runnable(program)
-    arguments = _random(before, seed) if args is None else _flat(before, args)
-    Runs(before, arguments).compare(after)
+    if args is None:
+        runs = Runs(before, _random(before, seed), f"random values, seed {seed}")
+    else:
+        runs = Runs(before, _flat(before, args))
+    runs.compare(after)
 
 
 def _flat(program: Program, args: object) -> list[Any]:
@@ -97,11 +101,13 @@ def _random(program: Program, seed: int) -> list[Any]:
 
 
 class Runs:
-    """A program on fixed arguments, run when it is first compared."""
+    """A program on fixed arguments, run when it is first compared; errors say what `inputs` are."""
 
     @jax.transfer_guard("allow")
-    def __init__(self, program: Program, arguments: Sequence[object]):
-        self.program = program
+    def __init__(
+        self, program: Program, arguments: Sequence[object], inputs: str = "the values given"
+    ):
+        self.program, self._inputs = program, inputs
         self._arguments = [as_array(x) for x in arguments]
         self._run: _Run | None = None
         if len(self._arguments) != len(program.in_avals):
@@ -132,7 +138,7 @@ class Runs:
         like others here, whatever JAX's switches say.
         """
         _same_results_declared(self.program, after)
-        runs = Runs(after, self._arguments_of(after))
+        runs = Runs(after, self._arguments_of(after), self._inputs)
         stepped = _has_effects(self.program) or _has_effects(after)
         if self._run is None or self._run.stepped != stepped:
             told("running what it was given")
@@ -143,16 +149,23 @@ class Runs:
         try:
             new = runs._run = _run(after, runs._arguments, stepped, effects)
         except JaxprToolError as error:
-            raise CheckError(f"{after.name} cannot be run any more: {error.message}") from error
+            message = f"{after.name} cannot be run any more: {error.message}"
+            raise CheckError(message, details=self._about()) from error
         fault = effects_differ(effects, new.effects)
         if fault is not None:
-            raise CheckError(f"{after.name} does something else: {fault}")
+            message = f"{after.name} does something else: {fault}"
+            raise CheckError(message, details=self._about(fault))
         fault = difference(old.values, new.values, values_agree, after.out_names)
         if fault is not None:
             told("looking for the first equation that differs")
         if fault is not None and (where := self._where_first(runs)) is not None:
-            raise CheckError(f"{after.name} computes something else: {fault}; {where}")
+            message = f"{after.name} computes something else: {fault}"
+            raise CheckError(message, details=self._about(fault, where))
         return runs
+
+    def _about(self, fault: Difference | None = None, where: Details = ()) -> Details:
+        """Return what else is known of a fault: where it is, and what the inputs are."""
+        return [*(fault.details if fault else ()), *where, ("inputs", self._inputs)]
 
     def _arguments_of(self, after: Program) -> list[Any]:
         """The arguments of another program, which may have fewer."""
@@ -164,7 +177,7 @@ class Runs:
                 raise CheckError(f"{after.name} takes an argument '{name}' that was not there")
         return [known[name] for name in after.arg_names]
 
-    def _where_first(self, after: Runs) -> str | None:
+    def _where_first(self, after: Runs) -> Details | None:
         """Which equations differ first; None if results agree when each runs by itself."""
         old = ExecutionTrace(self.program.jaxpr, self._arguments, Effects())
         new = ExecutionTrace(after.program.jaxpr, after._arguments, Effects(old.effects.events))

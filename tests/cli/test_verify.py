@@ -1,3 +1,4 @@
+import re
 import textwrap
 
 import pytest
@@ -57,9 +58,23 @@ def test_the_first_wrong_pass_and_equation_are_named_and_nothing_is_written(cli,
     result = cli(*arguments, "--plugin", plugin, "--verify", "-o", "out.jaxpr")
     assert result.code == 1
     assert result.out == "" and not (folder / "out.jaxpr").exists()
-    (line,) = [line for line in result.lines if line.startswith("error: ")]
-    assert line.startswith("error: pass 'verify_wrong': wasteful computes something else: result ")
-    assert "the first equation that differs is sin at" in line and "functions.py:26" in line
+    *_, error = (i for i, line in enumerate(result.lines) if line.startswith("error: "))
+    first, *details, hint = result.lines[error:]
+    assert first == (
+        "error: pass 'verify_wrong': wasteful computes something else: result differs in 2 of 2 "
+        "elements"
+    )
+    found = dict(re.split(r" {2,}", line.strip(), maxsplit=1) for line in details)
+    assert found["result"] == "result, float32[2]"
+    assert found["differs in"] == "2 of 2 elements, the first at [0]"
+    before, after = float(found["before"]), float(found["after"])
+    assert before**2 + after**2 == pytest.approx(1.0, abs=1e-5)
+    assert re.fullmatch(r"\S+ absolute, \S+ relative", found["largest error"])
+    assert found["tolerated"] == "7.63e-06 absolute and 7.63e-06 relative"
+    assert found["first equation"].startswith("sin at functions.py:26, giving float32[2] [")
+    assert found["in place of"].startswith("cos at functions.py:26, giving")
+    assert found["inputs"] == "random values, seed 0"
+    assert hint == "hint: --print-after verify_wrong shows what the pass has made"
     assert cli(*arguments, "--plugin", plugin, "-o", "out.jaxpr").code == 0
 
 

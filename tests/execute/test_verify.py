@@ -1,5 +1,7 @@
 """verify runs two programs on the same inputs, and names what differs first."""
 
+import traceback
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +37,7 @@ def refuses(before, after, *args, match):
     with pytest.raises(CheckError, match=match) as caught:
         verify(before, after, args or None)
     assert caught.value.exit_code == 1
-    return caught.value.message
+    return dict(caught.value.details)
 
 
 def line_of(text):
@@ -88,7 +90,7 @@ def test_arguments_may_go():
     after = program(lambda x: x + 1, X)
     verify(before, after, (X, X))
     wrong = program(lambda x: x + 2, X)
-    refuses(before, wrong, X, X, match=r"result\[0\] \(float32\[3\]\) differs in 3 of 3")
+    refuses(before, wrong, X, X, match=r"result\[0\] differs in 3 of 3")
 
 
 # --- what differs -----------------------------------------------------------------------------
@@ -97,13 +99,28 @@ def test_arguments_may_go():
 def test_the_first_result_that_differs_is_named_and_by_how_much():
     before = program(lambda x: (x, x.at[1].add(2.0)), X)
     after = program(lambda x: (x, x.at[1].add(2.5)), X)
-    refuses(
-        before,
-        after,
-        X,
-        match=r"result\[1\] \(float32\[3\]\) differs in 1 of 3 elements: at \[1\] 4\.0 before, "
-        r"4\.5 after; by 0\.5 at most",
-    )
+    found = refuses(before, after, X, match=r"result\[1\] differs in 1 of 3 elements")
+    tolerance = "7.63e-06 relative"
+    assert found == {
+        "result": "result[1], float32[3]",
+        "differs in": "1 of 3 elements, the first at [1]",
+        "before": "4.0",
+        "after": "4.5",
+        "largest error": "0.5 absolute, 0.125 relative",
+        "tolerated": f"{4 * 64 * 2**-23:.3g} absolute and {tolerance}",
+        "first equation": found["first equation"],
+        "in place of": found["in place of"],
+        "inputs": "the values given",
+    }
+
+
+def test_a_traceback_has_the_details_as_notes():
+    before, after = program(lambda x: x, X), program(lambda x: x * 2, X)
+    with pytest.raises(CheckError) as caught:
+        verify(before, after, seed=3)
+    shown = traceback.format_exception_only(caught.value)
+    assert shown[0].endswith("computes something else: result[0] differs in 3 of 3 elements\n")
+    assert "  inputs          random values, seed 3\n" in shown
 
 
 @pytest.mark.parametrize(
@@ -134,10 +151,11 @@ def test_types_and_results_must_be_the_same():
 
 def test_the_first_equation_that_differs_is_named():
     before = program(sums, X)
-    message = refuses(before, swapped(before, "add", "mul"), X, match="the first equation")
+    found = refuses(before, swapped(before, "add", "mul"), X, match="first equation")
     place = f"tests/execute/test_verify.py:{line_of('the sum')}"
-    assert f"the first equation that differs is mul at {place}" in message
-    assert f"before, there was add at {place}" in message
+    assert found["first equation"].startswith(f"mul at {place}, giving float32[3] [")
+    assert found["first equation"].endswith("], from the same values as before")
+    assert found["in place of"].startswith(f"add at {place}, giving float32[3] [")
 
 
 @pytest.mark.parametrize("where", ["scan", "while", "cond", "jit", "remat", "refs"])
@@ -165,7 +183,7 @@ def test_it_is_named_inside_loops_branches_and_calls(where):
     before = program(outer, X)
     after = swapped(before, "mul", "sub")
     line = line_of("deep inside")
-    refuses(before, after, X, match=rf"differs is sub at \S+:{line} ")
+    refuses(before, after, X, match=rf"first equation +sub at \S+:{line},")
 
 
 def test_a_wrong_predicate_is_found_though_its_value_occurs_elsewhere():
@@ -179,9 +197,9 @@ def test_a_wrong_predicate_is_found_though_its_value_occurs_elsewhere():
         is_predicate = eqn.primitive.name == "lt" and eqn.invars[1].val == 2
         return [eqn.replace(primitive=lax.ge_p)] if is_predicate else None
 
-    message = refuses(before, rewritten(before, rule), X, match="the first equation")
+    found = refuses(before, rewritten(before, rule), X, match="first equation")
     place = f"tests/execute/test_verify.py:{line_of('predicate')}"
-    assert f"differs is ge at {place} giving bool[] False" in message
+    assert found["first equation"].startswith(f"ge at {place}, giving bool[] False,")
 
 
 def test_results_that_change_places_blame_no_equation():
@@ -204,7 +222,12 @@ def test_what_a_right_rewriting_makes_anew_is_not_blamed():
     a, b = jnp.arange(6.0).reshape(2, 3) / 10, jnp.arange(12.0).reshape(3, 4) / 10
     args = a, b
     line = line_of("wrong")
-    refuses(program(before, *args), program(after, *args), *args, match=rf"add at \S+:{line} ")
+    refuses(
+        program(before, *args),
+        program(after, *args),
+        *args,
+        match=rf"first equation +add at \S+:{line},",
+    )
 
 
 # --- effects ----------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ class Frames:
     def __init__(self, roots: tuple[Root, ...] = ()):
         self._roots = roots
         self._paths: dict[str, tuple[bool, str]] = {}
+        self._places: dict[object, Place | None] = {}
         self._reader = FrameReader()
 
     def of(self, eqn: JaxprEqn) -> list[UserFrame]:
@@ -111,11 +112,13 @@ class Frames:
 
     def place(self, eqn: JaxprEqn) -> Place | None:
         """Return where an equation comes from; None if that is unknown."""
-        frames = self.of(eqn)
-        if not frames:
-            return None
-        own = self.nearest(frames)
-        return Place(frames[own], tuple(reversed(frames[:own])))
+        traceback = eqn.source_info.traceback
+        if traceback not in self._places:
+            frames = self.of(eqn)
+            own = self.nearest(frames)
+            behind = tuple(reversed(frames[:own]))
+            self._places[traceback] = Place(frames[own], behind) if frames else None
+        return self._places[traceback]
 
     def nearest(self, frames: list[UserFrame]) -> int:
         """Return the position of the nearest of the user's own among frames, innermost first."""

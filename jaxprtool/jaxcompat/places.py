@@ -11,12 +11,16 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import compress
+from operator import attrgetter
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 from jax._src import source_info_util
 from jax._src.lib import xla_client
 from jax.extend.core import JaxprEqn
+
+from jaxprtool.jaxcompat.identity import identity
 
 #: Our own frames, as JAX's, are no place where a user would look for an equation.
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
@@ -76,33 +80,41 @@ _OFTEN = 100
 
 
 class FrameReader:
-    """Reads the frames of equations, as `user_frames` does; each instruction is looked up once."""
+    """Reads the frames of equations, as `user_frames` does; each traceback is read once."""
 
     def __init__(self) -> None:
+        self._by_traceback: dict[object, list[UserFrame]] = {}
+        self._kinds = _Kinds()
         # By the code, whose number is another's only once it is gone, and the instruction.
-        self._known: dict[tuple[int, int], tuple[object, UserFrame | None]] = {}
+        self._known: dict[tuple[int, int], tuple[object, UserFrame]] = {}
         self._asked: Counter[int] = Counter()
         self._positions: dict[int, list[Any]] = {}
 
     def frames(self, eqn: JaxprEqn) -> list[UserFrame]:
-        """Return the frames of an equation, the innermost first."""
+        """Return the frames of an equation, the innermost first; the same list for a traceback."""
         traceback = eqn.source_info.traceback
-        if traceback is None:
-            return []
-        codes, instructions = traceback.raw_frames()
-        known, found = self._known, []
-        for code, instruction in zip(codes[: _traced(codes)], instructions, strict=False):
-            entry = known.get((id(code), instruction))
-            if entry is None:
-                entry = known[id(code), instruction] = code, self._frame(code, instruction)
-            if entry[1] is not None:
-                found.append(entry[1])
+        found = self._by_traceback.get(traceback)
+        if found is None:
+            found = [] if traceback is None else self._read(*traceback.raw_frames())
+            self._by_traceback[traceback] = found
         return found
 
-    def _frame(self, code: CodeType, instruction: int) -> UserFrame | None:
-        if not is_users_file(code.co_filename):
-            return None
-        number = id(code)
+    def _read(self, codes: Sequence[CodeType], instructions: Sequence[int]) -> list[UserFrame]:
+        # Most frames are JAX's. They are passed over here without a step of Python for each.
+        kinds = [*map(self._kinds.__getitem__, map(_FILE, codes))]
+        if None in kinds:  # frames older than the oldest of ours that has a function traced
+            del kinds[len(kinds) - 1 - kinds[::-1].index(None) :]
+        found = []
+        for code, instruction in compress(zip(codes, instructions, strict=True), kinds):
+            entry = self._known.get((identity(code), instruction))
+            if entry is None:
+                entry = code, self._frame(code, instruction)
+                self._known[identity(code), instruction] = entry
+            found.append(entry[1])
+        return found
+
+    def _frame(self, code: CodeType, instruction: int) -> UserFrame:
+        number = identity(code)
         self._asked[number] += 1
         if self._asked[number] < _OFTEN:
             place = xla_client.Traceback.code_addr2location(code, instruction)
@@ -114,17 +126,15 @@ class FrameReader:
         return UserFrame(code.co_filename, place[0], code.co_qualname, *place[1:])
 
 
-def _traced(codes: Sequence[CodeType]) -> int:
-    """Return how many frames are newer than the oldest of ours that has a function traced."""
-    for i in range(len(codes) - 1, -1, -1):
-        if _traces(codes[i].co_filename):
-            return i
-    return len(codes)
+_FILE = attrgetter("co_filename")
 
 
-@cache
-def _traces(file: str) -> bool:
-    return file.startswith(_TRACING)
+class _Kinds(dict[str, bool | None]):
+    """Whether code in a file is the user's or a library's; None if it has functions traced."""
+
+    def __missing__(self, file: str) -> bool | None:
+        self[file] = None if file.startswith(_TRACING) else is_users_file(file)
+        return self[file]
 
 
 @cache

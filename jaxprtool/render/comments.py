@@ -9,6 +9,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.frames import BEHIND, Frames, frames_now
 from jaxprtool.ir.notation.tokens import Comment, SourceLine
 from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.places import UserFrame
 from jaxprtool.render import documents
 from jaxprtool.render.rendering import ShowOptions
@@ -35,7 +36,7 @@ class SourceComments:
         It has what is asked for and known, and is empty without any.
         """
         info = eqn.source_info
-        key = id(info.traceback), id(info.name_stack)
+        key = identity(info.traceback), identity(info.name_stack)
         tokens = self._comments.get(key)
         if tokens is None:
             place = self.place(eqn) if self._options.source else ()

@@ -30,6 +30,7 @@ from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, Primitive
 from jaxprtool.ir.plugins import missing_plugin
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat.identity import identity
 
 #: Stands for a jaxpr in the text of a value.
 _MARK = "\0"
@@ -84,9 +85,9 @@ class FileNotation(Notation):
     # --- types, literals, constants ---------------------------------------------------------------
 
     def type_of(self, aval: Aval) -> Type:
-        token = self._types.get(id(aval))
+        token = self._types.get(identity(aval))
         if token is None:
-            token = self._types[id(aval)] = Type(self._noted(f":{self.types(aval)}"))
+            token = self._types[identity(aval)] = Type(self._noted(f":{self.types(aval)}"))
         return token
 
     def literal(self, literal: Literal) -> LiteralToken:
@@ -106,12 +107,14 @@ class FileNotation(Notation):
         """A key for an equation's context, the mesh of its types, and whether it has results."""
         atoms = eqn.outvars or eqn.invars
         if not atoms:
-            return id(eqn.primitive), id(eqn.ctx), -1
-        mesh = self._meshes.get(id(atoms[0].aval))
+            return identity(eqn.primitive), identity(eqn.ctx), -1
+        mesh = self._meshes.get(identity(atoms[0].aval))
         if mesh is None:
             avals = [atom.aval for atom in atoms]
-            mesh = self._meshes[id(avals[0])] = params.implied_mesh(avals, (), self.usual_mesh)
-        return id(eqn.primitive), id(eqn.ctx), id(mesh) if eqn.outvars else -2 - id(mesh)
+            mesh = self._meshes[identity(avals[0])] = params.implied_mesh(
+                avals, (), self.usual_mesh
+            )
+        return identity(eqn.primitive), identity(eqn.ctx), identity(mesh), bool(eqn.outvars)
 
     def _make(self, eqn: JaxprEqn) -> Signature:
         if eqn.primitive.name == jaxcompat.CALL_HIGH:

@@ -20,6 +20,7 @@ from typing import TypeAlias
 from jaxprtool import jaxcompat
 from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.places import PACKAGES, FramePosition, UserFrame, is_installed
 
 #: The frames of an equation, the outermost first, and the name scopes around it.
@@ -55,7 +56,7 @@ class SourceComments:
     def comment(self, eqn: JaxprEqn) -> tuple[str, ...]:
         """`# file.py:12:8 (function) in outer/inner`, as far as it is known, as one token."""
         info = eqn.source_info
-        key = id(info.traceback), id(info.name_stack)
+        key = identity(info.traceback), identity(info.name_stack)
         if key not in self._comments:
             scope = _scope_text(jaxcompat.name_stack(eqn))
             parts = [self._frame(eqn) if self._source else "", f"in {scope}" if scope else ""]

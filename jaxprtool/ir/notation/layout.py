@@ -20,6 +20,7 @@ from jaxprtool.ir.notation.selection import Selection, equations
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import BINDER, Comment, Keyword, SharedName, Token, Type
 from jaxprtool.jaxcompat import Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat.identity import identity
 
 #: Where comments begin, unless the line is longer than that.
 COMMENT_COLUMN = 50
@@ -194,7 +195,7 @@ class Layout:
         """What stands after a primitive: each operand, from the space before it on."""
         if not atoms:
             return [" "]
-        found: list[Any] = [*map(self.names.spaced.get, map(id, atoms))]
+        found: list[Any] = [*map(self.names.spaced.get, map(identity, atoms))]
         if None in found:
             for i, atom in enumerate(atoms):
                 if found[i] is None:
@@ -203,9 +204,9 @@ class Layout:
         return found
 
     def _literal(self, literal: Literal) -> str:
-        text = self._literals.get(id(literal))
+        text = self._literals.get(identity(literal))
         if text is None:
-            text = self._literals[id(literal)] = self.notation.literal(literal)
+            text = self._literals[identity(literal)] = self.notation.literal(literal)
         return text
 
     def _row(self, cells: Sequence[tuple[str, ...]], comma: str, indent: int, column: int) -> int:
@@ -321,13 +322,13 @@ class Layout:
                 self._long_equation(eqn, signature, indent, depth)
                 continue
             var = eqn.outvars[0]
-            middle = self._middles.get((id(signature), id(var.aval), indent))
+            middle = self._middles.get((identity(signature), identity(var.aval), indent))
             if middle is None:
                 middle = self._middle(signature, var.aval, indent)
-            name = names.get(id(var))
+            name = names.get(identity(var))
             if name is None:
-                name = names[id(var)] = " _" if isinstance(var, DropVar) else next(fresh)
-            operands: list[Any] = [*map(names.get, map(id, eqn.invars))]
+                name = names[identity(var)] = " _" if isinstance(var, DropVar) else next(fresh)
+            operands: list[Any] = [*map(names.get, map(identity, eqn.invars))]
             if None in operands or not operands:
                 operands = self._operands(eqn.invars)
             column, last = indent - 1 + len(name), sum(map(notation.width_of, operands))
@@ -355,7 +356,7 @@ class Layout:
     def _middle(self, signature: Signature, aval: Aval, indent: int) -> Middle:
         types = [self.notation.type_of(aval)] if self.types else []
         middle = Middle(signature, types, indent, self._width)
-        self._middles[id(signature), id(aval), indent] = middle
+        self._middles[identity(signature), identity(aval), indent] = middle
         return middle
 
     def _flat_equation(
@@ -401,10 +402,10 @@ class Layout:
         self._row(operands, "", indent + 2, column + 1)
 
     def _rule(self, eqn: JaxprEqn) -> Callable[[int, int | None], str]:
-        text = self._by_rule.get(id(eqn))
+        text = self._by_rule.get(identity(eqn))
         if text is None:
             text = jaxcompat.print_with_rule(eqn, self.names, self.shared, self.types)
-            self._by_rule[id(eqn)] = text
+            self._by_rule[identity(eqn)] = text
         return text
 
     # --- parameters ---------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from operator import attrgetter
 from string import ascii_lowercase
 
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat.identity import identity
 
 #: A body longer than this is printed apart even when it is used once.
 LONGEST_INLINE_BODY = 10
@@ -85,31 +86,31 @@ class VariableNames:
     def __init__(self, root: Jaxpr, taken: set[str]):
         self.fresh = fresh_names(taken)
         self._followed: set[int] = set()
-        used = set(map(id, root.outvars))
-        used.update(map(id, chain.from_iterable(map(attrgetter("invars"), root.eqns))))
-        bound = set(map(id, chain.from_iterable(map(attrgetter("outvars"), root.eqns))))
+        used = set(map(identity, root.outvars))
+        used.update(map(identity, chain.from_iterable(map(attrgetter("invars"), root.eqns))))
+        bound = set(map(identity, chain.from_iterable(map(attrgetter("outvars"), root.eqns))))
         self.spaced = dict.fromkeys(bound - used, " _")
 
     def mention(self, var: Var) -> str:
         """The name of a variable, after a space."""
-        name = self.spaced.get(id(var))
+        name = self.spaced.get(identity(var))
         if name is None:
             name = " _" if isinstance(var, DropVar) else next(self.fresh)
-            self.spaced[id(var)] = name
+            self.spaced[identity(var)] = name
         return name
 
     def __getitem__(self, var: Var) -> str:
         return self.mention(var)[1:]
 
     def __setitem__(self, var: Var, name: str) -> None:
-        self.spaced[id(var)] = " " + name
+        self.spaced[identity(var)] = " " + name
 
     def __contains__(self, var: object) -> bool:
-        return id(var) in self.spaced
+        return identity(var) in self.spaced
 
     def get(self, var: Var, default: str | None = None) -> str | None:
         """The name of `var` if it has been mentioned."""
-        name = self.spaced.get(id(var))
+        name = self.spaced.get(identity(var))
         return default if name is None else name[1:]
 
     def follow_call(self, eqn: JaxprEqn, body: Jaxpr) -> None:
@@ -117,8 +118,8 @@ class VariableNames:
 
         Only the first call for an equation counts, as an equation may be laid out twice.
         """
-        if id(eqn) not in self._followed:
-            self._followed.add(id(eqn))
+        if identity(eqn) not in self._followed:
+            self._followed.add(identity(eqn))
             self._name_alike(body.invars, eqn.invars)
             self._name_alike(body.outvars, eqn.outvars)
 
@@ -129,6 +130,6 @@ class VariableNames:
         for var, model in zip(variables, models, strict=True):
             if isinstance(model, Literal) or isinstance(var, Literal):
                 continue
-            if id(model) not in used and var not in self:
-                used.add(id(model))
+            if identity(model) not in used and var not in self:
+                used.add(identity(model))
                 self[var] = self[model]

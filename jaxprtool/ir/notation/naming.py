@@ -8,6 +8,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.notation.names import shared_jaxprs
 from jaxprtool.ir.notation.signatures import Notation, Signature, Value
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Var
+from jaxprtool.jaxcompat.identity import identity
 
 
 class Naming:
@@ -46,7 +47,7 @@ class Naming:
             if signature.named_by_call:
                 self.name_call(eqn, signature)
             for var in eqn.outvars:
-                if id(var) not in known:
+                if identity(var) not in known:
                     mention(var)
             if signature.head is None:
                 for _, value in signature.pairs:

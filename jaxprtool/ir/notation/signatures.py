@@ -19,6 +19,7 @@ from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type, width_of
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params
+from jaxprtool.jaxcompat.identity import identity
 
 
 class Pieces(tuple):
@@ -176,9 +177,9 @@ class Notation:
 
     def type_of(self, aval: Aval) -> Type:
         """A type as a binder bears it: `:f32[3]`."""
-        token = self._types.get(id(aval))
+        token = self._types.get(identity(aval))
         if token is None:
-            token = self._types[id(aval)] = Type(self._noted(":" + type_of(aval)))
+            token = self._types[identity(aval)] = Type(self._noted(":" + type_of(aval)))
         return token
 
     def literal(self, literal: Literal) -> LiteralToken:
@@ -201,7 +202,7 @@ class Notation:
                 params = eqn.params
                 key = context_key(eqn)
                 if params:
-                    key = (*key, *params, *map(id, params.values()))
+                    key = (*key, *params, *map(identity, params.values()))
                 found = known.get(key)
                 if found is None:
                     found = known[key] = self.signature(eqn)
@@ -212,7 +213,9 @@ class Notation:
         """The signature of one equation."""
         # Often the parameters differ only in that each has its own tuple of the same numbers.
         values = [
-            str(value) if type(value) is tuple and value and type(value[0]) in _PLAIN else id(value)
+            str(value)
+            if type(value) is tuple and value and type(value[0]) in _PLAIN
+            else identity(value)
             for value in eqn.params.values()
         ]
         key = (*self.context_key(eqn), *eqn.params, *values)
@@ -223,7 +226,7 @@ class Notation:
 
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         """A key for all that a signature depends on but parameters: here the primitive alone."""
-        return (id(eqn.primitive),)
+        return (identity(eqn.primitive),)
 
     def called(self, jaxpr: Jaxpr) -> list[tuple[str | None, Jaxpr]]:
         """The jaxprs that the equations of `jaxpr` hold, each with the name it is given."""
@@ -261,9 +264,9 @@ class Notation:
         """The text of a parameter's value that is not a jaxpr."""
         if type(value) in _BUILTINS:
             return self._noted(_object_text(value))
-        text = self._values.get(id(value))
+        text = self._values.get(identity(value))
         if text is None:
-            text = self._values[id(value)] = self._noted(_object_text(value))
+            text = self._values[identity(value)] = self._noted(_object_text(value))
         return text
 
     def _noted(self, text: str) -> str:

@@ -22,6 +22,7 @@ from jaxprtool.ir.notation.names import VariableNames, fresh_names
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.source_names import Range, SourceNames, range_of
 from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.places import FrameReader, UserFrame
 
 #: What may be a name as it is.
@@ -62,13 +63,13 @@ class UserNames(VariableNames):
     def _give(self, names: Iterable[tuple[Var, str]], scope: Counter[str]) -> None:
         """Give variables their names in a body, with a number where one is taken."""
         for var, wanted in names:
-            if id(var) not in self.spaced:
+            if identity(var) not in self.spaced:
                 name = wanted
                 while name in scope:
                     name = f"{wanted}_{scope[wanted]}"
                     scope[wanted] += 1
                 scope[name] += 1
-                self.spaced[id(var)] = f" {name}"
+                self.spaced[identity(var)] = f" {name}"
 
     def _follow_captured(self, eqn: JaxprEqn, body: Jaxpr, scope: Counter[str]) -> None:
         """Call what a body has from outside, the same in every round, what it is called there."""
@@ -76,7 +77,7 @@ class UserNames(VariableNames):
         for held, region in zip(inside.bodies, inside.regions, strict=True) if inside else ():
             if jaxcompat.open_jaxpr(held) is body:
                 for var, operand, same in zip(body.invars, region.ins, region.fixed, strict=True):
-                    name = self.spaced.get(id(eqn.invars[operand]), "")[1:]
+                    name = self.spaced.get(identity(eqn.invars[operand]), "")[1:]
                     if same and name and name not in scope:
                         self._give([(var, name)], scope)
 

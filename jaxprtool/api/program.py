@@ -97,10 +97,12 @@ def _apply(
     return transform(program)
 
 
-def _html(program: Program) -> str:
-    from jaxprtool.render.html import html  # of use in notebooks alone
+def _html(program: Program | Programs) -> str:
+    from jaxprtool.analysis.overview import overview  # of use in notebooks alone
+    from jaxprtool.render.page import cell
 
-    return html(program)
+    programs = program.items() if isinstance(program, Programs) else [(program.name, program)]
+    return cell(list(programs), overview)
 
 
 def _summary(program: Program) -> str:
@@ -110,9 +112,10 @@ def _summary(program: Program) -> str:
     return summary(program, count_equations(program))
 
 
-# A Program stands at the bottom of the house and cannot import what is built on it. Its four
+# A Program stands at the bottom of the house and cannot import what is built on it. Its
 # conveniences are attached here, the one place from which everything is in sight.
 Program.apply = _apply  # type: ignore[method-assign, assignment]
 Program.__str__ = lambda program: listing(program).plain()  # type: ignore[method-assign, assignment]
 Program.__repr__ = _summary  # type: ignore[method-assign, assignment]
 Program._repr_html_ = _html  # type: ignore[method-assign, assignment]
+Programs._repr_html_ = _html  # type: ignore[method-assign, assignment]

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from jaxprtool.errors import OutputError
-from jaxprtool.formats.emission import STDOUT, SUFFIXES, Emission, Format
+from jaxprtool.files import file_written_whole
+from jaxprtool.formats.emission import STDOUT, SUFFIXES, Emission, Format, suffix_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.render.listing import Listing
     from jaxprtool.render.rendering import Rendering
+
+#: How the names of pages end.
+PAGE = ".html"
 
 #: Columns of a listing that goes to a file or a pipe, as `str(jaxpr)` has them.
 PIPED_WIDTH = 80
@@ -183,22 +187,44 @@ def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None
     write_programs(programs, page)
 
 
+def is_page(out: str | None) -> bool:
+    """Whether the name of a file is that of a page."""
+    return suffix_of(out) == PAGE
+
+
 def check_out(
-    command: str, out: str | None, json: bool, formats: Sequence[Format], instead: str
+    command: str,
+    out: str | None,
+    json: bool,
+    formats: Sequence[Format],
+    instead: str,
+    page: bool = False,
 ) -> None:
     """Refuse names after -o that stand for other formats than a command writes.
 
-    `instead` is the command that writes them. Raises OutputError, also for two documents on stdout.
+    `instead` is the command that writes them; a `page` is written by show. Raises OutputError, also
+    for two documents on stdout.
     """
     if json and out == STDOUT:
         raise OutputError("--json and -o - both want stdout", "write the program to a file")
-    told = SUFFIXES.get(os.path.splitext(out or "")[1])
-    if told and told[0] not in formats:
-        ends = " and ".join(end for end, (each, _) in SUFFIXES.items() if each in formats)
+    ends = [end for end, (each, _) in SUFFIXES.items() if each in formats]
+    ends += [PAGE] if page else []
+    suffix = suffix_of(out)
+    if suffix not in ends and (suffix in SUFFIXES or is_page(out)):
+        instead = "jaxprtool show TARGET" if is_page(out) else instead
         raise OutputError(
-            f"{command} writes {ends} files, and '{out}' is named otherwise",
+            f"{command} writes {' and '.join(ends)} files, and '{out}' is named otherwise",
             f"`{instead} -o {out}` writes what its name says",
         )
+
+
+def write_page(page: str, out: str | None) -> None:
+    """Write a page where -o says, whole or not at all; on stdout without it."""
+    if out in (None, STDOUT):
+        write(page)
+        return
+    with file_written_whole(out) as file:
+        file.write(page.encode())
 
 
 def write_files(programs: Sequence[tuple[str, Program]], emission: Emission, out: str) -> None:

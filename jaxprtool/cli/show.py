@@ -1,4 +1,4 @@
-"""`jaxprtool show`: a function's jaxpr, as text, tree, table, JSON or statistics."""
+"""`jaxprtool show`: a function's jaxpr, as text, tree, table, page, JSON or statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
-from jaxprtool.errors import did_you_mean
+from jaxprtool.errors import OutputError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
@@ -34,11 +34,17 @@ class Format(StrEnum):
     text = "text"
     tree = "tree"
     table = "table"
+    html = "html"
     json = "json"
 
 
 _Format = Annotated[
-    Format, _SHOWN.option("--format, -f", "<text|tree|table|json>", "How to show it.")
+    Format | None,
+    _SHOWN.option(
+        "--format, -f",
+        "<text|tree|table|html|json>",
+        "How to show it; html is a page for a browser.",
+    ),
 ]
 _Depth = Annotated[
     int | None,
@@ -53,7 +59,14 @@ _Only = Annotated[
         parser=options.names,
     ),
 ]
-_Source = Annotated[bool, _SHOWN.flag("--source", "Each equation's file and line.")]
+_Source = Annotated[
+    bool | None,
+    _SHOWN.option(
+        "--source/--no-source",
+        "",
+        "Each equation's file and line, or not: html has them, with your files, the others do not.",
+    ),
+]
 _Scopes = Annotated[bool, _SHOWN.flag("--scopes", "Each equation's name stack.")]
 _NoTypes = Annotated[bool, _SHOWN.flag("--no-types", "Leave types out.")]
 _Names = Annotated[
@@ -65,7 +78,13 @@ _Names = Annotated[
         "page do, text does not.",
     ),
 ]
-_Terse = Annotated[bool, _SHOWN.flag("--terse", "Leave parameters at their defaults out.")]
+_Terse = Annotated[
+    bool | None,
+    _SHOWN.option(
+        "--terse/--no-terse", "", "Leave parameters at their defaults out, or not: the page does."
+    ),
+]
+_Out = Annotated[str | None, options.out_option("Write a page: FILE.html.", "FILE|-")]
 _Stats = Annotated[
     bool,
     _SHOWN.flag("--stats", "Instead: equations by primitive and depth, constants, arguments."),
@@ -77,16 +96,17 @@ def show(
     function: options.Function,
     passes: options.Passes = None,
     plugin: options.Plugin = None,
-    format: _Format = Format.text,
+    format: _Format = None,
     depth: _Depth = None,
     only: _Only = None,
-    source: _Source = False,
+    source: _Source = None,
     frames: options.Frames = None,
     scopes: _Scopes = False,
     no_types: _NoTypes = False,
     names: _Names = None,
-    terse: _Terse = False,
+    terse: _Terse = None,
     stats: _Stats = False,
+    out: _Out = None,
     json: options.Json = False,
     full: options.Full = False,
     pager: options.Pager = False,
@@ -104,7 +124,9 @@ def show(
       jaxprtool show samples/rnn.py:loss --source --only scan,dot_general
       jaxprtool show jax.numpy:sinc --args "f32[8]" --stats
       jaxprtool show samples/solver.py:kepler --format tree --pager
+      jaxprtool show samples/transformer.py:loss -o loss.html
     """
+    format = _format(format, out, {"--stats": stats, "--json": json, "--pager": pager})
     start_jax(told, function.x64)
     pipeline = options.pipeline(passes, plugin)
     entry = function.find(told)
@@ -120,14 +142,20 @@ def show(
     shown = ShowOptions(
         width=output.width(),
         fit=sys.stdout.isatty(),
-        **options.listed(source, frames),
+        **options.listed(format is Format.html if source is None else source, frames),
         scopes=scopes,
         types=not no_types,
         names=format is not Format.text if names is None else names,
-        terse=terse,
+        terse=format is Format.html if terse is None else terse,
         depth=depth,
         only=only,
     )
+    if format is Format.html:
+        from jaxprtool.analysis.overview import overview
+        from jaxprtool.render.page import page
+
+        output.write_page(page(programs, shown, overview), out)
+        return
     if json or format is Format.json:
         output.write_json(_document(programs, stats, shown))
         return
@@ -137,6 +165,21 @@ def show(
     render = _stats if stats else _form(format)
     with output.paged(pager):
         output.write_programs(programs, partial(render, options=shown))
+
+
+def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> Format:
+    """Return the format, which a file's name may tell. Raises OutputError for what does not fit."""
+    output.check_out("show", out, False, (), "jaxprtool emit TARGET", page=True)
+    format = chosen or (Format.html if output.is_page(out) else Format.text)
+    if format is Format.html:
+        for name, given in others.items():
+            if given:
+                raise OutputError(f"{name} and a page (--format html) do not go together")
+    elif out is not None:
+        raise OutputError(
+            f"-o writes a page, and --format is {format}", "write --format html, or `> FILE`"
+        )
+    return format
 
 
 def _note_missing(only: Sequence[str], programs: Programs) -> None:

@@ -67,7 +67,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     while todo:
         for eqn in todo.pop().eqns:
             yield eqn
-            new = [body for _, body in bodies(eqn) if body not in seen]
+            new = dict.fromkeys(body for _, body in bodies(eqn) if body not in seen)
             seen.update(new)
             todo += new
 

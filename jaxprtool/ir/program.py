@@ -198,6 +198,10 @@ class Programs(Mapping[str, Program]):
     def __len__(self) -> int:
         return len(self._programs)
 
+    if TYPE_CHECKING:
+
+        def _repr_html_(self) -> str: ...
+
     def __repr__(self) -> str:
         return f"Programs({', '.join(self._programs)})"
 

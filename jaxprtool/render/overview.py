@@ -45,7 +45,8 @@ def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, heig
         width: The columns of the terminal.
         height: The lines that the page has, or more if these are very few.
     """
-    tokens = [*columns([[_heading(found)]], width), "\n\n", *columns(_primitives(found), width)]
+    heading = [Heading(found.stats.name), ": ", "; ".join(facts(found))]
+    tokens = [*columns([[heading]], width), "\n\n", *columns(_primitives(found), width)]
     tokens += "\n", *columns(_facts(found, width), width), "\n\n"
     used = "".join(tokens).count("\n")
     listed = _listing(program, found, width, max(height - used, _LEAST))
@@ -66,7 +67,8 @@ def _some(texts: Sequence[str]) -> str:
     return ", ".join([*texts[:_MOST], *more])
 
 
-def _heading(found: Overview) -> Cell:
+def facts(found: Overview) -> list[str]:
+    """Return the size of a program in a few words: its equations, arguments and results."""
     counted = found.stats
     depth = len(counted.by_depth) - 1
     parts = [plural(counted.equations, "equation") + (f", nested {depth} deep" if depth else "")]
@@ -74,7 +76,7 @@ def _heading(found: Overview) -> Cell:
     for what, values in (*border, ("constant", counted.constants)):
         size = sum(value.bytes or 0 for value in values)
         parts += [f"{plural(len(values), what)}, {in_bytes(size)}"] if values else []
-    return [Heading(counted.name), ": ", "; ".join(parts)]
+    return parts
 
 
 def _primitives(found: Overview) -> list[list[Cell]]:

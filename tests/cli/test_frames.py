@@ -9,8 +9,6 @@ import sys
 import pytest
 
 from jaxprtool import load
-from jaxprtool.render.html import html
-from jaxprtool.render.rendering import ShowOptions
 
 LIBRARY = """\
 import jax
@@ -115,8 +113,8 @@ def test_the_tree_the_table_and_a_notebook_name_them(out):
     tree = out("show", "model.py:waves", "--source", "--format", "tree")
     assert "jit wave (f32[3]) → f32[3]  1 equation  # model.py:21\n" in tree
     assert re.search(r"= sin \w+  # tinylib/layers\.py:20\n", tree)  # of any of its callers
-    page = html(load("model.py:net"), ShowOptions(source=True))
-    assert 'model.py:8<span style="opacity:0.65"> ← tinylib/layers.py:10</span>' in page
+    cell = load("model.py:net")._repr_html_()
+    assert "<cite>model.py:8<span> ← <bdi>tinylib/layers.py:10</bdi></span></cite>" in cell
     table = out("show", "model.py:net", "--source", "--format", "table")
     assert re.search(r"dot_general .* model\.py:8 ← layers\.py:10", table)
     assert re.search(r"tanh .* model\.py:9$", table, re.MULTILINE)

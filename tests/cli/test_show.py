@@ -100,3 +100,35 @@ def test_only_says_what_it_does_not_find(cli):
         "warning: --only: no equation is of 'xyz'; there are cos, sin",
         "warning: --only: no equation is of 'mul'; there are cos, sin",
     ]
+
+
+def test_a_page_goes_where_it_is_told(cli, folder):
+    assert cli("show", "functions.py:double", "-o", "double.html").out == ""
+    written = (folder / "double.html").read_text()
+    assert written.startswith("<!doctype html>") and "functions.py:10" in written
+    assert cli("show", "functions.py:double", "--format", "html").out == written
+    assert cli("show", "functions.py:double", "-f", "html", "-o", "-").out == written
+    plain = cli("show", "functions.py:double", "-f", "html", "--no-source").out
+    assert "functions.py" not in plain and str(folder) not in written
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-o", "x.py"), "show writes .html files, and 'x.py' is named otherwise"),
+        (("-o", "x.txt"), "-o writes a page, and --format is text"),
+        (("-o", "x.html", "--format", "tree"), "-o writes a page, and --format is tree"),
+        (("-o", "x.html", "--stats"), "--stats and a page (--format html) do not go together"),
+        (("--format", "html", "--json"), "--json and a page (--format html) do not go together"),
+        (("-o", "no/such/folder.html"), "cannot write 'no/such/folder.html': No such file"),
+    ],
+)
+def test_a_page_that_cannot_be_written_is_refused(cli, folder, options, message):
+    result = cli("show", "functions.py:double", *options)
+    assert result.code == 2 and message in result.err and result.out == ""
+    assert not list(folder.glob("*.html"))
+
+
+def test_a_page_is_not_written_by_a_command_that_has_none(cli):
+    result = cli("vmap", "functions.py:double", "--axis-size", "2", "-o", "x.html")
+    assert result.code == 2 and "hint: `jaxprtool show TARGET -o x.html`" in result.err

@@ -1,8 +1,7 @@
-"""The tree, the table, the HTML, the JSON document and the tables of stats."""
+"""The tree, the table, the JSON document and the tables of stats."""
 
 from __future__ import annotations
 
-import html as html_module
 import json
 import re
 
@@ -14,8 +13,6 @@ import pytest
 from jaxprtool.analysis.stats import stats
 from jaxprtool.ir.program import Program
 from jaxprtool.render.as_json import program_document, stats_document
-from jaxprtool.render.html import html
-from jaxprtool.render.listing import listing
 from jaxprtool.render.rendering import ShowOptions
 from jaxprtool.render.stats import stats as stats_tables
 from jaxprtool.render.table import table
@@ -110,15 +107,6 @@ def test_table_folds_and_selects():
         "0.2.2[0].0",
         "0.2.2[1].…",
     ]
-
-
-def test_html_is_the_listing_escaped():
-    closed = PROGRAMS["nested_jit"]()
-    text = html(closed, ShowOptions(width=100, source=True))
-    assert text.startswith("<pre ") and text.endswith("</pre>")
-    bare = html_module.unescape(re.sub(r"</?(span|pre)[^<>]*>", "", text))
-    assert bare == listing(closed, ShowOptions(width=100, source=True)).plain()
-    assert "&lt;lambda&gt;" in text
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,0 +1,111 @@
+"""The source files that a page shows beside its listing, and the places of equations in them.
+
+Whole files are shown, but only Python files that are the user's own, and those of installed
+packages if their frames are asked for; of others the path is named. A program that was read from a
+file names sources by relative paths: they may have changed since, and are not shown.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat.places import is_installed
+from jaxprtool.render.lines import printable
+from jaxprtool.render.rendering import ShowOptions
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an equation comes from.
+
+    Attributes:
+        text: The nearest frame of the user's own, `model.py:9`, or what stands for it.
+        behind: The frames behind it, `flax/linen/linear.py:199`.
+        line: The line of a file that is shown.
+    """
+
+    text: str
+    behind: str
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that is shown: its number on the page, its path, and its lines in HTML."""
+
+    number: int
+    path: str
+    lines: Sequence[Markup]
+
+
+class Sources:
+    """The places of equations, and the files that they are in.
+
+    Args:
+        options: Whether sources are named, and which frames of them.
+        whole: Whether files are shown.
+    """
+
+    def __init__(self, options: ShowOptions, whole: bool = True):
+        self._whole = whole
+        self._wanted = options.source
+        self._choice = options.frames
+        self._frames = frames_now()
+        self._places: dict[object, Place | None] = {}
+        self._files: dict[str, SourceFile | None] = {}
+
+    def place(self, eqn: JaxprEqn) -> Place | None:
+        """Return where an equation comes from; None if that is unknown, or not wanted."""
+        traceback = eqn.source_info.traceback
+        if not self._wanted or traceback is None:
+            return None
+        if traceback not in self._places:
+            self._places[traceback] = self._found(eqn)
+        return self._places[traceback]
+
+    def files(self) -> list[SourceFile]:
+        """Return the files that are shown, in the order in which they were come across."""
+        return [file for file in self._files.values() if file is not None]
+
+    def _found(self, eqn: JaxprEqn) -> Place | None:
+        place = self._frames.place(eqn)
+        if place is None:
+            return None
+        frame, behind = place.chosen(self._choice)
+        if frame.file not in self._files:
+            self._files[frame.file] = self._read(frame.file)
+        file = self._files[frame.file]
+        shown = file is not None and frame.line <= len(file.lines)
+        first, *others = printable(map(self._frames.text, (frame, *behind)))
+        return Place(
+            first,
+            BEHIND.join(others),
+            f"f{file.number}-{frame.line}" if file is not None and shown else "",
+        )
+
+    def _read(self, file: str) -> SourceFile | None:
+        """Return a file, if it is one that is shown."""
+        shown = self._frames.is_own(file) or (self._choice != "mine" and is_installed(file))
+        if not (self._whole and shown and os.path.isabs(file) and file.endswith(".py")):
+            return None
+        text = "".join(linecache.getlines(file))
+        path = "".join(printable([self._frames.path(file)]))
+        return SourceFile(len(self.files()), path, _coloured(text)) if text else None
+
+
+def _coloured(text: str) -> list[Markup]:
+    """Return the lines of Python source, with the classes of Pygments."""
+    plain = "\n".join("".join(printable([line.expandtabs()])) for line in text.split("\n"))
+    lexer = PythonLexer(stripnl=False, ensurenl=False)
+    html = highlight(plain, lexer, HtmlFormatter(nowrap=True))
+    return [Markup(line) for line in html.removesuffix("\n").split("\n")]

@@ -98,11 +98,10 @@ def _apply(
 
 
 def _html(program: Program | Programs) -> str:
-    from jaxprtool.analysis.overview import overview  # of use in notebooks alone
+    from jaxprtool.analysis.stats import stats  # of use in notebooks alone
     from jaxprtool.render.page import cell
 
-    programs = program.items() if isinstance(program, Programs) else [(program.name, program)]
-    return cell(list(programs), overview)
+    return cell(program if isinstance(program, Programs) else {program.name: program}, stats)
 
 
 def _summary(program: Program) -> str:

@@ -5,21 +5,32 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.options import PASSES, Panel
+from jaxprtool.cli.options import OUTPUT, PASSES, Panel
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax, use_cache
 from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
-from jaxprtool.formats.emission import Emission, Format
+from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
     from jaxprtool.api.verification import Verifier
+    from jaxprtool.cli.watch import Watcher
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.render.documents import OptDocument, PassRun
+    from jaxprtool.render.page import State
+
+
+class PageFormat(StrEnum):
+    """How the result is shown."""
+
+    text = "text"
+    html = "html"
+
 
 _WATCHED = Panel("What is watched (on stderr)")
 
@@ -59,10 +70,17 @@ _Verify = Annotated[
         "--verify", "Run the program before and after each pass, and compare what they give."
     ),
 ]
+_Format = Annotated[
+    PageFormat,
+    OUTPUT.option(
+        "--format, -f", "<text|html>", "html: a page for a browser, with a tab for each pass."
+    ),
+]
 _Out = Annotated[
     str | None,
     options.out_option(
-        "Write the result as a .jaxpr file, several results into a folder; - is stdout."
+        "Write the result as a .jaxpr file, several results into a folder, or a page: FILE.html; - "
+        "is stdout."
     ),
 ]
 
@@ -82,6 +100,7 @@ def opt(
     print_after: _PrintAfter = None,
     stats: _Stats = False,
     timing: _Timing = False,
+    format: _Format = PageFormat.text,
     out: _Out = None,
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
     json: options.Json = False,
@@ -102,9 +121,13 @@ def opt(
       jaxprtool opt samples/transformer.py:loss --rewrite samples/attention_rewrite.py
       jaxprtool opt samples/transformer.py:loss -p dce --print-after-all
       jaxprtool opt samples/transformer.py:loss -p dce -o loss.jaxpr
+      jaxprtool opt samples/transformer.py:loss -O2 -o loss.html
       jaxprtool opt samples/rnn.py:loss -o - | jaxprtool opt - -p dce
     """
-    output.check_out("opt", out, json, (Format.jaxpr,), "jaxprtool emit TARGET")
+    output.check_out("opt", out, json, (Format.jaxpr,), "jaxprtool emit TARGET", page=True)
+    as_page = format is PageFormat.html or output.is_page(out)
+    if as_page and json and out in (None, STDOUT):
+        raise OutputError("--json and a page both want stdout", "write the page to a file")
     if no_cache and not verify:
         message = "--no-cache goes with --verify, without which nothing runs"
         raise OutputError(message, "add --verify")
@@ -118,7 +141,9 @@ def opt(
     users = NamedRewrites(rewrite or ())
     named = None if level is None else f"-O{level}"
     pipeline = users.before(options.pipeline(", ".join(filter(None, (passes, named))), plugin))
-    watcher = watch.Watcher(print_before_all, print_after_all, _checked(print_after, pipeline))
+    watcher = watch.Watcher(
+        print_before_all, print_after_all, _checked(print_after, pipeline), as_page
+    )
     entry = function.find(told, runs=verify)
     program = function.trace(entry, pipeline, told)
     verifier = Verifier(watcher, program, entry.arguments(), output.note) if verify else None
@@ -130,7 +155,7 @@ def opt(
         raise
     programs = options.each(result)
     if verifier is not None:
-        if out is not None:
+        if out is not None and not as_page:
             _require_writable(programs, callbacks)
         count = _verify(verifier, told)
         passes = "1 pass" if count == 1 else f"{count or 'no'} passes"
@@ -139,7 +164,9 @@ def opt(
     _write_matches(users)
     _write_outlined(watcher.outlined)
     _write_rolled(watcher.rolled)
-    if out is not None:
+    if as_page:
+        _write_page(_states(watcher, programs), places, out)
+    elif out is not None:
         output.write_files(
             programs, Emission(Format.jaxpr, callbacks=callbacks, source=places.source), out
         )
@@ -152,10 +179,10 @@ def opt(
         }
         output.write_json(document)
         return
-    if out is None and (full or pager or places.listed["source"]):
+    if out is None and not as_page and (full or pager or places.listed["source"]):
         with output.paged(pager):
             output.write_listings(programs, **places.listed)
-    elif out is None:
+    elif out is None and not as_page:
         _write_pages(programs, [] if stats or timing else watcher.rows)
     if stats or timing:
         sys.stdout.flush()
@@ -172,6 +199,30 @@ def _write_pages(programs: Sequence[tuple[str, Program]], rows: list[PassRun]) -
         output.say("")
         above = len(rows) + 4  # the heading, a rule, the sum and an empty line
     output.write_pages(programs, above)
+
+
+def _write_page(states: Sequence[State], places: options.Places, out: str | None) -> None:
+    """Write a page, with a tab for each pass."""
+    from jaxprtool.analysis.stats import stats
+    from jaxprtool.render.page import page
+    from jaxprtool.render.rendering import ShowOptions
+
+    listed = options.listed(places.source is not False, places.frames)
+    output.write_page(page(states, ShowOptions(names=True, terse=True, **listed), stats), out)
+
+
+def _states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[State]:
+    """Return the programs as they were traced and after each pass."""
+    from jaxprtool.analysis.stats import count_equations
+    from jaxprtool.render.page import State
+
+    traced, *made = watcher.states or [dict(programs)]
+    states = [State(traced, after=sum(map(count_equations, traced.values())))]
+    for state, row in zip(made, watcher.rows, strict=True):
+        which = f", {row['program']}" if len(states[-1].programs) > 1 else ""
+        counts = row["equations_before"], row["equations_after"]
+        states.append(State(state, row["pass"] + which, row["seconds"], *counts))
+    return states
 
 
 def _verify(verifier: Verifier, told: Told) -> int:

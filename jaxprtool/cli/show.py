@@ -151,10 +151,10 @@ def show(
         only=only,
     )
     if format is Format.html:
-        from jaxprtool.analysis.overview import overview
-        from jaxprtool.render.page import page
+        from jaxprtool.analysis.stats import stats as size
+        from jaxprtool.render.page import State, page
 
-        output.write_page(page(programs, shown, overview), out)
+        output.write_page(page([State(dict(programs))], shown, size), out)
         return
     if json or format is Format.json:
         output.write_json(_document(programs, stats, shown))

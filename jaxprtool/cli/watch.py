@@ -44,12 +44,17 @@ class _Teller(Observer):
 class Watcher(Observer):
     """Prints programs between passes, as asked for, and keeps a row of each pass.
 
-    `outlined` are the programs that the pass `outline` was given, with what it has made of them;
-    `rolled` are those of `roll`.
+    `states` are the programs before the first pass and after each, if it `keeps` them. `outlined`
+    are the programs that the pass `outline` was given, with what it has made of them; `rolled` are
+    those of `roll`.
     """
 
-    def __init__(self, before_all: bool, after_all: bool, after: frozenset[str]):
+    def __init__(
+        self, before_all: bool, after_all: bool, after: frozenset[str], keeps: bool = False
+    ):
         self.rows: list[PassRun] = []
+        self.states: list[dict[str, Program]] = []
+        self._keeps, self._several = keeps, False
         self.outlined: list[tuple[Program, Program]] = []
         self.rolled: list[tuple[Program, Program]] = []
         self._before_all = before_all
@@ -57,6 +62,8 @@ class Watcher(Observer):
         self._after = after
 
     def before(self, step: Step, program: Program) -> None:
+        if self._keeps and not self.states:
+            self.states.append({program.name: program})
         if self._before_all:
             _dump(f"before {step}", program)
 
@@ -74,6 +81,8 @@ class Watcher(Observer):
                 "equations_after": left,
             }
         )
+        if self._keeps:
+            self._keep(program, result)
         if type(step.transform).name == "outline":
             self.outlined += [(program, each) for each in programs]
         if type(step.transform).name == "roll":
@@ -81,6 +90,20 @@ class Watcher(Observer):
         if self._after_all or type(step.transform).name in self._after:
             for each in programs:
                 _dump(f"after {step}", each)
+
+    def _keep(self, program: Program, result: Program | Programs) -> None:
+        """Keep the programs that there are after a step, by the names that the pipeline gives."""
+        programs: dict[str, Program] = {}
+        for name, each in self.states[-1].items():
+            if each is not program:
+                programs[name] = each
+            elif isinstance(result, Programs):
+                prefix = f"{name}." if self._several else ""
+                programs |= {prefix + part: made for part, made in result.items()}
+            else:
+                programs[name if self._several else result.name] = result
+        self._several |= isinstance(result, Programs)
+        self.states.append(programs)
 
 
 def _dump(when: str, program: Program) -> None:

@@ -28,6 +28,7 @@ from jaxprtool.render.stats import in_bytes, plural
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.overview import HeldBody, Overview
+    from jaxprtool.analysis.stats import Stats
 
 #: So many primitives are named, and so many of all else.
 _MOST_PRIMITIVES, _MOST = 12, 5
@@ -45,7 +46,7 @@ def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, heig
         width: The columns of the terminal.
         height: The lines that the page has, or more if these are very few.
     """
-    heading = [Heading(found.stats.name), ": ", "; ".join(facts(found))]
+    heading = [Heading(found.stats.name), ": ", "; ".join(facts(found.stats))]
     tokens = [*columns([[heading]], width), "\n\n", *columns(_primitives(found), width)]
     tokens += "\n", *columns(_facts(found, width), width), "\n\n"
     used = "".join(tokens).count("\n")
@@ -67,9 +68,8 @@ def _some(texts: Sequence[str]) -> str:
     return ", ".join([*texts[:_MOST], *more])
 
 
-def facts(found: Overview) -> list[str]:
+def facts(counted: Stats) -> list[str]:
     """Return the size of a program in a few words: its equations, arguments and results."""
-    counted = found.stats
     depth = len(counted.by_depth) - 1
     parts = [plural(counted.equations, "equation") + (f", nested {depth} deep" if depth else "")]
     border = ("argument", counted.arguments), ("result", counted.outputs)

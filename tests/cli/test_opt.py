@@ -126,3 +126,29 @@ def test_roll_says_what_its_scans_cost_in_memory_or_that_nothing_repeats(cli, tm
     assert "note: roll: run has 1 scan; 256 bytes are copied" in " ".join(result.err.split())
     result = cli("opt", f"{path}:run", "--args", "[f32[4,4]], f32[2,4]", "-p", "roll")
     assert "note: roll: nothing repeats in run" in " ".join(result.err.split())
+
+
+def test_a_page_has_a_tab_for_each_pass(cli, folder):
+    result = cli("opt", "functions.py:wasteful", "-p", "dce, cse", "-o", "wasteful.html")
+    assert result.code == 0 and result.out == ""
+    page = (folder / "wasteful.html").read_text()
+    assert page.count('type="radio" name="state"') == 3 and "functions.py" in page
+    shown = cli("opt", "functions.py:wasteful", "--format", "html", "--no-source").out
+    assert 'name="state"' not in shown and "functions.py" not in shown
+
+
+def test_a_page_names_the_program_that_a_pass_has_changed(cli, folder):
+    (folder / "noisy.py").write_text(
+        "import jax, jaxprtool\n"
+        "@jaxprtool.example('key<fry>[]', 'f32[3]')\n"
+        "def net(key, x):\n"
+        "    return jaxprtool.variable(jax.random.normal(key, (3,)), name='w') * x * 1.0\n"
+    )
+    page = cli("opt", "noisy.py:net", "-p", "unzip, apply.simplify", "--format", "html").out
+    assert "<b>apply.simplify, net_apply</b>" in page
+    assert page.count("<article") == 2
+
+
+def test_a_page_and_json_do_not_share_stdout(cli):
+    result = cli("opt", "functions.py:double", "--format", "html", "--json")
+    assert result.code == 2 and "--json and a page both want stdout" in result.err

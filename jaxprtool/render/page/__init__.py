@@ -2,47 +2,64 @@
 
 A page asks for nothing from elsewhere: its policy forbids that, and every script but its own. What
 a program, or a source file, has in it is text there.
+
+Of several states of a program, which passes have made, the last is in the page as it is, and the
+others are compressed: they have as many elements, and most are never looked at.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from jaxprtool.ir.border import border
+from jaxprtool.ir.changes import Changes, changes
 from jaxprtool.ir.program import Program
 from jaxprtool.render.lines import printable
 from jaxprtool.render.overview import facts
 from jaxprtool.render.page.sources import Sources
 from jaxprtool.render.page.view import Listing, listing
 from jaxprtool.render.rendering import ShowOptions
+from jaxprtool.render.runs import duration
 from jaxprtool.render.stats import in_bytes, plural
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.overview import Overview
-    from jaxprtool.analysis.stats import PrimitiveCount
+    from jaxprtool.analysis.stats import PrimitiveCount, Stats
 
 #: A notebook keeps what it shows: of longer programs, a cell has so many rows.
 _MOST_IN_CELL = 2000
 
 
-class Shown(NamedTuple):
-    """A program as the template of listings needs it.
+class State(NamedTuple):
+    """The programs that there are after a pass.
 
     Attributes:
-        at: What the ids of its elements begin with.
-        name: Its name.
-        facts: What it is, in a few words.
-        primitives: Its primitives, with how many equations each has.
-        listing: Its rows.
+        programs: The programs, by name: the same objects as before, if a pass has left them.
+        label: The pass.
+        seconds: How long it took.
+        before: How many equations it was given.
+        after: How many it left.
     """
+
+    programs: Mapping[str, Program]
+    label: str = "traced"
+    seconds: float | None = None
+    before: int = 0
+    after: int = 0
+
+
+class _Shown(NamedTuple):
+    """A program as the template of listings needs it; `at` begins the ids of its elements."""
 
     at: str
     name: str
@@ -51,72 +68,158 @@ class Shown(NamedTuple):
     listing: Listing
 
 
+class _Tab(NamedTuple):
+    """A state as the template needs it.
+
+    Attributes:
+        state: The state.
+        changes: What its pass has changed.
+        counts: How many rows come from each line of the files that are shown.
+        listing: Its programs in HTML. Empty if the pass has changed nothing.
+        packed: The same in place of that, compressed.
+    """
+
+    state: State
+    changes: Changes
+    counts: Mapping[str, int] = MappingProxyType({})
+    listing: Markup = Markup()
+    packed: str = ""
+
+
 def page(
-    programs: Sequence[tuple[str, Program]],
-    options: ShowOptions,
-    describe: Callable[[Program], Overview],
+    states: Sequence[State], options: ShowOptions, describe: Callable[[Program], Stats]
 ) -> str:
-    """Return a page of programs.
+    """Return a page of programs, or of what passes have made of them, with a tab for each pass.
 
     Args:
-        programs: The programs, by name.
+        states: The programs as they were traced, and after each pass. The last is shown first.
         options: What is shown. With `source` the files of the user's are beside the listing.
             Nested jaxprs are open at first as deep as `depth`, or as far as they are in sight.
-        describe: Returns what a program is at first sight.
+        describe: Returns the size of a program.
     """
     sources = Sources(options)
-    shown = [
-        _shown(f"p{i}-" if i else "", name, program, options, sources, describe(program))
-        for i, (name, program) in enumerate(programs)
-    ]
-    counts: Counter[str] = sum((each.listing.lines for each in shown), Counter())
+    tabs = _tabs(states, options, sources, describe)
+    shown = max(i for i, tab in enumerate(tabs) if tab.listing)
+    tabs = [tab if i == shown else _packed(tab) for i, tab in enumerate(tabs)]
     script = _static("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = _environment().get_template("page.html")
     return template.render(
-        title=", ".join(each.name for each in shown),
-        programs=shown,
-        titles=False,
+        title=_text(", ".join(states[-1].programs)),
+        tabs=tabs,
+        shown=shown,
         files=sources.files(),
-        counts=counts,
+        counts=Counter(tabs[shown].counts),
+        linked=set().union(*(tab.counts for tab in tabs)),
         css=Markup(_static("listing.css") + _static("page.css")),
         script=Markup(script),
         script_hash=f"sha256-{digest}",
     )
 
 
-def cell(programs: Sequence[tuple[str, Program]], describe: Callable[[Program], Overview]) -> str:
+def cell(programs: Mapping[str, Program], describe: Callable[[Program], Stats]) -> str:
     """Return programs as a piece of HTML for a notebook.
 
     Args:
         programs: The programs, by name.
-        describe: Returns what a program is at first sight.
+        describe: Returns the size of a program.
     """
     options = ShowOptions(names=True, terse=True, source=True)
     sources = Sources(options, whole=False)
     shown = []
-    for name, program in programs:
+    for name, program in programs.items():
         found = describe(program)
         at = hashlib.sha256(f"{name} {found}".encode()).hexdigest()[:8] + "-"
-        each = _shown(at, name, program, options, sources, found, _MOST_IN_CELL)
-        shown.append(each._replace(primitives=()))  # they are for searching
+        about = border(program)
+        rows = listing(about, options, sources, at, titles=True, most=_MOST_IN_CELL)
+        shown.append(_Shown(at, _text(name), facts(found), (), rows))
     css = Markup(_static("listing.css"))
-    return _environment().get_template("cell.html").render(programs=shown, titles=True, css=css)
+    none = (0, "")
+    return (
+        _environment()
+        .get_template("cell.html")
+        .render(programs=shown, titles=True, css=css, at="", added=none, removed=none)
+    )
 
 
-def _shown(
-    at: str,
-    name: str,
-    program: Program,
+def _text(text: str) -> str:
+    return "".join(printable([text]))
+
+
+# --- states -----------------------------------------------------------------------------------
+
+_NONE = Changes(frozenset(), frozenset())
+
+
+def _tabs(
+    states: Sequence[State],
     options: ShowOptions,
     sources: Sources,
-    found: Overview,
-    most: int | None = None,
-) -> Shown:
-    """Return a program as the templates need it."""
-    rows = listing(border(program), options, sources, {}, most)
-    name = "".join(printable([name]))
-    return Shown(at, name, facts(found), found.stats.primitives, rows)
+    describe: Callable[[Program], Stats],
+) -> list[_Tab]:
+    """Return the tabs of states, with what a pass removes marked in the listing before it."""
+    made = [_NONE, *(_changes(*pair) for pair in pairwise(states))]
+    tabs: list[_Tab] = []
+    for i, state in enumerate(states):
+        if i and state.programs == states[i - 1].programs:
+            tabs.append(_Tab(state, made[i]))
+            continue
+        follows = next((j for j in range(i + 1, len(states)) if _differ(state, states[j])), None)
+        taken = _NONE if follows is None else made[follows]
+        marks = {**dict.fromkeys(made[i].added, "added"), **dict.fromkeys(taken.removed, "removed")}
+        marks |= dict.fromkeys(made[i].added & taken.removed, "added removed")
+        at = f"p{i}-" if len(states) > 1 else ""
+        shown = []
+        for k, (name, program) in enumerate(state.programs.items()):
+            inside, found = f"{at}g{k}-" if k else at, describe(program)
+            rows = listing(border(program), options, sources, inside, marks=marks)
+            shown.append(_Shown(inside, _text(name), facts(found), found.primitives, rows))
+        counts: Counter[str] = sum((each.listing.lines for each in shown), Counter())
+        html = (
+            _environment()
+            .get_template("listing.html")
+            .render(
+                programs=shown,
+                titles=False,
+                at=at,
+                added=(len(made[i].added), state.label),
+                removed=(len(taken.removed), states[follows].label if follows else ""),
+            )
+        )
+        tabs.append(_Tab(state, made[i], counts, Markup(html)))
+    return tabs
+
+
+def _differ(before: State, after: State) -> bool:
+    return before.programs != after.programs
+
+
+def _changes(before: State, after: State) -> Changes:
+    """Return what a pass has changed in the programs that are there before and after it."""
+    one = len(before.programs) == len(after.programs) == 1
+    olds = (
+        dict(zip(after.programs, before.programs.values(), strict=False))
+        if one
+        else before.programs
+    )
+    found = [
+        changes(olds[name].jaxpr, program.jaxpr)
+        for name, program in after.programs.items()
+        if name in olds and olds[name] is not program
+    ]
+    return Changes(
+        frozenset().union(*(each.removed for each in found)),
+        frozenset().union(*(each.added for each in found)),
+    )
+
+
+def _packed(tab: _Tab) -> _Tab:
+    """Return a tab with its listing compressed."""
+    packed = base64.b64encode(gzip.compress(tab.listing.encode(), mtime=0)).decode()
+    return tab._replace(listing=Markup(), packed=packed if tab.listing else "")
+
+
+# --- templates --------------------------------------------------------------------------------
 
 
 @cache
@@ -130,9 +233,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "plural": plural,
         "bytes": in_bytes,
-        "printable": lambda text: "".join(printable([text])),
+        "duration": duration,
+        "plural": plural,
+        "printable": _text,
     }
     return environment
 

@@ -1,50 +1,37 @@
 """The rows of a program's page: equations with what they hold, folded by nesting and by scope.
 
-Consecutive equations of one name scope are in a `Scope`, those of a nested jaxpr in a `Body`. A
-variable is known by a number where it is bound and where it is read, so that one can be linked to
-the other. Equations bear the place that the table gives them: `3.0` is equation 0 in that of 3.
+Consecutive equations of one name scope are in a `Scope`, those of a nested jaxpr in a `Body`.
+Equations bear the place that the table gives them: `3.0` is equation 0 in that of 3.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple, TypeAlias
+
+from markupsafe import Markup
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.border import Border, NamedValue, ValueGroup, grouped
-from jaxprtool.ir.equations import bodies, type_of
-from jaxprtool.ir.notation import tokens
-from jaxprtool.ir.notation.tokens import LiteralToken, Type
-from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.render.lines import printable
 from jaxprtool.render.page.sources import Place, Sources
+from jaxprtool.render.page.text import Text
 from jaxprtool.render.rendering import ShowOptions
 from jaxprtool.render.rows import Reader
 
 #: So many rows are in sight at first, if the program can be folded to so few.
 _IN_SIGHT = 80
 
-#: A row of more pieces is clamped to a few lines.
-_LONG = 60
-
-
-class Piece(NamedTuple):
-    """A piece of a row's text.
-
-    Attributes:
-        element: The HTML element that it is in; `dfn` is a variable where it is bound, `a` where
-            it is read. Empty for what has none.
-        text: The text.
-        variable: The number of the variable.
-    """
-
-    element: str
-    text: str
-    variable: int = 0
+#: A row with more HTML than this is clamped to a few lines.
+_LONG = 1500
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +40,8 @@ class Row:
 
     Attributes:
         place: Where it stands, as the table has it.
-        pieces: Its text, in one line.
+        text: The equation, in one line.
+        is_long: Whether that is very long.
         source: Where it comes from.
         path: Its name stack.
         scope: What of that the scopes around it do not say.
@@ -67,7 +55,8 @@ class Row:
     kind: ClassVar[str] = "row"
 
     place: str
-    pieces: list[Piece]
+    text: Markup
+    is_long: bool
     source: Place | None
     path: str
     scope: str
@@ -77,9 +66,13 @@ class Row:
     bodies: list[Body | Reference] = field(default_factory=list)
     opened: bool = False
 
-    @property
-    def is_long(self) -> bool:
-        return len(self.pieces) > _LONG
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Several values in a row: what a jaxpr takes, or returns."""
+
+    text: Markup
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +113,9 @@ class Body:
     path: str
     number: int
     count: int
-    parameters: list[Piece]
+    parameters: Several
     items: list[Item]
-    results: list[Piece]
+    results: Several
     opened: bool = False
 
 
@@ -133,14 +126,13 @@ class Values(NamedTuple):
     """Arguments, constants or results that belong to one pytree."""
 
     group: ValueGroup
-    rows: list[tuple[list[Piece], NamedValue]]
+    rows: list[tuple[Markup, NamedValue]]
 
 
 class Listing(NamedTuple):
     """A program's rows, and its values at the border.
 
     Attributes:
-        types: The types of variables, by their numbers.
         lines: How many rows come from each line of the files that are shown.
         arguments: The arguments of the program.
         constants: Its constants.
@@ -148,7 +140,6 @@ class Listing(NamedTuple):
         items: Its equations.
     """
 
-    types: Sequence[str]
     lines: Counter[str]
     arguments: list[Values]
     constants: list[Values]
@@ -156,22 +147,14 @@ class Listing(NamedTuple):
     items: list[Item]
 
 
-#: The HTML element of each role of token.
-_ELEMENTS: dict[type[str], str] = {
-    tokens.Type: "i",
-    tokens.PrimitiveName: "b",
-    tokens.ParameterToken: "u",
-    tokens.LiteralToken: "samp",
-    tokens.SharedName: "em",
-}
-
-
 def listing(
     about: Border,
     options: ShowOptions,
     sources: Sources,
-    marks: Mapping[int, str],
-    most: int | None = None,
+    at: str,
+    titles: bool = False,
+    marks: Mapping[int, str] = MappingProxyType({}),
+    most: int = sys.maxsize,
 ) -> Listing:
     """Return the rows of a program.
 
@@ -179,18 +162,33 @@ def listing(
         about: The program.
         options: What is shown. To the `depth` bodies are open at first; the others are folded.
         sources: Where equations come from.
+        at: What the ids of elements begin with.
+        titles: Whether the types of values are in titles, for where no script shows them.
         marks: The marks of equations, by identity.
         most: The number of rows, beyond which equations are counted and left out.
     """
-    maker = _Maker(about, options, sources, marks, most)
+    text = Text(Reader(about, options), at, titles)
+    maker = _Maker(text, options, sources, marks, most)
     jaxpr = about.jaxpr
-    arguments = maker.values(about.arguments, jaxpr.invars, True)
-    constants = maker.values(about.constants, jaxpr.constvars, True)
     items = maker.items(jaxpr, "")
     if options.depth is None:
         _open_what_fits(items)
-    results = maker.values(about.outputs, jaxpr.outvars, False)
-    return Listing(maker.types, maker.lines, arguments, constants, results, items)
+    return Listing(
+        maker.lines,
+        _values(about.arguments, [text.bound([var], False) for var in jaxpr.invars]),
+        _values(about.constants, [text.bound([var], False) for var in jaxpr.constvars]),
+        _values(about.outputs, [text.read([atom]) for atom in jaxpr.outvars]),
+        items,
+    )
+
+
+def _values(named: Sequence[NamedValue], texts: Iterable[Markup]) -> list[Values]:
+    """Return values at the border, those of a pytree together."""
+    rows, found, start = list(zip(texts, named, strict=True)), [], 0
+    for group in grouped(named):
+        found.append(Values(group, rows[start : start + group.values]))
+        start += group.values
+    return found
 
 
 class _Maker:
@@ -198,39 +196,22 @@ class _Maker:
 
     def __init__(
         self,
-        about: Border,
+        text: Text,
         options: ShowOptions,
         sources: Sources,
         marks: Mapping[int, str],
-        most: int | None,
+        most: int,
     ):
-        self.types: list[str] = []
         self.lines: Counter[str] = Counter()
-        self._left = sys.maxsize if most is None else most
-        self._reader = Reader(about, options)
-        self._with_types = options.types
+        self._text = text
+        self._types = options.types
         self._depth = options.depth
-        self._selection = options.selection()
-        self._selection.depth = None
+        self._selection = Selection(only=options.only)
         self._sources = sources
         self._marks = marks
-        self._variables: dict[int, int] = {}
+        self._left = most
         self._bodies: dict[Jaxpr, int] = {}
         self._scopes: dict[int, str] = {}
-
-    def values(
-        self, named: Sequence[NamedValue], atoms: Sequence[Atom], bound: bool
-    ) -> list[Values]:
-        """Return values at the border, those of a pytree together."""
-        rows = [
-            (list(self._bound([atom], False) if bound else self._read([atom])), value)
-            for atom, value in zip(atoms, named, strict=True)
-        ]
-        found, start = [], 0
-        for group in grouped(named):
-            found.append(Values(group, rows[start : start + group.values]))
-            start += group.values
-        return found
 
     def items(self, jaxpr: Jaxpr, before: str, depth: int = 0) -> list[Item]:
         """Return the rows of the equations of a jaxpr, with their scopes around them."""
@@ -253,11 +234,13 @@ class _Maker:
     def _row(self, index: int, eqn: JaxprEqn, before: str, depth: int) -> Row:
         place = f"{before}{index}"
         source, scope = self._sources.place(eqn), self._scope(eqn)
+        inside = bodies(eqn)
+        text = self._text.equation(eqn, bool(inside), self._types)
         mark = self._marks.get(id(eqn), "")
-        row = Row(place, list(self._pieces(eqn)), source, scope, scope, mark)
+        row = Row(place, text, len(text) > _LONG, source, scope, scope, mark)
         if source is not None and source.line:
             self.lines[source.line] += 1
-        if inside := bodies(eqn):
+        if inside:
             row.inside = self._selection.count_equation(eqn) - 1
             row.opened = self._depth is not None and depth < self._depth
             for number, (path, body) in enumerate(inside):
@@ -269,11 +252,12 @@ class _Maker:
         if jaxpr in self._bodies:
             return Reference(path, self._bodies[jaxpr])
         number = self._bodies[jaxpr] = len(self._bodies)
-        parameters = list(self._bound([*jaxpr.constvars, *jaxpr.invars], self._with_types))
+        bound = [*jaxpr.constvars, *jaxpr.invars]
+        parameters = Several(self._text.bound(bound, self._types), len(bound))
         count = self._selection.count(jaxpr)
         items = self.items(jaxpr, before, depth)
         opened = self._depth is not None and depth <= self._depth
-        results = list(self._read(jaxpr.outvars))
+        results = Several(self._text.read(jaxpr.outvars), len(jaxpr.outvars))
         return Body(path, number, count, parameters, items, results, opened)
 
     def _scope(self, eqn: JaxprEqn) -> str:
@@ -281,59 +265,6 @@ class _Maker:
         if key not in self._scopes:
             self._scopes[key] = "".join(printable([jaxcompat.name_stack(eqn)]))
         return self._scopes[key]
-
-    # --- pieces -------------------------------------------------------------------------------
-
-    def _pieces(self, eqn: JaxprEqn) -> Iterator[Piece]:
-        """Yield the pieces of `c:f32[3] = mul[…] a b`."""
-        reader = self._reader
-        yield from self._bound(eqn.outvars, self._with_types)
-        if eqn.outvars:
-            yield Piece("", " = ")
-        shown = reader.parameter_tokens(eqn)
-        yield from _pieces(reader.head(eqn))
-        if bodies(eqn) and shown[:1] == ["name="]:
-            shown = shown[3:]  # the head has it
-        if shown:
-            yield from _pieces(["[", *shown, "]"])
-        if eqn.invars:
-            yield Piece("", " ")
-            yield from self._read(eqn.invars)
-
-    def _bound(self, variables: Sequence[Var], types: bool) -> Iterator[Piece]:
-        for i, var in enumerate(variables):
-            if i:
-                yield Piece("", " ")
-            name = _printable(self._reader.name(var))
-            if isinstance(var, DropVar) or name == "_":
-                yield Piece("", name)
-            else:
-                yield Piece("dfn", name, self._number(var))
-            if types:
-                yield from _pieces([Type(f":{type_of(var.aval)}")])
-
-    def _read(self, atoms: Sequence[Atom]) -> Iterator[Piece]:
-        for i, atom in enumerate(atoms):
-            if i:
-                yield Piece("", " ")
-            if isinstance(atom, Literal):
-                yield from _pieces([LiteralToken(self._reader.operand(atom))])
-            else:
-                yield Piece("a", _printable(self._reader.name(atom)), self._number(atom))
-
-    def _number(self, var: Var) -> int:
-        number = self._variables.setdefault(id(var), len(self.types))
-        if number == len(self.types):
-            self.types.append(_printable(type_of(var.aval)))
-        return number
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else printable([text])[0]
-
-
-def _pieces(texts: Iterable[str]) -> list[Piece]:
-    return [Piece(_ELEMENTS.get(type(text), ""), _printable(text)) for text in texts]
 
 
 # --- folding ----------------------------------------------------------------------------------

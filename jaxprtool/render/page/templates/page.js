@@ -91,7 +91,8 @@ let hits = [], current = -1;
 const texts = new WeakMap();
 
 function textOf(row) {
-  if (!texts.has(row)) texts.set(row, (row.textContent + " " + scopeOf(row)).toLowerCase());
+  const changes = ["added", "removed"].filter((change) => row.classList.contains(change));
+  if (!texts.has(row)) texts.set(row, [row.textContent, scopeOf(row), ...changes].join(" ").toLowerCase());
   return texts.get(row);
 }
 
@@ -168,12 +169,50 @@ for (const open of [true, false])
     for (const box of main.querySelectorAll(".equations details")) box.open = open;
   });
 
+// --- states before and after passes ----------------------------------------------------------------
+
+const tabs = [...document.querySelectorAll("nav input")], kept = new Map();
+let state = tabs.findIndex((tab) => tab.checked);
+
+async function show(wanted) {
+  if (wanted === state || !tabs[wanted] || tabs[wanted].disabled) return;
+  kept.set(state, [...main.childNodes]);
+  if (!kept.has(wanted)) {
+    const bytes = Uint8Array.from(atob(element("state" + wanted).textContent), (c) => c.charCodeAt(0));
+    const html = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    const holder = document.createElement("template");
+    holder.innerHTML = html;
+    kept.set(wanted, [...holder.content.childNodes]);
+  }
+  tabs[wanted].checked = true;
+  state = wanted;
+  setHits([], "");
+  main.replaceChildren(...kept.get(wanted));
+  prepare();
+}
+
+// Links are reached by the arrow keys: with the tabulator there would be thousands of stops.
+function prepare() {
+  const counts = new Map();
+  for (const link of main.querySelectorAll("code a")) link.tabIndex = -1;
+  for (const { hash } of main.querySelectorAll("cite a")) counts.set(hash, (counts.get(hash) ?? 0) + 1);
+  for (const line of document.querySelectorAll("aside span:has(> a)"))
+    line.querySelector("small").textContent = counts.get("#" + line.id) ?? "";
+}
+
+for (const [i, tab] of tabs.entries())
+  tab.addEventListener("change", () => {
+    history.replaceState(null, "", `#p${i}-`);
+    show(i);
+  });
+
 // --- where the address leads ----------------------------------------------------------------------
 
-function follow() {
-  const hash = decodeURIComponent(location.hash.slice(1));
-  if (hash.startsWith("q=")) {
-    query.value = hash.slice(2);
+async function follow() {
+  const hash = decodeURIComponent(location.hash.slice(1)), [, number, rest] = hash.match(/^(?:p(\d+)-)?(.*)$/s);
+  if (number) await show(+number);
+  if (rest.startsWith("q=")) {
+    query.value = rest.slice(2);
     search();
     go(1);
   } else if (element(hash)) {
@@ -182,5 +221,5 @@ function follow() {
   }
 }
 addEventListener("hashchange", follow);
-for (const link of main.querySelectorAll("code a")) link.tabIndex = -1;
+prepare();
 follow();

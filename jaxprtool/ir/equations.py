@@ -46,6 +46,18 @@ def bodies(eqn: JaxprEqn) -> list[tuple[str, Jaxpr]]:
     return [(path, jaxcompat.open_jaxpr(body)) for path, body in sub_jaxprs(eqn)]
 
 
+_holders = JaxprCache()
+
+
+def holders(jaxpr: Jaxpr) -> list[tuple[JaxprEqn, list[tuple[str, Jaxpr]]]]:
+    """Return the equations of an open jaxpr that hold jaxprs, each with its `bodies`."""
+    known = _holders.of(jaxpr)
+    if "holders" not in known:
+        held = (eqn for eqn in jaxpr.eqns if eqn.params and holds_jaxpr(eqn.params.values()))
+        known["holders"] = [(eqn, inside) for eqn in held if (inside := bodies(eqn))]
+    return known["holders"]  # type: ignore[no-any-return]
+
+
 _flat = JaxprCache()
 
 
@@ -65,9 +77,10 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     seen = {jaxpr}
     todo = [jaxpr]
     while todo:
-        for eqn in todo.pop().eqns:
-            yield eqn
-            new = dict.fromkeys(body for _, body in bodies(eqn) if body not in seen)
+        jaxpr = todo.pop()
+        yield from jaxpr.eqns
+        for _, inside in holders(jaxpr):
+            new = dict.fromkeys(body for _, body in inside if body not in seen)
             seen.update(new)
             todo += new
 

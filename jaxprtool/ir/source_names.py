@@ -16,8 +16,9 @@ from __future__ import annotations
 import ast
 import linecache
 import re
+from bisect import bisect_right
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from jaxprtool.jaxcompat.places import UserFrame
@@ -33,13 +34,71 @@ def range_of(frame: UserFrame) -> Range:
     return frame.line, frame.column, frame.end_line, frame.end_column
 
 
-@dataclass
-class _File:
-    """The expressions of a file by where they stand, calls by where they end, and their parents."""
+#: The fields of statements, and of handlers and cases in them, that hold other statements.
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
-    nodes: dict[Range, ast.AST] = field(default_factory=dict)
-    calls: dict[tuple[int, int], ast.AST] = field(default_factory=dict)
-    parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
+
+class _File:
+    """The expressions of a file by where they stand, calls by where they end, and their parents.
+
+    A statement is looked at once something in it is asked for.
+    """
+
+    def __init__(self, tree: ast.AST) -> None:
+        self.nodes: dict[Range, ast.AST] = {}
+        self.calls: dict[tuple[int, int], ast.AST] = {}
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self._around: dict[ast.stmt, ast.stmt | None] = {}
+        todo: list[tuple[Any, ast.stmt | None]] = [(tree, None)]
+        for node, around in todo:
+            for child in chain.from_iterable(getattr(node, each, ()) for each in _BLOCKS):
+                if isinstance(child, ast.stmt):
+                    self._around[child] = around
+                todo.append((child, child if child in self._around else around))
+        self._unknown = set(self._around)
+        self._statements = sorted(self._around, key=_beginning)
+        self._beginnings = [*map(_beginning, self._statements)]
+
+    def find(self, place: Range) -> ast.AST | None:
+        """Return the expression at a place, or the call that ends there; None if there is none."""
+        last = bisect_right(self._beginnings, place[:2])
+        statement = self._statements[last - 1] if last else None
+        while statement in self._unknown:
+            self._add(statement)
+            statement = self._around[statement]
+        # Python says of a method's call that it begins where the method's name stands.
+        return self.nodes.get(place) or self.calls.get(place[2:])
+
+    def _add(self, statement: ast.stmt) -> None:
+        """Add what is in a statement, but not in others in it."""
+        self._unknown.remove(statement)
+        todo: list[ast.AST] = [statement]
+        for node in todo:
+            if isinstance(node, ast.expr | ast.AugAssign):
+                self.nodes.setdefault(_range(node), node)
+            if isinstance(node, ast.Call):
+                self.calls[_range(node)[2:]] = node
+            inside = [child for child in _children(node) if child not in self._around]
+            self.parents.update(dict.fromkeys(inside, node))
+            todo += inside
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes in a node, as `ast.iter_child_nodes` does, but for those with no parts."""
+    values: list[Any] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if type(value) is list:
+            values += value
+        else:
+            values.append(value)
+    return [value for value in values if isinstance(value, ast.AST) and value._fields]
+
+
+def _beginning(statement: ast.stmt) -> tuple[int, int]:
+    """Where a statement begins, decorators included."""
+    decorators = getattr(statement, "decorator_list", ())
+    return min((each.lineno, each.col_offset - 1) for each in (statement, *decorators))
 
 
 class SourceNames:
@@ -123,31 +182,17 @@ class SourceNames:
 
     def _find(self, frame: UserFrame) -> tuple[_File, Any]:
         if frame.file not in self._files:
-            self._files[frame.file] = _read(frame.file)
+            self._files[frame.file] = _File(_parsed(frame.file))
         file = self._files[frame.file]
-        node = file.nodes.get(range_of(frame))
-        if node is None:
-            # Python says of a method's call that it begins where the method's name stands.
-            node = file.calls.get((frame.end_line, frame.end_column))
-        return file, node
+        return file, file.find(range_of(frame))
 
 
-def _read(name: str) -> _File:
-    file = _File()
+def _parsed(name: str) -> ast.Module:
+    """Return the tree of a file; one of nothing, if it is gone or no Python."""
     try:
-        tree = ast.parse("".join(linecache.getlines(name)))
+        return ast.parse("".join(linecache.getlines(name)))
     except (SyntaxError, ValueError, RecursionError):
-        return file
-    todo: list[ast.AST] = [tree]
-    for node in todo:
-        if isinstance(node, ast.expr | ast.AugAssign):
-            file.nodes.setdefault(_range(node), node)
-        if isinstance(node, ast.Call):
-            file.calls[_range(node)[2:]] = node
-        for child in ast.iter_child_nodes(node):
-            file.parents[child] = node
-            todo.append(child)
-    return file
+        return ast.parse("")
 
 
 def _range(node: ast.expr | ast.stmt) -> Range:

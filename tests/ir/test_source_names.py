@@ -1,15 +1,18 @@
 """Names that the source gives to values, found by where an equation comes from."""
 
+import ast
 import importlib.util
+import inspect
 import linecache
 import textwrap
+import typing
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.source_names import SourceNames, range_of
+from jaxprtool.ir.source_names import SourceNames, _File, range_of
 from jaxprtool.jaxcompat.places import user_frames
 
 HEADER = """
@@ -148,3 +151,43 @@ def test_source_that_is_gone_or_changed_has_no_names(tmp_path):
     linecache.checkcache(str(path))
     assert SourceNames().assigned(frame) is None
     assert SourceNames().given(frame) is None
+
+
+EVERYWHERE = """
+@decorated(1)
+@decorated(
+    2)
+class A(base(3)):
+    @decorated(4)
+    def f(self, x=default(5), *, y: note(6) = 7) -> note(8):
+        if (z := test(9)): a = then(10); b = also(11)
+        elif test(12): pass
+        else: c = otherwise(13)
+        try:
+            with opened(14) as file, opened(15): d = (
+                read(16)
+                .strip(17)
+            )
+        except errors(18) as e:
+            raise again(19) from e
+        finally:
+            last(20)
+        for i in over(21): yield i
+        else: done(22)
+        match subject(23):
+            case B(24, x=25) if guard(26): return [g(27) for g in all(28) if only(29)]
+            case _: return lambda v=1: body(30)
+"""
+
+
+@pytest.mark.parametrize("source", [EVERYWHERE, inspect.getsource(typing)], ids=["all", "typing"])
+def test_expressions_are_found_wherever_they_stand(source):
+    tree, file = ast.parse(source), _File(ast.parse(source))
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    in_texts = {node for text in texts for node in ast.walk(text)}  # places in these are odd
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr) and node not in in_texts:
+            found = file.find((node.lineno, node.col_offset, node.end_lineno, node.end_col_offset))
+            assert ast.dump(found) == ast.dump(node)
+            assert type(file.parents[found]) is type(parents[node])

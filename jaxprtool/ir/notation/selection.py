@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from jaxprtool.ir.equations import Contains, bodies
+from jaxprtool.ir.equations import Contains, bodies, holders
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
 
@@ -40,7 +40,8 @@ class Selection:
         """The equations of `jaxpr`, those of its bodies included, once for each call of one."""
         found = self._counts.get(jaxpr)
         if found is None:
-            found = self._counts[jaxpr] = sum(map(self.count_equation, jaxpr.eqns))
+            inside = (body for _, held in holders(jaxpr) for _, body in held)
+            found = self._counts[jaxpr] = len(jaxpr.eqns) + sum(map(self.count, inside))
         return found
 
     def count_equation(self, eqn: JaxprEqn) -> int:

@@ -12,11 +12,11 @@ JAX's notation. So have values of backward passes, which come from the same expr
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.equations import holders
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.names import VariableNames, fresh_names
 from jaxprtool.ir.regions import regions
@@ -43,17 +43,16 @@ class UserNames(VariableNames):
         #: The names in each body, which has its own, as a function of the user's has.
         scopes = {root: Counter(taken)}
         self._give(zip(root.invars, arguments, strict=True), scopes[root])
-        holders = Counter(body for eqn in equations(root) for _, body in bodies(eqn))
-        finder, todo = _Finder(), [root]
-        for jaxpr in todo:
+        finder = _Finder()
+        held = _held(root)
+        for jaxpr in (root, *held):
             self._give(finder.names(jaxpr), scopes[jaxpr])
-            for eqn in jaxpr.eqns:
-                for _, body in bodies(eqn):
+            for eqn, inside in holders(jaxpr):
+                for _, body in inside:
                     if body not in scopes:
-                        todo.append(body)
                         scopes[body] = Counter(taken)
                         self._give(_parameters(body), scopes[body])
-                        if holders[body] == 1:
+                        if held[body] == 1:
                             self._follow_captured(eqn, body, scopes[body])
         self.fresh = fresh_names(set().union(*scopes.values()))
 
@@ -82,6 +81,22 @@ class UserNames(VariableNames):
                         self._give([(var, name)], scope)
 
 
+def _held(root: Jaxpr) -> Counter[Jaxpr]:
+    """Return the bodies in a jaxpr, at any depth, and how many equations hold each of them.
+
+    A body comes after those that are nested less deep.
+    """
+    held: Counter[Jaxpr] = Counter()
+    todo = [root]
+    for jaxpr in todo:
+        for _, inside in holders(jaxpr):
+            for _, body in inside:
+                if body not in held:
+                    todo.append(body)
+                held[body] += 1
+    return held
+
+
 def _within(part: Range, whole: Range) -> bool:
     """Whether an expression is another one, or a part of it."""
     return whole[:2] <= part[:2] and part[2:] <= whole[2:]
@@ -101,34 +116,57 @@ class _Finder:
     def __init__(self) -> None:
         self._sources = SourceNames()
         self._frames, self._reader = frames_now(), FrameReader()
-        self._known: dict[object, list[tuple[UserFrame, Range]]] = {}
+        #: The user's own frames in each traceback, by its number; the innermost frame first.
+        self._own: list[list[tuple[UserFrame, Range]]] = []
+        self._numbers: dict[object, int] = {}
+        self._names: dict[Hashable, str | None] = {}
+        self._transposed: dict[int, bool] = {}
 
     def names(self, jaxpr: Jaxpr) -> list[tuple[Var, str]]:
         """Return the values of the equations of a jaxpr that have a name, and their names."""
-        readers: dict[Var, list[JaxprEqn]] = {}
-        for eqn in jaxpr.eqns:
+        numbers = [*map(self._number, jaxpr.eqns)]
+        readers: defaultdict[Var, list[int]] = defaultdict(list)
+        for eqn, number in zip(jaxpr.eqns, numbers, strict=True):
             for atom in eqn.invars:
-                if not isinstance(atom, Literal):
-                    readers.setdefault(atom, []).append(eqn)
+                if type(atom) is not Literal:
+                    readers[atom].append(number)
         found = []
-        for eqn in jaxpr.eqns:
-            if "transpose(" in jaxcompat.name_stack(eqn):
+        for eqn, number in zip(jaxpr.eqns, numbers, strict=True):
+            if not self._own[number] or self._is_transposed(eqn):
                 continue
             for i, var in enumerate(eqn.outvars):
                 if isinstance(var, DropVar):
                     continue
                 result = (i, len(eqn.outvars)) if len(eqn.outvars) > 1 else None
-                if name := self._name(eqn, readers.get(var, ()), result):
+                key = number, result, *readers.get(var, ())
+                if key not in self._names:
+                    self._names[key] = self._name(*key)
+                if name := self._names[key]:
                     found.append((var, name))
         return found
 
-    def _name(
-        self, eqn: JaxprEqn, readers: Sequence[JaxprEqn], result: tuple[int, int] | None
-    ) -> str | None:
+    def _number(self, eqn: JaxprEqn) -> int:
+        """Return the number of an equation's traceback; equal ones have the same."""
+        numbers = self._numbers
+        number = numbers.setdefault(eqn.source_info.traceback, len(numbers))
+        if number == len(self._own):
+            frames = self._reader.frames(eqn)
+            own = [f for f in frames if self._frames.is_users(f.file)]
+            self._own.append([(frame, range_of(frame)) for frame in own])
+        return number
+
+    def _is_transposed(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation is of a backward pass."""
+        key = identity(eqn.source_info.name_stack)
+        if key not in self._transposed:
+            self._transposed[key] = "transpose(" in jaxcompat.name_stack(eqn)
+        return self._transposed[key]
+
+    def _name(self, number: int, result: tuple[int, int] | None, *readers: int) -> str | None:
         """Return the name of the expression that an equation, and none of its readers, is of."""
         returned = False
-        for frame, place in self._own(eqn):
-            read = {p for reader in readers for f, p in self._own(reader) if f.file == frame.file}
+        for frame, place in self._own[number]:
+            read = {p for reader in readers for f, p in self._own[reader] if f.file == frame.file}
             if returned:  # the next round of a loop may read it by the same call
                 read.discard(place)
             if any(_within(place, each) for each in read):
@@ -138,13 +176,3 @@ class _Finder:
                 return name if _NAME.fullmatch(name) else None
             result, returned = None, self._sources.returned(frame, read)
         return None
-
-    def _own(self, eqn: JaxprEqn) -> list[tuple[UserFrame, Range]]:
-        """Return the frames of an equation in the user's own files, the innermost first."""
-        traceback = eqn.source_info.traceback
-        if traceback not in self._known:
-            frames = self._reader.frames(eqn)
-            self._known[traceback] = [
-                (frame, range_of(frame)) for frame in frames if self._frames.is_users(frame.file)
-            ]
-        return self._known[traceback]

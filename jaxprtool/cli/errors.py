@@ -86,22 +86,30 @@ def _report(error: Exception, show_traceback: bool) -> int:
 
 
 def _show_frames(error: UserFunctionError) -> None:
-    """The user's frames, outermost first, each with its source line."""
+    """The user's frames, outermost first, each with its source line.
+
+    Of the libraries' frames between them, and below, the innermost stands for all, on one line.
+    """
+    from jaxprtool.ir.frames import BEHIND, frames_now
+
+    frames = frames_now()
     shown: list[list[str]] = []
-    for lines, same in groupby(map(_frame_lines, user_frames(error))):
-        count = len(list(same))
-        shown.append([*lines, f"  [{count} times]"] if count > 1 else lines)
+    for own, group in groupby(user_frames(error), lambda frame: frames.is_users(frame.filename)):
+        places = [
+            (f"{frames.path(frame.filename)}:{frame.lineno}, in {frame.name}", frame.line)
+            for frame in group
+        ]
+        if not own:
+            shown.append([f"{BEHIND.lstrip()}{places[-1][0]}"])
+            continue
+        for (place, line), same in groupby(places):
+            count = len(list(same))
+            lines = [place, f"  {line}"] if line else [place]
+            shown.append([*lines, f"  [{count} times]"] if count > 1 else lines)
     if len(shown) > 2 * FRAMES:
         shown[FRAMES:-FRAMES] = [[f"[{len(shown) - 2 * FRAMES} more frames]"]]
     for line in (line for lines in shown for line in lines):
         output.say(f"  {line}")
-
-
-def _frame_lines(frame: traceback.FrameSummary) -> list[str]:
-    relative = os.path.relpath(frame.filename)
-    path = frame.filename if relative.startswith("..") else relative
-    line = [f"  {frame.line}"] if frame.line else []
-    return [f"{path}:{frame.lineno}, in {frame.name}", *line]
 
 
 def _one_line(text: str) -> str:

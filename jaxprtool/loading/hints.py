@@ -25,14 +25,21 @@ def target_hint(fun: Callable, target: str, args: str, made: bool) -> str | None
         args: Its arguments, as `--args` has them.
         made: Whether a factory has made it.
     """
-    if isinstance(fun, type):
-        name = fun.__name__
-        return f"{name} is a class; name a function that returns {name}(...), and add --factory"
+    if hint := class_hint(fun):
+        return hint
     if any(cls.__module__.startswith("flax.linen") for cls in type(fun).__mro__):
         if made:
             return "return the module's apply, and (variables, x) as its arguments"
         return f'a key makes its variables: {target}.init_with_output --args "key(0), {args}"'
     return None
+
+
+def class_hint(fun: Callable) -> str | None:
+    """Return what to write instead of a class, which makes what is to be traced."""
+    if not isinstance(fun, type):
+        return None
+    name = fun.__name__
+    return f"{name} is a class; name a function that returns {name}(...), and add --factory"
 
 
 def require_arrays(program: Program, target: str, hint: str | None) -> None:
@@ -72,6 +79,39 @@ def _is_made_by_factory(tree: PyTreeDef, takes_arrays: bool) -> bool:
 
 def _has_call(cls: type) -> bool:
     return any("__call__" in vars(base) for base in cls.__mro__)
+
+
+# --- what modules raise -------------------------------------------------------------------------
+
+#: What libraries of modules say of a mistake in their use, and what to write instead.
+_OF_MODULES = (
+    (r"missing .* argument: 'rngs'", "give it rngs=nnx.Rngs(0)"),
+    (r"`deterministic` is False, but no `rngs`", "model.eval() turns dropout off, or give it rngs"),
+    (
+        r"Cannot mutate \w+ from a different trace level",
+        "what a module changes is an argument: def f(model, x), --args \"ref('model'), f32[3]\"",
+    ),
+    (r"missing .* argument: 'key'", "give it key=jax.random.key(0)"),
+    (
+        r"Dropout requires a key",
+        "eqx.nn.inference_mode(model) turns dropout off, or give the call a key",
+    ),
+    (r"Can't call compact methods on unbound modules", "call it by model.apply(variables, x)"),
+    (
+        r'from collection "\w+" in .* but the collection is empty',
+        "its variables are a first argument: jax.eval_shape(model.init, jax.random.key(0), x)",
+    ),
+    (r"needs PRNG for \"dropout\"", 'give apply rngs={"dropout": key}, or deterministic=True'),
+    (
+        r"must be initialized inside an `hk.transform`",
+        "write net = hk.transform(f) in the file, and name net.apply as TARGET",
+    ),
+)
+
+
+def module_hint(text: str) -> str | None:
+    """Return what to write where modules are used otherwise than their library wants it."""
+    return next((hint for said, hint in _OF_MODULES if re.search(said, text)), None)
 
 
 # --- values that Python code asks for while it is traced --------------------------------------

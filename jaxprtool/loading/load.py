@@ -21,7 +21,7 @@ from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError, des
 from jaxprtool.ir.program import Program
 from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
-from jaxprtool.loading.hints import require_arrays, target_hint
+from jaxprtool.loading.hints import class_hint, module_hint, require_arrays, target_hint
 from jaxprtool.loading.target import Target, resolve
 from jaxprtool.loading.trace import (
     BoundCall,
@@ -77,7 +77,10 @@ class Entry:
         try:
             program = trace_call(self.name, self.fun, self._call(), axes)
         except UserFunctionError as error:
-            error.hint = error.hint or self.hint
+            hints = error.hint, self.hint, module_hint(error.message)
+            if isinstance(self.fun, type):  # it is made here: what its library says is nearer
+                hints = hints[0], hints[2], hints[1]
+            error.hint = next(filter(None, hints), None)
             raise
         require_arrays(program, self.target, self.hint)
         return program
@@ -102,7 +105,12 @@ class Entry:
         return self._call().position(number)
 
     def _call(self) -> BoundCall:
-        return bind_arguments(self.fun, self.args, self.kwargs, **self.static)
+        try:
+            return bind_arguments(self.fun, self.args, self.kwargs, **self.static)
+        except ArgumentsError as error:
+            if isinstance(self.fun, type):
+                error.hint = self.hint
+            raise
 
 
 class StaticArguments(TypedDict, total=False):
@@ -143,7 +151,8 @@ def _call_factory(found: Target) -> tuple[Callable, _Arguments | None]:
     if known is not None and _required(known):
         raise TargetError(
             f"the factory {shown_signature(found.value)} cannot be called without arguments",
-            "without --factory, it is the function itself that is traced",
+            class_hint(found.value)
+            or "without --factory, it is the function itself that is traced",
         )
     try:
         result = found.value()
@@ -254,7 +263,8 @@ def _suggestion(fun: Callable) -> str:
 
 
 def _user_error(what: str, error: BaseException) -> UserFunctionError:
-    return UserFunctionError(f"{what} raised {described(error)}")
+    said = described(error)
+    return UserFunctionError(f"{what} raised {said}", module_hint(said))
 
 
 def _kind(value: object) -> str:

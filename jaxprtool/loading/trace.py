@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -154,10 +155,19 @@ def function_name(fun: Any) -> str:
     return str(name).strip("<>")
 
 
+#: The parameters of a function that takes whatever it is given.
+_ANY = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+
 def signature(fun: Callable) -> inspect.Signature | None:
     """A function's signature, or None if it does not tell."""
     try:
-        return inspect.signature(fun)
+        known = inspect.signature(fun)
+        if isinstance(fun, type) and {p.kind for p in known.parameters.values()} == _ANY:
+            # A metaclass hands on whatever it is given: ask who takes it.
+            own = inspect.signature(fun.__init__)
+            return own.replace(parameters=[*own.parameters.values()][1:])
+        return known
     except (ValueError, TypeError):
         return None
 
@@ -167,10 +177,29 @@ def shown_signature(fun: Callable) -> str:
     known, empty = signature(fun), inspect.Signature.empty
     if known is None:
         return f"{function_name(fun)}(...)"
-    parameters = [p.replace(annotation=empty) for p in known.parameters.values()]
+    parameters = [
+        p.replace(annotation=empty, default=p.default if _is_short(p.default) else _Dots())
+        for p in known.parameters.values()
+    ]
     bare = known.replace(parameters=parameters, return_annotation=empty)
     text = " ".join(f"{function_name(fun)}{bare}".split())
     return text if len(text) <= 200 else text[:197] + "..."
+
+
+class _Dots:
+    """Stands for a default that is too long to be shown."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+def _is_short(default: object) -> bool:
+    """Return whether a default, or that there is none, is shown as it is."""
+    return (
+        default is None
+        or default is inspect.Signature.empty
+        or isinstance(default, bool | int | float | str)
+    )
 
 
 def bind_arguments(
@@ -416,6 +445,7 @@ def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> 
         return UserFunctionError(f"{name} called sys.exit({error.code!r}) while it was traced")
     lines = [line.strip() for line in str(error).splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith("See http"))
+    text = re.sub(r" \(https?://\S+\)$", "", text)
     text, hint = value_needed(text, function_name(fun), dict(named_leaves(fun, call)))
     text = text if len(text) <= 400 else text[:397] + "..."
     kind = type(error).__name__

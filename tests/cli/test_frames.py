@@ -31,13 +31,19 @@ def logged(x):
 @jax.jit
 def wave(x):
     return jnp.sin(x)
+
+def fails(x):
+    return refuses(x)
+
+def refuses(x):
+    raise ValueError("not this")
 """
 
 MODEL = """\
 import jax
 import jax.numpy as jnp
 import jaxprtool
-from tinylib.layers import Dense, logged, wave, weight
+from tinylib.layers import Dense, fails, logged, wave, weight
 
 @jaxprtool.example("f32[2,3]", "f32[3,3]")
 def net(x, w):
@@ -58,6 +64,10 @@ def waves(x):
 
 def part(x):
     return jnp.exp(wave(x) * 2) + x * x
+
+@jaxprtool.example("f32[3]")
+def breaks(x):
+    return fails(x)
 """
 
 
@@ -250,3 +260,13 @@ def test_nothing_of_the_command_line_is_a_place(folder, project):
     )
     assert run.returncode == 0, run.stderr
     assert "sin" in run.stdout.decode() and "#" not in run.stdout.decode()
+
+
+def test_of_a_library_s_frames_in_an_error_the_innermost_is_shown(cli, project):
+    result = cli("show", "model.py:breaks")
+    assert result.code == 3
+    *_, place, line, library, error = result.lines
+    assert re.fullmatch(r"  model\.py:\d+, in breaks", place) and line == "    return fails(x)"
+    assert re.fullmatch(r"  ← tinylib/layers\.py:\d+, in refuses", library)
+    assert error == "error: breaks raised ValueError: not this"
+    assert "in fails" in cli("show", "model.py:breaks", "--traceback").err

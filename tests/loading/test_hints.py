@@ -20,6 +20,14 @@ class Net:
 class Layer:
     def __init__(self, width): self.width = width + 1
 
+class HandsOn(type):
+    def __call__(cls, *args, **kwargs): return super().__call__(*args, **kwargs)
+
+class Module(metaclass=HandsOn):
+    def __init__(self, n, *, rngs, init=jnp.zeros): self.w = init((n, n))
+    def __call__(self, x): return self.w @ x
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Model:
@@ -53,6 +61,9 @@ def to_float(x): return float(x)
 def inner(x, n):
     return jax.jit(lambda n: [1, 2][n])(n) * x
 def width(config, x): return x * config.width
+def no_rngs(x): return Module(3)(x)
+def no_transform(x): raise ValueError("must be initialized inside an `hk.transform`.")
+def linked(x): raise ValueError("It is wrong. (https://example.org/errors.html#Wrong)")
 """
 
 
@@ -137,6 +148,29 @@ def test_a_class_is_no_function(model):
     hint = "Layer is a class; name a function that returns Layer(...), and add --factory"
     assert said(ArgumentsError, lambda: model("Layer")).endswith(hint)
     assert said(UserFunctionError, model("Layer", "{}").trace).endswith(hint)
+
+
+def test_a_class_whose_metaclass_takes_anything_says_what_it_takes(model):
+    hint = "Module is a class; name a function that returns Module(...), and add --factory"
+    shown = "Module(n, *, rngs, init=...)"
+    assert said(ArgumentsError, lambda: model("Module")) == f"{shown} needs arguments | {hint}"
+    message = said(ArgumentsError, model("Module", "f32[3]").trace)
+    assert message.startswith(f"the arguments do not fit {shown}: missing a required")
+    assert message.endswith(f"'rngs' | {hint}")
+    message = said(TargetError, lambda: model("Module", factory=True))
+    assert message == f"the factory {shown} cannot be called without arguments | {hint}"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("no_rngs", "missing 1 required keyword-only argument: 'rngs' | give it rngs=nnx.Rngs(0)"),
+        ("no_transform", "write net = hk.transform(f) in the file, and name net.apply as TARGET"),
+        ("linked", "raised ValueError: It is wrong. | None"),
+    ],
+)
+def test_what_a_library_of_modules_raises_has_a_hint(model, name, expected):
+    assert said(UserFunctionError, model(name, "f32[3]").trace).endswith(expected)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def signature(fun: Callable) -> inspect.Signature | None:
         known = inspect.signature(fun)
         if isinstance(fun, type) and {p.kind for p in known.parameters.values()} == _ANY:
             # A metaclass hands on whatever it is given: ask who takes it.
-            own = inspect.signature(fun.__init__)
+            own = inspect.signature(fun.__init__)  # type: ignore[misc]
             return own.replace(parameters=[*own.parameters.values()][1:])
         return known
     except (ValueError, TypeError):

@@ -20,18 +20,39 @@ GAP = "  "
 _FITTING = 0.95
 
 
-def grid(headings: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> list[str]:
+def grid(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    width: int,
+    below: Sequence[Cell] | None = None,
+) -> list[str]:
     """Return a table's tokens, without a newline at its end.
 
     Args:
         headings: The name of each column.
         rows: A cell for each column of each row.
         width: How many columns of characters there are.
+        below: A cell that stands below each row, from its second column on.
     """
     first = [[Heading(heading)] for heading in headings]
     widths = _widths([first, *rows], width)
     rule = "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
-    return _joined([_row(first, widths), [Comment(rule)], *(_row(row, widths) for row in rows)])
+    lines: list[Iterable[str]] = [_row(first, widths), [Comment(rule)]]
+    indent = widths[0] + 2 * len(GAP)
+    for row, more in zip(rows, below or [()] * len(rows), strict=True):
+        lines.append(_row(row, widths))
+        if more:
+            lines += ([" " * indent, *line] for line in wrapped(more, max(width - indent, 1)))
+    return _joined(lines)
+
+
+def fits(headings: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> bool:
+    """Return whether most rows of a table fit on a line."""
+    table = [[[Heading(heading)] for heading in headings], *rows]
+    lengths = (
+        sorted(sum(map(len, cell)) for cell in column) for column in zip(*table, strict=True)
+    )
+    return sum(map(_of_most, lengths)) + len(GAP) * (len(headings) - 1) <= width
 
 
 def columns(rows: Sequence[Sequence[Cell]], width: int) -> list[str]:
@@ -52,8 +73,15 @@ def _widths(table: Sequence[Sequence[Cell]], width: int) -> list[int]:
     longest = [each[-1] for each in lengths]
     if sum(longest) <= room:
         return longest
-    parts = [sorted(map(_longest_part, column)) for column in columns]
-    least, wanted = list(map(_of_most, parts)), list(map(_of_most, lengths))
+    wanted = list(map(_of_most, lengths))
+    words, parts = (
+        [_of_most(sorted(map(longest_of, column))) for column in columns]
+        for longest_of in (_longest_word, _longest_part)
+    )
+    least = list(words)
+    for column in sorted(range(len(columns)), key=words.__getitem__, reverse=True):
+        if sum(least) > room:  # words are broken in the columns that have the longest
+            least[column] = parts[column]
     if sum(least) > room:
         least, wanted = [1] * len(columns), least
     widths = _shared(least, wanted, room)
@@ -75,6 +103,10 @@ def _shared(least: list[int], wanted: list[int], room: int) -> list[int]:
         if sum(widths) <= room:
             break
     return widths
+
+
+def _longest_word(cell: Cell) -> int:
+    return max(map(len, "".join(cell).split(" ")))
 
 
 def _longest_part(cell: Cell) -> int:

@@ -14,7 +14,7 @@ Cell: TypeAlias = Sequence[str]
 
 #: Spaces, and pieces after which a word may be broken: a path, and anything else.
 _PATH_PARTS = re.compile(r" +|[^ /]*/+|[^ /]+")
-_PARTS = re.compile(r" +|[^ ,:(=_|]*[,:(=_|]+|[^ ,:(=_|]+")
+_PARTS = re.compile(r" +|[^ ,:(=_|\]]*[,:(=_|\]]+|[^ ,:(=_|\]]+")
 
 #: What is broken goes on so much further to the right.
 _INDENT = 4

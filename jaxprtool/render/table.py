@@ -12,7 +12,7 @@ from jaxprtool.ir.notation.tokens import Comment, ParameterToken, PrimitiveName,
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.render.comments import SourceComments
-from jaxprtool.render.grid import Cell, grid
+from jaxprtool.render.grid import Cell, fits, grid
 from jaxprtool.render.lines import printable
 from jaxprtool.render.listing import Listing
 from jaxprtool.render.rendering import DEFAULTS, ShowOptions
@@ -24,10 +24,10 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
 
     A row's place, as in `3.0` or `3[1].0`, is the way to it: equation 3, in that its body, or the
     body 1 of several, and in that equation 0. A body that several equations share has its rows
-    where it comes first. Source files are named without their folders.
+    where it comes first. Parameters that a column has no room for stand below their equations.
     """
     about = border(program)
-    reader, comments = Reader(about, options), SourceComments(options, folders=False)
+    reader, comments = Reader(about, options), SourceComments(options)
     selection = options.selection()
     headings = ["#", "outputs", "primitive", "inputs", "parameters"]
     headings += ["source"] if options.source else []
@@ -50,7 +50,12 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
         if options.scopes:
             cells.append([Comment(jaxcompat.name_stack(row))])
         rows.append(cells)
-    return Listing(printable(grid(headings, rows, options.width)))
+    below = None
+    if not fits(headings, rows, options.width):
+        at = headings.index("parameters")
+        del headings[at]
+        below = [row.pop(at) for row in rows]
+    return Listing(printable(grid(headings, rows, options.width, below)))
 
 
 def _parameters(reader: Reader, eqn: JaxprEqn, selection: Selection) -> Cell:

@@ -126,7 +126,7 @@ def test_the_tree_the_table_and_a_notebook_name_them(out):
     cell = load("model.py:net")._repr_html_()
     assert "<cite>model.py:8<span> ← <bdi>tinylib/layers.py:10</bdi></span></cite>" in cell
     table = out("show", "model.py:net", "--source", "--format", "table")
-    assert re.search(r"dot_general .* model\.py:8 ← layers\.py:10", table)
+    assert re.search(r"dot_general .* model\.py:8 ← tinylib/layers\.py:10", table)
     assert re.search(r"tanh .* model\.py:9$", table, re.MULTILINE)
 
 

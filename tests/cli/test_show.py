@@ -132,3 +132,11 @@ def test_a_page_that_cannot_be_written_is_refused(cli, folder, options, message)
 def test_a_page_is_not_written_by_a_command_that_has_none(cli):
     result = cli("vmap", "functions.py:double", "--axis-size", "2", "-o", "x.html")
     assert result.code == 2 and "hint: `jaxprtool show TARGET -o x.html`" in result.err
+
+
+def test_a_narrow_table_has_parameters_below_its_equations(cli):
+    arguments = ("show", "jax.numpy:dot", "--args", "f32[8,128],f32[128,8]", "--format", "table")
+    heading, _, *lines = cli(*arguments).out.splitlines()
+    assert heading.split() == ["#", "outputs", "primitive", "inputs"]
+    assert lines[0].split() == ["0", "c:f32[8,8]", "dot_general", "a", "b"]
+    assert lines[1].strip().startswith("dimension_numbers=(([1], [0]), ([], []))")

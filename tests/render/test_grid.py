@@ -59,3 +59,24 @@ def test_pieces_keep_their_roles_where_they_are_broken():
         ":f32[4]",
     ]
     assert [str(t) for t in tokens if type(t) is Heading] == ["#", "outputs", "primitive"]
+
+
+def test_what_stands_below_a_row_takes_the_width_from_its_second_column_on():
+    more = [[f"parameter={'x' * 20}", " ", "other=3"], []]
+    shown = "".join(grid(["#", "outputs", "primitive"], ROWS, 36, more)).splitlines()
+    assert shown[2:] == [
+        "0  a:f32[4,4,4,4]  dot_general",
+        f"     parameter={'x' * 20}",
+        "     other=3",
+        "1  b:f32[4]        broadcast_in_dim",
+    ]
+
+
+def test_the_column_of_the_longest_words_is_broken_first():
+    row = [["a:f32[4,64,128]"], ["mul"], ["params['params']['Block_0']['Dense_0']['kernel']"]]
+    assert lines([row], 44)[2:] == [
+        "a:f32[4,64,128]  mul      params['params']",
+        "                          ['Block_0']",
+        "                          ['Dense_0']",
+        "                          ['kernel']",
+    ]

@@ -1,105 +1,108 @@
 "use strict";
-// What a browser cannot do by itself: marking a value's readers, searching rows, and the arrow keys.
+// What a browser cannot do by itself: marking a value's readers, searching rows, the arrow keys, and
+// unpacking the states of other passes. Folding, links and tabs are HTML's own.
 const element = (id) => document.getElementById(id);
 const main = element("listing"), query = element("query"), found = element("found"), card = element("card");
-const rows = () => [...main.querySelectorAll(".equations :is(p, summary)[id]")];
+const ROW = "main :is(p:not(.facts, .primitives, .changes), summary)";
+const rowOf = (node) => node.closest(ROW);
 const readers = (id) => [...main.querySelectorAll(`a[href="#${CSS.escape(id)}"]`)];
-const rowOf = (node) => node?.closest?.("main :is(p, summary)");
+const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
-function reveal(node, focus = true) {
-  for (let box = node.closest("details"); box; box = box.parentElement.closest("details"))
-    if (node !== box.firstElementChild) box.open = true;
-    else if (box.parentElement.closest("details:not([open])")) continue;
-  node.scrollIntoView({ block: "center" });
-  if (focus) select(node);
+// The boxes that a row is folded in, the innermost first.
+function* boxesOf(row) {
+  for (let box = row.closest("details"); box; box = box.parentElement.closest("details"))
+    if (box.firstElementChild !== row) yield box;
 }
 
-// --- the row that is selected, and its line in the source -----------------------------------
+function reveal(row) {
+  for (const box of boxesOf(row)) box.open = true;
+  row.scrollIntoView({ block: "center" });
+}
+
+// --- the row that is selected, and its line in the source -----------------------------------------
 
 function select(row) {
   for (const old of document.querySelectorAll(".sel")) old.classList.remove("sel");
   row.classList.add("sel");
-  row.tabIndex = row.matches("summary") ? 0 : -1;
+  if (!row.matches("summary")) row.tabIndex = -1;
   row.focus({ preventScroll: true });
-  const line = row.querySelector("cite a")?.hash.slice(1);
   if (row.id) history.replaceState(null, "", "#" + row.id);
-  if (line) {
-    element(line).classList.add("sel");
-    element(line).scrollIntoView({ block: "nearest" });
-  }
+  const line = lineOf(row);
+  line?.classList.add("sel");
+  line?.scrollIntoView({ block: "nearest" });
 }
 
-main.addEventListener("click", (event) => {
-  const row = rowOf(event.target);
-  if (event.target.matches("dfn")) showReaders(event.target);
-  else if (row && !event.target.closest("a") && getSelection().isCollapsed) select(row);
+const lineOf = (row) => element(row.querySelector("cite a")?.hash.slice(1));
+
+main.addEventListener("click", ({ target }) => {
+  const row = rowOf(target);
+  if (target.matches("dfn")) showReaders(target);
+  else if (row && !target.closest("a") && getSelection().isCollapsed) select(row);
 });
 
-// --- a value, where it is bound and where it is read ------------------------------------------
+// --- what is pointed at ---------------------------------------------------------------------------
 
 function scopeOf(row) {
-  const names = row.dataset.scope ? [row.dataset.scope] : [];
-  for (let box = row.closest("details"); box; box = box.parentElement.closest("details"))
-    if (box.dataset.scope) names.unshift(box.dataset.scope);
-    else if (box.matches(".row") && box.firstElementChild !== row) break;
-  return names.join("/");
+  const names = [row.dataset.scope];
+  for (const box of boxesOf(row)) {
+    if (box.matches(".row")) break; // the scopes of a body are its own
+    names.unshift(box.dataset.scope);
+  }
+  return names.filter(Boolean).join("/");
 }
 
-function showCard(lines, at) {
-  card.replaceChildren(...lines.filter(Boolean).map((line) => Object.assign(document.createElement("div"), { textContent: line })));
+function showCard(at, ...lines) {
+  const boxes = lines.filter(Boolean).map((line) => Object.assign(document.createElement("div"), { textContent: line }));
+  card.replaceChildren(...boxes);
   card.showPopover();
+  at.setAttribute("aria-describedby", "card");
   const box = at.getBoundingClientRect(), size = card.getBoundingClientRect();
   const below = box.bottom + size.height + 8 < innerHeight;
   card.style.left = Math.max(4, Math.min(box.left, innerWidth - size.width - 8)) + "px";
   card.style.top = (below ? box.bottom + 4 : box.top - size.height - 4) + "px";
 }
 
-function unmark() {
-  for (const old of [...document.querySelectorAll(".on")]) old.classList.remove("on");
+function mark(...nodes) {
+  for (const old of document.querySelectorAll(".on")) old.classList.remove("on");
+  for (const node of nodes) node?.classList.add("on");
   if (card.matches(":popover-open")) card.hidePopover();
 }
 
-function mark(event) {
-  const target = event.target.closest?.("main dfn, main a[href*='v']:not(cite a), main p, main summary, aside a");
-  unmark();
-  if (!target) return;
-  if (target.matches("aside a")) {
-    for (const read of readers(target.parentElement.id)) rowOf(read).classList.add("on");
-  } else if (target.matches("dfn, a")) {
-    const bound = target.matches("dfn") ? target : element(target.hash.slice(1));
-    if (!bound?.matches("dfn")) return;
-    const uses = readers(bound.id), row = rowOf(bound), type = bound.nextElementSibling;
-    for (const each of [bound, ...uses]) each.classList.add("on");
-    showCard([
-      bound.textContent + (type?.matches("i") ? type.textContent : ""),
-      row.querySelector("b") ? "bound by " + row.querySelector("b").textContent : "an argument",
-      row.querySelector("cite")?.textContent,
-      scopeOf(row) && "scope " + scopeOf(row),
-      uses.length === 1 ? "read once" : `read ${uses.length} times`,
-    ], target);
+function point({ target }) {
+  const line = target.closest("aside span:has(> a)"), row = rowOf(target);
+  if (line) return mark(line, ...readers(line.id).map(rowOf));
+  if (!row) return mark();
+  const link = target.closest("code a"), bound = link ? element(link.hash.slice(1)) : target.closest("dfn");
+  const place = (from) => [from.querySelector("cite")?.textContent, scopeOf(from) && "scope " + scopeOf(from)];
+  if (bound?.matches("dfn")) {
+    const from = rowOf(bound), uses = readers(bound.id), type = bound.nextElementSibling;
+    mark(bound, ...uses, lineOf(row));
+    const by = from.querySelector("b")?.textContent;
+    showCard(link ?? bound, bound.textContent + (type?.matches("i") ? type.textContent : ""), by && "bound by " + by,
+      ...place(from), uses.length === 1 ? "read once" : `read ${uses.length.toLocaleString("en")} times`);
   } else {
-    const line = target.querySelector("cite a")?.hash.slice(1);
-    if (line) element(line)?.classList.add("on");
-    target.title = [target.querySelector("cite")?.textContent, scopeOf(target)].filter(Boolean).join("\n");
+    mark(lineOf(row));
+    if (target.matches("b, cite, cite *")) showCard(target, row.querySelector("b").textContent, ...place(row));
   }
 }
-for (const kind of ["mouseover", "focusin"]) document.addEventListener(kind, mark);
+for (const kind of ["mouseover", "focusin"]) document.addEventListener(kind, point);
 
-// --- searching ----------------------------------------------------------------------------------
+// --- searching ------------------------------------------------------------------------------------
 
 let hits = [], current = -1;
 const texts = new WeakMap();
 
 function textOf(row) {
-  const changes = ["added", "removed"].filter((change) => row.classList.contains(change));
-  if (!texts.has(row)) texts.set(row, [row.textContent, scopeOf(row), ...changes].join(" ").toLowerCase());
+  if (!texts.has(row)) {
+    const changes = ["added", "removed"].filter((change) => row.classList.contains(change));
+    texts.set(row, [row.textContent, scopeOf(row), ...changes].join(" ").toLowerCase());
+  }
   return texts.get(row);
 }
 
 function setHits(rows, what) {
   for (const old of hits) old.classList.remove("hit", "here");
-  hits = rows;
-  current = -1;
+  [hits, current] = [rows, -1];
   for (const row of hits) row.classList.add("hit");
   found.value = what;
   element("previous").disabled = element("next").disabled = !hits.length;
@@ -108,23 +111,24 @@ function setHits(rows, what) {
 function search() {
   const words = [...query.value.toLowerCase().matchAll(/"([^"]+)"|(\S+)/g)].map(([, whole, part]) =>
     whole ? new RegExp(`(?<![\\w.])${whole.replace(/\W/g, "\\$&")}(?!\\w)`) : { test: (text) => text.includes(part) });
-  const matching = words.length ? rows().filter((row) => words.every((word) => word.test(textOf(row)))) : [];
-  setHits(matching, words.length ? count(matching.length, "row") : "");
+  const rows = words.length ? [...main.querySelectorAll(".equations [id]:is(p, summary)")] : [];
+  const matching = rows.filter((row) => words.every((word) => word.test(textOf(row))));
+  setHits(matching, words.length ? count(matching.length, "equation") : "");
 }
 
-const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
-
 function showReaders(bound) {
-  setHits(readers(bound.id).map(rowOf), `${count(readers(bound.id).length, "reader")} of ${bound.textContent}`);
+  const rows = [...new Set(readers(bound.id).map(rowOf))];
+  setHits(rows, `${count(rows.length, "reader")} of ${bound.textContent}`);
 }
 
 function go(step) {
   if (!hits.length) return;
   hits[current]?.classList.remove("here");
-  current = (current + step + hits.length + (current < 0 && step < 0)) % hits.length;
-  const row = hits[current], within = document.activeElement === query;
+  current = current < 0 ? (step > 0 ? 0 : hits.length - 1) : (current + step + hits.length) % hits.length;
+  const row = hits[current];
   row.classList.add("here");
-  reveal(row, !within);
+  reveal(row);
+  if (document.activeElement !== query) select(row);
   found.value = `${(current + 1).toLocaleString("en")} of ${hits.length.toLocaleString("en")}`;
 }
 
@@ -135,33 +139,40 @@ element("previous").addEventListener("click", () => go(-1));
 // --- keys -----------------------------------------------------------------------------------------
 
 function move(step) {
-  const all = [...main.querySelectorAll("p, summary")].filter((row) => row.checkVisibility());
-  const row = all[Math.max(0, Math.min(all.length - 1, all.indexOf(rowOf(document.activeElement)) + step))];
+  const rows = [...main.querySelectorAll(ROW)].filter((row) => row.checkVisibility());
+  const at = rows.indexOf(rowOf(document.activeElement)), row = rows[Math.max(0, Math.min(rows.length - 1, at + step))];
   select(row);
   row.scrollIntoView({ block: "nearest" });
 }
 
 function sideways(step) {
-  const row = rowOf(document.activeElement), box = row?.matches("summary") && row.parentElement;
+  const at = document.activeElement, row = rowOf(at), box = row?.matches("summary") && row.parentElement;
   if (!row) return;
-  if (box && document.activeElement === row && box.open !== step > 0) return void (box.open = step > 0);
-  const stops = [row, ...row.querySelectorAll("a")], next = stops.indexOf(document.activeElement) + step;
-  if (next >= 0) stops[Math.min(next, stops.length - 1)].focus();
-  else if (row.parentElement.closest("details")) select(row.closest("details:not(:has(> summary:focus))").firstElementChild);
+  const stops = [row, ...row.querySelectorAll("dfn, a")], next = stops[stops.indexOf(at) + step];
+  if (at === row && box && box.open === step < 0) box.open = step > 0;
+  else if (next) {
+    next.tabIndex = -1;
+    next.focus();
+  } else if (step > 0 && at === row) move(1);
+  else if (step < 0) for (const outer of boxesOf(row)) return select(outer.firstElementChild);
 }
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.matches("input, select")) {
-    if (event.target !== query) return;
-    if (event.key === "Escape") { query.value = ""; search(); main.focus(); }
-    else if (event.key === "Enter" && event.shiftKey) { event.preventDefault(); go(-1); }
-    return;
+  const at = document.activeElement, keys = {};
+  if (at === query) {
+    keys.Escape = () => { query.value = ""; search(); main.focus(); };
+    if (event.shiftKey) keys.Enter = () => go(-1);
+  } else {
+    keys["/"] = () => query.select();
+    keys.Escape = () => mark();
+    if (at.matches("main dfn")) keys.Enter = () => showReaders(at);
+    if (at === document.body || main.contains(at))
+      Object.assign(keys, { ArrowDown: () => move(1), ArrowUp: () => move(-1), ArrowRight: () => sideways(1), ArrowLeft: () => sideways(-1) });
   }
-  const inside = main.contains(document.activeElement) || document.activeElement === document.body;
-  const act = { "/": () => query.select(), Escape: unmark,
-    ...(inside && { ArrowDown: () => move(1), ArrowUp: () => move(-1), ArrowRight: () => sideways(1), ArrowLeft: () => sideways(-1) }) }[event.key];
-  if (act) { event.preventDefault(); act(); }
+  if (!keys[event.key]) return;
+  event.preventDefault();
+  keys[event.key]();
 });
 
 for (const open of [true, false])
@@ -169,7 +180,7 @@ for (const open of [true, false])
     for (const box of main.querySelectorAll(".equations details")) box.open = open;
   });
 
-// --- states before and after passes ----------------------------------------------------------------
+// --- states before and after passes ---------------------------------------------------------------
 
 const tabs = [...document.querySelectorAll("nav input")], kept = new Map();
 let state = tabs.findIndex((tab) => tab.checked);
@@ -179,9 +190,9 @@ async function show(wanted) {
   kept.set(state, [...main.childNodes]);
   if (!kept.has(wanted)) {
     const bytes = Uint8Array.from(atob(element("state" + wanted).textContent), (c) => c.charCodeAt(0));
-    const html = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     const holder = document.createElement("template");
-    holder.innerHTML = html;
+    holder.innerHTML = await new Response(unpacked).text();
     kept.set(wanted, [...holder.content.childNodes]);
   }
   tabs[wanted].checked = true;
@@ -191,33 +202,35 @@ async function show(wanted) {
   prepare();
 }
 
-// Links are reached by the arrow keys: with the tabulator there would be thousands of stops.
-function prepare() {
-  const counts = new Map();
-  for (const link of main.querySelectorAll("code a")) link.tabIndex = -1;
-  for (const { hash } of main.querySelectorAll("cite a")) counts.set(hash, (counts.get(hash) ?? 0) + 1);
-  for (const line of document.querySelectorAll("aside span:has(> a)"))
-    line.querySelector("small").textContent = counts.get("#" + line.id) ?? "";
-}
-
 for (const [i, tab] of tabs.entries())
   tab.addEventListener("change", () => {
     history.replaceState(null, "", `#p${i}-`);
     show(i);
   });
 
+// Of each line of the source, say how many equations this state has of it. Values are reached by the
+// arrow keys: with the tabulator there would be thousands of stops.
+function prepare() {
+  const counts = new Map();
+  for (const { hash } of main.querySelectorAll("cite a")) counts.set(hash, (counts.get(hash) ?? 0) + 1);
+  for (const line of document.querySelectorAll("aside span:has(> a)"))
+    line.querySelector("small").textContent = counts.get("#" + line.id) ?? "";
+  for (const link of main.querySelectorAll(".equations a, .border a")) link.tabIndex = -1;
+}
+
 // --- where the address leads ----------------------------------------------------------------------
 
 async function follow() {
   const hash = decodeURIComponent(location.hash.slice(1)), [, number, rest] = hash.match(/^(?:p(\d+)-)?(.*)$/s);
   if (number) await show(+number);
+  const row = element(hash) && rowOf(element(hash));
   if (rest.startsWith("q=")) {
     query.value = rest.slice(2);
     search();
     go(1);
-  } else if (element(hash)) {
-    const row = rowOf(element(hash));
-    if (row) reveal(row);
+  } else if (row) {
+    reveal(row);
+    select(row);
   }
 }
 addEventListener("hashchange", follow);

@@ -1,0 +1,109 @@
+"""Pages of large programs: `python tests/benchmarks/bench_page.py [--max 10000]`.
+
+The gradient of an unrolled transformer, as `show` writes it and as `opt -O2` does with a tab for
+each pass: how long the page takes to make, how large it is, and how long Chromium takes to open it,
+to fold and unfold all of it, to search it, and to show another pass. Times of the browser end
+when what was asked for has been painted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jax
+
+from jaxprtool import trace
+from jaxprtool.analysis.stats import count_equations, stats
+from jaxprtool.ir.program import Program
+from jaxprtool.passes.pipeline import Observer, Pipeline, Step
+from jaxprtool.render.page import State, page
+from jaxprtool.render.rendering import ShowOptions
+from tests.benchmarks.models import transformer_loss, transformer_shapes
+from tests.render.browser import chromium
+
+#: What is timed, and the script that does it.
+ACTIONS = {
+    "unfold": "document.getElementById('unfold').click()",
+    "fold": "document.getElementById('fold').click()",
+    "search": "const q = document.getElementById('query'); q.value = 'dot_general'; "
+    "q.dispatchEvent(new Event('input'))",
+    "nesting": "document.getElementById('nesting').click()",
+}
+
+#: Calls back with the milliseconds until the frame after an action has been painted.
+TIMED = """
+const done = arguments[arguments.length - 1], start = performance.now();
+Promise.resolve(eval(arguments[0])).then(() =>
+  requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - start))));
+"""
+
+
+class Kept(Observer):
+    """Keeps the program after each pass."""
+
+    def __init__(self, program: Program):
+        self.states = [State({program.name: program}, after=count_equations(program))]
+
+    def after(self, step: Step, program: Program, result: Any, seconds: float) -> None:
+        counts = count_equations(program), count_equations(result)
+        self.states.append(State({result.name: result}, str(step), seconds, *counts))
+
+
+def timed(driver: Any, script: str) -> float:
+    return driver.execute_async_script(TIMED, script) / 1000
+
+
+def opened(driver: Any, path: Path) -> float:
+    """Seconds from asking for a page until it has been painted."""
+    driver.get("about:blank")
+    driver.get(path.as_uri())
+    driver.execute_async_script(TIMED, "")
+    (entry,) = driver.execute_script("return performance.getEntriesByType('navigation')")
+    (paint,) = driver.execute_script(
+        "return performance.getEntriesByName('first-contentful-paint')"
+    )
+    return max(entry["loadEventEnd"], paint["startTime"]) / 1000
+
+
+def measured(name: str, states: Sequence[State], driver: Any, folder: Path) -> list[str]:
+    start = time.perf_counter()
+    shown = ShowOptions(names=True, terse=True, source=True)
+    path = folder / f"{len(states)}.html"
+    path.write_text(page(states, shown, stats))
+    rendered = time.perf_counter() - start
+    opening = min(opened(driver, path) for _ in range(3))
+    times = [timed(driver, script) for script in ACTIONS.values()]
+    switched = [timed(driver, "show(0)")] if len(states) > 1 else []
+    size = f"{path.stat().st_size / 2**20:.1f} MiB"
+    return [name, f"{rendered:.2f} s", size, *(f"{t:.2f} s" for t in (opening, *times, *switched))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=54, help="186 equations each")
+    shapes = transformer_shapes(parser.parse_args().layers)
+    program = trace(jax.value_and_grad(transformer_loss), *shapes)
+    kept = Kept(program)
+    Pipeline.parse("-O2").run(program, kept)
+    table = Table(title=f"pages of {count_equations(program):,} equations")
+    for column in ("page", "made in", "size", "opens", *ACTIONS, "first tab"):
+        table.add_column(column, justify="left" if column == "page" else "right", no_wrap=True)
+    with chromium() as driver, tempfile.TemporaryDirectory() as folder:
+        for name, states in (("show", kept.states[:1]), ("opt -O2", kept.states)):
+            table.add_row(*measured(name, states, driver, Path(folder)))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

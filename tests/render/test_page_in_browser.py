@@ -1,0 +1,282 @@
+"""Pages in Chromium: they open, fold and search, lead to the source and back, and switch passes."""
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+import jaxprtool
+from jaxprtool.cli.main import main
+from tests.render import browser
+
+pytestmark = pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing()))
+
+SOURCE = """\
+import jax, jax.numpy as jnp, jaxprtool
+
+@jaxprtool.example({"w": "f32[3,4]", "<b onclick=alert(1)>": "f32[4]"}, "f32[8,3]")
+def loss(params, x):
+    with jax.named_scope("layer"):
+        hidden = jnp.tanh(x @ params["w"])
+        hidden = hidden + params["<b onclick=alert(1)>"]
+    unused = jnp.sin(hidden)
+    with jax.named_scope("head"):
+        total = jax.lax.scan(lambda c, row: (c + row * 1.0, c), jnp.zeros(4), hidden)[0]
+    return total.sum()  # </pre><script>alert(2)</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """The pages of `show` and of `opt`."""
+    folder = tmp_path_factory.mktemp("pages")
+    (folder / "model.py").write_text(SOURCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["show", "model.py:loss", "-o", "show.html", "--depth", "0"]) == 0
+        assert main(["opt", "model.py:loss", "-p", "simplify, dce, dce", "-o", "opt.html"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.chromium() as driver:
+        yield driver
+
+
+@pytest.fixture
+def opened(chromium, pages):
+    """Opens a page; at the end nothing must be in the console."""
+
+    def open_page(name, fragment=""):
+        chromium.get("about:blank")
+        chromium.get((pages / name).as_uri() + fragment)
+        return Page(chromium)
+
+    yield open_page
+    assert chromium.get_log("browser") == []
+
+
+class Page:
+    """What a user sees and does."""
+
+    def __init__(self, driver):
+        self.driver = driver
+
+    def one(self, selector):
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def texts(self, selector):
+        found = self.driver.find_elements(By.CSS_SELECTOR, selector)
+        return [each.text.replace("\n", " ") for each in found if each.is_displayed()]
+
+    def row(self, primitive):
+        """The row of the only equation of a primitive."""
+        (found,) = [
+            each
+            for each in self.driver.find_elements(By.CSS_SELECTOR, "main .equations code > b")
+            if each.get_attribute("textContent") == primitive
+        ]
+        return found.find_element(By.XPATH, "../..")
+
+    def shows(self, primitive):
+        # Selenium takes what is in closed <details> to be hidden, whatever the style says.
+        script = "return arguments[0].checkVisibility()"
+        return self.driver.execute_script(script, self.row(primitive))
+
+    def keys(self, *keys):
+        self.driver.switch_to.active_element.send_keys(*keys)
+
+    def point(self, node):
+        ActionChains(self.driver).move_to_element(node).perform()
+
+    def until(self, condition):
+        return WebDriverWait(self.driver, 5).until(lambda _: condition())
+
+    @property
+    def found(self):
+        return self.one("#found").text
+
+    @property
+    def selected(self):
+        return self.texts("main .sel")
+
+
+def test_it_opens_with_bodies_folded_and_unfolds_them(opened):
+    page = opened("show.html")
+    assert page.one("h1").text == "loss" and page.one("h2").text == "model.py"
+    assert not page.shows("mul")
+    page.row("scan").click()
+    assert page.shows("mul")
+    page.one("#fold").click()
+    assert not page.shows("scan") and page.texts("main .scope strong") == [
+        "layer",
+        "head",
+    ]
+    page.one("#nesting").click()
+    assert page.shows("scan") and page.texts("main .scope strong") == []
+    page.one("#unfold").click()
+    assert page.shows("mul")
+
+
+def test_names_and_files_run_no_script(opened):
+    page = opened("show.html")
+    assert "alert(1)" in page.one("main").get_attribute("textContent")
+    assert "alert(2)" in page.one("aside").text
+    assert page.driver.execute_script("return document.querySelectorAll('[onclick]').length") == 0
+
+
+def test_searching_counts_and_goes_from_one_to_the_next(opened):
+    page = opened("show.html")
+    page.one("body").send_keys("/")
+    page.keys("f32[4]")
+    count = int(page.found.split()[0])
+    assert page.found == f"{count} equations" and count > 2
+    page.keys(Keys.ENTER)
+    assert page.found == f"1 of {count}" and page.one(".here").is_displayed()
+    page.keys(Keys.SHIFT, Keys.ENTER)
+    assert page.found == f"{count} of {count}"
+    page.keys(Keys.ESCAPE)
+    assert page.found == "" and page.one("#query").get_attribute("value") == ""
+    page.one("#query").send_keys('"model.py:10" mul')
+    assert page.found == "1 equation"
+    page.one("#next").click()
+    assert page.shows("mul")  # in what was folded
+    page.one("#query").clear()
+    page.one("#query").send_keys("no such thing")
+    assert page.found == "0 equations" and not page.one("#next").is_enabled()
+
+
+def test_a_value_marks_where_it_is_bound_and_read(opened):
+    page = opened("show.html")
+    page.point(page.row("tanh").find_element(By.CSS_SELECTOR, "code a"))
+    assert page.one("#card").text.splitlines()[1:] == [
+        "bound by dot_general",
+        "model.py:6",
+        "scope layer",
+        "read once",
+    ]
+    assert len(page.texts("main .on")) == 2
+    page.row("tanh").find_element(By.CSS_SELECTOR, "dfn").click()
+    assert page.found.startswith("1 reader of ")
+    page.one("#next").click()
+    assert page.found == "1 of 1" and " = add " in page.selected[0]
+
+
+def test_listing_and_source_lead_to_each_other(opened):
+    page = opened("show.html")
+    page.row("tanh").find_element(By.CSS_SELECTOR, "cite").click()
+    assert "jnp.tanh" in page.one("aside :target").text
+    page.row("scan").find_element(By.CSS_SELECTOR, "b").click()
+    assert "jax.lax.scan" in page.one("aside .sel").text
+    line = page.one("#f0-10 a")
+    assert int(line.find_element(By.CSS_SELECTOR, "small").text) > 2
+    line.click()
+    page.until(lambda: page.found.startswith("1 of"))
+    assert all("model.py:10" in text for text in page.texts("main .hit cite a"))
+
+
+def test_a_link_leads_to_a_row_or_a_search(opened):
+    page = opened("show.html")
+    place = page.row("mul").get_attribute("id")
+    assert "mul" in opened("show.html", f"#{place}").selected[0]
+    page = opened("show.html", "#q=tanh")
+    page.until(lambda: page.found == "1 of 1")
+
+
+def test_the_arrow_keys_move_fold_and_lead_to_values(opened):
+    place = opened("show.html").row("scan").get_attribute("id")
+    page = opened("show.html", f"#{place}")
+    assert "= scan[" in page.selected[0]
+    page.keys(Keys.ARROW_RIGHT)
+    page.keys(Keys.ARROW_DOWN)
+    assert page.selected[0].startswith("lambda")
+    page.keys(Keys.ARROW_LEFT)
+    assert "= scan[" in page.selected[0]
+    page.keys(Keys.ARROW_LEFT)
+    assert not page.shows("mul")
+    page.keys(Keys.ARROW_LEFT)
+    page.keys(Keys.ARROW_DOWN)
+    page.keys(Keys.ARROW_RIGHT)
+    value = page.driver.switch_to.active_element
+    assert value.tag_name == "dfn" and page.one("#card").is_displayed()
+    page.keys(Keys.ENTER)
+    assert page.found.endswith(f" of {value.text}")
+
+
+def test_a_tab_shows_what_its_pass_has_changed(opened):
+    page = opened("opt.html")
+    assert page.texts("nav b") == ["traced", "simplify", "dce", "dce"]
+    assert "sin" not in page.texts("main .equations b")
+    page.one("nav label").click()
+    page.until(lambda: "sin" in page.driver.page_source and page.one("main ins, main del"))
+    assert page.texts("main .changes a") == ["\N{MINUS SIGN} 1 equation to be removed by simplify"]
+    page.one("main .changes a").click()
+    page.until(lambda: page.found == "1 of 1")
+    assert "mul" in page.one("main .here").text
+    page.driver.find_elements(By.CSS_SELECTOR, "nav label")[2].click()
+    page.until(lambda: not page.driver.find_elements(By.CSS_SELECTOR, "main .equations .removed"))
+    assert page.driver.current_url.endswith("#p2-")
+
+
+def test_a_link_leads_to_a_row_of_a_pass(opened):
+    page = opened("opt.html", "#p0-q=sin")
+    page.until(lambda: page.found == "1 of 1")
+    assert page.one("nav input:checked").get_attribute("value") == "0"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_legible_in_both_colour_schemes(opened, chromium, scheme):
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    page = opened("opt.html")
+    assert min(found := page.driver.execute_script(CONTRASTS)) >= 4.5 and len(found) > 8
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+#: The contrast of each kind of text with what is behind it, as WCAG defines it.
+CONTRASTS = """
+const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+function luminance(colours) {
+  for (const colour of ["white", ...colours]) {
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+  }
+  const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((value) => {
+    const part = value / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+function contrast(node) {
+  const behind = [];
+  for (let each = node; each; each = each.parentElement)
+    behind.unshift(getComputedStyle(each).backgroundColor);
+  const both = [luminance(behind), luminance([...behind, getComputedStyle(node).color])];
+  return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
+}
+const kinds = ["b", "i", "u", "dfn", "samp", "em", "code a", "code", "small", "cite", "strong"];
+const nodes = kinds.map((kind) => document.querySelector(`main .equations ${kind}`));
+return nodes.filter(Boolean).map(contrast);
+"""
+
+
+def test_it_fits_a_narrow_window(opened, chromium):
+    chromium.set_window_size(500, 800)
+    page = opened("opt.html")
+    wide, narrow = page.driver.execute_script(
+        "const d = document.documentElement; return [d.scrollWidth, d.clientWidth]"
+    )
+    assert wide <= narrow
+    chromium.set_window_size(1400, 900)
+
+
+def test_a_notebook_cell_folds_without_a_script(opened, pages, monkeypatch):
+    monkeypatch.chdir(pages)
+    program = jaxprtool.load("model.py:loss")
+    (pages / "cell.html").write_text("<!doctype html><meta charset=utf-8>" + program._repr_html_())
+    page = opened("cell.html")
+    assert page.one("[data-scope=layer] strong").text == "layer"
+    page.one("[data-scope=layer] > summary").click()
+    assert not page.one("[data-scope=layer] p").is_displayed()

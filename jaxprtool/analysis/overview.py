@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from jaxprtool.analysis.stats import Stats, count_equations, stats
 from jaxprtool.ir.border import ValueGroup, grouped, top_jaxpr
-from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.equations import holders
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
@@ -87,15 +87,15 @@ def _runs(top: Jaxpr) -> dict[Jaxpr, int]:
 
 
 def _inside(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
-    return (body for eqn in jaxpr.eqns for _, body in bodies(eqn))
+    return (body for _, held in holders(jaxpr) for _, body in held)
 
 
 def _bodies(runs: dict[Jaxpr, int]) -> list[HeldBody]:
     """Return the bodies of several equations, those with the most, in all copies, first."""
     found: dict[Jaxpr, HeldBody] = {}
     for jaxpr in runs:
-        for eqn in jaxpr.eqns:
-            for path, body in bodies(eqn):
+        for eqn, held in holders(jaxpr):
+            for path, body in held:
                 if body not in found and len(body.eqns) > 1:
                     named = str(eqn.params.get("name") or path)
                     size = count_equations(body)
@@ -109,9 +109,10 @@ def _lines(runs: dict[Jaxpr, int]) -> list[tuple[UserFrame, int]]:
     frames: dict[tuple[str, int], UserFrame] = {}
     reader = frames_now()
     for jaxpr, number in runs.items():
-        for eqn in jaxpr.eqns:
+        copies = Counter(eqn.source_info.traceback for eqn in jaxpr.eqns)
+        for traceback, eqn in {eqn.source_info.traceback: eqn for eqn in jaxpr.eqns}.items():
             if (place := reader.place(eqn)) is not None:
                 frame = place.frame
-                counts[frame.file, frame.line] += number
+                counts[frame.file, frame.line] += number * copies[traceback]
                 frames[frame.file, frame.line] = frame
     return [(frames[line], number) for line, number in counts.most_common()]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from jaxprtool.ir.border import NamedValue, border, top_jaxpr
 from jaxprtool.ir.caches import JaxprCache
-from jaxprtool.ir.equations import bodies, size_of, type_of
+from jaxprtool.ir.equations import holders, size_of, type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr
 
@@ -81,18 +81,17 @@ def count_equations(program: Program | AnyJaxpr) -> int:
     jaxpr = top_jaxpr(program)
     known = _totals.of(jaxpr)
     if "total" not in known:
-        inner = (body for eqn in jaxpr.eqns for _, body in bodies(eqn))
+        inner = (body for _, held in holders(jaxpr) for _, body in held)
         known["total"] = len(jaxpr.eqns) + sum(map(count_equations, inner))
     return known["total"]  # type: ignore[no-any-return]
 
 
 def _count(jaxpr: Jaxpr, counts: dict[Jaxpr, Counter[tuple[int, str]]]) -> None:
     """Fill in the counts, by depth and primitive, of `jaxpr` and all that it holds."""
-    total: Counter[tuple[int, str]] = Counter()
+    total = Counter((0, eqn.primitive.name) for eqn in jaxpr.eqns)
     counts[jaxpr] = total
-    for eqn in jaxpr.eqns:
-        total[0, eqn.primitive.name] += 1
-        for _, body in bodies(eqn):
+    for _, held in holders(jaxpr):
+        for _, body in held:
             if body not in counts:
                 _count(body, counts)
             for (depth, name), number in counts[body].items():

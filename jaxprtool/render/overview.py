@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from jaxprtool.ir.border import ValueGroup, border, grouped
@@ -142,16 +142,17 @@ def _held(body: HeldBody) -> str:
 def _listing(
     program: Program | AnyJaxpr, found: Overview, width: int, height: int
 ) -> Sequence[str]:
-    """Return the listing folded to what fits, and how much of it does not."""
+    """Return the listing folded to what fits, and how to see the rest."""
     about = border(program)
     options = ShowOptions(depth=_depth(found, height), names=True, terse=True)
     notation = options.notation(about)
     layout = Layout(about.jaxpr, width, True, options.selection(), None, notation, cut=True)
-    lines = list(lines_of(layout.tokens()))
-    shown = [["\n", *cut(line, width)] for line in lines[: height - (len(lines) > height)]]
+    lines = list(islice(lines_of(layout.tokens(height + 1)), height + 1))
+    fits = len(lines) <= height
+    shown = [["\n", *cut(line, width)] for line in (lines if fits else lines[: height - 1])]
     tokens = list(chain.from_iterable(shown))[1:]
-    if len(shown) < len(lines):
-        more = f"… {len(lines) - len(shown):,} more lines: --full or --pager shows them"
+    if not fits:
+        more = f"… --full or --pager shows all {found.stats.equations:,} equations"
         tokens += "\n", *cut([Comment(more)], width)
     return tokens
 

@@ -166,7 +166,7 @@ def test_a_terminal_gets_a_page_of_what_does_not_fit_and_all_if_asked_for(folder
     )
     command = "show", "long.py:sines", "--args", "f32[3]"
     page = in_terminal(*command, NO_COLOR="1")
-    assert "sines: 60 equations" in page and "more lines: --full or --pager" in page
+    assert "sines: 60 equations" in page and "--full or --pager shows all 60" in page
     assert len(page.splitlines()) <= 24
     whole = in_terminal(*command, "--full", NO_COLOR="1")
     assert whole.count("= sin ") == 60 and "equations" not in whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 
 import jax
@@ -180,6 +181,19 @@ def test_only_keeps_equations_in_their_place_and_with_their_names():
 
 def test_only_that_fits_nothing_counts_everything():
     assert lines(nested(), only=["cos"]) == ["{ lambda ; a:f32[3]. let … 7 equations in (b,) }"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_first_lines_can_be_written_without_the_rest(name):
+    jaxpr = border(PROGRAMS[name]()).jaxpr
+    for width, selection in itertools.product((50, 200), (Selection(), Selection(1))):
+        for comment in (None, lambda eqn: ("# comment",)):
+            layouts = (Layout(jaxpr, width, True, selection, comment) for _ in range(9))
+            whole = "".join(next(layouts).tokens()).split("\n")
+            for most, layout in enumerate(layouts, 1):
+                first = "".join(layout.tokens(most)).split("\n")
+                assert first[:most] == whole[:most]
+                assert len(first) > most or first == whole
 
 
 def test_segments_bear_the_styles_of_their_roles_and_the_same_text():

@@ -12,6 +12,7 @@ A variable's name brings the space before it along, so that it is one string whe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 from jaxprtool import jaxcompat
@@ -111,21 +112,32 @@ class Layout:
         self._out: list[str] = []
         self._line_start = 0
         self._pending: Sequence[str] = ()
+        self._most: int | None = None
 
-    def tokens(self) -> list[str]:
-        """The tokens of the whole listing, without a newline at its end."""
+    def tokens(self, most: int | None = None) -> list[str]:
+        """The tokens of the whole listing, without a newline at its end.
+
+        Args:
+            most: How many lines are wanted. What comes after those may be left out.
+        """
+        self._most = most
         if not self.selection.everything:
             self._naming.name_all()  # each variable has the name that it has in the full listing
         depths = self._shared_depths()
         for jaxpr, name in self.shared.items():
-            if jaxpr in depths:
+            if jaxpr in depths and not self._is_enough():
                 self._put(Keyword("let "), SharedName(name), " = ")
                 self._jaxpr(jaxpr, 0, depths[jaxpr])
                 self._put(Keyword(" in"))
                 self._newline(0)
-        self._jaxpr(self.root, 0, 0)
+        if not self._is_enough():
+            self._jaxpr(self.root, 0, 0)
         self._end_line()
         return self._out
+
+    def _is_enough(self) -> bool:
+        """Whether all lines that are wanted are written."""
+        return self._most is not None and sum("\n" in token for token in self._out) >= self._most
 
     def _shared_depths(self) -> dict[Jaxpr, int]:
         """The shared jaxprs that what is shown mentions, each with its least depth."""
@@ -137,10 +149,9 @@ class Layout:
             inside: dict[Jaxpr, None] = {}
             for jaxpr in level:
                 if not self.selection.folds(depth):
-                    for row in self.selection.rows(jaxpr):
-                        if not isinstance(row, int):
-                            called = self.notation.signature(row[1]).called
-                            inside.update(dict.fromkeys(body for _, body in called))
+                    for eqn, signature in self._rows(jaxpr):
+                        if eqn is not None:
+                            inside.update(dict.fromkeys(body for _, body in signature.called))
             depth += 1
             level = [jaxpr for jaxpr in inside if jaxpr not in depths]
             depths.update(dict.fromkeys(level, depth))
@@ -313,7 +324,8 @@ class Layout:
         comment, width = self.comment, self.width
         if not jaxpr.eqns:
             self._newline(indent)
-        for eqn, signature in self._rows(jaxpr):
+        # Each takes a line at least, so that more of them are never wanted.
+        for eqn, signature in islice(self._rows(jaxpr), self._most):
             if eqn is None:
                 self._newline(indent)
                 self._put(Comment(equations(signature)))

@@ -27,7 +27,7 @@ _To = Annotated[
         "--to",
         "FORMAT",
         "python, jaxpr, stablehlo, hlo (as XLA is given it), hlo-optimized, hlo-proto, dot, "
-        "exported (for jax.export). Else what the name after -o says.",
+        "model-explorer, exported (for jax.export). Else what the name after -o says.",
     ),
 ]
 _Backend = Annotated[
@@ -56,6 +56,11 @@ _Graph = Annotated[
     GraphKind | None,
     _EMITTED.option("--graph", "<jaxpr|hlo>", "What dot draws: the jaxpr, or the HLO as XLA does."),
 ]
+_Depth = Annotated[
+    int | None,
+    _EMITTED.option("--depth", "N", "How deep dot draws layers and bodies; else as fits.", min=0),
+]
+_Full = Annotated[bool, _EMITTED.flag("--full", "All layers and bodies open, in dot.")]
 _Out = Annotated[
     str | None,
     options.out_option(
@@ -75,6 +80,8 @@ def emit(
     binary: _Binary = False,
     source: _Source = None,
     graph: _Graph = None,
+    depth: _Depth = None,
+    full: _Full = False,
     out: _Out = None,
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
     *,
@@ -87,11 +94,22 @@ def emit(
       jaxprtool emit samples/rnn.py:loss --to stablehlo -p dce
       jaxprtool emit samples/rnn.py:loss --to hlo-optimized --backend cpu
       jaxprtool emit samples/transformer.py:grad_loss --to python
-      jaxprtool emit samples/branches.py:nested -o nested.dot
+      jaxprtool emit samples/transformer.py:loss -o loss.svg
+      jaxprtool emit samples/transformer.py:grad_loss --to model-explorer -o grad.json
     """
     to, named_binary = format_of(out, to)
     binary = binary or named_binary
-    emission = Emission(to, binary, source, graph, backend, platforms or (), callbacks=callbacks)
+    emission = Emission(
+        to,
+        binary,
+        source,
+        graph,
+        depth,
+        full,
+        platform=backend,
+        platforms=platforms or (),
+        callbacks=callbacks,
+    )
     _check(emission, out)
     start_jax(told, function.x64)
     emission = _on_platforms(emission)
@@ -115,6 +133,8 @@ def _check(emission: Emission, out: str | None) -> None:
         "--source": (emission.source, _WITH_SOURCE),
         "--no-source": (emission.source is False, _WITH_SOURCE),
         "--graph": (emission.graph, (Format.dot,)),
+        "--depth": (emission.depth is not None, (Format.dot,)),
+        "--full": (emission.full, (Format.dot,)),
         "--platforms": (emission.platforms, (Format.exported,)),
         "--backend": (emission.platform, _LOWERED),
         "--callbacks stub": (emission.callbacks == "stub", (Format.python, Format.jaxpr)),
@@ -125,6 +145,10 @@ def _check(emission: Emission, out: str | None) -> None:
             raise OutputError(f"{name} goes with {', '.join(formats)}, not {to}", hint)
     if emission.platform and to is Format.dot and emission.graph is not GraphKind.hlo:
         raise OutputError("--backend goes with --graph hlo; the graph of a jaxpr has none")
+    if emission.graph is GraphKind.hlo and (emission.full or emission.depth is not None):
+        raise OutputError("--depth and --full go with the graph of a jaxpr, not of HLO")
+    if emission.full and emission.depth is not None:
+        raise OutputError("--depth and --full exclude each other")
     if emission.source and emission.binary:
         raise OutputError("--source goes with text; bytecode has its source lines anyway")
     if emission.is_binary and out in (None, STDOUT) and sys.stdout.isatty():
@@ -151,10 +175,11 @@ def _on_platforms(emission: Emission) -> Emission:
 
 def _print(programs: list[tuple[str, Program]], emission: Emission) -> None:
     """Write programs to stdout; several have their names above them, as comments."""
-    if len(programs) > 1 and emission.is_binary:
+    if len(programs) > 1 and (emission.is_binary or emission.format is Format.model_explorer):
         names = ", ".join(name for name, _ in programs)
+        kind = "is binary and" if emission.is_binary else "is one document, which"
         raise OutputError(
-            f"{emission.format} is binary and takes one program, and the passes gave {names}",
+            f"{emission.format} {kind} takes one program, and the passes gave {names}",
             "write a folder, with one file for each: -o DIR/",
         )
     mark = "#" if emission.format in (Format.python, Format.jaxpr) else "//"

@@ -265,7 +265,7 @@ def _write_outlined(pairs: Sequence[tuple[Program, Program]]) -> None:
 def _write_rolled(pairs: Sequence[tuple[Program, Program]]) -> None:
     """Say on stderr what the scans cost in memory that `roll` has made, or that nothing repeats."""
     from jaxprtool.analysis.stacking import stacking
-    from jaxprtool.render.stats import in_bytes, plural
+    from jaxprtool.ir.quantities import in_bytes, plural
 
     for before, after in pairs:
         found = stacking(after)

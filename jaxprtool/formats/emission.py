@@ -34,6 +34,7 @@ class Format(StrEnum):
     hlo_optimized = "hlo-optimized"
     hlo_proto = "hlo-proto"
     dot = "dot"
+    model_explorer = "model-explorer"
     exported = "exported"
 
 
@@ -58,6 +59,7 @@ SUFFIXES = {
     ".pb": (Format.hlo_proto, False),
     ".dot": (Format.dot, False),
     ".gv": (Format.dot, False),
+    ".json": (Format.model_explorer, False),
     ".exported": (Format.exported, False),
 }
 
@@ -107,6 +109,8 @@ class Emission:
         source: Whether it says which lines of the user's source it comes from; unless told,
             `.jaxpr` files and Python do, and StableHLO text does not.
         graph: Which graph is drawn; None is the jaxpr's.
+        depth: How deep its layers and bodies are open; None for as many as a picture can show.
+        full: Whether all of them are open.
         platform: The platform to lower for; None is JAX's default.
         platforms: The platforms that an artifact of `jax.export` is to run on.
         device: The device that `hlo_optimized` is compiled for; None is JAX's default.
@@ -117,6 +121,8 @@ class Emission:
     binary: bool = False
     source: bool | None = None
     graph: GraphKind | None = None
+    depth: int | None = None
+    full: bool = False
     platform: str | None = None
     platforms: Sequence[str] = ()
     device: Device | None = None
@@ -170,6 +176,10 @@ class Emission:
                 return lowering.hlo_proto(program, self.platform)
             case Format.dot:
                 return self._graph(program, path)
+            case Format.model_explorer:
+                from jaxprtool.formats.model_explorer import model_explorer
+
+                return model_explorer(program)
             case Format.exported:
                 from jaxprtool.formats.exported import exported
 
@@ -180,8 +190,10 @@ class Emission:
         from jaxprtool.formats import lowering, picture
         from jaxprtool.formats.dot import dot
 
-        hlo = self.graph is GraphKind.hlo
-        graph = lowering.hlo_dot(program, self.platform) if hlo else dot(program)
+        if self.graph is GraphKind.hlo:
+            graph = lowering.hlo_dot(program, self.platform)
+        else:
+            graph = dot(program, self.depth, self.full)
         kind = picture_kind(path)
         return picture.picture(graph, kind, path) if kind else graph
 

@@ -91,13 +91,18 @@ def top_jaxpr(program: Program | AnyJaxpr) -> Jaxpr:
 _STEPS = re.compile(r"\[[^\]]*\]|\.?[^.\[]+")
 
 
+def path_parts(name: str) -> tuple[str, ...]:
+    """Return a path in parts that make it up again: `params`, `['w']`."""
+    return tuple(_STEPS.findall(name))
+
+
 def grouped(values: Sequence[NamedValue], most: int = 6) -> tuple[ValueGroup, ...]:
     """Return the pytrees that values belong to, in order.
 
     They are told by the first step of their paths; if that is the same in all, by as many as tell
     several apart, unless these would be more than `most`.
     """
-    paths = [tuple(_STEPS.findall(value.name)) for value in values]
+    paths = [path_parts(value.name) for value in values]
     steps, longest = 1, max(map(len, paths), default=0)
     while steps < longest and len({path[:steps] for path in paths}) == 1:
         steps += 1

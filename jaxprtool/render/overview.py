@@ -19,12 +19,12 @@ from jaxprtool.ir.notation.tokens import (
     Type,
 )
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.grid import GAP, columns
 from jaxprtool.render.lines import Cell, cut, lines_of, printable
 from jaxprtool.render.listing import Listing
 from jaxprtool.render.rendering import ShowOptions
-from jaxprtool.render.stats import in_bytes, plural
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.overview import HeldBody, Overview

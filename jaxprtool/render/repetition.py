@@ -12,10 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.render import documents, theme
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.runs import duration
-from jaxprtool.render.stats import in_bytes, new_table, plural
+from jaxprtool.render.stats import new_table
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import TemporaryMemory

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir.border import NamedValue
+from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.render import theme
 from jaxprtool.render.rendering import Rendering
 
@@ -100,17 +101,3 @@ def new_table(heading: str) -> Table:
         pad_edge=False,
         show_edge=False,
     )
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a count as text: `1 equation`, `2 equations`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def in_bytes(count: float) -> str:
-    """Return a number of bytes as text: `1.5 MiB`."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:,} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

@@ -15,6 +15,7 @@ BEGINNINGS = {
     "hlo": "HloModule jit_double,",
     "hlo-optimized": "HloModule jit_double, is_scheduled=true",
     "dot": 'digraph "double" {',
+    "model-explorer": '{"label": "double", "graphs": [',
     "jaxpr": "jaxprtool 1\n",
     "python": '"""',
 }
@@ -41,6 +42,7 @@ def test_text_goes_to_stdout_and_to_files(cli, folder, to):
         ("x.dot", b'digraph "double"'),
         ("x.gv", b'digraph "double"'),
         ("x.GV", b'digraph "double"'),
+        ("x.json", b'{"label": "double"'),
         ("x.jaxpr", b"jaxprtool 1\n"),
         ("x.py", b'"""'),
     ],
@@ -48,6 +50,14 @@ def test_text_goes_to_stdout_and_to_files(cli, folder, to):
 def test_the_name_says_the_format(cli, folder, name, beginning):
     assert cli("emit", DOUBLE, "-o", name).code == 0
     assert (folder / name).read_bytes().startswith(beginning)
+
+
+def test_a_picture_is_as_deep_as_is_asked_for(cli):
+    whole = cli("emit", "functions.py:kinds", "--to", "dot").out
+    assert whole == cli("emit", "functions.py:kinds", "--to", "dot", "--full").out
+    assert "subgraph" in whole
+    folded = cli("emit", "functions.py:kinds", "--to", "dot", "--depth", "0").out
+    assert "subgraph" not in folded and ", folded" in folded
 
 
 def test_passes_run_before(cli):
@@ -177,6 +187,7 @@ def test_several_programs_have_their_names_above_them(cli, halves, to):
         (("--to", "hlo-optimized"), ".optimized.hlo"),
         (("--to", "hlo-proto"), ".pb"),
         (("--to", "dot"), ".dot"),
+        (("--to", "model-explorer"), ".json"),
         (("--to", "jaxpr"), ".jaxpr"),
         (("--to", "python"), ".py"),
     ],
@@ -191,6 +202,8 @@ def test_several_programs_fit_into_no_file_and_no_stream_of_bytes(cli, halves):
     assert result.code == 2 and "takes one program, and the passes gave left, right" in result.err
     result = cli(*halves, "--to", "hlo-proto")
     assert result.code == 2 and "hlo-proto is binary and takes one program" in result.err
+    result = cli(*halves, "--to", "model-explorer")
+    assert result.code == 2 and "one document, which takes one program" in result.err
 
 
 # --- mistakes ---------------------------------------------------------------------------------
@@ -207,6 +220,16 @@ MISTAKES = {
         "--source goes with text",
     ),
     "graph of no dot": (("emit", DOUBLE, "--to", "hlo", "--graph", "hlo"), "--graph goes with dot"),
+    "depth of no dot": (("emit", DOUBLE, "--to", "hlo", "--depth", "1"), "--depth goes with dot"),
+    "all of no dot": (("emit", DOUBLE, "-o", "x.json", "--full"), "--full goes with dot"),
+    "depth of all": (
+        ("emit", DOUBLE, "--to", "dot", "--full", "--depth", "1"),
+        "--depth and --full exclude each other",
+    ),
+    "depth of HLO": (
+        ("emit", DOUBLE, "--to", "dot", "--graph", "hlo", "--depth", "1"),
+        "--depth and --full go with the graph of a jaxpr",
+    ),
     "unknown graph": (("emit", DOUBLE, "--to", "dot", "--graph", "ast"), "'ast' is not one of"),
     "backend of a jaxpr": (
         ("emit", DOUBLE, "--to", "dot", "--backend", "cpu"),

@@ -14,6 +14,7 @@ import jaxprtool
 from jaxprtool import trace
 from jaxprtool.errors import OutputError
 from jaxprtool.formats.dot import dot
+from jaxprtool.formats.folding import MOST_BOXES
 from jaxprtool.formats.picture import picture
 from tests.programs import harness_programs, random_programs, sample_programs
 from tests.programs.outlined import layers
@@ -170,25 +171,132 @@ def test_of_a_program_out_of_bounds_shared_jaxprs_are_drawn_once():
             return inner(x) + inner(2 * x)
 
         function.__name__ = f"level{level}"
-    drawn = dot(trace(function, jnp.float32(1)))
+    program = trace(function, jnp.float32(1))
+    drawn = dot(program, full=True)
     Read(drawn)
     assert drawn.count("<b>jit level7</b>") == 2
     assert drawn.count("subgraph") == 40
+    assert len(Read(dot(program)).nodes) <= 2 * MOST_BOXES
 
 
 def test_what_calls_marked_for_xla_share_is_drawn_once():
-    drawn = dot(layers(12))
+    drawn = dot(layers(12), full=True)
     Read(drawn)
     assert drawn.count("<b>jit layer</b>") == 12 and drawn.count("<b>tanh</b>") == 1
+
+
+# --- folding ------------------------------------------------------------------------------------
+
+
+def attention(x, w):
+    scores = x @ w["query"] @ (x @ w["key"]).T
+    for _ in range(6):
+        scores = scores - jnp.tanh(scores)
+    return scores @ x
+
+
+def block(x, w):
+    x = x + attention(x, w["attention"])
+    return x + jnp.maximum(x @ w["up"], 0.0)
+
+
+def model(params, x):
+    for w in params["blocks"]:
+        x = block(x, w)
+    return jnp.sin(x @ params["head"]), x
+
+
+def deep_model(blocks):
+    weights = {"attention": {"query": jnp.ones((4, 4)), "key": jnp.ones((4, 4))}}
+    params = {"blocks": [{**weights, "up": jnp.ones((4, 4))}] * blocks, "head": jnp.ones((4, 4))}
+    return trace(model, params, jnp.ones((3, 4)))
+
+
+def test_of_a_large_model_one_layer_of_each_kind_is_open():
+    graph = Read(dot(deep_model(5)))
+    assert graph.titles == ["block #1", "attention"]
+    boxes = [rows for rows in graph.nodes.values() if rows[0].startswith("block")]
+    assert boxes == [[f"block #{i}", "21 equations", "like block #1"] for i in (2, 3, 4, 5)]
+    assert ("block #2", "f32[3,4]") in graph.into("block #3")
+    assert ("params['blocks'][2]", "3 arrays, 192 bytes") in graph.into("block #3")
+    assert graph.nodes[graph.named("params['blocks'][2]")][1] == "3 arrays, 192 bytes"
+    assert graph.into("result[1]") == [("block #5", "f32[3,4]")]
+
+
+def test_depth_says_how_deep_a_picture_is_open():
+    program = deep_model(5)
+    assert Read(dot(program, depth=0)).titles == []
+    assert Read(dot(program, depth=1)).titles == [f"block #{i}" for i in range(1, 6)]
+    titles = Read(dot(program, full=True)).titles
+    assert titles == [t for i in range(1, 6) for t in (f"block #{i}", "attention")]
+    assert Read(dot(program, depth=2)).titles == titles
+
+
+def test_a_small_program_is_drawn_whole():
+    graph = Read(dot(deep_model(1)))
+    assert not any("equations" in row for rows in graph.nodes.values() for row in rows)
+    assert graph.titles == ["block", "attention"]
+
+
+def test_layers_are_alike_only_if_they_compute_the_same():
+    def step(x, factor, other):
+        y = jnp.sin(x) * factor
+        for _ in range(4):
+            y = jnp.cos(y) + x
+        return y * (y if other else x)
+
+    def steps(x):
+        for factor, other in ((1.0, False), (2.0, False), (2.0, False), (2.0, True)):
+            x = step(x, factor, other)
+        return x
+
+    nodes = Read(dot(trace(steps, jnp.ones(3)), depth=0)).nodes.values()
+    likes = [rows[2:] for rows in nodes if rows[0].startswith("step")]
+    assert likes == [[], [], ["like step #2"], []]
+
+
+def test_what_passes_between_boxes_is_merged_once_for_each_value():
+    def first(x):
+        return jnp.sin(x) * 2.0, jnp.cos(x)
+
+    def second(y, z):
+        return (y * z + y) * z
+
+    def both(x):
+        y, z = first(x)
+        return second(y, z)
+
+    graph = Read(dot(trace(both, jnp.ones(3)), depth=0))
+    assert graph.into("second") == [("first", "2 arrays, 24 bytes")]
+    assert graph.into("first") == [("x", "f32[3]")] and graph.into("result")[0][0] == "second"
+
+
+def test_a_folded_loop_has_no_edge_to_itself():
+    def looped(x):
+        return jax.lax.scan(lambda c, _: (jnp.sin(c) * c, c), x, None, length=3)
+
+    graph = Read(dot(trace(looped, 1.0), depth=0))
+    assert graph.nodes[graph.named("scan length=3")][1] == "3 equations"
+    assert [(graph.nodes[a][0], graph.nodes[b][0]) for a, b, _ in graph.edges] == [
+        ("x", "scan length=3"),
+        ("scan length=3", "result"),
+    ]
+
+
+def test_an_argument_that_nothing_reads_is_shown():
+    program = trace(lambda tree, x: x + 1.0, {"a": 1.0, "b": 2.0}, 3.0)
+    graph = Read(dot(program, depth=0))
+    assert graph.nodes[graph.named("tree")] == ["tree", "2 arrays, 8 bytes"]
 
 
 @pytest.mark.parametrize("file", sample_files())
 def test_every_sample_is_drawn(file):
     for sample in sample_programs(file):
         program = sample.program()
-        graph = Read(dot(program))
+        graph = Read(dot(program, full=True))
         for name in (*program.arg_names, *program.out_names):
             assert any(name == rows[0] for rows in graph.nodes.values())
+        Read(dot(program))
 
 
 @settings(max_examples=10)

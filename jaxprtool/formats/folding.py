@@ -1,0 +1,240 @@
+"""A large graph folded to what a picture can show: frames become boxes, and edges are merged.
+
+What is deep or shared is folded. Frames are opened from the outside inwards, the largest of a level
+first, as long as the picture has at most `MOST_BOXES` boxes; of several that are alike one is
+opened, and the others say which. Arguments that the same boxes read are one box, and results that
+the same box gives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import NamedTuple
+
+from jaxprtool.formats.graph import Edge, Frame, Graph, Node, is_border
+from jaxprtool.ir.border import path_parts
+from jaxprtool.ir.equations import size_of, type_of
+from jaxprtool.ir.quantities import in_bytes, plural
+from jaxprtool.jaxcompat import Aval
+
+#: A picture of more boxes has its frames folded.
+MOST_BOXES = 60
+
+#: A frame of fewer equations says no more than its box, unless all of the picture is open.
+_LEAST = 8
+
+
+def folded(graph: Graph, depth: int | None = None) -> Graph:
+    """Return a graph with frames folded.
+
+    Args:
+        graph: The graph of a program.
+        depth: How deep frames are open; None for as many as a picture can show.
+    """
+    folding = _Folding(graph)
+    return folding.result(folding.fitting() if depth is None else folding.as_deep_as(depth))
+
+
+def values_text(values: Sequence[Aval]) -> str:
+    """Return the type of a value, or of several how many they are: `12 arrays, 1.2 MiB`."""
+    if len(values) == 1:
+        return type_of(values[0])
+    return f"{plural(len(values), 'array')}, {in_bytes(sum(size_of(v, 0) for v in values))}"
+
+
+class _Folding:
+    """A graph, and what is asked of it to fold it."""
+
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        self._into: defaultdict[Node, list[Edge]] = defaultdict(list)
+        for edge in graph.edges:
+            self._into[edge.target].append(edge)
+        self._keys: dict[Frame, Hashable] = {}
+
+    # --- which frames are open
+
+    def as_deep_as(self, depth: int) -> set[Frame]:
+        """Return the frames that are nested up to a depth."""
+        opened = level = [self._graph.root]
+        for _ in range(depth):
+            level = [inner for frame in level for inner in frame.frames()]
+            opened = opened + level
+        return set(opened)
+
+    def fitting(self) -> set[Frame]:
+        """Return the frames to open so that the picture shows as much as it can."""
+        root = self._graph.root
+        opened, level = {root}, root.frames()
+        room = MOST_BOXES - sum(not is_border(part) for part in root.parts)
+        seen = set[Hashable]()
+        while level:
+            inside: list[Frame] = []
+            large = [frame for frame in level if frame.equations >= _LEAST]
+            for frame in sorted(large, key=lambda frame: -frame.equations):
+                cost = len(frame.parts) - 1 + self._arguments(frame)
+                if cost <= room and (key := self.key(frame)) not in seen:
+                    room -= cost
+                    seen.add(key)
+                    opened.add(frame)
+                    inside += frame.frames()
+            level = inside
+        return opened
+
+    def _arguments(self, frame: Frame) -> int:
+        """Return how many arguments the equations directly in a frame read."""
+        nodes = (part for part in frame.parts if isinstance(part, Node))
+        read = {edge.source for node in nodes for edge in self._into[node]}
+        return sum(map(is_border, read))
+
+    def key(self, frame: Frame) -> Hashable:
+        """Return a key that is equal for frames that compute the same from as many values."""
+        if frame not in self._keys:
+            inside = list(_walk(frame, 0))
+            numbers: dict[object, int] = {part: i for i, (part, _) in enumerate(inside)}
+            entries: list[Hashable] = [frame.like]
+            for part, level in inside:
+                entries.append((level, part.like))
+                for edge in self._into[part] if isinstance(part, Node) else ():
+                    if edge.source in numbers:
+                        origin = numbers[edge.source], edge.output
+                    else:  # what comes from outside has a number by its first use
+                        value = edge.source, edge.output
+                        origin = numbers.setdefault(value, len(numbers)), 0
+                    entries.append((*origin, edge.place, edge.back, *edge.values))
+            self._keys[frame] = tuple(entries)
+        return self._keys[frame]
+
+    # --- what is made of it
+
+    def result(self, opened: set[Frame]) -> Graph:
+        """Return the graph with all frames folded but some."""
+        first: dict[Hashable, tuple[Frame, str, str]] = {}
+        names = Counter(frame.title for frame in _visible(self._graph.root, opened))
+        shown_by: dict[Node, Node] = {}
+        places: dict[Node, Frame] = {}
+
+        def copy(frame: Frame, path: str) -> Frame:
+            result = Frame(frame.title, frame.like, frame.eqn)
+            for part in frame.parts:
+                if isinstance(part, Node):
+                    places[part] = result
+                    result.parts.append(part)
+                    continue
+                name = part.title if names[part.title] == 1 else f"{path}{part.title}"
+                other, title, far = first.setdefault(self.key(part), (frame, part.title, name))
+                if part in opened:
+                    result.parts.append(copy(part, f"{part.title}/"))
+                else:
+                    same = title if other is frame else far
+                    box = _box(part, "" if far == name else same)
+                    result.parts.append(box)
+                    shown_by.update(dict.fromkeys(part.nodes(), box))
+            return result
+
+        root = copy(self._graph.root, "")
+        edges = self._grouped_border(root, _between(self._graph.edges, shown_by), places)
+        return Graph(self._graph.title, root, _merged(edges), self._graph.shared)
+
+    def _grouped_border(
+        self, root: Frame, edges: Sequence[_Passing], places: Mapping[Node, Frame]
+    ) -> list[_Passing]:
+        """Put boxes beside what reads arguments and what gives results, in place of one for each.
+
+        Those that one box reads, or gives, are one box if they are of one pytree.
+        """
+        groups: defaultdict[Hashable, dict[Node, None]] = defaultdict(dict)
+
+        def near(border: Node, other: Node) -> Hashable:
+            if other.kind != "folded":
+                return border, places[other]
+            return border.kind, path_parts(border.title)[:1], other
+
+        for passing in edges:
+            if is_border(passing.source):
+                groups[near(passing.source, passing.target)][passing.source] = None
+            if is_border(passing.target):
+                groups[near(passing.target, passing.source)][passing.target] = None
+        used = {node for group in groups.values() for node in group}
+        for node in root.parts:
+            if is_border(node) and node not in used:
+                groups[node.kind, path_parts(node.title)[:1]][node] = None
+        boxes = {key: _one_of(list(nodes)) for key, nodes in groups.items()}
+        inside = [part for part in root.parts if not is_border(part)]
+        given = [box for box in boxes.values() if box.kind != "result"]
+        root.parts = [*given, *inside, *(box for box in boxes.values() if box.kind == "result")]
+        return [
+            _Passing(
+                boxes[near(source, target)] if is_border(source) else source,
+                boxes[near(target, source)] if is_border(target) else target,
+                edge,
+            )
+            for source, target, edge in edges
+        ]
+
+
+class _Passing(NamedTuple):
+    """An edge, and what stands for its ends."""
+
+    source: Node
+    target: Node
+    edge: Edge
+
+
+def _between(edges: Iterable[Edge], shown_by: Mapping[Node, Node]) -> list[_Passing]:
+    """Return the edges that are not within a box."""
+    shown = []
+    for edge in edges:
+        source = shown_by.get(edge.source, edge.source)
+        target = shown_by.get(edge.target, edge.target)
+        if source is not target or source is edge.source:
+            shown.append(_Passing(source, target, edge))
+    return shown
+
+
+def _merged(edges: Iterable[_Passing]) -> list[Edge]:
+    """Return the edges, those of a box one for each other end."""
+    result: list[Edge] = []
+    merged: defaultdict[tuple[Node, Node, bool], dict[tuple[Node, int], Edge]] = defaultdict(dict)
+    for source, target, edge in edges:
+        if source.kind == "folded" or target.kind == "folded":
+            merged[source, target, edge.back].setdefault((edge.source, edge.output), edge)
+        else:
+            result.append(replace(edge, source=source, target=target))
+    for (source, target, back), several in merged.items():
+        types = tuple(value for edge in several.values() for value in edge.values)
+        result.append(Edge(source, 0, target, 0, types, back))
+    return result
+
+
+def _one_of(nodes: Sequence[Node]) -> Node:
+    """Return a box for arguments, or results, of one pytree."""
+    values = tuple(value for node in nodes for value in node.values)
+    steps = zip(*(path_parts(node.title) for node in nodes), strict=False)
+    title = "".join(step[0] for step in takewhile(lambda step: len(set(step)) == 1, steps))
+    return Node(nodes[0].kind, title, (values_text(values),), values)
+
+
+def _walk(frame: Frame, level: int) -> Iterator[tuple[Node | Frame, int]]:
+    """Return what is in a frame, outer parts before inner ones, with how deep it is."""
+    for part in frame.parts:
+        yield part, level
+        if isinstance(part, Frame):
+            yield from _walk(part, level + 1)
+
+
+def _visible(frame: Frame, opened: set[Frame]) -> Iterator[Frame]:
+    """Return the frames that are shown, open or as a box."""
+    for inner in frame.frames():
+        yield inner
+        if inner in opened:
+            yield from _visible(inner, opened)
+
+
+def _box(frame: Frame, same: str) -> Node:
+    """Return the box that a frame is folded to; `same` is one that is like it."""
+    details = [plural(frame.equations, "equation")] + ([f"like {same}"] if same else [])
+    return Node("folded", frame.title, tuple(details), equations=frame.equations)

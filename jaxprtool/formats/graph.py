@@ -1,0 +1,422 @@
+"""A program as a graph of its dataflow, for formats that are pictures of it.
+
+Each equation is a node, and values pass along the edges. Frames are around what belongs together:
+the equations of a scope (`ir.scopes`), and those of a body. Values flow into the frame of a call
+directly; a loop has a node for each value that it carries or takes from a sequence, and edges that
+go back from one round to the next; each branch ends in a node, of which the `cond` picks one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Literal as Choice
+from typing import TypeAlias, TypeGuard
+
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.border import Border, NamedValue
+from jaxprtool.ir.equations import bodies, type_of
+from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.notation.signatures import Notation
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.scopes import Part, Scope, ScopeReader
+from jaxprtool.ir.structured import ShardMap, holds_jaxpr
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.primitives import sow_p
+
+#: What a node stands for. A port is where values pass the border of a body; a folded one stands for
+#: all that was in a frame.
+NodeKind: TypeAlias = Choice["argument", "constant", "result", "port", "equation", "folded"]
+
+
+@dataclass(eq=False)
+class Node:
+    """A node of a graph.
+
+    Attributes:
+        kind: What it stands for.
+        title: What it is called: a primitive, or the path of an argument.
+        details: What else is to be said of it, in lines.
+        values: The types of what comes out of it; of a result, what goes in.
+        eqn: Its equation.
+        like: What nodes have in common that compute the same, their operands left out.
+        equations: How many equations it stands for.
+    """
+
+    kind: NodeKind
+    title: str
+    details: tuple[str, ...] = ()
+    values: tuple[Aval, ...] = ()
+    eqn: JaxprEqn | None = None
+    like: str = ""
+    equations: int = 0
+
+
+@dataclass(eq=False)
+class Frame:
+    """A frame around nodes and other frames, which are in the order of the program.
+
+    Attributes:
+        title: What stands over it.
+        like: What frames have in common that differ in their title alone, or in what is in them.
+        eqn: The equation that it is of; None of scopes, and of one of several bodies.
+        parts: What is in it.
+    """
+
+    title: str
+    like: str = ""
+    eqn: JaxprEqn | None = None
+    parts: list[Node | Frame] = field(default_factory=list)
+
+    def nodes(self) -> Iterator[Node]:
+        """Return the nodes in it, at any depth."""
+        for part in self.parts:
+            if isinstance(part, Frame):
+                yield from part.nodes()
+            else:
+                yield part
+
+    def frames(self) -> list[Frame]:
+        """Return the frames directly in it."""
+        return [part for part in self.parts if isinstance(part, Frame)]
+
+    @property
+    def equations(self) -> int:
+        """How many equations it stands for."""
+        return (self.eqn is not None) + sum(part.equations for part in self.parts)
+
+
+def is_border(part: Node | Frame) -> TypeGuard[Node]:
+    """Whether a node is an argument, a constant or a result."""
+    return isinstance(part, Node) and part.kind in ("argument", "constant", "result")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What passes from one node to another.
+
+    Attributes:
+        source: The node that it comes from.
+        output: Which of the values of that node it is.
+        target: The node that it goes to.
+        place: Which of the operands of that node it is.
+        values: The types of what passes; none if it only decides.
+        back: Whether it goes from one round of a loop to the next.
+    """
+
+    source: Node
+    output: int
+    target: Node
+    place: int = 0
+    values: tuple[Aval, ...] = ()
+    back: bool = False
+
+
+@dataclass
+class Graph:
+    """A program's graph.
+
+    Attributes:
+        title: The program's name.
+        root: The frame around all nodes.
+        edges: The edges, in the order of the program.
+        shared: The bodies that several equations hold of which none is drawn, by node.
+    """
+
+    title: str
+    root: Frame
+    edges: list[Edge] = field(default_factory=list)
+    shared: dict[Node, tuple[Jaxpr, ...]] = field(default_factory=dict)
+
+
+#: Where a value comes from: an output of a node, or the literal that it is.
+_Origin: TypeAlias = tuple[Node, int] | Literal
+#: Those of the variables in sight.
+_Origins: TypeAlias = dict[Var, _Origin]
+
+#: Parameters that say little about what an equation does.
+_HIDDEN = frozenset(
+    (
+        *("accuracy", "axis_index_groups", "indices_are_sorted", "mode", "name", "out_sharding"),
+        *("precision", "preferred_element_type", "sharding", "unique_indices", "weak_type"),
+    )
+)
+#: A parameter longer than this, and more than so many of them, would blow up the picture.
+_LONGEST_PARAMETER, _MOST_PARAMETERS = 36, 4
+
+
+def graph_of(about: Border, most_equations: int) -> Graph:
+    """Return the graph of a program.
+
+    Args:
+        about: The program.
+        most_equations: If it has more, a body that several equations hold is drawn once. So is what
+            calls share that are marked for XLA as `outline` marks them.
+    """
+    builder = _Builder(about.name, Selection().count(about.jaxpr) > most_equations)
+    jaxpr = about.jaxpr
+    origins: _Origins = {}
+    for var, value in zip(jaxpr.constvars, about.constants, strict=True):
+        origins[var] = builder.border("constant", value, var.aval), 0
+    for var, value in zip(jaxpr.invars, about.arguments, strict=True):
+        origins[var] = builder.border("argument", value, var.aval), 0
+    outs = builder.jaxpr(jaxpr, origins)
+    for value, atom, origin in zip(about.outputs, jaxpr.outvars, outs, strict=True):
+        builder.edge(origin, builder.border("result", value, atom.aval), aval=atom.aval)
+    return builder.graph
+
+
+class _Builder:
+    """A graph that is made in one pass over the equations."""
+
+    def __init__(self, title: str, share: bool):
+        self.graph = Graph(title, Frame(title))
+        self._share, self._drawn = share, set[Jaxpr]()
+        self._frame = self.graph.root
+        self._notation, self._scopes = Notation(), ScopeReader()
+        self._selection = Selection()
+
+    # --- what a graph is made of
+
+    def add(self, node: Node) -> Node:
+        """Add a node to the frame that is open."""
+        self._frame.parts.append(node)
+        return node
+
+    def border(self, kind: NodeKind, value: NamedValue, aval: Aval) -> Node:
+        """Add the node of an argument, a result or a constant."""
+        return self.add(Node(kind, value.name, (value.type,), (aval,)))
+
+    def port(self, title: str, values: tuple[Aval, ...] = ()) -> Node:
+        """Add a node where values pass the border of a body."""
+        return self.add(Node("port", title, (), values, like=title))
+
+    def edge(
+        self,
+        origin: _Origin,
+        target: Node,
+        place: int = 0,
+        aval: Aval | None = None,
+        back: bool = False,
+    ) -> None:
+        """Add an edge from where a value comes from to where it goes."""
+        if isinstance(origin, Literal):
+            text = _literal(origin)
+            origin = self.add(Node("constant", text, (), (origin.aval,), like=text)), 0
+        source, output = origin
+        values = () if aval is None else (aval,)
+        self.graph.edges.append(Edge(source, output, target, place, values, back))
+
+    @contextmanager
+    def frame(self, title: str, eqn: JaxprEqn | None = None) -> Iterator[None]:
+        """Open a frame around what is added meanwhile; there is none around nothing."""
+        like = title if eqn is None else self._like(eqn)
+        frame, outer = Frame(title, like, eqn), self._frame
+        outer.parts.append(frame)
+        self._frame = frame
+        yield
+        self._frame = outer
+        if not frame.parts:
+            outer.parts.remove(frame)
+
+    # --- jaxprs and their equations
+
+    def jaxpr(self, jaxpr: Jaxpr, origins: _Origins) -> list[_Origin]:
+        """Add the equations of an open jaxpr, and return the origins of its results."""
+        self._add_parts(self._scopes.parts(jaxpr), origins)
+        return [_origin(origins, atom) for atom in jaxpr.outvars]
+
+    def _add_parts(self, parts: Sequence[Part], origins: _Origins) -> None:
+        for part in parts:
+            if isinstance(part, Scope):
+                with self.frame(part.name):
+                    self._frame.like = ""
+                    self._add_parts(part.parts, origins)
+            else:
+                found = self._draw(part, origins)
+                origins.update(zip(part.outvars, found, strict=True))
+
+    def _draw(self, eqn: JaxprEqn, origins: _Origins) -> list[_Origin]:
+        inside = dict.fromkeys(body for _, body in bodies(eqn))
+        shared = self._share or bool(eqn.ctx.xla_metadata)
+        if not inside or (shared and self._drawn.issuperset(inside)):
+            node = self.equation(eqn, origins, inside)
+            if inside:
+                self.graph.shared[node] = tuple(inside)
+            return [(node, i) for i in range(len(eqn.outvars))]
+        self._drawn.update(inside)
+        held = regions(eqn)
+        return _parts(self, eqn, origins) if held is None else _regions(self, held, origins)
+
+    def body(self, closed: AnyJaxpr, inputs: Sequence[_Origin]) -> list[_Origin]:
+        """Add a closed body whose arguments come from `inputs`."""
+        jaxpr = jaxcompat.open_jaxpr(closed)
+        constants: list[_Origin] = []
+        for var in jaxpr.constvars:
+            like = f"constant {id(var)}"  # its value is not looked at
+            node = Node("constant", "constant", (type_of(var.aval),), (var.aval,), like=like)
+            constants.append((self.add(node), 0))
+        atoms = [*jaxpr.constvars, *jaxpr.invars]
+        return self.jaxpr(jaxpr, dict(zip(atoms, [*constants, *inputs], strict=True)))
+
+    def equation(self, eqn: JaxprEqn, origins: _Origins, held: Iterable[Jaxpr] = ()) -> Node:
+        """Add the node of an equation, with the edges into it; literals stand in it.
+
+        It stands for the bodies `held` too.
+        """
+        found = [_origin(origins, atom) for atom in eqn.invars]
+        literals = [_literal(each) if isinstance(each, Literal) else "·" for each in found]
+        details = self._telling(eqn)
+        if any(text != "·" for text in literals):
+            details.insert(0, f"({', '.join(literals)})")
+        called = eqn.params.get("name") if bodies(eqn) else None
+        title = f"{eqn.primitive.name} {called}" if called else eqn.primitive.name
+        like = f"{self._like(eqn)} {literals} {[id(body) for body in held]}"
+        number = 1 + sum(map(self._selection.count, held))
+        types = tuple(v.aval for v in eqn.outvars)
+        node = self.add(Node("equation", title, tuple(details), types, eqn, like, number))
+        for place, (atom, origin) in enumerate(zip(eqn.invars, found, strict=True)):
+            if not isinstance(origin, Literal):
+                self.edge(origin, node, place, atom.aval)
+        return node
+
+    def _telling(self, eqn: JaxprEqn) -> list[str]:
+        """Return the parameters that say most about an equation, as `axes=(0,)`."""
+        hidden = () if eqn.primitive is sow_p else _HIDDEN
+        telling = [
+            f"{name}{value}"
+            for name, value in self._notation.signature(eqn).pairs
+            if isinstance(value, str) and value not in ("None", "False", "()")
+            if len(value) <= _LONGEST_PARAMETER and name.rstrip("=") not in hidden
+        ]
+        return telling[:_MOST_PARAMETERS]
+
+    def _like(self, eqn: JaxprEqn) -> str:
+        """Return the text of what an equation does, its bodies left out."""
+        signature = self._notation.signature(eqn)
+        if signature.head is not None:
+            return "".join(signature.head)
+        texts = (f"{k}={self._notation.text(v)}" for k, v in eqn.params.items() if not _held(v))
+        return " ".join([eqn.primitive.name, *texts])
+
+
+def _held(value: object) -> bool:
+    """Whether a parameter is a jaxpr, or several."""
+    return holds_jaxpr([value])
+
+
+def _origin(origins: _Origins, atom: Atom) -> _Origin:
+    return atom if isinstance(atom, Literal) else origins[atom]
+
+
+def _literal(literal: Literal) -> str:
+    """Return the value of a literal, as short as its type allows."""
+    return "[…]" if np.shape(literal.val) else str(np.asarray(literal.val))
+
+
+# --- equations with bodies --------------------------------------------------------------------
+
+
+def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Origin]:
+    """A loop, a branch or a call is a frame in which values pass along the edges of its regions."""
+    eqn = inside.eqn
+    given = [_origin(origins, atom) for atom in eqn.invars]
+    results: dict[int, _Origin] = {}
+    ends: list[Node] = []
+    with builder.frame(_title(inside), eqn):
+        _ports(builder, inside, given)
+        for number, (region, body) in enumerate(zip(inside.regions, inside.bodies, strict=True)):
+            with _body_frame(builder, inside, number):
+                outs = builder.body(body, [given[i] for i in region.ins])
+                if region.decides:
+                    builder.edge(outs[0], builder.port("go on?"))
+                if inside.deciding:
+                    ends.append(builder.port("result" if len(outs) == 1 else "results"))
+                    for i, (origin, var) in enumerate(zip(outs, eqn.outvars, strict=True)):
+                        builder.edge(origin, ends[-1], i, var.aval)
+            for origin, out, back in zip(outs, region.outs, region.back, strict=True):
+                if out is not None:
+                    results[out] = origin
+                # Where a value changes, it goes from the end of a round to the next.
+                if back is not None and origin != given[back]:
+                    builder.edge(origin, _port(given[back]), 1, back=True)
+        if inside.deciding:
+            types = tuple(v.aval for v in eqn.outvars)
+            chosen = builder.add(Node("equation", eqn.primitive.name, (), types, eqn, "chosen"))
+            results = {i: (chosen, i) for i in range(len(eqn.outvars))}
+    if any(region.decides for region in inside.regions):
+        results.update((out, given[i]) for i, out in inside.carried)
+    for i in inside.deciding:
+        builder.edge(given[i], chosen, 0, eqn.invars[i].aval)
+    for place, end in enumerate(ends, 1):
+        builder.edge((end, 0), chosen, place)
+    return [results[i] for i in range(len(eqn.outvars))]
+
+
+def _port(origin: _Origin) -> Node:
+    """Return the port of a value that is carried."""
+    assert not isinstance(origin, Literal)
+    return origin[0]
+
+
+def _title(inside: Regions) -> str:
+    """Return what stands over the frame of an equation."""
+    structured, eqn = inside.view, inside.eqn
+    if isinstance(structured, ShardMap):
+        about = ", ".join(f"{name}={size}" for name, size in structured.mesh.shape.items())
+    elif inside.kind == "call":
+        debug = jaxcompat.open_jaxpr(inside.bodies[0]).debug_info
+        about = eqn.params.get("name") or debug.func_name
+    elif inside.kind == "loop" and structured.trips is not None:
+        about = f"length={structured.trips}" + (", reverse" if eqn.params.get("reverse") else "")
+    else:
+        return eqn.primitive.name
+    return f"{eqn.primitive.name} {about}"
+
+
+def _body_frame(builder: _Builder, inside: Regions, number: int) -> AbstractContextManager[None]:
+    """Return the frame around one body, if there are several."""
+    if len(inside.bodies) == 1 and not inside.deciding:
+        return nullcontext()
+    region = inside.regions[number]
+    name = "condition" if region.decides else region.field
+    return builder.frame(f"branch {number}" if inside.deciding else name)
+
+
+def _ports(builder: _Builder, inside: Regions, given: list[_Origin]) -> None:
+    """Put a node in place of each value that changes from round to round, with its first value."""
+    carried = [i for i, _ in inside.carried]
+    rows = [i for field in inside.edges.sliced for i in inside.operands[field]]
+    arguments = {
+        i: var.aval
+        for body, region in zip(inside.bodies, inside.regions, strict=True)
+        for i, var in zip(region.ins, body.invars, strict=True)
+    }
+    for name, operands in ("carry", carried), ("x", rows):
+        for number, i in enumerate(operands):
+            aval = inside.eqn.invars[i].aval
+            title = f"{name} {number}" if len(operands) > 1 else name
+            port = builder.port(title, (arguments.get(i, aval),))
+            builder.edge(given[i], port, 0, aval)
+            given[i] = port, 0
+
+
+def _parts(builder: _Builder, eqn: JaxprEqn, origins: _Origins) -> list[_Origin]:
+    """An equation of a kind that we do not know: itself, and its jaxprs, each on its own."""
+    with builder.frame(eqn.primitive.name):
+        node = builder.equation(eqn, origins)
+        for path, body in bodies(eqn):
+            with builder.frame(path):
+                inputs: list[_Origin] = [
+                    (builder.add(Node("port", "input", (type_of(v.aval),), (v.aval,))), 0)
+                    for v in body.invars
+                ]
+                end = None
+                origins_out = builder.body(body, inputs)
+                for i, (origin, atom) in enumerate(zip(origins_out, body.outvars, strict=True)):
+                    end = end or builder.port("result")
+                    builder.edge(origin, end, i, atom.aval)
+    return [(node, i) for i in range(len(eqn.outvars))]

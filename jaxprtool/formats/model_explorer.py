@@ -1,0 +1,182 @@
+"""A program as a graph of Google's Model Explorer: JSON, in layers by scope and by nesting.
+
+The document is a collection of graphs, the program's first. Its layers are what `formats.graph` has
+frames for: the scopes of a model, loops, branches and calls. A parameter that one layer alone reads
+is in it; what several read is in layers by its path. If a body that several equations hold is not
+drawn at each of them, it is a graph of its own that Model Explorer goes to from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
+from typing import Any
+
+from jaxprtool.formats.graph import Edge, Frame, Graph, Node, graph_of, is_border
+from jaxprtool.ir.border import Border, border, path_parts
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.notation.signatures import Notation
+from jaxprtool.ir.notation.user_names import UserNames
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, name_stack
+
+#: More than that, those of a shared jaxpr counted at each mention, are not all in one graph.
+MOST_EQUATIONS = 20_000
+
+#: A parameter's text ends there.
+_LONGEST = 1000
+
+#: Fill of nodes that stand for no equation.
+_COLOURS = {"argument": "#e3eefa", "constant": "#fbf0d9", "result": "#e2f2e5", "port": "#efeaf7"}
+
+#: The layers of arguments and constants that several layers read, and of results.
+_LAYERS = {"argument": "arguments", "constant": "constants", "result": "results"}
+
+#: Separates layers in a namespace, and stands for that in the name of one; its font has few signs.
+_SEPARATOR, _STAND_IN = "/", ": "
+
+
+def model_explorer(program: Program) -> str:
+    """Return a program as the text of a file that Model Explorer opens."""
+    about = border(program)
+    ids: dict[Jaxpr, str] = {}
+    documents = []
+    todo = [(about, MOST_EQUATIONS)]
+    for one, most in todo:
+        graph = graph_of(one, most)
+        for body in (body for held in graph.shared.values() for body in held):
+            if body not in ids:
+                inside = border(body)
+                ids[body] = f"{inside.name} ({len(ids) + 1})"
+                todo.append((inside, 0))
+        name = ids.get(one.jaxpr, one.name)
+        documents.append(_Document(one, graph, ids).document(name))
+    return json.dumps({"label": about.name, "graphs": documents}, ensure_ascii=False) + "\n"
+
+
+class _Document:
+    """The document of one graph."""
+
+    def __init__(self, about: Border, graph: Graph, ids: Mapping[Jaxpr, str]):
+        self._graph, self._subgraphs = graph, ids
+        self._notation, self._frames = Notation(), frames_now()
+        given = UserNames(about.jaxpr, set(), [value.name for value in about.arguments])
+        self._names = given.spaced
+        self._layers: dict[Node, str] = {}
+        self._groups: dict[str, dict[str, str]] = {}
+        self._place(graph.root, ())
+        self._place_border()
+        self._ids = {node: str(number) for number, node in enumerate(self._layers)}
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Return the document."""
+        into: defaultdict[Node, list[Edge]] = defaultdict(list)
+        for edge in self._graph.edges:
+            into[edge.target].append(edge)
+        nodes = [self._node(node, into[node]) for node in self._layers]
+        return {"id": name, "nodes": nodes, "groupNodeAttributes": self._groups}
+
+    # --- layers
+
+    def _place(self, frame: Frame, path: tuple[str, ...]) -> None:
+        """Put what is in a frame into layers, each told from others beside it."""
+        namespace = _SEPARATOR.join(path)
+        self._groups[namespace] = {"equations": f"{frame.equations:,}"}
+        if frame.eqn is not None:
+            self._groups[namespace].update(self._facts(frame.eqn))
+        numbers = Counter[str]()
+        for part in frame.parts:
+            if isinstance(part, Node):
+                self._layers[part] = namespace
+                continue
+            title = part.title.replace(_SEPARATOR, _STAND_IN) or "scope"
+            numbers[title] += 1
+            number = f" #{numbers[title]}" if numbers[title] > 1 else ""
+            self._place(part, (*path, f"{title}{number}"))
+
+    def _place_border(self) -> None:
+        """Put arguments, constants and results that are parts of a pytree into layers."""
+        readers: defaultdict[Node, list[str]] = defaultdict(list)
+        for edge in self._graph.edges:
+            readers[edge.source].append(self._layers[edge.target])
+        border = list(filter(is_border, self._graph.root.parts))
+        trees = Counter((node.kind, path_parts(node.title)[:1]) for node in border)
+        for node in border:
+            if trees[node.kind, path_parts(node.title)[:1]] == 1:
+                continue
+            layer = _common(readers[node])
+            if not layer:
+                steps = [step.strip("[].'\"") for step in path_parts(node.title)[:-1]]
+                steps = [step.replace(_SEPARATOR, _STAND_IN) for step in steps if step]
+                layer = _SEPARATOR.join([_LAYERS[node.kind], *steps])
+            self._layers[node] = layer
+
+    # --- nodes
+
+    def _node(self, node: Node, edges: Iterable[Edge]) -> dict[str, Any]:
+        document: dict[str, Any] = {
+            "id": self._ids[node],
+            "label": node.title,
+            "namespace": self._layers[node],
+            "attrs": _attributes(self._attributes(node)),
+            "incomingEdges": [
+                {
+                    "sourceNodeId": self._ids[edge.source],
+                    "sourceNodeOutputId": str(edge.output),
+                    "targetNodeInputId": str(edge.place),
+                }
+                for edge in edges
+            ],
+            "outputsMetadata": [
+                {"id": str(i), "attrs": _attributes(facts)}
+                for i, facts in enumerate(self._outputs(node))
+            ],
+        }
+        if bodies := self._graph.shared.get(node):
+            document["subgraphIds"] = [self._subgraphs[body] for body in bodies]
+        if colour := _COLOURS.get(node.kind):
+            document["style"] = {"backgroundColor": colour}
+        return document
+
+    def _outputs(self, node: Node) -> Iterator[dict[str, str]]:
+        """Return the type of each value, and what the user calls it."""
+        if node.kind != "result":
+            for i, aval in enumerate(node.values):
+                name = node.title if node.kind == "argument" else ""
+                if node.eqn is not None:
+                    name = self._names.get(id(node.eqn.outvars[i]), "").strip()
+                yield {"tensor_shape": type_of(aval)} | ({"__tensor_tag": name} if name else {})
+
+    def _attributes(self, node: Node) -> dict[str, str]:
+        if node.eqn is None:
+            return {"type": type_of(node.values[0])} if node.values else {}
+        operands = [detail for detail in node.details[:1] if detail.startswith("(")]
+        return ({"operands": operands[0]} if operands else {}) | self._facts(node.eqn)
+
+    def _facts(self, eqn: JaxprEqn) -> dict[str, str]:
+        """Return the parameters of an equation, its bodies left out, and where it comes from."""
+        facts = {
+            name: self._notation.text(value)[:_LONGEST]
+            for name, value in eqn.params.items()
+            if value is not None and not holds_jaxpr([value])
+        }
+        if place := BEHIND.join(self._frames.texts(eqn)):
+            facts["source"] = place
+        if scope := name_stack(eqn):
+            facts["scope"] = scope
+        return facts
+
+
+def _attributes(facts: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": value} for key, value in facts.items()]
+
+
+def _common(layers: Iterable[str]) -> str:
+    """Return the innermost layer that all of some layers are in, or are."""
+    paths = [layer.split(_SEPARATOR) for layer in layers]
+    same = takewhile(lambda steps: len(set(steps)) == 1, zip(*paths, strict=False))
+    return _SEPARATOR.join(steps[0] for steps in same)

@@ -142,6 +142,7 @@ def show(
     shown = ShowOptions(
         width=output.width(),
         fit=sys.stdout.isatty(),
+        fold=sys.stdout.isatty() and not (full or pager),
         **options.listed(format is Format.html if source is None else source, frames),
         scopes=scopes,
         types=not no_types,
@@ -197,7 +198,7 @@ def _note_missing(only: Sequence[str], programs: Programs) -> None:
 
 def _plain(shown: ShowOptions) -> bool:
     """Whether nothing particular is asked for."""
-    return shown == type(shown)(width=shown.width, fit=shown.fit)
+    return shown == type(shown)(width=shown.width, fit=shown.fit, fold=shown.fold)
 
 
 def _document(

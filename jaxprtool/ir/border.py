@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr
 
 
@@ -23,6 +24,12 @@ class NamedValue:
     name: str
     type: str
     bytes: int | None
+
+
+def size_of_values(noun: str, values: Sequence[NamedValue]) -> str:
+    """Return how many values there are, and their bytes: `215 arguments, 2.7 MiB`."""
+    size = sum(value.bytes or 0 for value in values)
+    return f"{plural(len(values), noun)}, {in_bytes(size)}"
 
 
 @dataclass(frozen=True)

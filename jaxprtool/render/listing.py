@@ -13,15 +13,20 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
-from jaxprtool.ir.border import border
+from jaxprtool.ir.border import Border, border, size_of_values
 from jaxprtool.ir.notation.layout import Layout
-from jaxprtool.ir.notation.tokens import with_roles
+from jaxprtool.ir.notation.tokens import BinderToken, Comment, Heading, Type, with_roles
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.quantities import in_bytes
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.comments import SourceComments
-from jaxprtool.render.lines import fitted
-from jaxprtool.render.rendering import DEFAULTS, ShowOptions
+from jaxprtool.render.grid import columns
+from jaxprtool.render.lines import Cell, fitted, printable
+from jaxprtool.render.rendering import DEFAULTS, MOST_IN_A_ROW, ShowOptions
 from jaxprtool.render.theme import STYLES
+
+#: So many of the largest arguments are listed below a program that has many.
+LARGEST = 8
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,44 @@ class Listing:
 
 
 def listing(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
-    """Return the listing of a program; a line's source and scope are a comment at its end."""
+    """Return the listing of a program; a line's source and scope are a comment at its end.
+
+    Many arguments are folded to their size, and the largest of them listed below, if that is asked
+    for.
+    """
     comments = SourceComments(options)
     comment = comments.comment if options.source or options.scopes else None
     about, selection = border(program), options.selection()
     notation = options.notation(about)
-    layout = Layout(about.jaxpr, options.width, options.types, selection, comment, notation)
+    many = options.fold and len(about.arguments) > MOST_IN_A_ROW
+    layout = Layout(
+        about.jaxpr,
+        options.width,
+        options.types,
+        selection,
+        comment,
+        notation,
+        cut=MOST_IN_A_ROW if options.fold else None,
+        arguments=size_of_values("argument", about.arguments) if many else "",
+    )
     tokens = layout.tokens()
-    return Listing(fitted(tokens, options.width) if options.fit else tokens)
+    if options.fit:
+        tokens = fitted(tokens, options.width)
+    return Listing([*tokens, *_largest(about, layout, options.width)] if many else tokens)
+
+
+def _largest(about: Border, layout: Layout, width: int) -> list[str]:
+    """Return the tokens of a table of the largest arguments: what they are called, their sizes."""
+    pairs = zip(about.arguments, about.jaxpr.invars, strict=True)
+    ranked = sorted(pairs, key=lambda pair: pair[0].bytes or 0, reverse=True)
+    rows: list[list[Cell]] = []
+    for value, var in ranked[:LARGEST]:
+        name = layout.names[var]
+        letter = [BinderToken("" if name == value.name else name)]
+        size = "" if value.bytes is None else in_bytes(value.bytes)
+        rows.append([letter, [BinderToken(value.name)], [Type(value.type)], [size]])
+    if not any(letter[0] for letter, *_ in rows):
+        rows = [row[1:] for row in rows]
+    more = f"… {len(ranked) - LARGEST:,} more: --full shows them"
+    heading = Heading("the largest arguments")
+    return ["\n\n", heading, "\n", *printable(columns(rows, width)), "\n", Comment(more)]

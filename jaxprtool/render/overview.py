@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from jaxprtool.ir.border import ValueGroup, border, grouped
+from jaxprtool.ir.border import ValueGroup, border, grouped, size_of_values
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.tokens import (
@@ -74,8 +74,7 @@ def facts(counted: Stats) -> list[str]:
     parts = [plural(counted.equations, "equation") + (f", nested {depth} deep" if depth else "")]
     border = ("argument", counted.arguments), ("result", counted.outputs)
     for what, values in (*border, ("constant", counted.constants)):
-        size = sum(value.bytes or 0 for value in values)
-        parts += [f"{plural(len(values), what)}, {in_bytes(size)}"] if values else []
+        parts += [size_of_values(what, values)] if values else []
     return parts
 
 
@@ -146,7 +145,7 @@ def _listing(
     about = border(program)
     options = ShowOptions(depth=_depth(found, height), names=True, terse=True)
     notation = options.notation(about)
-    layout = Layout(about.jaxpr, width, True, options.selection(), None, notation, cut=True)
+    layout = Layout(about.jaxpr, width, True, options.selection(), None, notation, cut=4)
     lines = list(islice(lines_of(layout.tokens(height + 1)), height + 1))
     fits = len(lines) <= height
     shown = [["\n", *cut(line, width)] for line in (lines if fits else lines[: height - 1])]

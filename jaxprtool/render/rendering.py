@@ -33,6 +33,7 @@ class ShowOptions:
         names: Whether variables are called what the user calls them, where that is known.
         terse: Whether parameters at their defaults are left out.
         fit: Whether the lines that JAX's layout leaves longer than the width are broken.
+        fold: Whether of many variables in a row, as of large signatures, some are shown.
     """
 
     width: int = 80
@@ -45,6 +46,7 @@ class ShowOptions:
     names: bool = False
     terse: bool = False
     fit: bool = False
+    fold: bool = False
 
     def selection(self) -> Selection:
         """Return which equations are shown."""
@@ -58,6 +60,9 @@ class ShowOptions:
             notation.variable_names = partial(UserNames, arguments=paths)
         return notation
 
+
+#: Of more variables in a row, what fits on a line is shown where they are folded.
+MOST_IN_A_ROW = 12
 
 #: How a program is shown if nothing else is asked for.
 DEFAULTS = ShowOptions()

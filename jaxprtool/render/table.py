@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.border import border
@@ -15,8 +16,13 @@ from jaxprtool.render.comments import SourceComments
 from jaxprtool.render.grid import Cell, fits, grid
 from jaxprtool.render.lines import printable
 from jaxprtool.render.listing import Listing
-from jaxprtool.render.rendering import DEFAULTS, ShowOptions
+from jaxprtool.render.rendering import DEFAULTS, MOST_IN_A_ROW, ShowOptions
 from jaxprtool.render.rows import Reader
+
+T = TypeVar("T")
+
+#: So many values of an equation that has many are shown where they are folded.
+_FEW = 4
 
 
 def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
@@ -39,10 +45,11 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
             cells.append([Comment(equations(row))])
             rows.append(cells + [[]] * (len(headings) - len(cells)))
             continue
+        outs, ins = (_some(atoms, options) for atoms in (row.outvars, row.invars))
         cells += [
-            reader.binder_tokens(row.outvars, options.types),
+            [*reader.binder_tokens(outs, options.types), *_rest(row.outvars, outs)],
             [PrimitiveName(row.primitive.name)],
-            reader.operand_tokens(row.invars),
+            [*reader.operand_tokens(ins), *_rest(row.invars, ins)],
             _parameters(reader, row, selection),
         ]
         if options.source:
@@ -56,6 +63,16 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
         del headings[at]
         below = [row.pop(at) for row in rows]
     return Listing(printable(grid(headings, rows, options.width, below)))
+
+
+def _some(atoms: Sequence[T], options: ShowOptions) -> Sequence[T]:
+    """Return the values of an equation that are shown."""
+    return atoms[:_FEW] if options.fold and len(atoms) > MOST_IN_A_ROW else atoms
+
+
+def _rest(atoms: Sequence[object], shown: Sequence[object]) -> Cell:
+    more = f" …\N{NO-BREAK SPACE}{len(atoms) - len(shown):,}\N{NO-BREAK SPACE}more"
+    return [Comment(more)] if len(atoms) > len(shown) else []
 
 
 def _parameters(reader: Reader, eqn: JaxprEqn, selection: Selection) -> Cell:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from jaxprtool.ir.border import Border, border
+from jaxprtool.ir.border import Border, border, size_of_values
 from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.notation.selection import equations
 from jaxprtool.ir.notation.tokens import Comment, ParameterToken, SharedName, Type
@@ -18,7 +18,7 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn
 from jaxprtool.render.comments import SourceComments
 from jaxprtool.render.lines import cut, printable
 from jaxprtool.render.listing import Listing
-from jaxprtool.render.rendering import DEFAULTS, ShowOptions
+from jaxprtool.render.rendering import DEFAULTS, MOST_IN_A_ROW, ShowOptions
 from jaxprtool.render.rows import Reader
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listin
     """Return the tree of a program; lines longer than the width are cut there."""
     about = border(program)
     maker = _Lines(about, options)
-    tokens = cut([SharedName(about.name), " ", *maker.signature(about.jaxpr)], options.width)
+    tokens = cut([SharedName(about.name), " ", *maker.first(about)], options.width)
     for line in maker.equations(about.jaxpr, 0, ""):
         tokens += "\n", *cut(line, options.width)
     return Listing(printable(tokens))
@@ -67,6 +67,17 @@ class _Lines:
                 for (path, body), inner, deeper in _branches(inside, below):
                     yield [inner, ParameterToken(path), " ", *self.signature(body)]
                     yield from self.equations(body, depth + 1, deeper)
+
+    def first(self, about: Border) -> list[str]:
+        """Return the signature of the program, of many values their sizes."""
+        types = self.signature(about.jaxpr)
+        if self._types and max(len(about.arguments), len(about.outputs)) > MOST_IN_A_ROW:
+            sizes = (
+                size_of_values("argument", about.arguments),
+                size_of_values("result", about.outputs),
+            )
+            types[0] = Type("({}) → {}".format(*sizes))
+        return types
 
     def signature(self, jaxpr: Jaxpr) -> list[str]:
         """Return `(f32[3]) → f32[3]  12 equations`, and whether they stand above."""

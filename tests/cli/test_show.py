@@ -140,3 +140,37 @@ def test_a_narrow_table_has_parameters_below_its_equations(cli):
     assert heading.split() == ["#", "outputs", "primitive", "inputs"]
     assert lines[0].split() == ["0", "c:f32[8,8]", "dot_general", "a", "b"]
     assert lines[1].strip().startswith("dimension_numbers=(([1], [0]), ([], []))")
+
+
+@pytest.fixture
+def wide(folder):
+    """A function of many arguments and results."""
+    (folder / "wide.py").write_text(
+        "import jax, jaxprtool\n"
+        "PARAMS = {f'w{i}': f'f32[{i + 1},256]' for i in range(30)}\n"
+        "@jaxprtool.example(PARAMS)\n"
+        "def wide(params):\n"
+        "    return jax.jit(lambda params: jax.tree.map(lambda w: w * 2, params))(params)\n"
+    )
+    return "wide.py:wide"
+
+
+def test_large_signatures_are_folded_on_a_terminal(terminal, cli, wide):
+    shown = terminal("show", wide, "--source").splitlines()
+    assert "{ lambda ; 30 arguments, 465.0 KiB. let" in shown
+    assert any(line.endswith(" more) }") for line in shown)
+    table = shown[shown.index("the largest arguments") + 1 :]
+    assert table[0].split()[1:] == ["params['w29']", "f32[30,256]", "30.0", "KiB"]
+    assert len(table) == 9 and table[-1] == "… 22 more: --full shows them"
+    full = terminal("show", wide, "--source", "--full")
+    assert "arguments" not in full and full.count("more") == 0 and full.count(":f32[30,256]") > 1
+    piped = cli("show", wide).out
+    assert "30 arguments" not in piped and " more" not in piped
+
+
+def test_the_tree_and_the_table_fold_them_too(terminal, wide):
+    tree = terminal("show", wide, "--format", "tree").splitlines()
+    assert tree[0] == "wide (30 arguments, 465.0 KiB) → 30 results, 465.0 KiB  31 equations"
+    table = terminal("show", wide, "--format", "table", "--depth", "0")
+    assert table.count("…\N{NO-BREAK SPACE}26\N{NO-BREAK SPACE}more") == 2
+    assert "more" not in terminal("show", wide, "--format", "table", "--full")

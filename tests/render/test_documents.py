@@ -92,7 +92,9 @@ def test_table_has_a_row_for_each_equation_with_its_place():
     places = " ".join(row.split()[0] for row in rows)
     loop = "0.2.0 0.2.1 0.2.2 0.2.2[0].0 0.2.2[1].0 0.2.2[1].0.0 0.2.2[1].0.1"
     assert places == f"0 0.0 0.1 0.2 {loop}"
-    assert re.search(r"0\.2\.0 +h:bool\[\] +gt +g 0\.0:f32\[\] +programs\.py:\d+$", rows[4])
+    assert re.search(
+        r"0\.2\.0 +h:bool\[\] +gt +g 0\.0:f32\[\] +tests/render/programs\.py:\d+$", rows[4]
+    )
 
 
 def test_table_folds_and_selects():

@@ -33,9 +33,6 @@ Commenter: TypeAlias = Callable[[JaxprEqn], Sequence[str]]
 #: The columns that are left to say how many variables are not shown.
 _COUNT = 14
 
-#: So many variables are written in any case.
-_FEW = 4
-
 _LAMBDA, _LET, _IN = Keyword("lambda "), Keyword("let"), Keyword("in ")
 
 
@@ -83,8 +80,8 @@ class Middle:
 class Layout:
     """One listing in the making; `tokens()` makes it.
 
-    With `cut`, of variables that do not fit on their line those that do are written, and the others
-    counted.
+    Of more than `cut` variables in a row that do not fit on their line those that do are written,
+    and the others counted. The text `arguments` stands in the place of the program's own.
     """
 
     def __init__(
@@ -95,7 +92,8 @@ class Layout:
         selection: Selection,
         comment: Commenter | None,
         notation: Notation | None = None,
-        cut: bool = False,
+        cut: int | None = None,
+        arguments: str = "",
     ):
         self.root = root
         self.width = width
@@ -103,6 +101,7 @@ class Layout:
         self.selection = selection
         self.comment = comment
         self.cut = cut
+        self.arguments = arguments
         self.notation = notation or Notation()
         self._naming = Naming(root, self.notation)
         self.shared, self.names = self._naming.shared, self._naming.variables
@@ -227,7 +226,7 @@ class Layout:
         """
         widths = list(map(self._width, cells))
         fits = sum(widths) - 1 + len(comma) * (len(cells) - 1) <= self.width - column
-        may_cut = self.cut and not fits and len(cells) > _FEW
+        may_cut = self.cut is not None and not fits and len(cells) > self.cut
         for i, cell in enumerate(cells):
             if may_cut and i and column + widths[i] > self.width - _COUNT:
                 self._put(Comment(f" … {len(cells) - i:,} more"))
@@ -260,7 +259,11 @@ class Layout:
         self._put("{ ", _LAMBDA)
         column = self._row(self._constants(jaxpr), "", indent + 4, column + 9)
         self._put("; ")
-        self._row(self._binders(jaxpr.invars), "", indent + 4, column + 2)
+        binders = self._binders(jaxpr.invars)
+        if jaxpr is self.root and self.arguments:
+            self._put(Comment(self.arguments))
+        else:
+            self._row(binders, "", indent + 4, column + 2)
         self._put(". ")
         if self.selection.folds(depth):
             self._put(Comment(equations(self.selection.count(jaxpr))), " }")

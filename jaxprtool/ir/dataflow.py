@@ -1,0 +1,268 @@
+"""Where the values of a program come from and where they go, through the borders of bodies.
+
+A value is a variable of a jaxpr; what it is computed from, and what is computed from it, is found
+along the edges of `ir.regions`. A body that several equations share counts for all of them. Of an
+equation whose primitive has no regions each result depends on each operand. What is written to a
+ref is part of it from then on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.regions import Region, Regions, regions
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
+
+#: A variable, and the jaxpr that it is of.
+Value: TypeAlias = tuple[Jaxpr, Var]
+
+
+@dataclass(frozen=True, eq=False)
+class Holder:
+    """An equation that holds a body.
+
+    Attributes:
+        jaxpr: The jaxpr that the equation is of.
+        index: Its position there.
+        number: Which of the bodies of the equation it is, in the order of `ir.equations.bodies`.
+    """
+
+    jaxpr: Jaxpr
+    index: int
+    number: int
+
+    @property
+    def eqn(self) -> JaxprEqn:
+        """The equation."""
+        return self.jaxpr.eqns[self.index]
+
+
+class _Body:
+    """The arguments and results of a jaxpr, and what binds and reads its variables, by position."""
+
+    def __init__(self, jaxpr: Jaxpr):
+        self.arguments = {var: i for i, var in enumerate(jaxpr.invars)}
+        self.results: dict[Var, list[int]] = defaultdict(list)
+        for i, atom in enumerate(jaxpr.outvars):
+            if type(atom) is not Literal:
+                self.results[atom].append(i)
+        self.binders: dict[Var, int] = {}
+        self.readers: dict[Var, list[int]] = {}
+        for i, eqn in enumerate(jaxpr.eqns):
+            for atom in eqn.invars:
+                if type(atom) is not Literal:
+                    found = self.readers.setdefault(atom, [])
+                    if not found or found[-1] != i:
+                        found.append(i)
+            for var in eqn.outvars:
+                self.binders[var] = i
+
+
+class DataFlow:
+    """The flow of values in a program, which is looked at as far as is asked.
+
+    Args:
+        top: The program's open jaxpr.
+    """
+
+    def __init__(self, top: Jaxpr):
+        self.top = top
+        self._bodies: dict[Jaxpr, _Body] = {}
+
+    def binder(self, jaxpr: Jaxpr, var: Var) -> int | None:
+        """Return the position of the equation that binds a variable; None if it is an argument."""
+        return self._body(jaxpr).binders.get(var)
+
+    def readers(self, jaxpr: Jaxpr, var: Var) -> Sequence[int]:
+        """Return the positions of the equations of a jaxpr that read a variable."""
+        return self._body(jaxpr).readers.get(var, ())
+
+    def argument(self, jaxpr: Jaxpr, var: Var) -> int | None:
+        """Return which argument of a jaxpr a variable is; None if it is none."""
+        return self._body(jaxpr).arguments.get(var)
+
+    def results(self, jaxpr: Jaxpr, var: Var) -> Sequence[int]:
+        """Return which results of a jaxpr a variable is."""
+        return self._body(jaxpr).results.get(var, ())
+
+    @cached_property
+    def holders(self) -> dict[Jaxpr, list[Holder]]:
+        """The equations that hold each body, callers before what they call."""
+        found: dict[Jaxpr, list[Holder]] = {self.top: []}
+        todo = [self.top]
+        for jaxpr in todo:
+            for index, eqn in enumerate(jaxpr.eqns):
+                if eqn.params:
+                    for number, (_, body) in enumerate(bodies(eqn)):
+                        if body not in found:
+                            found[body] = []
+                            todo.append(body)
+                        found[body].append(Holder(jaxpr, index, number))
+        return found
+
+    def origins(self, holder: Holder, position: int) -> list[tuple[Jaxpr, Atom]]:
+        """Return what an argument of a held body is: the operand, and what a loop carries back.
+
+        None of them is known if the primitive has no regions.
+        """
+        found: list[tuple[Jaxpr, Atom]] = []
+        inside = regions(holder.eqn)
+        held = bodies(holder.eqn)[holder.number][1]
+        for body, region in _edges(inside):
+            if body is held and inside is not None:
+                operand = region.ins[position]
+                found.append((holder.jaxpr, holder.eqn.invars[operand]))
+                for other, back in _edges(inside):
+                    found += [
+                        (other, atom)
+                        for place, atom in zip(back.back, other.outvars, strict=True)
+                        if place == operand
+                    ]
+                break
+        return found
+
+    def goals(self, holder: Holder, position: int) -> list[Value]:
+        """Return what a result of a held body becomes: a result, or an argument of a body."""
+        found: list[Value] = []
+        inside = regions(holder.eqn)
+        held = bodies(holder.eqn)[holder.number][1]
+        for body, region in _edges(inside):
+            if body is held:
+                if (out := region.outs[position]) is not None:
+                    found.append((holder.jaxpr, holder.eqn.outvars[out]))
+                if (back := region.back[position]) is not None:
+                    found += _arguments(inside, back)
+                break
+        return list(dict.fromkeys(found))
+
+    # --- all that depends on a value, and all that it depends on ---------------------------------
+
+    def dependents(self, values: Iterable[Value]) -> set[int]:
+        """Return the equations, by `id`, that values reach, and those that hold such."""
+        marked: set[int] = set()
+        seen = dict.fromkeys(values)
+        todo = list(seen)
+
+        def reach(found: Iterable[Value]) -> None:
+            for value in found:
+                if value not in seen:
+                    seen[value] = None
+                    todo.append(value)
+
+        for jaxpr, var in todo:
+            for index in self.readers(jaxpr, var):
+                eqn = jaxpr.eqns[index]
+                marked.add(id(eqn))
+                inside = regions(eqn)
+                if inside is None:
+                    marked.update(_within(eqn))
+                    reach((jaxpr, v) for v in (*eqn.outvars, *_refs(eqn)))
+                    continue
+                given = [i for i, atom in enumerate(eqn.invars) if atom is var]
+                for i in given:
+                    reach(_arguments(inside, i))
+                    reach((jaxpr, eqn.outvars[out]) for place, out in inside.carried if place == i)
+                if any(i in inside.deciding for i in given):
+                    reach((jaxpr, v) for v in eqn.outvars)
+            for position in self.results(jaxpr, var):
+                for holder in self.holders[jaxpr]:
+                    marked.add(id(holder.eqn))
+                    reach(self._decided(holder) or self.goals(holder, position))
+        return marked
+
+    def _decided(self, holder: Holder) -> list[Value]:
+        """Return the results of a loop whose end a body decides; none if it decides nothing."""
+        held = bodies(holder.eqn)[holder.number][1]
+        for body, region in _edges(regions(holder.eqn)):
+            if body is held and region.decides:
+                return [(holder.jaxpr, var) for var in holder.eqn.outvars]
+        return []
+
+    def dependencies(self, values: Iterable[Value]) -> set[int]:
+        """Return the equations, by `id`, that values depend on, and those that hold such."""
+        marked: set[int] = set()
+        seen = dict.fromkeys(values)
+        todo = list(seen)
+
+        def reach(found: Iterable[tuple[Jaxpr, Atom]]) -> None:
+            for jaxpr, atom in found:
+                if type(atom) is not Literal and (jaxpr, atom) not in seen:
+                    seen[jaxpr, atom] = None
+                    todo.append((jaxpr, atom))
+
+        for jaxpr, var in todo:
+            index = self.binder(jaxpr, var)
+            makers = [] if index is None else [index]
+            if _is_ref(var):
+                makers += self.readers(jaxpr, var)
+            for maker in makers:
+                eqn = jaxpr.eqns[maker]
+                marked.add(id(eqn))
+                if regions(eqn) is None:
+                    marked.update(_within(eqn))
+                reach(self._sources(jaxpr, eqn, var))
+            position = self.argument(jaxpr, var)
+            if position is not None:
+                for holder in self.holders[jaxpr]:
+                    marked.add(id(holder.eqn))
+                    reach(self.origins(holder, position))
+        return marked
+
+    def _sources(self, jaxpr: Jaxpr, eqn: JaxprEqn, var: Var) -> list[tuple[Jaxpr, Atom]]:
+        """Return what a result of an equation, or a ref that it writes to, is computed from."""
+        inside = regions(eqn)
+        if inside is None or var not in eqn.outvars:
+            return [(jaxpr, atom) for atom in eqn.invars]
+        result = eqn.outvars.index(var)
+        found: list[tuple[Jaxpr, Atom]] = [(jaxpr, eqn.invars[i]) for i in inside.deciding]
+        found += [(jaxpr, eqn.invars[place]) for place, out in inside.carried if out == result]
+        for body, region in _edges(inside):
+            found += [
+                (body, atom)
+                for out, atom in zip(region.outs, body.outvars, strict=True)
+                if out is None or out == result
+            ]
+        return found
+
+    def _body(self, jaxpr: Jaxpr) -> _Body:
+        found = self._bodies.get(jaxpr)
+        if found is None:
+            found = self._bodies[jaxpr] = _Body(jaxpr)
+        return found
+
+
+def _edges(inside: Regions | None) -> list[tuple[Jaxpr, Region]]:
+    """Return the open bodies of an equation with their regions."""
+    if inside is None:
+        return []
+    opened = map(jaxcompat.open_jaxpr, inside.bodies)
+    return list(zip(opened, inside.regions, strict=True))
+
+
+def _arguments(inside: Regions | None, operand: int) -> list[Value]:
+    """Return the arguments of bodies that an operand is, or begins as."""
+    return [
+        (body, arg)
+        for body, region in _edges(inside)
+        for place, arg in zip(region.ins, body.invars, strict=True)
+        if place == operand
+    ]
+
+
+def _within(eqn: JaxprEqn) -> Iterator[int]:
+    """Yield the equations, by `id`, in the bodies of an equation."""
+    return (id(inner) for _, body in bodies(eqn) for inner in equations(body))
+
+
+def _is_ref(atom: Atom) -> bool:
+    return isinstance(atom.aval, jaxcompat.AbstractRef)
+
+
+def _refs(eqn: JaxprEqn) -> list[Var]:
+    return [atom for atom in eqn.invars if type(atom) is not Literal and _is_ref(atom)]

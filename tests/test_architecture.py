@@ -19,7 +19,7 @@ PACKAGE = Path(jaxprtool.__file__).parent
 FLOORS = [
     {"__main__"},
     {"cli"},
-    {"api", "extend"},
+    {"api", "browse", "extend"},
     {"loading", "passes", "analysis", "render", "formats", "execute"},
     {"primitives"},
     {"ir"},
@@ -68,6 +68,20 @@ def test_imports_run_downwards():
             if there != here and LEVEL[there] <= LEVEL[here]:
                 upward.append(f"{path.relative_to(PACKAGE)} imports {name}")
     assert upward == []
+
+
+def test_textual_is_imported_by_the_browser_alone():
+    users = {
+        (room(path), name.split(".")[0])
+        for path in PACKAGE.rglob("*.py")
+        for name in imports(path)
+        if name.split(".")[0] == "textual" or name.startswith("jaxprtool.browse")
+    }
+    assert users == {("browse", "textual"), ("browse", "jaxprtool"), ("cli", "jaxprtool")}
+    # The command imports it only when it is run.
+    top = ast.parse((PACKAGE / "cli" / "browse.py").read_text()).body
+    modules = [node.module for node in top if isinstance(node, ast.ImportFrom)]
+    assert modules and not any("browse" in module for module in modules)
 
 
 def test_a_program_has_its_methods_wherever_it_comes_from(tmp_path):

@@ -1,4 +1,4 @@
-"""The Typer application: `jaxprtool show|opt|run|emit|unzip|vmap|outline|passes|explain|backends`.
+"""The Typer application, with a command for each of the modules beside it.
 
 Nothing here, nor what it imports, imports JAX: help and completion answer without it.
 """
@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from jaxprtool.cli import completion, errors
 from jaxprtool.cli.backends import backends
+from jaxprtool.cli.browse import browse
 from jaxprtool.cli.emit import emit
 from jaxprtool.cli.explain import explain
 from jaxprtool.cli.opt import opt
@@ -38,7 +39,7 @@ app = typer.Typer(
     context_settings=_HELP,
     epilog=_EPILOG,
 )
-for command in (show, opt, run, emit, unzip, vmap, outline, passes, explain, backends):
+for command in (show, browse, opt, run, emit, unzip, vmap, outline, passes, explain, backends):
     app.command(context_settings=_HELP)(command)
 
 
@@ -66,6 +67,7 @@ def _top(
 
       jaxprtool show samples/transformer.py:loss
       jaxprtool show jax.numpy:linalg.det --args "f32[4,4]"
+      jaxprtool browse samples/transformer.py:loss
       jaxprtool opt  samples/transformer.py:loss -p dce --stats
       jaxprtool run  samples/transformer.py:loss --backend cpu
       jaxprtool emit samples/transformer.py:loss --to stablehlo

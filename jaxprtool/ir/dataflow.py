@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.equations import bodies, equations, is_flat
 from jaxprtool.ir.regions import Region, Regions, regions
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 
@@ -97,7 +97,7 @@ class DataFlow:
         found: dict[Jaxpr, list[Holder]] = {self.top: []}
         todo = [self.top]
         for jaxpr in todo:
-            for index, eqn in enumerate(jaxpr.eqns):
+            for index, eqn in enumerate(() if is_flat(jaxpr) else jaxpr.eqns):
                 if eqn.params:
                     for number, (_, body) in enumerate(bodies(eqn)):
                         if body not in found:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxprtool.ir.border import Border
+from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.naming import Naming
 from jaxprtool.ir.notation.signatures import Signature, value_text
 from jaxprtool.ir.notation.tokens import (
@@ -18,19 +19,35 @@ from jaxprtool.ir.notation.tokens import (
     PrimitiveName,
     SharedName,
 )
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 
 
-class Reader:
-    """Names and texts of one program's variables, literals and parameters."""
+class _Unnamed:
+    """Stands for the names of variables while these are not known."""
 
-    def __init__(self, about: Border, options: ShowOptions = DEFAULTS):
+    def __getitem__(self, var: Var) -> str:
+        return "·"
+
+
+class Reader:
+    """Names and texts of one program's variables, literals and parameters.
+
+    Args:
+        about: The program.
+        options: How it is shown.
+        named: Whether variables have names, which take a while to make for a large program.
+    """
+
+    def __init__(self, about: Border, options: ShowOptions = DEFAULTS, named: bool = True):
         self._notation = options.notation(about)
-        naming = Naming(about.jaxpr, self._notation)
-        naming.name_all()
-        self.shared = naming.shared
-        self._names = naming.variables
+        self.shared: dict[Jaxpr, str] = {}
+        self._names: VariableNames | _Unnamed = _Unnamed()
+        if named:
+            naming = Naming(about.jaxpr, self._notation)
+            naming.name_all()
+            self.shared = naming.shared
+            self._names = naming.variables
         self._parameters: dict[Signature, list[str]] = {}
 
     def name(self, var: Var) -> str:

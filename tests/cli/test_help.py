@@ -11,6 +11,7 @@ from jaxprtool.cli.main import main
 
 COMMANDS = (
     "show",
+    "browse",
     "opt",
     "run",
     "emit",
@@ -63,6 +64,8 @@ def examples():
 @pytest.mark.parametrize("example", sorted(set(examples())))
 def test_every_example_of_the_help_works(capfd, monkeypatch, tmp_path, example):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("jaxprtool.cli.browse._require_terminal", lambda target: None)
+    monkeypatch.setattr("jaxprtool.browse.app.browse", lambda states, frames: print(states))
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     (tmp_path / "my_passes.py").write_text("")
     files = set(os.listdir())

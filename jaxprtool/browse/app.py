@@ -1,0 +1,593 @@
+"""The browser as a Textual app: panes, keys, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult, SuspendNotSupported
+from textual.binding import Binding, BindingType
+from textual.containers import Container, VerticalScroll
+from textual.widgets import Input, Static
+
+from jaxprtool.browse import editor, search
+from jaxprtool.browse.dialogs import Chooser, Keys
+from jaxprtool.browse.document import Document
+from jaxprtool.browse.info import info
+from jaxprtool.browse.line_pane import LinePane
+from jaxprtool.browse.navigation import Navigator, Way
+from jaxprtool.browse.outline import Kind, Node, Outline
+from jaxprtool.browse.program_pane import ProgramPane
+from jaxprtool.browse.source_pane import SourcePane
+from jaxprtool.browse.sources import Sources
+from jaxprtool.browse.states import State
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.frames import FrameChoice
+
+_FOOTER = (
+    ("/", "search"),
+    ("d", "def"),
+    ("u", "uses"),
+    ("t", "scopes"),
+    ("tab", "pane"),
+    ("[ ]", "pass"),
+    ("e", "edit"),
+    ("?", "keys"),
+    ("q", "quit"),
+)
+
+
+#: No terminal is wider.
+MOST_COLUMNS = 1000
+
+
+class Browser(App[None]):
+    """A program on the whole screen.
+
+    Args:
+        states: The program's states, of which the last is shown first.
+        frames: Which frames of an equation are shown first.
+
+    Attributes:
+        fault: What has gone wrong in the browser itself; None if nothing has.
+        stopped_by: The signal that has ended it; None if none has.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012
+    CSS = """
+    #top, #status, #keys { height: 1; }
+    #top { text-style: reverse; }
+    #panes { height: 1fr; }
+    Screen.-wide #panes { layout: horizontal; }
+    Screen.-narrow #panes { layout: vertical; }
+    Screen.-wide #program { width: 3fr; height: 1fr; }
+    Screen.-wide #beside { width: 2fr; height: 1fr; }
+    Screen.-narrow #program { height: 3fr; }
+    Screen.-narrow #beside { height: 2fr; }
+    #source, #info { border-top: solid $foreground; border-title-align: left; }
+    #source:focus, #info:focus { border-top: heavy $foreground; }
+    Screen.-wide #source, Screen.-wide #info { border-left: solid $foreground; height: 1fr; }
+    Screen.-narrow #source, Screen.-narrow #info { height: 1fr; }
+    Screen.-narrow #info { display: none; }
+    Screen.-narrow #beside.-info #info { display: block; }
+    Screen.-narrow #beside.-info #source { display: none; }
+    #info { scrollbar-size: 1 1; padding-left: 1; }
+    #search { display: none; height: 1; border: none; padding: 0; }
+    Screen.-searching #search { display: block; }
+    Screen.-searching #status { display: none; }
+    Screen.-alone #beside { display: none; }
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", show=False),
+        Binding("ctrl+c", "interrupt", show=False, priority=True),
+        Binding("question_mark", "keys", show=False),
+        Binding("tab", "pane(1)", show=False, priority=True),
+        Binding("shift+tab", "pane(-1)", show=False, priority=True),
+        Binding("t", "regroup", show=False),
+        Binding("slash", "search", show=False),
+        Binding("n", "match(1)", show=False),
+        Binding("N", "match(-1)", show=False),
+        Binding("d", "definitions", show=False),
+        Binding("u", "uses", show=False),
+        Binding("m", "mark", show=False),
+        Binding("alt+left,less_than_sign,backspace", "travel(-1)", show=False),
+        Binding("alt+right,greater_than_sign", "travel(1)", show=False),
+        Binding("left_square_bracket", "state(-1)", show=False),
+        Binding("right_square_bracket", "state(1)", show=False),
+        Binding("s", "states", show=False),
+        Binding("c", "change(1)", show=False),
+        Binding("C", "change(-1)", show=False),
+        Binding("f", "frame", show=False),
+        Binding("e", "edit", show=False),
+        Binding("y", "copy", show=False),
+        Binding("v", "names", show=False),
+        Binding("i", "alone", show=False),
+        Binding("escape", "clear", show=False),
+    ]
+
+    def __init__(self, states: Sequence[State], frames: FrameChoice = "mine"):
+        super().__init__(ansi_color=True)  # the terminal's own colours, or none
+        self._states, self._frames, self._names = states, frames, True
+        self.fault: Exception | None = None
+        self.stopped_by: int | None = None
+        self._documents: dict[tuple[State, bool], Document] = {}
+        self._outlines: dict[tuple[State, bool], Outline] = {}
+        self._by_scope = False
+        self._matches: list[search.Match] = []
+        self._match = -1
+        #: What is marked: 1 is what depends on a row, 2 what it depends on; and that row.
+        self._marked: tuple[int, Node | None] = 0, None
+        self._history: list[tuple[State, bool, Node]] = []
+        self._here = 0
+        self._sources = Sources()
+        self._state = states[-1]
+        document, outline = self._shown(self._state)
+        self.program = ProgramPane(document, outline)
+        self.source = SourcePane(document, self._sources)
+        self.info = Static(id="text")
+        self.info_pane = VerticalScroll(self.info, id="info")
+
+    # --- beginning and ending -----------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        """Make the panes."""
+        yield Static(id="top")
+        with Container(id="panes"):
+            yield self.program
+            with Container(id="beside"):
+                yield self.source
+                yield self.info_pane
+        yield Static(id="status")
+        yield Input(
+            id="search", compact=True, placeholder="primitive, type, path, scope, file:line"
+        )
+        yield Static(id="keys")
+
+    def on_mount(self) -> None:
+        """Show the program, and end with the process."""
+        self.theme = "ansi-dark"
+        self.info_pane.border_title = "equation"
+        keys = Text("  ", no_wrap=True, overflow="ellipsis").join(
+            Text.assemble((key, "bold"), " ", told) for key, told in _FOOTER
+        )
+        self.query_one("#keys", Static).update(keys)
+        loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, self._stop, number)
+        self.program.focus()
+        self.program.show_lines()
+        rows = self.program.outline.rows
+        self.program.go_to(next((i for i, node in enumerate(rows) if node.eqn is not None), 0))
+        self._tell_state()
+        self._name_variables()
+
+    def _stop(self, number: int) -> None:
+        self.stopped_by = number
+        self.exit()
+
+    def action_interrupt(self) -> None:
+        """End as Ctrl-C ends a command."""
+        self._stop(signal.SIGINT)
+
+    def _handle_exception(self, error: Exception) -> None:
+        # Textual would print a traceback, with the values of variables, and has no public way to
+        # do something else: `browse` raises the error again once the terminal is as it was.
+        if self.fault is None:
+            self.fault = error
+        super()._handle_exception(error)
+        self._exit_renderables.clear()
+
+    def _name_variables(self) -> None:
+        """Have the variables of a large program named while it is shown already."""
+        document = self.program.document
+        if document.is_named:
+            return
+        self._say("naming variables …")
+
+        def name() -> None:
+            try:
+                document.name_variables()
+                self.call_from_thread(self._named, document)
+            except Exception as error:
+                if self.is_running:
+                    self.call_from_thread(self._handle_exception, error)
+
+        threading.Thread(target=name, daemon=True).start()
+
+    def _named(self, document: Document) -> None:
+        if self.program.document is document:
+            self._say("")
+            self.program.refresh()
+            self._tell_row()
+
+    # --- what is shown ------------------------------------------------------------------------
+
+    def _shown(self, state: State) -> tuple[Document, Outline]:
+        key = state, self._names
+        if key not in self._documents:
+            self._documents[key] = Document(state, self._frames, self._names)
+        document = self._documents[key]
+        place = state, self._by_scope
+        if place not in self._outlines:
+            self._outlines[place] = Outline(document.flow, self._by_scope)
+        return document, self._outlines[place]
+
+    @property
+    def _navigator(self) -> Navigator:
+        return Navigator(self.program.document, self.program.outline)
+
+    def _show(self, state: State) -> None:
+        """Show a state, on the row that the cursor is on if that is there too."""
+        node = self.program.node
+        self._state = state
+        document, outline = self._shown(state)
+        self.program.show(document, outline)
+        self.source.document = document
+        self._marked, self._matches, self._match = (0, None), [], -1
+        self.program.show_lines()
+        found = None if node is None else _counterpart(node, document, outline)
+        if found is None:
+            self.program.go_to(self.program.cursor)
+        else:
+            self.program.go_to_node(found)
+        self._tell_state()
+        self._name_variables()
+
+    def _tell_state(self) -> None:
+        """Say in the first line which program is shown, and which state of it."""
+        document, number = self.program.document, self._states.index(self._state)
+        text = Text(f" {document.about.name}", no_wrap=True, overflow="ellipsis")
+        text.append(f"  {document.count:,} equation{'s' * (document.count != 1)}")
+        if len(self._states) > 1:
+            text.append(f"  [{number + 1}/{len(self._states)}] {self._state.label}")
+            changed = self._state.changes
+            if self._state.before is not None:
+                text.append(f"  +{len(changed.added)} -{len(changed.removed)}")
+        text.pad_right(MOST_COLUMNS)
+        self.query_one("#top", Static).update(text)
+
+    def _tell_row(self) -> None:
+        """Show the place of the current row, and what there is to say of it."""
+        node = self.program.node
+        if node is None:
+            self.source.show(None)
+            self.info.update(Text("the program has no equations", "dim"))
+            return
+        eqn = node.eqn
+        if eqn is None:
+            shown = [n for n in (node.children or ()) if n.eqn is not None]
+            eqn = shown[0].eqn if node.kind is Kind.scope and shown else None
+        self.source.show(eqn)
+        self.info.update(info(self.program.document, self._navigator, node))
+        self.info_pane.scroll_home(animate=False)
+
+    def _say(self, text: str) -> None:
+        self.query_one("#status", Static).update(Text(text, no_wrap=True, overflow="ellipsis"))
+
+    def on_line_pane_moved(self, event: LinePane.Moved) -> None:
+        """Follow the cursor."""
+        if event.pane is self.program:
+            self._tell_row()
+        else:
+            self._mark_line()
+
+    # --- moving -------------------------------------------------------------------------------
+
+    def _jump(self, node: Node) -> None:
+        """Go to a row, from which one can come back."""
+        if self.program.node is not None:
+            del self._history[self._here :]
+            self._history.append(self._place())
+            self._here = len(self._history)
+        self.program.go_to_node(node)
+
+    def _place(self) -> tuple[State, bool, Node]:
+        assert self.program.node is not None
+        return self._state, self._by_scope, self.program.node
+
+    def action_travel(self, by: int) -> None:
+        """Go to where a jump began, or went."""
+        here = self._here + by
+        if not 0 <= here < len(self._history):
+            self._say("no place before this one" if by < 0 else "no place after this one")
+            return
+        if self._here == len(self._history):
+            self._history.append(self._place())
+        self._here = here
+        state, by_scope, node = self._history[here]
+        if (state, by_scope) != (self._state, self._by_scope):
+            self._by_scope = by_scope
+            self._show(state)
+        self.program.go_to_node(node)
+
+    def action_pane(self, by: int) -> None:
+        """Go to another pane."""
+        panes: list[LinePane | VerticalScroll] = [self.program, self.source, self.info_pane]
+        focused = panes.index(self.focused) if self.focused in panes else 0  # type: ignore[arg-type]
+        self.screen.remove_class("-alone")
+        chosen = panes[(focused + by) % len(panes)]
+        self.query_one("#beside").set_class(chosen is self.info_pane, "-info")
+        chosen.focus()
+
+    def action_regroup(self) -> None:
+        """Show the program by nesting, or by scopes."""
+        self._by_scope = not self._by_scope
+        self._show(self._state)
+        self._say("grouped by name scopes" if self._by_scope else "by nesting")
+
+    def action_alone(self) -> None:
+        """Hide the panes beside the program, or show them."""
+        self.screen.toggle_class("-alone")
+        self.program.focus()
+
+    def action_definitions(self) -> None:
+        """Go to where what the row reads is defined."""
+        node = self.program.node
+        if node is not None:
+            ways = self._navigator.definitions(node)
+            self._choose_way("definitions", ways, "it reads nothing that is computed")
+
+    def action_uses(self) -> None:
+        """Go to what uses the row's results, and mark all that depends on them."""
+        node = self.program.node
+        if node is not None:
+            self._mark(1)
+            self._choose_way("uses", self._navigator.uses(node), "nothing uses it")
+
+    def _choose_way(self, title: str, ways: Sequence[Way], otherwise: str) -> None:
+        if not ways:
+            self._say(otherwise)
+            return
+        document = self.program.document
+        rows = [f"{way.label}   {''.join(document.row(way.node))}" for way in ways]
+        self._choose(title, rows, lambda i: self._jump(ways[i].node))
+
+    def _choose(
+        self, title: str, choices: Sequence[str], take: Callable[[int], None], current: int = 0
+    ) -> None:
+        """Take the one thing that there is to choose, or that the user chooses."""
+        if len(choices) == 1:
+            take(0)
+            return
+
+        def chosen(number: int | None) -> None:
+            if number is not None:
+                take(number)
+
+        self.push_screen(Chooser(title, choices, current), chosen)
+
+    # --- searching and marking ----------------------------------------------------------------
+
+    def action_search(self) -> None:
+        """Ask for what to search."""
+        self.screen.add_class("-searching")
+        entry = self.query_one("#search", Input)
+        entry.value = ""
+        entry.focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Go to the first row that fits."""
+        self._leave_search()
+        if not event.value.strip():
+            return
+        self._matches = search.matches(self.program.document, event.value)
+        self._match = -1
+        if self._matches:
+            self.action_match(1)
+        else:
+            self._say(f"nothing fits {event.value}")
+
+    def _leave_search(self) -> None:
+        self.screen.remove_class("-searching")
+        self.program.focus()
+
+    def action_match(self, by: int) -> None:
+        """Go to another row that fits."""
+        if not self._matches:
+            self._say("search with /")
+            return
+        self._match = (self._match + by) % len(self._matches) if self._match >= 0 or by > 0 else -1
+        where, index = self._matches[self._match]
+        outline = self.program.outline
+        if isinstance(where, Kind):
+            self._jump(outline.end_row(where, index))
+        else:
+            self._jump(outline.locate(where, index))
+        number = self._match % len(self._matches) + 1
+        self._say(f"{number} of {len(self._matches)}   n next  N before")
+
+    def action_mark(self) -> None:
+        """Mark what depends on the row, what it depends on, nothing."""
+        kind, node = self._marked
+        self._mark((kind + 1) % 3 if node is self.program.node else 1)
+
+    def _mark(self, kind: int) -> None:
+        node, flow = self.program.node, self.program.document.flow
+        if node is None:
+            return
+        self._marked = kind, node
+        values = self.program.document.values(node)
+        ids = flow.dependents(values) if kind == 1 else flow.dependencies(values)
+        if node.eqn is not None:
+            ids = ids - {id(node.eqn)}
+        if kind == 0:
+            ids = set()
+        self._mark_ids(ids)
+        told = ("", "* depends on this row", "* this row depends on it")[kind]
+        self._say(f"{told}   {len(ids):,} equations" if kind else "")
+
+    def _mark_ids(self, ids: set[int]) -> None:
+        self.program.is_marked = lambda node: node.eqn is not None and id(node.eqn) in ids
+        self.program.refresh()
+
+    def _mark_line(self) -> None:
+        """Mark the equations that come from the line that the cursor is on in the source."""
+        place = self.source.place
+        found = self.program.document.by_line.get(place, []) if place is not None else []
+        self._mark_ids({id(jaxpr.eqns[index]) for jaxpr, index in found})
+        self._say(f"{len(found)} equations come from this line   enter goes there" if found else "")
+
+    def on_source_pane_taken(self) -> None:
+        """Go to the first equation of the line that the cursor is on in the source."""
+        place = self.source.place
+        found = self.program.document.by_line.get(place, []) if place is not None else []
+        if not found:
+            self._say("no equation comes from this line")
+            return
+        self._matches, self._match = list(found), -1
+        self.program.focus()
+        self.action_match(1)
+
+    def action_clear(self) -> None:
+        """Take marks away, and leave a search."""
+        self._leave_search()
+        self._marked = 0, None
+        self._mark_ids(set())
+        self._say("")
+
+    # --- states -------------------------------------------------------------------------------
+
+    def action_state(self, by: int) -> None:
+        """Show the program before a pass, or after it."""
+        number = self._states.index(self._state) + by
+        if 0 <= number < len(self._states):
+            self._show(self._states[number])
+        elif len(self._states) == 1:
+            self._say("no pass has changed the program; -p PASSES runs some")
+        else:
+            self._say("this is the first state" if by < 0 else "this is the last state")
+
+    def action_states(self) -> None:
+        """Choose a state."""
+        rows = [
+            state.label
+            if state.before is None
+            else f"{state.label}   +{len(state.changes.added)} -{len(state.changes.removed)}"
+            for state in self._states
+        ]
+        here = self._states.index(self._state)
+        self._choose("the program", rows, lambda i: self._show(self._states[i]), here)
+
+    def action_change(self, by: int) -> None:
+        """Go to the next equation that has changed, or the one before."""
+        marks = self._state.marks
+        holders = self.program.document.flow.holders
+        changed = [
+            (jaxpr, index)
+            for jaxpr in holders
+            for index, eqn in enumerate(jaxpr.eqns)
+            if id(eqn) in marks
+        ]
+        if not changed:
+            self._say("no equation has changed")
+            return
+        node = self.program.node
+        here = (node.jaxpr, node.index) if node is not None and node.eqn is not None else None
+        if here in changed:
+            number = (changed.index(here) + by) % len(changed)
+        else:
+            number = 0 if by > 0 else len(changed) - 1
+        self._jump(self.program.outline.locate(*changed[number]))
+        self._say(f"{number + 1} of {len(changed)} that have changed")
+
+    # --- the rest -----------------------------------------------------------------------------
+
+    def action_names(self) -> None:
+        """Call variables what the user does, or by JAX's letters."""
+        self._names = not self._names
+        self._show(self._state)
+        self._say("your names" if self._names else "JAX's letters")
+
+    def action_frame(self) -> None:
+        """Show the next frame of the equation."""
+        self.source.show_next()
+
+    def action_edit(self) -> None:
+        """Open the editor at the line."""
+        place = self.source.place
+        if place is None or not os.path.isfile(place[0]):
+            self._say("its source is not at hand")
+            return
+        try:
+            with self.suspend():
+                editor.edit(*place)
+            self._say("")
+        except SuspendNotSupported:
+            self._say("no other program can run in this terminal")
+        except JaxprToolError as error:
+            self._say(error.message)
+        self._sources.forget()
+        self._tell_row()
+
+    def action_copy(self) -> None:
+        """Copy something of the row."""
+        node, document = self.program.node, self.program.document
+        if node is None:
+            return
+        texts = {"path": lambda: node.path, "equation": lambda: document.text(node)}
+        if node.kind in (Kind.argument, Kind.result):
+            ends = (
+                document.about.arguments if node.kind is Kind.argument else document.about.outputs
+            )
+            texts = {"name": lambda: ends[node.index].name, **texts}
+        if self.source.frame is not None:
+            line = document.frames.text(self.source.frame)
+            texts["line"] = lambda: line
+        texts["all that it depends on"] = lambda: document.slice_text(node)
+
+        def take(number: int) -> None:
+            text = list(texts.values())[number]()
+            self.copy_to_clipboard(text)
+            lines = text.count("\n") + 1
+            self._say(f"copied {lines} lines" if lines > 1 else f"copied {text}")
+
+        shown = [
+            f"{name}   {make()}" if "all" not in name else name for name, make in texts.items()
+        ]
+        self._choose("copy", shown, take)
+
+    def action_keys(self) -> None:
+        """Show the keys."""
+        self.push_screen(Keys())
+
+
+def _counterpart(node: Node, document: Document, outline: Outline) -> Node | None:
+    """Return the row of another state, or of another grouping, that a row is."""
+    if node.kind in (Kind.argument, Kind.result):
+        values = document.top.invars if node.kind is Kind.argument else document.top.outvars
+        return outline.end_row(node.kind, node.index) if node.index < len(values) else None
+    if (eqn := node.eqn) is None:
+        return None
+    results = set(map(id, eqn.outvars))
+    close: tuple[object, int] | None = None
+    for jaxpr in document.flow.holders:
+        for index, each in enumerate(jaxpr.eqns):
+            if each is eqn:
+                return outline.locate(jaxpr, index)
+            if close is None and any(id(var) in results for var in each.outvars):
+                close = jaxpr, index
+    return None if close is None else outline.locate(*close)  # type: ignore[arg-type]
+
+
+def browse(states: Sequence[State], frames: FrameChoice = "mine") -> None:
+    """Show the states of a program on the terminal, until the user leaves.
+
+    Raises KeyboardInterrupt for Ctrl-C, and whatever has gone wrong in the browser itself.
+    """
+    app = Browser(states, frames)
+    app.run()
+    if app.fault is not None:
+        raise app.fault
+    if app.stopped_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if app.stopped_by is not None:
+        signal.signal(app.stopped_by, signal.SIG_DFL)
+        os.kill(os.getpid(), app.stopped_by)

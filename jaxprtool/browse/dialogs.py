@@ -1,0 +1,141 @@
+"""What is shown above the panes: a choice among a few, and the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+#: So many choices have a digit.
+_DIGITS = 9
+
+
+class Chooser(ModalScreen[int | None]):
+    """A few things of which one is chosen, by its digit or with the cursor.
+
+    Args:
+        title: What is chosen.
+        choices: The things.
+        current: The one that the cursor is on first.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "leave", show=False),
+        Binding("j", "app.simulate_key('down')", show=False),
+        Binding("k", "app.simulate_key('up')", show=False),
+    ]
+
+    DEFAULT_CSS = """
+    Chooser { align: center middle; background: transparent; }
+    Chooser OptionList {
+        width: auto; min-width: 30; max-width: 90%; height: auto; max-height: 80%;
+        border: round $foreground; background: $background; padding: 0 1;
+        text-wrap: nowrap; text-overflow: ellipsis;
+        border-title-color: $foreground; border-subtitle-color: $foreground;
+    }
+    Chooser OptionList:focus { border: round $foreground; }
+    """
+
+    def __init__(self, title: str, choices: Sequence[str], current: int = 0):
+        super().__init__()
+        self._title, self._choices, self._current = title, choices, current
+
+    def compose(self) -> ComposeResult:
+        """Make the list."""
+        options = [
+            Option(
+                Text(f"{i if i <= _DIGITS else ' '} {choice}", no_wrap=True, overflow="ellipsis")
+            )
+            for i, choice in enumerate(self._choices, 1)
+        ]
+        choices = OptionList(*options)
+        choices.border_title = self._title
+        choices.border_subtitle = "digit or enter; escape leaves"
+        yield choices
+
+    def on_mount(self) -> None:
+        """Put the cursor on the current choice."""
+        self.query_one(OptionList).highlighted = self._current
+
+    def on_key(self, event: events.Key) -> None:
+        """Choose by a digit."""
+        if event.key.isdigit() and 1 <= int(event.key) <= min(len(self._choices), _DIGITS):
+            event.stop()
+            self.dismiss(int(event.key) - 1)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Choose what the cursor is on."""
+        self.dismiss(event.option_index)
+
+    def action_leave(self) -> None:
+        """Choose nothing."""
+        self.dismiss(None)
+
+
+_KEYS = (
+    ("", "moving"),
+    ("↑ ↓ k j", "one row up or down; also page up, page down, g, G"),
+    ("enter", "fold or unfold; ← → as well"),
+    ("* -", "unfold or fold everything"),
+    ("tab", "to the source, to what is said of the row, and back"),
+    ("t", "by nesting, or grouped by name scopes too"),
+    ("", "finding"),
+    ("/", "search: dot_general  f32[8,3]  params['w']  Dense_0  model.py:9"),
+    ("n N", "the next that fits, the one before"),
+    ("d", "where what the row reads is defined; for a call, what makes its results"),
+    ("u", "what uses its results, and marks all that depends on them"),
+    ("m", "marks what depends on the row, what it depends on, nothing"),
+    ("< >", "back and forth; also alt+←, alt+→"),
+    ("", "the source"),
+    ("enter", "in the source: to the equations that come from the line, then n N"),
+    ("f", "the next frame: your line, the library's behind it"),
+    ("e", "opens $EDITOR at the line"),
+    ("", "passes"),
+    ("[ ]", "the program before, and after a pass;  + added, - removed next, ± both"),
+    ("s", "chooses among all states"),
+    ("c C", "the next row that has changed, the one before"),
+    ("", "other"),
+    ("y", "copies a path, a line, an equation, or all that it depends on"),
+    ("v", "your names, or JAX's letters"),
+    ("i", "hides or shows the panes beside the program"),
+    ("escape", "takes marks away, and leaves a search"),
+    ("q", "quits"),
+)
+
+
+class Keys(ModalScreen[None]):
+    """The keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,enter", "dismiss", show=False)
+    ]
+
+    DEFAULT_CSS = """
+    Keys { align: center middle; background: transparent; }
+    Keys VerticalScroll {
+        width: 78; max-width: 100%; height: auto; max-height: 100%;
+        border: round $foreground; background: $background; padding: 0 1;
+    }
+    """
+
+    def compose(self) -> ComposeResult:
+        """Make the table."""
+        text = Text()
+        for key, told in _KEYS:
+            if key:
+                text.append(f"{key:<9}", "bold")
+                text.append(f"{told}\n")
+            else:
+                text.append(f"{told}\n", "bold underline")
+        text.rstrip()
+        box = VerticalScroll(Static(text))
+        box.border_title = "keys"
+        yield box

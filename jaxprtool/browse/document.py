@@ -1,0 +1,214 @@
+"""One state of a program as the browser shows it: its rows in tokens, its places, its values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from jaxprtool.browse.outline import Kind, Node
+from jaxprtool.browse.states import State
+from jaxprtool.ir.border import border
+from jaxprtool.ir.dataflow import DataFlow
+from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.frames import FrameChoice, Place, frames_now
+from jaxprtool.ir.notation.selection import Selection, equations
+from jaxprtool.ir.notation.tokens import BinderToken, Comment, ParameterToken, SharedName, Type
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
+from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.render.lines import printable
+from jaxprtool.render.rendering import ShowOptions
+from jaxprtool.render.rows import Reader
+
+#: So many results, and operands, of an equation are named in its row.
+_MOST_NAMED = 6
+
+#: The variables of a program with more equations are named only once it is shown.
+MANY = 15_000
+
+
+class Document:
+    """What is shown of a state of a program.
+
+    Args:
+        state: The state.
+        frames: Which frames of an equation are shown first.
+        names: Whether variables are called what the user calls them.
+    """
+
+    def __init__(self, state: State, frames: FrameChoice = "mine", names: bool = True):
+        self.state = state
+        self.about = border(state.program)
+        self.top = self.about.jaxpr
+        self.flow = DataFlow(self.top)
+        self.frames = frames_now()
+        self._choice = frames
+        self._selection = Selection()
+        self._counts: dict[int, int] = {}
+        self._options = ShowOptions(names=names, terse=True)
+        self.is_named = len(self.top.eqns) <= MANY and self.count <= MANY
+        self.reader = Reader(self.about, self._options, named=self.is_named)
+
+    @cached_property
+    def count(self) -> int:
+        """How many equations there are, at every depth."""
+        return self._selection.count(self.top)
+
+    def name_variables(self) -> None:
+        """Give the variables of a large program their names."""
+        if not self.is_named:
+            self.reader = Reader(self.about, self._options)
+            self.is_named = True
+
+    # --- places -------------------------------------------------------------------------------
+
+    def place(self, eqn: JaxprEqn) -> Place | None:
+        """Return where an equation comes from, by the frames that were asked for."""
+        found = self.frames.place(eqn)
+        return None if found is None else found.chosen(self._choice)
+
+    def all_frames(self, eqn: JaxprEqn) -> list[UserFrame]:
+        """Return the frames of an equation, that which is shown first before the others."""
+        place, found = self.place(eqn), self.frames.place(eqn)
+        if place is None or found is None:
+            return []
+        outer = reversed(self.frames.of(eqn))
+        return list(dict.fromkeys([place.frame, *reversed(found.behind), *outer]))
+
+    def place_texts(self, eqn: JaxprEqn) -> tuple[str, ...]:
+        """Return `file.py:3` for the frame that is shown first, and for that behind it."""
+        return self.frames.texts(eqn, self._choice)
+
+    @cached_property
+    def by_line(self) -> dict[tuple[str, int], list[tuple[Jaxpr, int]]]:
+        """The equations that come from each line of a file, where their bodies come first."""
+        found: dict[tuple[str, int], list[tuple[Jaxpr, int]]] = {}
+        for jaxpr in self.flow.holders:
+            for index, eqn in enumerate(jaxpr.eqns):
+                if (place := self.place(eqn)) is not None:
+                    found.setdefault(place.frame[:2], []).append((jaxpr, index))
+        return found
+
+    # --- rows ---------------------------------------------------------------------------------
+
+    def row(self, node: Node) -> list[str]:
+        """Return the tokens of a row, which stay on one line."""
+        return printable(getattr(self, f"_{node.kind.value}")(node))
+
+    def _equation(self, node: Node) -> list[str]:
+        eqn = node.jaxpr.eqns[node.index]
+        tokens = self.results(eqn, _MOST_NAMED)
+        if not node.folds:
+            tokens += self.reader.head(eqn)[:1]
+            parameters = self.reader.parameter_tokens(eqn)
+            tokens += ["[", *parameters, "]"] if parameters else []
+            return [*tokens, " ", *self.operands(eqn.invars, _MOST_NAMED)]
+        tokens += [*self.reader.head(eqn), " ", *self.operands(eqn.invars, _MOST_NAMED)]
+        inside = sum(self._selection.count(body) for _, body in bodies(eqn))
+        return [*tokens, "  ", Comment(equations(inside))]
+
+    def _body(self, node: Node) -> list[str]:
+        assert node.body is not None
+        count = equations(self._selection.count(node.body))
+        return [ParameterToken(node.label), "  ", Comment(count)]
+
+    def _scope(self, node: Node) -> list[str]:
+        return [SharedName(node.label), "  ", Comment(equations(self._in_scope(node)))]
+
+    def _in_scope(self, node: Node) -> int:
+        if id(node) not in self._counts:
+            self._counts[id(node)] = sum(
+                self._in_scope(each)
+                if each.kind is Kind.scope
+                else self._selection.count_equation(each.jaxpr.eqns[each.index])
+                for each in node.children or ()
+            )
+        return self._counts[id(node)]
+
+    def _arguments(self, node: Node) -> list[str]:
+        return self._ends(node, "argument", [value.bytes for value in self.about.arguments])
+
+    def _results(self, node: Node) -> list[str]:
+        return self._ends(node, "result", [value.bytes for value in self.about.outputs])
+
+    def _ends(self, node: Node, noun: str, sizes: Sequence[int | None]) -> list[str]:
+        from jaxprtool.render.stats import in_bytes, plural
+
+        known = [size for size in sizes if size is not None]
+        size = Comment(f"  {in_bytes(sum(known))}") if known else ""
+        return [ParameterToken(plural(len(sizes), noun)), size]
+
+    def _argument(self, node: Node) -> list[str]:
+        value, var = self.about.arguments[node.index], node.jaxpr.invars[node.index]
+        name = self.reader.name(var)
+        called = [f" {name}"] if name not in (value.name, "·") else []
+        return [BinderToken(value.name), Type(f":{value.type}"), *called]
+
+    def _result(self, node: Node) -> list[str]:
+        value, atom = self.about.outputs[node.index], node.jaxpr.outvars[node.index]
+        return [BinderToken(value.name), Type(f":{value.type}"), " = ", self.reader.operand(atom)]
+
+    def results(self, eqn: JaxprEqn, most: int) -> list[str]:
+        """Return `a:f32[3] b:i32[] = ` for the results of an equation, as many as `most`."""
+        if not eqn.outvars:
+            return []
+        tokens = self.reader.binder_tokens(eqn.outvars[:most], True)
+        return [*tokens, *_more(eqn.outvars, most), " = "]
+
+    def operands(self, atoms: Sequence[Atom], most: int) -> list[str]:
+        """Return the operands of an equation, as many as `most`."""
+        return [*self.reader.operand_tokens(atoms[:most]), *_more(atoms, most)]
+
+    def parameters(self, eqn: JaxprEqn) -> dict[str, str]:
+        """Return all parameters of an equation but jaxprs, those that its row leaves out too."""
+        return self._whole.parameters(eqn)
+
+    @cached_property
+    def _whole(self) -> Reader:
+        return Reader(self.about, named=False)
+
+    def name(self, atom: Atom) -> str:
+        """Return what an operand is called, as plain text."""
+        return "".join(printable([self.reader.operand(atom)]))
+
+    def text(self, node: Node) -> str:
+        """Return a whole equation, or a row of another kind, as plain text."""
+        eqn = node.eqn
+        tokens = self.row(node) if eqn is None else self.reader.line(eqn, True)
+        return "".join(printable(tokens))
+
+    def slice_text(self, node: Node) -> str:
+        """Return the equations that a row's values depend on, one a line, bodies indented."""
+        marked = self.flow.dependencies(self.values(node))
+        if node.eqn is not None:
+            marked.add(id(node.eqn))
+        lines: list[str] = []
+        seen = {self.top}
+
+        def write(jaxpr: Jaxpr, indent: int) -> None:
+            for eqn in jaxpr.eqns:
+                if id(eqn) not in marked:
+                    continue
+                lines.append("  " * indent + "".join(printable(self.reader.line(eqn, True))))
+                for path, body in bodies(eqn):
+                    if body not in seen:
+                        seen.add(body)
+                        lines.append("  " * (indent + 1) + f"{path}:")
+                        write(body, indent + 2)
+
+        write(self.top, 0)
+        return "\n".join(lines)
+
+    def values(self, node: Node) -> list[tuple[Jaxpr, Atom]]:
+        """Return the values that a row binds; those that it is, of an argument or result."""
+        if (eqn := node.eqn) is not None:
+            return [(node.jaxpr, var) for var in eqn.outvars]
+        if node.kind is Kind.argument:
+            return [(node.jaxpr, node.jaxpr.invars[node.index])]
+        if node.kind is Kind.result:
+            atom = node.jaxpr.outvars[node.index]
+            return [] if isinstance(atom, Literal) else [(node.jaxpr, atom)]
+        return []
+
+
+def _more(values: Sequence[object], most: int) -> list[str]:
+    return [Comment(f" … {len(values) - most} more")] if len(values) > most else []

@@ -1,0 +1,99 @@
+"""What the pane below the source says of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+from jaxprtool import jaxcompat
+from jaxprtool.browse.document import Document
+from jaxprtool.browse.navigation import Navigator
+from jaxprtool.browse.outline import Kind, Node
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.frames import BEHIND
+from jaxprtool.ir.notation.tokens import with_roles
+from jaxprtool.ir.primitive_docs import summary
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
+from jaxprtool.render.lines import printable
+from jaxprtool.render.theme import STYLES
+
+#: So many operands, and results, are listed.
+_MOST_LISTED = 40
+
+
+def styled(tokens: Sequence[str]) -> Text:
+    """Return tokens as text in their styles."""
+    text = Text(end="")
+    for piece, role in with_roles(tokens):
+        text.append(piece, STYLES.get(role))
+    return text
+
+
+def info(document: Document, navigator: Navigator, node: Node) -> Text:
+    """Return what there is to say of a row."""
+    eqn = node.eqn
+    if eqn is None:
+        rows = list(_of_value(document, node))
+    else:
+        rows = list(_of_equation(document, navigator, node, eqn))
+    text = Text()
+    width = max((len(label) for label, _ in rows), default=0)
+    for label, value in rows:
+        if label:
+            text.append(f"{label:<{width}}  ", "bold")
+        text.append_text(value)
+        text.append("\n")
+    text.rstrip()
+    return text
+
+
+def _of_equation(
+    document: Document, navigator: Navigator, node: Node, eqn: JaxprEqn
+) -> Iterator[tuple[str, Text]]:
+    doc = summary(eqn.primitive.name)
+    if doc:
+        yield "", Text.assemble((eqn.primitive.name, "bold"), "  ", (_plain(doc), "dim"))
+    frames = document.frames
+    if (place := frames.place(eqn)) is not None:
+        behind = "".join(BEHIND + frames.text(frame) for frame in place.behind)
+        yield "line", Text.assemble(_plain(frames.text(place.frame)), (_plain(behind), "dim"))
+    if scope := jaxcompat.name_stack(eqn):
+        yield "scope", Text(_plain(scope))
+    yield from _values(document, "gives", eqn.outvars)
+    yield from _values(document, "reads", eqn.invars, navigator.sources(node))
+    pairs = document.parameters(eqn).items()
+    for number, (name, value) in enumerate(pairs):
+        label = "" if number else "with"
+        text = Text.assemble((name, "cyan"), "=", _plain(value))
+        yield label or " " * len("with"), text
+    yield "path", Text(_plain(node.path), "dim")
+
+
+def _values(
+    document: Document, label: str, atoms: Sequence[Atom], told: Sequence[str] = ()
+) -> Iterator[tuple[str, Text]]:
+    for number, atom in enumerate(atoms[:_MOST_LISTED]):
+        name = document.name(atom)
+        typed = "" if isinstance(atom, Literal) else f":{type_of(atom.aval)}"
+        source = f"  {told[number]}" if number < len(told) and told[number] else ""
+        text = Text.assemble((name, "blue"), (typed, "magenta"), (_plain(source), "dim"))
+        yield " " * len(label) if number else label, text
+    if len(atoms) > _MOST_LISTED:
+        yield " " * len(label), Text(f"… {len(atoms) - _MOST_LISTED} more", "dim")
+
+
+def _of_value(document: Document, node: Node) -> Iterator[tuple[str, Text]]:
+    yield "", styled(document.row(node))
+    if node.kind in (Kind.argument, Kind.result):
+        values = document.about.arguments if node.kind is Kind.argument else document.about.outputs
+        size = values[node.index].bytes
+        if size is not None:
+            yield "size", Text(f"{size:,} bytes")
+        yield "path", Text(_plain(node.path), "dim")
+    if node.kind is Kind.program:
+        yield "", Text(document.about.name)
+
+
+def _plain(text: str) -> str:
+    return "".join(printable([text]))

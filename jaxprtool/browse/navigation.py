@@ -1,0 +1,175 @@
+"""Where the browser goes from a row: to the definitions of what it reads, and to uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxprtool.browse.document import Document
+from jaxprtool.browse.outline import Kind, Node, Outline
+from jaxprtool.ir.dataflow import Holder
+from jaxprtool.ir.equations import bodies
+from jaxprtool.jaxcompat import Atom, Jaxpr, Literal, Var
+
+
+@dataclass(frozen=True)
+class Way:
+    """A row that can be gone to.
+
+    Attributes:
+        label: Which value leads there.
+        node: The row.
+    """
+
+    label: str
+    node: Node
+
+
+class Navigator:
+    """The ways from one row to others.
+
+    Args:
+        document: The program.
+        outline: Its rows.
+    """
+
+    def __init__(self, document: Document, outline: Outline):
+        self._document = document
+        self._flow = document.flow
+        self._outline = outline
+
+    def definitions(self, node: Node) -> list[Way]:
+        """Return where what a row reads is defined: an equation, or an argument of the program.
+
+        An argument of a body is the operand of the call, and what a loop carries back.
+        """
+        found: list[Way] = []
+        if (eqn := node.eqn) is not None:
+            for atom in dict.fromkeys(v for v in eqn.invars if type(v) is not Literal):
+                found += self._definition(node.container, node.jaxpr, atom)
+            if node.folds:
+                found += self._made_inside(node)
+        elif node.kind is Kind.result:
+            found += self._definition(
+                self._outline.root, node.jaxpr, node.jaxpr.outvars[node.index]
+            )
+        return _distinct(found)
+
+    def sources(self, node: Node) -> list[str]:
+        """Return, of each operand of an equation, where it is from, in a word."""
+        return [
+            "" if type(atom) is Literal else self._source(node, atom)
+            for atom in node.jaxpr.eqns[node.index].invars
+        ]
+
+    def _source(self, node: Node, var: Var) -> str:
+        for told, where in self._binders(node.container, node.jaxpr, var):
+            if told:
+                return told.strip(", ")
+            eqn = where.eqn
+            return "an argument" if eqn is None else f"← {eqn.primitive.name}"
+        return ""
+
+    def _definition(self, container: Node, jaxpr: Jaxpr, atom: Atom) -> Iterator[Way]:
+        if type(atom) is Literal:
+            return
+        label = self._document.name(atom)
+        for where, node in self._binders(container, jaxpr, atom):
+            yield Way(f"{label}{where}", node)
+
+    def _binders(self, container: Node, jaxpr: Jaxpr, var: Var) -> Iterator[tuple[str, Node]]:
+        """Yield the rows that bind a variable, and what is to be said of each."""
+        index = self._flow.binder(jaxpr, var)
+        if index is not None:
+            yield "", self._outline.leaf(container, index)
+            return
+        position = self._flow.argument(jaxpr, var)
+        if position is None:
+            return
+        if container.kind is Kind.program:
+            yield "", self._outline.end_row(Kind.argument, position)
+            return
+        call = container if container.kind is Kind.equation else container.container
+        holder = self._holder(call, container)
+        origins = self._flow.origins(holder, position)
+        if not origins:
+            yield ", given here", call
+        for number, (where, atom) in enumerate(origins):
+            told = ", carried back" if number else f" = {self._document.name(atom)}"
+            if type(atom) is Literal:
+                yield told, call
+                continue
+            if where is call.jaxpr:
+                yield from ((told, node) for _, node in self._binders(call.container, where, atom))
+            elif (inside := self._outline.inside(call, where)) is not None:
+                back = self._flow.binder(where, atom)
+                yield told, call if back is None else self._outline.leaf(inside, back)
+
+    def _made_inside(self, node: Node) -> Iterator[Way]:
+        """Yield the rows in bodies that make the results of a call or a loop."""
+        eqn = node.jaxpr.eqns[node.index]
+        for number, (_, body) in enumerate(bodies(eqn)):
+            held = self._outline.inside(node, body)
+            for position, atom in enumerate(body.outvars):
+                index = None if type(atom) is Literal else self._flow.binder(body, atom)
+                if held is None or index is None:
+                    continue
+                for where, var in self._flow.goals(
+                    Holder(node.jaxpr, node.index, number), position
+                ):
+                    if where is node.jaxpr:
+                        label = f"{self._document.name(var)}, made inside"
+                        yield Way(label, self._outline.leaf(held, index))
+
+    def uses(self, node: Node) -> list[Way]:
+        """Return what reads the values that a row binds, in bodies too."""
+        found: list[Way] = []
+        container = self._outline.root if node.eqn is None else node.container
+        for jaxpr, atom in self._document.values(node):
+            if type(atom) is not Literal and node.kind is not Kind.result:
+                found += self._uses(container, jaxpr, atom, self._document.name(atom))
+        return _distinct(found)
+
+    def _uses(self, container: Node, jaxpr: Jaxpr, var: Var, label: str) -> Iterator[Way]:
+        for index in self._flow.readers(jaxpr, var):
+            leaf = self._outline.leaf(container, index)
+            yield Way(label, leaf)
+            if leaf.folds:
+                yield from self._uses_inside(leaf, var, label)
+        for position in self._flow.results(jaxpr, var):
+            if container.kind is Kind.program:
+                yield Way(label, self._outline.end_row(Kind.result, position))
+                continue
+            call = container if container.kind is Kind.equation else container.container
+            yield Way(f"{label}, a result", call)
+            for where, value in self._flow.goals(self._holder(call, container), position):
+                if where is call.jaxpr:
+                    told = f"{label} = {self._document.name(value)}"
+                    for index in self._flow.readers(where, value):
+                        yield Way(told, self._outline.leaf(call.container, index))
+                    if call.container.kind is Kind.program:
+                        for place in self._flow.results(where, value):
+                            yield Way(told, self._outline.end_row(Kind.result, place))
+
+    def _uses_inside(self, call: Node, var: Var, label: str) -> Iterator[Way]:
+        """Yield the rows in the bodies of an equation that read what an operand is there."""
+        eqn = call.jaxpr.eqns[call.index]
+        for number, (_, body) in enumerate(bodies(eqn)):
+            held = self._outline.inside(call, body)
+            for position, arg in enumerate(body.invars):
+                readers = self._flow.readers(body, arg)
+                if held is None or not readers:
+                    continue
+                origins = self._flow.origins(Holder(call.jaxpr, call.index, number), position)
+                if origins and origins[0] == (call.jaxpr, var):
+                    for index in readers:
+                        yield Way(f"{label}, inside", self._outline.leaf(held, index))
+
+    def _holder(self, call: Node, container: Node) -> Holder:
+        held = bodies(call.jaxpr.eqns[call.index])
+        number = next(i for i, (_, body) in enumerate(held) if body is container.body)
+        return Holder(call.jaxpr, call.index, number)
+
+
+def _distinct(ways: list[Way]) -> list[Way]:
+    return list({id(way.node): way for way in reversed(ways)}.values())[::-1]

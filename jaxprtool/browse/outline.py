@@ -1,0 +1,353 @@
+"""A program as rows that fold: equations by how bodies nest, or grouped by name scope as well.
+
+What is inside a row is made when it is first unfolded. A body that several equations share is
+inside each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.dataflow import DataFlow, Holder
+from jaxprtool.ir.equations import bodies, is_flat
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+
+#: Rows that are unfolded at once, at most.
+MOST_ROWS = 200_000
+
+
+class Kind(Enum):
+    """What a row stands for."""
+
+    program = "program"
+    arguments = "arguments"
+    argument = "argument"
+    equation = "equation"
+    body = "body"
+    scope = "scope"
+    results = "results"
+    result = "result"
+
+
+class Node:
+    """A row, and what is below it.
+
+    Attributes:
+        kind: What it stands for.
+        parent: The row that it is below; None for the program.
+        jaxpr: The jaxpr that it is a part of.
+        index: The position of the equation, argument, result or body there.
+        label: The name of a scope or a body.
+        body: The jaxpr whose equations are below it, if it holds one.
+        leaves: The rows of these equations, by position, once they are made.
+    """
+
+    __slots__ = (
+        *("kind", "parent", "jaxpr", "index", "label", "body", "leaves"),
+        *("depth", "is_open", "folds", "children"),
+    )
+
+    def __init__(
+        self,
+        kind: Kind,
+        parent: Node | None,
+        jaxpr: Jaxpr,
+        index: int,
+        label: str = "",
+        body: Jaxpr | None = None,
+    ):
+        self.kind, self.parent, self.jaxpr, self.index = kind, parent, jaxpr, index
+        self.label, self.body = label, body
+        self.leaves: list[Node] = []
+        self.depth: int = -1 if parent is None else parent.depth + 1
+        self.is_open = False
+        self.folds = body is not None
+        self.children: list[Node] | None = None
+
+    @property
+    def eqn(self) -> JaxprEqn | None:
+        """The equation that the row is; None if it is none."""
+        return self.jaxpr.eqns[self.index] if self.kind is Kind.equation else None
+
+    @property
+    def container(self) -> Node:
+        """The row that holds the body which this row is a part of."""
+        node = self.parent
+        while node is not None and node.kind is Kind.scope:
+            node = node.parent
+        assert node is not None
+        return node
+
+    @property
+    def path(self) -> str:
+        """How to come to it from the program's jaxpr: `eqns[3].params['jaxpr'].eqns[0]`."""
+        if self.kind is Kind.program:
+            return ""
+        above = self.container.path
+        dot = "." if above else ""
+        if self.kind is Kind.equation:
+            return f"{above}{_inside(self.container)}{dot}eqns[{self.index}]"
+        if self.kind is Kind.body:
+            return f"{above}{_parameter(self.label)}"
+        if self.kind in (Kind.argument, Kind.result):
+            where = "invars" if self.kind is Kind.argument else "outvars"
+            return f"{where}[{self.index}]"
+        return above
+
+
+def _inside(container: Node) -> str:
+    if container.kind is Kind.equation:
+        return _parameter(bodies(container.jaxpr.eqns[container.index])[0][0])
+    return ""
+
+
+def _parameter(path: str) -> str:
+    """Return `.params['branches'][1]` of `branches[1]`."""
+    name, bracket, rest = path.partition("[")
+    return f".params['{name}']{bracket}{rest}"
+
+
+class Outline:
+    """The rows of a program, and which of them are to be seen.
+
+    Args:
+        flow: The program's values.
+        by_scope: Whether equations are grouped by their name scopes.
+    """
+
+    def __init__(self, flow: DataFlow, by_scope: bool = False):
+        self._flow = flow
+        self.by_scope = by_scope
+        self.root = Node(Kind.program, None, flow.top, 0, body=flow.top)
+        self.root.is_open = True
+        self.rows = list(self._visible(self.root))
+        while len(found := [n for n in self.rows if n.folds and n.body is not None]) == 1:
+            # What does nothing but call something is no sight.
+            if found[0].is_open or len(self.rows) > 4:
+                break
+            self.toggle(self.rows.index(found[0]))
+
+    # --- making -------------------------------------------------------------------------------
+
+    def children(self, node: Node) -> list[Node]:
+        """Return the rows below a row."""
+        if node.children is None:
+            node.children = self._make(node)
+        return node.children
+
+    def _make(self, node: Node) -> list[Node]:
+        if node.kind is Kind.program:
+            return [*self._ends(node, True), *self._equations(node), *self._ends(node, False)]
+        if node.kind in (Kind.arguments, Kind.results):
+            arguments = node.kind is Kind.arguments
+            kind = Kind.argument if arguments else Kind.result
+            values = node.jaxpr.invars if arguments else node.jaxpr.outvars
+            return [Node(kind, node, node.jaxpr, i) for i in range(len(values))]
+        if node.kind is Kind.equation and node.body is None:
+            held = enumerate(bodies(node.jaxpr.eqns[node.index]))
+            return [Node(Kind.body, node, node.jaxpr, i, path, body) for i, (path, body) in held]
+        return self._equations(node)
+
+    def _ends(self, node: Node, arguments: bool) -> Iterator[Node]:
+        values = node.jaxpr.invars if arguments else node.jaxpr.outvars
+        if values:
+            kind = Kind.arguments if arguments else Kind.results
+            end = Node(kind, node, node.jaxpr, 0)
+            end.folds = True
+            yield end
+
+    def _equations(self, node: Node) -> list[Node]:
+        assert node.body is not None
+        if self.by_scope:
+            return self._by_scope(node, node.body)
+        node.leaves = _leaves(node, node.body)
+        return node.leaves
+
+    def _by_scope(self, container: Node, body: Jaxpr) -> list[Node]:
+        """Return the equations of a body below the scopes that they are in, in their order."""
+        top: list[Node] = []
+        open_groups: list[Node] = []
+        runs = _runs(_stacks(body))
+        for index, groups in enumerate(runs):
+            level = 0
+            while level < min(len(open_groups), len(groups)) and (
+                open_groups[level].index == groups[level][0]
+            ):
+                level += 1
+            del open_groups[level:]
+            for start, label in groups[len(open_groups) :]:
+                parent = open_groups[-1] if open_groups else container
+                group = Node(Kind.scope, parent, body, start, label)
+                group.folds, group.children = True, []
+                (parent.children if open_groups else top).append(group)  # type: ignore[union-attr]
+                open_groups.append(group)
+            parent = open_groups[-1] if open_groups else container
+            leaf = _leaf(parent, body, index)
+            container.leaves.append(leaf)
+            (parent.children if open_groups else top).append(leaf)  # type: ignore[union-attr]
+        return top
+
+    # --- folding ------------------------------------------------------------------------------
+
+    def _visible(self, node: Node) -> Iterator[Node]:
+        for child in self.children(node):
+            yield child
+            if child.is_open:
+                yield from self._visible(child)
+
+    def toggle(self, row: int) -> None:
+        """Fold a row that is unfolded, and unfold one that is folded."""
+        node = self.rows[row]
+        if not node.folds:
+            return
+        if node.is_open:
+            node.is_open = False
+            self.rows[row + 1 : self.end(row)] = []
+        else:
+            node.is_open = True
+            self.rows[row + 1 : row + 1] = self._visible(node)
+
+    def end(self, row: int) -> int:
+        """Return the first row after a row and all that is below it."""
+        depth, row = self.rows[row].depth, row + 1
+        while row < len(self.rows) and self.rows[row].depth > depth:
+            row += 1
+        return row
+
+    def open_all(self) -> None:
+        """Unfold every body, a shared one where it comes first, and every scope."""
+        seen: set[Jaxpr] = set()
+        todo, count = [self.root], 0
+        while todo and count < MOST_ROWS:
+            node = todo.pop()
+            if node.body is not None:
+                if node.body in seen:
+                    continue
+                seen.add(node.body)
+            node.is_open = True
+            count += len(self.children(node))
+            inside = [n for n in self.children(node) if n.folds]
+            todo += [n for n in reversed(inside) if n.kind not in (Kind.arguments, Kind.results)]
+        self.rows = list(self._visible(self.root))
+
+    def close_all(self) -> None:
+        """Fold everything."""
+        for node in self.rows:
+            node.is_open = False
+        self.rows = list(self._visible(self.root))
+
+    # --- finding ------------------------------------------------------------------------------
+
+    def show(self, node: Node) -> int:
+        """Unfold what a row is below, and return its number."""
+        above = node.parent
+        hidden = False
+        while above is not None:
+            hidden |= not above.is_open
+            above.is_open = True
+            above = above.parent
+        if hidden:
+            self.rows = list(self._visible(self.root))
+        return self.rows.index(node)
+
+    def leaf(self, container: Node, index: int) -> Node:
+        """Return the row of an equation of the body that a row holds."""
+        self.children(container)
+        return container.leaves[index]
+
+    def inside(self, node: Node, body: Jaxpr) -> Node | None:
+        """Return the row that holds a body of an equation: itself, or one below it."""
+        if node.body is not None:
+            return node if node.body is body else None
+        return next((each for each in self.children(node) if each.body is body), None)
+
+    def end_row(self, kind: Kind, index: int) -> Node:
+        """Return the row of an argument or a result of the program."""
+        wanted = Kind.arguments if kind is Kind.argument else Kind.results
+        end = next(n for n in self.children(self.root) if n.kind is wanted)
+        return self.children(end)[index]
+
+    def locate(self, jaxpr: Jaxpr, index: int) -> Node:
+        """Return the row of an equation where its body comes first."""
+        chain: list[tuple[Holder, Jaxpr]] = []
+        body = jaxpr
+        while body is not self._flow.top:
+            holder = self._flow.holders[body][0]
+            chain.append((holder, body))
+            body = holder.jaxpr
+        container = self.root
+        for holder, held in reversed(chain):
+            found = self.inside(self.leaf(container, holder.index), held)
+            assert found is not None
+            container = found
+        return self.leaf(container, index)
+
+
+def _leaf(parent: Node, jaxpr: Jaxpr, index: int) -> Node:
+    node = Node(Kind.equation, parent, jaxpr, index)
+    held = bodies(jaxpr.eqns[index])
+    node.folds = bool(held)
+    if len(held) == 1:
+        node.body = held[0][1]
+    return node
+
+
+def _leaves(parent: Node, jaxpr: Jaxpr) -> list[Node]:
+    """Return a row for each equation of a jaxpr."""
+    if is_flat(jaxpr):
+        return [Node(Kind.equation, parent, jaxpr, i) for i in range(len(jaxpr.eqns))]
+    return [_leaf(parent, jaxpr, i) for i in range(len(jaxpr.eqns))]
+
+
+def _stacks(body: Jaxpr) -> list[tuple[str, ...]]:
+    """Return the name scopes around each equation, the outermost first."""
+    known: dict[int, tuple[str, ...]] = {}  # by the identity of the stack, which its equation keeps
+    for eqn in body.eqns:
+        if (stack := id(eqn.source_info.name_stack)) not in known:
+            known[stack] = _split(jaxcompat.name_stack(eqn))
+    return [known[id(eqn.source_info.name_stack)] for eqn in body.eqns]
+
+
+def _split(text: str) -> tuple[str, ...]:
+    """Return the parts of `outer/jvp(a/b)/inner`."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if char == "/" and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return tuple(part for part in parts if part)
+
+
+def _runs(stacks: list[tuple[str, ...]]) -> list[list[tuple[int, str]]]:
+    """Return the groups that each equation is in: where the group begins, and its label.
+
+    Equations that follow each other share a group for each scope that they are in together. Scopes
+    that hold nothing but one another are one group.
+    """
+    found: list[list[tuple[int, str]]] = [[] for _ in stacks]
+    todo = [(0, len(stacks), 0)]
+    while todo:
+        start, stop, level = todo.pop()
+        i = start
+        while i < stop:
+            name = stacks[i][level : level + 1]
+            j = i + 1
+            while j < stop and stacks[j][level : level + 1] == name:
+                j += 1
+            if name and j - i > 1:
+                deeper = level + 1
+                label = name[0]
+                while (one := stacks[i][deeper : deeper + 1]) and all(
+                    stacks[k][deeper : deeper + 1] == one for k in range(i + 1, j)
+                ):
+                    label += f"/{stacks[i][deeper]}"
+                    deeper += 1
+                for k in range(i, j):
+                    found[k].append((i, label))
+                todo.append((i, j, deeper))
+            i = j
+    return found

@@ -1,0 +1,146 @@
+"""What a search looks for, and which rows fit it.
+
+    dot_general            a primitive, or part of its name; also reduce_*
+    f32[8,3]  bf16  [8,3]  a type, a dtype or a shape of a result or operand
+    params['w']            an argument, and what reads it
+    Dense_0                a name scope, or the function of a call
+    model.py:9  :9         a line of the source
+
+Of several words each is to fit. Small letters stand for capitals too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from jaxprtool import jaxcompat
+from jaxprtool.browse.document import Document
+from jaxprtool.browse.outline import Kind
+from jaxprtool.ir.equations import bodies, is_flat, type_of
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
+
+_LINE = re.compile(r"(?P<file>\S*):(?P<line>\d+)")
+
+#: A row that fits: the body and the position of an equation, or an argument or result by its kind.
+Match = tuple[Jaxpr | Kind, int]
+
+
+def matches(document: Document, query: str) -> list[Match]:
+    """Return what fits a query, in the order of the program; a shared body where it comes first."""
+    words = query.split()
+    if not words:
+        return []
+    tests = [_Word(document, word) for word in words]
+    found: list[Match] = []
+    for kind, values in (
+        (Kind.argument, document.about.arguments),
+        (Kind.result, document.about.outputs),
+    ):
+        ends = [
+            (kind, i)
+            for i, value in enumerate(values)
+            if all(test.fits_text(value.name) or test.fits_text(value.type) for test in tests)
+        ]
+        if kind is Kind.argument:
+            found += ends
+            found += _equations(document, tests)
+        else:
+            found += ends
+    return found
+
+
+def _equations(document: Document, tests: list[_Word]) -> Iterator[Match]:
+    """Yield the equations that fit, those of a body after the equation that holds it."""
+    seen = {document.top}
+    stack: list[tuple[Jaxpr, int]] = [(document.top, 0)]
+    while stack:
+        jaxpr, index = stack.pop()
+        eqns, has_bodies = jaxpr.eqns, not is_flat(jaxpr)
+        while index < len(eqns):
+            eqn = eqns[index]
+            if all(test.fits(jaxpr, eqn) for test in tests):
+                yield jaxpr, index
+            index += 1
+            new = [b for _, b in bodies(eqn) if b not in seen] if has_bodies else []
+            if new:
+                seen.update(new)
+                stack.append((jaxpr, index))
+                stack += [(body, 0) for body in reversed(list(dict.fromkeys(new)))]
+                break
+
+
+class _Word:
+    """One word of a query."""
+
+    def __init__(self, document: Document, word: str):
+        self._document = document
+        self._folds = word == word.lower()
+        self._word = word
+        self._types: dict[int, bool] = {}
+        self._texts: dict[str, bool] = {}
+        self._stacks: dict[int, bool] = {}
+        self._tracebacks: dict[object, bool] = {}
+        escaped = re.escape(word).replace(r"\*", ".*")
+        self._pattern = re.compile(escaped) if "*" in word else None
+        line = _LINE.fullmatch(word)
+        self._line = (line["file"], int(line["line"])) if line else None
+        self._arguments = {
+            var
+            for var, value in zip(document.top.invars, document.about.arguments, strict=True)
+            if self.fits_text(value.name)
+        }
+
+    def fits_text(self, text: str) -> bool:
+        """Whether the word, or its pattern, is in a text."""
+        found = self._texts.get(text)
+        if found is None:
+            found = self._texts[text] = self._is_in(text)
+        return found
+
+    def _is_in(self, text: str) -> bool:
+        text = text.lower() if self._folds else text
+        return self._pattern.fullmatch(text) is not None if self._pattern else self._word in text
+
+    def fits(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> bool:
+        """Whether an equation fits."""
+        if self._line is not None:
+            return self._fits_line(eqn)
+        name = eqn.params.get("name")
+        if self.fits_text(eqn.primitive.name) or (isinstance(name, str) and self.fits_text(name)):
+            return True
+        if any(map(self._fits_value, eqn.outvars)) or any(map(self._fits_value, eqn.invars)):
+            return True
+        if self._arguments and any(
+            type(v) is not Literal and v in self._arguments for v in eqn.invars
+        ):
+            return True
+        return self._fits_scope(eqn)
+
+    def _fits_value(self, atom: Atom) -> bool:
+        key = id(atom.aval)
+        found = self._types.get(key)
+        if found is None:
+            found = self._types[key] = self.fits_text(type_of(atom.aval))
+        return found
+
+    def _fits_scope(self, eqn: JaxprEqn) -> bool:
+        key = id(eqn.source_info.name_stack)
+        found = self._stacks.get(key)
+        if found is None:
+            found = self._stacks[key] = self.fits_text(jaxcompat.name_stack(eqn))
+        return found
+
+    def _fits_line(self, eqn: JaxprEqn) -> bool:
+        assert self._line is not None
+        traceback = eqn.source_info.traceback
+        found = self._tracebacks.get(traceback)
+        if found is None:
+            file, line = self._line
+            shown = self._document.all_frames(eqn)
+            path = self._document.frames.path
+            found = self._tracebacks[traceback] = any(
+                frame.line == line and (not file or f"/{path(frame.file)}".endswith(f"/{file}"))
+                for frame in (shown if file else shown[:1])
+            )
+        return found

@@ -1,0 +1,72 @@
+"""The text of source files, in lines with colours, each file read when it is first shown."""
+
+from __future__ import annotations
+
+import linecache
+import os
+
+from rich.style import Style
+from rich.text import Text
+
+#: Longer files are shown without colours, which take a while to find.
+_LONGEST = 5000
+
+#: What is coloured in source, by the beginning of the name of its kind.
+_STYLES = {
+    "Token.Keyword": Style(color="blue"),
+    "Token.Literal.String": Style(color="green"),
+    "Token.Literal.Number": Style(color="magenta"),
+    "Token.Comment": Style(dim=True),
+    "Token.Name.Decorator": Style(color="cyan"),
+    "Token.Name.Function": Style(bold=True),
+    "Token.Name.Class": Style(bold=True),
+}
+
+
+class Sources:
+    """The lines of source files."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, list[Text]] = {}
+
+    def lines(self, file: str) -> list[Text]:
+        """Return the lines of a file; none if it is not there."""
+        if file not in self._files:
+            self._files[file] = _coloured(_read(file))
+        return self._files[file]
+
+    def forget(self) -> None:
+        """Read files again, as they may have been edited."""
+        self._files.clear()
+        linecache.checkcache()
+
+
+def _read(file: str) -> str:
+    if not os.path.isfile(file) and not os.path.isabs(file):
+        return ""  # of a program that was written elsewhere, or of a session
+    return "".join(linecache.getlines(file)).expandtabs(4)
+
+
+def _coloured(source: str) -> list[Text]:
+    lines = source.splitlines()
+    if len(lines) > _LONGEST:
+        return [Text(_printable(line)) for line in lines]
+    from pygments import lex
+    from pygments.lexers.python import PythonLexer
+
+    found = [Text()]
+    for kind, part in lex(source, PythonLexer(stripnl=False, ensurenl=False)):
+        style = _style(str(kind))
+        for number, piece in enumerate(part.split("\n")):
+            if number:
+                found.append(Text())
+            found[-1].append(_printable(piece), style)
+    return found[: len(lines)]
+
+
+def _style(kind: str) -> Style | None:
+    return next((style for name, style in _STYLES.items() if kind.startswith(name)), None)
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else "·" for c in text)

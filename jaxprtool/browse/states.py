@@ -1,0 +1,66 @@
+"""The states of a program: as it was traced, and after each pass that changed it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from jaxprtool.ir.border import top_jaxpr
+from jaxprtool.ir.changes import Changes, changes
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.passes.pipeline import Observer, Step
+
+
+@dataclass(eq=False)
+class State:
+    """A program between two passes.
+
+    Attributes:
+        label: The pass that made it, or what it is called.
+        program: The program.
+        before: The state that it was made of; None if it was traced.
+        after: The states that were made of it.
+    """
+
+    label: str
+    program: Program
+    before: State | None = None
+    after: list[State] = field(default_factory=list)
+
+    @cached_property
+    def changes(self) -> Changes:
+        """What the pass that made this state changed."""
+        if self.before is None:
+            return Changes(frozenset(), frozenset())
+        return changes(top_jaxpr(self.before.program), top_jaxpr(self.program))
+
+    @cached_property
+    def marks(self) -> Mapping[int, str]:
+        """What is shown before an equation, by `id`, that a pass has added or will remove."""
+        removed = [each.changes.removed for each in self.after]
+        goes = frozenset[int]().union(*removed) if removed else frozenset()
+        marks = dict.fromkeys(goes, "-")
+        marks.update((key, "±" if key in goes else "+") for key in self.changes.added)
+        return marks
+
+
+class Recorder(Observer):
+    """Keeps the states of the programs that a pipeline is run on, in the order they are made."""
+
+    def __init__(self, program: Program):
+        self.states = [State("traced", program)]
+        self._latest = {id(program): self.states[0]}
+
+    def after(
+        self, step: Step, program: Program, result: Program | Programs, seconds: float
+    ) -> None:
+        before = self._latest[id(program)]
+        if result is program:
+            return
+        several = isinstance(result, Mapping)
+        for name, each in result.items() if isinstance(result, Mapping) else [("", result)]:
+            state = State(f"{step} {name}" if several else str(step), each, before)
+            before.after.append(state)
+            self.states.append(state)
+            self._latest[id(each)] = state

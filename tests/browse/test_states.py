@@ -1,0 +1,37 @@
+"""The states of a program before and after passes, with what changed."""
+
+from jaxprtool.ir.equations import equations
+
+
+def marked(state):
+    top = state.program.jaxpr
+    return {
+        eqn.primitive.name: state.marks[id(eqn)]
+        for eqn in equations(getattr(top, "jaxpr", top))
+        if id(eqn) in state.marks
+    }
+
+
+def test_a_program_that_no_pass_changes_has_one_state(states):
+    (state,) = states()
+    assert state.label == "traced" and marked(state) == {}
+    assert len(states("dce, dce, dce")) == 2
+
+
+def test_what_a_pass_removes_and_adds_is_marked(states):
+    traced, dce, batched = states("dce, batch(axis_size=2)")
+    assert [state.label for state in (dce, batched)] == ["dce", "batch(axis_size=2)"]
+    assert marked(traced) == {"cos": "-"}
+    assert set(marked(dce).values()) == {"-"} and "tanh" in marked(dce)
+    assert set(marked(batched).values()) == {"+"}
+
+
+def test_what_is_added_and_removed_again_is_both(states):
+    _, batched, _ = states("batch(axis_size=2), batch(axis_size=5)")
+    assert marked(batched)["tanh"] == "±"
+
+
+def test_several_programs_are_a_state_each(states):
+    found = states("linearize, dce")
+    assert len(found) >= 2
+    assert all(state.before is not None for state in found[1:])

@@ -1,0 +1,133 @@
+"""`browse` on the command line: where it does not run, and how it leaves the terminal."""
+
+import contextlib
+import os
+import pty
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxprtool.browse import app
+
+ROOT = Path(__file__).parents[2]
+NET = str(ROOT / "tests" / "browse" / "tiny.py") + ":net"
+
+
+def test_without_a_terminal_it_says_so(cli):
+    found = cli("browse", NET)
+    assert found.code == 2 and found.out == ""
+    assert found.lines[0] == "error: browse needs a terminal, and stdin is none"
+
+
+def test_a_program_on_stdin_leaves_no_keys(cli):
+    found = cli("browse", "-")
+    assert found.code == 2 and "reads keys from stdin" in found.err
+
+
+@pytest.fixture
+def on_terminal(monkeypatch):
+    """Have the streams pass for a terminal."""
+    monkeypatch.setattr("jaxprtool.cli.browse._require_terminal", lambda target: None)
+
+
+#: What a terminal is told that is to show the screen of before, and its cursor.
+RESTORED = ("\x1b[?1049l", "\x1b[?25h")
+
+#: The command again and again, in one process: each ends as the one before leaves it to.
+COMMANDS = f"""
+from jaxprtool.cli.main import main
+print("ended", main(["browse", {NET!r}, "-p", "dce"]))
+print("ended", main(["browse", {NET!r}]))
+from jaxprtool.browse import app
+app.Browser.action_names = lambda self: 1 / 0
+print("ended", main(["browse", {NET!r}]))
+main(["browse", {NET!r}])
+"""
+
+
+class Terminal:
+    """A Python process on a terminal of its own."""
+
+    def __init__(self, code, **env):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update({"TERM": "xterm", **env})
+            os.chdir(ROOT)
+            os.execv(sys.executable, [sys.executable, "-c", code])
+        self.text = ""
+
+    def read_until(self, wanted):
+        """Read what is written until a text is there, and return what is before and after."""
+        end = time.monotonic() + 60
+        while wanted not in self.text:
+            assert time.monotonic() < end, self.text
+            if select.select([self.fd], [], [], 0.1)[0]:
+                self.text += os.read(self.fd, 65536).decode(errors="replace")
+        before, _, self.text = self.text.partition(wanted)
+        return before
+
+    def press(self, keys):
+        os.write(self.fd, keys.encode())
+
+    def wait(self):
+        """Read to the end, and return how the process ended."""
+        with contextlib.suppress(OSError):  # so a terminal ends whose program is gone
+            while part := os.read(self.fd, 65536):
+                self.text += part.decode(errors="replace")
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_it_leaves_the_terminal_as_it_was_however_it_ends(tmp_path):
+    told, editor = tmp_path / "told", tmp_path / "editor"
+    editor.write_text(f"#!/bin/sh\necho $@ > {told}; sleep 0.1; echo edited\n")
+    editor.chmod(0o755)
+    terminal = Terminal(COMMANDS, EDITOR=str(editor))
+    terminal.read_until("quit")
+    terminal.press("e")
+    assert RESTORED[0] in terminal.read_until("edited")
+    assert told.read_text().strip() == f"+19 {NET.partition(':')[0]}"
+    terminal.read_until("quit")
+    terminal.press("q")
+    before = terminal.read_until("ended 0")
+    assert all(code in before for code in RESTORED)
+
+    terminal.read_until("quit")
+    terminal.press("\x03")
+    before = terminal.read_until("ended 130")
+    assert all(code in before for code in RESTORED) and "interrupted" in before
+
+    terminal.read_until("quit")
+    terminal.press("v")
+    after = terminal.read_until("ended 70").partition(RESTORED[0])[2]
+    assert "internal error: ZeroDivisionError: division by zero" in after
+    assert "Traceback" not in after
+
+    terminal.read_until("quit")
+    os.kill(terminal.pid, signal.SIGTERM)
+    assert terminal.wait() == -signal.SIGTERM
+    assert all(code in terminal.text for code in RESTORED)
+
+
+def test_without_textual_it_says_how_to_get_it(cli, monkeypatch, on_terminal):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = cli("browse", NET)
+    assert found.code == 2
+    assert found.lines == ["error: browse needs Textual", 'hint: pip install "jaxprtool[browse]"']
+
+
+def test_what_is_wrong_is_said_before_the_screen_is_taken(cli, on_terminal):
+    for arguments in (["nowhere.py:f"], [NET, "-p", "no_such_pass"], [NET, "--args", "f32[2]"]):
+        found = cli("browse", *arguments)
+        assert found.code == 2 and found.err.startswith("error: ")
+
+
+def test_the_browser_gets_the_states(cli, on_terminal, monkeypatch):
+    given = []
+    monkeypatch.setattr(app, "browse", lambda *arguments: given.append(arguments))
+    assert cli("browse", NET, "-p", "dce", "--frames", "library").code == 0
+    ((states, frames),) = given
+    assert [state.label for state in states] == ["traced", "dce"] and frames == "library"

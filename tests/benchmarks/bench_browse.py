@@ -1,6 +1,6 @@
 """How soon `browse` shows a program of 100,000 equations, and how long a page down takes.
 
-    python tests/benchmarks/bench_browse.py [EQUATIONS]
+python tests/benchmarks/bench_browse.py [EQUATIONS]
 """
 
 import asyncio

@@ -5,6 +5,7 @@ import os
 import pty
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -53,11 +54,14 @@ class Terminal:
     """A Python process on a terminal of its own."""
 
     def __init__(self, code, **env):
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            os.environ.update({"TERM": "xterm", **env})
-            os.chdir(ROOT)
-            os.execv(sys.executable, [sys.executable, "-c", code])
+        self.fd, end = pty.openpty()
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), end)
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", **env}
+        command = [sys.executable, "-c", code]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, start_new_session=True, **streams
+        )
+        os.close(end)
         self.text = ""
 
     def read_until(self, wanted):
@@ -78,7 +82,7 @@ class Terminal:
         with contextlib.suppress(OSError):  # so a terminal ends whose program is gone
             while part := os.read(self.fd, 65536):
                 self.text += part.decode(errors="replace")
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.process.wait()
 
 
 def test_it_leaves_the_terminal_as_it_was_however_it_ends(tmp_path):
@@ -107,7 +111,7 @@ def test_it_leaves_the_terminal_as_it_was_however_it_ends(tmp_path):
     assert "Traceback" not in after
 
     terminal.read_until("quit")
-    os.kill(terminal.pid, signal.SIGTERM)
+    terminal.process.terminate()
     assert terminal.wait() == -signal.SIGTERM
     assert all(code in terminal.text for code in RESTORED)
 

@@ -1,32 +1,75 @@
-"""Draw the listing at the top of the README: `python -m tests.documentation.picture`."""
+"""Draw the terminal at the top of the README: `python -m tests.documentation.picture`."""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 from contextlib import redirect_stdout
 from pathlib import Path
 from unittest import mock
 
 from rich.console import Console
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from jaxprtool.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 PATH = ROOT / "docs" / "listing.svg"
-COMMAND = "show samples/branches.py:huber --source"
+
+#: Commands, with the lines of the terminal of each: a program at first sight, and one whole.
+COMMANDS = {
+    "show samples/layers.py:loss": 30,
+    "show samples/batching.py:loss --names --source --terse --depth 0": 40,
+}
+WIDTH = 92
+
+#: Dark, and legible beside the light and the dark pages of GitHub.
+THEME = TerminalTheme(
+    (22, 27, 34),
+    (230, 237, 243),
+    [
+        *((72, 79, 88), (255, 123, 114), (126, 231, 135), (227, 179, 65)),
+        *((121, 192, 255), (210, 168, 255), (118, 227, 234), (230, 237, 243)),
+    ],
+)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 1  # of which only the size is asked
+
+
+def printed(command: str) -> str:
+    """Return what a command prints in colours on a terminal."""
+    size = os.terminal_size((WIDTH, COMMANDS[command]))
+    with (
+        mock.patch.dict(os.environ, FORCE_COLOR="1", TERM="xterm"),
+        mock.patch("os.get_terminal_size", return_value=size),
+        redirect_stdout(_Terminal()) as terminal,
+    ):
+        assert main(command.split()) == 0
+    return re.sub(r" +$", "", terminal.getvalue(), flags=re.MULTILINE).rstrip("\n")
+
+
+def screen() -> Text:
+    """Return the commands, each with what it prints."""
+    parts = [
+        Text.assemble((f"$ jaxprtool {command}\n", "bold"), Text.from_ansi(printed(command)))
+        for command in COMMANDS
+    ]
+    return Text("\n\n").join(parts)
 
 
 def picture() -> str:
-    """Return the picture of a command and of what it prints in colours, as SVG."""
-    printed = io.StringIO()
-    with mock.patch.dict(os.environ, FORCE_COLOR="1"), redirect_stdout(printed):
-        assert main(COMMAND.split()) == 0
-    console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
-    console.print(f"[bold]$ jaxprtool {COMMAND}[/]", highlight=False)
-    console.print(Text.from_ansi(printed.getvalue()))
-    return console.export_svg(title="jaxprtool", unique_id="listing")
+    """Return the picture of the terminal, as SVG."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    console.print(screen(), highlight=False)
+    return console.export_svg(title="jaxprtool", theme=THEME, unique_id="listing")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from jaxprtool.ir.notation.tokens import (
     ParameterToken,
     PrimitiveName,
     SharedName,
+    Type,
 )
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render.rendering import DEFAULTS, ShowOptions
@@ -54,6 +55,10 @@ class Reader:
         """Return the name of a variable, as in the listing."""
         return self._names[var]
 
+    def type_of(self, var: Var) -> Type:
+        """Return the type of a variable where it is bound: `:f32[3]`."""
+        return self._notation.type_of(var.aval)
+
     def operand(self, atom: Atom) -> str:
         """Return a variable's name, or a literal with its type."""
         if not isinstance(atom, Literal):
@@ -76,7 +81,7 @@ class Reader:
         for var in variables:
             tokens += " ", BinderToken(self.name(var))
             if types:
-                tokens.append(self._notation.type_of(var.aval))
+                tokens.append(self.type_of(var))
         return tokens[1:]
 
     def operand_tokens(self, atoms: Sequence[Atom]) -> list[str]:

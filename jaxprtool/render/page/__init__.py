@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.stats import PrimitiveCount, Stats
 
 #: A notebook keeps what it shows: of longer programs, a cell has so many rows.
-_MOST_IN_CELL = 2000
+_MOST_IN_CELL = 1000
 
 
 class State(NamedTuple):
@@ -81,7 +80,7 @@ class _Tab(NamedTuple):
 
     state: State
     changes: Changes
-    counts: Mapping[str, int] = MappingProxyType({})
+    counts: Counter[str]
     listing: Markup = Markup()
     packed: str = ""
 
@@ -109,7 +108,7 @@ def page(
         tabs=tabs,
         shown=shown,
         files=sources.files(),
-        counts=Counter(tabs[shown].counts),
+        counts=tabs[shown].counts,
         linked=set().union(*(tab.counts for tab in tabs)),
         css=Markup(_static("listing.css") + _static("page.css")),
         script=Markup(script),
@@ -162,7 +161,7 @@ def _tabs(
     tabs: list[_Tab] = []
     for i, state in enumerate(states):
         if i and state.programs == states[i - 1].programs:
-            tabs.append(_Tab(state, made[i]))
+            tabs.append(_Tab(state, made[i], Counter()))
             continue
         follows = next((j for j in range(i + 1, len(states)) if _differ(state, states[j])), None)
         taken = _NONE if follows is None else made[follows]

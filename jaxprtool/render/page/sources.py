@@ -31,12 +31,14 @@ class Place:
     Attributes:
         text: The nearest frame of the user's own, `model.py:9`, or what stands for it.
         behind: The frames behind it, `flax/linen/linear.py:199`.
-        line: The line of a file that is shown.
+        line: The line, if its file is shown.
+        code: What is written there, if the file is one that may be shown.
     """
 
     text: str
     behind: str
     line: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Sources:
 
     Args:
         options: Whether sources are named, and which frames of them.
-        whole: Whether files are shown.
+        whole: Whether files are shown, and not lines of them alone.
     """
 
     def __init__(self, options: ShowOptions, whole: bool = True):
@@ -85,18 +87,17 @@ class Sources:
         if frame.file not in self._files:
             self._files[frame.file] = self._read(frame.file)
         file = self._files[frame.file]
-        shown = file is not None and frame.line <= len(file.lines)
         first, *others = printable(map(self._frames.text, (frame, *behind)))
-        return Place(
-            first,
-            BEHIND.join(others),
-            f"f{file.number}-{frame.line}" if file is not None and shown else "",
-        )
+        if file is None or not 0 < frame.line <= len(file.lines):
+            return Place(first, BEHIND.join(others))
+        code = Markup(file.lines[frame.line - 1].strip())
+        line = f"f{file.number}-{frame.line}" if self._whole else ""
+        return Place(first, BEHIND.join(others), line, code)
 
     def _read(self, file: str) -> SourceFile | None:
         """Return a file, if it is one that is shown."""
         shown = self._frames.is_own(file) or (self._choice != "mine" and is_installed(file))
-        if not (self._whole and shown and os.path.isabs(file) and file.endswith(".py")):
+        if not (shown and os.path.isabs(file) and file.endswith(".py")):
             return None
         text = "".join(linecache.getlines(file))
         path = "".join(printable([self._frames.path(file)]))

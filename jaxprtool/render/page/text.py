@@ -12,7 +12,6 @@ from markupsafe import Markup, escape
 
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.notation import tokens
-from jaxprtool.ir.notation.tokens import Type
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.render.lines import printable
 from jaxprtool.render.rows import Reader
@@ -69,8 +68,8 @@ class Text:
         texts = map(self._binder, variables)
         if not types:
             return " ".join(texts)
-        of = (self._token(Type(f":{type_of(var.aval)}")) for var in variables)
-        return " ".join(map(add, texts, of))
+        types_of = map(self._token, map(self._reader.type_of, variables))
+        return " ".join(map(add, texts, types_of))
 
     def _read(self, atoms: Sequence[Atom]) -> str:
         return " ".join(map(self._operand, atoms))

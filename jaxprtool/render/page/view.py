@@ -1,14 +1,15 @@
 """The rows of a program's page: equations with what they hold, folded by nesting and by scope.
 
-Consecutive equations of one name scope are in a `Scope`, those of a nested jaxpr in a `Body`.
+Consecutive equations of one name scope are in a `Scope`, or of one line of the source where there
+are no scopes, and those of a nested jaxpr in a `Body`.
 Equations bear the place that the table gives them: `3.0` is equation 0 in that of 3.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from types import MappingProxyType
@@ -27,11 +28,14 @@ from jaxprtool.render.page.text import Text
 from jaxprtool.render.rendering import ShowOptions
 from jaxprtool.render.rows import Reader
 
-#: So many rows are in sight at first, if the program can be folded to so few.
-_IN_SIGHT = 80
+#: So many rows are in sight at first, unless there are more that nothing folds.
+_IN_SIGHT = 60
+
+#: So many equations of a line that have no scope are folded.
+_LEAST_OF_LINE = 4
 
 #: A row with more HTML than this is clamped to a few lines.
-_LONG = 1500
+_LONG = 800
 
 
 @dataclass(eq=False, slots=True)
@@ -94,15 +98,15 @@ class Reference:
 
 @dataclass(eq=False, slots=True)
 class Scope:
-    """Consecutive equations of a name scope."""
+    """Consecutive equations of a name scope, or of a line of the source if they have no scope."""
 
     kind: ClassVar[str] = "scope"
-
     name: str
-    items: list[Item]
+    line: Place | None
+    items: Sequence[Item]
     count: int
     marks: Counter[str]
-    opened: bool = False
+    opened: bool
 
 
 @dataclass(eq=False, slots=True)
@@ -271,25 +275,35 @@ class _Maker:
 
 
 def _in_scopes(rows: Sequence[Row | Skipped], opened: bool) -> list[Item]:
-    """Return rows with those of a name scope together, where there are several in a row."""
+    """Return rows with those of a name scope together, and those of a line that have no scope."""
     items: list[Item] = []
-    for first, run in groupby(rows, lambda row: _first_step(row)):
+    for (step, line), run in groupby(rows, _step_or_line):
         together = list(run)
-        if not first or len(together) == 1:
+        within = [row for row in together if isinstance(row, Row)]
+        if step and len(within) > 1:
+            name = _common([row.scope for row in within])
+            for row in within:
+                row.scope = row.scope[len(name) + 1 :]
+            items.append(_scope(name, None, _in_scopes(within, opened), within, opened))
+        elif line and _LEAST_OF_LINE <= len(within) < len(rows):
+            items.append(_scope("", within[0].source, within, within, opened))
+        else:
             items += together
-            continue
-        scoped = [row for row in together if isinstance(row, Row)]
-        name = _common([row.scope for row in scoped])
-        for row in scoped:
-            row.scope = row.scope[len(name) + 1 :]
-        marks = Counter(mark for row in scoped for mark in row.mark.split())
-        count = sum(1 + row.inside for row in scoped)
-        items.append(Scope(name, _in_scopes(scoped, opened), count, marks, opened))
     return items
 
 
-def _first_step(row: Row | Skipped) -> str:
-    return row.scope.partition("/")[0] if isinstance(row, Row) else ""
+def _step_or_line(row: Row | Skipped) -> tuple[str, str]:
+    """Return the next step of a row's scope; if it has none, the line that it comes from."""
+    if isinstance(row, Skipped):
+        return "", ""
+    return row.scope.partition("/")[0], "" if row.scope or not row.source else row.source.text
+
+
+def _scope(
+    name: str, line: Place | None, items: Sequence[Item], rows: Sequence[Row], opened: bool
+) -> Scope:
+    marks = Counter(mark for row in rows for mark in row.mark.split())
+    return Scope(name, line, items, sum(1 + row.inside for row in rows), marks, opened)
 
 
 def _common(scopes: Sequence[str]) -> str:
@@ -304,17 +318,26 @@ def _common(scopes: Sequence[str]) -> str:
 
 
 def _open_what_fits(items: Sequence[Item]) -> None:
-    """Open scopes and bodies from the outermost inwards, as long as there are not too many rows."""
-    level: list[Row | Scope | Body] = _folded(items)
-    shown = len(items)
-    while level:
-        inside = [_items_of(each) for each in level]
-        shown += sum(map(len, inside))
-        if shown > _IN_SIGHT:
-            return
-        for each in level:
+    """Open all of a small program, and of others the outer scopes that there is room for."""
+    everything = list(_folded(items))
+    for each in everything:
+        everything += _folded(_items_of(each))
+    small = len(items) + sum(len(_items_of(each)) for each in everything) <= _IN_SIGHT
+    shown, todo = len(items), deque(_folded(items))
+    while todo:
+        each = todo.popleft()
+        inside = _items_of(each)
+        fits = isinstance(each, Scope) and each.name and shown + len(inside) <= _IN_SIGHT
+        if small or fits:
+            shown += len(inside)
             each.opened = True
-        level = [folded for items in inside for folded in _folded(items)]
+            todo += _folded(inside)
+
+
+def _folded(items: Iterable[Item | Body]) -> Iterator[Row | Scope | Body]:
+    for item in items:
+        if isinstance(item, Scope | Body) or (isinstance(item, Row) and item.bodies):
+            yield item
 
 
 def _items_of(folded: Row | Scope | Body) -> Sequence[Item | Body]:
@@ -322,11 +345,3 @@ def _items_of(folded: Row | Scope | Body) -> Sequence[Item | Body]:
         held = [body for body in folded.bodies if isinstance(body, Body)]
         return held if len(held) > 1 else [item for body in held for item in body.items]
     return folded.items
-
-
-def _folded(items: Iterable[Item | Body]) -> list[Row | Scope | Body]:
-    return [
-        item
-        for item in items
-        if isinstance(item, Scope | Body) or (isinstance(item, Row) and item.bodies)
-    ]

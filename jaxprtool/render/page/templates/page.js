@@ -212,7 +212,7 @@ for (const [i, tab] of tabs.entries())
 // arrow keys: with the tabulator there would be thousands of stops.
 function prepare() {
   const counts = new Map();
-  for (const { hash } of main.querySelectorAll("cite a")) counts.set(hash, (counts.get(hash) ?? 0) + 1);
+  for (const { hash } of main.querySelectorAll("[id] > cite a")) counts.set(hash, (counts.get(hash) ?? 0) + 1);
   for (const line of document.querySelectorAll("aside span:has(> a)"))
     line.querySelector("small").textContent = counts.get("#" + line.id) ?? "";
   for (const link of main.querySelectorAll(".equations a, .border a")) link.tabIndex = -1;
@@ -235,4 +235,5 @@ async function follow() {
 }
 addEventListener("hashchange", follow);
 prepare();
+document.querySelector("aside small:not(:empty)")?.scrollIntoView({ block: "center" });
 follow();

@@ -28,6 +28,7 @@ def test_the_dependency_table_is_the_one_of_the_package():
         re.match(r"[\w-]+", requirement)[0]: extra
         for extra, requirements in declared.items()
         for requirement in requirements
+        if not requirement.startswith("jaxprtool[")  # another of these
     }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ from jaxprtool.browse.dialogs import Chooser, Keys
 from jaxprtool.browse.document import Document
 from jaxprtool.browse.info import info
 from jaxprtool.browse.line_pane import LinePane
-from jaxprtool.browse.navigation import Navigator, Way
+from jaxprtool.browse.navigation import Navigator, Way, counterpart, told
 from jaxprtool.browse.outline import Kind, Node, Outline
 from jaxprtool.browse.program_pane import ProgramPane
 from jaxprtool.browse.source_pane import SourcePane
@@ -42,8 +43,11 @@ _FOOTER = (
 )
 
 
+#: So many ways are offered.
+_MOST_WAYS = 200
+
 #: No terminal is wider.
-MOST_COLUMNS = 1000
+_MOST_COLUMNS = 1000
 
 
 class Browser(App[None]):
@@ -60,29 +64,7 @@ class Browser(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012
-    CSS = """
-    #top, #status, #keys { height: 1; }
-    #top { text-style: reverse; }
-    #panes { height: 1fr; }
-    Screen.-wide #panes { layout: horizontal; }
-    Screen.-narrow #panes { layout: vertical; }
-    Screen.-wide #program { width: 3fr; height: 1fr; }
-    Screen.-wide #beside { width: 2fr; height: 1fr; }
-    Screen.-narrow #program { height: 3fr; }
-    Screen.-narrow #beside { height: 2fr; }
-    #source, #info { border-top: solid $foreground; border-title-align: left; }
-    #source:focus, #info:focus { border-top: heavy $foreground; }
-    Screen.-wide #source, Screen.-wide #info { border-left: solid $foreground; height: 1fr; }
-    Screen.-narrow #source, Screen.-narrow #info { height: 1fr; }
-    Screen.-narrow #info { display: none; }
-    Screen.-narrow #beside.-info #info { display: block; }
-    Screen.-narrow #beside.-info #source { display: none; }
-    #info { scrollbar-size: 1 1; padding-left: 1; }
-    #search { display: none; height: 1; border: none; padding: 0; }
-    Screen.-searching #search { display: block; }
-    Screen.-searching #status { display: none; }
-    Screen.-alone #beside { display: none; }
-    """
+    CSS_PATH = "browser.tcss"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", show=False),
@@ -233,7 +215,7 @@ class Browser(App[None]):
         self.source.document = document
         self._marked, self._matches, self._match = (0, None), [], -1
         self.program.show_lines()
-        found = None if node is None else _counterpart(node, document, outline)
+        found = None if node is None else counterpart(node, document, outline)
         if found is None:
             self.program.go_to(self.program.cursor)
         else:
@@ -251,7 +233,7 @@ class Browser(App[None]):
             changed = self._state.changes
             if self._state.before is not None:
                 text.append(f"  +{len(changed.added)} -{len(changed.removed)}")
-        text.pad_right(MOST_COLUMNS)
+        text.pad_right(_MOST_COLUMNS)
         self.query_one("#top", Static).update(text)
 
     def _tell_row(self) -> None:
@@ -287,6 +269,7 @@ class Browser(App[None]):
             del self._history[self._here :]
             self._history.append(self._place())
             self._here = len(self._history)
+        self._say("")
         self.program.go_to_node(node)
 
     def _place(self) -> tuple[State, bool, Node]:
@@ -347,7 +330,9 @@ class Browser(App[None]):
             self._say(otherwise)
             return
         document = self.program.document
-        rows = [f"{way.label}   {''.join(document.row(way.node))}" for way in ways]
+        rows = [told(way, document) for way in ways[:_MOST_WAYS]]
+        if len(ways) > _MOST_WAYS:
+            title += f": the first {_MOST_WAYS} of {len(ways):,}"
         self._choose(title, rows, lambda i: self._jump(ways[i].node))
 
     def _choose(
@@ -379,9 +364,9 @@ class Browser(App[None]):
         if not event.value.strip():
             return
         self._matches = search.matches(self.program.document, event.value)
-        self._match = -1
         if self._matches:
-            self.action_match(1)
+            self._match = self._next([_number(self.program.document, m) for m in self._matches], 0)
+            self._show_match()
         else:
             self._say(f"nothing fits {event.value}")
 
@@ -394,15 +379,28 @@ class Browser(App[None]):
         if not self._matches:
             self._say("search with /")
             return
-        self._match = (self._match + by) % len(self._matches) if self._match >= 0 or by > 0 else -1
+        self._match = (self._match + by) % len(self._matches)
+        self._show_match()
+
+    def _show_match(self) -> None:
         where, index = self._matches[self._match]
         outline = self.program.outline
         if isinstance(where, Kind):
             self._jump(outline.end_row(where, index))
         else:
             self._jump(outline.locate(where, index))
-        number = self._match % len(self._matches) + 1
-        self._say(f"{number} of {len(self._matches)}   n next  N before")
+        self._say(f"{self._match + 1} of {len(self._matches)}   n next  N before")
+
+    def _next(self, numbers: Sequence[int], by: int) -> int:
+        """Return which of some places comes next: at the cursor or after it, after it, before it.
+
+        That is asked for by 0, 1 and -1. The last is followed by the first.
+        """
+        node = self.program.node
+        here = -1 if node is None else self.program.document.number(node)
+        if by < 0:
+            return (bisect_left(numbers, here) - 1) % len(numbers)
+        return (bisect_right if by else bisect_left)(numbers, here) % len(numbers)
 
     def action_mark(self) -> None:
         """Mark what depends on the row, what it depends on, nothing."""
@@ -442,9 +440,9 @@ class Browser(App[None]):
         if not found:
             self._say("no equation comes from this line")
             return
-        self._matches, self._match = list(found), -1
+        self._matches, self._match = list(found), 0
         self.program.focus()
-        self.action_match(1)
+        self._show_match()
 
     def action_clear(self) -> None:
         """Take marks away, and leave a search."""
@@ -478,23 +476,12 @@ class Browser(App[None]):
 
     def action_change(self, by: int) -> None:
         """Go to the next equation that has changed, or the one before."""
-        marks = self._state.marks
-        holders = self.program.document.flow.holders
-        changed = [
-            (jaxpr, index)
-            for jaxpr in holders
-            for index, eqn in enumerate(jaxpr.eqns)
-            if id(eqn) in marks
-        ]
+        document, marks = self.program.document, self._state.marks
+        changed = [place for place in document.order if id(place[0].eqns[place[1]]) in marks]
         if not changed:
             self._say("no equation has changed")
             return
-        node = self.program.node
-        here = (node.jaxpr, node.index) if node is not None and node.eqn is not None else None
-        if here in changed:
-            number = (changed.index(here) + by) % len(changed)
-        else:
-            number = 0 if by > 0 else len(changed) - 1
+        number = self._next([document.order[place] for place in changed], by)
         self._jump(self.program.outline.locate(*changed[number]))
         self._say(f"{number + 1} of {len(changed)} that have changed")
 
@@ -559,22 +546,12 @@ class Browser(App[None]):
         self.push_screen(Keys())
 
 
-def _counterpart(node: Node, document: Document, outline: Outline) -> Node | None:
-    """Return the row of another state, or of another grouping, that a row is."""
-    if node.kind in (Kind.argument, Kind.result):
-        values = document.top.invars if node.kind is Kind.argument else document.top.outvars
-        return outline.end_row(node.kind, node.index) if node.index < len(values) else None
-    if (eqn := node.eqn) is None:
-        return None
-    results = set(map(id, eqn.outvars))
-    close: tuple[object, int] | None = None
-    for jaxpr in document.flow.holders:
-        for index, each in enumerate(jaxpr.eqns):
-            if each is eqn:
-                return outline.locate(jaxpr, index)
-            if close is None and any(id(var) in results for var in each.outvars):
-                close = jaxpr, index
-    return None if close is None else outline.locate(*close)  # type: ignore[arg-type]
+def _number(document: Document, match: search.Match) -> int:
+    """Return where something that was found stands in the program."""
+    where, index = match
+    if isinstance(where, Kind):
+        return -1 if where is Kind.argument else len(document.order)
+    return document.order[where, index]
 
 
 def browse(states: Sequence[State], frames: FrameChoice = "mine") -> None:

@@ -36,12 +36,12 @@ class Chooser(ModalScreen[int | None]):
     DEFAULT_CSS = """
     Chooser { align: center middle; background: transparent; }
     Chooser OptionList {
-        width: auto; min-width: 30; max-width: 90%; height: auto; max-height: 80%;
-        border: round $foreground; background: $background; padding: 0 1;
+        width: auto; min-width: 40; max-width: 90%; height: auto; max-height: 80%;
+        border: solid $foreground; background: $background; padding: 0 1;
         text-wrap: nowrap; text-overflow: ellipsis;
         border-title-color: $foreground; border-subtitle-color: $foreground;
     }
-    Chooser OptionList:focus { border: round $foreground; }
+    Chooser OptionList:focus { border: solid $foreground; }
     """
 
     def __init__(self, title: str, choices: Sequence[str], current: int = 0):
@@ -122,7 +122,7 @@ class Keys(ModalScreen[None]):
     Keys { align: center middle; background: transparent; }
     Keys VerticalScroll {
         width: 78; max-width: 100%; height: auto; max-height: 100%;
-        border: round $foreground; background: $background; padding: 0 1;
+        border: solid $foreground; background: $background; padding: 0 1;
     }
     """
 

@@ -9,7 +9,7 @@ from jaxprtool.browse.outline import Kind, Node
 from jaxprtool.browse.states import State
 from jaxprtool.ir.border import border
 from jaxprtool.ir.dataflow import DataFlow
-from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.equations import bodies, is_flat
 from jaxprtool.ir.frames import FrameChoice, Place, frames_now
 from jaxprtool.ir.notation.selection import Selection, equations
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, ParameterToken, SharedName, Type
@@ -82,29 +82,73 @@ class Document:
     def by_line(self) -> dict[tuple[str, int], list[tuple[Jaxpr, int]]]:
         """The equations that come from each line of a file, where their bodies come first."""
         found: dict[tuple[str, int], list[tuple[Jaxpr, int]]] = {}
-        for jaxpr in self.flow.holders:
-            for index, eqn in enumerate(jaxpr.eqns):
-                if (place := self.place(eqn)) is not None:
-                    found.setdefault(place.frame[:2], []).append((jaxpr, index))
+        for jaxpr, index in self.order:
+            if (place := self.place(jaxpr.eqns[index])) is not None:
+                found.setdefault(place.frame[:2], []).append((jaxpr, index))
         return found
+
+    # --- order --------------------------------------------------------------------------------
+
+    @cached_property
+    def order(self) -> dict[tuple[Jaxpr, int], int]:
+        """The number of each equation, those of a body after the equation that holds it first."""
+        found: dict[tuple[Jaxpr, int], int] = {}
+        seen, stack = {self.top}, [(self.top, 0)]
+        while stack:
+            jaxpr, index = stack.pop()
+            has_bodies = not is_flat(jaxpr)
+            while index < len(jaxpr.eqns):
+                found[jaxpr, index] = len(found)
+                new = (
+                    [b for _, b in bodies(jaxpr.eqns[index]) if b not in seen] if has_bodies else []
+                )
+                index += 1
+                if new:
+                    seen.update(new)
+                    stack.append((jaxpr, index))
+                    stack += [(body, 0) for body in reversed(list(dict.fromkeys(new)))]
+                    break
+        return found
+
+    def number(self, node: Node) -> int:
+        """Return the number of the first equation at a row or after it."""
+        if node.kind in (Kind.results, Kind.result):
+            return len(self.order)
+        if node.kind is Kind.scope:
+            return self.order[node.jaxpr, node.index]
+        if node.kind is Kind.body:
+            assert node.body is not None
+            return self.order.get((node.body, 0), 0)
+        return self.order[node.jaxpr, node.index] if node.eqn is not None else -1
 
     # --- rows ---------------------------------------------------------------------------------
 
-    def row(self, node: Node) -> list[str]:
-        """Return the tokens of a row, which stay on one line."""
-        return printable(getattr(self, f"_{node.kind.value}")(node))
+    def row(self, node: Node, width: int | None = None) -> list[str]:
+        """Return the tokens of a row; parameters that make it wider than `width` are left out."""
+        tokens = printable(getattr(self, f"_{node.kind.value}")(node))
+        if width is None or node.folds or sum(map(len, tokens)) <= width:
+            return tokens
+        eqn = node.eqn
+        return tokens if eqn is None else printable(self._flat_equation(eqn, parameters=False))
 
     def _equation(self, node: Node) -> list[str]:
         eqn = node.jaxpr.eqns[node.index]
-        tokens = self.results(eqn, _MOST_NAMED)
         if not node.folds:
-            tokens += self.reader.head(eqn)[:1]
-            parameters = self.reader.parameter_tokens(eqn)
-            tokens += ["[", *parameters, "]"] if parameters else []
-            return [*tokens, " ", *self.operands(eqn.invars, _MOST_NAMED)]
-        tokens += [*self.reader.head(eqn), " ", *self.operands(eqn.invars, _MOST_NAMED)]
+            return self._flat_equation(eqn, parameters=True)
+        tokens = [*self.results(eqn, _MOST_NAMED), *self.reader.head(eqn), " "]
+        tokens += self.operands(eqn.invars, _MOST_NAMED)
         inside = sum(self._selection.count(body) for _, body in bodies(eqn))
         return [*tokens, "  ", Comment(equations(inside))]
+
+    def _flat_equation(self, eqn: JaxprEqn, parameters: bool) -> list[str]:
+        shown = self.reader.parameter_tokens(eqn)
+        return [
+            *self.results(eqn, _MOST_NAMED),
+            *self.reader.head(eqn)[:1],
+            *(["[", *(shown if parameters else [Comment("…")]), "]"] if shown else []),
+            " ",
+            *self.operands(eqn.invars, _MOST_NAMED),
+        ]
 
     def _body(self, node: Node) -> list[str]:
         assert node.body is not None

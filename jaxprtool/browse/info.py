@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from jaxprtool import jaxcompat
@@ -30,30 +32,27 @@ def styled(tokens: Sequence[str]) -> Text:
     return text
 
 
-def info(document: Document, navigator: Navigator, node: Node) -> Text:
+def info(document: Document, navigator: Navigator, node: Node) -> RenderableType:
     """Return what there is to say of a row."""
     eqn = node.eqn
     if eqn is None:
-        rows = list(_of_value(document, node))
+        title, rows = styled(document.row(node)), _of_value(document, node)
     else:
-        rows = list(_of_equation(document, navigator, node, eqn))
-    text = Text()
-    width = max((len(label) for label, _ in rows), default=0)
+        title = Text.assemble((eqn.primitive.name, "bold"))
+        if doc := summary(eqn.primitive.name):
+            title.append(f"  {_plain(doc)}", "dim")
+        rows = _of_equation(document, navigator, node, eqn)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
     for label, value in rows:
-        if label:
-            text.append(f"{label:<{width}}  ", "bold")
-        text.append_text(value)
-        text.append("\n")
-    text.rstrip()
-    return text
+        table.add_row(label, value)
+    return Group(title, table)
 
 
 def _of_equation(
     document: Document, navigator: Navigator, node: Node, eqn: JaxprEqn
 ) -> Iterator[tuple[str, Text]]:
-    doc = summary(eqn.primitive.name)
-    if doc:
-        yield "", Text.assemble((eqn.primitive.name, "bold"), "  ", (_plain(doc), "dim"))
     frames = document.frames
     if (place := frames.place(eqn)) is not None:
         behind = "".join(BEHIND + frames.text(frame) for frame in place.behind)
@@ -64,9 +63,7 @@ def _of_equation(
     yield from _values(document, "reads", eqn.invars, navigator.sources(node))
     pairs = document.parameters(eqn).items()
     for number, (name, value) in enumerate(pairs):
-        label = "" if number else "with"
-        text = Text.assemble((name, "cyan"), "=", _plain(value))
-        yield label or " " * len("with"), text
+        yield "" if number else "with", Text.assemble((name, "cyan"), "=", _plain(value))
     yield "path", Text(_plain(node.path), "dim")
 
 
@@ -78,21 +75,18 @@ def _values(
         typed = "" if isinstance(atom, Literal) else f":{type_of(atom.aval)}"
         source = f"  {told[number]}" if number < len(told) and told[number] else ""
         text = Text.assemble((name, "blue"), (typed, "magenta"), (_plain(source), "dim"))
-        yield " " * len(label) if number else label, text
+        yield "" if number else label, text
     if len(atoms) > _MOST_LISTED:
-        yield " " * len(label), Text(f"… {len(atoms) - _MOST_LISTED} more", "dim")
+        yield "", Text(f"… {len(atoms) - _MOST_LISTED} more", "dim")
 
 
 def _of_value(document: Document, node: Node) -> Iterator[tuple[str, Text]]:
-    yield "", styled(document.row(node))
     if node.kind in (Kind.argument, Kind.result):
         values = document.about.arguments if node.kind is Kind.argument else document.about.outputs
         size = values[node.index].bytes
         if size is not None:
             yield "size", Text(f"{size:,} bytes")
         yield "path", Text(_plain(node.path), "dim")
-    if node.kind is Kind.program:
-        yield "", Text(document.about.name)
 
 
 def _plain(text: str) -> str:

@@ -173,3 +173,27 @@ class Navigator:
 
 def _distinct(ways: list[Way]) -> list[Way]:
     return list({id(way.node): way for way in reversed(ways)}.values())[::-1]
+
+
+def told(way: Way, document: Document) -> str:
+    """Return the row of a way with what leads to it, unless the row begins with that."""
+    text = "".join(document.row(way.node))
+    return text if text.startswith(f"{way.label}:") else f"{way.label}   {text}"
+
+
+def counterpart(node: Node, document: Document, outline: Outline) -> Node | None:
+    """Return the row of another state, or of another grouping, that a row is."""
+    if node.kind in (Kind.argument, Kind.result):
+        values = document.top.invars if node.kind is Kind.argument else document.top.outvars
+        return outline.end_row(node.kind, node.index) if node.index < len(values) else None
+    if (eqn := node.eqn) is None:
+        return None
+    results = set(map(id, eqn.outvars))
+    close: tuple[object, int] | None = None
+    for jaxpr in document.flow.holders:
+        for index, each in enumerate(jaxpr.eqns):
+            if each is eqn:
+                return outline.locate(jaxpr, index)
+            if close is None and any(id(var) in results for var in each.outvars):
+                close = jaxpr, index
+    return None if close is None else outline.locate(*close)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -14,7 +15,9 @@ from jaxprtool.browse.info import styled
 from jaxprtool.browse.line_pane import LinePane
 from jaxprtool.browse.outline import Node, Outline
 
-_FOLDED, _UNFOLDED, _FLAT = "▸ ", "▾ ", "  "
+#: Before a row; the console of Linux has not all signs.
+_FOLDED, _UNFOLDED = ("► ", "▼ ") if os.environ.get("TERM") == "linux" else ("▸ ", "▾ ")
+_FLAT = "  "
 
 
 class ProgramPane(LinePane):
@@ -59,7 +62,9 @@ class ProgramPane(LinePane):
         change = "" if eqn is None else self.document.state.marks.get(id(eqn), "")
         mark = "*" if self.is_marked(node) else " "
         fold = (_UNFOLDED if node.is_open else _FOLDED) if node.folds else _FLAT
-        text = styled(["  " * node.depth, fold, *self.document.row(node)])
+        before = ["  " * node.depth, fold]
+        room = self.scrollable_content_region.width - len(f"> *{''.join(before)}")
+        text = styled([*before, *self.document.row(node, room)])
         if change:
             text.stylize("green" if change == "+" else "red" if change == "-" else "yellow")
         return f"{change or ' '}{mark}", text

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from jaxprtool import jaxcompat
 from jaxprtool.browse.document import Document
 from jaxprtool.browse.outline import Kind
-from jaxprtool.ir.equations import bodies, is_flat, type_of
+from jaxprtool.ir.equations import type_of
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
 _LINE = re.compile(r"(?P<file>\S*):(?P<line>\d+)")
@@ -51,23 +51,11 @@ def matches(document: Document, query: str) -> list[Match]:
 
 
 def _equations(document: Document, tests: list[_Word]) -> Iterator[Match]:
-    """Yield the equations that fit, those of a body after the equation that holds it."""
-    seen = {document.top}
-    stack: list[tuple[Jaxpr, int]] = [(document.top, 0)]
-    while stack:
-        jaxpr, index = stack.pop()
-        eqns, has_bodies = jaxpr.eqns, not is_flat(jaxpr)
-        while index < len(eqns):
-            eqn = eqns[index]
-            if all(test.fits(jaxpr, eqn) for test in tests):
-                yield jaxpr, index
-            index += 1
-            new = [b for _, b in bodies(eqn) if b not in seen] if has_bodies else []
-            if new:
-                seen.update(new)
-                stack.append((jaxpr, index))
-                stack += [(body, 0) for body in reversed(list(dict.fromkeys(new)))]
-                break
+    """Yield the equations that fit."""
+    for jaxpr, index in document.order:
+        eqn = jaxpr.eqns[index]
+        if all(test.fits(eqn) for test in tests):
+            yield jaxpr, index
 
 
 class _Word:
@@ -102,7 +90,7 @@ class _Word:
         text = text.lower() if self._folds else text
         return self._pattern.fullmatch(text) is not None if self._pattern else self._word in text
 
-    def fits(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> bool:
+    def fits(self, eqn: JaxprEqn) -> bool:
         """Whether an equation fits."""
         if self._line is not None:
             return self._fits_line(eqn)

@@ -4,6 +4,7 @@ python tests/benchmarks/bench_browse.py [EQUATIONS]
 """
 
 import asyncio
+import gc
 import statistics
 import sys
 import time
@@ -56,6 +57,7 @@ async def measure(traced):
 def main():
     """Print the medians."""
     traced = program(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
+    gc.freeze()  # as the command does
     rounds = [asyncio.run(measure(traced)) for _ in range(ROUNDS)]
     first, page, named, searched = map(statistics.median, zip(*rounds, strict=True))
     print(f"{len(traced.jaxpr.eqns):,} equations")

@@ -61,6 +61,8 @@ class _File:
 
     def find(self, place: Range) -> ast.AST | None:
         """Return the expression at a place, or the call that ends there; None if there is none."""
+        if place[:2] == place[2:]:  # of a file that has only beginnings
+            return None
         last = bisect_right(self._beginnings, place[:2])
         statement = self._statements[last - 1] if last else None
         while statement in self._unknown:

@@ -75,6 +75,25 @@ def user_frame(eqn: JaxprEqn) -> UserFrame | None:
     return next(iter(user_frames(eqn)), None)
 
 
+#: The file of a frame that stands for no place: its function bears names of values.
+_NAMES = os.path.join(_PACKAGE, "<names>")
+
+
+def naming_frame(names: Sequence[str]) -> FramePosition:
+    """Return a frame that gives the results of equations from it their names; no user's frame.
+
+    It has to be the innermost. An empty name is none.
+    """
+    return _NAMES, 1, 0, ",".join(names)
+
+
+def names_given(eqn: JaxprEqn) -> list[str]:
+    """Return the names that a `naming_frame` gives to the results of an equation; none without."""
+    traceback = eqn.source_info.traceback
+    codes = [] if traceback is None else traceback.raw_frames()[0]
+    return codes[0].co_qualname.split(",") if codes and codes[0].co_filename == _NAMES else []
+
+
 #: To ask where an instruction is takes as long as the code is. Asked so often, all are listed.
 _OFTEN = 100
 

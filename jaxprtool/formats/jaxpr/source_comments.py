@@ -1,9 +1,10 @@
 """Where equations come from, as the comments of a `.jaxpr` file say it.
 
-    # model.py:12:8 (loss) ← flax/linen/linear.py:199:8 (__call__) in layer/dense
+    # model.py:12:8 (loss) ← flax/linen/linear.py:199:8 (__call__) in layer/dense as hidden
 
 First comes the user's own frame, and behind it the library's that it calls, if there is one; then
-the name scopes. Each part may be missing. The files are of the header's table, which has their
+the name scopes, and what the user's source calls the results, `low, _` if only the first of two has
+a name. Each part may be missing. The files are of the header's table, which has their
 paths: from the user's folder, and of libraries from the folder of installed packages, whatever
 that is where the file is read. A comment that names none of them, or that is not of this form, is
 just a comment.
@@ -12,16 +13,24 @@ just a comment.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from itertools import count
 from pathlib import PurePath
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.frames import BEHIND, frames_now
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.ir.notation.names import VariableNames
+from jaxprtool.ir.notation.user_names import source_names
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.identity import identity
-from jaxprtool.jaxcompat.places import PACKAGES, FramePosition, UserFrame, is_installed
+from jaxprtool.jaxcompat.places import (
+    PACKAGES,
+    FramePosition,
+    UserFrame,
+    is_installed,
+    naming_frame,
+)
 
 #: The frames of an equation, the outermost first, and the name scopes around it.
 Location: TypeAlias = tuple[tuple[FramePosition, ...], str]
@@ -32,6 +41,7 @@ _FRAME = re.compile(
 _LOCATION = re.compile(
     r"(?P<frames>\S.*?:\d{1,8}(?::\d{1,8})?(?: \([^()]*\))?)?"
     r"(?:(?:^| )in (?:'(?P<quoted>[^']+)'|(?P<scope>\S+)))?"
+    r"(?:(?:^| )as (?P<names>\w+(?:, \w+)*))?"
 )
 
 
@@ -41,25 +51,32 @@ class SourceComments:
     Each is looked up once; the equations must outlive it.
 
     Args:
+        root: The jaxpr of the program.
         source: Whether the comments have more than name scopes.
     """
 
-    def __init__(self, source: bool) -> None:
+    def __init__(self, root: Jaxpr, source: bool) -> None:
         self.files: dict[str, str] = {}
         self._source = source
+        # A result of the program that nothing reads is `_`, and has no name when it is read.
+        unread = VariableNames(root, set())
+        names = source_names(root) if source else {}
+        self._given = {var: name for var, name in names.items() if var not in unread}
         self._places = frames_now()
         self._paths: dict[str, str] = {}
         self._names: dict[tuple[str, bool], str | None] = {}
-        self._comments: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._comments: dict[Hashable, tuple[str, ...]] = {}
         self._frames: dict[object, str] = {}
 
     def comment(self, eqn: JaxprEqn) -> tuple[str, ...]:
-        """`# file.py:12:8 (function) in outer/inner`, as far as it is known, as one token."""
+        """`# file.py:12:8 (function) in scope as name`, as far as it is known, as one token."""
         info = eqn.source_info
-        key = identity(info.traceback), identity(info.name_stack)
+        names = tuple(self._given.get(var, "_") for var in eqn.outvars)
+        key = identity(info.traceback), identity(info.name_stack), names
         if key not in self._comments:
             scope = _scope_text(jaxcompat.name_stack(eqn))
             parts = [self._frame(eqn) if self._source else "", f"in {scope}" if scope else ""]
+            parts.append(f"as {', '.join(names)}" if set(names) - {"_"} else "")
             text = " ".join(filter(None, parts))
             self._comments[key] = (f"# {text}",) if text else ()
         return self._comments[key]
@@ -137,4 +154,8 @@ def _location(comment: str, files: Mapping[str, str]) -> Location:
             return (), ""
         line, column = int(frame["line"]), int(frame["column"] or 1) - 1
         frames.append((files[frame["file"]], line, column, frame["function"] or "<unknown>"))
+    if found["names"]:
+        frames.append(
+            naming_frame([name.strip("_") and name for name in found["names"].split(", ")])
+        )
     return tuple(frames), found["scope"] or found["quoted"] or ""

@@ -112,7 +112,8 @@ def _rendered(
 ) -> tuple[str, dict[str, np.ndarray]]:
     """Return the text of a program's file, and the arrays to put beside it: none without a path."""
     _require_shallow(program)
-    notation, comments = FileNotation(path is None, quoted, stubs), SourceComments(source)
+    notation = FileNotation(path is None, quoted, stubs)
+    comments = SourceComments(jaxcompat.open_jaxpr(program.jaxpr), source)
     try:
         root = notation.hold(program.jaxpr)
         if root.eqns:

@@ -6,7 +6,8 @@
 
 A value has the name that the user's source gives to the outermost expression which computes it: not
 the parts of that expression, nor what a library computes on the way, which have letters as in
-JAX's notation. So have values of backward passes, which come from the same expressions.
+JAX's notation. So have values of backward passes, which come from the same expressions. A program
+that was read from a file has the names that the file gives.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import holders
@@ -23,7 +25,7 @@ from jaxprtool.ir.regions import regions
 from jaxprtool.ir.source_names import Range, SourceNames, range_of
 from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
-from jaxprtool.jaxcompat.places import FrameReader, UserFrame
+from jaxprtool.jaxcompat.places import FrameReader, UserFrame, names_given
 
 #: What may be a name as it is.
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -81,6 +83,12 @@ class UserNames(VariableNames):
                         self._give([(var, name)], scope)
 
 
+def source_names(root: Jaxpr) -> dict[Var, str]:
+    """Return what the user's source calls the values of equations in a jaxpr, at any depth."""
+    finder = _Finder()
+    return {var: name for jaxpr in (root, *_held(root)) for var, name in finder.names(jaxpr)}
+
+
 def _held(root: Jaxpr) -> Counter[Jaxpr]:
     """Return the bodies in a jaxpr, at any depth, and how many equations hold each of them.
 
@@ -118,6 +126,8 @@ class _Finder:
         self._frames, self._reader = frames_now(), FrameReader()
         #: The user's own frames in each traceback, by its number; the innermost frame first.
         self._own: list[list[tuple[UserFrame, Range]]] = []
+        #: The names that a file gives, likewise.
+        self._given: list[list[str]] = []
         self._numbers: dict[object, int] = {}
         self._names: dict[Hashable, str | None] = {}
         self._transposed: dict[int, bool] = {}
@@ -132,16 +142,18 @@ class _Finder:
                     readers[atom].append(number)
         found = []
         for eqn, number in zip(jaxpr.eqns, numbers, strict=True):
-            if not self._own[number] or self._is_transposed(eqn):
+            known = self._own[number] or self._given[number]
+            if not known or self._is_transposed(eqn):
                 continue
             for i, var in enumerate(eqn.outvars):
                 if isinstance(var, DropVar):
                     continue
                 result = (i, len(eqn.outvars)) if len(eqn.outvars) > 1 else None
-                key = number, result, *readers.get(var, ())
-                if key not in self._names:
-                    self._names[key] = self._name(*key)
-                if name := self._names[key]:
+                if given := self._given[number]:
+                    name = given[i] if len(given) == len(eqn.outvars) else None
+                else:
+                    name = self._name(number, result, *readers.get(var, ()))
+                if name:
                     found.append((var, name))
         return found
 
@@ -153,6 +165,7 @@ class _Finder:
             frames = self._reader.frames(eqn)
             own = [f for f in frames if self._frames.is_users(f.file)]
             self._own.append([(frame, range_of(frame)) for frame in own])
+            self._given.append(names_given(eqn))
         return number
 
     def _is_transposed(self, eqn: JaxprEqn) -> bool:
@@ -162,7 +175,13 @@ class _Finder:
             self._transposed[key] = "transpose(" in jaxcompat.name_stack(eqn)
         return self._transposed[key]
 
-    def _name(self, number: int, result: tuple[int, int] | None, *readers: int) -> str | None:
+    def _name(self, *key: Any) -> str | None:
+        """Return what `_found` does, which is asked once."""
+        if key not in self._names:
+            self._names[key] = self._found(*key)
+        return self._names[key]
+
+    def _found(self, number: int, result: tuple[int, int] | None, *readers: int) -> str | None:
         """Return the name of the expression that an equation, and none of its readers, is of."""
         returned = False
         for frame, place in self._own[number]:

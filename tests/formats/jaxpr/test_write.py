@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import subprocess
@@ -28,6 +29,7 @@ from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import trace
 from jaxprtool.render.listing import listing
+from jaxprtool.render.rendering import ShowOptions
 from tests.benchmarks.models import synthetic
 from tests.formats.jaxpr.programs import PROGRAMS
 from tests.programs import harness_programs
@@ -456,3 +458,44 @@ def test_of_several_programs_all_are_written_or_none(tmp_path):
     write_all([(good, tmp_path / "a.jaxpr"), (good, tmp_path / "b.jaxpr")])
     names = [re.sub(r"\.\w{16}\.npz$", ".npz", name) for name in sorted(os.listdir(tmp_path))]
     assert sorted(names) == [f"{n}.jaxpr{end}" for n in "ab" for end in ("", ".npz")]
+
+
+def test_values_have_the_users_names_when_the_source_is_gone_or_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "model.py"
+    lines = [
+        "import jax.numpy as jnp",
+        "def f(x):",
+        "    with jax.named_scope('two words'):",
+        "        hidden = jnp.tanh(x * 2)",
+        "    low, high = jnp.split(hidden, [1])",
+        "    unread = low + 1",
+        "    return jnp.sin(high) * low",
+    ]
+    path.write_text("\n".join(lines))
+    scope: dict = {"jax": jax}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    program = trace(scope["f"], X)
+    linecache.checkcache()
+    written, bare = text(program), text(program, source=False)
+    assert "as hidden\n" in written and "(f) as low, high\n" in written
+    assert "unread" not in written and " as " not in bare
+    for source in (None, "\n".join(["other = g(1)", *lines])):
+        path.unlink() if source is None else path.write_text(source)
+        linecache.checkcache()
+        read = parse(written, "p.jaxpr")
+        assert text(read) == written
+        shown = listing(read, ShowOptions(names=True)).plain()
+        assert "hidden:f32[" in shown and " low:f32[1] high:f32[" in shown
+        shown = listing(parse(bare, "p.jaxpr"), ShowOptions(names=True)).plain()
+        assert "hidden" not in shown and "low" not in shown
+
+
+def test_names_go_along_through_passes_and_into_another_file():
+    def f(x):
+        hidden = jnp.tanh(x)
+        unread = hidden + 1  # noqa: F841
+        return hidden * 2
+
+    read = parse(text(trace(f, X)), "p.jaxpr")
+    assert "as hidden\n" in text(read.apply("dce, batch(axis_size=2)"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import NamedTuple
 
 from jaxprtool.formats.graph import Edge, Frame, Graph, Node, is_border
@@ -22,6 +22,9 @@ from jaxprtool.jaxcompat import Aval
 
 #: A picture of more boxes has its frames folded.
 MOST_BOXES = 60
+
+#: As many frames beside each other that are alike are one box, where that is all to fit a picture.
+_MANY = 6
 
 #: A frame of fewer equations says no more than its box, unless all of the picture is open.
 _LEAST = 8
@@ -34,8 +37,11 @@ def folded(graph: Graph, depth: int | None = None) -> Graph:
         graph: The graph of a program.
         depth: How deep frames are open; None for as many as a picture can show.
     """
-    folding = _Folding(graph)
-    return folding.result(folding.fitting() if depth is None else folding.as_deep_as(depth))
+    if depth is not None:
+        folding = _Folding(graph)
+        return folding.result(folding.as_deep_as(depth))
+    folding = _Folding(graph, _MANY)
+    return folding.result(folding.fitting())
 
 
 def values_text(values: Sequence[Aval]) -> str:
@@ -46,14 +52,20 @@ def values_text(values: Sequence[Aval]) -> str:
 
 
 class _Folding:
-    """A graph, and what is asked of it to fold it."""
+    """A graph, and what is asked of it to fold it.
 
-    def __init__(self, graph: Graph):
-        self._graph = graph
+    Args:
+        graph: The graph.
+        many: How many frames beside each other that are alike are one box; None if they never are.
+    """
+
+    def __init__(self, graph: Graph, many: int | None = None):
+        self._graph, self._many = graph, many
         self._into: defaultdict[Node, list[Edge]] = defaultdict(list)
         for edge in graph.edges:
             self._into[edge.target].append(edge)
-        self._keys: dict[Frame, Hashable] = {}
+        self._keys: dict[Frame, int] = {}
+        self._kinds: dict[Hashable, int] = {}
 
     # --- which frames are open
 
@@ -69,13 +81,14 @@ class _Folding:
         """Return the frames to open so that the picture shows as much as it can."""
         root = self._graph.root
         opened, level = {root}, root.frames()
-        room = MOST_BOXES - sum(not is_border(part) for part in root.parts)
-        seen = set[Hashable]()
+        border = sum(map(is_border, root.parts))
+        room = MOST_BOXES + border - len(self._units(root, opened))
+        seen = set[int]()
         while level:
             inside: list[Frame] = []
             large = [frame for frame in level if frame.equations >= _LEAST]
             for frame in sorted(large, key=lambda frame: -frame.equations):
-                cost = len(frame.parts) - 1 + self._arguments(frame)
+                cost = len(self._units(frame, opened)) - 1 + self._arguments(frame)
                 if cost <= room and (key := self.key(frame)) not in seen:
                     room -= cost
                     seen.add(key)
@@ -90,8 +103,23 @@ class _Folding:
         read = {edge.source for node in nodes for edge in self._into[node]}
         return sum(map(is_border, read))
 
-    def key(self, frame: Frame) -> Hashable:
-        """Return a key that is equal for frames that compute the same from as many values."""
+    def _units(self, frame: Frame, opened: set[Frame]) -> list[list[Node | Frame]]:
+        """Return the parts of a frame, in one list those that are one box."""
+        units: list[list[Node | Frame]] = []
+        for key, run in groupby(frame.parts, lambda part: self._closed(part, opened)):
+            parts = list(run)
+            if self._many is not None and key is not None and len(parts) >= self._many:
+                units.append(parts)
+            else:
+                units += ([part] for part in parts)
+        return units
+
+    def _closed(self, part: Node | Frame, opened: set[Frame]) -> int | None:
+        """Return the key of a frame that is a box."""
+        return self.key(part) if isinstance(part, Frame) and part not in opened else None
+
+    def key(self, frame: Frame) -> int:
+        """Return a number that is the same for frames that compute the same from as many values."""
         if frame not in self._keys:
             inside = list(_walk(frame, 0))
             numbers: dict[object, int] = {part: i for i, (part, _) in enumerate(inside)}
@@ -105,21 +133,21 @@ class _Folding:
                         value = edge.source, edge.output
                         origin = numbers.setdefault(value, len(numbers)), 0
                     entries.append((*origin, edge.place, edge.back, *edge.values))
-            self._keys[frame] = tuple(entries)
+            self._keys[frame] = self._kinds.setdefault(tuple(entries), len(self._kinds))
         return self._keys[frame]
 
     # --- what is made of it
 
     def result(self, opened: set[Frame]) -> Graph:
         """Return the graph with all frames folded but some."""
-        first: dict[Hashable, tuple[Frame, str, str]] = {}
+        first: dict[int, tuple[Frame, str, str]] = {}
         names = Counter(frame.title for frame in _visible(self._graph.root, opened))
         shown_by: dict[Node, Node] = {}
         places: dict[Node, Frame] = {}
 
         def copy(frame: Frame, path: str) -> Frame:
             result = Frame(frame.title, frame.like, frame.eqn)
-            for part in frame.parts:
+            for part, *others in self._units(frame, opened):
                 if isinstance(part, Node):
                     places[part] = result
                     result.parts.append(part)
@@ -130,9 +158,11 @@ class _Folding:
                     result.parts.append(copy(part, f"{part.title}/"))
                 else:
                     same = title if other is frame else far
-                    box = _box(part, "" if far == name else same)
+                    unit = [part, *(other for other in others if isinstance(other, Frame))]
+                    box = _box(unit, "" if far == name else same)
                     result.parts.append(box)
-                    shown_by.update(dict.fromkeys(part.nodes(), box))
+                    for one in unit:
+                        shown_by.update(dict.fromkeys(one.nodes(), box))
             return result
 
         root = copy(self._graph.root, "")
@@ -234,7 +264,13 @@ def _visible(frame: Frame, opened: set[Frame]) -> Iterator[Frame]:
             yield from _visible(inner, opened)
 
 
-def _box(frame: Frame, same: str) -> Node:
-    """Return the box that a frame is folded to; `same` is one that is like it."""
-    details = [plural(frame.equations, "equation")] + ([f"like {same}"] if same else [])
-    return Node("folded", frame.title, tuple(details), equations=frame.equations)
+def _box(frames: Sequence[Frame], same: str) -> Node:
+    """Return the box that frames which are alike are folded to; `same` is another like them."""
+    number = sum(frame.equations for frame in frames)
+    title, details = frames[0].title, [plural(number, "equation")]
+    if len(frames) > 1:
+        title += f" … {frames[-1].title}"
+        details.append(f"{len(frames)}, all like {same}" if same else f"{len(frames)}, all alike")
+    elif same:
+        details.append(f"like {same}")
+    return Node("folded", title, tuple(details), equations=number)

@@ -64,8 +64,8 @@ class _Document:
     def __init__(self, about: Border, graph: Graph, ids: Mapping[Jaxpr, str]):
         self._graph, self._subgraphs = graph, ids
         self._notation, self._frames = Notation(), frames_now()
-        given = UserNames(about.jaxpr, set(), [value.name for value in about.arguments])
-        self._names = given.spaced
+        arguments = [value.name for value in about.arguments]
+        self._names = UserNames(about.jaxpr, set(), arguments)
         self._layers: dict[Node, str] = {}
         self._groups: dict[str, dict[str, str]] = {}
         self._place(graph.root, ())
@@ -148,8 +148,9 @@ class _Document:
             for i, aval in enumerate(node.values):
                 name = node.title if node.kind == "argument" else ""
                 if node.eqn is not None:
-                    name = self._names.get(id(node.eqn.outvars[i]), "").strip()
-                yield {"tensor_shape": type_of(aval)} | ({"__tensor_tag": name} if name else {})
+                    name = self._names.get(node.eqn.outvars[i]) or ""
+                named = {"__tensor_tag": name} if name.strip("_") else {}
+                yield {"tensor_shape": type_of(aval)} | named
 
     def _attributes(self, node: Node) -> dict[str, str]:
         if node.eqn is None:

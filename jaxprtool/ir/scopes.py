@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.frames import Frames, frames_now
-from jaxprtool.ir.source_names import Range, range_of
+from jaxprtool.ir.source_names import SourceNames
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.places import UserFrame
 
@@ -48,9 +48,6 @@ class Scope:
 #: What is in a scope.
 Part: TypeAlias = Scope | JaxprEqn
 
-#: Where an expression is: its file, and where it begins and ends.
-_Position: TypeAlias = tuple[str, Range]
-
 
 class _Level(NamedTuple):
     """A scope that an equation is in.
@@ -62,8 +59,8 @@ class _Level(NamedTuple):
     """
 
     name: str
-    site: _Position | None = None
-    position: _Position | None = None
+    site: UserFrame | None = None
+    position: UserFrame | None = None
 
 
 T = TypeVar("T")
@@ -83,9 +80,10 @@ class ScopeReader:
     """Reads the scopes of jaxprs, each place in the source once."""
 
     def __init__(self) -> None:
-        self._frames = frames_now()
+        self._frames, self._sources = frames_now(), SourceNames()
         self._levels: dict[object, tuple[_Level, ...]] = {}
         self._names: dict[str, _Names] = {}
+        self._loops: dict[UserFrame | None, bool] = {}
 
     def parts(self, jaxpr: Jaxpr) -> tuple[Part, ...]:
         """Return the equations of a jaxpr, in order, as a tree by scope.
@@ -93,7 +91,7 @@ class ScopeReader:
         A scope has two equations or more, and is not all that there is in the one around it.
         """
         name = jaxpr.debug_info.func_name
-        functions = _without_common([self._functions(eqn) for eqn in jaxpr.eqns], name)
+        functions = self._without_common([self._functions(eqn) for eqn in jaxpr.eqns], name)
         names = [self._name_scopes(eqn) for eqn in jaxpr.eqns]
         paths: list[tuple[_Level, ...]] = []
         places = zip(names, functions, strict=True)
@@ -105,7 +103,7 @@ class ScopeReader:
             else:
                 inside = [levels for _, levels in rows]
             paths += [(*around, *levels) for levels in inside]
-        return _tidy(_tree(list(zip(paths, jaxpr.eqns, strict=True)), 0))
+        return _tidy(self._tree(list(zip(paths, jaxpr.eqns, strict=True)), 0))
 
     def _functions(self, eqn: JaxprEqn) -> tuple[_Level, ...]:
         """Return the functions of the user's, and those of libraries behind them."""
@@ -120,6 +118,65 @@ class ScopeReader:
         if text not in self._names:
             self._names[text] = _name_scopes(text)
         return self._names[text]
+
+    # --- the tree
+
+    def _without_common(
+        self, paths: list[tuple[_Level, ...]], function: str
+    ) -> list[tuple[_Level, ...]]:
+        """Return paths without the functions that all equations whose place is known come from.
+
+        Calls of a function that is called several times stay. The jaxpr's own `function` is not.
+        """
+        known = [path for path in paths if path]
+        common = _common(known)
+        own = [i for i, level in enumerate(common) if level.name.rpartition(".")[2] == function]
+        depth = own[-1] + 1 if own else 0
+        rows = [(path, None) for path in known]
+        while depth < len(common) and len(list(self._calls(rows, depth))) == 1:
+            depth += 1
+        return [path[depth:] for path in paths]
+
+    def _tree(self, rows: Sequence[_Row[JaxprEqn]], depth: int) -> list[Part]:
+        """Return equations, each with its levels, as a tree, inside of `depth` levels."""
+        parts: list[Part] = []
+        for run in self._calls(rows, depth):
+            path, eqn = run[0]
+            if len(path) <= depth:
+                parts.append(eqn)
+            else:
+                parts.append(Scope(path[depth].name, tuple(self._tree(run, depth + 1))))
+        return parts
+
+    def _calls(self, rows: Iterable[_Row[T]], depth: int) -> Iterator[list[_Row[T]]]:
+        """Split equations, given with their levels, into those of one call each.
+
+        Beside each other they are of the same if they are called from the same place. A function
+        that comes back to where it began, after it was elsewhere, is called again, as layers in a
+        loop are, unless it began in a loop of its own.
+        """
+        run: list[_Row[T]] = []
+        key, began, moved = None, None, False
+        for row in rows:
+            level = row[0][depth] if len(row[0]) > depth else None
+            here = level and level[:2]
+            again = moved and began is not None and level is not None and level.position == began
+            if run and (level is None or here != key or (again and not self._in_loop(began))):
+                yield run
+                run = []
+            if not run:
+                key, began, moved = here, level and level.position, False
+            elif level is not None:
+                moved |= level.position != began
+            run.append(row)
+        if run:
+            yield run
+
+    def _in_loop(self, position: UserFrame | None) -> bool:
+        """Whether a function may come back to a position without being called again."""
+        if position not in self._loops:
+            self._loops[position] = position is not None and self._sources.repeated(position)
+        return self._loops[position]
 
 
 # --- name scopes ------------------------------------------------------------------------------
@@ -186,7 +243,7 @@ def _function_levels(frames: Sequence[UserFrame], known: Frames) -> Iterator[_Le
     for i, frame in enumerate(frames):
         # Programs of files know where an expression begins only, as others in it may.
         whole = (frame.line, frame.column) != (frame.end_line, frame.end_column)
-        position = (frame.file, range_of(frame)) if whole else None
+        position = frame if whole else None
         is_own = known.is_users(frame.file)
         if i >= first and (is_own or i > last):
             name = frame.function.removesuffix(".__call__")
@@ -209,57 +266,7 @@ def _common(paths: Iterable[tuple[_Level, ...]]) -> list[_Level]:
     ]
 
 
-def _without_common(paths: list[tuple[_Level, ...]], function: str) -> list[tuple[_Level, ...]]:
-    """Return paths without the functions that all equations whose place is known come from.
-
-    Calls of a function that is called several times stay. The jaxpr's own `function` is not.
-    """
-    known = [path for path in paths if path]
-    common = _common(known)
-    own = [i for i, level in enumerate(common) if level.name.rpartition(".")[2] == function]
-    depth = own[-1] + 1 if own else 0
-    while depth < len(common) and len(list(_calls([(path, None) for path in known], depth))) == 1:
-        depth += 1
-    return [path[depth:] for path in paths]
-
-
 # --- the tree ---------------------------------------------------------------------------------
-
-
-def _tree(rows: Sequence[_Row[JaxprEqn]], depth: int) -> list[Part]:
-    """Return equations, each with its levels, as a tree; `depth` levels are around all of them."""
-    parts: list[Part] = []
-    for run in _calls(rows, depth):
-        path, eqn = run[0]
-        if len(path) <= depth:
-            parts.append(eqn)
-        else:
-            parts.append(Scope(path[depth].name, tuple(_tree(run, depth + 1))))
-    return parts
-
-
-def _calls(rows: Iterable[_Row[T]], depth: int) -> Iterator[list[_Row[T]]]:
-    """Split equations, given with their levels, into those of one call each.
-
-    Beside each other they are of the same if they are called from the same place. A function that
-    comes back to where it began, after it was elsewhere, is called again: the layers of a loop.
-    """
-    run: list[_Row[T]] = []
-    key, began, moved = None, None, False
-    for row in rows:
-        level = row[0][depth] if len(row[0]) > depth else None
-        again = moved and level is not None and level.position == began is not None
-        here = level and level[:2]
-        if run and (level is None or here != key or again):
-            yield run
-            run = []
-        if not run:
-            key, began, moved = here, level and level.position, False
-        elif level is not None:
-            moved |= level.position != began
-        run.append(row)
-    if run:
-        yield run
 
 
 def _tidy(parts: Sequence[Part], backward: bool = False) -> tuple[Part, ...]:

@@ -26,6 +26,9 @@ from jaxprtool.jaxcompat.places import UserFrame
 #: Where an expression begins and ends: lines from 1, columns in bytes from 0.
 Range = tuple[int, int, int, int]
 
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
@@ -48,15 +51,16 @@ class _File:
         self.nodes: dict[Range, ast.AST] = {}
         self.calls: dict[tuple[int, int], ast.AST] = {}
         self.parents: dict[ast.AST, ast.AST] = {}
-        self._around: dict[ast.stmt, ast.stmt | None] = {}
+        #: The statement that a statement is in; None if it is in the file alone.
+        self.around: dict[ast.stmt, ast.stmt | None] = {}
         todo: list[tuple[Any, ast.stmt | None]] = [(tree, None)]
         for node, around in todo:
             for child in chain.from_iterable(getattr(node, each, ()) for each in _BLOCKS):
                 if isinstance(child, ast.stmt):
-                    self._around[child] = around
-                todo.append((child, child if child in self._around else around))
-        self._unknown = set(self._around)
-        self._statements = sorted(self._around, key=_beginning)
+                    self.around[child] = around
+                todo.append((child, child if child in self.around else around))
+        self._unknown = set(self.around)
+        self._statements = sorted(self.around, key=_beginning)
         self._beginnings = [*map(_beginning, self._statements)]
 
     def find(self, place: Range) -> ast.AST | None:
@@ -67,7 +71,7 @@ class _File:
         statement = self._statements[last - 1] if last else None
         while statement in self._unknown:
             self._add(statement)
-            statement = self._around[statement]
+            statement = self.around[statement]
         # Python says of a method's call that it begins where the method's name stands.
         return self.nodes.get(place) or self.calls.get(place[2:])
 
@@ -80,7 +84,7 @@ class _File:
                 self.nodes.setdefault(_range(node), node)
             if isinstance(node, ast.Call):
                 self.calls[_range(node)[2:]] = node
-            inside = [child for child in _children(node) if child not in self._around]
+            inside = [child for child in _children(node) if child not in self.around]
             self.parents.update(dict.fromkeys(inside, node))
             todo += inside
 
@@ -168,6 +172,15 @@ class SourceNames:
             if isinstance(parent, ast.Return | ast.Lambda):
                 return True
             node = parent
+        return False
+
+    def repeated(self, frame: UserFrame) -> bool:
+        """Whether an expression stands in a loop of its function, or in a comprehension."""
+        file, node = self._find(frame)
+        while node is not None and not isinstance(node, _FUNCTIONS):
+            if isinstance(node, _LOOPS):
+                return True
+            node = file.parents.get(node) or file.around.get(node)
         return False
 
     def given(self, frame: UserFrame) -> str | None:

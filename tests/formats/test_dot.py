@@ -223,6 +223,17 @@ def test_of_a_large_model_one_layer_of_each_kind_is_open():
     assert graph.into("result[1]") == [("block #5", "f32[3,4]")]
 
 
+def test_many_layers_that_are_alike_are_one_box():
+    graph = Read(dot(deep_model(12)))
+    box = graph.named("block #2 … block #12")
+    assert graph.nodes[box][1:] == ["231 equations", "11, all like block #1"]
+    assert graph.into("block #2 … block #12") == [
+        ("add", "f32[3,4]"),
+        ("params['blocks']", "33 arrays, 2.1 KiB"),
+    ]
+    assert len(Read(dot(deep_model(12), depth=0)).into("block #12")) == 2
+
+
 def test_depth_says_how_deep_a_picture_is_open():
     program = deep_model(5)
     assert Read(dot(program, depth=0)).titles == []

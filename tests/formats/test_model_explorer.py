@@ -136,7 +136,15 @@ def test_names_may_hold_anything():
     assert len(graph.nodes) == 6
 
 
-@pytest.mark.parametrize("file", sample_files())
+@pytest.mark.parametrize(
+    "file",
+    [
+        file
+        if file in ("branches.py", "layers.py")
+        else pytest.param(file, marks=pytest.mark.sweep)
+        for file in sample_files()
+    ],
+)
 def test_every_sample_follows_the_rules(file):
     for sample in sample_programs(file):
         program = sample.program()
@@ -144,7 +152,7 @@ def test_every_sample_follows_the_rules(file):
         assert {*program.arg_names, *program.out_names} <= labels
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(random_programs())
 def test_random_programs_follow_the_rules(drawn):
     case = drawn.case()
@@ -152,7 +160,7 @@ def test_random_programs_follow_the_rules(drawn):
         read(case.program())
 
 
-@pytest.mark.parametrize("every", [200, pytest.param(1, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("every", [400, pytest.param(1, marks=pytest.mark.sweep)])
 def test_jaxs_programs_follow_the_rules(every):
     for case in harness_programs(every):
         with case.setting():

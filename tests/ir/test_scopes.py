@@ -100,6 +100,21 @@ def test_the_backward_pass_numbers_calls_as_the_forward_pass_does():
     assert list(backward) == ["layer #3", "layer #2", "layer #1"]
 
 
+def test_rounds_of_a_loop_in_a_function_are_one_call():
+    def rounds(x):
+        for _ in range(3):
+            x = jnp.sin(x)
+            x = x * 2.0
+        return x
+
+    def twice(x):
+        x = rounds(x)
+        return rounds(x) + 1.0
+
+    found = tree(parts(trace(twice, 1.0)))
+    assert found == [("rounds #1", ["sin", "mul"] * 3), ("rounds #2", ["sin", "mul"] * 3), "add"]
+
+
 def test_a_scope_that_a_function_opens_is_in_the_functions_that_call_it():
     def net(x):
         with jax.named_scope("net"):
@@ -147,13 +162,14 @@ def check(jaxpr):
     assert list(map(id, flat(found))) == list(map(id, top_jaxpr(jaxpr).eqns))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("file", sample_files())
 def test_no_equation_of_a_sample_is_lost_or_moved(file):
     for sample in sample_programs(file):
         check(sample.program())
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(random_programs())
 def test_no_equation_of_a_random_program_is_lost_or_moved(drawn):
     case = drawn.case()

@@ -69,6 +69,7 @@ _Source = Annotated[
 ]
 _Scopes = Annotated[bool, _SHOWN.flag("--scopes", "Each equation's name stack.")]
 _NoTypes = Annotated[bool, _SHOWN.flag("--no-types", "Leave types out.")]
+_Weak = Annotated[bool, _SHOWN.flag("--weak", "Mark weak types: ~f32[].")]
 _Names = Annotated[
     bool | None,
     _SHOWN.option(
@@ -103,6 +104,7 @@ def show(
     frames: options.Frames = None,
     scopes: _Scopes = False,
     no_types: _NoTypes = False,
+    weak: _Weak = False,
     names: _Names = None,
     terse: _Terse = None,
     stats: _Stats = False,
@@ -146,6 +148,7 @@ def show(
         **options.listed(format is Format.html if source is None else source, frames),
         scopes=scopes,
         types=not no_types,
+        weak=weak,
         names=format is not Format.text if names is None else names,
         terse=format is Format.html if terse is None else terse,
         depth=depth,

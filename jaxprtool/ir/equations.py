@@ -15,9 +15,10 @@ from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 
 
-def type_of(aval: Aval) -> str:
-    """A type in JAX's short form: `f32[3]`."""
-    return aval.str_short(short_dtypes=True)
+def type_of(aval: Aval, weak: bool = False) -> str:
+    """A type in JAX's short form: `f32[3]`, or `~f32[3]` of one that is `weak`, if that is told."""
+    mark = "~" if weak and getattr(aval, "weak_type", False) else ""
+    return mark + aval.str_short(short_dtypes=True)
 
 
 @overload

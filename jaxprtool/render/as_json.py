@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.border import Border, NamedValue, border
-from jaxprtool.ir.equations import bodies, type_of
+from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.signatures import value_text
 from jaxprtool.ir.program import Program
@@ -55,7 +55,7 @@ def stats_document(stats: Stats) -> documents.Stats:
 
 class _Documents:
     def __init__(self, about: Border, options: ShowOptions):
-        self.reader = Reader(about)
+        self.reader = Reader(about, ShowOptions(weak=options.weak))
         self.options = options
         self.selection = options.selection()
         self.frames = frames_now()
@@ -121,12 +121,12 @@ class _Documents:
     def _binder(self, var: Var) -> documents.Binder:
         name = self.reader.name(var)
         return (
-            {"variable": name, "type": type_of(var.aval)}
+            {"variable": name, "type": self.reader.type_of(var)[1:]}
             if self.options.types
             else {"variable": name}
         )
 
     def _operand(self, atom: Atom) -> documents.Operand:
         if isinstance(atom, Literal):
-            return {"literal": value_text(atom), "type": type_of(atom.aval)}
+            return {"literal": value_text(atom), "type": self.reader.type_of(atom)[1:]}
         return {"variable": self.reader.name(atom)}

@@ -32,6 +32,7 @@ class ShowOptions:
             out, unless one asked for is inside them.
         names: Whether variables are called what the user calls them, where that is known.
         terse: Whether parameters at their defaults are left out.
+        weak: Whether weak types are shown as such: `~f32[3]`.
         fit: Whether the lines that JAX's layout leaves longer than the width are broken.
         fold: Whether of many variables in a row, as of large signatures, some are shown.
     """
@@ -45,6 +46,7 @@ class ShowOptions:
     only: Sequence[str] | None = None
     names: bool = False
     terse: bool = False
+    weak: bool = False
     fit: bool = False
     fold: bool = False
 
@@ -55,6 +57,7 @@ class ShowOptions:
     def notation(self, about: Border) -> Notation:
         """Return how the equations of a program are written."""
         notation = TerseNotation() if self.terse else Notation()
+        notation.weak = self.weak
         if self.names:
             paths = [value.name for value in about.arguments]
             notation.variable_names = partial(UserNames, arguments=paths)

@@ -55,15 +55,15 @@ class Reader:
         """Return the name of a variable, as in the listing."""
         return self._names[var]
 
-    def type_of(self, var: Var) -> Type:
-        """Return the type of a variable where it is bound: `:f32[3]`."""
-        return self._notation.type_of(var.aval)
+    def type_of(self, atom: Atom) -> Type:
+        """Return the type of a variable or literal as a binder bears it: `:f32[3]`."""
+        return self._notation.type_of(atom.aval)
 
     def operand(self, atom: Atom) -> str:
         """Return a variable's name, or a literal with its type."""
         if not isinstance(atom, Literal):
             return self.name(atom)
-        return LiteralToken(f"{value_text(atom)}{self._notation.type_of(atom.aval)}")
+        return LiteralToken(f"{value_text(atom)}{self.type_of(atom)}")
 
     def parameters(self, eqn: JaxprEqn) -> dict[str, str]:
         """Return the parameters that the listing shows, but for jaxprs; all, if JAX has a rule."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from jaxprtool.ir.border import Border, border, size_of_values
-from jaxprtool.ir.equations import bodies, type_of
+from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.notation.selection import equations
 from jaxprtool.ir.notation.tokens import Comment, ParameterToken, SharedName, Type
 from jaxprtool.ir.program import Program
@@ -85,7 +85,14 @@ class _Lines:
         shown = Comment(f"{count}, shown above" if jaxpr in self._unfolded else count)
         if not self._types:
             return [shown]
-        return [Type(f"({_types(jaxpr.invars)}) → {_types(jaxpr.outvars)}"), "  ", shown]
+        ins, outs = map(self._some_types, (jaxpr.invars, jaxpr.outvars))
+        return [Type(f"({ins}) → {outs}"), "  ", shown]
+
+    def _some_types(self, atoms: Sequence[Atom], most: int = 4) -> str:
+        shown = [self._reader.type_of(atom)[1:] for atom in atoms[:most]]
+        if len(atoms) > most:
+            shown.append(f"… {len(atoms) - most} more")
+        return " ".join(shown) or "()"
 
     def _comment(self, eqn: JaxprEqn) -> list[str]:
         comment = self._comments.comment(eqn)
@@ -99,10 +106,3 @@ def _branches(items: Sequence[T], guides: str) -> Iterator[tuple[T, str, str]]:
             yield item, Comment(guides + "├── "), guides + "│   "
         else:
             yield item, Comment(guides + "└── "), guides + "    "
-
-
-def _types(atoms: Sequence[Atom], most: int = 4) -> str:
-    shown = [type_of(atom.aval) for atom in atoms[:most]]
-    if len(atoms) > most:
-        shown.append(f"… {len(atoms) - most} more")
-    return " ".join(shown) or "()"

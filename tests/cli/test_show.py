@@ -174,3 +174,11 @@ def test_the_tree_and_the_table_fold_them_too(terminal, wide):
     table = terminal("show", wide, "--format", "table", "--depth", "0")
     assert table.count("…\N{NO-BREAK SPACE}26\N{NO-BREAK SPACE}more") == 2
     assert "more" not in terminal("show", wide, "--format", "table", "--full")
+
+
+@pytest.mark.parametrize("format", ["text", "tree", "table", "json", "html"])
+def test_weak_types_are_marked_as_jax_does_where_that_is_asked_for(cli, format):
+    arguments = ("show", "jax.nn:relu", "--args", "2.0", "--format", format)
+    assert "~f32[]" in cli(*arguments, "--weak").out
+    assert "~f32[]" not in cli(*arguments).out
+    assert "~f32" not in cli("show", "jax.nn:relu", "--args", "f32[3]", "--weak").out

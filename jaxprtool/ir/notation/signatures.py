@@ -166,6 +166,9 @@ class Notation:
     #: What names the variables.
     variable_names: Callable[[Jaxpr, set[str]], VariableNames] = VariableNames
 
+    #: Whether weak types are told from others.
+    weak: bool = False
+
     def __init__(self) -> None:
         #: The width of a token: its length, until one is seen that is not ASCII.
         self.width_of: Callable[[str], int] = len
@@ -179,7 +182,8 @@ class Notation:
         """A type as a binder bears it: `:f32[3]`."""
         token = self._types.get(identity(aval))
         if token is None:
-            token = self._types[identity(aval)] = Type(self._noted(":" + type_of(aval)))
+            text = ":" + type_of(aval, self.weak)
+            token = self._types[identity(aval)] = Type(self._noted(text))
         return token
 
     def literal(self, literal: Literal) -> LiteralToken:

@@ -10,7 +10,6 @@ from operator import add
 
 from markupsafe import Markup, escape
 
-from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.notation import tokens
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.render.lines import printable
@@ -84,7 +83,7 @@ class Text:
         text = self._reader.operand(atom)
         if isinstance(atom, Literal):
             return self._token(text)
-        title = f' title="{_escaped(type_of(atom.aval))}"' if self._titles else ""
+        title = f' title="{_escaped(self._reader.type_of(atom)[1:])}"' if self._titles else ""
         return f'<a href="#{self._at}v{self._number(atom)}"{title}>{_escaped(text)}</a>'
 
     def _number(self, var: Var) -> int:

@@ -97,6 +97,8 @@ def emit(
       jaxprtool emit samples/transformer.py:loss -o loss.svg
       jaxprtool emit samples/transformer.py:grad_loss --to model-explorer -o grad.json
     """
+    if to is None and output.is_page(out):
+        raise OutputError("emit writes no pages", f"`jaxprtool show TARGET -o {out}` does")
     to, named_binary = format_of(out, to)
     binary = binary or named_binary
     emission = Emission(

@@ -124,7 +124,9 @@ def test_the_tree_the_table_and_a_notebook_name_them(out):
     assert "jit wave (f32[3]) → f32[3]  1 equation  # model.py:21\n" in tree
     assert re.search(r"= sin \w+  # tinylib/layers\.py:20\n", tree)  # of any of its callers
     cell = load("model.py:net")._repr_html_()
-    assert "<cite>model.py:8<span> ← <bdi>tinylib/layers.py:10</bdi></span></cite>" in cell
+    assert (
+        "<cite><bdi>model.py:8</bdi><span> ← <bdi>tinylib/layers.py:10</bdi></span></cite>" in cell
+    )
     table = out("show", "model.py:net", "--source", "--format", "table")
     assert re.search(r"dot_general .* model\.py:8 ← tinylib/layers\.py:10", table)
     assert re.search(r"tanh .* model\.py:9$", table, re.MULTILINE)

@@ -132,6 +132,8 @@ def test_a_page_that_cannot_be_written_is_refused(cli, folder, options, message)
 def test_a_page_is_not_written_by_a_command_that_has_none(cli):
     result = cli("vmap", "functions.py:double", "--axis-size", "2", "-o", "x.html")
     assert result.code == 2 and "hint: `jaxprtool show TARGET -o x.html`" in result.err
+    result = cli("emit", "functions.py:double", "-o", "x.html")
+    assert result.code == 2 and "hint: `jaxprtool show TARGET -o x.html` does" in result.err
 
 
 def test_a_narrow_table_has_parameters_below_its_equations(cli):

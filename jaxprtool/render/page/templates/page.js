@@ -216,6 +216,7 @@ function prepare() {
   for (const line of document.querySelectorAll("aside span:has(> a)"))
     line.querySelector("small").textContent = counts.get("#" + line.id) ?? "";
   for (const link of main.querySelectorAll(".equations a, .border a")) link.tabIndex = -1;
+  tabs[state]?.parentElement.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 // --- where the address leads ----------------------------------------------------------------------

@@ -149,7 +149,7 @@ class Browser(App[None]):
         rows = self.program.outline.rows
         self.program.go_to(next((i for i, node in enumerate(rows) if node.eqn is not None), 0))
         self._tell_state()
-        self._name_variables()
+        self._complete()
 
     def _stop(self, number: int) -> None:
         self.stopped_by = number
@@ -167,26 +167,27 @@ class Browser(App[None]):
         super()._handle_exception(error)
         self._exit_renderables.clear()
 
-    def _name_variables(self) -> None:
-        """Have the variables of a large program named while it is shown already."""
+    def _complete(self) -> None:
+        """Have the names of a large program made while it is shown already."""
         document = self.program.document
-        if document.is_named:
+        if document.is_complete:
             return
         self._say("naming variables …")
 
-        def name() -> None:
+        def complete() -> None:
             try:
-                document.name_variables()
-                self.call_from_thread(self._named, document)
+                document.complete()
+                self.call_from_thread(self._completed, document)
             except Exception as error:
                 if self.is_running:
                     self.call_from_thread(self._handle_exception, error)
 
-        threading.Thread(target=name, daemon=True).start()
+        threading.Thread(target=complete, daemon=True).start()
 
-    def _named(self, document: Document) -> None:
+    def _completed(self, document: Document) -> None:
         if self.program.document is document:
             self._say("")
+            self._tell_state()
             self.program.refresh()
             self._tell_row()
 
@@ -221,7 +222,7 @@ class Browser(App[None]):
         else:
             self.program.go_to_node(found)
         self._tell_state()
-        self._name_variables()
+        self._complete()
 
     def _tell_state(self) -> None:
         """Say in the first line which program is shown, and which state of it."""
@@ -230,8 +231,8 @@ class Browser(App[None]):
         text.append(f"  {document.count:,} equation{'s' * (document.count != 1)}")
         if len(self._states) > 1:
             text.append(f"  [{number + 1}/{len(self._states)}] {self._state.label}")
-            changed = self._state.changes
-            if self._state.before is not None:
+            if self._state.before is not None and (document.is_complete or self._state.is_compared):
+                changed = self._state.changes
                 text.append(f"  +{len(changed.added)} -{len(changed.removed)}")
         text.pad_right(_MOST_COLUMNS)
         self.query_one("#top", Static).update(text)

@@ -22,7 +22,7 @@ from jaxprtool.render.rows import Reader
 #: So many results, and operands, of an equation are named in its row.
 _MOST_NAMED = 6
 
-#: The variables of a program with more equations are named only once it is shown.
+#: A program with more equations is shown before its variables have names.
 MANY = 15_000
 
 
@@ -45,19 +45,26 @@ class Document:
         self._selection = Selection()
         self._counts: dict[int, int] = {}
         self._options = ShowOptions(names=names, terse=True)
-        self.is_named = len(self.top.eqns) <= MANY and self.count <= MANY
-        self.reader = Reader(self.about, self._options, named=self.is_named)
+        #: Whether names and marks are known, which come later for a large program.
+        self.is_complete = len(self.top.eqns) <= MANY and self.count <= MANY
+        self.reader = Reader(self.about, self._options, named=self.is_complete)
 
     @cached_property
     def count(self) -> int:
         """How many equations there are, at every depth."""
         return self._selection.count(self.top)
 
-    def name_variables(self) -> None:
-        """Give the variables of a large program their names."""
-        if not self.is_named:
+    def complete(self) -> None:
+        """Give the variables of a large program their names, and find what has changed."""
+        if not self.is_complete:
             self.reader = Reader(self.about, self._options)
-            self.is_named = True
+            _ = self.state.marks
+            self.is_complete = True
+
+    def mark(self, eqn: JaxprEqn) -> str:
+        """Return what is shown before an equation that a pass has changed, as far as is known."""
+        known = self.is_complete or self.state.is_compared
+        return self.state.marks.get(id(eqn), "") if known else ""
 
     # --- places -------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class ProgramPane(LinePane):
     def line(self, number: int) -> tuple[str, Text]:
         node = self.outline.rows[number]
         eqn = node.eqn
-        change = "" if eqn is None else self.document.state.marks.get(id(eqn), "")
+        change = "" if eqn is None else self.document.mark(eqn)
         mark = "*" if self.is_marked(node) else " "
         fold = (_UNFOLDED if node.is_open else _FOLDED) if node.folds else _FLAT
         before = ["  " * node.depth, fold]

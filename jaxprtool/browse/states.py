@@ -39,10 +39,14 @@ class State:
     def marks(self) -> Mapping[int, str]:
         """What is shown before an equation, by `id`, that a pass has added or will remove."""
         removed = [each.changes.removed for each in self.after]
-        goes = frozenset[int]().union(*removed) if removed else frozenset()
-        marks = dict.fromkeys(goes, "-")
-        marks.update((key, "±" if key in goes else "+") for key in self.changes.added)
-        return marks
+        goes = removed[0].intersection(*removed) if removed else frozenset()
+        added = self.changes.added
+        return {**dict.fromkeys(goes, "-"), **{k: "±" if k in goes else "+" for k in added}}
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether `marks` and `changes` are known, which take a while for large programs."""
+        return "marks" in vars(self)
 
 
 class Recorder(Observer):

@@ -13,7 +13,7 @@ itself as it was, unless that takes or gives other values now.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
@@ -74,25 +74,30 @@ def _others(jaxpr: Jaxpr, kept: set[int]) -> frozenset[int]:
     return frozenset(id(eqn) for eqn in equations(jaxpr)) - kept
 
 
-def _bodies_of_pairs(a: Jaxpr, b: Jaxpr, pairs: _Pairs) -> Iterable[tuple[Jaxpr, Jaxpr]]:
+def _bodies_of_pairs(a: Jaxpr, b: Jaxpr, pairs: _Pairs) -> Iterator[tuple[Jaxpr, Jaxpr]]:
     """Yield the bodies to compare: of counterparts, and of others that are alike, in order."""
-    both = [(a.eqns[i], b.eqns[j]) for i, j in pairs.items()]
-    left: dict[Hashable, deque[JaxprEqn]] = defaultdict(deque)
-    taken = set(pairs.values())
-    for j, eqn in enumerate(b.eqns):
-        if j not in taken and holds_jaxpr(eqn.params.values()):
-            left[_kind(eqn)].append(eqn)
-    for i, eqn in enumerate(a.eqns):
-        if i not in pairs and holds_jaxpr(eqn.params.values()) and left[_kind(eqn)]:
-            both.append((eqn, left[_kind(eqn)].popleft()))
-    for one, other in both:
-        held = bodies(one), bodies(other)
+    partners = dict(pairs)
+    for kind in (_name, _primitive):
+        waiting: dict[Hashable, deque[int]] = defaultdict(deque)
+        taken = set(partners.values())
+        for j, eqn in enumerate(b.eqns):
+            if j not in taken and holds_jaxpr(eqn.params.values()):
+                waiting[kind(eqn)].append(j)
+        for i, eqn in enumerate(a.eqns) if waiting else ():
+            if i not in partners and holds_jaxpr(eqn.params.values()) and waiting[kind(eqn)]:
+                partners[i] = waiting[kind(eqn)].popleft()
+    for i, j in partners.items():
+        held = bodies(a.eqns[i]), bodies(b.eqns[j])
         if len(held[0]) == len(held[1]):
             yield from ((x, y) for (_, x), (_, y) in zip(*held, strict=True))
 
 
-def _kind(eqn: JaxprEqn) -> Hashable:
-    return eqn.primitive.name, eqn.params.get("name"), len(bodies(eqn))
+def _primitive(eqn: JaxprEqn) -> Hashable:
+    return eqn.primitive.name
+
+
+def _name(eqn: JaxprEqn) -> Hashable:
+    return eqn.primitive.name, eqn.params.get("name")
 
 
 class _Keys:

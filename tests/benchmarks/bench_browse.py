@@ -36,7 +36,7 @@ async def measure(traced):
     app = Browser(Recorder(traced).states)
     async with app.run_test(size=(160, 50)) as pilot:
         first = time.perf_counter() - start
-        while not app.program.document.is_named:
+        while not app.program.document.is_complete:
             await asyncio.sleep(0.01)
         named = time.perf_counter() - start
         await pilot.pause()

@@ -332,13 +332,13 @@ def test_variables_of_a_large_program_are_named_while_it_is_shown(browser, monke
     monkeypatch.setattr(document, "MANY", 3)
 
     async def use(screen):
-        while not screen.app.program.document.is_named:
+        while not screen.app.program.document.is_complete:
             await asyncio.sleep(0.01)
         await screen.pilot.pause()
         assert screen.row.startswith("hidden")
 
     app = browser()
-    assert not app.program.document.is_named
+    assert not app.program.document.is_complete
     node = app.program.outline.rows[1]
     assert "".join(app.program.document.row(node)).startswith("·:f32[3] = jit layer · ·")
     browsed(app, use)

@@ -1,5 +1,6 @@
 """The states of a program before and after passes, with what changed."""
 
+import jaxprtool
 from jaxprtool.ir.equations import equations
 
 
@@ -31,7 +32,11 @@ def test_what_is_added_and_removed_again_is_both(states):
     assert marked(batched)["tanh"] == "±"
 
 
-def test_several_programs_are_a_state_each(states):
-    found = states("linearize, dce")
-    assert len(found) >= 2
-    assert all(state.before is not None for state in found[1:])
+def test_of_several_programs_that_a_pass_makes_each_is_a_state(states):
+    program = jaxprtool.load("samples/mlp_variables.py:net")
+    traced, init, apply = states("unzip", program)
+    assert [init.label, apply.label] == ["unzip init", "unzip apply"]
+    assert init.before is traced and apply.before is traced
+    # What is in one of them is not gone.
+    assert set(marked(traced)) == {"jit", "sow"}
+    assert set(marked(init)) == set(marked(apply)) == {"jit"}

@@ -87,6 +87,18 @@ def test_a_loop_that_takes_other_values_is_another_one_and_what_is_inside_stays(
     assert removed == {"scan": 1, "mul": 1} and added == {"scan": 1}
 
 
+def test_a_call_that_has_another_name_is_compared_inside():
+    def named(name, more):
+        def fun(a):
+            return more(jnp.sin(a))
+
+        fun.__name__ = name
+        return traced(lambda a: jax.jit(fun)(a) + 1)
+
+    changed_inside = changed(named("f", jnp.cos), named("g", jnp.tan))
+    assert changed_inside == ({"jit": 1, "cos": 1}, {"jit": 1, "tan": 1})
+
+
 def test_of_several_alike_that_one_is_removed_which_is_gone():
     def fun(a):
         b, c, d = a * a[0], a * a[1], a * a[2]

@@ -102,7 +102,7 @@ def main() -> None:
     with chromium() as driver, tempfile.TemporaryDirectory() as folder:
         for name, states in (("show", kept.states[:1]), ("opt -O2", kept.states)):
             table.add_row(*measured(name, states, driver, Path(folder)))
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

@@ -218,6 +218,9 @@ def test_a_tab_shows_what_its_pass_has_changed(opened):
     page.driver.find_elements(By.CSS_SELECTOR, "nav label")[2].click()
     page.until(lambda: not page.driver.find_elements(By.CSS_SELECTOR, "main .equations .removed"))
     assert page.driver.current_url.endswith("#p2-")
+    page.driver.refresh()
+    page.until(lambda: page.one("nav input:checked").get_attribute("value") == "2")
+    assert not page.driver.find_elements(By.CSS_SELECTOR, "main .equations .removed")
 
 
 def test_a_link_leads_to_a_row_of_a_pass(opened):

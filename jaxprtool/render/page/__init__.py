@@ -133,12 +133,8 @@ def cell(programs: Mapping[str, Program], describe: Callable[[Program], Stats]) 
         rows = listing(about, options, sources, at, titles=True, most=_MOST_IN_CELL)
         shown.append(_Shown(at, _text(name), facts(found), (), rows))
     css = Markup(_static("listing.css"))
-    none = (0, "")
-    return (
-        _environment()
-        .get_template("cell.html")
-        .render(programs=shown, titles=True, css=css, at="", added=none, removed=none)
-    )
+    template, none = _environment().get_template("cell.html"), (0, "")
+    return template.render(programs=shown, titles=True, css=css, at="", added=none, removed=none)
 
 
 def _text(text: str) -> str:
@@ -158,33 +154,32 @@ def _tabs(
 ) -> list[_Tab]:
     """Return the tabs of states, with what a pass removes marked in the listing before it."""
     made = [_NONE, *(_changes(*pair) for pair in pairwise(states))]
+    template = _environment().get_template("listing.html")
     tabs: list[_Tab] = []
     for i, state in enumerate(states):
-        if i and state.programs == states[i - 1].programs:
+        if i and not _differ(states[i - 1], state):
             tabs.append(_Tab(state, made[i], Counter()))
             continue
-        follows = next((j for j in range(i + 1, len(states)) if _differ(state, states[j])), None)
-        taken = _NONE if follows is None else made[follows]
-        marks = {**dict.fromkeys(made[i].added, "added"), **dict.fromkeys(taken.removed, "removed")}
-        marks |= dict.fromkeys(made[i].added & taken.removed, "added removed")
+        next_one = next((j for j in range(i + 1, len(states)) if _differ(state, states[j])), None)
+        added, removed = made[i].added, frozenset[int]()
+        if next_one is not None:
+            removed = made[next_one].removed
+        marks = {**dict.fromkeys(added, "added"), **dict.fromkeys(removed, "removed")}
+        marks |= dict.fromkeys(added & removed, "added removed")
         at = f"p{i}-" if len(states) > 1 else ""
         shown = []
         for k, (name, program) in enumerate(state.programs.items()):
-            inside, found = f"{at}g{k}-" if k else at, describe(program)
+            inside, size = f"{at}g{k}-" if k else at, describe(program)
             rows = listing(border(program), options, sources, inside, marks=marks)
-            shown.append(_Shown(inside, _text(name), facts(found), found.primitives, rows))
-        counts: Counter[str] = sum((each.listing.lines for each in shown), Counter())
-        html = (
-            _environment()
-            .get_template("listing.html")
-            .render(
-                programs=shown,
-                titles=False,
-                at=at,
-                added=(len(made[i].added), state.label),
-                removed=(len(taken.removed), states[follows].label if follows else ""),
-            )
+            shown.append(_Shown(inside, _text(name), facts(size), size.primitives, rows))
+        html = template.render(
+            programs=shown,
+            titles=False,
+            at=at,
+            added=(len(added), state.label),
+            removed=(len(removed), "" if next_one is None else states[next_one].label),
         )
+        counts: Counter[str] = sum((each.listing.lines for each in shown), Counter())
         tabs.append(_Tab(state, made[i], counts, Markup(html)))
     return tabs
 
@@ -195,12 +190,9 @@ def _differ(before: State, after: State) -> bool:
 
 def _changes(before: State, after: State) -> Changes:
     """Return what a pass has changed in the programs that are there before and after it."""
-    one = len(before.programs) == len(after.programs) == 1
-    olds = (
-        dict(zip(after.programs, before.programs.values(), strict=False))
-        if one
-        else before.programs
-    )
+    olds = before.programs
+    if len(olds) == len(after.programs) == 1:  # it may have another name now
+        olds = dict(zip(after.programs, olds.values(), strict=True))
     found = [
         changes(olds[name].jaxpr, program.jaxpr)
         for name, program in after.programs.items()

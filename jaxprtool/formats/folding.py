@@ -177,29 +177,30 @@ class _Folding:
         Those that one box reads, or gives, are one box if they are of one pytree.
         """
         groups: defaultdict[Hashable, dict[Node, None]] = defaultdict(dict)
+        border = set(filter(is_border, root.parts))
 
-        def near(border: Node, other: Node) -> Hashable:
+        def near(node: Node, other: Node) -> Hashable:
             if other.kind != "folded":
-                return border, places[other]
-            return border.kind, path_parts(border.title)[:1], other
+                return node, places[other]
+            return node.kind, path_parts(node.title)[:1], other
 
         for passing in edges:
-            if is_border(passing.source):
+            if passing.source in border:
                 groups[near(passing.source, passing.target)][passing.source] = None
-            if is_border(passing.target):
+            if passing.target in border:
                 groups[near(passing.target, passing.source)][passing.target] = None
         used = {node for group in groups.values() for node in group}
         for node in root.parts:
-            if is_border(node) and node not in used:
+            if node in border and node not in used:
                 groups[node.kind, path_parts(node.title)[:1]][node] = None
         boxes = {key: _one_of(list(nodes)) for key, nodes in groups.items()}
-        inside = [part for part in root.parts if not is_border(part)]
+        inside = [part for part in root.parts if part not in border]
         given = [box for box in boxes.values() if box.kind != "result"]
         root.parts = [*given, *inside, *(box for box in boxes.values() if box.kind == "result")]
         return [
             _Passing(
-                boxes[near(source, target)] if is_border(source) else source,
-                boxes[near(target, source)] if is_border(target) else target,
+                boxes[near(source, target)] if source in border else source,
+                boxes[near(target, source)] if target in border else target,
                 edge,
             )
             for source, target, edge in edges

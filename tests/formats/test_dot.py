@@ -294,6 +294,15 @@ def test_a_folded_loop_has_no_edge_to_itself():
     ]
 
 
+def test_a_literal_in_an_open_frame_stays_there():
+    def chosen(which, x):
+        return jax.lax.switch(which, (lambda y: jnp.sin(jnp.cos(y)), lambda y: 0.5), x)
+
+    graph = Read(dot(trace(chosen, 1, 1.0), depth=2))
+    assert graph.frame_of[graph.named("0.5")] == ("cond", "branch 1")
+    assert [a for a, _, _ in graph.edges].count(graph.named("0.5")) == 1
+
+
 def test_an_argument_that_nothing_reads_is_shown():
     program = trace(lambda tree, x: x + 1.0, {"a": 1.0, "b": 2.0}, 3.0)
     graph = Read(dot(program, depth=0))

@@ -180,9 +180,7 @@ def opt(
         output.write_json(document)
         return
     if out is None and not as_page and (full or pager or places.listed["source"]):
-        fold = sys.stdout.isatty() and not (full or pager)
-        with output.paged(pager):
-            output.write_listings(programs, fold=fold, **places.listed)
+        output.write_pages_or_listings(programs, full, pager, **places.listed)
     elif out is None and not as_page:
         _write_pages(programs, [] if stats or timing else watcher.rows)
     if stats or timing:

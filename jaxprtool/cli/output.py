@@ -187,6 +187,18 @@ def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None
     write_programs(programs, page)
 
 
+def write_pages_or_listings(
+    programs: Sequence[tuple[str, Program]], full: bool, pager: bool, **shown: Any
+) -> None:
+    """Programs on stdout: as pages, or as listings if --full, --pager or places are asked for."""
+    if not (full or pager or shown["source"]):
+        write_pages(programs)
+        return
+    with paged(pager):
+        fold = sys.stdout.isatty() and not (full or pager)
+        write_listings(programs, fold=fold, **shown)
+
+
 def is_page(out: str | None) -> bool:
     """Whether the name of a file is that of a page."""
     return suffix_of(out) == PAGE

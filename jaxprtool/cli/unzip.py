@@ -94,6 +94,8 @@ def unzip(
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
     save: _Save = None,
     json: options.Json = False,
+    full: options.Full = False,
+    pager: options.Pager = False,
     *,
     places: options.Places,
     told: Told,
@@ -153,7 +155,7 @@ def unzip(
         _write_run(ran, split_time)
     elif out is None:
         output.write("")
-        output.write_listings(programs, **places.listed)
+        output.write_pages_or_listings(programs, full, pager, **places.listed)
 
 
 # --- what is asked for ------------------------------------------------------------------------

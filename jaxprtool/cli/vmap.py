@@ -101,6 +101,8 @@ def vmap(
     out: _Out = None,
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
     json: options.Json = False,
+    full: options.Full = False,
+    pager: options.Pager = False,
     *,
     places: options.Places,
     told: Told,
@@ -138,7 +140,7 @@ def vmap(
         output.write(_summary(batch, program, row))
     if out is None and not json:
         output.write("")
-        output.write_listings(programs, **places.listed)
+        output.write_pages_or_listings(programs, full, pager, **places.listed)
 
 
 def _summary(batch: Batch, program: Program, row: PassRun) -> str:

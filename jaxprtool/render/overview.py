@@ -24,7 +24,7 @@ from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.grid import GAP, columns
 from jaxprtool.render.lines import Cell, cut, lines_of, printable
 from jaxprtool.render.listing import Listing
-from jaxprtool.render.rendering import ShowOptions
+from jaxprtool.render.rendering import MOST_IN_A_ROW, ShowOptions
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.overview import HeldBody, Overview
@@ -46,12 +46,16 @@ def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, heig
         width: The columns of the terminal.
         height: The lines that the page has, or more if these are very few.
     """
-    heading = [Heading(found.stats.name), ": ", "; ".join(facts(found.stats))]
+    heading = [Heading(found.stats.name), ": ", "; ".join(map(_unbroken, facts(found.stats)))]
     tokens = [*columns([[heading]], width), "\n\n", *columns(_primitives(found), width)]
     tokens += "\n", *columns(_facts(found, width), width), "\n\n"
     used = "".join(tokens).count("\n")
     listed = _listing(program, found, width, max(height - used, _LEAST))
     return Listing(printable([*tokens, *listed]))
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def summary(program: Program, equations: int) -> str:
@@ -145,7 +149,17 @@ def _listing(
     about = border(program)
     options = ShowOptions(depth=_depth(found, height), names=True, terse=True)
     notation = options.notation(about)
-    layout = Layout(about.jaxpr, width, True, options.selection(), None, notation, cut=4)
+    many = len(about.arguments) > MOST_IN_A_ROW
+    layout = Layout(
+        about.jaxpr,
+        width,
+        True,
+        options.selection(),
+        None,
+        notation,
+        cut=4,
+        arguments=size_of_values("argument", about.arguments) if many else "",
+    )
     lines = list(islice(lines_of(layout.tokens(height + 1)), height + 1))
     fits = len(lines) <= height
     shown = [["\n", *cut(line, width)] for line in (lines if fits else lines[: height - 1])]

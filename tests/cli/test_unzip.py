@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -399,3 +400,11 @@ def test_a_process_unzips_what_another_pipes_into_it(nets):
     )
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.startswith("error: Variables do not cut") and not os.path.exists("out")
+
+
+def test_large_programs_are_pages_on_a_terminal(terminal):
+    samples = Path(__file__).parents[2] / "samples"
+    target = f"{samples}/transformer_variables.py:loss"
+    shown = terminal("unzip", target, lines=40)
+    assert shown.count("… --full or --pager shows all") == 2 and len(shown.splitlines()) < 100
+    assert "… --full" not in terminal("unzip", target, "--full")

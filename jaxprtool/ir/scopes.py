@@ -56,11 +56,13 @@ class _Level(NamedTuple):
         name: What it is called.
         site: Where it is called from; None if that does not tell it from others.
         position: Where in the function the equation comes from; None if that is unknown.
+        own: Whether it is a function of the user's.
     """
 
     name: str
     site: UserFrame | None = None
     position: UserFrame | None = None
+    own: bool = False
 
 
 T = TypeVar("T")
@@ -215,11 +217,13 @@ def _in_scopes(
     """Return the levels of equations in one outermost scope, given their scopes and functions.
 
     The scope is in the functions that all of them come from, and takes the place of the one that
-    opens it, as Flax Linen's `GPT.__call__` opens the scope GPT.
+    opens it, as Flax Linen's `GPT.__call__` opens the scope GPT, and of the library's around that.
     """
     around = _common([levels for _, levels in rows])
-    opener = re.sub(r"_\d+$", "", rows[0][0][0]).rpartition(".")[2]
-    opened = next((i for i, level in enumerate(around) if level.name == opener), None)
+    opener = _plain(re.sub(r"_\d+$", "", rows[0][0][0]))
+    opened = next((i for i, level in enumerate(around) if _plain(level.name) == opener), None)
+    while opened and not around[opened - 1].own:
+        opened -= 1
     depth = len(around) if opened is None else opened
     return [
         (
@@ -229,6 +233,11 @@ def _in_scopes(
         )
         for scopes, levels in rows
     ]
+
+
+def _plain(name: str) -> str:
+    """Return the name of a module for comparison: `resnet` of `res_net` and of `hk.nets.ResNet`."""
+    return name.rpartition(".")[2].replace("_", "").lower()
 
 
 # --- functions --------------------------------------------------------------------------------
@@ -251,7 +260,7 @@ def _function_levels(frames: Sequence[UserFrame], known: Frames) -> Iterator[_Le
             name = inner if is_own else name.replace("<locals>.", "")
             private = name.startswith("_") or "._" in name
             if "<" not in inner and (is_own or not private):
-                yield _Level(name, site, position)
+                yield _Level(name, site, position, is_own)
         site = position
 
 

@@ -131,6 +131,16 @@ def test_a_scope_that_a_function_opens_is_in_the_functions_that_call_it():
     ]
 
 
+def test_what_a_library_has_around_the_opener_of_a_scope_is_no_scope():
+    library = "/home/me/.venv/lib/python3.12/site-packages/haiku/module.py"
+    loss = ("/home/me/model.py", 3, 4, "loss")
+    inside = [loss, (library, 7, 0, "wrapped"), (library, 9, 0, "ResNet.__call__")]
+    jaxpr = with_scopes("res_net", "res_net/logits", "")
+    places = [(inside, "res_net"), (inside, "res_net/logits"), ([loss], "")]
+    eqns = [e.replace(source_info=i) for e, i in zip(jaxpr.eqns, source_infos(places), strict=True)]
+    assert tree(parts(jaxpr.replace(eqns=eqns))) == [("res_net", ["sin", "sin"]), "sin"]
+
+
 def test_a_scope_around_calls_is_one():
     def f(x):
         with jax.named_scope("block"):

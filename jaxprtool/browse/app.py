@@ -29,6 +29,7 @@ from jaxprtool.browse.sources import Sources
 from jaxprtool.browse.states import State
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.frames import FrameChoice
+from jaxprtool.ir.quantities import plural
 
 _FOOTER = (
     ("/", "search"),
@@ -228,7 +229,7 @@ class Browser(App[None]):
         """Say in the first line which program is shown, and which state of it."""
         document, number = self.program.document, self._states.index(self._state)
         text = Text(f" {document.about.name}", no_wrap=True, overflow="ellipsis")
-        text.append(f"  {document.count:,} equation{'s' * (document.count != 1)}")
+        text.append(f"  {plural(document.count, 'equation')}")
         if len(self._states) > 1:
             text.append(f"  [{number + 1}/{len(self._states)}] {self._state.label}")
             if self._state.before is not None and (document.is_complete or self._state.is_compared):
@@ -294,6 +295,9 @@ class Browser(App[None]):
 
     def action_pane(self, by: int) -> None:
         """Go to another pane."""
+        if len(self.screen_stack) > 1:  # a choice is open, which the key is not for
+            return
+        self.screen.remove_class("-searching")
         panes: list[LinePane | VerticalScroll] = [self.program, self.source, self.info_pane]
         focused = panes.index(self.focused) if self.focused in panes else 0  # type: ignore[arg-type]
         self.screen.remove_class("-alone")
@@ -421,7 +425,7 @@ class Browser(App[None]):
             ids = set()
         self._mark_ids(ids)
         told = ("", "* depends on this row", "* this row depends on it")[kind]
-        self._say(f"{told}   {len(ids):,} equations" if kind else "")
+        self._say(f"{told}   {plural(len(ids), 'equation')}" if kind else "")
 
     def _mark_ids(self, ids: set[int]) -> None:
         self.program.is_marked = lambda node: node.eqn is not None and id(node.eqn) in ids
@@ -432,7 +436,8 @@ class Browser(App[None]):
         place = self.source.place
         found = self.program.document.by_line.get(place, []) if place is not None else []
         self._mark_ids({id(jaxpr.eqns[index]) for jaxpr, index in found})
-        self._say(f"{len(found)} equations come from this line   enter goes there" if found else "")
+        count = plural(len(found), "equation")
+        self._say(f"{count} from this line   enter goes there" if found else "")
 
     def on_source_pane_taken(self) -> None:
         """Go to the first equation of the line that the cursor is on in the source."""

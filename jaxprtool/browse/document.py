@@ -13,6 +13,7 @@ from jaxprtool.ir.equations import bodies, is_flat
 from jaxprtool.ir.frames import FrameChoice, Place, frames_now
 from jaxprtool.ir.notation.selection import Selection, equations
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, ParameterToken, SharedName, Type
+from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 from jaxprtool.jaxcompat.places import UserFrame
 from jaxprtool.render.lines import printable
@@ -182,8 +183,6 @@ class Document:
         return self._ends(node, "result", [value.bytes for value in self.about.outputs])
 
     def _ends(self, node: Node, noun: str, sizes: Sequence[int | None]) -> list[str]:
-        from jaxprtool.render.stats import in_bytes, plural
-
         known = [size for size in sizes if size is not None]
         size = Comment(f"  {in_bytes(sum(known))}") if known else ""
         return [ParameterToken(plural(len(sizes), noun)), size]

@@ -172,7 +172,11 @@ class Navigator:
 
 
 def _distinct(ways: list[Way]) -> list[Way]:
-    return list({id(way.node): way for way in reversed(ways)}.values())[::-1]
+    """Return the first way to each row."""
+    found: dict[int, Way] = {}
+    for way in ways:
+        found.setdefault(id(way.node), way)
+    return list(found.values())
 
 
 def told(way: Way, document: Document) -> str:

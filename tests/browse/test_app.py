@@ -121,7 +121,9 @@ def test_a_search_goes_from_match_to_match_and_unfolds(browser):
         assert screen.row.startswith("scaled") and screen.status.startswith("3 of 3")
         await screen.search("nowhere")
         assert screen.status == "nothing fits nowhere" and screen.row.startswith("scaled")
-        await screen.press("slash", "x", "escape")
+        await screen.press("slash", "x", "tab")
+        assert screen.app.focused is screen.app.source
+        await screen.press("tab", "tab", "slash", "x", "escape")
         assert screen.app.focused is screen.app.program
         await screen.search("params['w']")
         assert screen.row == "params['w']:f32[3]"
@@ -179,7 +181,7 @@ def test_from_a_line_of_the_source_to_its_equations(browser):
         await screen.press("tab")
         assert screen.app.focused is screen.app.source
         await screen.press("down", "down", "down")
-        assert "3 equations come from this line" in screen.status
+        assert "3 equations from this line" in screen.status
         assert screen.marked == ["scan"]
         await screen.press("enter")
         assert screen.row.startswith("b:f32[3] = scan")
@@ -280,7 +282,7 @@ def test_names_are_the_users_or_jaxs(browser):
 
 def test_the_keys_are_told(browser):
     async def use(screen):
-        await screen.press("question_mark")
+        await screen.press("question_mark", "tab")
         assert isinstance(screen.app.screen, Keys)
         await screen.press("escape")
         assert not isinstance(screen.app.screen, Keys)

@@ -132,6 +132,15 @@ def test_the_tree_the_table_and_a_notebook_name_them(out):
     assert re.search(r"tanh .* model\.py:9$", table, re.MULTILINE)
 
 
+def test_a_page_shows_the_files_of_the_frames_that_are_asked_for(out):
+    shown = out("show", "model.py:net", "--format", "html")
+    assert re.findall(r'<section aria-label="([^"]*)"', shown) == ["model.py"]
+    shown = out("show", "model.py:net", "--format", "html", "--frames", "library")
+    files = re.findall(r'<section aria-label="([^"]*)"', shown)
+    assert files == ["tinylib/layers.py", "model.py"]
+    assert ">tinylib/layers.py:10</a></cite>" in shown
+
+
 def test_the_users_line_stands_out_from_the_librarys(out, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     shown = out("show", "model.py:net", "--source")

@@ -157,7 +157,7 @@ def _pass(name: str) -> PassDocument:
         "pipelines": _pipelines(name),
         "options": [
             {
-                "name": option.name,
+                "name": "NAME, …" if option.name == cls.more_options else option.name,
                 "type": option.type_name,
                 "default": option.default_text,
                 "help": said.parameters.get(option.name, ""),

@@ -24,7 +24,9 @@ from jaxprtool.ir.held import is_no_array
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.matching import MatchedArguments, Mismatch, matched
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
+from jaxprtool.ir.specialization import specialized
 from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs, view
+from jaxprtool.ir.symbols import Sizes, found_sizes, sizes_by_symbol
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, Jaxpr, JaxprEqn
 
 
@@ -53,11 +55,16 @@ class Program:
 
         Static arguments are left out, as when a `jax.jit(...).lower(...).compile()` is called. In
         place of a node whose class a file could not tell, any container of the same children fits.
+        The symbols of symbolic dimensions get the sizes that the arguments have.
         Raises TypeError, which names the first path that differs, if the structure does or a value
-        is no float0 that is to be one, and FloatingPointError for results that `jax_debug_nans` or
+        is no float0 that is to be one, ArgumentsError if the arguments contradict each other in the size
+        of a symbol, and FloatingPointError for results that `jax_debug_nans` or
         `jax_debug_infs` forbid.
         """
         match = self.matched(args, kwargs)
+        if self.symbols:
+            program = self.at([jnp.shape(leaf) for leaf in match.leaves])
+            return program(*args, **kwargs)
         self._require_float0(match.leaves)
         if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
             return match.result(self.out_tree, self._evaluated(match.leaves))
@@ -158,6 +165,35 @@ class Program:
     def results(self) -> list[tuple[str, Aval]]:
         """The name and the abstract value of each flat result."""
         return list(zip(self.out_names, self.out_avals, strict=True))
+
+    @cached_property
+    def symbols(self) -> dict[str, Any]:
+        """The symbolic dimension that each symbol in the types of the arguments is."""
+        return sizes_by_symbol(self.in_avals)
+
+    def specialized(self, sizes: Sizes) -> Program:
+        """The program with symbols replaced by sizes, the same object for the same sizes.
+
+        `sizes` has what each symbol becomes: a number, or a symbolic dimension. Raises
+        UnsupportedError for an equation that cannot have these sizes.
+        """
+        key = tuple(sizes.items())
+        if key not in self._specialized:
+            self._specialized[key] = self.replace(jaxpr=specialized(self.jaxpr, sizes))
+        return self._specialized[key]
+
+    @cached_property
+    def _specialized(self) -> dict[Hashable, Program]:
+        return {}
+
+    def at(self, shapes: Sequence[Sequence[Any]]) -> Program:
+        """The program for flat arguments of these shapes: itself, unless it has symbols.
+
+        Raises ArgumentsError for shapes that no sizes of the symbols give.
+        """
+        if not self.symbols:
+            return self
+        return self.specialized(found_sizes(self.name, self.arguments, shapes))
 
     def replace(self, **changes: Any) -> Program:
         """A copy with some fields changed."""

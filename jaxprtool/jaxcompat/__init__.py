@@ -184,6 +184,15 @@ from jaxprtool.jaxcompat.running import (
     primitive_test_programs,
     untested_version,
 )
+from jaxprtool.jaxcompat.shapes import (
+    DIM_AS_VALUE,
+    SymbolicConstraint,
+    SymbolicDimension,
+    dimension_terms,
+    is_symbolic_dimension,
+    solved_symbols,
+    symbolic_constraints,
+)
 from jaxprtool.jaxcompat.tracing import (
     bind_jit,
     default_settings,
@@ -208,16 +217,13 @@ from jaxprtool.jaxcompat.values import (
     KeyType,
     LinearSolveTuple,
     NDIndexer,
-    SymbolicDimension,
     array_type,
     as_literal,
     context_settings,
-    dimension_terms,
     equation_context,
     has_plain_layout,
     inline_as_word,
     inline_of_word,
-    is_symbolic_dimension,
     key_implementation,
     key_implementations,
     linear_call_transpose,
@@ -227,5 +233,4 @@ from jaxprtool.jaxcompat.values import (
     nested_type,
     physical_array,
     physical_element,
-    symbolic_constraints,
 )

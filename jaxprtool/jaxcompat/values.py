@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import api, core, frozen_dict, indexing, layout, literals, sharding_impls
-from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax.control_flow import solves
 from jax._src.lib import xla_client
@@ -32,7 +31,6 @@ IndexSlice = indexing.Slice
 KeyType = prng.KeyTy
 LinearSolveTuple = solves._LinearSolveTuple
 NDIndexer = state_indexing.NDIndexer
-SymbolicDimension = shape_poly._DimExpr
 
 #: The classes whose instances 0.12's `call_hi_primitive` holds, for some of `jax.numpy`'s
 #: functions: those that are made of types and plain values.
@@ -157,27 +155,6 @@ def key_implementations() -> dict[str, Any]:
 def key_implementation(dtype: Any) -> Any:
     """The implementation that a dtype of keys belongs to."""
     return dtype._impl
-
-
-#: Whether a size is an expression such as `2*n`.
-is_symbolic_dimension = core.is_symbolic_dim
-
-
-def dimension_terms(size: Any) -> list[tuple[int, list[tuple[Any, int]]]]:
-    """The terms of a symbolic dimension: each a coefficient and factors with their exponents.
-
-    A factor is the name of a symbol, or a tuple of an operation ("floordiv", "mod", "max" or
-    "min") and its operands, which are symbolic dimensions or constants of their type.
-    """
-    return [
-        (coefficient, [(f.var or (f.operation, *f.operands), n) for f, n in term._factors])
-        for term, coefficient in size._sorted_terms
-    ]
-
-
-def symbolic_constraints(scope: jax.export.SymbolicScope) -> tuple[str, ...]:
-    """What is known of the dimensions of a scope, as `jax.export.symbolic_shape` takes it."""
-    return tuple(constraint.debug_str for constraint in scope._explicit_constraints)
 
 
 def has_plain_layout(aval: Aval) -> bool:

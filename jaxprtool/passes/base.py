@@ -49,6 +49,9 @@ class Pass:
     def __call__(self, program: Program) -> Program | Programs:
         raise NotImplementedError
 
+    #: The field that takes all options by other names, as a dict: `specialize(n=512)`.
+    more_options: ClassVar[str] = ""
+
     @property
     def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
         """The named axes that the pass binds, with their sizes: free in what it is given."""
@@ -57,9 +60,10 @@ class Pass:
     def __str__(self) -> str:
         """The pass as a pipeline spells it, options that differ from their defaults included."""
         given = [
-            f"{o.name}={v!r}"
+            f"{name}={v!r}"
             for o in options(type(self))
-            if (v := getattr(self, o.name)) != o.default
+            if (value := getattr(self, o.name)) != o.default
+            for name, v in (value if o.name == self.more_options else {o.name: value}).items()
         ]
         name = type(self).name  # of an instance it may be an option, as of jit(name=...)
         return f"{name}({', '.join(given)})" if given else name
@@ -123,6 +127,9 @@ def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
     type than the field's.
     """
     known = {option.name: option for option in options(cls)}
+    more = known.pop(cls.more_options, None)
+    others = {name: value for name, value in kwargs.items() if more and name not in known}
+    kwargs = {name: value for name, value in kwargs.items() if name not in others}
     if len(args) > len(known):
         raise PipelineError(
             f"pass '{cls.name}' takes at most {len(known)} options, not {len(args)}",
@@ -145,6 +152,14 @@ def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
             raise PipelineError(
                 f"option '{name}' of pass '{cls.name}' is {option.type_name}, not {given[name]!r}"
             )
+    if more:
+        (_, wanted) = typing.get_args(more.type)
+        for name, value in others.items():
+            if not _fits(value, wanted):
+                raise PipelineError(
+                    f"option '{name}' of pass '{cls.name}' is {wanted}, not {value!r}"
+                )
+        given[more.name] = others
     return cls(**given)
 
 

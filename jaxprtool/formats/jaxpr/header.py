@@ -65,7 +65,9 @@ def header_text(
     if types.meshes:
         entries["meshes"] = _table({name: mesh for mesh, name in types.meshes.items()})
     if types.scope is not None:
-        entries["symbols"] = values.encode(jaxcompat.symbolic_constraints(types.scope))
+        entries["symbols"] = values.encode(
+            tuple(c.text for c in jaxcompat.symbolic_constraints(types.scope))
+        )
     if files:
         entries["files"] = _table(files)
     return "".join(f"{name} = {text}\n" for name, text in entries.items())

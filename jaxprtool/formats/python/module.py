@@ -31,11 +31,12 @@ from jaxprtool.formats.python.layout import flat, statement
 from jaxprtool.formats.python.naming import RESERVED, LocalNames, identifier, numbered
 from jaxprtool.formats.python.rules import calls
 from jaxprtool.formats.python.selection import TextTemplates
-from jaxprtool.formats.python.symbols import bindings, finds_its_symbols, sizes_by_symbol
+from jaxprtool.formats.python.symbols import bindings, finds_its_symbols
 from jaxprtool.formats.python.values import dtype_name, literal
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import Place, frames_now
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import sizes_by_symbol
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var, open_jaxpr
 from jaxprtool.jaxcompat.places import UserFrame

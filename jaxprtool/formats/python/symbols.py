@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
-import jax.export
-
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import (
@@ -31,7 +29,8 @@ from jaxprtool.formats.python.expressions import (
 )
 from jaxprtool.formats.python.layout import Piece, statement
 from jaxprtool.ir.equations import equations, type_of
-from jaxprtool.jaxcompat import Aval, Jaxpr, Var
+from jaxprtool.ir.symbols import names_of, names_of_factor
+from jaxprtool.jaxcompat import Jaxpr, Var
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def _solved(
 ) -> tuple[str, Solution] | None:
     """The only unknown symbol of an equation and its solution, if the equation is linear in it."""
     terms = jaxcompat.dimension_terms(equation)
-    unknown = [t for t in terms if any(_names_of_factor(f) - known.keys() for f, _ in t[1])]
+    unknown = [t for t in terms if any(names_of_factor(f) - known.keys() for f, _ in t[1])]
     if len(unknown) != 1:
         return None
     coefficient, ((name, exponent), *more) = unknown[0]
@@ -156,31 +155,6 @@ def _solved(
         value = _plus(size, [(-k, factors) for k, factors in rest])
         value = value if coefficient == 1 else Infix("//", value, coefficient)
     return name, Solution(size, equation, value, coefficient in (1, -1))
-
-
-def names_of(value: Any) -> set[str]:
-    """The symbols in a size, or in the sizes that a parameter holds."""
-    if isinstance(value, tuple | list):
-        return set().union(*map(names_of, value))
-    if not jaxcompat.is_symbolic_dimension(value):
-        return set()
-    factors = (factor for _, fs in jaxcompat.dimension_terms(value) for factor, _ in fs)
-    return set().union(*map(_names_of_factor, factors))
-
-
-def _names_of_factor(factor: Any) -> set[str]:
-    return {factor} if isinstance(factor, str) else names_of(factor[1:])
-
-
-def sizes_by_symbol(avals: Iterable[Aval]) -> dict[str, object]:
-    """Return the symbolic dimension that each symbol in some types is."""
-    shapes = [getattr(aval, "shape", ()) for aval in avals]
-    sizes = [size for shape in shapes for size in shape if jaxcompat.is_symbolic_dimension(size)]
-    return {
-        name: jax.export.symbolic_shape(name, scope=size.scope)[0]
-        for size in sizes
-        for name in names_of(size)
-    }
 
 
 # --- functions --------------------------------------------------------------------------------

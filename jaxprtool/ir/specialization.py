@@ -1,0 +1,276 @@
+"""A jaxpr with symbols replaced by sizes, as tracing at these sizes gives it.
+
+What mentions a symbol is written anew, at every depth: the types of variables, the parameters of
+equations, the bodies in them, and the rules of custom derivatives. All else stays the same object,
+and a body that several equations share stays shared. The value of a size (`dim_as_value`) becomes
+a literal. What JAX computes of a size while it traces, which is what Python's operators do with
+numbers, is a literal too: `x.shape[0] / 2`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, rule_key, vjp_params, vjp_rule
+from jaxprtool.ir.equations import named, type_of
+from jaxprtool.ir.high import classic
+from jaxprtool.ir.rewrite import Memo
+from jaxprtool.ir.structured import CustomJVP, CustomVJP, sub_jaxprs
+from jaxprtool.ir.symbols import Sizes, value_of
+from jaxprtool.jaxcompat import (
+    AnyJaxpr,
+    Atom,
+    Aval,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    JVPRule,
+    Literal,
+    Params,
+    Var,
+    VJPRule,
+)
+
+#: What Python's operators on numbers are in a jaxpr, and what JAX does to a number before those.
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "convert_element_type": operator.pos,
+    "copy": operator.pos,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+}
+
+#: Calls whose rules are functions that JAX has bound to the types of the call.
+_CUSTOM = (*CustomJVP.primitives, *CustomVJP.primitives)
+
+
+def specialized(jaxpr: AnyJaxpr, sizes: Sizes) -> AnyJaxpr:
+    """Return a jaxpr, closed or open, with symbols replaced by sizes.
+
+    Args:
+        jaxpr: The jaxpr.
+        sizes: What becomes of each symbol: a number, or a symbolic dimension.
+
+    Raises:
+        UnsupportedError: For an equation that cannot have these sizes.
+    """
+    return _Substitution(sizes).jaxpr(jaxpr)
+
+
+class _Substitution:
+    """Symbols replaced by sizes; what has been made of bodies, types and rules."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self._bodies = Memo()
+        self._avals: dict[Aval, Aval] = {}
+        self._rules: dict[Hashable, Callable[[], Any]] = {}
+
+    def jaxpr(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        return self._bodies(lambda: _Body(self, jaxpr).made(), jaxpr)
+
+    # --- types and parameters -------------------------------------------------------------------
+
+    def aval(self, aval: Aval) -> Aval:
+        """Return a type with sizes in it; the same object if it has no symbol that is replaced."""
+        if isinstance(aval, jaxcompat.AbstractRef):
+            inner = self.aval(aval.inner_aval)
+            return aval if inner is aval.inner_aval else aval.update(inner_aval=inner)
+        shape = getattr(aval, "shape", ())
+        if not any(map(jaxcompat.is_symbolic_dimension, shape)):
+            return aval
+        if aval not in self._avals:
+            new = self.value(tuple(shape))
+            self._avals[aval] = aval if new is shape else aval.update(shape=new)
+        return self._avals[aval]
+
+    def value(self, value: Any) -> Any:
+        """Return a parameter with sizes in it; the same object if nothing in it is replaced."""
+        if jaxcompat.is_symbolic_dimension(value):
+            return value_of(value, self._sizes)
+        if isinstance(value, Jaxpr | jaxcompat.ClosedJaxpr):
+            return self.jaxpr(value)
+        if isinstance(value, jax.core.AbstractValue):
+            return self.aval(value)
+        if isinstance(value, jax.ShapeDtypeStruct):
+            shape = self.value(value.shape)
+            return value if shape is value.shape else value.update(shape=shape)
+        if isinstance(value, dict):
+            items = {name: self.value(item) for name, item in value.items()}
+            return value if all(items[k] is value[k] for k in items) else type(value)(items)
+        if not isinstance(value, tuple | list):
+            return value
+        found = [self.value(item) for item in value]
+        if all(map(operator.is_, found, value)):
+            return value
+        return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
+
+    def changes(self, eqn: JaxprEqn) -> bool:
+        """Return True if a type, or a body, of an equation has a symbol that is replaced."""
+        types = any(self.aval(v.aval) is not v.aval for v in (*eqn.invars, *eqn.outvars))
+        return types or any(self.jaxpr(body) is not body for _, body in sub_jaxprs(eqn))
+
+    def params(self, eqn: JaxprEqn) -> Params:
+        """Return the parameters of an equation with sizes in them."""
+        params = {name: self.value(value) for name, value in eqn.params.items()}
+        if all(map(operator.is_, params.values(), eqn.params.values())):
+            params = eqn.params
+        if eqn.primitive.name in _CUSTOM and self.changes(eqn):
+            return params | self._custom(eqn, params)
+        if "transpose_thunk" in params and self.changes(eqn):
+            transpose = jaxcompat.linear_call_transpose(eqn)
+            return params | jaxcompat.linear_call_transpose_param(self.jaxpr(transpose))
+        return params
+
+    # --- rules of custom derivatives ------------------------------------------------------------
+
+    def _custom(self, eqn: JaxprEqn, params: Params) -> Params:
+        """Return the parameters of a custom call that follows its rule with sizes in it."""
+        key, kept = rule_key(eqn), (params["num_consts"], params["symbolic_zeros"])
+        if eqn.primitive.name in CustomVJP.primitives:
+            rule = self._rules.setdefault(key, cache(partial(self._vjp_rule, eqn)))
+            names = (params[k].debug_info.func_name for k in ("fwd_jaxpr_thunk", "bwd"))
+            return vjp_params(params["call_jaxpr"], tuple(names), rule, *kept)
+        rule = self._rules.setdefault(key, cache(partial(self._jvp_rule, eqn)))
+        name = params["jvp_jaxpr_fun"].debug_info.func_name
+        return jvp_params(params["call_jaxpr"], name, rule, *kept)
+
+    def _jvp_rule(self, eqn: JaxprEqn) -> JVPRule:
+        found = jvp_rule(eqn)
+        return found if found.jaxpr is None else replace(found, jaxpr=self.jaxpr(found.jaxpr))
+
+    def _vjp_rule(self, eqn: JaxprEqn) -> VJPRule:
+        found = vjp_rule(eqn)
+        return replace(found, fwd=self.jaxpr(found.fwd), bwd=self.jaxpr(found.bwd))
+
+
+class _Body:
+    """One body while it is written: what takes the places of variables, and the known numbers."""
+
+    def __init__(self, owner: _Substitution, jaxpr: AnyJaxpr) -> None:
+        self._owner = owner
+        self._jaxpr = jaxpr
+        self._env: dict[Var, Atom] = {}
+        #: What Python would have computed of sizes, by the variable that stood for it.
+        self._numbers: dict[Var, int | float] = {}
+
+    def made(self) -> AnyJaxpr:
+        """Return the body with sizes in it; the same object if nothing in it is replaced."""
+        old = jaxcompat.open_jaxpr(self._jaxpr)
+        invars = self._bound(old.invars)
+        constvars = self._bound(old.constvars)
+        eqns = [new for eqn in old.eqns if (new := self._equation(eqn)) is not None]
+        outvars = [self._atom(atom) for atom in old.outvars]
+        parts = zip((invars, constvars, eqns, outvars), _parts(old), strict=True)
+        if all(len(new) == len(was) and all(map(operator.is_, new, was)) for new, was in parts):
+            return self._jaxpr
+        return jaxcompat.replace_jaxpr(
+            self._jaxpr,
+            constvars=constvars,
+            invars=invars,
+            outvars=outvars,
+            eqns=eqns,
+            debug_info=old.debug_info,
+        )
+
+    def _bound(self, variables: Sequence[Var]) -> list[Var]:
+        return [self._variable(var) for var in variables]
+
+    def _variable(self, var: Var) -> Var:
+        aval = self._owner.aval(var.aval)
+        if aval is var.aval:
+            return var
+        new = DropVar(aval) if type(var) is DropVar else Var(aval)
+        self._env[var] = new
+        return new
+
+    def _atom(self, atom: Atom) -> Atom:
+        return atom if type(atom) is Literal else self._env.get(atom, atom)
+
+    def _equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
+        """Return an equation with sizes in it; None if its result is a literal."""
+        if self._numbers or eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
+            number = self._number(eqn)
+            if number is not None:
+                return None
+        if eqn.primitive.name == jaxcompat.CALL_HIGH and self._owner.changes(eqn):
+            eqn = classic(eqn)  # the object knows the types that it was made for
+        operands = [self._atom(atom) for atom in eqn.invars]
+        try:
+            params = self._owner.params(eqn)
+            outvars = self._bound(eqn.outvars)
+        except ZeroDivisionError:
+            raise UnsupportedError(f"the {named(eqn)} has a size that divides by zero") from None
+        for var in outvars:
+            if any(isinstance(n, int) and n < 0 for n in getattr(var.aval, "shape", ())):
+                raise UnsupportedError(
+                    f"the {named(eqn)} would give {type_of(var.aval)}, of a negative size"
+                )
+        same = params is eqn.params and all(
+            map(operator.is_, (*operands, *outvars), (*eqn.invars, *eqn.outvars))
+        )
+        if same:
+            return eqn
+        effects = eqn.effects and jaxcompat.renamed_effects(eqn.effects, self._env)
+        return eqn.replace(invars=operands, outvars=outvars, params=params, effects=effects)
+
+    # --- numbers --------------------------------------------------------------------------------
+
+    def _number(self, eqn: JaxprEqn) -> int | float | None:
+        """Return the number that an equation gives, for which it puts a literal; None if none."""
+        if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
+            number = self._owner.value(eqn.params["dim"])
+            if jaxcompat.is_symbolic_dimension(number):
+                return None
+        else:
+            known = [self._known(atom) for atom in eqn.invars]
+            if None in known or not any(atom in self._numbers for atom in _variables(eqn)):
+                return None
+            number = _computed(eqn, known)
+            if number is None:
+                return None
+        (var,) = eqn.outvars
+        literal = jaxcompat.as_literal(number, var.aval)
+        assert literal is not None
+        self._env[var] = literal
+        if var.aval.weak_type:  # else it is an array to JAX, which computes with it when it runs
+            self._numbers[var] = number
+        return number
+
+    def _known(self, atom: Atom) -> Any:
+        if type(atom) is not Literal:
+            return self._numbers.get(atom)
+        return np.asarray(atom.val).item() if atom.aval.weak_type else None
+
+
+def _computed(eqn: JaxprEqn, operands: Sequence[Any]) -> int | float | None:
+    """Return what Python gives for an equation on numbers; None if it would leave it to JAX."""
+    compute = _OPERATORS.get(eqn.primitive.name)
+    kind = type(np.zeros((), eqn.outvars[0].aval.dtype).item())
+    if compute is None or kind not in (int, float):
+        return None
+    if compute is operator.truediv and kind is int:  # Python's // of sizes is a size
+        return None
+    try:
+        return kind(compute(*operands))  # type: ignore[no-any-return]
+    except ZeroDivisionError:  # which is no fault of a program that runs
+        return None
+
+
+def _parts(jaxpr: Jaxpr) -> tuple[Sequence[Any], ...]:
+    return jaxpr.invars, jaxpr.constvars, jaxpr.eqns, jaxpr.outvars
+
+
+def _variables(eqn: JaxprEqn) -> list[Var]:
+    return [atom for atom in eqn.invars if type(atom) is not Literal]

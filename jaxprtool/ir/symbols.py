@@ -1,0 +1,215 @@
+"""Symbolic dimensions: the symbols that they name, their values, and the sizes of symbols.
+
+A symbol, such as the n in `f32[2*n,128]`, stands for a size of at least 1. Its scope has the
+constraints that the user gave (`jax.export.symbolic_shape`). Which sizes make the types of a
+program's arguments those of actual arguments is found by JAX's own solver.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.export
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.jaxcompat import Aval
+
+#: Sizes by symbol: numbers, or symbolic dimensions.
+Sizes = Mapping[str, Any]
+
+
+def names_of(value: Any) -> set[str]:
+    """Return the symbols in a size, or in the sizes that a parameter holds."""
+    if isinstance(value, tuple | list):
+        return set().union(*map(names_of, value))
+    if not jaxcompat.is_symbolic_dimension(value):
+        return set()
+    factors = (factor for _, fs in jaxcompat.dimension_terms(value) for factor, _ in fs)
+    return set().union(*map(names_of_factor, factors))
+
+
+def names_of_factor(factor: Any) -> set[str]:
+    """Return the symbols in a factor of a term, as `jaxcompat.dimension_terms` gives it."""
+    return {factor} if isinstance(factor, str) else names_of(factor[1:])
+
+
+def symbolic_sizes(avals: Iterable[Aval]) -> list[Any]:
+    """Return the sizes in types that are symbolic dimensions."""
+    shapes = (getattr(aval, "shape", ()) for aval in avals)
+    return [size for shape in shapes for size in shape if jaxcompat.is_symbolic_dimension(size)]
+
+
+def sizes_by_symbol(avals: Iterable[Aval]) -> dict[str, Any]:
+    """Return the symbolic dimension that each symbol in some types is."""
+    return {
+        name: jax.export.symbolic_shape(name, scope=size.scope)[0]
+        for size in symbolic_sizes(avals)
+        for name in sorted(names_of(size))
+    }
+
+
+def value_of(size: Any, sizes: Sizes) -> Any:
+    """Return a size with symbols replaced; those that `sizes` does not have stay as they are.
+
+    Raises:
+        ZeroDivisionError: For a division by what is zero at these sizes.
+    """
+    if not jaxcompat.is_symbolic_dimension(size) or sizes.keys().isdisjoint(names_of(size)):
+        return size
+    scope = size.scope
+
+    def factor(base: Any, exponent: int) -> Any:
+        if isinstance(base, str):
+            known = base in sizes
+            value = sizes[base] if known else jax.export.symbolic_shape(base, scope=scope)[0]
+        else:
+            operation, *operands = base
+            value = _OPERATIONS[operation](*(value_of(each, sizes) for each in operands))
+        return value**exponent
+
+    terms = jaxcompat.dimension_terms(size)
+    values = [k * math.prod(factor(*each) for each in factors) for k, factors in terms]
+    total = reduce(operator.add, values)
+    return total if jaxcompat.is_symbolic_dimension(total) else operator.index(total)
+
+
+#: What symbolic dimensions hold besides products and sums.
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "max": jax.core.max_dim,
+    "min": jax.core.min_dim,
+}
+
+
+# --- which sizes fit --------------------------------------------------------------------------
+
+
+def chosen_sizes(what: str, avals: Sequence[Aval], sizes: Mapping[str, int | str]) -> Sizes:
+    """Return what the symbols in the types of a program's arguments become for given sizes.
+
+    Args:
+        what: The program, and what is done to it, for errors.
+        avals: The types of the program's arguments.
+        sizes: The size of each symbol: a number, or the text of an expression of symbols, `2*n`.
+            Symbols that it lacks stay; what is left of the constraints, in a scope of their own.
+
+    Raises:
+        ArgumentsError: For a name that is no symbol, a size that is none, or one that a constraint
+            forbids.
+    """
+    known = sizes_by_symbol(avals)
+    for name in sizes:
+        if name not in known:
+            has = f"its symbols are: {', '.join(known)}" if known else "it has no symbols"
+            raise ArgumentsError(
+                f"{what}: there is no symbol '{name}'", did_you_mean(name, known) or has
+            )
+    scopes = dict.fromkeys(size.scope for size in known.values())
+    constraints = [c for scope in scopes for c in jaxcompat.symbolic_constraints(scope)]
+    scope = jax.export.SymbolicScope()
+    # JAX replaces sizes by what they are equal to in the scope that it reads them in: twice.
+    for final in (False, True):
+        found: dict[str, Any] = {}
+        for name in known:
+            found[name] = _size(what, name, sizes.get(name, name), scope)
+        if not final:
+            scope = _scope(what, found, constraints)
+    return found
+
+
+def _size(what: str, name: str, given: int | str, scope: jax.export.SymbolicScope) -> Any:
+    """Return a size, of which the user may have given the text of an expression."""
+    if isinstance(given, str):
+        try:
+            (size,) = jax.export.symbolic_shape(given, scope=scope)
+        except Exception as error:  # of several classes: whatever JAX has against the text
+            reason = str(error).partition("\n")[0]
+            raise ArgumentsError(f"{what}: {name}={given!r} is no size: {reason}") from None
+        if jaxcompat.is_symbolic_dimension(size):
+            return size
+        given = size
+    if given < 1:
+        raise ArgumentsError(f"{what}: {name}={given} is no size: a symbol is at least 1")
+    return given
+
+
+def _scope(
+    what: str, sizes: Sizes, constraints: Iterable[jaxcompat.SymbolicConstraint]
+) -> jax.export.SymbolicScope:
+    """Return a scope with what constraints say once symbols have these sizes."""
+    left: dict[str, str] = {}
+    for constraint in constraints:
+        sides = [value_of(side, sizes) for side in (constraint.left, constraint.right)]
+        sign = "==" if constraint.equal else ">="
+        left[constraint.text] = f"{sides[0]} {sign} {sides[1]}"
+        if not any(map(jaxcompat.is_symbolic_dimension, sides)):
+            del left[constraint.text]
+            if sides[0] < sides[1] or (constraint.equal and sides[0] != sides[1]):
+                raise _forbidden(what, sizes, constraint.text)
+    try:
+        return jax.export.SymbolicScope(tuple(left.values()))
+    except (ValueError, NotImplementedError):
+        raise _forbidden(what, sizes, ", ".join(left)) from None
+
+
+def _forbidden(what: str, sizes: Sizes, constraint: str) -> ArgumentsError:
+    shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    return ArgumentsError(f"{what}: {shown} does not fit the constraint {constraint}")
+
+
+def found_sizes(
+    what: str, arguments: Sequence[tuple[str, Aval]], shapes: Sequence[Sequence[Any]]
+) -> Sizes:
+    """Return the sizes of symbols that make the types of arguments those of actual arguments.
+
+    Args:
+        what: The program, for errors.
+        arguments: The name and the type of each argument.
+        shapes: The shapes of the actual arguments, which may be symbolic too.
+
+    Raises:
+        ArgumentsError: If there are no such sizes, with JAX's words for the reason.
+    """
+    for (name, aval), shape in zip(arguments, shapes, strict=True):
+        wanted = getattr(aval, "shape", ())
+        if len(wanted) != len(shape) or any(
+            not jaxcompat.is_symbolic_dimension(want) and want != size
+            for want, size in zip(wanted, shape, strict=True)
+        ):
+            shown = ",".join(map(str, shape))
+            raise ArgumentsError(
+                f"argument '{name}' has shape [{shown}], and {what} takes {_type_of(aval)}"
+            )
+    pairs = zip(arguments, shapes, strict=True)
+    symbolic = [(*argument, shape) for argument, shape in pairs if symbolic_sizes([argument[1]])]
+    if not symbolic:
+        return {}
+    names, avals, actual = zip(*symbolic, strict=True)
+    try:
+        return jaxcompat.solved_symbols(avals, actual)
+    except ValueError as error:
+        raise _misfit(what, names, str(error)) from None
+
+
+def _type_of(aval: Aval) -> str:
+    return str(aval.str_short(short_dtypes=True))
+
+
+def _misfit(what: str, names: Sequence[str], reason: str) -> ArgumentsError:
+    """Return the error for arguments that do not fit, of JAX's text, with the arguments' names."""
+    text = re.sub(r"args\[(\d+)\]", lambda found: names[int(found[1])], " ".join(reason.split()))
+    text = text.partition(" Please see ")[0]
+    solved = re.search(r"Obtained dimension variables: (.*?)[, .]*$", text)
+    said = re.sub(r"\.? ?Using the following polymorphic shapes specifications.*", "", text)
+    said = said.removeprefix("Input shapes do not match the polymorphic shapes specification. ")
+    said = said[:1].lower() + said[1:].rstrip(". ")
+    hint = solved[1] if solved else None
+    return ArgumentsError(f"the arguments do not fit {what}: {said}", hint)

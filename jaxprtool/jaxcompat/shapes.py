@@ -1,0 +1,70 @@
+"""What JAX knows of symbolic dimensions: constraints, and the sizes that fit actual shapes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax._src import core
+from jax._src.export import shape_poly
+
+from jaxprtool.jaxcompat.aliases import Aval
+
+SymbolicDimension = shape_poly._DimExpr
+
+#: The primitive whose equations give the value of a symbolic dimension.
+DIM_AS_VALUE = shape_poly.dim_as_value_p.name
+
+#: Whether a size is an expression such as `2*n`.
+is_symbolic_dimension = core.is_symbolic_dim
+
+
+def dimension_terms(size: Any) -> list[tuple[int, list[tuple[Any, int]]]]:
+    """The terms of a symbolic dimension: each a coefficient and factors with their exponents.
+
+    A factor is the name of a symbol, or a tuple of an operation ("floordiv", "mod", "max" or
+    "min") and its operands, which are symbolic dimensions or constants of their type.
+    """
+    return [
+        (coefficient, [(f.var or (f.operation, *f.operands), n) for f, n in term._factors])
+        for term, coefficient in size._sorted_terms
+    ]
+
+
+@dataclass(frozen=True)
+class SymbolicConstraint:
+    """A constraint of a scope: `left == right`, or `left >= right`; `text` is as the user wrote."""
+
+    text: str
+    equal: bool
+    left: Any
+    right: Any
+
+
+def symbolic_constraints(scope: jax.export.SymbolicScope) -> tuple[SymbolicConstraint, ...]:
+    """What is known of the dimensions of a scope, in the order in which it was given."""
+    return tuple(
+        SymbolicConstraint(c.debug_str, c.cmp == shape_poly.Comparator.EQ, c.e1, c.e2)
+        for c in scope._explicit_constraints
+    )
+
+
+def solved_symbols(avals: Sequence[Aval], shapes: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """The size of each symbol in types that makes them types of these shapes, of the same ranks.
+
+    Raises ValueError, with JAX's words, if there are none. There, a size is called by the position
+    of its type: `args[1].shape[0]`.
+    """
+    tree = jax.tree.structure(((0,) * len(avals), {}))
+    solution, constraints, places = shape_poly.solve_dim_vars(tuple(avals), tree)
+    found = {name: shapes[argument][axis] for name, argument, axis in places}
+    evaluator = shape_poly.ShapeEvaluator(found)
+    constraints.check_statically(evaluator)
+    sizes = {name: evaluator.evaluate(size) for name, size in solution.items()}
+    return {
+        name: size if is_symbolic_dimension(size) else operator.index(size)
+        for name, size in sizes.items()
+    }

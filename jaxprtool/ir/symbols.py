@@ -61,9 +61,11 @@ def value_of(size: Any, sizes: Sizes) -> Any:
     Raises:
         ZeroDivisionError: For a division by what is zero at these sizes.
     """
-    if not jaxcompat.is_symbolic_dimension(size) or sizes.keys().isdisjoint(names_of(size)):
+    if not jaxcompat.is_symbolic_dimension(size):
         return size
-    scope = size.scope
+    names, scope = names_of(size), size.scope
+    if names and sizes.keys().isdisjoint(names):
+        return size
 
     def factor(base: Any, exponent: int) -> Any:
         if isinstance(base, str):

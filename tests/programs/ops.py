@@ -7,7 +7,9 @@ typed: that is what lets plans be drawn, and shrunk, without regard to types.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,12 +100,34 @@ def coerce(x: Any, to: Type) -> Any:
         return x
     if x.size == 0:
         return lax.full(to.shape, 0, to.jax_dtype)
+    if _corners.get():
+        return jnp.broadcast_to(_corner(x), to.shape)
     return jnp.resize(x, to.shape) if x.ndim else lax.broadcast(x, to.shape)
+
+
+_corners: ContextVar[bool] = ContextVar("corners", default=False)
+
+
+@contextmanager
+def corners_alone() -> Iterator[None]:
+    """In here, make values of another shape of their first element, which any size allows."""
+    token = _corners.set(True)
+    try:
+        yield
+    finally:
+        _corners.reset(token)
+
+
+def _corner(x: Any) -> Any:
+    """The first element, found without a look at sizes."""
+    return lax.squeeze(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), range(x.ndim))
 
 
 def _first_key(keys: Any) -> Any:
     if keys.size == 0:
         return jax.random.key(3)
+    if _corners.get():
+        return _corner(keys)
     return keys if keys.ndim == 0 else keys.reshape(-1)[0]
 
 
@@ -162,6 +186,8 @@ def _windows(x: Any) -> Any:
 
 
 def _first(x: Any) -> Any:
+    if _corners.get() and x.size:
+        return _corner(x)
     return x.reshape(-1)[0] if x.size else lax.full((), 1, x.dtype)
 
 

@@ -1,0 +1,107 @@
+"""What `specialize` gives is what tracing at that size gives, over the corpus with symbols.
+
+Where the two are not equivalent they compute the same, and the reason is one of these:
+
+*   indexing: JAX slices where it knows the size, and gathers where it does not;
+*   coincidence: at this size two sizes are equal, and JAX leaves out what is done for others;
+*   rule: JAX cannot trace the rule of a custom derivative with a symbol;
+*   trips: JAX makes a scan of a `fori_loop` where it knows how often it goes round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import given, settings
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError, UnsupportedError
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.passes.specialize import Specialize
+from tests.programs import harness_programs
+from tests.programs.same import same
+from tests.programs.symbolic import SymbolicPlan, SymbolicProgram, symbolic_plans, symbolic_programs
+from tests.sweep.corpora import Harnesses, RandomPrograms
+from tests.sweep.parts import Part
+
+
+def prove(found: SymbolicProgram) -> Counter[str]:
+    """What came of a program at each of its sizes."""
+    outcomes = Counter({"programs": 1})
+    with found.setting():
+        for sizes in found.choices:
+            try:
+                traced = found.traced_at(sizes)
+            except JaxprToolError:
+                outcomes["not traced at that size"] += 1
+                continue
+            outcomes["sizes"] += 1
+            made = Specialize(dict(sizes))(found.program)
+            type_check(made)
+            outcomes[outcome(found, sizes, made, traced)] += 1
+    outcomes["programs equivalent at all sizes"] += outcomes["equivalent"] == outcomes["sizes"]
+    return outcomes
+
+
+def outcome(found: SymbolicProgram, sizes: Any, made: Program, traced: Program) -> str:
+    """Whether two programs are equivalent; else why not, if they compute the same."""
+    try:
+        if difference(made, traced) is None:
+            return "equivalent"
+    except UnsupportedError as error:
+        assert "_DimExpr" in str(error) or "symbolic" in str(error).lower(), error
+        return "other: rule"
+    same(traced, made, found.arguments(sizes), exact=False, gradients=False)
+    more, fewer = primitives(made), primitives(traced)
+    extra = more - fewer
+    if "while" in extra and "scan" in (fewer - more):
+        return "other: trips"
+    if {"gather", "dynamic_slice", "dynamic_update_slice"} & extra.keys():
+        return "other: indexing"
+    if any("slice" in name for name in fewer - more):
+        return "other: indexing"
+    assert fewer <= more, f"at {sizes}: {extra} instead of {fewer - more}"
+    return "other: coincidence"
+
+
+def primitives(program: Program) -> Counter[str]:
+    top = jaxcompat.open_jaxpr(program.jaxpr)
+    return Counter(eqn.primitive.name for eqn in equations(top))
+
+
+def prove_case(number: int, case: Any) -> Counter[str]:
+    return sum(map(prove, symbolic_programs(case)), Counter({"cases": 1}))
+
+
+def prove_plan(number: int, plan: SymbolicPlan) -> Counter[str]:
+    return sum(map(prove, plan.programs()), Counter({"cases": 1}))
+
+
+SWEEP = [
+    Part(
+        "specialize: harnesses",
+        Harnesses(),
+        prove_case,
+        expected=lambda n: n["programs"] > 15_000 and n["equivalent"] > 0.99 * n["sizes"],
+    ),
+    Part(
+        "specialize: random programs",
+        RandomPrograms(2000, programs=symbolic_plans),
+        prove_plan,
+        expected=lambda n: n["programs"] > 1500 and n["equivalent"] > 0.6 * n["sizes"],
+    ),
+]
+
+
+def test_harnesses():
+    found = sum((prove_case(0, case) for case in harness_programs(1)[::100]), Counter())
+    assert found["programs"] > 150 and found["equivalent"] > 0.98 * found["sizes"], found
+
+
+@settings(max_examples=8)
+@given(symbolic_plans())
+def test_random_programs(plan):
+    prove_plan(0, plan)

@@ -95,7 +95,8 @@ def find(
     if args is None:
         types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals]
         return ProgramEntry(program, tuple(types))
-    return ProgramEntry(program, fitted(program, *argspec.read_args(args)))
+    values = fitted(program, *argspec.read_args(args))
+    return ProgramEntry(program.at(list(map(np.shape, values))), values)
 
 
 def is_file(target: str) -> bool:
@@ -149,7 +150,7 @@ def fitted(
 ) -> tuple[object, ...]:
     """The flat arguments of a call of `program`, each of the type that it takes.
 
-    A Python scalar stands for an array of that type, and a flat dict of arrays, as from a file,
+    Symbols in these types have the sizes that the arguments give them. A Python scalar stands for an array of that type, and a flat dict of arrays, as from a file,
     for an argument whose leaves its names lead to: `first/w`. Raises ArgumentsError for a call of
     another structure, and for a value of another type.
     """
@@ -160,7 +161,10 @@ def fitted(
     except StructureError as error:
         hint = "a program has no static arguments left" if has_static else None
         raise StructureError(error.message, hint) from None
-    triples = zip(program.arg_names, leaves, program.in_avals, strict=True)
+    avals = program.in_avals
+    if program.symbols:
+        avals = program.at([getattr(leaf, "shape", ()) for leaf in leaves]).in_avals
+    triples = zip(program.arg_names, leaves, avals, strict=True)
     return tuple(_fitted_leaf(*triple) for triple in triples)
 
 

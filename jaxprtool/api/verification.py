@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from jaxprtool.errors import CheckError
 from jaxprtool.execute.fill import fill, refitted
-from jaxprtool.execute.verify import Runs, require_runnable
+from jaxprtool.execute.verify import Runs, at_one_size, require_runnable
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.pipeline import Observer, Step
@@ -22,7 +22,7 @@ class Verifier(Observer):
         inner: Another observer, which is told of each pass too.
         program: The program that the pipeline starts with.
         arguments: Its flat arguments. One that is a type alone, or whose shape a pass has changed,
-            or that a pass has added, is filled with random values.
+            or that a pass has added, is filled with random values; symbols get small sizes.
         note: Called once for each pass that is not compared, with the reason.
     """
 
@@ -67,6 +67,8 @@ class Verifier(Observer):
             CheckError: For the first pass that has made something else of a program.
         """
         for i, (step, program, result) in enumerate(self._made, 1):
+            if program.symbols:
+                program, result = at_one_size(program, result)
             which = f"verify: {type(step.transform).name} {i}/{len(self._made)}"
             runs = self._runs.pop(id(program), None) or self._new_runs(program)
             assert isinstance(step.transform, Pass)

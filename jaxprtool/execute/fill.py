@@ -18,6 +18,7 @@ import numpy as np
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import sizes_by_symbol
 from jaxprtool.jaxcompat import Aval
 
 #: Random integers lie below this, or below the largest of their dtype.
@@ -90,10 +91,11 @@ def random_array(aval: Aval, seed: tuple[int, int], name: str = "argument") -> A
     """
     symbolic = [str(n) for n in aval.shape if not isinstance(n, int)]
     if symbolic:
+        names = "=…, ".join(sizes_by_symbol([aval]))
         raise ArgumentsError(
             f"argument '{name}' is {aval.str_short(short_dtypes=True)}: "
             f"{', '.join(symbolic)} needs a number before the program can run",
-            hint="write the sizes in --args",
+            hint=f'write the sizes in --args, or -p "specialize({names}=…)"',
         )
     rng = np.random.default_rng(seed)
     dtype, shape = aval.dtype, aval.shape

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import checkify
 
 from jaxprtool import jaxcompat
@@ -42,6 +43,7 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import example_sizes, found_sizes
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -49,18 +51,22 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
     """Raise CheckError unless both programs compute the same.
 
     `args` are the arguments of `before`, in order, as arrays or in any pytree; without them they
-    are random values by type, drawn with `seed`. `after` may lack some of the arguments, which are
-    told apart by name. The error says which result differs first; its `details`, which a traceback
+    are random values by type, drawn with `seed`. Symbols in types get the sizes that the arguments
+    have; without arguments, small ones. `after` may lack some of the arguments, which are told
+    apart by name. The error says which result differs first; its `details`, which a traceback
     shows, say where and by how much, and name the first equation that computes something else.
     Raises ArgumentsError for arguments that do not fit, and UnsupportedError for a program that
-    cannot run: one that has free named axes, takes a ref, or has a symbolic dimension.
+    cannot run: one that has free named axes, or takes a ref.
     """
+    arguments = None if args is None else _flat(before, args)
+    if before.symbols or after.symbols:
+        before, after = at_one_size(before, after, arguments)
     for program in (before, after):
         require_runnable(program)
-    if args is None:
+    if arguments is None:
         runs = Runs(before, _random(before, seed), f"random values, seed {seed}")
     else:
-        runs = Runs(before, _flat(before, args))
+        runs = Runs(before, arguments)
     runs.compare(after)
 
 
@@ -74,6 +80,26 @@ def _flat(program: Program, args: object) -> list[Any]:
     return jax.tree.leaves(args)
 
 
+def at_one_size(
+    before: Program, after: Program, arguments: Sequence[Any] | None = None
+) -> tuple[Program, Program]:
+    """The programs at the sizes of the flat arguments of `before`, or else at small ones.
+
+    Raises ArgumentsError if there are no sizes that fit.
+    """
+    if arguments is not None and len(arguments) == len(before.in_avals):
+        before = before.at(list(map(np.shape, arguments)))
+    elif before.arg_names == after.arg_names:  # `after` may have fewer symbols than `before`
+        after = after.specialized(example_sizes(after.name, after.in_avals))
+        return before.at([aval.shape for aval in after.in_avals]), after
+    else:
+        before = before.specialized(example_sizes(before.name, before.in_avals))
+    shapes = {name: aval.shape for name, aval in before.arguments}
+    known = [(name, aval) for name, aval in after.arguments if name in shapes]
+    found = found_sizes(after.name, known, [shapes[name] for name, _ in known])
+    return before, after.specialized(found)
+
+
 def require_runnable(program: Program) -> None:
     """Raise UnsupportedError for a program that cannot be run by itself."""
     if program.axis_env:
@@ -82,16 +108,10 @@ def require_runnable(program: Program) -> None:
             f"{program.name} cannot be run to compare it: it has the free named axes {axes}",
             "batch(axis_name=…) binds one",
         )
-    for name, aval in zip(program.arg_names, program.in_avals, strict=True):
+    for name, aval in program.arguments:
         if isinstance(aval, jaxcompat.AbstractRef):
             raise UnsupportedError(
                 f"{program.name} cannot be run to compare it: its argument '{name}' is a ref"
-            )
-        if not all(isinstance(n, int) for n in aval.shape):
-            raise UnsupportedError(
-                f"{program.name} cannot be run to compare it: its argument '{name}' is "
-                f"{type_of(aval)}, of no known size",
-                "write the sizes in --args",
             )
 
 

@@ -29,6 +29,9 @@ from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs, view
 from jaxprtool.ir.symbols import Sizes, found_sizes, sizes_by_symbol
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, Jaxpr, JaxprEqn
 
+#: How many choices of sizes a program keeps what it has made for.
+MOST_SIZES = 128
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Program:
@@ -62,9 +65,9 @@ class Program:
         `jax_debug_infs` forbid.
         """
         match = self.matched(args, kwargs)
-        if self.symbols:
-            program = self.at([jnp.shape(leaf) for leaf in match.leaves])
-            return program(*args, **kwargs)
+        return self.at([jnp.shape(leaf) for leaf in match.leaves])._called(match)
+
+    def _called(self, match: MatchedArguments) -> Any:
         self._require_float0(match.leaves)
         if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
             return match.result(self.out_tree, self._evaluated(match.leaves))
@@ -178,9 +181,13 @@ class Program:
         UnsupportedError for an equation that cannot have these sizes.
         """
         key = tuple(sizes.items())
-        if key not in self._specialized:
-            self._specialized[key] = self.replace(jaxpr=specialized(self.jaxpr, sizes))
-        return self._specialized[key]
+        made = self._specialized.pop(key, None)
+        if made is None:
+            made = self.replace(jaxpr=specialized(self.jaxpr, sizes))
+            if len(self._specialized) == MOST_SIZES:
+                del self._specialized[next(iter(self._specialized))]
+        self._specialized[key] = made  # the last, so that the first is what was used least lately
+        return made
 
     @cached_property
     def _specialized(self) -> dict[Hashable, Program]:

@@ -7,6 +7,7 @@ program's arguments those of actual arguments is found by JAX's own solver.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import re
@@ -100,8 +101,9 @@ def chosen_sizes(what: str, avals: Sequence[Aval], sizes: Mapping[str, int | str
     Args:
         what: The program, and what is done to it, for errors.
         avals: The types of the program's arguments.
-        sizes: The size of each symbol: a number, or the text of an expression of symbols, `2*n`.
-            Symbols that it lacks stay; what is left of the constraints, in a scope of their own.
+        sizes: The size of each symbol: a number, or the text of an expression of symbols, `2*n`, in
+            which those have their numbers that are given one. Symbols that it lacks stay symbols,
+            of a scope with what is left of the constraints.
 
     Raises:
         ArgumentsError: For a name that is no symbol, a size that is none, or one that a constraint
@@ -116,22 +118,58 @@ def chosen_sizes(what: str, avals: Sequence[Aval], sizes: Mapping[str, int | str
             )
     scopes = dict.fromkeys(size.scope for size in known.values())
     constraints = [c for scope in scopes for c in jaxcompat.symbolic_constraints(scope)]
+    numbers = {name: size for name, size in sizes.items() if not isinstance(size, str)}
     scope = jax.export.SymbolicScope()
     # JAX replaces sizes by what they are equal to in the scope that it reads them in: twice.
     for final in (False, True):
         found: dict[str, Any] = {}
         for name in known:
-            found[name] = _size(what, name, sizes.get(name, name), scope)
+            found[name] = _size(what, name, sizes.get(name, name), scope, numbers)
         if not final:
             scope = _scope(what, found, constraints)
     return found
 
 
-def _size(what: str, name: str, given: int | str, scope: jax.export.SymbolicScope) -> Any:
+#: Sizes to try a program at: first those that are no multiples of one another.
+_EXAMPLES = (3, 5, 7, 4, 8, 2, 6, 16)
+
+#: How many choices of these are tried, for symbols with constraints.
+_MOST_TRIED = 2000
+
+
+def example_sizes(what: str, avals: Sequence[Aval]) -> Sizes:
+    """Return numbers for the symbols in the types of a program's arguments, each another.
+
+    Raises:
+        ArgumentsError: If none that are tried fit the constraints, and give no negative size.
+    """
+    names = list(sizes_by_symbol(avals))
+    # Different numbers first: equal ones hide what is wrong, and so do ones.
+    numbers = itertools.chain(
+        itertools.permutations(_EXAMPLES, len(names)),
+        itertools.product((*_EXAMPLES, 1), repeat=len(names)),
+    )
+    for each in itertools.islice(numbers, _MOST_TRIED):
+        try:
+            sizes = chosen_sizes(what, avals, dict(zip(names, each, strict=True)))
+        except ArgumentsError:
+            continue
+        if all(value_of(size, sizes) >= 0 for size in symbolic_sizes(avals)):
+            return sizes
+    raise ArgumentsError(
+        f"{what}: no small sizes for {', '.join(names)} fit its constraints",
+        "specialize(n=…) gives them",
+    )
+
+
+def _size(
+    what: str, name: str, given: int | str, scope: jax.export.SymbolicScope, numbers: Sizes
+) -> Any:
     """Return a size, of which the user may have given the text of an expression."""
     if isinstance(given, str):
         try:
             (size,) = jax.export.symbolic_shape(given, scope=scope)
+            size = value_of(size, {other: n for other, n in numbers.items() if n > 0})
         except Exception as error:  # of several classes: whatever JAX has against the text
             reason = str(error).partition("\n")[0]
             raise ArgumentsError(f"{what}: {name}={given!r} is no size: {reason}") from None

@@ -290,10 +290,31 @@ def test_programs_that_cannot_run_are_refused():
     free = program(lambda x: x, X).replace(axis_env=(("i", 2),))
     with pytest.raises(UnsupportedError, match="free named axes 'i'"):
         verify(free, free)
-    (n,) = jax.export.symbolic_shape("n")
-    symbolic = program(lambda x: x, jax.ShapeDtypeStruct((n,), jnp.float32))
-    with pytest.raises(UnsupportedError, match=r"'a0' is f32\[n\]"):
-        verify(symbolic, symbolic)
+
+
+def test_symbols_have_the_sizes_of_the_arguments_or_small_ones():
+    n, m = jax.export.symbolic_shape("n, m", constraints=["n >= 2*m"])
+    types = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in (n, m)]
+    before = program(lambda x, y: x.sum() + y, *types)
+    right, wrong = (program(lambda x, y, f=f: f * x.sum() + y, *types) for f in (1, 2))
+    verify(before, right)
+    verify(before, right, (jnp.ones(4), jnp.ones(2)))
+    with pytest.raises(CheckError, match="differs in 2 of 2 elements"):
+        verify(before, wrong)
+    with pytest.raises(CheckError, match="differs in 1 of 1 elements"):
+        verify(before, wrong, (jnp.ones(4), jnp.ones(1)))
+    with pytest.raises(ArgumentsError, match="n >= 2"):
+        verify(before, wrong, (jnp.ones(4), jnp.ones(3)))
+
+
+def test_a_program_with_symbols_may_have_lost_some_or_arguments_with_them():
+    n, m = jax.export.symbolic_shape("n, m")
+    types = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in (n, m)]
+    before = program(lambda x, y: x.cumsum(), *types)
+    verify(before, before.apply("dce(drop_inputs=True)"))
+    verify(before, before.apply("specialize(n=4)"))
+    verify(before, before.apply("specialize(n='2*m')"))
+    verify(before, before.apply("specialize(n=4, m=2)"), (jnp.ones(4), jnp.ones(2)))
 
 
 def test_an_error_in_the_program_after_is_its_fault():

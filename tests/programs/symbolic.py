@@ -173,9 +173,7 @@ class SymbolicPlan:
                 yield SymbolicProgram(
                     f"random: {[str(v) for v in program.in_avals]}",
                     program,
-                    tuple(
-                        {name: {"n": n, "m": m}[name] for name in names} for n, m in _SIZES
-                    ),
+                    tuple({name: {"n": n, "m": m}[name] for name in names} for n, m in _SIZES),
                     lambda sizes, places=places: self._traced(places, sizes),
                     lambda sizes, places=places: list(arguments_of(self._plan(places, sizes))),
                     self._case(self.plan).setting,

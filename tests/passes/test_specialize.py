@@ -1,0 +1,223 @@
+"""specialize(n=512): what tracing at that size gives, and which sizes there can be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, lax
+
+import jaxprtool
+from jaxprtool import equivalent, trace
+from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
+from jaxprtool.ir.equations import equations
+from jaxprtool.loading.argspec import read_args
+from jaxprtool.passes.specialize import Specialize
+
+
+def traced(fun, args):
+    positional, keywords = read_args(args)
+    return trace(fun, *positional, **keywords)
+
+
+@jax.custom_jvp
+def clipped(x):
+    return jnp.clip(x, -1, 1) / x.shape[0]
+
+
+@clipped.defjvp
+def _(primals, tangents):
+    return clipped(*primals), tangents[0] * primals[0].shape[0]
+
+
+@jax.custom_vjp
+def halved(x):
+    return x / 2
+
+
+halved.defvjp(lambda x: (halved(x), jnp.sum(x)), lambda total, ct: (ct * total / ct.shape[0],))
+
+
+def statistics(x, y):
+    n = x.shape[0]
+    spread = x.var() + x.mean(0).std() + (n - 1) / 2
+    return spread, jnp.full((n,), n), n, x.reshape(-1), y.sum() * (n + 0.5)
+
+
+def loops(x, y):
+    def body(carry, row):
+        return carry + jnp.tanh(row @ row), jnp.cumsum(row)
+
+    total, rows = lax.scan(body, 0.0, x)
+    return lax.cond(total > 0, lambda: rows * x.shape[0], lambda: rows), lax.map(jnp.sin, y)
+
+
+def shared(x, y):
+    norm = jax.jit(lambda v: v / jnp.sqrt((v * v).sum()))
+    return norm(y), norm(y + 1), jax.checkpoint(norm)(y), clipped(y), halved(y)
+
+
+def random(x, y):
+    key = jax.random.key(0)
+    return jax.random.normal(key, x.shape) + x, jax.random.uniform(key, y.shape)
+
+
+def references(x, y):
+    ref = jax.new_ref(y)
+    ref[...] += 1.0
+    return ref[...] * x.sum()
+
+
+FUNCTIONS = [statistics, loops, shared, random, references]
+
+
+@pytest.mark.parametrize("fun", FUNCTIONS)
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_it_gives_what_tracing_at_that_size_gives(fun, n):
+    program = traced(fun, "f32[n,4], f32[n]")
+    assert equivalent(program.apply(f"specialize(n={n})"), traced(fun, f"f32[{n},4], f32[{n}]"))
+
+
+@pytest.mark.parametrize("fun", FUNCTIONS)
+def test_some_symbols_may_stay(fun):
+    program = traced(fun, "f32[n,m], f32[n]")
+    some, rest = program.apply("specialize(n=3)"), traced(fun, "f32[3,m], f32[3]")
+    assert equivalent(some, rest)
+    assert equivalent(some.apply("specialize(m=4)"), traced(fun, "f32[3,4], f32[3]"))
+
+
+def test_a_size_may_be_an_expression_of_others():
+    program = traced(statistics, "f32[n,m], f32[n]")
+    made = program.apply("specialize(m='2*n')")
+    assert equivalent(made, traced(statistics, "f32[n,2*n], f32[n]"))
+    assert equivalent(
+        program.apply("specialize(n=3, m='2*n')"), traced(statistics, "f32[3,6], f32[3]")
+    )
+
+
+def test_bodies_that_are_shared_stay_so_and_what_has_no_symbol_stays_as_it_is():
+    def fun(x, y):
+        f, g = jax.jit(lambda v: v * 2), jax.jit(lambda v: v * 3)
+        return f(x), f(x + 1), g(y), g(y + 1)
+
+    program = traced(fun, "f32[n], f32[4]")
+    made = program.apply("specialize(n=3)")
+    before, after = (
+        [e for e in p.jaxpr.eqns if e.primitive.name == "jit"] for p in (program, made)
+    )
+    bodies = [eqn.params["jaxpr"] for eqn in after]
+    assert bodies[0] is bodies[1] is not before[0].params["jaxpr"]
+    assert after[2] is before[2]
+    assert [e.source_info for e in after] == [e.source_info for e in before]
+
+
+def test_rules_of_custom_derivatives_follow():
+    program = traced(lambda y: (clipped(y) + halved(y)).sum(), "f32[n]")
+    gradient = program.apply("specialize(n=4), grad")
+    y = jnp.array([0.5, 2.0, -3.0, 0.1])
+    expected = jax.grad(lambda y: (clipped(y) + halved(y)).sum())(y)
+    np.testing.assert_allclose(gradient(y), expected, rtol=1e-6)
+    assert equivalent(program.apply("grad, specialize(n=4)"), gradient)
+
+
+def test_named_axes_and_derivatives_and_files_take_symbols_too(tmp_path):
+    program = traced(loops, "f32[n,4], f32[n]").apply("batch(axis_size=2)")
+    path = tmp_path / "p.jaxpr"
+    jaxprtool.write(program, path)
+    at_3 = jaxprtool.read(path).apply("specialize(n=3)")
+    x, y = jnp.ones((2, 3, 4)), jnp.ones((2, 3))
+    for got, wanted in zip(jax.tree.leaves(at_3(x, y)), jax.tree.leaves(jax.vmap(loops)(x, y))):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_indices_and_loops_over_a_size_compute_what_they_do_at_that_size():
+    def fun(x):
+        counted = lax.fori_loop(0, x.shape[0], lambda i, total: total + x[i], 0.0)
+        return x[-1], x[::-1], x[1:], counted, jnp.arange(x.shape[0]), jnp.sort(x)[0]
+
+    x = jnp.array([3.0, 1.0, 2.0])
+    made = traced(fun, "f32[n]").apply("specialize(n=3)")
+    for got, wanted in zip(made(x), fun(x), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_no_equation_mentions_a_symbol_afterwards():
+    for fun in FUNCTIONS:
+        made = traced(fun, "f32[n,4], f32[n]").apply("specialize(n=3)")
+        for eqn in equations(made.jaxpr if hasattr(made.jaxpr, "eqns") else made.jaxpr.jaxpr):
+            assert "n" not in str([v.aval for v in eqn.outvars]).split("[", 2)[-1].split(",")
+            assert eqn.primitive.name != "dim_as_value"
+
+
+# --- which sizes ------------------------------------------------------------------------------
+
+
+def constrained(*constraints):
+    n, m = export.symbolic_shape("n, m", constraints=constraints)
+    types = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in (n, m)]
+    return trace(lambda x, y: x.sum() * y, *types)
+
+
+@pytest.mark.parametrize(
+    ("passes", "message", "hint"),
+    [
+        ("specialize(batch=3)", "there is no symbol 'batch'", "its symbols are: n, m"),
+        ("specialize(N=3)", "there is no symbol 'N'", "its symbols are: n, m"),
+        ("specialize(n=0)", "n=0 is no size: a symbol is at least 1", None),
+        ("specialize(n=-4)", "n=-4 is no size", None),
+        ("specialize(n='2*')", r"n='2\*' is no size: syntax error", None),
+        ("specialize(n='0')", "n=0 is no size", None),
+        ("specialize(n=3)", "n=3, m=m does not fit the constraint n >= 4", None),
+        ("specialize(n=4, m=9)", r"n=4, m=9 does not fit the constraint m <= 2\*n", None),
+        ("specialize(n='m', m=3)", "does not fit the constraint n >= 4", None),
+    ],
+)
+def test_sizes_that_cannot_be(passes, message, hint):
+    program = constrained("n >= 4", "m <= 2*n")
+    with pytest.raises(ArgumentsError, match=message) as caught:
+        program.apply(passes)
+    assert caught.value.message.startswith(f"specialize: {program.name}: ")
+    assert caught.value.hint == hint
+
+
+def test_a_near_name_is_hinted_at():
+    program = traced(jnp.sin, "f32[batch]")
+    with pytest.raises(ArgumentsError) as caught:
+        program.apply("specialize(bach=3)")
+    assert caught.value.hint == "did you mean 'batch'?"
+
+
+@pytest.mark.parametrize(
+    ("passes", "message"),
+    [
+        ("specialize", "needs the size of a symbol"),
+        ("specialize(3)", "takes at most 0 options"),
+        ("specialize(n=2.5)", r"option 'n' of pass 'specialize' is int \| str, not 2.5"),
+        ("specialize(n=True)", "not True"),
+    ],
+)
+def test_what_is_no_size_is_refused_before_anything_is_traced(passes, message):
+    with pytest.raises(PipelineError, match=message):
+        jaxprtool.Pipeline.parse(passes)
+
+
+def test_what_is_left_of_constraints_stays():
+    made = constrained("n >= 4", "m <= 2*n").apply("specialize(n=4)")
+    assert made(jnp.ones(4), jnp.ones(8)).shape == (8,)
+    with pytest.raises(ArgumentsError, match="symbolic shape constraint"):
+        made(jnp.ones(4), jnp.ones(9))
+
+
+def test_an_equation_that_would_have_a_negative_size_is_named():
+    def fun(x):
+        return lax.slice(x, (2,), (x.shape[0],))
+
+    (n,) = export.symbolic_shape("n", constraints=["n >= 2"])
+    program = trace(fun, jax.ShapeDtypeStruct((n,), jnp.float32))
+    assert program(jnp.arange(3.0)) == 2.0
+    with pytest.raises(UnsupportedError, match=r"slice at .*test_specialize.py:\d+ would give"):
+        program.specialized({"n": 1})
+
+
+def test_it_is_spelled_as_it_was_written():
+    assert str(Specialize({"n": 512, "m": "2*k"})) == "specialize(n=512, m='2*k')"
+    assert str(jaxprtool.Pipeline.parse("specialize(n=3), dce")) == "specialize(n=3), dce"

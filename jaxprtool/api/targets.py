@@ -150,9 +150,10 @@ def fitted(
 ) -> tuple[object, ...]:
     """The flat arguments of a call of `program`, each of the type that it takes.
 
-    Symbols in these types have the sizes that the arguments give them. A Python scalar stands for an array of that type, and a flat dict of arrays, as from a file,
-    for an argument whose leaves its names lead to: `first/w`. Raises ArgumentsError for a call of
-    another structure, and for a value of another type.
+    Symbols in these types have the sizes that the arguments give them. A Python scalar stands for
+    an array of that type, and a flat dict of arrays, as from a file, for an argument whose leaves
+    its names lead to: `first/w`. Raises ArgumentsError for a call of another structure, and for a
+    value of another type.
     """
     has_static = any(isinstance(arg, Static) for arg in (*args, *kwargs.values()))
     args, kwargs = jax.tree.map(_as_held, _nested(program, args, kwargs))

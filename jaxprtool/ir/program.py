@@ -60,8 +60,8 @@ class Program:
         place of a node whose class a file could not tell, any container of the same children fits.
         The symbols of symbolic dimensions get the sizes that the arguments have.
         Raises TypeError, which names the first path that differs, if the structure does or a value
-        is no float0 that is to be one, ArgumentsError if the arguments contradict each other in the size
-        of a symbol, and FloatingPointError for results that `jax_debug_nans` or
+        is no float0 that is to be one, ArgumentsError if arguments contradict each other in the
+        size of a symbol, and FloatingPointError for results that `jax_debug_nans` or
         `jax_debug_infs` forbid.
         """
         match = self.matched(args, kwargs)

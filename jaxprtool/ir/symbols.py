@@ -20,6 +20,8 @@ import jax.export
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.notation import expressions
+from jaxprtool.ir.notation.types import SizeExpression
 from jaxprtool.jaxcompat import Aval
 
 #: Sizes by symbol: numbers, or symbolic dimensions.
@@ -118,13 +120,12 @@ def chosen_sizes(what: str, avals: Sequence[Aval], sizes: Mapping[str, int | str
             )
     scopes = dict.fromkeys(size.scope for size in known.values())
     constraints = [c for scope in scopes for c in jaxcompat.symbolic_constraints(scope)]
-    numbers = {name: size for name, size in sizes.items() if not isinstance(size, str)}
+    numbers = {name: n for name, n in sizes.items() if not isinstance(n, str) and n > 0}
     scope = jax.export.SymbolicScope()
     # JAX replaces sizes by what they are equal to in the scope that it reads them in: twice.
     for final in (False, True):
-        found: dict[str, Any] = {}
-        for name in known:
-            found[name] = _size(what, name, sizes.get(name, name), scope, numbers)
+        scoped = _Scoped(scope, numbers)
+        found = {name: _size(what, name, sizes.get(name, name), scoped) for name in known}
         if not final:
             scope = _scope(what, found, constraints)
     return found
@@ -162,23 +163,33 @@ def example_sizes(what: str, avals: Sequence[Aval]) -> Sizes:
     )
 
 
-def _size(
-    what: str, name: str, given: int | str, scope: jax.export.SymbolicScope, numbers: Sizes
-) -> Any:
+class _Scoped(dict[str, Any]):
+    """Sizes by name, in which a name without a size is a symbol of a scope."""
+
+    def __init__(self, scope: jax.export.SymbolicScope, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self._scope = scope
+
+    def __missing__(self, name: str) -> Any:
+        (size,) = jax.export.symbolic_shape(name, scope=self._scope)
+        return size
+
+
+def _size(what: str, name: str, given: int | str, known: Mapping[str, Any]) -> Any:
     """Return a size, of which the user may have given the text of an expression."""
+    size: Any = given
     if isinstance(given, str):
+        source = expressions.read(given, f"the size of {name}", ArgumentsError)
+        if len(source.args) != 1 or source.keywords:
+            raise ArgumentsError(f"{what}: {name}={given!r} is no size")
         try:
-            (size,) = jax.export.symbolic_shape(given, scope=scope)
-            size = value_of(size, {other: n for other, n in numbers.items() if n > 0})
-        except Exception as error:  # of several classes: whatever JAX has against the text
+            size = SizeExpression(source, source.args[0])(known)
+        except (ValueError, ArithmeticError, TypeError) as error:  # of symbolic dimensions
             reason = str(error).partition("\n")[0]
             raise ArgumentsError(f"{what}: {name}={given!r} is no size: {reason}") from None
-        if jaxcompat.is_symbolic_dimension(size):
-            return size
-        given = size
-    if given < 1:
-        raise ArgumentsError(f"{what}: {name}={given} is no size: a symbol is at least 1")
-    return given
+    if not jaxcompat.is_symbolic_dimension(size) and size < 1:
+        raise ArgumentsError(f"{what}: {name}={size} is no size: a symbol is at least 1")
+    return size
 
 
 def _scope(

@@ -13,6 +13,8 @@ from jaxprtool.errors import ArgumentsError, CheckError, UnsupportedError
 from jaxprtool.execute.verify import verify
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.jaxcompat import jaxpr_as_fun
+from jaxprtool.passes.dce import Dce
+from jaxprtool.passes.specialize import Specialize
 from tests.execute.programs import program
 
 X = jnp.arange(1.0, 4.0)
@@ -311,10 +313,10 @@ def test_a_program_with_symbols_may_have_lost_some_or_arguments_with_them():
     n, m = jax.export.symbolic_shape("n, m")
     types = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in (n, m)]
     before = program(lambda x, y: x.cumsum(), *types)
-    verify(before, before.apply("dce(drop_inputs=True)"))
-    verify(before, before.apply("specialize(n=4)"))
-    verify(before, before.apply("specialize(n='2*m')"))
-    verify(before, before.apply("specialize(n=4, m=2)"), (jnp.ones(4), jnp.ones(2)))
+    verify(before, Dce(drop_inputs=True)(before))
+    verify(before, Specialize({"n": 4})(before))
+    verify(before, Specialize({"n": "2*m"})(before))
+    verify(before, Specialize({"n": 4, "m": 2})(before), (jnp.ones(4), jnp.ones(2)))
 
 
 def test_an_error_in_the_program_after_is_its_fault():

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -98,7 +99,7 @@ def _choices(leaves: Sequence[Any]) -> list[dict[Axis, str]]:
     pairs = [
         dict.fromkeys(axes, "n") | dict.fromkeys(others, "m")
         for several in (groups, alone)
-        for axes, others in zip(several, several[1:], strict=False)
+        for axes, others in pairwise(several)
     ]
     found: list[dict[Axis, str]] = []
     for i in range(max(len(ones), len(pairs))):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.jit import jit
     from jaxprtool.api.lower import make_jaxpr, xla_computation
     from jaxprtool.api.program import Program, Programs, load, trace, unzip
+    from jaxprtool.api.shapecheck import shapecheck
     from jaxprtool.api.vmap import vmap
     from jaxprtool.execute.verify import verify
     from jaxprtool.formats.jaxpr.read import read
@@ -46,6 +47,7 @@ _HOME = {
     "read": "jaxprtool.formats.jaxpr.read",
     "register": "jaxprtool.passes.registry",
     "rewrite": "jaxprtool.passes.patterns",
+    "shapecheck": "jaxprtool.api.shapecheck",
     "sow": "jaxprtool.primitives",
     "static": "jaxprtool.loading.example",
     "to_python": "jaxprtool.formats.python.emit",
@@ -76,6 +78,7 @@ __all__ = [
     "read",
     "register",
     "rewrite",
+    "shapecheck",
     "sow",
     "static",
     "to_python",

@@ -20,6 +20,7 @@ from jaxprtool.cli.opt import opt
 from jaxprtool.cli.outline import outline
 from jaxprtool.cli.passes import passes
 from jaxprtool.cli.run import run
+from jaxprtool.cli.shapecheck import shapecheck
 from jaxprtool.cli.show import show
 from jaxprtool.cli.unzip import unzip
 from jaxprtool.cli.vmap import vmap
@@ -39,7 +40,10 @@ app = typer.Typer(
     context_settings=_HELP,
     epilog=_EPILOG,
 )
-for command in (show, browse, opt, run, emit, unzip, vmap, outline, passes, explain, backends):
+for command in (
+    *(show, browse, opt, run, emit, unzip, vmap, outline, shapecheck),
+    *(passes, explain, backends),
+):
     app.command(context_settings=_HELP)(command)
 
 
@@ -74,6 +78,7 @@ def _top(
       jaxprtool unzip samples/mlp_variables.py:net -o net/
       jaxprtool vmap samples/batching.py:loss --in-axes "(None, 0)" --axis-size 32
       jaxprtool outline samples/layers.py:loss -p value_and_grad
+      jaxprtool shapecheck jax.nn:softmax "f32[n,d]" "f32[n,d]"
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

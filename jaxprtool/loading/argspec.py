@@ -79,13 +79,38 @@ def read_args(text: str, module: ModuleType | None = None) -> tuple[tuple, dict[
     return args, {name: reader.argument(node) for name, node in source.keywords}
 
 
-def read_strings(tree: PyTreeDef, module: ModuleType | None = None) -> Any:
+def read_results(claim: Any, known: Mapping[str, Any]) -> Any:
+    """The types of results as a text has them, or a pytree of such texts; several are a tuple.
+
+    `known` are the symbols that the arguments have. Raises ArgumentsError for a text that cannot
+    be read, or that has another symbol.
+    """
+    symbols = _KnownSymbols(known)
+    if not _is_string(claim):
+        return read_strings(claim, symbols=symbols)
+    reader = _Reader(claim, "the claimed results", None, symbols)
+    if reader.source.keywords:
+        raise ArgumentsError("the claimed results are types, and have no names")
+    results = tuple(map(reader.argument, reader.source.args))
+    return results[0] if len(results) == 1 else results
+
+
+class _KnownSymbols(dict[str, Any]):
+    """Symbols by name, which are all that there are."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise ValueError(f"no argument has the symbol '{name}'")
+
+
+def read_strings(
+    tree: Any, module: ModuleType | None = None, symbols: Mapping[str, Any] | None = None
+) -> Any:
     """A pytree of arguments with every string in it read as one value in the notation of --args.
 
-    A string in a node of a class is read if it has a bracket (`f32[3]`); else it is a leaf of the
+    `symbols` are symbolic dimensions by name, new ones unless given. A string in a node of a class is read if it has a bracket (`f32[3]`); else it is a leaf of the
     user's own, such as the name of an activation in a module.
     """
-    symbols = Symbols()
+    symbols = Symbols() if symbols is None else symbols
 
     def read(leaf: object) -> object:
         return _read_one(leaf, module, symbols) if _is_string(leaf) else leaf
@@ -103,7 +128,7 @@ def read_strings(tree: PyTreeDef, module: ModuleType | None = None) -> Any:
         raise ArgumentsError(f"the example arguments are no pytree: {error}") from error
 
 
-def _read_one(text: str, module: ModuleType | None, symbols: Symbols) -> Any:
+def _read_one(text: str, module: ModuleType | None, symbols: Mapping[str, Any]) -> Any:
     what = f"the example argument {text[:40]!r}"
     reader = _Reader(text, what, module, symbols)
     if len(reader.source.args) != 1 or reader.source.keywords:
@@ -114,7 +139,7 @@ def _read_one(text: str, module: ModuleType | None, symbols: Symbols) -> Any:
 class _Reader:
     """Walks one parsed argument list; each method reads one kind of node."""
 
-    def __init__(self, text: str, what: str, module: ModuleType | None, symbols: Symbols):
+    def __init__(self, text: str, what: str, module: ModuleType | None, symbols: Mapping[str, Any]):
         self.source = expressions.read(text, what, ArgumentsError, types=True)
         self.module = module
         self.symbols = symbols

@@ -1,0 +1,119 @@
+"""The results of a program against types that a user claims, and the equation that is to blame.
+
+A result that is of another type got it somewhere: `origin` goes back from it through equations
+that keep the shape and the dtype of an operand, into calls and loops, to the one that made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import bodies, named, type_of
+from jaxprtool.ir.paths import paths
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
+
+
+@dataclass(frozen=True)
+class WrongResult:
+    """A result that is not of the type that is claimed, and what made it so.
+
+    Attributes:
+        name: The result's name.
+        type: Its type.
+        claimed: The type that is claimed.
+        origin: The equation that made a value of this type, or what else it is, in words.
+    """
+
+    name: str
+    type: str
+    claimed: str
+    origin: str
+
+
+def other_structure(program: Program, claimed: Any) -> str | None:
+    """Return in words how the structure of a program's results is not that of claimed ones."""
+    wanted = jax.tree.structure(claimed)
+    if wanted == program.out_tree:
+        return None
+    names = paths("result", claimed)
+    for name in names:
+        if name not in program.out_names:
+            return f"{program.name} gives no {name}; it gives {_types(program)}"
+    for name in program.out_names:
+        if name not in names:
+            return f"{program.name} gives {name} too; it gives {_types(program)}"
+    return f"{program.name} gives {program.out_tree}, not {wanted}"
+
+
+def _types(program: Program) -> str:
+    return ", ".join(f"{name} {type_of(aval)}" for name, aval in program.results) or "nothing"
+
+
+def wrong_results(program: Program, claimed: Any) -> list[WrongResult]:
+    """Return the results that are of other types than is claimed.
+
+    Args:
+        program: The program.
+        claimed: The types, in the structure of the results.
+    """
+    found = []
+    wanted = [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(claimed)]
+    results = zip(program.results, program.jaxpr.outvars, wanted, strict=True)
+    for (name, aval), atom, want in results:
+        if not _alike(aval, want):
+            found.append(WrongResult(name, type_of(aval), type_of(want), _origin(program, atom)))
+    return found
+
+
+def _alike(first: Aval, second: Aval) -> bool:
+    """Return True if two types are of one shape, as far as JAX can tell, and of one dtype."""
+    same = getattr(first, "shape", None) == getattr(second, "shape", None)
+    return same and getattr(first, "dtype", None) == getattr(second, "dtype", None)
+
+
+def _origin(program: Program, atom: Atom) -> str:
+    """Return in words what made a value of the type that a result has."""
+    top = jaxcompat.open_jaxpr(program.jaxpr)
+    eqn, source = _maker(top, atom)
+    if eqn is not None:
+        return f"{named(eqn)} makes it so"
+    if isinstance(source, Var) and source in top.invars:
+        return f"it is the argument {program.arg_names[top.invars.index(source)]}"
+    return "it is a constant"
+
+
+def _maker(jaxpr: Jaxpr, atom: Atom) -> tuple[JaxprEqn | None, Atom]:
+    """Return the equation that made a value of an atom's type; else the atom that it began as."""
+    made = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    while isinstance(atom, Var) and atom in made:
+        eqn = made[atom]
+        inner = _inside(eqn, atom)
+        if isinstance(inner, JaxprEqn):
+            return inner, atom
+        before = inner or next((v for v in eqn.invars if _alike(v.aval, atom.aval)), None)
+        if before is None:
+            return eqn, atom
+        atom = before
+    return None, atom
+
+
+def _inside(eqn: JaxprEqn, result: Var) -> JaxprEqn | Atom | None:
+    """Return what made a result in the body of an equation: an equation, or an operand of this."""
+    position = eqn.outvars.index(result)
+    for _, body in bodies(eqn):
+        if len(body.outvars) != len(eqn.outvars):
+            continue
+        atom = body.outvars[position]
+        if not _alike(atom.aval, result.aval) or isinstance(atom, Literal):
+            continue
+        maker, source = _maker(body, atom)
+        if maker is not None:
+            return maker
+        if source in body.invars and len(body.invars) == len(eqn.invars):
+            return eqn.invars[body.invars.index(source)]
+    return None

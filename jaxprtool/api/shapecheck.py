@@ -1,0 +1,64 @@
+"""`shapecheck`, which JAX once had: the types of results, claimed beside a function and checked.
+
+    @jaxprtool.shapecheck("f32[n,m], f32[m]", "f32[n]")
+    def matvec(a, b):
+        return a @ b
+
+The claim is checked when the function is defined: it is traced once, for all sizes, and no array
+is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jaxprtool.analysis.claimed_types import other_structure, wrong_results
+from jaxprtool.errors import CheckError
+from jaxprtool.ir.program import Program
+from jaxprtool.loading import argspec
+from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def shapecheck(in_types: Any, out_types: Any) -> Callable[[F], F]:
+    """Return a decorator that checks what a function gives for arguments of given types.
+
+    Args:
+        in_types: The types of the arguments, as the command line's `--args` has them: `"f32[n,d],
+            i32[n]"`; or a sequence with one entry for each argument: a text, a
+            `jax.ShapeDtypeStruct`, or a pytree of these.
+        out_types: The types of the results, `"f32[n]"` or `"f32[n], f32[]"`; or a pytree. Their
+            symbols are those of the arguments.
+
+    Returns:
+        A function that returns the function that it is given. It raises CheckError if a result is
+        of another type, which names the equation that makes it so; ArgumentsError for types that
+        cannot be read; and UserFunctionError if the function raises while it is traced.
+    """
+
+    def check(fun: F) -> F:
+        if isinstance(in_types, str):
+            args, kwargs = argspec.read_args(in_types)
+        else:
+            args, kwargs = tuple(argspec.read_strings(list(in_types))), {}
+        check_claim(trace_call(function_name(fun), fun, bind_arguments(fun, args, kwargs)), out_types)
+        return fun
+
+    return check
+
+
+def check_claim(program: Program, out_types: Any) -> None:
+    """Raise CheckError unless the results of a program are of these types; see `shapecheck`."""
+    claimed = argspec.read_results(out_types, program.symbols)
+    fault = other_structure(program, claimed)
+    if fault is not None:
+        raise CheckError(fault)
+    wrong = wrong_results(program, claimed)
+    if wrong:
+        first, more = wrong[0], len(wrong) - 1
+        raise CheckError(
+            f"{first.name} of {program.name} is {first.type}, not {first.claimed}: {first.origin}",
+            f"so are {more} more results of other types" if more else None,
+        )

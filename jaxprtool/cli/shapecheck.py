@@ -1,0 +1,67 @@
+"""`jaxprtool shapecheck`: whether a function gives results of the types that are claimed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from jaxprtool.cli import completion, options, output
+from jaxprtool.cli.options import FUNCTION
+from jaxprtool.cli.progress import Told
+from jaxprtool.cli.start import start_jax
+
+_Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="The function, package.module:function or path/file.py:function; or file.jaxpr.",
+        show_default=False,
+        autocompletion=completion.complete_target,
+    ),
+]
+_Arguments = Annotated[
+    str,
+    typer.Argument(
+        metavar="ARGUMENTS",
+        help='Their types, as --args has them elsewhere: "f32[n,d], i32[n]".',
+        show_default=False,
+    ),
+]
+_Results = Annotated[
+    str,
+    typer.Argument(
+        metavar="RESULTS",
+        help='The types that are claimed, of the same symbols: "f32[n,d]", or "(f32[n], f32[])".',
+        show_default=False,
+    ),
+]
+
+
+@options.command
+def shapecheck(
+    target: _Target,
+    arguments: _Arguments,
+    results: _Results,
+    factory: Annotated[bool, FUNCTION.flag("--factory", "TARGET() gives a function.")] = False,
+    x64: Annotated[bool, FUNCTION.flag("--x64", "Keep 64-bit types as they are.")] = False,
+    *,
+    told: Told,
+) -> None:
+    """Check the types of a function's results, for all sizes of its arguments.
+
+    A result of another type is an error that names the equation which makes it so, with its line.
+
+    [bold]Examples[/]
+
+      jaxprtool shapecheck jax.nn:softmax "f32[n,d]" "f32[n,d]"
+      jaxprtool shapecheck jax.numpy:outer "f32[n], f32[m]" "f32[n,m]"
+    """
+    start_jax(told, x64)
+    from jaxprtool.api.shapecheck import check_claim
+    from jaxprtool.passes.pipeline import Pipeline
+
+    function = options.Function(target, arguments, factory=factory, x64=x64)
+    program = function.trace(function.find(told), Pipeline(), told)
+    check_claim(program, results)
+    output.write(f"{program.name}: ({arguments}) -> {results}")

@@ -1,0 +1,124 @@
+"""shapecheck: the types of results, claimed for all sizes of the arguments."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import jaxprtool
+from jaxprtool.errors import ArgumentsError, CheckError, UserFunctionError
+
+WEIGHTS = jnp.ones((8, 16))
+
+
+def doubled(x):
+    hidden = jnp.tanh(x * 2)
+    return jnp.concatenate([hidden, hidden], axis=1) + 1
+
+
+def dense(x):
+    @jax.jit
+    def layer(y):
+        return jax.nn.relu(y @ WEIGHTS)
+
+    return layer(x) + 1
+
+
+def looped(xs):
+    return lax.scan(lambda c, x: (c + x, jnp.outer(x, c)), xs[0] * 0, xs)
+
+
+def branching(x):
+    return lax.cond(x.sum() > 0, lambda: x.T * 2, lambda: x.T)
+
+
+def pair(x, y):
+    return {"sum": x + y.sum(), "signs": x > 0}
+
+
+def test_a_claim_that_holds_gives_the_function_back():
+    for fun, types, results in (
+        (doubled, "f32[n,d]", "f32[n,2*d]"),
+        (doubled, ["f32[n,d]"], "f32[n,d + d]"),
+        (dense, "f32[n,8]", "f32[n,16]"),
+        (looped, "f32[n,d]", "f32[d], f32[n,d,d]"),
+        (looped, "f32[n,d]", ("f32[d]", "f32[n,d,d]")),
+        (pair, "f32[n], i32[m]", {"sum": "f32[n]", "signs": "bool[n]"}),
+        (pair, [jnp.ones(3), "f32[m]"], "{'sum': f32[3], 'signs': bool[3]}"),
+        (jnp.ravel, "f32[n,m]", "f32[n*m]"),
+        (jax.nn.softmax, "f32[n], axis=static(0)", "f32[n]"),
+    ):
+        assert jaxprtool.shapecheck(types, results)(fun) is fun
+
+
+@pytest.mark.parametrize(
+    ("fun", "types", "results", "message"),
+    [
+        (
+            doubled,
+            "f32[n,d]",
+            "f32[n,d]",
+            r"result of doubled is f32\[n,2\*d\], not f32\[n,d\]: concatenate at .*test_shapecheck.py:\d+ makes it so",
+        ),
+        (dense, "f32[n,8]", "f32[n,8]", r"is f32\[n,16\], not .*: dot_general at .*test_shapecheck.py:\d+ makes"),
+        (looped, "f32[n,d]", "f32[d], f32[n,d]", r"result\[1\] of looped is .*: scan at .*test_shapecheck.py:\d+"),
+        (branching, "f32[n,d]", "f32[n,d]", r"is f32\[d,n\].*: transpose at .*test_shapecheck.py:\d+ makes it so"),
+        (pair, "f32[n], f32[n]", {"sum": "f32[n]", "signs": "f32[n]"}, r"\['signs'\].*: gt at"),
+        (lambda x: x, "f32[n,d]", "f32[d,n]", "not .*: it is the argument x"),
+        (
+            lambda x: jax.jit(lambda y: y.astype("bfloat16"))(x) * 2,
+            "f32[n]",
+            "f32[n]",
+            r"bf16\[n\], not f32\[n\]: convert_element_type at",
+        ),
+        (lambda x: jax.jit(lambda y: y)(x), "f32[n]", "f32[1]", "it is the argument x"),
+        (lambda x: 3.0, "f32[n]", "f32[n]", "it is a constant"),
+    ],
+)
+def test_the_equation_that_says_otherwise_is_named(fun, types, results, message):
+    with pytest.raises(CheckError, match=message) as caught:
+        jaxprtool.shapecheck(types, results)(fun)
+    assert caught.value.exit_code == 1
+
+
+def test_the_line_is_that_of_the_equation():
+    line = doubled.__code__.co_firstlineno + 2
+    with pytest.raises(CheckError, match=rf"concatenate at .*test_shapecheck.py:{line} makes"):
+        jaxprtool.shapecheck("f32[n,d]", "f32[n,d]")(doubled)
+
+
+def test_results_of_another_structure_are_told_by_name():
+    with pytest.raises(CheckError, match=r"pair gives no result\['total'\]; it gives result\['s"):
+        jaxprtool.shapecheck("f32[n], f32[n]", "{'total': f32[n], 'signs': f32[n]}")(pair)
+    with pytest.raises(CheckError, match=r"pair gives result\['signs'\] too"):
+        jaxprtool.shapecheck("f32[n], f32[n]", "{'sum': f32[n]}")(pair)
+    with pytest.raises(CheckError, match=r"PyTreeDef\(\(\*, \*\)\), not PyTreeDef\(\[\*, \*\]\)"):
+        jaxprtool.shapecheck("f32[n,d]", ["f32[d]", "f32[n,d,d]"])(looped)
+
+
+@pytest.mark.parametrize(
+    ("types", "results", "message"),
+    [
+        ("f32[n]", "f32[k]", "no argument has the symbol 'k'"),
+        ("f32[n", "f32[n]", "never closed"),
+        ("f32[n]", "f32[n", "claimed results is never closed"),
+        ("f32[n]", "y=f32[n]", "the claimed results are types, and have no names"),
+        ("f32[n], f32[n]", "f32[n]", "too many positional arguments"),
+    ],
+)
+def test_what_is_no_claim_is_refused(types, results, message):
+    with pytest.raises(ArgumentsError, match=message):
+        jaxprtool.shapecheck(types, results)(jnp.sin)
+
+
+def test_a_function_that_cannot_be_traced_for_all_sizes_raises_what_jax_says():
+    with pytest.raises(UserFunctionError, match=r"same shape, got \(d,\) and \(8,\)"):
+        jaxprtool.shapecheck("f32[n,d]", "f32[n,16]")(dense)
+
+
+def test_it_is_a_decorator():
+    @jaxprtool.shapecheck("f32[n,m], f32[m]", "f32[n]")
+    def matvec(a, b):
+        return a @ b
+
+    assert matvec(jnp.ones((2, 3)), jnp.ones(3)).shape == (2,)

@@ -22,7 +22,7 @@ from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.passes.specialize import Specialize
 from tests.programs import harness_programs
-from tests.programs.same import same
+from tests.programs.same import Original
 from tests.programs.symbolic import SymbolicPlan, SymbolicProgram, symbolic_plans, symbolic_programs
 from tests.sweep.corpora import Harnesses, RandomPrograms
 from tests.sweep.parts import Part
@@ -54,7 +54,8 @@ def outcome(found: SymbolicProgram, sizes: Any, made: Program, traced: Program) 
     except UnsupportedError as error:
         assert "_DimExpr" in str(error) or "symbolic" in str(error).lower(), error
         return "other: rule"
-    same(traced, made, found.arguments(sizes), exact=False, gradients=False)
+    # One equation at a time: XLA ends the process for the loops of some that JAX traced.
+    Original(traced, found.arguments(sizes)).same_steps(made, exact=False)
     more, fewer = primitives(made), primitives(traced)
     extra = more - fewer
     if "while" in extra and "scan" in (fewer - more):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxprtool.ir.equivalence import equivalent
     from jaxprtool.loading.example import example, static
     from jaxprtool.passes.base import Pass
+    from jaxprtool.passes.batch.jaxprs import batch_jaxpr
     from jaxprtool.passes.dce import dce_jaxpr
     from jaxprtool.passes.patterns import Rewrite, rewrite
     from jaxprtool.passes.pipeline import Pipeline
@@ -35,6 +36,7 @@ _HOME = {
     "Program": "jaxprtool.api.program",
     "Programs": "jaxprtool.api.program",
     "Rewrite": "jaxprtool.passes.patterns",
+    "batch_jaxpr": "jaxprtool.passes.batch.jaxprs",
     "clear_caches": "jaxprtool.ir.caches",
     "dce_jaxpr": "jaxprtool.passes.dce",
     "equivalent": "jaxprtool.ir.equivalence",
@@ -66,6 +68,7 @@ __all__ = [
     "Program",
     "Programs",
     "Rewrite",
+    "batch_jaxpr",
     "clear_caches",
     "dce_jaxpr",
     "equivalent",

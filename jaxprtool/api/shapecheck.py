@@ -43,7 +43,9 @@ def shapecheck(in_types: Any, out_types: Any) -> Callable[[F], F]:
             args, kwargs = argspec.read_args(in_types)
         else:
             args, kwargs = tuple(argspec.read_strings(list(in_types))), {}
-        check_claim(trace_call(function_name(fun), fun, bind_arguments(fun, args, kwargs)), out_types)
+        check_claim(
+            trace_call(function_name(fun), fun, bind_arguments(fun, args, kwargs)), out_types
+        )
         return fun
 
     return check

@@ -26,7 +26,6 @@ from typing import Any, ClassVar, NoReturn, TypeGuard
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh
-from jax.tree_util import PyTreeDef
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
 from jaxprtool.ir import dtypes

@@ -60,9 +60,24 @@ def test_a_claim_that_holds_gives_the_function_back():
             "f32[n,d]",
             r"result of doubled is f32\[n,2\*d\], not f32\[n,d\]: concatenate at .*test_shapecheck.py:\d+ makes it so",
         ),
-        (dense, "f32[n,8]", "f32[n,8]", r"is f32\[n,16\], not .*: dot_general at .*test_shapecheck.py:\d+ makes"),
-        (looped, "f32[n,d]", "f32[d], f32[n,d]", r"result\[1\] of looped is .*: scan at .*test_shapecheck.py:\d+"),
-        (branching, "f32[n,d]", "f32[n,d]", r"is f32\[d,n\].*: transpose at .*test_shapecheck.py:\d+ makes it so"),
+        (
+            dense,
+            "f32[n,8]",
+            "f32[n,8]",
+            r"is f32\[n,16\], not .*: dot_general at .*test_shapecheck.py:\d+ makes",
+        ),
+        (
+            looped,
+            "f32[n,d]",
+            "f32[d], f32[n,d]",
+            r"result\[1\] of looped is .*: scan at .*test_shapecheck.py:\d+",
+        ),
+        (
+            branching,
+            "f32[n,d]",
+            "f32[n,d]",
+            r"is f32\[d,n\].*: transpose at .*test_shapecheck.py:\d+ makes it so",
+        ),
         (pair, "f32[n], f32[n]", {"sum": "f32[n]", "signs": "f32[n]"}, r"\['signs'\].*: gt at"),
         (lambda x: x, "f32[n,d]", "f32[d,n]", "not .*: it is the argument x"),
         (

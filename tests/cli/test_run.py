@@ -1,5 +1,6 @@
 import json
 import os
+import textwrap
 
 import jax
 import numpy as np
@@ -167,3 +168,63 @@ def test_a_callback_that_raises_shows_the_users_frames(cli, save):
 def test_statistics_that_there_are_not_are_left_out(cli):
     out = cli("run", "jax.numpy:divide", "--args", "zeros(f32[24]), zeros(f32[24])").out
     assert out.splitlines()[0] == "result: f32[24] nan 24, inf 0"
+
+
+# --- sizes that vary --------------------------------------------------------------------------
+
+LENGTHS = """
+    import jax.numpy as jnp
+
+    def cat(x):
+        return jnp.concatenate([x, x * 2]) / x.shape[0]
+
+    def outer(x, y):
+        return jnp.outer(x, y).sum(0)
+"""
+
+
+@pytest.fixture
+def lengths(folder):
+    (folder / "lengths.py").write_text(textwrap.dedent(LENGTHS))
+    return folder
+
+
+def test_an_artifact_with_symbols_runs_at_the_sizes_of_its_arguments(lengths, cli):
+    made = "emit", "lengths.py:cat", "--args", "f32[n]", "--to", "exported", "-o", "cat.exported"
+    assert cli(*made).code == 0
+    found = cli("run", "cat.exported", "--args", "arange(2.)", "--repeat", "0")
+    assert found.out.startswith("result: f32[4] [0. , 0.5, 0. , 1. ]")
+    found = cli("run", "cat.exported", "--args", "arange(2)")
+    assert (found.code, found.err) == (
+        2,
+        "error: argument 'x' is i32[2], and the program takes f32[2]\n",
+    )
+
+
+def test_a_program_with_symbols_runs_shows_and_verifies_at_the_sizes_of_its_arguments(lengths, cli):
+    cli("opt", "lengths.py:outer", "--args", "f32[n], f32[2*m]", "-o", "p.jaxpr")
+    found = cli("run", "p.jaxpr", "--args", "ones(f32[3]), ones(f32[4])", "--repeat", "0")
+    assert found.out.startswith("result: f32[4] [3., 3., 3., 3.]")
+    found = cli("show", "p.jaxpr", "--args", "f32[3], f32[6*k]")
+    assert found.out.startswith("{ lambda ; a:f32[3] b:f32[6*k].")
+    found = cli("opt", "p.jaxpr", "-O1", "--verify")
+    assert found.code == 0 and "verified: " in found.err
+    found = cli("run", "p.jaxpr", "-p", "specialize(n=2, m=1)", "--repeat", "0")
+    assert found.out.startswith("result: f32[2]")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("ones(f32[3]), ones(f32[3])", "division had remainder 1 when computing the value of 'm'"),
+        ("ones(f32[3]), ones(f32[2,2])", "argument 'y' has shape [2,2], and outer takes f32[2*m]"),
+        ("ones(f32[0]), ones(f32[2])", "expected value >= 1 for dimension variable 'n'"),
+        ("f32[k], ones(f32[2])", "k needs a number before the program can run"),
+        (None, "n needs a number before the program can run"),
+    ],
+)
+def test_sizes_that_a_program_cannot_have_are_one_line(lengths, cli, args, message):
+    cli("opt", "lengths.py:outer", "--args", "f32[n], f32[2*m]", "-o", "p.jaxpr")
+    found = cli("run", "p.jaxpr", *([] if args is None else ["--args", args]))
+    assert found.code == 2 and message in found.err
+    assert found.err.startswith("error: ") and "Please see" not in found.err

@@ -106,8 +106,9 @@ def read_strings(
 ) -> Any:
     """A pytree of arguments with every string in it read as one value in the notation of --args.
 
-    `symbols` are symbolic dimensions by name, new ones unless given. A string in a node of a class is read if it has a bracket (`f32[3]`); else it is a leaf of the
-    user's own, such as the name of an activation in a module.
+    A string in a node of a class is read if it has a bracket (`f32[3]`); else it is a leaf of the
+    user's own, such as the name of an activation in a module. `symbols` are symbolic dimensions by
+    name, new ones unless given.
     """
     symbols = Symbols() if symbols is None else symbols
 

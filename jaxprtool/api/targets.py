@@ -96,7 +96,7 @@ def find(
         types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals]
         return ProgramEntry(program, tuple(types))
     values = fitted(program, *argspec.read_args(args))
-    return ProgramEntry(program.at(list(map(np.shape, values))), values)
+    return ProgramEntry(program.at([getattr(value, "shape", ()) for value in values]), values)
 
 
 def is_file(target: str) -> bool:

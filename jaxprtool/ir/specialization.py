@@ -24,6 +24,7 @@ from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, rule_key, vjp_params
 from jaxprtool.ir.equations import named, type_of
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.rewrite import Memo
+from jaxprtool.ir.static_indices import with_slices
 from jaxprtool.ir.structured import CustomJVP, CustomVJP, sub_jaxprs
 from jaxprtool.ir.symbols import Sizes, value_of
 from jaxprtool.jaxcompat import (
@@ -172,6 +173,9 @@ class _Body:
         constvars = self._bound(old.constvars)
         eqns = [new for eqn in old.eqns if (new := self._equation(eqn)) is not None]
         outvars = [self._atom(atom) for atom in old.outvars]
+        if self._env:
+            before = set(map(id, old.eqns))
+            eqns, outvars = with_slices(eqns, outvars, lambda eqn: id(eqn) not in before)
         parts = zip((invars, constvars, eqns, outvars), _parts(old), strict=True)
         if all(len(new) == len(was) and all(map(operator.is_, new, was)) for new, was in parts):
             return self._jaxpr

@@ -4,7 +4,7 @@
     program.apply("specialize(n=512, m='2*k')")
 
 The result is what tracing at these sizes gives. Where JAX writes other equations if it knows a
-size (an index of an array, the number of rounds of a `fori_loop`), it is what JAX wrote without,
+size (the number of rounds of a `fori_loop`, the gradient of a slice), it is what JAX wrote without,
 and computes the same. Symbols that are not given stay symbolic, and so do those in the expression
 that a size may be. Sizes must fit the constraints of the symbols (`jax.export.symbolic_shape`).
 """

@@ -1,0 +1,236 @@
+"""Indices that are known once sizes are: what JAX writes as slices if it knows the size.
+
+Of an array with a symbol in its type JAX reads `x[1:]` with a `gather`, and `x[-1]` with a
+`dynamic_slice`, at indices that it computes of the size. Here those become the `slice` that it
+writes for an array of known sizes, and what computed the indices goes if nothing else reads it. The
+numbers from 0 of `jnp.arange` become the `iota` alone that they are at a known size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend.core import primitives
+from jax.lax import GatherScatterMode
+
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+
+#: Elements of an array of indices that is looked at.
+_MOST = 1 << 16
+
+
+def _broadcast(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    shape, kept = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    sizes = [x.shape[kept.index(i)] if i in kept else 1 for i in range(len(shape))]
+    return np.broadcast_to(x.reshape(sizes), shape)
+
+
+#: What is computed of indices, by primitive.
+_COMPUTED: dict[str, Callable[..., np.ndarray]] = {
+    "iota": lambda eqn: np.arange(eqn.params["shape"][0]).astype(eqn.params["dtype"]),
+    "add": lambda eqn, x, y: x + y,
+    "mul": lambda eqn, x, y: x * y,
+    "lt": lambda eqn, x, y: np.less(x, y),
+    "select_n": lambda eqn, which, no, yes: np.asarray(np.where(which, yes, no)),
+    "convert_element_type": lambda eqn, x: x.astype(eqn.params["new_dtype"]),
+    "copy": lambda eqn, x: x,
+    "rev": lambda eqn, x: np.flip(x, eqn.params["dimensions"]),
+    "concatenate": lambda eqn, *xs: np.concatenate(xs, eqn.params["dimension"]),
+    "broadcast_in_dim": _broadcast,
+}
+
+
+def with_slices(
+    eqns: Sequence[JaxprEqn], results: Sequence[Atom], changed: Callable[[JaxprEqn], bool]
+) -> tuple[list[JaxprEqn], list[Atom]]:
+    """Return the equations and results of a body with slices where indices are known.
+
+    Args:
+        eqns: The equations.
+        results: The results of the body.
+        changed: Says of an equation whether sizes have been put in it; others stay.
+    """
+    known = _Known(eqns)
+    written: list[JaxprEqn] = []
+    same: dict[Var, Atom] = {}
+
+    def lookup(atom: Atom) -> Atom:
+        return atom if type(atom) is Literal else same.get(atom, atom)
+
+    for eqn in eqns:
+        if not same.keys().isdisjoint(v for v in eqn.invars if type(v) is not Literal):
+            eqn = eqn.replace(invars=list(map(lookup, eqn.invars)))
+        rule = _RULES.get(eqn.primitive.name)
+        made = rule(eqn, known) if rule and changed(eqn) else None
+        if isinstance(made, Var):
+            same[eqn.outvars[0]] = made
+        else:
+            written += [eqn] if made is None else made
+    results = list(map(lookup, results))
+    return _without(known.read, written, results) if known.read else written, results
+
+
+def _without(
+    indices: set[Var], eqns: Sequence[JaxprEqn], results: Sequence[Atom]
+) -> list[JaxprEqn]:
+    """Return equations without those that gave indices that nothing reads any more."""
+    live = {atom for atom in results if type(atom) is not Literal}
+    left: list[JaxprEqn] = []
+    for eqn in reversed(eqns):
+        if live.isdisjoint(eqn.outvars) and indices.issuperset(eqn.outvars):
+            continue
+        live.update(atom for atom in eqn.invars if type(atom) is not Literal)
+        left.append(eqn)
+    return left[::-1]
+
+
+class _Known:
+    """The values of indices; `read` are the variables that have been looked at to some end."""
+
+    def __init__(self, eqns: Sequence[JaxprEqn]) -> None:
+        self._made = {var: eqn for eqn in eqns for var in eqn.outvars}
+        self.read: set[Var] = set()
+
+    def values(self, atoms: Sequence[Atom]) -> list[np.ndarray] | None:
+        """Return the values of indices; None if one is not known."""
+        read: set[Var] = set()
+        found = [self._value(atom, read) for atom in atoms]
+        if any(value is None for value in found):
+            return None
+        self.read |= read
+        return found  # type: ignore[return-value]
+
+    def made_by(self, atom: Atom, primitive: str) -> bool:
+        """Return True if an atom is the result of an equation of this primitive."""
+        eqn = None if type(atom) is Literal else self._made.get(atom)
+        return eqn is not None and eqn.primitive.name == primitive
+
+    def _value(self, atom: Atom, read: set[Var]) -> np.ndarray | None:
+        if type(atom) is Literal:
+            return np.asarray(atom.val, atom.aval.dtype)
+        eqn = self._made.get(atom)
+        compute = None if eqn is None else _COMPUTED.get(eqn.primitive.name)
+        shape = getattr(atom.aval, "shape", None)
+        if eqn is None or compute is None or eqn.effects or not _is_small(shape):
+            return None
+        operands = [self._value(each, read) for each in eqn.invars]
+        if any(value is None for value in operands):
+            return None
+        read.add(atom)
+        return compute(eqn, *operands)
+
+
+def _is_small(shape: Any) -> bool:
+    return _are_numbers(shape) and int(np.prod(shape, dtype=np.int64)) <= _MOST
+
+
+def _are_numbers(shape: Any) -> bool:
+    return shape is not None and all(isinstance(n, int) for n in shape)
+
+
+# --- what becomes a slice -----------------------------------------------------------------------
+
+
+def _dynamic_slice(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | None:
+    x, *indices = eqn.invars
+    # Numbers in the user's own `lax.dynamic_slice` are literals.
+    if not _are_numbers(x.aval.shape) or all(type(index) is Literal for index in indices):
+        return None
+    found = known.values(indices)
+    if found is None:
+        return None
+    sizes = eqn.params["slice_sizes"]
+    pairs = zip(found, x.aval.shape, sizes, strict=True)
+    starts = [min(max(int(start), 0), whole - size) for start, whole, size in pairs]
+    return [_slice(eqn, eqn.outvars[0], starts, sizes)]
+
+
+def _gather(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | Var | None:
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    x, indices = eqn.invars
+    shape, sizes, mapped = x.aval.shape, list(params["slice_sizes"]), numbers.start_index_map
+    static = params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS and _are_numbers(shape)
+    if not static or numbers.operand_batching_dims:
+        return None
+    found = known.values([indices])
+    if found is None:
+        return None
+    starts, strides, dropped = [0] * len(shape), [1] * len(shape), numbers.collapsed_slice_dims
+    if found[0].ndim == 1:
+        for dim, start in zip(mapped, found[0], strict=True):
+            starts[dim] = int(start)
+        kept = tuple(range(len(shape) - len(dropped)))
+    elif found[0].ndim == 2 and found[0].shape[1] == 1 and mapped == dropped:
+        (dim,), rows = mapped, found[0][:, 0]
+        steps = set(np.diff(rows).tolist())
+        if len(rows) == 0 or len(steps) > 1 or min(steps, default=1) < 1:
+            return None
+        starts[dim], strides[dim], sizes[dim] = int(rows[0]), steps.pop() if steps else 1, len(rows)
+        kept, dropped = tuple(i for i in range(len(shape)) if i != dim), ()
+    else:
+        return None
+    spans = zip(starts, sizes, strides, shape, strict=True)
+    inside = all(start >= 0 and start + (n - 1) * step < whole for start, n, step, whole in spans)
+    if numbers.offset_dims != kept or not inside:
+        return None
+    if tuple(sizes) == shape and not dropped and isinstance(x, Var):
+        return x
+    return _cut(eqn, starts, sizes, strides, dropped)
+
+
+def _cut(
+    eqn: JaxprEqn,
+    starts: Sequence[int],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    dropped: Sequence[int],
+) -> list[JaxprEqn]:
+    """Return a slice of an equation's first operand, without the `dropped` axes of size 1."""
+    (out,) = eqn.outvars
+    if not dropped:
+        return [_slice(eqn, out, starts, sizes, strides)]
+    inner = Var(out.aval.update(shape=tuple(sizes)))
+    squeezed = eqn.replace(
+        primitive=primitives.squeeze_p, params={"dimensions": tuple(dropped)}, invars=[inner]
+    )
+    return [_slice(eqn, inner, starts, sizes, strides), squeezed]
+
+
+def _slice(
+    eqn: JaxprEqn,
+    out: Var,
+    starts: Sequence[int],
+    sizes: Sequence[int],
+    strides: Sequence[int] = (),
+) -> JaxprEqn:
+    x = eqn.invars[0]
+    steps = tuple(strides) if any(step != 1 for step in strides) else None
+    ends = zip(starts, sizes, steps or (1,) * len(sizes), x.aval.shape, strict=True)
+    params = {
+        "start_indices": tuple(starts),
+        "limit_indices": tuple(min(start + n * step, whole) for start, n, step, whole in ends),
+        "strides": steps,
+    }
+    return eqn.replace(primitive=primitives.slice_p, params=params, invars=[x], outvars=[out])
+
+
+def _of_iota(neutral: int) -> Callable[[JaxprEqn, _Known], Var | None]:
+    """Return the rule for an operation of `jnp.arange` that does nothing to the numbers from 0."""
+
+    def rule(eqn: JaxprEqn, known: _Known) -> Var | None:
+        number, x = eqn.invars
+        if type(number) is not Literal or number.val != neutral or x.aval != eqn.outvars[0].aval:
+            return None
+        return x if known.made_by(x, "iota") else None
+
+    return rule
+
+
+_RULES: dict[str, Callable[[JaxprEqn, _Known], list[JaxprEqn] | Var | None]] = {
+    "add": _of_iota(0),
+    "dynamic_slice": _dynamic_slice,
+    "gather": _gather,
+    "mul": _of_iota(1),
+}

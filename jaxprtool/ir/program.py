@@ -65,6 +65,8 @@ class Program:
         `jax_debug_infs` forbid.
         """
         match = self.matched(args, kwargs)
+        if not self.symbols:
+            return self._called(match)
         return self.at([jnp.shape(leaf) for leaf in match.leaves])._called(match)
 
     def _called(self, match: MatchedArguments) -> Any:

@@ -46,11 +46,11 @@ class Pass:
     #: Whether checks and debugging prints of the program are still made by what it makes.
     keeps_checks: ClassVar[bool] = True
 
-    def __call__(self, program: Program) -> Program | Programs:
-        raise NotImplementedError
-
     #: The field that takes all options by other names, as a dict: `specialize(n=512)`.
     more_options: ClassVar[str] = ""
+
+    def __call__(self, program: Program) -> Program | Programs:
+        raise NotImplementedError
 
     @property
     def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:

@@ -1,12 +1,7 @@
 """specialize: give the symbols in the types of a program's arguments a size.
 
-    program.apply("specialize(n=512)")
-    program.apply("specialize(n=512, m='2*k')")
-
-The result is what tracing at these sizes gives. Where JAX writes other equations if it knows a
-size (the number of rounds of a `fori_loop`, the gradient of a slice), it is what JAX wrote without,
-and computes the same. Symbols that are not given stay symbolic, and so do those in the expression
-that a size may be. Sizes must fit the constraints of the symbols (`jax.export.symbolic_shape`).
+program.apply("specialize(n=512)")
+program.apply("specialize(n=512, m='2*k')")
 """
 
 from __future__ import annotations
@@ -22,13 +17,39 @@ from jaxprtool.passes.base import Pass
 
 @dataclass(frozen=True)
 class Specialize(Pass):
-    """Replace symbolic sizes by numbers, as tracing at that size does: specialize(n=512)."""
+    """Replace symbolic sizes by numbers, as tracing at that size does.
+
+    Symbols that are not given stay, and so do those in an expression. A size must fit the
+    constraints of the symbols (`jax.export.symbolic_shape`).
+
+    Args:
+        sizes: The size of each symbol, by its name: a number, n=512, or an expression of other
+            symbols, m='2*n'.
+
+    Raises:
+        ArgumentsError: For a name that is no symbol of the program, and a size that does not fit.
+        UnsupportedError: For an equation that would have a negative size.
+
+    Note:
+        Where JAX writes other equations if it knows a size (the number of rounds of a fori_loop,
+        the gradient of a slice), the result has those that JAX wrote without, which compute the
+        same.
+
+    Example:
+        def f(x):
+            return x.mean()
+
+        $ jaxprtool opt f.py:f --args "f32[n]" -p "specialize(n=4)"
+        { lambda ; a:f32[4]. let
+            b:f32[] = reduce_sum[axes=(0,) out_sharding=None] a
+            c:f32[] = div b 4.0:f32[]
+          in (c,) }
+    """
 
     name: ClassVar[str] = "specialize"
     group: ClassVar[str] = "transform"
     more_options: ClassVar[str] = "sizes"
 
-    #: The size of each symbol: a number, or an expression of symbols such as '2*n'.
     sizes: dict[str, int | str]
 
     def __post_init__(self) -> None:
@@ -38,6 +59,5 @@ class Specialize(Pass):
             )
 
     def __call__(self, program: Program) -> Program:
-        """Raises ArgumentsError for a name that is no symbol, or a size that does not fit."""
         what = f"specialize: {program.name}"
         return program.specialized(chosen_sizes(what, program.in_avals, self.sizes))

@@ -60,7 +60,8 @@ def _of_equation(
     if scope := jaxcompat.name_stack(eqn):
         yield "scope", Text(_plain(scope))
     yield from _values(document, "gives", eqn.outvars)
-    yield from _values(document, "reads", eqn.invars, navigator.sources(node))
+    sources = navigator.sources(node) if document.is_complete else ()  # which indexes its values
+    yield from _values(document, "reads", eqn.invars, sources)
     pairs = document.parameters(eqn).items()
     for number, (name, value) in enumerate(pairs):
         yield "" if number else "with", Text.assemble((name, "cyan"), "=", _plain(value))

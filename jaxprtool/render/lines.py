@@ -21,13 +21,16 @@ _INDENT = 4
 
 
 def printable(tokens: Iterable[str]) -> list[str]:
-    """Return tokens with what a terminal would act on written out, as an escape in a name."""
+    """Return tokens with what a terminal would act on written out, as an escape in a name.
+
+    Spaces that kept words together when lines were broken are like others from here on.
+    """
     return [t if t.isprintable() else type(t)(_written_out(t)) for t in tokens]
 
 
 def _written_out(text: str) -> str:
-    kept = "\n\N{NO-BREAK SPACE}"
-    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
+    text = text.replace("\N{NO-BREAK SPACE}", " ")
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def lines_of(tokens: Iterable[str]) -> Iterator[list[str]]:

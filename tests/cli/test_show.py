@@ -174,7 +174,7 @@ def test_the_tree_and_the_table_fold_them_too(terminal, wide):
     tree = terminal("show", wide, "--format", "tree").splitlines()
     assert tree[0] == "wide (30 arguments, 465.0 KiB) → 30 results, 465.0 KiB  31 equations"
     table = terminal("show", wide, "--format", "table", "--depth", "0")
-    assert table.count("…\N{NO-BREAK SPACE}26\N{NO-BREAK SPACE}more") == 2
+    assert table.count("… 26 more") == 2
     assert "more" not in terminal("show", wide, "--format", "table", "--full")
 
 

@@ -35,9 +35,9 @@ def test_a_page_fits_the_terminal(program, width, height):
 
 def test_a_page_says_what_a_program_takes_gives_and_is_made_of(program):
     lines = page(program)
-    assert lines[0].startswith("deep: ") and "31\N{NO-BREAK SPACE}arguments" in lines[0]
+    assert lines[0].startswith("deep: ") and "31 arguments" in lines[0]
     text = "\n".join(lines)
-    for fact in ("params  ", "30 arrays", "f32[2,3]", "dot_general\N{NO-BREAK SPACE}89", "silu"):
+    for fact in ("params  ", "30 arrays", "f32[2,3]", "dot_general 89", "silu"):
         assert fact in text, fact
     assert re.fullmatch("… --full or --pager shows all [0-9]{3} equations", lines[-1])
 

@@ -74,10 +74,11 @@ def _widths(table: Sequence[Sequence[Cell]], width: int) -> list[int]:
     if sum(longest) <= room:
         return longest
     wanted = list(map(_of_most, lengths))
-    words, parts = (
-        [_of_most(sorted(map(longest_of, column))) for column in columns]
-        for longest_of in (_longest_word, _longest_part)
-    )
+    words = [max(map(_longest_word, column)) for column in columns]
+    parts = [
+        max(_longest_part(column[0]), _of_most(sorted(map(_longest_part, column))))
+        for column in columns
+    ]
     least = list(words)
     for column in sorted(range(len(columns)), key=words.__getitem__, reverse=True):
         if sum(least) > room:  # words are broken in the columns that have the longest

@@ -64,7 +64,10 @@ def test_stats_still_come_on_stderr_when_the_program_goes_to_a_file(cli):
         (("-o", ""), "the path to write to is empty"),
         (("-o", "functions.py/"), "cannot make the folder 'functions.py/'"),
         (("-o", "-", "--json"), "both want stdout"),
-        (("-o", "functions.py"), "opt writes .jaxpr files, and 'functions.py' is named otherwise"),
+        (
+            ("-o", "functions.py"),
+            "opt writes .jaxpr and .html files, and 'functions.py' is named otherwise",
+        ),
     ],
 )
 def test_a_place_that_cannot_be_written_is_one_line(cli, arguments, message):

@@ -49,6 +49,7 @@ from tests.programs.recorder import Event, Recording, recording
 from tests.programs.rounding import differences_but_for_rounding
 from tests.programs.values import (
     Comparison,
+    Difference,
     bits_agree,
     difference,
     flushed_bits_agree,
@@ -205,8 +206,8 @@ class Original:
         if difference(old, new, values_agree) is None:
             return
         for i in differences_but_for_rounding(evaluate, old, new):
-            fault = value_difference(old[i], new[i], values_agree)
-            _fail(f"{mode} gradients", fault and f"value {i} {fault}")
+            fault = value_difference(f"value {i}", old[i], new[i], values_agree)
+            _fail(f"{mode} gradients", fault)
 
 
 # --- what the programs declare ----------------------------------------------------------------
@@ -297,9 +298,10 @@ def _compiled(closed: Any, args: Sequence[Any]) -> Run | None:
         return None
 
 
-def _fail(what: str, fault: str | None) -> None:
+def _fail(what: str, fault: Difference | None) -> None:
     if fault is not None:
-        raise AssertionError(f"{what}: {fault}")
+        details = "".join(f", {name} {text}" for name, text in fault.details)
+        raise AssertionError(f"{what}: {fault}{details}")
 
 
 def _same_events(old: Recording, new: Recording) -> None:

@@ -52,14 +52,14 @@ def test_one_unit_in_the_last_place_passes_where_a_pass_is_not_exact():
 
 
 def test_the_sign_of_a_zero_is_a_difference():
-    with pytest.raises(AssertionError, match=r"0\.0.* before, .*-0\.0.* after"):
+    with pytest.raises(AssertionError, match=r"before 0\.0, after -0\.0"):
         compare(lambda x: x * 0.0, lambda x: x * -0.0, jnp.ones(2), gradients=False)
 
 
 def test_any_nan_is_equal_to_any_nan_and_to_nothing_else():
     payload = np.array([0x7FC00001], np.uint32).view(np.float32)
     compare(lambda x: x * np.float32(np.nan), lambda x: x + payload, X[:1], gradients=False)
-    with pytest.raises(AssertionError, match=r"nan.* before"):
+    with pytest.raises(AssertionError, match="before nan"):
         compare(lambda x: x * np.nan, lambda x: x * 1.0, X, gradients=False)
 
 
@@ -72,7 +72,7 @@ def test_a_complex_imaginary_part_is_compared():
 def test_keys_are_compared_by_their_data():
     key = jax.random.key(0)
     compare(jax.random.split, jax.random.split, key)
-    with pytest.raises(AssertionError, match=r"value 0 \(key<fry>"):
+    with pytest.raises(AssertionError, match="value 0, key<fry>"):
         compare(jax.random.split, lambda key: jax.random.split(jax.random.fold_in(key, 1)), key)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxprtool.execute.compare import (
     Comparison,
+    Difference,
     bits_agree,
     difference,
     value_difference,
@@ -15,6 +16,7 @@ from jaxprtool.execute.compare import (
 
 __all__ = [
     "Comparison",
+    "Difference",
     "bits_agree",
     "difference",
     "flushed_bits_agree",

@@ -239,6 +239,7 @@ def test_a_rule_may_build_its_equation(rules):
         "replacement": "mul(x, 2)",
         "condition": "there are two of them",
         "exact": "exact",
+        "family": "",
     }
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.formats.python.emit import python_rules, to_python
     from jaxprtool.ir.caches import clear_caches
     from jaxprtool.ir.equivalence import equivalent
+    from jaxprtool.ir.ragged import Ragged
     from jaxprtool.loading.example import example, static
     from jaxprtool.passes.base import Pass
     from jaxprtool.passes.batch.jaxprs import batch_jaxpr
@@ -35,6 +36,7 @@ _HOME = {
     "Pipeline": "jaxprtool.passes.pipeline",
     "Program": "jaxprtool.api.program",
     "Programs": "jaxprtool.api.program",
+    "Ragged": "jaxprtool.ir.ragged",
     "Rewrite": "jaxprtool.passes.patterns",
     "batch_jaxpr": "jaxprtool.passes.batch.jaxprs",
     "clear_caches": "jaxprtool.ir.caches",
@@ -67,6 +69,7 @@ __all__ = [
     "Pipeline",
     "Program",
     "Programs",
+    "Ragged",
     "Rewrite",
     "batch_jaxpr",
     "clear_caches",

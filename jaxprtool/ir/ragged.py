@@ -1,0 +1,229 @@
+"""`Ragged`: examples of different length in one array, all rows one after the other.
+
+    batch = Ragged.of([x0, x1, x2])                 # f32[3,8], f32[0,8], f32[5,8]
+    batch.values, batch.lengths                     # f32[8,8], i32[3]: 3, 0, 5
+
+It is a pytree, so that it passes through `jax.jit`, and `jaxprtool.vmap` takes and gives it. There
+may be rows left over after the last example (`Ragged.of(..., rows=64)`), which belong to none: so
+batches of different lengths have one shape, and are compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.errors import ArgumentsError
+
+#: Of more lengths than these, a repr has only the least and the greatest.
+_SHOWN = 8
+
+
+class Ragged:
+    """Examples of different length, which share all other sizes.
+
+    Attributes:
+        values: `f32[N,d]`: the rows of all examples, one after the other.
+        lengths: `i32[B]`: how many rows each example has.
+        axis: The name of the size that varies. Two of one name have equal lengths.
+        longest: More rows than this no example has; None if nothing is known but `N`. It bounds
+            the memory that a function takes which pads.
+
+    Raises:
+        ArgumentsError: For lengths that do not add up to the rows, or that are no vector of
+            integers of at least 0. What is traced is taken as it is.
+    """
+
+    __slots__ = ("axis", "lengths", "longest", "values")
+
+    values: Any
+    lengths: Any
+    axis: str
+    longest: int | None
+
+    def __init__(
+        self, values: Any, lengths: Any, axis: str = "n", longest: int | None = None
+    ) -> None:
+        values, lengths = _array("values", values), _array("lengths", lengths)
+        if not (isinstance(axis, str) and axis.isidentifier()):
+            raise ArgumentsError(f"Ragged: axis={axis!r} is no name of a size")
+        if values.ndim == 0:
+            raise ArgumentsError(f"Ragged: values {_type_of(values)} have no rows")
+        if lengths.ndim != 1 or not jnp.issubdtype(lengths.dtype, jnp.integer):
+            raise ArgumentsError(
+                f"Ragged: lengths are to be i32[B], one for each example, not {_type_of(lengths)}"
+            )
+        if is_concrete(lengths):
+            _check_lengths(np.asarray(lengths), values.shape[0], longest)
+        self._set(values, lengths, axis, longest)
+
+    def _set(self, values: Any, lengths: Any, axis: str, longest: int | None) -> None:
+        self.values, self.lengths, self.axis, self.longest = values, lengths, axis, longest
+
+    @classmethod
+    def of(cls, examples: Sequence[Any], axis: str = "n", rows: int | None = None) -> Ragged:
+        """Return examples as one Ragged.
+
+        Args:
+            examples: Arrays of one dtype, and of one shape but for the number of rows.
+            axis: The name of the size that varies.
+            rows: How many rows the values are to have. Those left over are zero.
+
+        Raises:
+            ArgumentsError: If there is no example, their types do not fit, or `rows` are too few.
+        """
+        arrays = [_array(f"example {i}", each) for i, each in enumerate(examples)]
+        if not arrays:
+            raise ArgumentsError("Ragged.of: there is no example, which would tell the type")
+        for i, each in enumerate(arrays):
+            first = arrays[0]
+            same = each.shape[1:] == first.shape[1:] and each.dtype == first.dtype
+            if each.ndim == 0 or not same:
+                raise ArgumentsError(
+                    f"Ragged.of: example {i} is {_type_of(each)}, and example 0 {_type_of(first)}: "
+                    "they may differ in the number of rows alone"
+                )
+        lengths = np.array([each.shape[0] for each in arrays], np.int32)
+        total = int(lengths.sum())
+        if rows is not None and rows < total:
+            raise ArgumentsError(f"Ragged.of: rows={rows}, and the examples have {total}")
+        left = 0 if rows is None else rows - total
+        numpy = np if all(isinstance(each, np.ndarray) for each in arrays) else jnp
+        over = [numpy.zeros((left, *arrays[0].shape[1:]), arrays[0].dtype)] if left else []
+        return unchecked(numpy.concatenate([*arrays, *over]), lengths, axis)
+
+    def padded(self, size: int | None = None) -> Any:
+        """Return the examples as `f32[B,size,d]`, with zeros after their rows.
+
+        Args:
+            size: How many rows each is to have; that of the longest if it is None.
+
+        Raises:
+            ArgumentsError: If an example is longer, or `size` is None and the lengths are traced.
+        """
+        known = is_concrete(self.lengths)
+        if size is None and not known:
+            raise ArgumentsError("Ragged.padded: the lengths are traced: give the size to pad to")
+        most = int(np.max(self.lengths, initial=0)) if known else 0
+        size = most if size is None else size
+        if most > size:
+            raise ArgumentsError(f"Ragged.padded: size={size}, and an example has {most} rows")
+        starts = jnp.cumsum(self.lengths) - self.lengths
+        positions = jnp.arange(size)
+        rows = starts[:, None] + positions
+        real = positions < self.lengths[:, None]
+        taken = jnp.asarray(self.values).at[rows].get(mode="fill", fill_value=0)
+        return jnp.where(real.reshape(*real.shape, *(1,) * (taken.ndim - 2)), taken, 0)
+
+    def __len__(self) -> int:
+        return int(self.lengths.shape[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, number: int) -> Any:
+        """Return an example. Raises IndexError, and ArgumentsError if the lengths are traced."""
+        if not is_concrete(self.lengths):
+            raise ArgumentsError("Ragged: the lengths are traced, so that no example can be taken")
+        lengths = np.asarray(self.lengths)
+        length, start = lengths[number], lengths[: number % len(lengths)].sum()
+        return self.values[int(start) : int(start + length)]
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        raise TypeError("a Ragged is no array: `.values` are its rows, and `.padded()` its lanes")
+
+    def __repr__(self) -> str:
+        lengths = _type_of(self.lengths)
+        if is_concrete(self.lengths):
+            numbers = np.asarray(self.lengths).tolist()
+            few = len(numbers) <= _SHOWN
+            lengths = str(numbers) if few else f"{lengths} of {min(numbers)} to {max(numbers)}"
+        bound = "" if self.longest is None else f", longest={self.longest}"
+        return f"Ragged({_type_of(self.values)}, lengths={lengths}, axis={self.axis!r}{bound})"
+
+
+def unchecked(values: Any, lengths: Any, axis: str, longest: int | None = None) -> Ragged:
+    """Return a Ragged of parts that are known to fit, or that are no arrays at all."""
+    made = object.__new__(Ragged)
+    made._set(values, lengths, axis, longest)
+    return made
+
+
+# JAX makes trees of any leaves, which no check would let pass: None, types, its own markers.
+jax.tree_util.register_pytree_with_keys(
+    Ragged,
+    lambda ragged: (
+        [
+            (jax.tree_util.GetAttrKey("values"), ragged.values),
+            (jax.tree_util.GetAttrKey("lengths"), ragged.lengths),
+        ],
+        (ragged.axis, ragged.longest),
+    ),
+    lambda own, children: unchecked(*children, *own),
+    lambda ragged: ((ragged.values, ragged.lengths), (ragged.axis, ragged.longest)),
+)
+
+
+class Places(NamedTuple):
+    """Where rows are: of which example each is (the number of examples if of none), and which."""
+
+    examples: Any
+    positions: Any
+
+
+def row_places(lengths: Any, rows: Any) -> Places:
+    """Return where each of so many rows is, for examples of these lengths."""
+    ends = jnp.cumsum(lengths)
+    numbers = jnp.arange(rows, dtype=lengths.dtype)
+    examples = jnp.searchsorted(ends, numbers, side="right").astype(lengths.dtype)
+    starts = jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
+    return Places(examples, numbers - starts[examples])
+
+
+def is_concrete(value: Any) -> bool:
+    """Return True if the numbers in a value are there, and not traced."""
+    return isinstance(value, np.ndarray) or (
+        isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    )
+
+
+def _array(what: str, value: Any) -> Any:
+    """Return a value as an array; one that is JAX's or NumPy's as it is."""
+    if isinstance(value, Ragged):
+        raise ArgumentsError(f"Ragged: {what} is a Ragged itself, and there is none inside another")
+    if isinstance(value, jax.Array | np.ndarray):
+        return value
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        array = np.array(None)
+    if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != bool:
+        raise ArgumentsError(f"Ragged: {what} is no array: {type(value).__name__}")
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _check_lengths(lengths: np.ndarray, rows: Any, longest: int | None) -> None:
+    total = int(lengths.sum())
+    if (lengths < 0).any():
+        raise ArgumentsError(f"Ragged: lengths[{int(lengths.argmin())}] is {lengths.min()}")
+    if total != rows:
+        raise ArgumentsError(
+            f"Ragged: lengths add up to {total}, and values have {rows} rows",
+            "Ragged.of(examples, rows=...) leaves rows over" if total < rows else None,
+        )
+    if longest is not None and (lengths > longest).any():
+        raise ArgumentsError(
+            f"Ragged: lengths[{int(lengths.argmax())}] is {lengths.max()}, and longest={longest}"
+        )
+
+
+def _type_of(value: Any) -> str:
+    """Return the type of a value, or what else it is: a pytree may hold anything."""
+    try:
+        return str(jax.typeof(value).str_short(short_dtypes=True))
+    except TypeError:
+        return repr(value)

@@ -26,6 +26,8 @@ TABLES: dict[str, tuple[str, str]] = {
     "dce": ("jaxprtool.passes.dce", "dce_rules"),
     "equivalence": ("jaxprtool.ir.equivalence", "readable_params"),
     "jaxpr": ("jaxprtool.formats.jaxpr.params", "forms"),
+    "mask": ("jaxprtool.passes.mask", "mask_rules"),
+    "mask_bodies": ("jaxprtool.passes.mask", "structured_mask_rules"),
     "python": ("jaxprtool.formats.python.emit", "python_rules"),
     "unzip": ("jaxprtool.passes.unzip", "unzip_rules"),
     "view": ("jaxprtool.ir.structured", "views"),

@@ -36,6 +36,9 @@ class Traits:
         shape_exact: Computes each element from those of the operands in the same place, to the
             same bits in an array of any shape. XLA's `exp`, `log` and `tanh` round otherwise in
             another shape.
+        elementwise: Computes each element of its results from those of the operands in the same
+            place; an operand of rank 0 is broadcast.
+        stops_derivative: Its result has no derivative.
         gives: What the result is of the first operand. "same": the operand itself; "layout": all
             its elements, in another shape or order, or repeated; "part": some of its elements;
             "cast": its elements in another precision.
@@ -70,6 +73,8 @@ class Traits:
     commutative_bits: str = ""
     broadcasts: bool = False
     shape_exact: bool = False
+    elementwise: bool = False
+    stops_derivative: bool = False
     gives: Literal["", "same", "layout", "part", "cast"] = ""
     moves: bool = False
     updates: bool = False
@@ -185,6 +190,20 @@ add_traits(
     *("shift_right_logical", "sign", "sqrt", "square", "sub", "xor"),
     shape_exact=True,
 )
+add_traits(
+    *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh"),
+    *("bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "clz", "complex", "conj"),
+    *("convert_element_type", "copy", "cos", "cosh", "digamma", "div", "eq", "erf"),
+    *("erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a"),
+    *("igammac", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p"),
+    *("logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter"),
+    *("not", "optimization_barrier", "or", "polygamma", "population_count", "pow"),
+    *("real", "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt"),
+    *("select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin"),
+    *("sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "tie", "xor", "zeta"),
+    elementwise=True,
+)
+add_traits("stop_gradient", stops_derivative=True)
 add_traits(
     *("conv_general_dilated", "dot_general", "fft", "ragged_dot_general", "scaled_dot"),
     *("scaled_matmul", "symmetric_product", "triangular_solve"),

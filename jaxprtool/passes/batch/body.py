@@ -17,11 +17,11 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.caches import JaxprCache
+from jaxprtool.ir.templates import Template, instantiated
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import failed, structured_rules
 from jaxprtool.passes.batch.templates import (
-    Template,
     Templates,
     template_of,
     templates_of,
@@ -258,18 +258,10 @@ class _Run:
         source = jaxcompat.NO_SOURCE if like is None else like.source_info
         if self.outermost:
             source = self._under_vmap(source)
-        values: list[Atom] = [*operands, *map(self._constant, template.consts)]
-        for step in template.steps:
-            ins = [values[i] if type(i) is int else i for i in step.inputs]
-            outs = [Var(aval) for aval in step.avals]
-            effs = step.effects
-            if effs:
-                names = dict(zip(template.binders, values, strict=False))
-                effs = jaxcompat.renamed_effects(effs, names)
-            new = JaxprEqn(ins, outs, step.primitive, step.params, effs, source, step.ctx)
-            values += outs
-            self.eqns.append(new)
-        return [values[i] if type(i) is int else i for i in template.outs]
+        values = [*operands, *map(self._constant, template.consts)]
+        eqns, results = instantiated(template, values, source)
+        self.eqns += eqns
+        return results
 
     def _constant(self, value: object) -> Var:
         """Return the constvar of a value that a rule has brought along."""

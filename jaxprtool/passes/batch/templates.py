@@ -1,9 +1,4 @@
-"""Templates: batching rules traced once for all equations that are alike.
-
-The equations of a program have few signatures: what an equation is but for the names of its
-operands and its source location. For each, the batching rule is traced once, to a *template* of the
-few equations that it makes. To batch an equation is to look up its template and to instantiate it
-with the equation's own operands.
+"""Batching rules traced once for all equations that are alike, to templates (`ir.templates`).
 
 Templates are kept for the process (`_templates`, `_of_bodies`), which makes a second program of a
 kind, and `jaxprtool.vmap`, fast; `jaxprtool.clear_caches` drops them.
@@ -14,74 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeAlias
 from weakref import ref
 
 import jax
-import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import JaxprCache, process_cache
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
-from jaxprtool.jaxcompat import (
-    Atom,
-    Aval,
-    ClosedJaxpr,
-    Effect,
-    JaxprEqn,
-    Literal,
-    Params,
-    Primitive,
-    Var,
-)
+from jaxprtool.ir.templates import Template, has_float, signature, template_of_jaxpr
+from jaxprtool.jaxcompat import Aval, JaxprEqn, Primitive
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import Operands, batch_rules, jaxs_rule
 from jaxprtool.passes.dce import dce_body
-
-#: A value in a template: a literal, or the index of one.
-Value: TypeAlias = Literal | int
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Step:
-    """An equation of a template.
-
-    Attributes:
-        inputs: Literals, or indices of values: of the operands, then of the constants, then of the
-            results of the steps in order.
-        avals: The types of the results.
-        single: True if it has one result.
-    """
-
-    primitive: Primitive
-    params: Params
-    effects: set[Effect]
-    ctx: Any
-    inputs: tuple[Value, ...]
-    avals: tuple[Aval, ...]
-    single: bool
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Template:
-    """The equations that replace an equation.
-
-    Attributes:
-        consts: Values that the rule has brought along.
-        outs: The results, as the `inputs` of a step.
-        kinds: The kinds of the results (see `Templates`).
-        binders: The variables that effects on refs name.
-        alone: The only step, if it takes the operands as they are and its results are the
-            template's.
-    """
-
-    consts: tuple[Any, ...]
-    steps: tuple[Step, ...]
-    outs: tuple[Value, ...]
-    kinds: tuple[int, ...]
-    binders: tuple[Var, ...]
-    alone: Step | None
-
 
 #: Templates of equations that hold jaxprs, by the first that they hold.
 _of_bodies = JaxprCache()
@@ -114,7 +53,7 @@ def template_of(
     if held:
         known, key = _of_bodies.of(held[0]), (templates,)
         like = eqn.replace(params={name: _weak(value) for name, value in eqn.params.items()})
-    if any(map(_has_float, like.params.values())):
+    if any(map(has_float, like.params.values())):
         templates.with_floats.add(eqn.primitive)
     key += templates.key(like, kinds)
     try:
@@ -177,43 +116,7 @@ def _traced(
         jaxpr = jaxcompat.trace_in_setting(fun, avals, eqn)
     jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     kinds = [templates.kind(v.aval, dim) for v, dim in zip(jaxpr.outvars, dims, strict=True)]
-    return _template(jaxpr, kinds)
-
-
-def _template(jaxpr: ClosedJaxpr, kinds: Sequence[int]) -> Template:
-    values = [*jaxpr.invars, *jaxpr.constvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
-    numbers: dict[Var, int] = {v: i for i, v in enumerate(values)}
-
-    def numbered(atoms: Sequence[Atom]) -> tuple[Value, ...]:
-        return tuple(atom if type(atom) is Literal else numbers[atom] for atom in atoms)
-
-    steps = tuple(
-        Step(
-            eqn.primitive,
-            {name: _without_numpy(value) for name, value in eqn.params.items()},
-            eqn.effects,
-            eqn.ctx,
-            numbered(eqn.invars),
-            tuple(v.aval for v in eqn.outvars),
-            len(eqn.outvars) == 1,
-        )
-        for eqn in jaxpr.eqns
-    )
-    outs = numbered(jaxpr.outvars)
-    alone = None
-    if len(steps) == 1 and not (steps[0].effects or jaxpr.consts):
-        whole = [*jaxpr.eqns[0].invars, *jaxpr.eqns[0].outvars]
-        alone = steps[0] if whole == [*jaxpr.invars, *jaxpr.outvars] else None
-    return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), alone)
-
-
-def _without_numpy(value: Any) -> Any:
-    """Replace NumPy's integers, which JAX's rules leave in dimensions and shapes, by Python's."""
-    if isinstance(value, np.integer):
-        return int(value)
-    if type(value) in (tuple, list):
-        return type(value)(map(_without_numpy, value))
-    return value
+    return template_of_jaxpr(jaxpr, kinds)
 
 
 # --- signatures -------------------------------------------------------------------------------
@@ -247,21 +150,7 @@ class Templates:
 
     def key(self, eqn: JaxprEqn, kinds: Sequence[int]) -> tuple[Hashable, ...]:
         """Return the signature of an equation whose operands are of these kinds."""
-        primitive, params = eqn.primitive, eqn.params
-        if not params:
-            return primitive, eqn.ctx, *kinds
-        names = repr(params) if primitive in self.with_floats else tuple(params)
-        values = params.values()
-        types = [jaxcompat.nested_type(v) if isinstance(v, tuple) else type(v) for v in values]
-        return primitive, eqn.ctx, names, *types, *values, *kinds
-
-
-_FLOATS: frozenset[type] = frozenset({float, complex, np.float32, np.float64})
-
-
-def _has_float(value: object) -> bool:
-    """Return True for a float, and for a tuple that has one at any depth."""
-    return any(map(_has_float, value)) if isinstance(value, tuple) else type(value) in _FLOATS
+        return signature(eqn, kinds, self.with_floats)
 
 
 #: Numbers of kinds: no other thread is given the same, and none is given twice.

@@ -1,0 +1,150 @@
+"""mask: one program for every length up to a bound.
+
+    program.apply("mask(n=512)")
+
+Arguments of `f32[n,d]` become padded ones, `f32[512,d]`, and n an argument. What is in the padding
+never reaches a result or a gradient. Rules for primitives are in an open table, `@rule("mask", …)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
+from jaxprtool.ir.paths import paths, unique
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import Aval, Var
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.mask import (  # noqa: F401  # their rules
+    calls,
+    custom_derivatives,
+    elementwise,
+    layout,
+    products,
+    reductions,
+)
+from jaxprtool.passes.mask.body import SCALAR, Run, Writing, structured_mask_rules
+from jaxprtool.passes.mask.sizes import Bounds
+from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
+from jaxprtool.passes.mask.values import Facts, Filled, Padded
+from jaxprtool.passes.transforms.retrace import with_names
+
+__all__ = [
+    "Bounds",
+    "Filled",
+    "Mask",
+    "Masking",
+    "Padded",
+    "Run",
+    "Writing",
+    "mask_rules",
+    "refusal",
+    "structured_mask_rules",
+]
+
+
+@dataclass(frozen=True)
+class Mask(Pass):
+    """Compute on padded arguments what the program computes on those of any smaller size.
+
+    An argument of `f32[n,d]` becomes `f32[512,d]`, of which the first n rows count, and n an
+    argument `i32[]` after the other positional ones: `p(x, 9)`, or `p(x, n=9)`. What is in the
+    padding, NaN too, never reaches a result or a derivative. If the type of a result mentions n,
+    the program returns a pair: the results, padded, and their logical sizes, with None for
+    results that have no padding.
+
+    Symbols that are not given stay. Several are arguments in the order of their names.
+
+    Args:
+        sizes: The bound of each symbol, by its name: n=512. It is from 0 to that.
+
+    Raises:
+        ArgumentsError: For a name that is no symbol of the program.
+        UnsupportedError: For an equation that cannot be masked.
+
+    Example:
+        def f(x):
+            return x.sum()
+
+        $ jaxprtool opt f.py:f --args "f32[n]" -p "mask(n=4)"
+        { lambda ; a:f32[4] b:i32[]. let
+            c:i32[4] = iota[dimension=0 dtype=int32 shape=(4,) sharding=None]
+            d:bool[4] = lt c b
+            e:f32[4] = broadcast_in_dim[broadcast_dimensions=() shape=(4,) sharding=None] 0.0:f32[]
+            f:f32[4] = select_n d e a
+            g:f32[] = reduce_sum[axes=(0,) out_sharding=None] f
+          in (g,) }
+    """
+
+    name: ClassVar[str] = "mask"
+    group: ClassVar[str] = "transform"
+    more_options: ClassVar[str] = "sizes"
+    preserves: ClassVar[bool] = False
+
+    sizes: dict[str, int]
+
+    def __post_init__(self) -> None:
+        if not self.sizes:
+            raise PipelineError(
+                "pass 'mask' needs the bound of a symbol", "mask(n=512) says that n is at most 512"
+            )
+        for name, bound in self.sizes.items():
+            if bound < 1:
+                raise PipelineError(f"mask: {name}={bound} is no bound: a size is at least 1")
+
+    def __call__(self, program: Program) -> Program:
+        for name in self.sizes:
+            if name not in program.symbols:
+                has = f"its symbols are: {', '.join(program.symbols)}"
+                raise ArgumentsError(
+                    f"mask: {program.name} has no symbol '{name}'",
+                    did_you_mean(name, program.symbols)
+                    or (has if program.symbols else "it has no symbols"),
+                )
+        bounds = Bounds({name: self.sizes[name] for name in sorted(self.sizes)})
+        return _masked(program, bounds)
+
+
+def _masked(program: Program, bounds: Bounds) -> Program:
+    """Return a masked program."""
+    old = jaxcompat.close_jaxpr(program.jaxpr)
+    padded = [aval for aval in program.out_avals if bounds.axes(getattr(aval, "shape", ()))]
+    facts = [Facts.of(var, active=True) for var in old.invars]
+    made = Writing(Run(bounds)).body(old, facts, [n for aval in padded for n in aval.shape])
+    own = dict(zip(made.symbols, made.jaxpr.invars, strict=False))
+    symbols = [own.get(name) or Var(SCALAR) for name in bounds]
+    arguments = made.jaxpr.invars[len(made.symbols) :]
+    args, kwargs = jax.tree.unflatten(program.in_tree, range(len(arguments)))
+    count = len(jax.tree.leaves(args))
+    names = program.arg_names
+    arg_names = unique([*names[:count], *bounds, *names[count:]])
+    results = jax.tree.unflatten(program.out_tree, program.out_avals)
+    out_names = program.out_names
+    if padded:
+        results = results, jax.tree.map(lambda aval: _sizes(bounds, aval), results)
+        out_names = tuple(paths("result", results))
+    return program.replace(
+        jaxpr=with_names(
+            jaxcompat.replace_jaxpr(
+                made.jaxpr, invars=[*arguments[:count], *symbols, *arguments[count:]]
+            ),
+            program.name,
+            arg_names,
+            out_names,
+        ),
+        in_tree=jax.tree.structure(((*args, *symbols), kwargs)),
+        out_tree=jax.tree.structure(results),
+        arg_names=arg_names,
+        out_names=out_names,
+        jit=None,
+    )
+
+
+def _sizes(bounds: Bounds, aval: Aval) -> tuple[int, ...] | None:
+    """Return a leaf for each axis of a result, if it is padded."""
+    shape = getattr(aval, "shape", ())
+    return tuple(range(len(shape))) if bounds.axes(shape) else None

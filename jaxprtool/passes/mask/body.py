@@ -1,0 +1,344 @@
+"""Mask a jaxpr: one forward pass over its equations.
+
+Variables whose types mention a masked symbol become padded ones. An equation that mentions none
+stays as it is. Every other one is replaced by its template: its rule, traced once for all equations
+that are alike (`ir.templates`). Those that hold jaxprs have structured rules, which mask these in
+turn.
+
+A body is given the symbols that it needs as its first arguments, and computes sizes and masks from
+these, once each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.rules import RuleTable
+from jaxprtool.ir.templates import (
+    Template,
+    has_float,
+    instantiated,
+    signature,
+    template_of_jaxpr,
+)
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
+from jaxprtool.passes.dce import dce_body
+from jaxprtool.passes.mask.sizes import Bounds
+from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
+from jaxprtool.passes.mask.values import Facts, Padded, result_facts
+
+#: The type of a symbol.
+SCALAR = jax.core.ShapedArray((), np.dtype(np.int32))
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedBody:
+    """A masked jaxpr.
+
+    Attributes:
+        jaxpr: It takes the values of `symbols`, then its arguments.
+        symbols: The masked symbols that it needs.
+        facts: What is known of its results.
+    """
+
+    jaxpr: ClosedJaxpr
+    symbols: tuple[str, ...]
+    facts: tuple[Facts, ...]
+
+
+#: `rule(writing, eqn, operands, facts)` adds an equation to the body that is written, with
+#: `Writing.add`. It is given the new operands, and what is known of them.
+StructuredRule = Callable[..., None]
+
+#: The open table of rules for equations that hold jaxprs.
+structured_mask_rules: RuleTable[StructuredRule] = RuleTable()
+
+
+@dataclass(eq=False)
+class Run:
+    """The masking of one program: its bounds, and what has been made for its equations."""
+
+    bounds: Bounds
+    templates: dict[Hashable, Template] = field(default_factory=dict)
+    numbers: dict[Hashable, int] = field(default_factory=dict)
+    with_floats: set[Primitive] = field(default_factory=set)
+    bodies: dict[Hashable, tuple[AnyJaxpr, MaskedBody]] = field(default_factory=dict)
+    new_number: Any = field(default_factory=count)
+
+    def body(self, body: ClosedJaxpr, facts: Sequence[Facts]) -> MaskedBody:
+        """Return a closed jaxpr masked, for arguments of which this is known."""
+        key = id(jaxcompat.open_jaxpr(body)), tuple(facts)
+        if key not in self.bodies:
+            # The old body is kept: another could get its id.
+            self.bodies[key] = body, Writing(self).body(body, facts)
+        return self.bodies[key][1]
+
+    def number(self, aval: Aval, facts: Facts) -> int:
+        """Return the number of values of this padded type of which this is known."""
+        key = aval, facts
+        if key not in self.numbers:
+            self.numbers[key] = next(self.new_number)
+        return self.numbers[key]
+
+    def aval(self, aval: Aval) -> Aval:
+        """Return the padded type of a logical one."""
+        shape = getattr(aval, "shape", ())
+        return aval.update(shape=self.bounds.shape(shape)) if self.bounds.axes(shape) else aval
+
+
+@dataclass(eq=False)
+class Writing:
+    """One body while it is written."""
+
+    run: Run
+    eqns: list[JaxprEqn] = field(default_factory=list)
+    env: dict[Var, Atom] = field(default_factory=dict)
+    facts: dict[Var, Facts] = field(default_factory=dict)
+    symbols: dict[str, Var] = field(default_factory=dict)
+    consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
+    _made: dict[Hashable, Atom] = field(default_factory=dict)
+
+    def body(
+        self, body: ClosedJaxpr, facts: Sequence[Facts], sizes: Sequence[Any] = ()
+    ) -> MaskedBody:
+        """Return a closed jaxpr masked.
+
+        Args:
+            body: The jaxpr.
+            facts: What is known of its arguments.
+            sizes: Logical sizes that it returns too, after its results.
+        """
+        invars = []
+        for var, known in zip(body.invars, facts, strict=True):
+            aval = self.run.aval(var.aval)
+            invars.append(var if aval is var.aval else Var(aval))
+            self._bind(var, invars[-1], known)
+        for eqn in jaxcompat.open_jaxpr(body).eqns:
+            self._equation(eqn)
+        outvars = [*map(self.atom, body.outvars), *map(self.size, sizes)]
+        made = self.consts.values()
+        names = tuple(name for name in self.run.bounds if name in self.symbols)
+        new = jaxcompat.replace_jaxpr(
+            body,
+            constvars=[*body.constvars, *(var for var, _ in made)],
+            consts=[*body.consts, *(value for _, value in made)],
+            invars=[*(self.symbols[name] for name in names), *invars],
+            outvars=outvars,
+            eqns=self.eqns,
+        )
+        return MaskedBody(new, names, tuple(map(self.known, body.outvars)))
+
+    # --- values ---------------------------------------------------------------------------------
+
+    def atom(self, atom: Atom) -> Atom:
+        """Return what takes the place of an atom."""
+        return atom if type(atom) is Literal else self.env.get(atom, atom)
+
+    def known(self, atom: Atom) -> Facts:
+        """Return what is known of an atom of the old body."""
+        found = None if type(atom) is Literal else self.facts.get(atom)
+        return Facts.of(atom, active=False) if found is None else found
+
+    def _bind(self, var: Var, atom: Atom, facts: Facts) -> None:
+        if atom is not var:
+            self.env[var] = atom
+        self.facts[var] = facts
+
+    def symbol(self, name: str) -> Var:
+        """Return the argument of the new body that is the value of a symbol."""
+        if name not in self.symbols:
+            self.symbols[name] = Var(SCALAR)
+        return self.symbols[name]
+
+    def size(self, size: Any) -> Atom:
+        """Return the value of a logical size."""
+        if isinstance(size, int):
+            return jaxcompat.as_literal(size, SCALAR)
+        return self._computed("size", size, lambda masking: masking.size(size))
+
+    def valid(self, size: Any) -> Atom:
+        """Return the mask of an axis of a logical size."""
+        return self._computed("valid", size, lambda masking: masking.valid(size))
+
+    def _computed(self, what: str, size: Any, compute: Callable[[Masking], Any]) -> Atom:
+        key = what, size
+        if key not in self._made:
+            sizes = [size] if what == "valid" else []
+            known = self.run.templates.get(key)
+            if known is None:
+                known = self._traced(lambda masking: [compute(masking)], (), sizes, None)
+                self.run.templates[key] = known
+            self._made[key] = self._written(known, (), sizes, jaxcompat.NO_SOURCE)[0]
+        return self._made[key]
+
+    # --- equations ------------------------------------------------------------------------------
+
+    def outs(self, variables: Sequence[Var]) -> list[Var]:
+        """Return variables for results: the same ones where they are not padded."""
+        avals = [self.run.aval(var.aval) for var in variables]
+        return [
+            var if aval is var.aval else type(var)(aval)
+            for var, aval in zip(variables, avals, strict=True)
+        ]
+
+    def add(self, eqn: JaxprEqn, like: JaxprEqn, facts: Sequence[Facts]) -> None:
+        """Add an equation, whose results take the places of those of `like`."""
+        self.eqns.append(eqn)
+        for old, new, known in zip(like.outvars, eqn.outvars, facts, strict=True):
+            self._bind(old, new, known)
+
+    def _equation(self, eqn: JaxprEqn) -> None:
+        operands = [self.atom(atom) for atom in eqn.invars]
+        facts = [self.known(atom) for atom in eqn.invars]
+        try:
+            if not self.run.bounds.mentions(eqn):
+                self._unchanged(eqn, operands, facts)
+            elif structured := structured_mask_rules.get(eqn.primitive.name):
+                structured(self, eqn, operands, facts)
+            else:
+                self._by_rule(eqn, operands, facts)
+        except JaxprToolError:
+            raise
+        except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise refusal(eqn, reason) from error
+
+    def _unchanged(self, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts]) -> None:
+        active = any(each.active for each in facts) and not traits(eqn).stops_derivative
+        same = all(a is b for a, b in zip(operands, eqn.invars, strict=True))
+        effects = eqn.effects
+        if effects and not same:
+            effects = jaxcompat.renamed_effects(effects, self.env)
+        self.eqns.append(eqn if same else eqn.replace(invars=operands, effects=effects))
+        for var in eqn.outvars:
+            self.facts[var] = Facts.of(var, active=active)
+
+    def _by_rule(self, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts]) -> None:
+        if eqn.effects:
+            raise refusal(eqn, "it has an effect on a value that is padded")
+        run = self.run
+        kinds = [run.number(a.aval, f) for a, f in zip(operands, facts, strict=True)]
+        outs = tuple(v.aval.shape for v in eqn.outvars)
+        key: Hashable
+        try:
+            key = signature(eqn, kinds, run.with_floats), outs
+            template = run.templates.get(key)
+        except TypeError:  # a parameter that cannot be hashed
+            key, template = id(eqn), None
+        sizes = self._sizes(eqn)
+        if template is None:
+            template = self._traced_rule(eqn, operands, facts, sizes)
+            run.templates[key] = template
+            if any(map(has_float, eqn.params.values())):
+                run.with_floats.add(eqn.primitive)
+        results = self._written(template, operands, sizes, eqn.source_info)
+        for var, atom, known in zip(eqn.outvars, results, template.kinds, strict=True):
+            self._bind(var, atom, known)
+
+    def _sizes(self, eqn: JaxprEqn) -> list[Any]:
+        """Return the masked sizes in the types and parameters of an equation, each once."""
+        is_masked = self.run.bounds.is_masked
+        atoms = (*eqn.invars, *eqn.outvars)
+        found = {n: None for v in atoms for n in getattr(v.aval, "shape", ()) if is_masked(n)}
+        if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
+            found[eqn.params["dim"]] = None
+        return list(found)
+
+    # --- templates ------------------------------------------------------------------------------
+
+    def _traced_rule(
+        self, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts], sizes: Sequence[Any]
+    ) -> Template:
+        apply = rule_of(eqn)
+        active = any(each.active for each in facts) and not traits(eqn).stops_derivative
+        found: list[Facts] = []
+
+        def call(masking: Masking, *arrays: Any) -> list[Any]:
+            made = apply(masking, eqn, *map(Padded, arrays, facts))
+            results = made if eqn.primitive.multiple_results else [made]
+            outs = []
+            for each, var in zip(results, eqn.outvars, strict=True):
+                array, known = result_facts(each, var.aval.shape, active)
+                outs.append(array)
+                found.append(known)
+            return outs
+
+        template = self._traced(call, [a.aval for a in operands], sizes, eqn)
+        return replace(template, kinds=tuple(found))
+
+    def _traced(
+        self,
+        call: Callable[..., list[Any]],
+        avals: Sequence[Aval],
+        sizes: Sequence[Any],
+        eqn: JaxprEqn | None,
+    ) -> Template:
+        """Trace a template of operands, the symbols, the values of sizes, and their masks."""
+        bounds = self.run.bounds
+        masks = [jax.core.ShapedArray((bounds.padded(size),), jnp.bool_) for size in sizes]
+        avals = [*avals, *[SCALAR] * len(bounds.bounds), *[SCALAR] * len(sizes), *masks]
+
+        def fun(*values: Any) -> list[Any]:
+            rest = iter(values)
+            arrays = [next(rest) for _ in range(len(values) - len(bounds.bounds) - 2 * len(sizes))]
+            symbols = {name: next(rest) for name in bounds}
+            known = {size: next(rest) for size in sizes}
+            valid = dict(zip(sizes, rest, strict=True))
+            # Without an equation, it is a mask itself that is computed.
+            return call(Masking(bounds, symbols, known, valid if eqn else {}), *arrays)
+
+        jaxpr = jaxcompat.trace_in_setting(fun, avals, eqn)
+        jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+        return template_of_jaxpr(jaxpr, ())
+
+    def _written(
+        self, template: Template, operands: Sequence[Atom], sizes: Sequence[Any], source: Any
+    ) -> list[Atom]:
+        """Instantiate a template; sizes and masks are computed if it uses them."""
+        names = list(self.run.bounds)
+        used = {i for step in template.steps for i in step.inputs if type(i) is int}
+        used.update(i for i in template.outs if type(i) is int)
+        makers = [lambda name=name: self.symbol(name) for name in names]
+        makers += [lambda size=size: self.size(size) for size in sizes]
+        makers += [lambda size=size: self.valid(size) for size in sizes]
+        values: list[Any] = list(operands)
+        for maker in makers:
+            values.append(maker() if len(values) in used else None)
+        values += map(self._constant, template.consts)
+        eqns, results = instantiated(template, values, source)
+        self.eqns += eqns
+        return results
+
+    def _constant(self, value: Any) -> Var:
+        """Return the constvar of a value that a rule has brought along."""
+        if id(value) not in self.consts:
+            self.consts[id(value)] = Var(jax.typeof(value)), value
+        return self.consts[id(value)][0]
+
+
+def rule_of(eqn: JaxprEqn) -> Callable[..., Any]:
+    """Return the rule of an equation.
+
+    Raises:
+        UnsupportedError: If its primitive has none.
+    """
+    found = mask_rules.get(eqn.primitive.name)
+    if found is None and traits(eqn).elementwise:
+        found = mask_rules["elementwise"]
+    if found is None:
+        raise refusal(
+            eqn,
+            f"there is no masking rule for '{eqn.primitive.name}'",
+            '@rule("mask", …) of jaxprtool.extend adds one',
+        )
+    return found

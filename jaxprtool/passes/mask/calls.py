@@ -1,0 +1,167 @@
+"""Masking of equations that hold jaxprs: calls, branches and loops.
+
+Each body is masked for what is known of its arguments, and gets the symbols that it needs before
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.rules import rule
+from jaxprtool.ir.structured import CALLS, Call, Cond, Scan, While
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
+from jaxprtool.passes.mask.body import SCALAR, MaskedBody, Writing, structured_mask_rules
+from jaxprtool.passes.mask.table import refusal
+from jaxprtool.passes.mask.values import Facts
+
+
+def _symbols(writing: Writing, names: Sequence[str]) -> list[Atom]:
+    return [writing.symbol(name) for name in names]
+
+
+def with_symbols(masked: MaskedBody, names: Sequence[str]) -> ClosedJaxpr:
+    """Return a masked body that takes the values of these symbols, be they needed or not."""
+    body = masked.jaxpr
+    own = dict(zip(masked.symbols, body.invars, strict=False))
+    invars = [own.get(name) or Var(SCALAR) for name in names]
+    invars += body.invars[len(masked.symbols) :]
+    return jaxcompat.replace_jaxpr(body, invars=invars)
+
+
+@rule(structured_mask_rules, *CALLS)
+def _call(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts]) -> None:
+    call = Call.of(eqn)
+    masked = writing.run.body(call.body, facts)
+    names = masked.symbols
+    places = [None] * len(names) + list(range(len(operands)))
+    new = call.rebuild(
+        operands=(*_symbols(writing, names), *operands),
+        outs=tuple(writing.outs(eqn.outvars)),
+        body=masked.jaxpr,
+        **call.entries(places, range(len(eqn.outvars))),
+    )
+    writing.add(new, eqn, masked.facts)
+
+
+@rule(structured_mask_rules, "cond")
+def _cond(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts]) -> None:
+    cond = Cond.of(eqn)
+    made = [writing.run.body(branch, facts[1:]) for branch in cond.branches]
+    names = [name for name in writing.run.bounds if any(name in each.symbols for each in made)]
+    joined = [_joined(each) for each in zip(*(each.facts for each in made), strict=True)]
+    new = cond.rebuild(
+        index=operands[0],
+        operands=(*_symbols(writing, names), *operands[1:]),
+        outs=tuple(writing.outs(eqn.outvars)),
+        branches=tuple(with_symbols(each, names) for each in made),
+    )
+    writing.add(new, eqn, joined)
+
+
+def _joined(facts: Sequence[Facts]) -> Facts:
+    found = facts[0]
+    for each in facts[1:]:
+        found = found.joined(each)
+    return found
+
+
+def _carried(
+    writing: Writing, body: ClosedJaxpr, before: Sequence[Facts], carry: Sequence[Facts], xs: Any
+) -> tuple[MaskedBody, list[Facts]]:
+    """Return the body of a loop, masked for what is known of the carry in every round."""
+    while True:
+        masked = writing.run.body(body, (*before, *carry, *xs))
+        pairs = zip(carry, masked.facts, strict=False)
+        joined = [replace(old, literal=None).joined(new) for old, new in pairs]
+        if joined == list(carry):
+            return masked, joined
+        carry = joined
+
+
+@rule(structured_mask_rules, "while")
+def _while(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts]) -> None:
+    loop = While.of(eqn)
+    c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
+    body, carry = _carried(writing, loop.body, facts[c:b], facts[b:], ())
+    cond = writing.run.body(loop.cond, (*facts[:c], *carry))
+    new = loop.rebuild(
+        cond_consts=(*_symbols(writing, cond.symbols), *operands[:c]),
+        body_consts=(*_symbols(writing, body.symbols), *operands[c:b]),
+        carry=tuple(operands[b:]),
+        outs=tuple(writing.outs(eqn.outvars)),
+        cond=cond.jaxpr,
+        body=body.jaxpr,
+    )
+    writing.add(new, eqn, carry)
+
+
+# --- scan -------------------------------------------------------------------------------------
+
+
+@rule(structured_mask_rules, "scan")
+def _scan(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts]) -> None:
+    scan = Scan.of(eqn)
+    n, k = len(scan.consts), len(scan.consts) + len(scan.carry)
+    rows = [replace(x, shape=x.shape[1:], fills=x.fills[1:]) for x in facts[k:]]
+    masked, carry = _carried(writing, scan.body, facts[:n], facts[n:k], rows)
+    length, xs, body = scan.length, operands[k:], masked.jaxpr
+    ys = [_stacked(each, length) for each in masked.facts[len(carry) :]]
+    if writing.run.bounds.is_masked(length):
+        if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in eqn.invars) or eqn.effects:
+            raise refusal(eqn, "its rounds have effects, and how many there are is masked")
+        body = _only_if_valid(eqn, masked, len(carry))
+        xs = [*xs, writing.valid(length)]
+        ys = [
+            replace(y, fills=(_zero(var), *y.fills[1:])) for y, var in zip(ys, scan.ys, strict=True)
+        ]
+    new = scan.rebuild(
+        consts=(*_symbols(writing, masked.symbols), *operands[:n]),
+        carry=tuple(operands[n:k]),
+        xs=tuple(xs),
+        carry_outs=tuple(writing.outs(scan.carry_outs)),
+        ys=tuple(writing.outs(scan.ys)),
+        body=body,
+        length=writing.run.bounds.padded(length),
+    )
+    writing.add(new, eqn, [*carry, *ys])
+
+
+def _stacked(facts: Facts, length: Any) -> Facts:
+    return Facts((length, *facts.shape), (None, *facts.fills), facts.active)
+
+
+def _zero(var: Var) -> bytes | None:
+    dtype = var.aval.dtype
+    return None if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else bytes(dtype.itemsize)
+
+
+def _only_if_valid(eqn: JaxprEqn, masked: MaskedBody, carried: int) -> ClosedJaxpr:
+    """Return the body of a scan that takes a flag last, and does nothing where it is False.
+
+    What a round in the padding would compute may be NaN. It is not computed, so that its
+    derivative is not NaN either.
+    """
+    body = masked.jaxpr
+    start = len(body.invars) - len(Scan.of(eqn).xs) - carried
+    outs = [v.aval for v in body.outvars[carried:]]
+    evaluate = jaxcompat.jaxpr_as_fun(body)
+
+    def fun(*args: Any) -> list[Any]:
+        *values, valid = args
+        carry = values[start : start + carried]
+
+        def skip(*_: Any) -> list[Any]:
+            return [*carry, *(jnp.zeros(aval.shape, aval.dtype) for aval in outs)]
+
+        return lax.cond(valid, lambda *each: evaluate(*each), skip, *values)
+
+    flag = jax.core.ShapedArray((), jnp.bool_)
+    return jaxcompat.trace_in_setting(fun, [*(v.aval for v in body.invars), flag], eqn)

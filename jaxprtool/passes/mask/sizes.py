@@ -1,0 +1,176 @@
+"""Masked symbols: how large a symbolic size can be, and its value when the program runs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.equations import Contains
+from jaxprtool.ir.symbols import names_of, value_of
+from jaxprtool.jaxcompat import JaxprEqn
+
+#: The least and the largest number that a size can be.
+_Range = tuple[Any, Any]
+
+
+class Bounds:
+    """The masked symbols, with the bound of each: a symbol is at least 0 and at most that.
+
+    Args:
+        bounds: The bound of each masked symbol.
+    """
+
+    def __init__(self, bounds: Mapping[str, int]) -> None:
+        self.bounds = dict(bounds)
+        self._padded: dict[Any, int] = {}
+        self._masked: dict[Any, bool] = {}
+        self._mention = Contains(self._mentions_in_types)
+
+    def __iter__(self) -> Any:
+        return iter(self.bounds)
+
+    def is_masked(self, size: Any) -> bool:
+        """Return True if a size depends on a masked symbol."""
+        if type(size) is int or not jaxcompat.is_symbolic_dimension(size):
+            return False
+        if size not in self._masked:
+            self._masked[size] = not names_of(size).isdisjoint(self.bounds)
+        return self._masked[size]
+
+    def axes(self, shape: Sequence[Any]) -> tuple[int, ...]:
+        """Return the axes of a logical shape along which a value is padded."""
+        return tuple(i for i, size in enumerate(shape) if self.is_masked(size))
+
+    def padded(self, size: Any) -> Any:
+        """Return the padded size of an axis: the largest that the size can be.
+
+        Raises:
+            UnsupportedError: If it also depends on symbols that are not masked, and not only as a
+                sum of products.
+        """
+        if not self.is_masked(size):
+            return size
+        if size not in self._padded:
+            if names_of(size) <= self.bounds.keys():
+                found = _range(size, self.bounds)[1]
+            else:
+                found = self._partly(size)
+            self._padded[size] = found
+        return self._padded[size]
+
+    def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the padded shape of a logical one."""
+        return tuple(map(self.padded, shape))
+
+    def _partly(self, size: Any) -> Any:
+        terms = jaxcompat.dimension_terms(size)
+        if all(k > 0 and all(type(f) is str for f, _ in factors) for k, factors in terms):
+            return value_of(size, self.bounds)
+        raise UnsupportedError(
+            f"mask: how large {size} can be is not known while other symbols have no size",
+            "mask them too, or give them a size: specialize(d=64), mask(n=512)",
+        )
+
+    def mentions(self, eqn: JaxprEqn) -> bool:
+        """Return True if an equation mentions a masked symbol, in a body that it holds too."""
+        return self._mention.at(eqn)
+
+    def _mentions_in_types(self, eqn: JaxprEqn) -> bool:
+        if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
+            return self.is_masked(eqn.params["dim"])
+        atoms = (*eqn.invars, *eqn.outvars)
+        return any(map(self.is_masked, (n for v in atoms for n in getattr(v.aval, "shape", ()))))
+
+
+def _range(size: Any, bounds: Mapping[str, int]) -> _Range:
+    """Return the range of a size whose symbols are at least 0 and at most their bounds."""
+
+    def factor(base: Any, exponent: int) -> _Range:
+        if isinstance(base, str):
+            return 0, bounds[base] ** exponent
+        operation, *operands = base
+        low, high = _RANGES[operation](*(_range(each, bounds) for each in operands))
+        powers = [low**exponent, high**exponent]
+        return (0 if low < 0 < high and exponent % 2 == 0 else min(powers)), max(powers)
+
+    if not jaxcompat.is_symbolic_dimension(size):
+        return operator.index(size), operator.index(size)
+    total = (0, 0)
+    for coefficient, factors in jaxcompat.dimension_terms(size):
+        low, high = reduce(_product, (factor(*each) for each in factors), (1, 1))
+        low, high = _product((coefficient, coefficient), (low, high))
+        total = total[0] + low, total[1] + high
+    return total
+
+
+def _product(x: _Range, y: _Range) -> _Range:
+    corners = [a * b for a in x for b in y]
+    return min(corners), max(corners)
+
+
+def _quotient(x: _Range, y: _Range) -> _Range:
+    divisors = [d for d in (*y, -1, 1) if y[0] <= d <= y[1] and d != 0]
+    corners = [a // d for a in x for d in divisors]
+    return min(corners, default=0), max(corners, default=0)
+
+
+def _remainder(x: _Range, y: _Range) -> _Range:
+    if x[0] >= 0 and x[1] < y[0]:
+        return x
+    return min(0, y[0] + 1), max(0, y[1] - 1)
+
+
+_RANGES: dict[str, Callable[[_Range, _Range], _Range]] = {
+    "floordiv": _quotient,
+    "mod": _remainder,
+    "max": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    "min": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+}
+
+
+def computed(size: Any, symbols: Mapping[str, Any]) -> Any:
+    """Return the value of a size, an `i32[]`, of those of the symbols that it mentions.
+
+    Symbols that are not masked keep their values, which JAX computes from shapes.
+    """
+    if not jaxcompat.is_symbolic_dimension(size):
+        return jnp.int32(size)
+
+    def factor(base: Any, exponent: int) -> Any:
+        if not isinstance(base, str):
+            operation, *operands = base
+            value = _COMPUTED[operation](*(computed(each, symbols) for each in operands))
+        elif base in symbols:
+            value = symbols[base]
+        else:
+            (symbol,) = jax.export.symbolic_shape(base, scope=size.scope)
+            value = jnp.asarray(symbol, jnp.int32)
+        return value if exponent == 1 else lax.integer_pow(value, exponent)
+
+    terms = []
+    for coefficient, factors in jaxcompat.dimension_terms(size):
+        if not factors:
+            terms.append(jnp.int32(coefficient))
+            continue
+        value = reduce(operator.mul, (factor(*each) for each in factors))
+        terms.append(value if coefficient == 1 else value * coefficient)
+    return reduce(operator.add, terms)
+
+
+_COMPUTED: dict[str, Callable[[Any, Any], Any]] = {
+    "floordiv": jnp.floor_divide,
+    "mod": jnp.remainder,
+    "max": lax.max,
+    "min": lax.min,
+}
+
+assert _COMPUTED.keys() == _RANGES.keys()

@@ -1,0 +1,230 @@
+"""mask: results and gradients at every size, whatever is in the padding."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxprtool import trace
+from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
+from jaxprtool.loading.argspec import read_args
+
+BOUND = 5
+
+
+def _normalized(x):
+    return (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1)
+
+
+def _attention(x, w):
+    scores = (x @ w) @ (x @ w).T
+    return jax.nn.softmax(scores) @ (x @ w)
+
+
+def _rnn(x, w):
+    def step(state, row):
+        state = jnp.tanh(state @ w + row)
+        return state, state
+
+    return lax.scan(step, jnp.ones(4), x)
+
+
+def _reverse_rnn(x, w):
+    return lax.scan(lambda s, row: (jnp.tanh(s @ w + row), s), jnp.ones(4), x, reverse=True)
+
+
+def _rounds(x, w):
+    return lax.fori_loop(0, x.shape[0], lambda i, y: jnp.tanh(y @ w), x)
+
+
+def _branches(x, w):
+    return lax.cond(w[0, 0] > 0, lambda x: x.sum(0), lambda x: x.max(0), x)
+
+
+def _with_rules(x, w):
+    return jax.nn.relu(x @ w), jax.nn.logsumexp(x @ w, axis=0), jax.nn.silu(x)
+
+
+@jax.custom_vjp
+def _clipped(x, w):
+    return x @ w
+
+
+_clipped.defvjp(
+    lambda x, w: (x @ w, (x, w)), lambda held, ct: (ct @ held[1].T, jnp.clip(held[0].T @ ct, -1, 1))
+)
+
+#: Each of x: f32[n,4] and w: f32[4,4].
+FUNCTIONS = {
+    "sums": lambda x, w: (x.sum(), x.sum(0), x.sum(1), (x * w[0]).mean()),
+    "extremes": lambda x, w: (x.max(0), x.min(0), x.prod(0), jnp.all(x > 1, 0), jnp.any(x > 3, 0)),
+    "logarithms": lambda x, w: jnp.log(x * w[0]).sum(),
+    "variance": lambda x, w: (x.var(), _normalized(x @ w)),
+    "sizes": lambda x, w: (x.shape[0] * 2, jnp.arange(x.shape[0]) * x.sum(1), jnp.ones(x.shape)),
+    "transposed": lambda x, w: x.T @ x,
+    "attention": _attention,
+    "rnn": _rnn,
+    "reverse_rnn": _reverse_rnn,
+    "rounds": _rounds,
+    "branches": _branches,
+    "rules": _with_rules,
+    "custom_vjp": _clipped,
+    "remat": jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w)).sum()),
+}
+
+
+def masked(fun, types="f32[n,4], f32[4,4]", bound=BOUND):
+    args, _ = read_args(types)
+    return trace(fun, *args).apply(f"mask(n={bound})")
+
+
+def padded(x, junk, bound=BOUND):
+    return jnp.concatenate([x, jnp.full((bound - len(x), *x.shape[1:]), junk, x.dtype)])
+
+
+def arguments(n):
+    rng = np.random.default_rng(n)
+    x, w = rng.uniform(1, 4, (n, 4)), rng.uniform(0.1, 1, (4, 4))
+    return jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_results_and_gradients_are_those_at_every_size(name):
+    fun, program = FUNCTIONS[name], masked(FUNCTIONS[name])
+
+    def at(x, w, n):
+        return program(x, w, jnp.int32(n))
+
+    run = jax.jit(at)
+    for n in range(1, BOUND + 1):
+        x, w = arguments(n)
+        for junk in (jnp.nan, -jnp.inf, 7.0):
+            got = _without_sizes(run(padded(x, junk), w, n))
+            wanted = fun(x, w)
+            close(got, wanted, n)
+        if name != "rounds":  # a while loop
+            _check_gradients(fun, run, x, w, forward=name != "custom_vjp")
+
+
+def _without_sizes(results):
+    is_pair = isinstance(results, tuple) and len(results) == 2
+    return results[0] if is_pair and _is_sizes(results[1]) else results
+
+
+def _is_sizes(tree):
+    leaves = jax.tree.leaves(tree)
+    return bool(leaves) and all(leaf.dtype == jnp.int32 and leaf.shape == () for leaf in leaves)
+
+
+def _loss(results, like):
+    """Return a number that depends on all that is no padding."""
+    pairs = zip(jax.tree.leaves(results), jax.tree.leaves(like), strict=True)
+    parts = [jnp.asarray(value)[tuple(map(slice, jnp.shape(real)))] for value, real in pairs]
+    return sum(jnp.sin(part.astype(jnp.float32)).sum() for part in parts)
+
+
+def _check_gradients(fun, run, x, w, forward):
+    like, n = fun(x, w), len(x)
+    wanted = jax.grad(lambda x, w: _loss(fun(x, w), like), (0, 1))(x, w)
+
+    def loss(x, w):
+        return _loss(_without_sizes(run(x, w, n)), like)
+
+    got = jax.grad(loss, (0, 1))(padded(x, jnp.nan), w)
+    close(got, wanted, n, 1e-3)
+    if not forward:
+        return
+    tangents = x + 1, w - 1
+    moved = padded(tangents[0], jnp.nan), tangents[1]
+    wanted = jax.jvp(lambda x, w: _loss(fun(x, w), like), (x, w), tangents)
+    got = jax.jvp(loss, (padded(x, jnp.inf), w), moved)
+    close(got, wanted, n, 1e-3)
+
+
+def close(got, wanted, n, tolerance=1e-5):
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        real = np.asarray(one)[tuple(map(slice, jnp.shape(other)))]
+        np.testing.assert_allclose(real, other, tolerance, tolerance, err_msg=f"at n={n}")
+
+
+def test_the_size_is_the_last_positional_argument_and_sizes_are_beside_results():
+    program = masked(lambda x, w: {"y": x @ w, "total": x.sum()})
+    assert program.arg_names == ("x", "w", "n")
+    assert [str(aval) for aval in program.in_avals] == ["float32[5,4]", "float32[4,4]", "int32[]"]
+    results, sizes = program(jnp.ones((5, 4)), jnp.ones((4, 4)), 3)
+    assert results["y"].shape == (5, 4) and results["total"] == 12
+    assert sizes == {"y": (3, 4), "total": None}
+    assert program.out_names[-2:] == ("result[1]['y'][0]", "result[1]['y'][1]")
+
+
+def test_a_result_without_padding_is_as_it_was():
+    program = masked(lambda x: x.sum(), "f32[n]")
+    assert program(jnp.array([1.0, 2, jnp.nan, 3, 4]), 2) == 3
+    assert program.out_names == ("result",)
+
+
+def test_several_symbols_are_arguments_in_the_order_of_their_names():
+    args, _ = read_args("f32[n,m], f32[m]")
+    program = trace(lambda x, y: x @ y, *args).apply("mask(n=4, m=3)")
+    assert program.arg_names == ("x", "y", "m", "n")
+    x = jnp.full((4, 3), jnp.nan).at[:3, :2].set(1.0)
+    (result, sizes) = program(x, jnp.array([2.0, 3.0, jnp.inf]), 2, 3)
+    np.testing.assert_array_equal(result[:3], [5.0, 5.0, 5.0])
+    assert sizes == (3,)
+
+
+def test_symbols_that_are_not_given_stay():
+    args, _ = read_args("f32[n,m], f32[m]")
+    program = trace(lambda x, y: (x * y).sum(), *args).apply("mask(n=4)")
+    x = jnp.full((4, 3), jnp.nan).at[:2].set(1.0)
+    assert program(x, jnp.array([2.0, 3.0, 1.0]), 2) == 12
+
+
+def test_equations_without_a_masked_symbol_stay_the_same():
+    program = trace(lambda x, y: (jnp.sin(y) @ y.T, x.sum()), *read_args("f32[n], f32[3,4]")[0])
+    old = {id(eqn) for eqn in program.jaxpr.eqns}
+    made = program.apply("mask(n=4)").jaxpr.eqns
+    assert sum(id(eqn) in old for eqn in made) == len(old) - 1
+
+
+def test_masks_are_written_where_they_are_needed_alone():
+    def selects(fun, types="f32[n,4], f32[4,4]"):
+        return str(masked(fun, types).jaxpr).count("select_n")
+
+    assert selects(lambda x, w: jax.nn.gelu(x @ w + w[0])) == 0
+    assert selects(lambda x, w: jnp.zeros(x.shape).sum()) == 0
+    assert selects(lambda x, w: (x.sum(0), x.max(1))) == 1
+    assert selects(_attention) == 4  # the maximum, the sum, and the operands of the last product
+    assert selects(_rnn) == 0
+
+
+def test_vmapped_programs_take_a_size_for_each_lane():
+    program = masked(_attention)
+    xs = jnp.stack([padded(arguments(n)[0], jnp.nan) for n in (1, 4, 5)])
+    w = arguments(1)[1]
+    got, _ = jax.vmap(program, (0, None, 0))(xs, w, jnp.array([1, 4, 5]))
+    for lane, n in zip(got, (1, 4, 5), strict=True):
+        close(lane, _attention(arguments(n)[0], w), n)
+
+
+@pytest.mark.parametrize(
+    ("passes", "error", "message"),
+    [
+        ("mask", PipelineError, "pass 'mask' needs the bound of a symbol"),
+        ("mask(n=0)", PipelineError, "n=0 is no bound: a size is at least 1"),
+        ("mask(m=3)", ArgumentsError, "has no symbol 'm'"),
+    ],
+)
+def test_bad_bounds_are_refused(passes, error, message):
+    program = trace(lambda x: x.sum(), *read_args("f32[n]")[0])
+    with pytest.raises(error, match=message):
+        program.apply(passes)
+
+
+def test_what_has_no_rule_is_refused_with_its_line():
+    program = trace(lambda x: jnp.linalg.qr(x @ x.T)[0], *read_args("f32[n,4]")[0])
+    with pytest.raises(UnsupportedError, match=r"qr.* cannot be masked: there is no masking rule"):
+        program.apply("mask(n=4)")

@@ -50,7 +50,7 @@ def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
         value = given[name]
         if isinstance(value, jax.ShapeDtypeStruct):
             sharding = value.sharding
-            value = random_array(aval, (seed, position), name)
+            value = random_argument(program, position, seed)
             if isinstance(getattr(sharding, "mesh", None), jax.sharding.Mesh):
                 value = jax.device_put(value, sharding)
             if aval.dtype != jax.dtypes.float0:  # of which there is one value
@@ -61,7 +61,7 @@ def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
                 f"{program.name} takes {aval.str_short(short_dtypes=True)}",
                 hint="give it by type alone, and it is filled with random values that fit",
             )
-        arguments.append(value)
+        arguments.append(program.checked(position, value))
     return Filled(tuple(arguments), tuple(random))
 
 
@@ -80,6 +80,19 @@ def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any]
             aside += [name] if name in values else []
             values[name] = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     return values, tuple(aside)
+
+
+def random_argument(program: Program, position: int, seed: int) -> Any:
+    """A value of a program's flat argument: of a size, one up to its bound.
+
+    Raises ArgumentsError as `random_array` does.
+    """
+    name, aval = program.arguments[position]
+    bound = dict(program.bounds).get(name)
+    if bound is None:
+        return random_array(aval, (seed, position), name)
+    rng = np.random.default_rng((seed, position))
+    return np.asarray(rng.integers(0, bound + 1, aval.shape), aval.dtype)
 
 
 @jax.transfer_guard("allow")

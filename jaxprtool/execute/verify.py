@@ -35,7 +35,7 @@ from jaxprtool.errors import (
 from jaxprtool.execute.compare import Difference, difference, values_agree
 from jaxprtool.execute.effects import Effects, Event, effects_differ, leaves_the_program
 from jaxprtool.execute.execution_trace import ExecutionTrace, first_difference
-from jaxprtool.execute.fill import random_array
+from jaxprtool.execute.fill import random_argument
 from jaxprtool.execute.run import failures_reported
 from jaxprtool.ir.callbacks import is_check
 from jaxprtool.ir.dtypes import as_array
@@ -116,8 +116,7 @@ def require_runnable(program: Program) -> None:
 
 
 def _random(program: Program, seed: int) -> list[Any]:
-    pairs = zip(program.in_avals, program.arg_names, strict=True)
-    return [random_array(aval, (seed, i), name) for i, (aval, name) in enumerate(pairs)]
+    return [random_argument(program, i, seed) for i in range(len(program.in_avals))]
 
 
 class Runs:
@@ -141,6 +140,7 @@ class Runs:
                     f"argument '{name}' of {program.name} is {type_of(aval)}, "
                     f"not {type_of(jax.typeof(value))}"
                 )
+        program.with_sizes(self._arguments)
 
     @unchecked()
     @jax.transfer_guard("allow")

@@ -7,8 +7,9 @@ JAX kept for debugging.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import size_of, type_of
@@ -25,6 +26,22 @@ class NamedValue:
     type: str
     bytes: int | None
 
+    @property
+    def described(self) -> str:
+        """The type, and what else is known of the value."""
+        return self.type
+
+
+@dataclass(frozen=True)
+class NamedSize(NamedValue):
+    """An argument that is a size, with its largest value: `i32[] at most 512`."""
+
+    at_most: int
+
+    @property
+    def described(self) -> str:
+        return f"{self.type} at most {self.at_most}"
+
 
 def size_of_values(noun: str, values: Sequence[NamedValue]) -> str:
     """Return how many values there are, and their bytes: `215 arguments, 2.7 MiB`."""
@@ -40,7 +57,7 @@ class ValueGroup:
         name: What the user calls the pytree.
         values: How many flat values it has.
         bytes: Their bytes, as far as these are known.
-        type: The type, if it is one value.
+        type: The type, if it is one value, and the largest value of a size.
     """
 
     name: str
@@ -66,26 +83,35 @@ def border(program: Program | AnyJaxpr) -> Border:
     debug = jaxpr.debug_info
     if isinstance(program, Program):
         name, inputs, results = program.name, program.arg_names, program.out_names
+        bounds = dict(program.bounds)
     else:
         name = debug.func_name
         inputs, results = debug.arg_names, debug.result_paths or ()
+        bounds = {}
     return Border(
         name,
         jaxpr,
-        _named(inputs, "argument", jaxpr.invars),
+        _named(inputs, "argument", jaxpr.invars, bounds),
         _named(results, "result", jaxpr.outvars),
         _named((), "constant", jaxpr.constvars),
     )
 
 
 def _named(
-    names: Sequence[str | None], otherwise: str, atoms: Sequence[Atom]
+    names: Sequence[str | None],
+    otherwise: str,
+    atoms: Sequence[Atom],
+    bounds: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[NamedValue, ...]:
     if len(names) != len(atoms):
         names = [None] * len(atoms)
-    return tuple(
-        NamedValue(str(name or f"{otherwise}[{i}]"), type_of(atom.aval), size_of(atom.aval))
+    values = [
+        (str(name or f"{otherwise}[{i}]"), type_of(atom.aval), size_of(atom.aval))
         for i, (name, atom) in enumerate(zip(names, atoms, strict=True))
+    ]
+    return tuple(
+        NamedSize(*value, bounds[value[0]]) if value[0] in bounds else NamedValue(*value)
+        for value in values
     )
 
 
@@ -123,7 +149,7 @@ def grouped(values: Sequence[NamedValue], most: int = 6) -> tuple[ValueGroup, ..
             name,
             len(group),
             sum(value.bytes or 0 for value in group),
-            group[0].type if len(group) == 1 else None,
+            group[0].described if len(group) == 1 else None,
         )
         for name, group in groups.items()
     )

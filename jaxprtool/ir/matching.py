@@ -79,17 +79,16 @@ def matched(
     """
     wanted, keywords = jax.tree.unflatten(tree, range(tree.num_leaves))
     numbers, by_name = tree.children()
-    if len(args) != len(wanted):
-        arguments = "positional argument" + "s" * (len(wanted) != 1)
-        raise Mismatch(f"it takes {len(wanted)} {arguments}, not {len(args)}")
+    roots = [_root(each, names, f"args[{i}]") for i, each in enumerate(wanted)]
+    args, kwargs = _by_position(roots, args, {**kwargs}, keywords)
     for name in (*keywords, *kwargs):
         if name not in kwargs:
             raise Mismatch(f"the keyword argument '{name}' is missing")
         if name not in keywords:
             raise Mismatch(f"it takes no keyword argument '{name}'")
     found = MatchedArguments()
-    for i, triple in enumerate(zip(numbers.children(), wanted, args, strict=True)):
-        _match(found, *triple, _root(triple[1], names, f"args[{i}]"))
+    for triple in zip(numbers.children(), wanted, args, roots, strict=True):
+        _match(found, *triple)
     for name, part in zip(keywords, by_name.children(), strict=True):
         _match(found, part, keywords[name], kwargs[name], name)
     return found
@@ -103,6 +102,26 @@ def matched_leaves(tree: PyTreeDef, value: object, path: str) -> list[Any]:
     found = MatchedArguments()
     _match(found, tree, jax.tree.unflatten(tree, range(tree.num_leaves)), value, path)
     return found.leaves
+
+
+def _by_position(
+    roots: Sequence[str],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    keywords: Mapping[str, object],
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return a call's arguments by position, of which some may be given by name, and the others.
+
+    `roots` are the names of those that have a position.
+    """
+    left = roots[len(args) :]
+    given = [name for name in left if name in kwargs and name not in keywords]
+    if len(args) + len(given) != len(roots):
+        arguments = "positional argument" + "s" * (len(roots) != 1)
+        missing = [name for name in left if name not in given]
+        lacks = f": {', '.join(missing)} is missing" if len(missing) == 1 else ""
+        raise Mismatch(f"it takes {len(roots)} {arguments}, not {len(args) + len(given)}{lacks}")
+    return [*args, *(kwargs.pop(name) for name in given)], kwargs
 
 
 def _root(example: object, names: Sequence[str], otherwise: str) -> str:

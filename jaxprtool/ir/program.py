@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import CheckError, StructureError
+from jaxprtool.errors import ArgumentsError, CheckError, StructureError
 from jaxprtool.ir.dtypes import as_array, needs_x64
 from jaxprtool.ir.equations import is_flat
 from jaxprtool.ir.held import is_no_array
@@ -41,7 +42,8 @@ class Program:
     `(args, kwargs)`, static arguments left out, and `out_tree` that of the result. `arg_names`
     and `out_names` give one path per flat value: `params['w']`, `result[0]`. `axis_env` are the
     named axes, with their sizes, that the function was traced under and does not bind itself.
-    `jit` is what `jax.jit` was told about a function that is under it.
+    `jit` is what `jax.jit` was told about a function that is under it. `bounds` are the largest
+    values of arguments that are sizes, by the names of these: whole numbers from 0 on.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Program:
     out_names: tuple[str, ...]
     axis_env: tuple[tuple[Hashable, int], ...] = ()
     jit: JitOptions | None = None
+    bounds: tuple[tuple[str, int], ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the program on arguments of the structure of the traced ones.
@@ -61,8 +64,8 @@ class Program:
         The symbols of symbolic dimensions get the sizes that the arguments have.
         Raises TypeError, which names the first path that differs, if the structure does or a value
         is no float0 that is to be one, ArgumentsError if arguments contradict each other in the
-        size of a symbol, and FloatingPointError for results that `jax_debug_nans` or
-        `jax_debug_infs` forbid.
+        size of a symbol or one is a size beyond its bound, and FloatingPointError for results that
+        `jax_debug_nans` or `jax_debug_infs` forbid.
         """
         match = self.matched(args, kwargs)
         if not self.symbols:
@@ -70,13 +73,42 @@ class Program:
         return self.at([jnp.shape(leaf) for leaf in match.leaves])._called(match)
 
     def _called(self, match: MatchedArguments) -> Any:
-        self._require_float0(match.leaves)
+        leaves = self.with_sizes(match.leaves)
+        self._require_float0(leaves)
         if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
-            return match.result(self.out_tree, self._evaluated(match.leaves))
+            return match.result(self.out_tree, self._evaluated(leaves))
         with unchecked():
-            outs = self._evaluated(match.leaves, donate=False)  # needed again: JAX does so, too
-        self.require_finite(FiniteCheck.from_config(), match.leaves, outs)
+            outs = self._evaluated(leaves, donate=False)  # needed again: JAX does so, too
+        self.require_finite(FiniteCheck.from_config(), leaves, outs)
         return match.result(self.out_tree, outs)
+
+    def with_sizes(self, flat: Sequence[Any]) -> list[Any]:
+        """The flat arguments, each as `checked` gives it."""
+        return [self.checked(*each) for each in enumerate(flat)] if self.bounds else list(flat)
+
+    def checked(self, position: int, value: Any) -> Any:
+        """The value of a flat argument; if that is a size, as an array of its dtype.
+
+        Raises ArgumentsError for a size beyond its bound. One that JAX traces is not checked.
+        """
+        name, dtype = self.arg_names[position], getattr(self.in_avals[position], "dtype", None)
+        bound = dict(self.bounds).get(name)
+        if bound is None:
+            return value
+        traced = isinstance(value, jax.core.Tracer)
+        with jax.transfer_guard("allow"):
+            sizes = value if traced else np.asarray(value)
+        if whole := jnp.issubdtype(sizes.dtype, np.integer):
+            wrong = [] if traced else sizes[(sizes < 0) | (sizes > bound)]
+        else:
+            wrong = [value]
+        if len(wrong):
+            kind = "" if whole else f" of dtype {sizes.dtype}"
+            raise ArgumentsError(
+                f"argument '{name}' of {self.name} is {wrong[0]}{kind}: "
+                f"it is a size from 0 to {bound}"
+            )
+        return value if sizes.dtype == dtype else sizes.astype(dtype)
 
     def require_finite(
         self, check: FiniteCheck, arguments: Sequence[Any], results: Sequence[Any]
@@ -205,8 +237,10 @@ class Program:
         return self.specialized(found_sizes(self.name, self.arguments, shapes))
 
     def replace(self, **changes: Any) -> Program:
-        """A copy with some fields changed."""
-        return replace(self, **changes)
+        """A copy with some fields changed; bounds of arguments that it does not have are gone."""
+        made = replace(self, **changes)
+        left = tuple(bound for bound in made.bounds if bound[0] in made.arg_names)
+        return made if left == made.bounds else replace(made, bounds=left)
 
     if TYPE_CHECKING:
         # Attached by api.program: they need passes and render, which stand above this module.

@@ -44,6 +44,7 @@ class NamedValue(TypedDict):
     name: Annotated[str, "Its readable path, such as `params['w']`."]
     type: Annotated[str, "Its type, as a jaxpr prints it."]
     bytes: Annotated[int | None, "Its size; null where it is unknown."]
+    at_most: NotRequired[Annotated[int, "Of an argument that is a size: its largest value."]]
 
 
 class BoundValue(NamedValue):

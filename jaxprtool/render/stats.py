@@ -86,7 +86,7 @@ def values_table(
     for i, value in enumerate(values[:most]):
         size = "?" if value.bytes is None else f"{value.bytes:,}"
         source = [] if sources is None else [Text(sources[i])]
-        grid.add_row(Text(value.name), Text(value.type), size, *source)
+        grid.add_row(Text(value.name), Text(value.described), size, *source)
     if most is not None and len(values) > most:
         grid.add_row(Text(f"… {len(values) - most:,} more", style=theme.COMMENT))
     return grid

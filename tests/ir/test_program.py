@@ -91,6 +91,8 @@ def test_of_a_nan_that_was_given_the_argument_is_named(program):
         (({"w": None},), {"scale": 3.0}, r"p\['w'\] is to be an array, not None$"),
         (([x],), {"scale": 3.0}, "p is to be a dict, not a list$"),
         ((x, x), {"scale": 3.0}, "it takes 1 positional argument, not 2$"),
+        ((), {"scale": 3.0}, "it takes 1 positional argument, not 0: p is missing$"),
+        (({"w": x},), {"scale": 3.0, "p": {"w": x}}, "takes no keyword argument 'p'$"),
         (({"w": x},), {}, "the keyword argument 'scale' is missing$"),
         (({"w": x},), {"scale": 3.0, "shift": 1.0}, "takes no keyword argument 'shift'$"),
     ],
@@ -100,6 +102,10 @@ def test_arguments_of_another_structure_are_refused_by_the_first_path(
 ):
     with pytest.raises(TypeError, match=message):
         program(*args, **kwargs)
+
+
+def test_an_argument_that_has_a_position_may_be_given_by_name(program):
+    np.testing.assert_array_equal(program(scale=3.0, p={"w": x})["y"], x * 3)
 
 
 def test_it_prints_as_its_jaxpr_and_shows_in_a_notebook(program):

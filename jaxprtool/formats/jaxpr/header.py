@@ -58,6 +58,8 @@ def header_text(
     }
     if program.axis_env:
         entries["axis_env"] = values.encode(tuple(program.axis_env))
+    if program.bounds:
+        entries["bounds"] = _table(dict(program.bounds))
     if program.jit is not None:
         entries["jit"] = _table(_jit_parts(program, program.jit))
     if not usual_mesh.empty:
@@ -141,6 +143,7 @@ class Header:
     constants: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     axis_env: tuple[tuple[Hashable, int], ...] = ()
+    bounds: Mapping[str, int] = field(default_factory=dict)
     mesh: AbstractMesh = NO_MESH
     meshes: Mapping[str, AbstractMesh] = field(default_factory=dict)
     symbols: Any = None
@@ -256,6 +259,10 @@ _READERS: dict[str, Callable[[Any], Any]] = {
         "files are written {'name in comments': 'path', ...}",
     ),
     "axis_env": _axis_env,
+    "bounds": _checked(
+        lambda value: _is_dict(value, int) and all(bound >= 0 for bound in value.values()),
+        "bounds of sizes are written {'n': 512, ...}",
+    ),
     "mesh": _checked(
         lambda value: isinstance(value, AbstractMesh),
         "a mesh is written AbstractMesh((2,), ('x',), axis_types=...)",

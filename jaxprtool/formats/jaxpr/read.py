@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError
@@ -115,7 +116,9 @@ def _program(source: FileText, path: Path | None) -> Program:
         arg_names=header.arguments[1],
         out_names=header.results[1],
         axis_env=header.axis_env,
+        bounds=tuple(header.bounds.items()),
     )
+    _check_bounds(source, file, program)
     if header.jit is None:
         return program
     try:
@@ -152,6 +155,14 @@ def _check_counts(source: FileText, file: syntax.File, header: Header) -> None:
         if len(names) != len(held):
             message = f"{len(names)} {entry} are named here, but the program has {len(held)}"
             raise source.fail(file.header[entry].position, message)
+
+
+def _check_bounds(source: FileText, file: syntax.File, program: Program) -> None:
+    types = dict(program.arguments)
+    for name, _ in program.bounds:
+        if not np.issubdtype(getattr(types.get(name), "dtype", None), np.integer):
+            message = f"'{name}' is no argument that is a size"
+            raise source.fail(file.header["bounds"].position, message)
 
 
 def _precision(source: FileText) -> AbstractContextManager[object]:

@@ -68,7 +68,7 @@ class Closed(Pass):
                 name = program.arg_names[i]
                 if i in values:
                     raise ArgumentsError(f"closed: argument {name} is bound twice")
-                values[i] = _of_type(name, leaf, program.in_avals[i])
+                values[i] = program.checked(i, _of_type(name, leaf, program.in_avals[i]))
         return _bound(program, values) if values else program
 
 

@@ -38,6 +38,7 @@ def round_trip(program: Program) -> Program:
     assert difference(program, back) is None, difference(program, back)
     assert (back.name, back.arg_names) == (program.name, program.arg_names)
     assert (back.out_names, back.axis_env) == (program.out_names, program.axis_env)
+    assert back.bounds == program.bounds
     assert places(back.jaxpr) == places(program.jaxpr)
     if binds_twice(written) or holds_operations(program.jaxpr):
         # JAX has copied a jaxpr together with its variables: both copies are shown, and written,

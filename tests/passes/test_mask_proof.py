@@ -44,7 +44,9 @@ SWEEP = [
 
 
 def test_harnesses():
-    found = sum((prove_case(i, case) for i, case in enumerate(harness_programs(1)[::400])), Counter())
+    found = sum(
+        (prove_case(i, case) for i, case in enumerate(harness_programs(1)[::400])), Counter()
+    )
     assert found["programs"] > 30, found
 
 

@@ -66,24 +66,28 @@ def _symbols(names: Sequence[str]) -> dict[str, Any]:
 def symbolic_programs(case: Case) -> Iterator[SymbolicProgram]:
     """The programs with symbolic sizes that JAX can make of a case."""
     with case.setting():
-        leaves = case.arguments()
-        for axes in _choices(leaves)[:MOST_CHOICES]:
-            names = list(dict.fromkeys(axes.values()))
-            found = _AtSizes(case, axes)
+        for axes in _choices(case.arguments())[:MOST_CHOICES]:
             try:
-                program = found.traced(_symbols(names))
+                found = symbolic_program(case, axes)
             except JaxprToolError:
                 continue
-            if program.symbols:
-                firsts = {name: jnp.shape(leaves[i])[d] for (i, d), name in axes.items()}
-                yield SymbolicProgram(
-                    f"{case.name} of {[str(v) for v in program.in_avals]}",
-                    program,
-                    _five(firsts),
-                    found.traced,
-                    found.arguments,
-                    case.setting,
-                )
+            if found.program.symbols:
+                yield found
+
+
+def symbolic_program(case: Case, axes: dict[Axis, str]) -> SymbolicProgram:
+    """The program of a case with the sizes of some axes, by their symbols, left open."""
+    found = _AtSizes(case, axes)
+    program = found.traced(_symbols(list(dict.fromkeys(axes.values()))))
+    leaves = case.arguments()
+    return SymbolicProgram(
+        f"{case.name} of {[str(v) for v in program.in_avals]}",
+        program,
+        _five({name: jnp.shape(leaves[i])[d] for (i, d), name in axes.items()}),
+        found.traced,
+        found.arguments,
+        case.setting,
+    )
 
 
 def _choices(leaves: Sequence[Any]) -> list[dict[Axis, str]]:

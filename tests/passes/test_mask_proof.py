@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from hypothesis import given, settings
 
 from tests.programs import harness_programs
 from tests.programs.masking import prove_masked
 from tests.programs.symbolic import SymbolicPlan, SymbolicProgram, symbolic_plans, symbolic_programs
-from tests.sweep.corpora import Harnesses, RandomPrograms
+from tests.programs.symbolic_models import symbolic_model, symbolic_models
+from tests.sweep.corpora import Harnesses, RandomPrograms, Visit, Wants
 from tests.sweep.parts import Part
 
 
@@ -37,17 +39,33 @@ def prove_plan(number: int, plan: SymbolicPlan) -> Counter[str]:
     return prove_all(plan.programs(), number)
 
 
+@dataclass(frozen=True)
+class Models:
+    """The models among the samples, a unit each."""
+
+    whole: ClassVar[bool] = False
+
+    def units(self) -> list[str]:
+        return symbolic_models()
+
+    def visit(self, unit: str, wants: Wants, visit: Visit) -> None:
+        for number, found in enumerate(symbolic_model(unit)):
+            if wants(found.name):
+                visit(found.name, number, found)
+
+
 SWEEP = [
     Part("mask: harnesses", Harnesses(), prove_case),
     Part("mask: random programs", RandomPrograms(1000, programs=symbolic_plans), prove_plan),
+    Part("mask: models", Models(), lambda number, found: prove_masked(found, number)),
 ]
 
 
 def test_harnesses():
     found = sum(
-        (prove_case(i, case) for i, case in enumerate(harness_programs(1)[::400])), Counter()
+        (prove_case(i, case) for i, case in enumerate(harness_programs(1)[::1200])), Counter()
     )
-    assert found["programs"] > 30, found
+    assert found["sizes"] > 30, found
 
 
 @settings(max_examples=3)

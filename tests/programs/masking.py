@@ -25,6 +25,7 @@ from jaxprtool.ir.program import Program, type_check
 from jaxprtool.ir.specialization import specialized
 from jaxprtool.ir.symbols import names_of
 from jaxprtool.loading.trace import trace
+from jaxprtool.passes.mask import Mask
 from tests.programs.directions import Derivative, function_of, is_inexact, places, random_direction
 from tests.programs.gradients import NO_DERIVATIVE
 from tests.programs.interpreter import bind, evaluate
@@ -92,9 +93,7 @@ class _Masked:
     """A masked program, called with flat arguments, and sizes by name."""
 
     def __init__(self, original: Program, bounds: Mapping[str, int]):
-        options = ", ".join(f"{name}={bound}" for name, bound in bounds.items())
-        made = original.apply(f"mask({options})")
-        assert isinstance(made, Program)
+        made = Mask(dict(bounds))(original)
         type_check(made)
         self.original, self.program, self.names = original, made, sorted(bounds)
         types = jax.tree.unflatten(made.in_tree, made.in_avals)

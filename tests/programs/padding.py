@@ -39,8 +39,9 @@ def junk(shape: tuple[int, ...], dtype: Any, kind: str, rng: np.random.RandomSta
     parts = rng.normal(size=(2, *shape)) * 10
     if kind != "numbers":
         parts = np.where(parts < 0, -1.0, 1.0) * (np.nan if kind == "nan" else np.inf)
-    is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
-    return (parts[0] + 1j * parts[1] if is_complex else parts[0]).astype(dtype)
+    values = parts[0].astype(np.complex128)
+    values.imag = parts[1]
+    return (values if jnp.issubdtype(dtype, jnp.complexfloating) else values.real).astype(dtype)
 
 
 def cut(x: Any, shape: tuple[int, ...]) -> Any:

@@ -8,8 +8,8 @@
 *   How programs are rewritten: `map_equations`, `rewrite` with its `Writer`, `with_bodies`, `Memo`.
 *   How a pass or a format learns of a primitive: `rule(table, "primitive")`, where `table` is one
     of `TABLES`. What its rules are called with, and return, is in `extend.batch`, `extend.files`,
-    `extend.python` and `extend.unzip`; for "dce", `rule(used_outputs, live_inputs, eqn)` returns
-    `(used_inputs, new_eqn)`.
+    `extend.mask`, `extend.python` and `extend.unzip`; for "dce",
+    `rule(used_outputs, live_inputs, eqn)` returns `(used_inputs, new_eqn)`.
 
 A package names the primitives that it has rules and traits for in the entry-point group
 `jaxprtool.primitives`; its module is imported when a program with one of them is met. A pass is a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from jax import lax
 
 from jaxprtool import trace
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
+from jaxprtool.extend import add_traits, rule
 from jaxprtool.loading.argspec import read_args
 
 BOUND = 5
@@ -228,3 +230,25 @@ def test_what_has_no_rule_is_refused_with_its_line():
     program = trace(lambda x: jnp.linalg.qr(x @ x.T)[0], *read_args("f32[n,4]")[0])
     with pytest.raises(UnsupportedError, match=r"qr.* cannot be masked: there is no masking rule"):
         program.apply("mask(n=4)")
+
+
+def test_rules_of_other_packages_are_found_in_the_table():
+    doubled = jax.extend.core.Primitive("doubled_sum")
+    doubled.def_abstract_eval(lambda x: x.update(shape=()))
+    doubled.def_impl(lambda x: 2 * x.sum())
+
+    @rule("mask", "doubled_sum")
+    def _(masking, eqn, x):
+        return masking.bind(eqn, masking.filled(x, {0: 0}))
+
+    program = masked(doubled.bind, "f32[n]")
+    assert program(jnp.array([1, 2, jnp.nan, jnp.inf, 4]), 2) == 6
+
+
+def test_an_elementwise_primitive_needs_no_rule():
+    cubed = jax.extend.core.Primitive("cubed")
+    cubed.def_abstract_eval(lambda x: x)
+    cubed.def_impl(lambda x: x**3)
+    add_traits("cubed", elementwise=True)
+    program = masked(lambda x: cubed.bind(x).sum(), "f32[n]")
+    assert program(jnp.array([1, 2, jnp.nan, jnp.inf, 4]), 2) == 9

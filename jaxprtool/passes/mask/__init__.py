@@ -122,6 +122,7 @@ def _masked(program: Program, bounds: Bounds) -> Program:
     count = len(jax.tree.leaves(args))
     names = program.arg_names
     arg_names = unique([*names[:count], *bounds, *names[count:]])
+    limits = zip(arg_names[count:], bounds.bounds.values(), strict=False)
     results = jax.tree.unflatten(program.out_tree, program.out_avals)
     out_names = program.out_names
     if padded:
@@ -140,7 +141,7 @@ def _masked(program: Program, bounds: Bounds) -> Program:
         out_tree=jax.tree.structure(results),
         arg_names=arg_names,
         out_names=out_names,
-        jit=None,
+        bounds=(*program.bounds, *limits),
     )
 
 

@@ -295,7 +295,8 @@ class Writing:
             known = {size: next(rest) for size in sizes}
             valid = dict(zip(sizes, rest, strict=True))
             # Without an equation, it is a mask itself that is computed.
-            return call(Masking(bounds, symbols, known, valid if eqn else {}), *arrays)
+            name = eqn.primitive.name if eqn else ""
+            return call(Masking(name, bounds, symbols, known, valid if eqn else {}), *arrays)
 
         jaxpr = jaxcompat.trace_in_setting(fun, avals, eqn)
         jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)

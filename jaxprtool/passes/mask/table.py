@@ -48,14 +48,24 @@ mask_rules: RuleTable[MaskRule] = RuleTable()
 class Masking:
     """What a rule asks while it is traced: sizes, masks, and padding that is filled.
 
-    Attributes:
+    Args:
+        name: The name of the primitive whose rule it is.
         bounds: The masked symbols and their bounds.
+        symbols: The value of each masked symbol.
+        sizes: The values of sizes, as far as they have been computed.
+        valid: The masks of sizes, as far as they have been computed.
     """
 
     def __init__(
-        self, bounds: Bounds, symbols: Mapping[str, Any], sizes: dict[Any, Any], valid: dict
+        self,
+        name: str,
+        bounds: Bounds,
+        symbols: Mapping[str, Any],
+        sizes: dict[Any, Any],
+        valid: dict[Any, Any],
     ) -> None:
         self.bounds = bounds
+        self._name = name
         self._symbols = symbols
         self._sizes = sizes
         self._valid = valid
@@ -151,7 +161,9 @@ class Masking:
         if not guards:
             return run(before, {}, values)
         return _with_derivative_of(
-            lambda *args: run(before, {}, args), lambda *args: run(after, ends, args)
+            f"masked_{self._name}",
+            lambda *args: run(before, {}, args),
+            lambda *args: run(after, ends, args),
         )(*values)
 
     def bind(self, eqn: JaxprEqn, *operands: Any, **params: Any) -> Any:
@@ -193,8 +205,11 @@ def _with_fills(array: Any, fills: Fills, masks: Sequence[Any]) -> Any:
     return array
 
 
-def _with_derivative_of(fun: Callable[..., Any], safe: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes what `fun` does, and has the derivative of `safe`."""
+def _with_derivative_of(
+    name: str, fun: Callable[..., Any], safe: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a function of a name that computes what `fun` does with the derivative of `safe`."""
+    fun.__name__ = name
     guarded = jax.custom_jvp(fun)
 
     def masked_derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:

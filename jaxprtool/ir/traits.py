@@ -38,6 +38,7 @@ class Traits:
             another shape.
         elementwise: Computes each element of its results from those of the operands in the same
             place; an operand of rank 0 is broadcast.
+        bilinear: Is linear in each of its two operands, and sums over axes of both.
         stops_derivative: Its result has no derivative.
         gives: What the result is of the first operand. "same": the operand itself; "layout": all
             its elements, in another shape or order, or repeated; "part": some of its elements;
@@ -74,6 +75,7 @@ class Traits:
     broadcasts: bool = False
     shape_exact: bool = False
     elementwise: bool = False
+    bilinear: bool = False
     stops_derivative: bool = False
     gives: Literal["", "same", "layout", "part", "cast"] = ""
     moves: bool = False
@@ -197,13 +199,22 @@ add_traits(
     *("erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a"),
     *("igammac", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p"),
     *("logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter"),
-    *("not", "optimization_barrier", "or", "polygamma", "population_count", "pow"),
+    *(
+        "not",
+        "one_minus_square",
+        "optimization_barrier",
+        "or",
+        "polygamma",
+        "population_count",
+        "pow",
+    ),
     *("real", "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt"),
     *("select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin"),
     *("sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "tie", "xor", "zeta"),
     elementwise=True,
 )
 add_traits("stop_gradient", stops_derivative=True)
+add_traits("dot_general", bilinear=True)
 add_traits(
     *("conv_general_dilated", "dot_general", "fft", "ragged_dot_general", "scaled_dot"),
     *("scaled_matmul", "symmetric_product", "triangular_solve"),

@@ -38,6 +38,40 @@ def _reverse_rnn(x, w):
     return lax.scan(lambda s, row: (jnp.tanh(s @ w + row), s), jnp.ones(4), x, reverse=True)
 
 
+@jax.custom_vjp
+def _clipped(x, w):
+    return x @ w
+
+
+_clipped.defvjp(
+    lambda x, w: (x @ w, (x, w)), lambda held, ct: (ct @ held[1].T, jnp.clip(held[0].T @ ct, -1, 1))
+)
+
+
+def _hard_rnn(x, w):
+    """A body with poles, calls, a branch and rules, of values that are the same in all rounds."""
+
+    @jax.checkpoint
+    def mixed(state, row):
+        return jnp.log(row * w[0]) / jnp.sqrt(row - 0.5) + jnp.where(row > 0, state @ w, 0)
+
+    def step(state, row):
+        state = jax.jit(mixed)(state, row) + jax.nn.relu(row @ w) + _clipped(row[None], w)[0]
+        state = lax.cond(row[0] > 2, lambda s: s * w[1], lambda s: s / w[2], state)
+        inner, _ = lax.scan(lambda s, v: (jnp.tanh(s * v), None), state, w)
+        return inner, inner * w[3]
+
+    return lax.scan(step, jnp.ones(4), x)
+
+
+def _rnn_with_while(x, w):
+    def step(state, row):
+        halved = lax.while_loop(lambda v: v.max() > 1, lambda v: v / 2, lax.stop_gradient(row))
+        return jnp.tanh(state @ w + halved / row), state
+
+    return lax.scan(step, jnp.ones(4), x)
+
+
 def _rounds(x, w):
     return lax.fori_loop(0, x.shape[0], lambda i, y: jnp.tanh(y @ w), x)
 
@@ -50,15 +84,6 @@ def _with_rules(x, w):
     return jax.nn.relu(x @ w), jax.nn.logsumexp(x @ w, axis=0), jax.nn.silu(x)
 
 
-@jax.custom_vjp
-def _clipped(x, w):
-    return x @ w
-
-
-_clipped.defvjp(
-    lambda x, w: (x @ w, (x, w)), lambda held, ct: (ct @ held[1].T, jnp.clip(held[0].T @ ct, -1, 1))
-)
-
 #: Each of x: f32[n,4] and w: f32[4,4].
 FUNCTIONS = {
     "sums": lambda x, w: (x.sum(), x.sum(0), x.sum(1), (x * w[0]).mean()),
@@ -70,6 +95,8 @@ FUNCTIONS = {
     "attention": _attention,
     "rnn": _rnn,
     "reverse_rnn": _reverse_rnn,
+    "hard_rnn": _hard_rnn,
+    "rnn_with_while": _rnn_with_while,
     "rounds": _rounds,
     "branches": _branches,
     "rules": _with_rules,
@@ -108,7 +135,7 @@ def test_results_and_gradients_are_those_at_every_size(name):
             wanted = fun(x, w)
             close(got, wanted, n)
         if name != "rounds":  # a while loop
-            _check_gradients(fun, run, x, w, forward=name != "custom_vjp")
+            _check_gradients(fun, run, x, w, forward=name not in ("custom_vjp", "hard_rnn"))
 
 
 def _without_sizes(results):
@@ -200,7 +227,7 @@ def test_masks_are_written_where_they_are_needed_alone():
     assert selects(lambda x, w: jnp.zeros(x.shape).sum()) == 0
     assert selects(lambda x, w: (x.sum(0), x.max(1))) == 1
     assert selects(_attention) == 4  # the maximum, the sum, and the operands of the last product
-    assert selects(_rnn) == 0
+    assert selects(_rnn) == 1  # the carry
 
 
 def test_vmapped_programs_take_a_size_for_each_lane():
@@ -210,6 +237,21 @@ def test_vmapped_programs_take_a_size_for_each_lane():
     got, _ = jax.vmap(program, (0, None, 0))(xs, w, jnp.array([1, 4, 5]))
     for lane, n in zip(got, (1, 4, 5), strict=True):
         close(lane, _attention(arguments(n)[0], w), n)
+
+
+def test_gradients_of_mapped_rounds_are_sums_over_lanes():
+    program, w = masked(_rnn), arguments(1)[1]
+    lengths = (1, 4, 5)
+    xs = jnp.stack([padded(arguments(n)[0], jnp.nan) for n in lengths])
+
+    def loss(w):
+        (last, _), _ = jax.vmap(program, (0, None, 0))(xs, w, jnp.array(lengths))
+        return last.sum()
+
+    def wanted(w):
+        return sum(_rnn(arguments(n)[0], w)[0].sum() for n in lengths)
+
+    np.testing.assert_allclose(jax.grad(loss)(w), jax.grad(wanted)(w), 1e-3)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.rules import RuleTable
+from jaxprtool.ir.structured import CALLS
 from jaxprtool.ir.templates import (
     Template,
     has_float,
@@ -34,11 +36,12 @@ from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.dce import dce_body
 from jaxprtool.passes.mask.sizes import Bounds
-from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
+from jaxprtool.passes.mask.table import Masking, guarded, mask_rules, mixes_rounds, refusal
 from jaxprtool.passes.mask.values import Facts, Padded, result_facts
 
-#: The type of a symbol.
+#: The type of a symbol, and that of the flag of a round.
 SCALAR = jax.core.ShapedArray((), np.dtype(np.int32))
+_FLAG = jax.core.ShapedArray((), np.dtype(np.bool_))
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +49,16 @@ class MaskedBody:
     """A masked jaxpr.
 
     Attributes:
-        jaxpr: It takes the values of `symbols`, then its arguments.
+        jaxpr: It takes the values of `symbols`, a flag if it has rounds, then its arguments.
         symbols: The masked symbols that it needs.
+        rounds: True if it takes whether the round that it is in is no padding.
         facts: What is known of its results.
     """
 
     jaxpr: ClosedJaxpr
     symbols: tuple[str, ...]
     facts: tuple[Facts, ...]
+    rounds: bool = False
 
 
 #: `rule(writing, eqn, operands, facts)` adds an equation to the body that is written, with
@@ -75,12 +80,16 @@ class Run:
     bodies: dict[Hashable, tuple[AnyJaxpr, MaskedBody]] = field(default_factory=dict)
     new_number: Any = field(default_factory=count)
 
-    def body(self, body: ClosedJaxpr, facts: Sequence[Facts]) -> MaskedBody:
-        """Return a closed jaxpr masked, for arguments of which this is known."""
-        key = id(jaxcompat.open_jaxpr(body)), tuple(facts)
+    def body(self, body: ClosedJaxpr, facts: Sequence[Facts], rounds: bool = False) -> MaskedBody:
+        """Return a closed jaxpr masked, for arguments of which this is known.
+
+        With `rounds` it is, or is in, the body of a scan of masked length.
+        """
+        key = id(jaxcompat.open_jaxpr(body)), tuple(facts), rounds
         if key not in self.bodies:
+            writing = Writing(self, round=Var(_FLAG) if rounds else None)
             # The old body is kept: another could get its id.
-            self.bodies[key] = body, Writing(self).body(body, facts)
+            self.bodies[key] = body, writing.body(body, facts)
         return self.bodies[key][1]
 
     def number(self, aval: Aval, facts: Facts) -> int:
@@ -101,12 +110,14 @@ class Writing:
     """One body while it is written."""
 
     run: Run
+    round: Var | None = None
     eqns: list[JaxprEqn] = field(default_factory=list)
     env: dict[Var, Atom] = field(default_factory=dict)
     facts: dict[Var, Facts] = field(default_factory=dict)
     symbols: dict[str, Var] = field(default_factory=dict)
     consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
     _made: dict[Hashable, Atom] = field(default_factory=dict)
+    _guards: dict[Atom, Atom] = field(default_factory=dict)
 
     def body(
         self, body: ClosedJaxpr, facts: Sequence[Facts], sizes: Sequence[Any] = ()
@@ -127,16 +138,17 @@ class Writing:
             self._equation(eqn)
         outvars = [*map(self.atom, body.outvars), *map(self.size, sizes)]
         made = self.consts.values()
+        flag = [] if self.round is None else [self.round]
         names = tuple(name for name in self.run.bounds if name in self.symbols)
         new = jaxcompat.replace_jaxpr(
             body,
             constvars=[*body.constvars, *(var for var, _ in made)],
             consts=[*body.consts, *(value for _, value in made)],
-            invars=[*(self.symbols[name] for name in names), *invars],
+            invars=[*(self.symbols[name] for name in names), *flag, *invars],
             outvars=outvars,
             eqns=self.eqns,
         )
-        return MaskedBody(new, names, tuple(map(self.known, body.outvars)))
+        return MaskedBody(new, names, tuple(map(self.known, body.outvars)), bool(flag))
 
     # --- values ---------------------------------------------------------------------------------
 
@@ -200,8 +212,15 @@ class Writing:
     def _equation(self, eqn: JaxprEqn) -> None:
         operands = [self.atom(atom) for atom in eqn.invars]
         facts = [self.known(atom) for atom in eqn.invars]
+        mixed = self.round is not None and mixes_rounds(facts)
+        sums_itself = traits(eqn).bilinear or eqn.primitive.name in CALLS
         try:
-            if not self.run.bounds.mentions(eqn):
+            if mixed and not sums_itself:
+                operands = [
+                    self._guarded(atom) if each.active and not each.varies else atom
+                    for atom, each in zip(operands, facts, strict=True)
+                ]
+            if not (self.run.bounds.mentions(eqn) or (mixed and sums_itself)):
                 self._unchanged(eqn, operands, facts)
             elif structured := structured_mask_rules.get(eqn.primitive.name):
                 structured(self, eqn, operands, facts)
@@ -220,8 +239,9 @@ class Writing:
         if effects and not same:
             effects = jaxcompat.renamed_effects(effects, self.env)
         self.eqns.append(eqn if same else eqn.replace(invars=operands, effects=effects))
+        varies = any(each.varies for each in facts)
         for var in eqn.outvars:
-            self.facts[var] = Facts.of(var, active=active)
+            self.facts[var] = replace(Facts.of(var, active=active), varies=varies)
 
     def _by_rule(self, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts]) -> None:
         if eqn.effects:
@@ -231,7 +251,7 @@ class Writing:
         outs = tuple(v.aval.shape for v in eqn.outvars)
         key: Hashable
         try:
-            key = signature(eqn, kinds, run.with_floats), outs
+            key = signature(eqn, kinds, run.with_floats), outs, self.round is not None
             template = run.templates.get(key)
         except TypeError:  # a parameter that cannot be hashed
             key, template = id(eqn), None
@@ -254,6 +274,21 @@ class Writing:
             found[eqn.params["dim"]] = None
         return list(found)
 
+    def _guarded(self, atom: Atom) -> Atom:
+        """Return a value whose derivative is zero in rounds that are padding."""
+        if atom not in self._guards:
+            key = "guarded", atom.aval
+            if key not in self.run.templates:
+                jaxpr = jaxcompat.trace_in_setting(
+                    lambda flag, x: [guarded(flag, x)], [_FLAG, atom.aval], None
+                )
+                self.run.templates[key] = template_of_jaxpr(jaxpr, ())
+            values = [self.round, atom]
+            eqns, results = instantiated(self.run.templates[key], values, jaxcompat.NO_SOURCE)
+            self.eqns += eqns
+            self._guards[atom] = results[0]
+        return self._guards[atom]
+
     # --- templates ------------------------------------------------------------------------------
 
     def _traced_rule(
@@ -261,6 +296,7 @@ class Writing:
     ) -> Template:
         apply = rule_of(eqn)
         active = any(each.active for each in facts) and not traits(eqn).stops_derivative
+        varies = any(each.varies for each in facts)
         found: list[Facts] = []
 
         def call(masking: Masking, *arrays: Any) -> list[Any]:
@@ -268,7 +304,7 @@ class Writing:
             results = made if eqn.primitive.multiple_results else [made]
             outs = []
             for each, var in zip(results, eqn.outvars, strict=True):
-                array, known = result_facts(each, var.aval.shape, active)
+                array, known = result_facts(each, var.aval.shape, active, varies)
                 outs.append(array)
                 found.append(known)
             return outs
@@ -283,20 +319,22 @@ class Writing:
         sizes: Sequence[Any],
         eqn: JaxprEqn | None,
     ) -> Template:
-        """Trace a template of operands, the symbols, the values of sizes, and their masks."""
+        """Trace a template of operands, the flag of a round, symbols, sizes, and their masks."""
         bounds = self.run.bounds
         masks = [jax.core.ShapedArray((bounds.padded(size),), jnp.bool_) for size in sizes]
-        avals = [*avals, *[SCALAR] * len(bounds.bounds), *[SCALAR] * len(sizes), *masks]
+        count = len(avals)
+        avals = [*avals, _FLAG, *[SCALAR] * (len(bounds.bounds) + len(sizes)), *masks]
 
         def fun(*values: Any) -> list[Any]:
-            rest = iter(values)
-            arrays = [next(rest) for _ in range(len(values) - len(bounds.bounds) - 2 * len(sizes))]
+            arrays, flag, rest = values[:count], values[count], iter(values[count + 1 :])
             symbols = {name: next(rest) for name in bounds}
             known = {size: next(rest) for size in sizes}
             valid = dict(zip(sizes, rest, strict=True))
             # Without an equation, it is a mask itself that is computed.
             name = eqn.primitive.name if eqn else ""
-            return call(Masking(name, bounds, symbols, known, valid if eqn else {}), *arrays)
+            valid = valid if eqn else {}
+            flag = None if self.round is None else flag
+            return call(Masking(name, bounds, symbols, known, valid, flag), *arrays)
 
         jaxpr = jaxcompat.trace_in_setting(fun, avals, eqn)
         jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
@@ -309,9 +347,10 @@ class Writing:
         names = list(self.run.bounds)
         used = {i for step in template.steps for i in step.inputs if type(i) is int}
         used.update(i for i in template.outs if type(i) is int)
-        makers = [lambda name=name: self.symbol(name) for name in names]
-        makers += [lambda size=size: self.size(size) for size in sizes]
-        makers += [lambda size=size: self.valid(size) for size in sizes]
+        makers: list[Callable[[], Any]] = [lambda: self.round]
+        makers += [partial(self.symbol, name) for name in names]
+        makers += [partial(self.size, size) for size in sizes]
+        makers += [partial(self.valid, size) for size in sizes]
         values: list[Any] = list(operands)
         for maker in makers:
             values.append(maker() if len(values) in used else None)

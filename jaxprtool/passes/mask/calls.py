@@ -15,12 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import Contains
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import CALLS, Call, Cond, Scan, While
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.mask.body import SCALAR, MaskedBody, Writing, structured_mask_rules
-from jaxprtool.passes.mask.table import refusal
-from jaxprtool.passes.mask.values import Facts
+from jaxprtool.passes.mask.table import guarded, refusal
+from jaxprtool.passes.mask.values import Facts, is_float
 
 
 def _symbols(writing: Writing, names: Sequence[str]) -> list[Atom]:
@@ -39,11 +40,13 @@ def with_symbols(masked: MaskedBody, names: Sequence[str]) -> ClosedJaxpr:
 @rule(structured_mask_rules, *CALLS)
 def _call(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts]) -> None:
     call = Call.of(eqn)
-    masked = writing.run.body(call.body, facts)
-    names = masked.symbols
-    places = [None] * len(names) + list(range(len(operands)))
+    masked = writing.run.body(call.body, facts, writing.round is not None)
+    more = _symbols(writing, masked.symbols)
+    if writing.round is not None:
+        more.append(writing.round)
+    places = [None] * len(more) + list(range(len(operands)))
     new = call.rebuild(
-        operands=(*_symbols(writing, names), *operands),
+        operands=(*more, *operands),
         outs=tuple(writing.outs(eqn.outvars)),
         body=masked.jaxpr,
         **call.entries(places, range(len(eqn.outvars))),
@@ -74,11 +77,16 @@ def _joined(facts: Sequence[Facts]) -> Facts:
 
 
 def _carried(
-    writing: Writing, body: ClosedJaxpr, before: Sequence[Facts], carry: Sequence[Facts], xs: Any
+    writing: Writing,
+    body: ClosedJaxpr,
+    before: Sequence[Facts],
+    carry: Sequence[Facts],
+    xs: Sequence[Facts] = (),
+    rounds: bool = False,
 ) -> tuple[MaskedBody, list[Facts]]:
     """Return the body of a loop, masked for what is known of the carry in every round."""
     while True:
-        masked = writing.run.body(body, (*before, *carry, *xs))
+        masked = writing.run.body(body, (*before, *carry, *xs), rounds)
         pairs = zip(carry, masked.facts, strict=False)
         joined = [replace(old, literal=None).joined(new) for old, new in pairs]
         if joined == list(carry):
@@ -90,7 +98,7 @@ def _carried(
 def _while(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts]) -> None:
     loop = While.of(eqn)
     c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
-    body, carry = _carried(writing, loop.body, facts[c:b], facts[b:], ())
+    body, carry = _carried(writing, loop.body, facts[c:b], facts[b:])
     cond = writing.run.body(loop.cond, (*facts[:c], *carry))
     new = loop.rebuild(
         cond_consts=(*_symbols(writing, cond.symbols), *operands[:c]),
@@ -111,17 +119,22 @@ def _scan(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence
     scan = Scan.of(eqn)
     n, k = len(scan.consts), len(scan.consts) + len(scan.carry)
     rows = [replace(x, shape=x.shape[1:], fills=x.fills[1:]) for x in facts[k:]]
-    masked, carry = _carried(writing, scan.body, facts[:n], facts[n:k], rows)
+    whole = not writing.run.bounds.is_masked(scan.length)
+    in_rounds = not whole and not _has_while(scan.body)
+    varying = [replace(each, varies=each.varies or in_rounds) for each in (*facts[n:k], *rows)]
+    init, rows = varying[: k - n], varying[k - n :]
+    masked, carry = _carried(writing, scan.body, facts[:n], init, rows, in_rounds)
     length, xs, body = scan.length, operands[k:], masked.jaxpr
-    ys = [_stacked(each, length) for each in masked.facts[len(carry) :]]
-    if writing.run.bounds.is_masked(length):
+    # A round's own values differ in the rounds of an outer scan only if its operands do.
+    outer = any(each.varies for each in facts)
+    known = [replace(each, varies=outer) for each in masked.facts]
+    ys = [_stacked(each, length) for each in known[k - n :]]
+    carry = [replace(each, varies=outer) for each in carry]
+    if not whole:
         if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in eqn.invars) or eqn.effects:
             raise refusal(eqn, "its rounds have effects, and how many there are is masked")
-        body = _only_if_valid(eqn, masked, len(carry))
+        body = (_select_rounds if in_rounds else _only_rounds)(eqn, masked, n, k - n)
         xs = [*xs, writing.valid(length)]
-        ys = [
-            replace(y, fills=(_zero(var), *y.fills[1:])) for y, var in zip(ys, scan.ys, strict=True)
-        ]
     new = scan.rebuild(
         consts=(*_symbols(writing, masked.symbols), *operands[:n]),
         carry=tuple(operands[n:k]),
@@ -135,33 +148,57 @@ def _scan(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence
 
 
 def _stacked(facts: Facts, length: Any) -> Facts:
-    return Facts((length, *facts.shape), (None, *facts.fills), facts.active)
+    fills = (None, *facts.fills)
+    return replace(facts, shape=(length, *facts.shape), fills=fills, literal=None)
 
 
-def _zero(var: Var) -> bytes | None:
-    dtype = var.aval.dtype
-    return None if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else bytes(dtype.itemsize)
+_has_while = Contains(lambda eqn: eqn.primitive.name in While.primitives)
 
 
-def _only_if_valid(eqn: JaxprEqn, masked: MaskedBody, carried: int) -> ClosedJaxpr:
+def _select_rounds(eqn: JaxprEqn, masked: MaskedBody, consts: int, carried: int) -> ClosedJaxpr:
+    """Return the body of a scan that takes a flag last, and keeps the carry where it is False.
+
+    What a round in the padding computes may be NaN, and so may its derivative. The body keeps that
+    from the derivatives of values that are the same in all rounds; here it is kept from the carry.
+    """
+    start = len(masked.symbols)
+
+    def fun(*args: Any) -> list[Any]:
+        *values, flag = args
+        carry = values[start + consts : start + consts + carried]
+        values[start + consts : start + consts + carried] = [_guarded(flag, x) for x in carry]
+        outs = evaluate(*values[:start], flag, *values[start:])
+        kept = [lax.select(flag, new, old) for new, old in zip(outs, carry, strict=False)]
+        return [*kept, *(_guarded(flag, y) for y in outs[carried:])]
+
+    evaluate = jaxcompat.jaxpr_as_fun(masked.jaxpr)
+    avals = [v.aval for v in masked.jaxpr.invars]
+    flag = avals.pop(start)
+    return jaxcompat.trace_in_setting(fun, [*avals, flag], eqn)
+
+
+def _guarded(flag: Any, x: Any) -> Any:
+    return guarded(flag, x) if is_float(x) else x
+
+
+def _only_rounds(eqn: JaxprEqn, masked: MaskedBody, consts: int, carried: int) -> ClosedJaxpr:
     """Return the body of a scan that takes a flag last, and does nothing where it is False.
 
-    What a round in the padding would compute may be NaN. It is not computed, so that its
-    derivative is not NaN either.
+    It is for bodies with a while loop, which might not end in the padding.
     """
     body = masked.jaxpr
-    start = len(body.invars) - len(Scan.of(eqn).xs) - carried
+    start = len(masked.symbols) + consts
     outs = [v.aval for v in body.outvars[carried:]]
     evaluate = jaxcompat.jaxpr_as_fun(body)
 
     def fun(*args: Any) -> list[Any]:
-        *values, valid = args
+        *values, flag = args
         carry = values[start : start + carried]
 
         def skip(*_: Any) -> list[Any]:
             return [*carry, *(jnp.zeros(aval.shape, aval.dtype) for aval in outs)]
 
-        return lax.cond(valid, lambda *each: evaluate(*each), skip, *values)
+        return lax.cond(flag, lambda *each: evaluate(*each), skip, *values)
 
     flag = jax.core.ShapedArray((), jnp.bool_)
     return jaxcompat.trace_in_setting(fun, [*(v.aval for v in body.invars), flag], eqn)

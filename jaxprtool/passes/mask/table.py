@@ -33,7 +33,7 @@ from jaxprtool.ir.equations import named
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mask.sizes import Bounds, computed
-from jaxprtool.passes.mask.values import Padded
+from jaxprtool.passes.mask.values import Facts, Padded
 
 #: Numbers to fill the padding with, by axis.
 Fills = Mapping[int, Any]
@@ -54,6 +54,7 @@ class Masking:
         symbols: The value of each masked symbol.
         sizes: The values of sizes, as far as they have been computed.
         valid: The masks of sizes, as far as they have been computed.
+        round: In the body of a scan of masked length, whether the round is no padding.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class Masking:
         symbols: Mapping[str, Any],
         sizes: dict[Any, Any],
         valid: dict[Any, Any],
+        round: Any = None,
     ) -> None:
         self.bounds = bounds
         self._name = name
         self._symbols = symbols
         self._sizes = sizes
         self._valid = valid
+        self._round = round
 
     # --- sizes ----------------------------------------------------------------------------------
 
@@ -143,24 +146,37 @@ class Masking:
         ]
         ends = {axis: 0 for axis in mixed if self.bounds.is_masked(shape[axis])}
         active = any(x.active for x in operands)
-        guards = active and (bool(ends) or after != before)
+        in_rounds = self._round is not None and mixes_rounds([x.facts for x in operands])
+        guards = active and (in_rounds or bool(ends) or after != before)
         used = after if guards else before
         sizes = [x.shape[axis] for x, fills in zip(operands, used, strict=True) for axis in fills]
         sizes += [shape[axis] for axis in ends] if guards else []
         places = {size: len(operands) + i for i, size in enumerate(dict.fromkeys(sizes))}
 
-        def run(fills: Sequence[Fills], ends: Fills, values: Sequence[Any]) -> Any:
+        def run(
+            fills: Sequence[Fills], ends: Fills, values: Sequence[Any], flag: Any = None
+        ) -> Any:
             arrays = [
                 _with_fills(value, each, [values[places[x.shape[axis]]] for axis in each])
                 for value, x, each in zip(values, operands, fills, strict=False)
             ]
             masks = [values[places[shape[axis]]] for axis in ends]
-            return _with_fills(compute(*arrays), ends, masks)
+            if flag is None:
+                return _with_fills(compute(*arrays), ends, masks)
+            pairs = zip(arrays, operands, strict=True)
+            arrays = [_or_zeros(flag, array) if x.facts.varies else array for array, x in pairs]
+            return _or_zeros(flag, _with_fills(compute(*arrays), ends, masks))
 
         values = [x.array for x in operands] + [self.valid(size) for size in places]
         if not guards:
             return run(before, {}, values)
-        return _with_derivative_of(
+        if in_rounds:
+            return with_derivative_of(
+                f"masked_{self._name}",
+                lambda flag, *args: run(before, {}, args),
+                lambda flag, *args: run(after, ends, args, flag),
+            )(self._round, *values)
+        return with_derivative_of(
             f"masked_{self._name}",
             lambda *args: run(before, {}, args),
             lambda *args: run(after, ends, args),
@@ -197,6 +213,27 @@ def _is(known: np.ndarray | None, wanted: Any, dtype: Any) -> bool:
     return known is not None and np.array_equal(known, np.asarray(wanted, dtype), equal_nan=True)
 
 
+def mixes_rounds(facts: Sequence[Facts]) -> bool:
+    """Return True for operands of which some differ between rounds, and others have a derivative.
+
+    That derivative is summed over the rounds.
+    """
+    return any(each.varies for each in facts) and any(
+        each.active and not each.varies for each in facts
+    )
+
+
+def _or_zeros(flag: Any, array: Any) -> Any:
+    """Return an array, or zeros where a flag is False."""
+    return lax.select(flag, array, lax.full_like(array, 0))
+
+
+def guarded(flag: Any, array: Any) -> Any:
+    """Return an array whose derivative is zero where a flag is False."""
+    function = with_derivative_of("masked_round", lambda flag, x: x, _or_zeros)
+    return function(flag, array)
+
+
 def _with_fills(array: Any, fills: Fills, masks: Sequence[Any]) -> Any:
     """Return an array with numbers where the mask along an axis is False, axis by axis."""
     for (axis, value), mask in zip(fills.items(), masks, strict=True):
@@ -205,7 +242,7 @@ def _with_fills(array: Any, fills: Fills, masks: Sequence[Any]) -> Any:
     return array
 
 
-def _with_derivative_of(
+def with_derivative_of(
     name: str, fun: Callable[..., Any], safe: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return a function of a name that computes what `fun` does with the derivative of `safe`."""

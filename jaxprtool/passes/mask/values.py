@@ -30,12 +30,14 @@ class Facts:
         fills: For each axis, what the padding along it holds; None along one without padding.
         active: True if it may have a derivative with respect to an argument of the program.
         literal: The value of a literal of rank 0, in bytes.
+        varies: True in the body of a scan of masked length for what differs from round to round.
     """
 
     shape: tuple[Any, ...]
     fills: tuple[Fill, ...]
     active: bool
     literal: Fill = None
+    varies: bool = False
 
     @classmethod
     def of(cls, atom: Atom, *, active: bool) -> Facts:
@@ -53,6 +55,7 @@ class Facts:
             self,
             fills=tuple(mine if mine == theirs else None for mine, theirs in pairs),
             active=self.active or other.active,
+            varies=self.varies or other.varies,
             literal=self.literal if self.literal == other.literal else None,
         )
 
@@ -125,11 +128,11 @@ class Filled:
     fills: dict[int, Any]
 
 
-def result_facts(made: Any, shape: Sequence[Any], active: bool) -> tuple[Any, Facts]:
+def result_facts(made: Any, shape: Sequence[Any], active: bool, varies: bool) -> tuple[Any, Facts]:
     """Return the array that a rule returned, and what is known of it."""
     fills = dict(made.fills) if isinstance(made, Filled) else {}
     array = made.array if isinstance(made, Filled) else made
     held = tuple(
         fill(fills[i], array.dtype) if fills.get(i) is not None else None for i in range(len(shape))
     )
-    return array, Facts(tuple(shape), held, active and is_float(array))
+    return array, Facts(tuple(shape), held, active and is_float(array), varies=varies)

@@ -77,3 +77,22 @@ def random_direction(x: Any, rng: np.random.RandomState) -> Any:
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         value = value + 1j * rng.uniform(0.5, 1.5, x.shape)
     return jnp.asarray(value, x.dtype)
+
+
+@dataclass(frozen=True)
+class SecondDerivative(Derivative):
+    """The derivative in reverse mode of one in reverse mode, by the same arguments."""
+
+    def __call__(
+        self, function: Callable[..., list[Any]], args: list[Any], directions: list[Any]
+    ) -> list[Any]:
+        first = Derivative("reverse", self.at, self.outs)
+        second = Derivative("reverse", self.at, list(range(len(self.at))))
+        inner, outer = directions[: len(self.outs)], directions[len(self.outs) :]
+        return second(lambda xs: first(function, xs, inner), args, outer)
+
+    def directed(self, args: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        return [*(results[i] for i in self.outs), *self.derived(args, results)]
+
+    def derived(self, args: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        return [args[i] for i in self.at]

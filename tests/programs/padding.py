@@ -51,3 +51,14 @@ def cut(x: Any, shape: tuple[int, ...]) -> Any:
     assert len(x.shape) == len(shape) and all(map(int.__ge__, x.shape, shape)), (x.shape, shape)
     is_plain = not jnp.issubdtype(x.dtype, jax.dtypes.extended)
     return (np.asarray(x) if is_plain else x)[tuple(map(slice, shape))]
+
+
+def with_specials(x: Any, rng: np.random.RandomState) -> Any:
+    """Return an array with NaN, infinities, zeros and ties among its numbers, if it has numbers."""
+    if not (jnp.issubdtype(x.dtype, jnp.inexact) and x.size):
+        return x
+    values = np.array(x)
+    chosen = rng.uniform(size=x.shape) < 0.3
+    specials = np.array([np.nan, np.inf, -np.inf, 0, -0.0, 1, 1, values.flat[0]], values.dtype)
+    values[chosen] = rng.choice(specials, size=chosen.sum())
+    return jnp.asarray(values)

@@ -69,7 +69,7 @@ def prove_masked(found: SymbolicProgram, seed: int, *, bound: int = BOUND) -> Co
         except UnsupportedError as error:
             return Counter({"programs": 1, f"refused: {refusal(error)}": 1})
         outcomes = Counter({"programs": 1}) + proof.at_sizes()
-        if seed % 3 == 0:
+        if proof.is_thorough:
             outcomes += proof.mapped() + proof.compiled() + _derivative_first(found, seed)
     return outcomes
 
@@ -172,6 +172,14 @@ class _Proof:
         self.masked = _Masked(found.program, bounds)
         self.outcomes: Counter[str] = Counter()
 
+    @property
+    def is_thorough(self) -> bool:
+        return self.seed % 3 == 0
+
+    @property
+    def _has_effects(self) -> bool:
+        return bool(jaxcompat.open_jaxpr(self.masked.program.jaxpr).effects)
+
     @cached_property
     def references(self) -> list[_Reference]:
         return list(self._references())
@@ -252,59 +260,53 @@ class _Proof:
         return "not differentiable"
 
     def _same_derivative(self, derivative: Derivative) -> bool:
-        jaxpr: Any = None
+        """Compare derivatives at all sizes, and mapped over sizes; False if there is none."""
+        lanes, checks, of_masked = [], [], None
         for reference in self.references:
             rng = np.random.RandomState(self.seed)
             directed = derivative.directed(reference.args, reference.values)
             directions = [random_direction(x, rng) for x in directed]
-            given = reference.args, directions
             try:
-                expected = jax.make_jaxpr(
-                    lambda args, vs, p=reference.program: derivative(function_of(p), args, vs)
-                )(*given)
+                check = _DerivativeCheck(derivative, reference, directions)
             except NO_DERIVATIVE:
                 return False
-            flat = jax.tree.leaves(given)
             for kind in KINDS:
-                args, sizes = self._padded(reference, kind)
-                avals = derivative.directed(self.masked.in_avals, self._result_avals())
-                pairs = zip(directions, avals, strict=True)
-                junky = [padded(x, aval.shape, kind, self.rng) for x, aval in pairs]
-                if jaxpr is None:
-                    jaxpr = self._derivative_of_masked(derivative, args, sizes, junky)
-                got = evaluate(jaxpr, jax.tree.leaves((args, sizes, junky)))
-                shapes = derivative.derived(reference.args, reference.values)
-                got = [cut(x, y.shape) for x, y in zip(got, shapes, strict=True)]
-
-                def again(apply: Apply = bind, expected: Any = expected, flat: Any = flat) -> Any:
-                    return evaluate(expected, flat, apply)
-
-                try:
-                    _compare(again, again(), got)
-                except AssertionError as error:
-                    where = (
-                        f"{derivative.mode} derivative, at {reference.sizes}, padded with {kind}"
-                    )
-                    raise AssertionError(f"{where}: {error}") from None
+                given = (*self._padded(reference, kind), self._junky(derivative, directions, kind))
+                if of_masked is None:
+                    of_masked = jax.make_jaxpr(self._of_masked(derivative))(*given)
+                check(f"padded with {kind}", evaluate(of_masked, jax.tree.leaves(given)))
+            lanes.append(jax.tree.leaves(given))
+            checks.append(check)
+        if self.is_thorough and not self._has_effects:
+            stacked = list(map(_stacked, zip(*lanes, strict=True)))
+            mapped = jax.make_jaxpr(jax.vmap(jaxcompat.jaxpr_as_fun(of_masked)))(*stacked)
+            outs = evaluate(mapped, stacked)
+            for i, check in enumerate(checks):
+                check("mapped", [x[i] for x in outs])
         return True
+
+    def _junky(self, derivative: Derivative, directions: Sequence[Any], kind: str) -> list[Any]:
+        avals = derivative.directed(self.masked.in_avals, self._result_avals())
+        pairs = zip(directions, avals, strict=True)
+        return [padded(x, aval.shape, kind, self.rng) for x, aval in pairs]
 
     def _result_avals(self) -> list[Any]:
         return self.masked.split(self.masked.program.out_avals)[0]
 
-    def _derivative_of_masked(self, derivative: Derivative, *given: Any) -> Any:
+    def _of_masked(self, derivative: Derivative) -> Callable[..., list[Any]]:
         def of_masked(args: Any, sizes: Any, directions: Any) -> list[Any]:
             def function(xs: Any) -> list[Any]:
                 return self.masked.split(self.masked.function(xs, sizes))[0]
 
             return derivative(function, args, directions)
 
-        return jax.make_jaxpr(of_masked)(*given)
+        return of_masked
 
     # --- in other orders --------------------------------------------------------------------------
 
     def mapped(self) -> Counter[str]:
         """Compare the lanes of the masked program mapped over sizes."""
-        if not self.references or jaxcompat.open_jaxpr(self.masked.program.jaxpr).effects:
+        if not self.references or self._has_effects:
             return Counter()
         lanes = [self._padded(reference, "nan") for reference in self.references]
         stacked = [
@@ -329,6 +331,30 @@ class _Proof:
         jitted = jax.jit(jaxcompat.jaxpr_as_fun(self.masked.program.jaxpr))
         self._same("compiled", reference, jitted(*self.masked.flat(args, sizes)))
         return Counter({"compiled": 1})
+
+
+class _DerivativeCheck:
+    """The derivative of a reference, which another one is compared with."""
+
+    def __init__(self, derivative: Derivative, reference: _Reference, directions: list[Any]):
+        given = reference.args, directions
+
+        def at_size(args: list[Any], directions: list[Any]) -> list[Any]:
+            return derivative(function_of(reference.program), args, directions)
+
+        self.what = f"{derivative.mode} derivative, at {reference.sizes}"
+        self.jaxpr, self.flat = jax.make_jaxpr(at_size)(*given), jax.tree.leaves(given)
+        self.values = self.evaluate()
+
+    def evaluate(self, apply: Apply = bind) -> list[Any]:
+        return evaluate(self.jaxpr, self.flat, apply)
+
+    def __call__(self, what: str, got: Sequence[Any]) -> None:
+        corners = [cut(x, y.shape) for x, y in zip(got, self.values, strict=True)]
+        try:
+            _compare(self.evaluate, self.values, corners)
+        except AssertionError as error:
+            raise AssertionError(f"{self.what}, {what}: {error}") from None
 
 
 def _stacked(rows: Sequence[Any]) -> Any:

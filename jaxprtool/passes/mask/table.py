@@ -19,6 +19,7 @@ transposed), it says so: see `Masking.apply`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -40,6 +41,9 @@ Fills = Mapping[int, Any]
 
 #: `rule(masking, eqn, *operands) -> result`, or a sequence of results if the primitive has several.
 MaskRule = Callable[..., Any]
+
+#: What is done to the operand of a number, with masks at hand.
+Step = Callable[[int, Any, Sequence[Any]], Any]
 
 #: The open table of rules by primitive.
 mask_rules: RuleTable[MaskRule] = RuleTable()
@@ -151,36 +155,29 @@ class Masking:
         used = after if guards else before
         sizes = [x.shape[axis] for x, fills in zip(operands, used, strict=True) for axis in fills]
         sizes += [shape[axis] for axis in ends] if guards else []
-        places = {size: len(operands) + i for i, size in enumerate(dict.fromkeys(sizes))}
+        places = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
 
-        def run(
-            fills: Sequence[Fills], ends: Fills, values: Sequence[Any], flag: Any = None
-        ) -> Any:
-            arrays = [
-                _with_fills(value, each, [values[places[x.shape[axis]]] for axis in each])
-                for value, x, each in zip(values, operands, fills, strict=False)
-            ]
-            masks = [values[places[shape[axis]]] for axis in ends]
-            if flag is None:
-                return _with_fills(compute(*arrays), ends, masks)
-            pairs = zip(arrays, operands, strict=True)
-            arrays = [_or_zeros(flag, array) if x.facts.varies else array for array, x in pairs]
-            return _or_zeros(flag, _with_fills(compute(*arrays), ends, masks))
+        def filled(fills: Sequence[Fills]) -> Step:
+            def fill(i: int, array: Any, masks: Sequence[Any]) -> Any:
+                shape, each = operands[i].shape, fills[i]
+                return _with_fills(array, each, [masks[places[shape[axis]]] for axis in each])
 
-        values = [x.array for x in operands] + [self.valid(size) for size in places]
+            return fill
+
+        def point(i: int, array: Any, masks: Sequence[Any]) -> Any:
+            array = filled(after)(i, array, masks)
+            return _or_zeros(masks[-1], array) if in_rounds and operands[i].facts.varies else array
+
+        def end(array: Any, masks: Sequence[Any]) -> Any:
+            array = _with_fills(array, ends, [masks[places[shape[axis]]] for axis in ends])
+            return _or_zeros(masks[-1], array) if in_rounds else array
+
+        arrays = [x.array for x in operands]
+        masks = [self.valid(size) for size in places]
         if not guards:
-            return run(before, {}, values)
-        if in_rounds:
-            return with_derivative_of(
-                f"masked_{self._name}",
-                lambda flag, *args: run(before, {}, args),
-                lambda flag, *args: run(after, ends, args, flag),
-            )(self._round, *values)
-        return with_derivative_of(
-            f"masked_{self._name}",
-            lambda *args: run(before, {}, args),
-            lambda *args: run(after, ends, args),
-        )(*values)
+            return compute(*(filled(before)(i, x, masks) for i, x in enumerate(arrays)))
+        guarded = _Guarded(f"masked_{self._name}", compute, len(arrays), filled(before), point, end)
+        return guarded.function()(*arrays, *masks, *([self._round] if in_rounds else []))
 
     def bind(self, eqn: JaxprEqn, *operands: Any, **params: Any) -> Any:
         """Return what an equation's primitive gives for arrays, with padded sizes in parameters.
@@ -230,8 +227,15 @@ def _or_zeros(flag: Any, array: Any) -> Any:
 
 def guarded(flag: Any, array: Any) -> Any:
     """Return an array whose derivative is zero where a flag is False."""
-    function = with_derivative_of("masked_round", lambda flag, x: x, _or_zeros)
-    return function(flag, array)
+    same = _Guarded(
+        "masked_round",
+        compute=lambda x: x,
+        count=1,
+        before=lambda i, x, masks: x,
+        point=lambda i, x, masks: x,
+        end=lambda x, masks: _or_zeros(masks[0], x),
+    )
+    return same.function()(array, flag)
 
 
 def _with_fills(array: Any, fills: Fills, masks: Sequence[Any]) -> Any:
@@ -242,24 +246,57 @@ def _with_fills(array: Any, fills: Fills, masks: Sequence[Any]) -> Any:
     return array
 
 
-def with_derivative_of(
-    name: str, fun: Callable[..., Any], safe: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return a function of a name that computes what `fun` does with the derivative of `safe`."""
-    fun.__name__ = name
-    guarded = jax.custom_jvp(fun)
+@dataclass(frozen=True)
+class _Guarded:
+    """A function of arrays whose derivative keeps what is in padding apart.
 
-    def masked_derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
+    The derivative is taken at operands whose padding has been filled. What is computed there is
+    the result as well, so that operands need not be kept with and without padding that is filled.
+
+    Attributes:
+        name: The name of the function.
+        compute: What is computed of operands.
+        count: How many operands there are; masks follow.
+        before: Fills padding of an operand, or of its tangent.
+        point: Fills padding of an operand where the derivative is taken.
+        end: Makes the tangent of the result zero in its padding.
+    """
+
+    name: str
+    compute: Callable[..., Any]
+    count: int
+    before: Step
+    point: Step
+    end: Callable[[Any, Sequence[Any]], Any]
+
+    def function(self) -> Callable[..., Any]:
+        """Return the function of the operands and the masks."""
+        guarded = jax.custom_jvp(self._value)
+        guarded.defjvp(self._derivative, symbolic_zeros=True)
+        return guarded
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def _value(self, *args: Any) -> Any:
+        masks = args[self.count :]
+        return self.compute(*(self.before(i, x, masks) for i, x in enumerate(args[: self.count])))
+
+    def _derivative(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        masks = primals[self.count :]
+        points = [self.point(i, x, masks) for i, x in enumerate(primals[: self.count])]
+        moving = [
+            i for i, t in enumerate(tangents[: self.count]) if not isinstance(t, SymbolicZero)
+        ]
 
         def of(*values: Any) -> Any:
-            args = list(primals)
+            arrays = list(points)
             for i, value in zip(moving, values, strict=True):
-                args[i] = value
-            return safe(*args)
+                arrays[i] = value
+            return self.compute(*arrays)
 
-        _, tangent = jax.jvp(of, [primals[i] for i in moving], [tangents[i] for i in moving])
-        return guarded(*primals), tangent
-
-    guarded.defjvp(masked_derivative, symbolic_zeros=True)
-    return guarded
+        directions = [self.before(i, tangents[i], masks) for i in moving]
+        _, tangent = jax.jvp(of, [points[i] for i in moving], directions)
+        again = replace(self, before=lambda i, array, masks: array)
+        return again.function()(*points, *masks), self.end(tangent, masks)

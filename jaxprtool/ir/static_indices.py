@@ -27,14 +27,31 @@ def _broadcast(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
     return np.broadcast_to(x.reshape(sizes), shape)
 
 
-#: What is computed of indices, by primitive.
-_COMPUTED: dict[str, Callable[..., np.ndarray]] = {
-    "iota": lambda eqn: np.arange(eqn.params["shape"][0]).astype(eqn.params["dtype"]),
+def _iota(eqn: JaxprEqn) -> np.ndarray:
+    shape, along = eqn.params["shape"], eqn.params["dimension"]
+    numbers = np.arange(shape[along]).astype(eqn.params["dtype"])
+    return np.broadcast_to(
+        np.expand_dims(numbers, [i for i in range(len(shape)) if i != along]), shape
+    )
+
+
+def _select(eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    return np.choose(which.astype(np.int32), cases, mode="clip")
+
+
+def _convert(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
+    # Backends differ in the integers that they make of floats that are too large.
+    return None if x.dtype.kind == "f" else x.astype(eqn.params["new_dtype"])
+
+
+#: What is computed of indices, by primitive; None if it is not.
+_COMPUTED: dict[str, Callable[..., np.ndarray | None]] = {
+    "iota": _iota,
     "add": lambda eqn, x, y: x + y,
     "mul": lambda eqn, x, y: x * y,
     "lt": lambda eqn, x, y: np.less(x, y),
-    "select_n": lambda eqn, which, no, yes: np.asarray(np.where(which, yes, no)),
-    "convert_element_type": lambda eqn, x: x.astype(eqn.params["new_dtype"]),
+    "select_n": _select,
+    "convert_element_type": _convert,
     "copy": lambda eqn, x: x,
     "rev": lambda eqn, x: np.flip(x, eqn.params["dimensions"]),
     "concatenate": lambda eqn, *xs: np.concatenate(xs, eqn.params["dimension"]),
@@ -60,7 +77,7 @@ def with_slices(
         return atom if type(atom) is Literal else same.get(atom, atom)
 
     for eqn in eqns:
-        if not same.keys().isdisjoint(v for v in eqn.invars if type(v) is not Literal):
+        if not same.keys().isdisjoint(_variables(eqn.invars)):
             eqn = eqn.replace(invars=list(map(lookup, eqn.invars)))
         rule = _RULES.get(eqn.primitive.name)
         made = rule(eqn, known) if rule and changed(eqn) else None
@@ -76,12 +93,12 @@ def _without(
     indices: set[Var], eqns: Sequence[JaxprEqn], results: Sequence[Atom]
 ) -> list[JaxprEqn]:
     """Return equations without those that gave indices that nothing reads any more."""
-    live = {atom for atom in results if type(atom) is not Literal}
+    live = set(_variables(results))
     left: list[JaxprEqn] = []
     for eqn in reversed(eqns):
         if live.isdisjoint(eqn.outvars) and indices.issuperset(eqn.outvars):
             continue
-        live.update(atom for atom in eqn.invars if type(atom) is not Literal)
+        live.update(_variables(eqn.invars))
         left.append(eqn)
     return left[::-1]
 
@@ -91,15 +108,20 @@ class _Known:
 
     def __init__(self, eqns: Sequence[JaxprEqn]) -> None:
         self._made = {var: eqn for eqn in eqns for var in eqn.outvars}
+        self._values: dict[Var, np.ndarray | None] = {}
         self.read: set[Var] = set()
 
     def values(self, atoms: Sequence[Atom]) -> list[np.ndarray] | None:
         """Return the values of indices; None if one is not known."""
-        read: set[Var] = set()
-        found = [self._value(atom, read) for atom in atoms]
+        found = [self._value(atom) for atom in atoms]
         if any(value is None for value in found):
             return None
-        self.read |= read
+        todo = _variables(atoms)
+        while todo:
+            var = todo.pop()
+            if var not in self.read:
+                self.read.add(var)
+                todo += _variables(self._made[var].invars)
         return found  # type: ignore[return-value]
 
     def made_by(self, atom: Atom, primitive: str) -> bool:
@@ -107,19 +129,36 @@ class _Known:
         eqn = None if type(atom) is Literal else self._made.get(atom)
         return eqn is not None and eqn.primitive.name == primitive
 
-    def _value(self, atom: Atom, read: set[Var]) -> np.ndarray | None:
+    def _value(self, atom: Atom) -> np.ndarray | None:
+        todo = [atom]
+        while todo:
+            var = todo[-1]
+            if type(var) is Literal or var in self._values:
+                todo.pop()
+                continue
+            eqn = self._made.get(var)
+            compute = None if eqn is None else _COMPUTED.get(eqn.primitive.name)
+            if eqn is None or compute is None or not _is_small(getattr(var.aval, "shape", None)):
+                self._values[var] = None
+                continue
+            missing = [v for v in _variables(eqn.invars) if v not in self._values]
+            if missing:
+                todo += missing
+                continue
+            operands = [self._known(each) for each in eqn.invars]
+            known = all(value is not None for value in operands)
+            with np.errstate(all="ignore"):  # integers wrap around
+                self._values[var] = compute(eqn, *operands) if known else None
+        return self._known(atom)
+
+    def _known(self, atom: Atom) -> np.ndarray | None:
         if type(atom) is Literal:
             return np.asarray(atom.val, atom.aval.dtype)
-        eqn = self._made.get(atom)
-        compute = None if eqn is None else _COMPUTED.get(eqn.primitive.name)
-        shape = getattr(atom.aval, "shape", None)
-        if eqn is None or compute is None or eqn.effects or not _is_small(shape):
-            return None
-        operands = [self._value(each, read) for each in eqn.invars]
-        if any(value is None for value in operands):
-            return None
-        read.add(atom)
-        return compute(eqn, *operands)
+        return self._values[atom]
+
+
+def _variables(atoms: Sequence[Atom]) -> list[Var]:
+    return [atom for atom in atoms if type(atom) is not Literal]
 
 
 def _is_small(shape: Any) -> bool:

@@ -161,6 +161,53 @@ def test_indices_that_are_known_are_slices(indexed):
     assert indexed == "read twice" or equivalent(made, at_n)
 
 
+def rows_of_a_column(x):
+    rows = lax.broadcasted_iota(jnp.int32, (x.shape[0], 1), 0)
+    return x.at[rows].get(mode="promise_in_bounds")
+
+
+def second_of_a_pair(x):
+    pairs = lax.broadcasted_iota(jnp.int32, (x.shape[0], 2), 1)
+    numbers = lax.GatherDimensionNumbers((), (0, 1), (0, 1))
+    return lax.gather(x, pairs, numbers, (1, 1), mode="promise_in_bounds")
+
+
+def one_of_three(x):
+    n = jnp.int32(jnp.asarray(x.shape[0]))
+    last = [lax.select_n(jnp.int32(which), n * 0, n - 2, n - 1) for which in (-1, 0, 1, 2, 3)]
+    return [lax.dynamic_slice(x, (start, 0), (1, 1)) for start in last]
+
+
+def doubled(x):
+    start = jnp.int32(jnp.asarray(x.shape[0]))
+    for _ in range(40):  # to 0, by way of a number that is negative
+        start = start + start
+    return lax.dynamic_slice(x, (start, 0), (1, 1))
+
+
+def counted_up(x):
+    start = jnp.int32(jnp.asarray(x.shape[0])) * 0
+    for _ in range(2000):
+        start = start + 1
+    return lax.dynamic_slice(x, (start - 1999, 0), (1, 1))
+
+
+def rounded(x):
+    far = (jnp.float32(jnp.asarray(x.shape[0])) * 1e30).astype(jnp.int32)
+    return lax.dynamic_slice(x, (far, 0), (1, 1))
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize(
+    "indexed", [rows_of_a_column, second_of_a_pair, one_of_three, doubled, counted_up, rounded]
+)
+def test_indices_are_computed_as_jax_computes_them(indexed):
+    x = jnp.arange(12.0).reshape(3, 4)
+    made = traced(indexed, "f32[n,m]").apply("specialize(n=3, m=4)")
+    for got, wanted in zip(jax.tree.leaves(made(x)), jax.tree.leaves(indexed(x)), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
 def test_a_users_own_gathers_and_slices_stay():
     def fun(x):
         rows = x.at[jnp.array([2, 0])].get(mode="promise_in_bounds")

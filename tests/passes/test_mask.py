@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxprtool import trace
+from jaxprtool import equivalent, read, trace, write
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
 from jaxprtool.extend import add_traits, rule
 from jaxprtool.loading.argspec import read_args
@@ -252,6 +252,22 @@ def test_gradients_of_mapped_rounds_are_sums_over_lanes():
         return sum(_rnn(arguments(n)[0], w)[0].sum() for n in lengths)
 
     np.testing.assert_allclose(jax.grad(loss)(w), jax.grad(wanted)(w), 1e-3)
+
+
+@pytest.mark.parametrize("name", ["attention", "rnn", "rules"])
+def test_masked_programs_are_written_to_files_with_their_derivatives(name, tmp_path):
+    program = masked(FUNCTIONS[name])
+    write(program, tmp_path / "p.jaxpr")
+    again = read(tmp_path / "p.jaxpr")
+    assert equivalent(program, again) and again.bounds == (("n", BOUND),)
+    x, w = arguments(3)
+    moved = [padded(x, jnp.nan), w], [padded(x, jnp.nan), w]
+    for got, wanted in zip(*(_tangents(p, *moved) for p in (again, program)), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def _tangents(program, primals, tangents):
+    return jax.tree.leaves(jax.jvp(lambda *xs: program(*xs, 3)[0], primals, tangents))
 
 
 @pytest.mark.parametrize(

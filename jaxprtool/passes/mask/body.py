@@ -78,6 +78,7 @@ class Run:
     numbers: dict[Hashable, int] = field(default_factory=dict)
     with_floats: set[Primitive] = field(default_factory=set)
     bodies: dict[Hashable, tuple[AnyJaxpr, MaskedBody]] = field(default_factory=dict)
+    rules: dict[Hashable, Callable[[], Any]] = field(default_factory=dict)
     new_number: Any = field(default_factory=count)
 
     def body(self, body: ClosedJaxpr, facts: Sequence[Facts], rounds: bool = False) -> MaskedBody:

@@ -6,16 +6,17 @@ no derivative.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, vjp_params, vjp_rule
+from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, rule_key, vjp_params, vjp_rule
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import CustomJVP, CustomVJP
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, JVPRule, Params, Var, VJPRule
-from jaxprtool.passes.mask.body import MaskedBody, Writing, structured_mask_rules
+from jaxprtool.passes.mask.body import MaskedBody, Run, Writing, structured_mask_rules
 from jaxprtool.passes.mask.calls import with_symbols
 from jaxprtool.passes.mask.values import Facts
 
@@ -24,63 +25,70 @@ from jaxprtool.passes.mask.values import Facts
 def _custom_jvp(
     writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts]
 ) -> None:
-    run, consts = writing.run, eqn.params["num_consts"]
-    names = tuple(run.bounds)
-
-    @cache
-    def masked_rule() -> JVPRule:
-        found = jvp_rule(eqn)
-        if found.jaxpr is None:
-            return found
-        count = len(eqn.invars) - consts
-        tangents = [_unknown(var) for var in found.jaxpr.invars[count:]]
-        rule_body = run.body(found.jaxpr, [*facts[consts:], *tangents])
-        body = with_symbols(rule_body, names)
-        zeros = [Var(var.aval.to_tangent_aval()) for var in body.invars[: len(names)]]
-        at = len(names) + count
-        invars = [*body.invars[:at], *zeros, *body.invars[at:]]
-        new = jaxcompat.replace_jaxpr(body, invars=invars)
-        return replace(found, jaxpr=new, perturbed=(*(True for _ in names), *found.perturbed))
-
-    masked = run.body(CustomJVP.of(eqn).body, facts)
-    body = _after_consts(masked, names, consts)
+    masked = writing.run.body(CustomJVP.of(eqn).body, facts)
+    made = _rule(writing.run, eqn, facts, _jvp_rule)
     name = eqn.params["jvp_jaxpr_fun"].debug_info.func_name
-    params = jvp_params(body, name, masked_rule, consts, eqn.params["symbolic_zeros"])
-    _add(writing, eqn, operands, params, masked)
+    body = _after_consts(masked, writing.run, eqn)
+    consts, zeros = eqn.params["num_consts"], eqn.params["symbolic_zeros"]
+    _add(writing, eqn, operands, jvp_params(body, name, made, consts, zeros), masked)
 
 
 @rule(structured_mask_rules, *CustomVJP.primitives)
 def _custom_vjp(
     writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts]
 ) -> None:
-    run, consts = writing.run, eqn.params["num_consts"]
-    names = tuple(run.bounds)
-
-    @cache
-    def masked_rule() -> VJPRule:
-        found = vjp_rule(eqn)
-        primals = facts[consts:]
-        fwd = run.body(found.fwd, primals)
-        given = iter(fwd.facts)
-        residuals = [next(given) if i is None else primals[i] for i in found.forwarded]
-        cotangents = [_unknown(var) for var in found.bwd.invars[len(residuals) :]]
-        bwd = run.body(found.bwd, [*residuals, *cotangents])
-        shifted = [None if i is None else i + len(names) for i in found.forwarded]
-        more = (True,) * len(names)
-        return replace(
-            found,
-            fwd=with_symbols(fwd, names),
-            bwd=with_symbols(bwd, names),
-            forwarded=(*range(len(names)), *shifted),
-            in_zeros=(*more, *found.in_zeros),
-            perturbed=(*more, *found.perturbed),
-        )
-
-    masked = run.body(CustomVJP.of(eqn).body, facts)
-    body = _after_consts(masked, names, consts)
+    masked = writing.run.body(CustomVJP.of(eqn).body, facts)
+    made = _rule(writing.run, eqn, facts, _vjp_rule)
     functions = (eqn.params[k].debug_info.func_name for k in ("fwd_jaxpr_thunk", "bwd"))
-    params = vjp_params(body, tuple(functions), masked_rule, consts, eqn.params["symbolic_zeros"])
-    _add(writing, eqn, operands, params, masked)
+    body = _after_consts(masked, writing.run, eqn)
+    consts, zeros = eqn.params["num_consts"], eqn.params["symbolic_zeros"]
+    _add(writing, eqn, operands, vjp_params(body, tuple(functions), made, consts, zeros), masked)
+
+
+def _rule(
+    run: Run, eqn: JaxprEqn, facts: Sequence[Facts], mask: Callable[..., Any]
+) -> Callable[[], Any]:
+    """Return what gives the masked rule of a call: the same for calls that follow one rule.
+
+    A rule may hold a call that follows it, and is masked when it is asked for.
+    """
+    key = rule_key(eqn), tuple(facts)
+    return run.rules.setdefault(key, cache(partial(mask, run, eqn, facts)))
+
+
+def _jvp_rule(run: Run, eqn: JaxprEqn, facts: Sequence[Facts]) -> JVPRule:
+    found, names = jvp_rule(eqn), tuple(run.bounds)
+    if found.jaxpr is None:
+        return found
+    primals = facts[eqn.params["num_consts"] :]
+    count = len(primals)
+    tangents = [_unknown(var) for var in found.jaxpr.invars[count:]]
+    body = with_symbols(run.body(found.jaxpr, [*primals, *tangents]), names)
+    zeros = [Var(var.aval.to_tangent_aval()) for var in body.invars[: len(names)]]
+    at = len(names) + count
+    invars = [*body.invars[:at], *zeros, *body.invars[at:]]
+    new = jaxcompat.replace_jaxpr(body, invars=invars)
+    return replace(found, jaxpr=new, perturbed=(*(True for _ in names), *found.perturbed))
+
+
+def _vjp_rule(run: Run, eqn: JaxprEqn, facts: Sequence[Facts]) -> VJPRule:
+    found, names = vjp_rule(eqn), tuple(run.bounds)
+    primals = facts[eqn.params["num_consts"] :]
+    fwd = run.body(found.fwd, primals)
+    given = iter(fwd.facts)
+    residuals = [next(given) if i is None else primals[i] for i in found.forwarded]
+    cotangents = [_unknown(var) for var in found.bwd.invars[len(residuals) :]]
+    bwd = run.body(found.bwd, [*residuals, *cotangents])
+    shifted = [None if i is None else i + len(names) for i in found.forwarded]
+    more = (True,) * len(names)
+    return replace(
+        found,
+        fwd=with_symbols(fwd, names),
+        bwd=with_symbols(bwd, names),
+        forwarded=(*range(len(names)), *shifted),
+        in_zeros=(*more, *found.in_zeros),
+        perturbed=(*more, *found.perturbed),
+    )
 
 
 def _add(
@@ -98,16 +106,14 @@ def _add(
     writing.add(new, eqn, facts)
 
 
-def _after_consts(masked: MaskedBody, names: Sequence[str], consts: int) -> ClosedJaxpr:
+def _after_consts(masked: MaskedBody, run: Run, eqn: JaxprEqn) -> ClosedJaxpr:
     """Return a masked body that takes its constants, then all symbols, then the rest."""
+    names, consts = tuple(run.bounds), eqn.params["num_consts"]
     body = with_symbols(masked, names)
     count = len(names)
-    symbols, held, rest = (
-        body.invars[:count],
-        body.invars[count : count + consts],
-        body.invars[count + consts :],
-    )
-    return jaxcompat.replace_jaxpr(body, invars=[*held, *symbols, *rest])
+    held = body.invars[count : count + consts]
+    invars = [*held, *body.invars[:count], *body.invars[count + consts :]]
+    return jaxcompat.replace_jaxpr(body, invars=invars)
 
 
 def _unknown(var: Var) -> Facts:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -177,7 +178,7 @@ class Masking:
         if not guards:
             return compute(*(filled(before)(i, x, masks) for i, x in enumerate(arrays)))
         guarded = _Guarded(f"masked_{self._name}", compute, len(arrays), filled(before), point, end)
-        return guarded.function()(*arrays, *masks, *([self._round] if in_rounds else []))
+        return guarded.function(*arrays, *masks, *([self._round] if in_rounds else []))
 
     def bind(self, eqn: JaxprEqn, *operands: Any, **params: Any) -> Any:
         """Return what an equation's primitive gives for arrays, with padded sizes in parameters.
@@ -231,11 +232,11 @@ def guarded(flag: Any, array: Any) -> Any:
         "masked_round",
         compute=lambda x: x,
         count=1,
-        before=lambda i, x, masks: x,
-        point=lambda i, x, masks: x,
+        before=_as_it_is,
+        point=_as_it_is,
         end=lambda x, masks: _or_zeros(masks[0], x),
     )
-    return same.function()(array, flag)
+    return same.function(array, flag)
 
 
 def _with_fills(array: Any, fills: Fills, masks: Sequence[Any]) -> Any:
@@ -269,11 +270,17 @@ class _Guarded:
     point: Step
     end: Callable[[Any, Sequence[Any]], Any]
 
+    @cached_property
     def function(self) -> Callable[..., Any]:
-        """Return the function of the operands and the masks."""
+        """The function of the operands and the masks."""
         guarded = jax.custom_jvp(self._value)
         guarded.defjvp(self._derivative, symbolic_zeros=True)
         return guarded
+
+    @cached_property
+    def at_point(self) -> _Guarded:
+        """The function of operands whose padding has been filled."""
+        return self if self.before is _as_it_is else replace(self, before=_as_it_is)
 
     @property
     def __name__(self) -> str:
@@ -298,5 +305,8 @@ class _Guarded:
 
         directions = [self.before(i, tangents[i], masks) for i in moving]
         _, tangent = jax.jvp(of, [points[i] for i in moving], directions)
-        again = replace(self, before=lambda i, array, masks: array)
-        return again.function()(*points, *masks), self.end(tangent, masks)
+        return self.at_point.function(*points, *masks), self.end(tangent, masks)
+
+
+def _as_it_is(i: int, array: Any, masks: Sequence[Any]) -> Any:
+    return array

@@ -74,7 +74,7 @@ class Mask(Pass):
         { lambda ; a:f32[4] b:i32[]. let
             c:i32[4] = iota[dimension=0 dtype=int32 shape=(4,) sharding=None]
             d:bool[4] = lt c b
-            e:f32[4] = broadcast_in_dim[broadcast_dimensions=() shape=(4,) sharding=None] 0.0:f32[]
+            e:f32[4] = broadcast_in_dim 0.0:f32[]
             f:f32[4] = select_n d e a
             g:f32[] = reduce_sum[axes=(0,) out_sharding=None] f
           in (g,) }

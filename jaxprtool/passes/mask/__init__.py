@@ -23,9 +23,12 @@ from jaxprtool.passes.mask import (  # noqa: F401  # their rules
     calls,
     custom_derivatives,
     elementwise,
+    indexing,
     layout,
     products,
     reductions,
+    reshaping,
+    slicing,
 )
 from jaxprtool.passes.mask.body import SCALAR, Run, Writing, structured_mask_rules
 from jaxprtool.passes.mask.sizes import Bounds

@@ -67,6 +67,13 @@ class Bounds:
             self._padded[size] = found
         return self._padded[size]
 
+    def least(self, size: Any) -> Any:
+        """Return a number that a size, of an offset say, is not below."""
+        if not self.is_masked(size):
+            return size
+        self.padded(size)  # a size that has none is refused
+        return _range(size, self.bounds)[0] if names_of(size) <= self.bounds.keys() else 0
+
     def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
         """Return the padded shape of a logical one."""
         return tuple(map(self.padded, shape))
@@ -88,7 +95,14 @@ class Bounds:
         if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
             return self.is_masked(eqn.params["dim"])
         atoms = (*eqn.invars, *eqn.outvars)
-        return any(map(self.is_masked, (n for v in atoms for n in getattr(v.aval, "shape", ()))))
+        sizes = (n for v in atoms for n in getattr(v.aval, "shape", ()))
+        return any(map(self.is_masked, sizes)) or any(map(self._holds, eqn.params.values()))
+
+    def _holds(self, value: Any) -> bool:
+        """Return True if a parameter, such as where a slice begins, is a masked size."""
+        if type(value) in (tuple, list):
+            return any(map(self._holds, value))
+        return self.is_masked(value)
 
 
 def _range(size: Any, bounds: Mapping[str, int]) -> _Range:

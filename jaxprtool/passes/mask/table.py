@@ -180,6 +180,18 @@ class Masking:
         guarded = _Guarded(f"masked_{self._name}", compute, len(arrays), filled(before), point, end)
         return guarded.function(*arrays, *masks, *([self._round] if in_rounds else []))
 
+    def apart(self, array: Any, shape: Sequence[Any], axes: Sequence[int], *, active: bool) -> Any:
+        """Return an array as it is, but for its cotangent, whose padding is made 0.
+
+        Args:
+            array: What a rule has computed.
+            shape: Its logical shape.
+            axes: The axes along which the padding of a cotangent would reach what is no padding.
+            active: True if it may have a derivative.
+        """
+        x = Padded(array, Facts(tuple(shape), (None,) * len(shape), active))
+        return self.apply(lambda value: value, [x], shape, mixed=axes)
+
     def bind(self, eqn: JaxprEqn, *operands: Any, **params: Any) -> Any:
         """Return what an equation's primitive gives for arrays, with padded sizes in parameters.
 
@@ -208,7 +220,9 @@ def refusal(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedE
 
 def _is(known: np.ndarray | None, wanted: Any, dtype: Any) -> bool:
     """Return True if padding is known to hold a number. 0.0 and -0.0 are the same to a sum."""
-    return known is not None and np.array_equal(known, np.asarray(wanted, dtype), equal_nan=True)
+    if known is None or isinstance(wanted, jax.core.Tracer):
+        return False
+    return np.array_equal(known, np.asarray(wanted, dtype), equal_nan=True)
 
 
 def mixes_rounds(facts: Sequence[Facts]) -> bool:

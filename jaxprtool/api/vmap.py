@@ -18,6 +18,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
+from jaxprtool.api.ragged import is_ragged, ragged_vmap
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr
 from jaxprtool.passes.batch.axes import (
     BatchError,
@@ -51,6 +52,10 @@ def vmap(
     `spmd_axis_name` are the mesh axes that the lanes are spread over. A result that is mapped where
     `out_axes` is None is an error, or with `sum_match` is summed over the lanes.
 
+    An argument may be `Ragged`: `fun` is written for one of its examples, of which each has its own
+    number of rows. Results with a row for each row of the example are Ragged, too, and others have
+    the lanes in front. What that cannot do, `Raises` below, it says of the equation.
+
     Raises BatchError, a ValueError, for axes and sizes that do not fit, BatchTypeError, a
     TypeError, for what can be no axis, and BatchUnsupported for an equation that cannot be mapped;
     TypeError for what `jax.vmap` takes for no function.
@@ -59,20 +64,29 @@ def vmap(
     check_axes(in_axes, out_axes, jaxcompat.vmappable_specs())
 
     def mapped(*args: object, **kwargs: object) -> object:
-        values, in_tree = jax.tree.flatten((args, kwargs), is_leaf=jaxcompat.is_vmappable)
+        values, in_tree = jax.tree.flatten((args, kwargs), is_leaf=_is_leaf)
         axes = flat_in_axes(in_tree, in_axes)
         debug = jax.api_util.debug_info("vmap", fun, args, kwargs)
+
+        def lane(elements: Sequence[object]) -> tuple[list[object], PyTreeDef]:
+            args, kwargs = jax.tree.unflatten(in_tree, elements)
+            return jax.tree.flatten(fun(*args, **kwargs), is_leaf=jaxcompat.is_vmappable)
+
+        if any(map(is_ragged, values)):
+            options = {
+                "axis_name": axis_name,
+                "spmd_axis_name": spmd_axis_name,
+                "sum_match": sum_match,
+            }
+            _require_none(options)
+            names = partial(_names, fun, args, kwargs)
+            return ragged_vmap(lane, values, axes, out_axes, axis_size, debug, names)
         jaxcompat.check_refs(debug, values, axes)
         avals = [_mapped_type(value, axis) for value, axis in zip(values, axes, strict=True)]
         size = axis_size_of(axis_size, axes, avals, lambda: _names(fun, args, kwargs))
         mesh_axes = jaxcompat.mapped_mesh_axes(values, axes)
         spmd = jaxcompat.spmd_axis_names(spmd_axis_name, mesh_axes)
         axis = Axis(axis_name, size, spmd, mesh_axes)
-
-        def lane(elements: Sequence[object]) -> tuple[list[object], PyTreeDef]:
-            args, kwargs = jax.tree.unflatten(in_tree, elements)
-            return jax.tree.flatten(fun(*args, **kwargs), is_leaf=jaxcompat.is_vmappable)
-
         lanes = jaxcompat.Lanes(axis.data, debug)
         outs, out_tree = _results(lanes, lane, axis, (values, axes), out_axes, sum_match)
         lanes.close()
@@ -198,6 +212,17 @@ def _moved(value: Any, source: Dim, target: Dim, axis: Axis) -> Any:
 # --- arguments ----------------------------------------------------------------------------------
 
 
+def _is_leaf(value: object) -> bool:
+    return jaxcompat.is_vmappable(value) or is_ragged(value)
+
+
+def _require_none(options: dict[str, Any]) -> None:
+    """Refuse options that do not go with a Ragged among the arguments."""
+    for name, value in options.items():
+        if value not in (None, False):
+            raise BatchError(f"vmap {name}={value!r} does not go with an argument that is Ragged")
+
+
 def _mapped_type(value: Any, axis: object) -> Aval | None:
     """The type of an argument; None if it is not mapped, or only a registered type knows how."""
     if type(axis) is not int:
@@ -232,7 +257,7 @@ def _names(fun: Callable, args: Sequence[object], kwargs: dict[str, object]) -> 
             return f"argument {parameters[first]}{jax.tree_util.keystr(path[1:])}"
         return f"args{jax.tree_util.keystr(path)}"
 
-    flat = partial(jax.tree.leaves_with_path, is_leaf=jaxcompat.is_vmappable)
+    flat = partial(jax.tree.leaves_with_path, is_leaf=_is_leaf)
     return [
         *(name(path) for path, _ in flat(args)),
         *(f"kwargs{jax.tree_util.keystr(path)}" for path, _ in flat(kwargs)),

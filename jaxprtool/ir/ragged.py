@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxprtool.errors import ArgumentsError
 
@@ -32,18 +33,20 @@ class Ragged:
         axis: The name of the size that varies. Two of one name have equal lengths.
         longest: More rows than this no example has; None if nothing is known but `N`. It bounds
             the memory that a function takes which pads.
+        full: Whether all rows are those of examples, and none are left over.
 
     Raises:
         ArgumentsError: For lengths that do not add up to the rows, or that are no vector of
             integers of at least 0. What is traced is taken as it is.
     """
 
-    __slots__ = ("axis", "lengths", "longest", "values")
+    __slots__ = ("axis", "full", "lengths", "longest", "values")
 
     values: Any
     lengths: Any
     axis: str
     longest: int | None
+    full: bool
 
     def __init__(
         self, values: Any, lengths: Any, axis: str = "n", longest: int | None = None
@@ -57,12 +60,13 @@ class Ragged:
             raise ArgumentsError(
                 f"Ragged: lengths are to be i32[B], one for each example, not {_type_of(lengths)}"
             )
-        if is_concrete(lengths):
+        if is_concrete(lengths) and isinstance(values.shape[0], int):
             _check_lengths(np.asarray(lengths), values.shape[0], longest)
-        self._set(values, lengths, axis, longest)
+        self._set(values, lengths, axis, longest, True)
 
-    def _set(self, values: Any, lengths: Any, axis: str, longest: int | None) -> None:
-        self.values, self.lengths, self.axis, self.longest = values, lengths, axis, longest
+    def _set(self, values: Any, lengths: Any, axis: str, longest: int | None, full: bool) -> None:
+        self.values, self.lengths = values, lengths
+        self.axis, self.longest, self.full = axis, longest, full
 
     @classmethod
     def of(cls, examples: Sequence[Any], axis: str = "n", rows: int | None = None) -> Ragged:
@@ -94,7 +98,7 @@ class Ragged:
         left = 0 if rows is None else rows - total
         numpy = np if all(isinstance(each, np.ndarray) for each in arrays) else jnp
         over = [numpy.zeros((left, *arrays[0].shape[1:]), arrays[0].dtype)] if left else []
-        return unchecked(numpy.concatenate([*arrays, *over]), lengths, axis)
+        return unchecked(numpy.concatenate([*arrays, *over]), lengths, axis, None, left == 0)
 
     def padded(self, size: int | None = None) -> Any:
         """Return the examples as `f32[B,size,d]`, with zeros after their rows.
@@ -146,10 +150,10 @@ class Ragged:
         return f"Ragged({_type_of(self.values)}, lengths={lengths}, axis={self.axis!r}{bound})"
 
 
-def unchecked(values: Any, lengths: Any, axis: str, longest: int | None = None) -> Ragged:
+def unchecked(values: Any, lengths: Any, axis: str, longest: int | None, full: bool) -> Ragged:
     """Return a Ragged of parts that are known to fit, or that are no arrays at all."""
     made = object.__new__(Ragged)
-    made._set(values, lengths, axis, longest)
+    made._set(values, lengths, axis, longest, full)
     return made
 
 
@@ -161,10 +165,13 @@ jax.tree_util.register_pytree_with_keys(
             (jax.tree_util.GetAttrKey("values"), ragged.values),
             (jax.tree_util.GetAttrKey("lengths"), ragged.lengths),
         ],
-        (ragged.axis, ragged.longest),
+        (ragged.axis, ragged.longest, ragged.full),
     ),
     lambda own, children: unchecked(*children, *own),
-    lambda ragged: ((ragged.values, ragged.lengths), (ragged.axis, ragged.longest)),
+    lambda ragged: (
+        (ragged.values, ragged.lengths),
+        (ragged.axis, ragged.longest, ragged.full),
+    ),
 )
 
 
@@ -177,11 +184,14 @@ class Places(NamedTuple):
 
 def row_places(lengths: Any, rows: Any) -> Places:
     """Return where each of so many rows is, for examples of these lengths."""
-    ends = jnp.cumsum(lengths)
-    numbers = jnp.arange(rows, dtype=lengths.dtype)
-    examples = jnp.searchsorted(ends, numbers, side="right").astype(lengths.dtype)
-    starts = jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
-    return Places(examples, numbers - starts[examples])
+    lengths = jnp.asarray(lengths)
+    ends = lax.cumsum(lengths)
+    # Counted where they end: what lies beyond the rows, at their end, is left out.
+    ended = jax.ops.segment_sum(jnp.ones_like(ends), ends, rows, indices_are_sorted=True)
+    examples = lax.cumsum(ended)
+    starts = lax.concatenate([jnp.zeros(1, ends.dtype), ends], 0)
+    numbers = lax.iota(lengths.dtype, rows)
+    return Places(examples, numbers - starts.at[examples].get(mode="promise_in_bounds"))
 
 
 def is_concrete(value: Any) -> bool:

@@ -29,6 +29,8 @@ TABLES: dict[str, tuple[str, str]] = {
     "mask": ("jaxprtool.passes.mask", "mask_rules"),
     "mask_bodies": ("jaxprtool.passes.mask", "structured_mask_rules"),
     "python": ("jaxprtool.formats.python.emit", "python_rules"),
+    "ragged": ("jaxprtool.passes.ragged", "ragged_rules"),
+    "ragged_bodies": ("jaxprtool.passes.ragged", "structured_ragged_rules"),
     "unzip": ("jaxprtool.passes.unzip", "unzip_rules"),
     "view": ("jaxprtool.ir.structured", "views"),
 }

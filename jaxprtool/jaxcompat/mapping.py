@@ -26,6 +26,7 @@ from jaxprtool.jaxcompat.aliases import Atom, Aval, Effect, MappedAxis, Params
 from jaxprtool.jaxcompat.batching import names_axis, renamed_effects
 from jaxprtool.jaxcompat.closed_over import ClosedOver, derivatives_around, unperturbed
 from jaxprtool.jaxcompat.jaxprs import open_jaxpr, replace_jaxpr
+from jaxprtool.jaxcompat.shapes import mentions_symbols
 from jaxprtool.jaxcompat.tracing import attach_constants, is_staging
 
 
@@ -82,12 +83,16 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         self.runs = not is_staging()  # whether what is run by the trace around has values
         self.same: set[Any] = set()  # variables that may be the same in all lanes
         self.known: dict[Any, Any] = {}
+        self.symbolic = False  # whether values have symbols for sizes
 
     def argument(self, value: object, dim: int) -> Any:
         """One lane of a value that is mapped along a dimension, counted from 0."""
+        return self.staged(value, _lane_aval(self.axis, dim, core.typeof(value)), dim)
+
+    def staged(self, value: object, aval: Aval, dim: int = 0) -> Any:
+        """A value of this type in one lane."""
         self.operands.append(value)
         self.dims.append(dim)
-        aval = _lane_aval(self.axis, dim, core.typeof(value))
         return self.new_arg(aval, source_info_util.current())
 
     def owns(self, value: object) -> bool:
@@ -111,7 +116,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
                 break
         else:
             found = self._effects(primitive, values, params)
-            if not self._waits(found):
+            if not (self._waits(found) or self._mentions_symbols(params)):
                 return self._at_once(primitive, values, params, bool(found))
         return super().process_primitive(primitive, values, params)
 
@@ -150,7 +155,8 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         if config._check_vma.value:
             avals = [_in_lane(aval, {self.axis.name}) for aval in avals]
         eqn, results = super().make_eqn(operands, avals, primitive, params, effs, *a, **kw)
-        if self.runs and (
+        runs = self.runs and not self._mentions_symbols(params)
+        if runs and (
             (len(results) > 1 and primitive in pe.dce_rules)
             or all(self._is_constant(t) or t.val in self.same for t in operands)
         ):
@@ -171,6 +177,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
             self.asking
             and all(map(self._is_constant, operands))
             and not (self._waits(effs) or names_axis(params, self.axis.name))
+            and not self._mentions_symbols(params)
         ):
             with self._outside(), core.set_current_trace(self.parent_trace):
                 values = map(self.get_const, operands)
@@ -288,6 +295,10 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         except Exception:
             return ()  # a primitive without types, or a fault, which binding it will report
 
+    def _mentions_symbols(self, params: Params) -> bool:
+        """Whether an equation is of sizes that lanes may not have in common."""
+        return self.symbolic and mentions_symbols(params)
+
     def _waits(self, effs: Iterable[Effect]) -> bool:
         """Whether effects have to wait for others that are staged."""
         return self.ordered and any(map(_is_ordered, effs))
@@ -349,6 +360,11 @@ class Lanes:
             return trace.argument(value, operator.index(spec) % len(core.typeof(value).shape))
 
         return list(map(element, values, specs))
+
+    def element(self, value: object, aval: Aval) -> Any:
+        """One lane of a value, of a type that is given, which may have symbols for sizes."""
+        self._trace.symbolic = True
+        return self._trace.staged(value, aval)
 
     @contextmanager
     def inside(self) -> Iterator[None]:

@@ -10,8 +10,10 @@ from typing import Any
 import jax
 from jax._src import core
 from jax._src.export import shape_poly
+from jax.extend.core import ClosedJaxpr
 
 from jaxprtool.jaxcompat.aliases import Aval
+from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 
 SymbolicDimension = shape_poly._DimExpr
 
@@ -20,6 +22,21 @@ DIM_AS_VALUE = shape_poly.dim_as_value_p.name
 
 #: Whether a size is an expression such as `2*n`.
 is_symbolic_dimension = core.is_symbolic_dim
+
+
+def mentions_symbols(value: Any) -> bool:
+    """Whether a parameter of an equation has a symbolic dimension, in a body that it is too."""
+    if isinstance(value, dict):
+        return any(map(mentions_symbols, value.values()))
+    if isinstance(value, tuple | list):
+        return any(map(mentions_symbols, value))
+    if isinstance(value, ClosedJaxpr):
+        value = open_jaxpr(value)
+    if not isinstance(value, core.Jaxpr):
+        return is_symbolic_dimension(value)
+    variables = [*value.invars, *(v for eqn in value.eqns for v in eqn.outvars)]
+    shapes = (getattr(v.aval, "shape", ()) for v in variables)
+    return any(map(mentions_symbols, shapes)) or any(mentions_symbols(e.params) for e in value.eqns)
 
 
 def dimension_terms(size: Any) -> list[tuple[int, list[tuple[Any, int]]]]:

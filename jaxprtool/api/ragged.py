@@ -1,0 +1,326 @@
+"""`vmap` of arguments that are `Ragged`: the function is traced once, for an example of any length.
+
+The trace has a symbol for the length. Of its jaxpr the pass `ragged` makes the one of all lanes,
+which is evaluated on the rows of all examples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import PyTreeDef
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.paths import paths
+from jaxprtool.ir.ragged import Ragged, is_concrete, unchecked
+from jaxprtool.ir.symbols import symbolic_sizes
+from jaxprtool.jaxcompat import Aval
+from jaxprtool.passes.batch.axes import (
+    BatchError,
+    BatchTypeError,
+    axis_size_of,
+    check_unmapped,
+    flat_out_axes,
+)
+from jaxprtool.passes.batch.axis import Axis
+from jaxprtool.passes.ragged import Kind, Lanes, Packed, Ragging, Shared, Sizes, all_lanes
+
+#: Returns the name of each flat argument, for errors.
+Names = Callable[[], Sequence[str]]
+
+
+#: Whether an example of a Ragged is being traced.
+_inside: ContextVar[bool] = ContextVar("inside", default=False)
+
+
+@contextmanager
+def _no_other() -> Iterator[None]:
+    token = _inside.set(True)
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+class _Lengths(NamedTuple):
+    """What the arguments say of one ragged symbol, and which argument said it first."""
+
+    place: int
+    lengths: Any
+    rows: int
+    longest: int | None
+    full: bool
+
+
+def is_ragged(value: object) -> bool:
+    """Return True for a Ragged."""
+    return isinstance(value, Ragged)
+
+
+def ragged_vmap(
+    lane: Callable[[Sequence[Any]], tuple[list[Any], PyTreeDef]],
+    values: Sequence[Any],
+    axes: Sequence[Any],
+    out_axes: object,
+    axis_size: Any,
+    debug: Any,
+    names: Names,
+) -> object:
+    """Return the results of a function of one example for all examples.
+
+    Args:
+        lane: Calls the function with the flat arguments of one example, and returns its flat
+            results and their tree.
+        values: The flat arguments, of which some are `Ragged`.
+        axes: Where each is mapped.
+        out_axes: Where results are to be mapped.
+        axis_size: The number of examples, if it is given.
+        debug: What JAX is to know of the function.
+        names: Gives the names of the arguments.
+
+    Raises:
+        BatchError: For arguments, axes or lengths that do not fit.
+        UnsupportedError: For an equation that cannot be done by lanes.
+    """
+    if _inside.get():
+        place = next(i for i, value in enumerate(values) if isinstance(value, Ragged))
+        raise BatchError(
+            f"{names()[place]} is a Ragged inside an example of another: there is none inside "
+            "another"
+        )
+    known = _all_lengths(values, axes, names)
+    count = _number_of_lanes(values, axes, axis_size, known, names)
+    symbols = _symbols(values, tuple(known))
+    sizes = _sizes(known, symbols, count)
+    axis = Axis(None, count)
+    lanes = jaxcompat.Lanes(axis.data, debug)
+    kinds: list[Kind] = []
+    with lanes.inside(), _no_other():
+        elements = list(values)
+        for i, (value, dim) in enumerate(zip(values, axes, strict=True)):
+            if isinstance(value, Ragged):
+                aval = jax.typeof(value.values)
+                symbol = symbols[value.axis]
+                kinds.append(Packed(0, symbol))
+                elements[i] = lanes.element(
+                    _with_a_row(value.values), aval.update(shape=(symbol, *aval.shape[1:]))
+                )
+            elif dim is not None:
+                array = jaxcompat.match_axis(axis.data, dim % jnp.ndim(value), 0, value)
+                aval = jax.typeof(array)
+                kinds.append(Lanes())
+                elements[i] = lanes.element(array, aval.update(shape=aval.shape[1:]))
+        results, out_tree = lane(elements)
+        results = list(map(_checked, results))
+        staged = list(map(lanes.holds, results))
+        closed = lanes.jaxpr([x for x, flag in zip(results, staged, strict=True) if flag])
+    specs = flat_out_axes(out_tree, out_axes)
+    names_out = _paths(out_tree)
+    held = [path for path, flag in zip(names_out, staged, strict=True) if flag]
+    made = all_lanes(closed, kinds, sizes, "packed", lambda: held)
+    lengths = [jnp.asarray(each.lengths, jnp.int32) for each in known.values()]
+    outs = zip(
+        jaxcompat.evaluated(made.jaxpr, [*lanes.operands, *lengths]),
+        made.kinds,
+        [v.aval for v in closed.outvars],
+        strict=True,
+    )
+    lanes.close()
+    assembled = _Results(sizes, known, symbols, axis)
+    flat = [
+        assembled.result(*next(outs), spec, path)
+        if flag
+        else assembled.result(value, Shared(), None, spec, path)
+        for value, flag, spec, path in zip(results, staged, specs, names_out, strict=True)
+    ]
+    check_unmapped([None] * len(flat), assembled.mapped, out_tree, None)
+    return jax.tree.unflatten(out_tree, flat)
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+
+def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> dict[str, _Lengths]:
+    """Return the lengths that arguments have, by the name of their axis; equal ones once."""
+    known: dict[str, _Lengths] = {}
+    for place, (value, axis) in enumerate(zip(values, axes, strict=True)):
+        if not isinstance(value, Ragged):
+            continue
+        if type(axis) is not int or axis != 0:
+            raise BatchError(
+                f"{names()[place]} is Ragged, which has an example for each lane: its in_axes is "
+                f"0, not {axis}"
+            )
+        if jnp.ndim(value.lengths) != 1 or jnp.ndim(value.values) == 0:
+            raise BatchError(
+                f"{names()[place]} is {value!r}: there are other axes before its rows and its "
+                "lengths, which are to be mapped over first"
+            )
+        rows = jnp.shape(value.values)[0]
+        found = _Lengths(place, value.lengths, rows, value.longest, value.full)
+        first = known.setdefault(value.axis, found)
+        both = is_concrete(first.lengths) and is_concrete(found.lengths)
+        same = jnp.shape(first.lengths) == jnp.shape(found.lengths) and first.rows == found.rows
+        if same and both and first.lengths is not found.lengths:
+            same = bool(np.array_equal(first.lengths, found.lengths))
+        if not same:
+            raise BatchError(
+                f"{names()[place]} and {names()[first.place]} have examples of different length, "
+                f"and both have axis '{value.axis}'",
+                "another axis of another name: Ragged(values, lengths, axis='m')",
+            )
+    return known
+
+
+def _number_of_lanes(
+    values: Sequence[Any],
+    axes: Sequence[Any],
+    axis_size: Any,
+    known: dict[str, _Lengths],
+    names: Names,
+) -> Any:
+    """Return the number of examples, of which all arguments that are mapped have as many."""
+    avals: list[Aval | None] = []
+    for value, axis in zip(values, axes, strict=True):
+        if isinstance(value, Ragged):
+            avals.append(jax.typeof(value.lengths))
+        else:
+            avals.append(None if axis is None else jax.typeof(value))
+    return axis_size_of(axis_size, axes, avals, names)
+
+
+@cache
+def _own_symbols(names: tuple[str, ...]) -> dict[str, Any]:
+    """Return symbols, always the same: types with others would be other types to JAX's caches."""
+    return dict(zip(names, jax.export.symbolic_shape(",".join(names)), strict=True))
+
+
+def _symbols(values: Sequence[Any], axes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the symbols for the lengths: of the scope of symbols that are there already."""
+    there = symbolic_sizes(map(jax.typeof, jax.tree.leaves(list(values))))
+    if not there:
+        return _own_symbols(axes)
+    new = ",".join(f"{name}_of_one" for name in axes)
+    return dict(zip(axes, jax.export.symbolic_shape(new, scope=there[0].scope), strict=True))
+
+
+def _sizes(known: dict[str, _Lengths], symbols: dict[str, Any], lanes: Any) -> Sizes:
+    """Return how many rows there are, and how many one example can have."""
+    rows, longest, full = {}, {}, set()
+    for name, each in known.items():
+        symbol = str(symbols[name])
+        rows[symbol] = each.rows if each.rows != 0 else 1
+        if each.longest is not None:
+            longest[symbol] = each.longest
+        elif is_concrete(each.lengths):
+            longest[symbol] = max(int(np.max(each.lengths, initial=0)), 1)
+        else:
+            longest[symbol] = rows[symbol]
+        if each.full and each.rows != 0:
+            full.add(symbol)
+    return Sizes(lanes, rows, longest, frozenset(full))
+
+
+def _with_a_row(values: Any) -> Any:
+    """Return rows, of which there is at least one: rules look at the first."""
+    if jnp.shape(values)[0] != 0:
+        return values
+    return jnp.zeros((1, *jnp.shape(values)[1:]), jnp.asarray(values).dtype)
+
+
+# --- results ------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Results:
+    """The results put together. `mapped` has where those are mapped for which None is asked."""
+
+    sizes: Sizes
+    known: dict[str, _Lengths]
+    symbols: dict[str, Any]
+    axis: Axis
+    mapped: list[int | None] = field(default_factory=list)
+
+    def result(self, value: Any, kind: Kind, aval: Aval | None, spec: Any, path: str) -> Any:
+        """Return a result as the caller is to have it.
+
+        Args:
+            value: Its array.
+            kind: How that holds it.
+            aval: The type of the result of one example.
+            spec: Where it is to be mapped.
+            path: What it is called.
+        """
+        self.mapped.append(None)
+        if isinstance(kind, Packed):
+            assert aval is not None
+            if spec != 0:
+                raise BatchError(
+                    f"{path} has a row for each row of an example: its out_axes is 0, not {spec}"
+                )
+            if kind.axis != 0:
+                raise BatchError(
+                    f"{path} is {type_of(aval)} of each example: its rows are to be its first axis"
+                )
+            return self._ragged(value, kind.size)
+        source = None if isinstance(kind, Shared) else 0
+        if spec is None:
+            self.mapped[-1] = source
+            return value
+        return jaxcompat.match_axis(
+            self.axis.data, source, spec % (jnp.ndim(value) + (source is None)), value
+        )
+
+    def _ragged(self, values: Any, size: Any) -> Ragged:
+        for name, symbol in self.symbols.items():
+            if size == symbol:
+                first = self.known[name]
+                rows = values[: first.rows]
+                return unchecked(rows, first.lengths, name, first.longest, first.full)
+        own = {
+            str(self.symbols[name]): jnp.asarray(each.lengths) for name, each in self.known.items()
+        }
+        lengths = Ragging(self.sizes, own, {}).lengths(size)
+        full = self.sizes.is_exact(size)
+        if is_concrete(lengths):
+            values, full = values[: int(lengths.sum())], True
+        return unchecked(values, lengths, _axis_name(size), None, full)
+
+
+def _axis_name(size: Any) -> str:
+    """Return a name for the size of another axis than the argument's, such as `n - 1`."""
+    text = str(size)
+    for sign, word in (("+", "plus"), ("-", "minus"), ("*", "times"), ("//", "over")):
+        text = text.replace(sign, f" {word} ")
+    name = "_".join(re.findall(r"\w+", text))
+    return name if name.isidentifier() else f"size_{name}"
+
+
+def _checked(value: Any) -> Any:
+    """Return a result of a function as JAX has it; a size is a number."""
+    if jaxcompat.is_symbolic_dimension(value):
+        return jnp.asarray(value)
+    try:
+        jax.typeof(value)
+    except TypeError as error:
+        raise BatchTypeError(
+            f"Output from batched function {value!r} with type {type(value)} is not a valid JAX "
+            "type"
+        ) from error
+    return value
+
+
+def _paths(tree: PyTreeDef) -> tuple[str, ...]:
+    """Return the paths of results."""
+    return paths("result", jax.tree.unflatten(tree, range(tree.num_leaves)))

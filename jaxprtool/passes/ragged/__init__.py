@@ -1,0 +1,179 @@
+"""ragged: one program for examples of different length, none of which is padded.
+
+    program.apply("ragged(axis='n', lanes=32)")
+
+An argument of `f32[n,d]` becomes `f32[N,d]`, the rows of all examples one after the other, and
+there is one more argument, the lengths of the examples. Rules for primitives are in an open table,
+`@rule("ragged", …)`; what has none is done for padded examples, by the rules of `mask`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.export
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.paths import unique
+from jaxprtool.ir.program import Program
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.batch.axes import flat_in_axes
+from jaxprtool.passes.ragged import (  # noqa: F401  # their rules
+    calls,
+    custom_derivatives,
+    indexing,
+    layout,
+    products,
+    reductions,
+)
+from jaxprtool.passes.ragged.body import structured_ragged_rules
+from jaxprtool.passes.ragged.lanes import AllLanes, Layout, all_lanes
+from jaxprtool.passes.ragged.table import Ragging, ragged_rules, refusal
+from jaxprtool.passes.ragged.values import Kind, Lanes, Packed, Shared, Sizes, Stacked, Value
+from jaxprtool.passes.transforms.retrace import with_names
+
+__all__ = [
+    "AllLanes",
+    "Kind",
+    "Lanes",
+    "Packed",
+    "Ragged",
+    "Ragging",
+    "Shared",
+    "Sizes",
+    "Value",
+    "all_lanes",
+    "ragged_rules",
+    "refusal",
+    "structured_ragged_rules",
+]
+
+
+@dataclass(frozen=True)
+class Ragged(Pass):
+    """Compute for many examples of different length what the program computes for one.
+
+    An argument of `f32[n,d]` becomes `f32[N,d]`, the rows of all examples one after the other, and
+    the lengths of the examples, `i32[lanes]`, are an argument after the other positional ones.
+    Results with a row for each row of an example come so, too, and others with the lanes first.
+
+    Values are packed, as the arguments are, where they can be: what is computed row by row costs no
+    more than for one example of all the rows, and a sum over n is a segment sum. A value with two
+    ragged axes, such as the scores of attention, and an equation without a rule for packed rows,
+    such as a loop over them, is computed for padded examples, and masked.
+
+    Args:
+        axis: The symbol that is the length of an example; or several, for arguments of lengths that
+            do not depend on each other. Each has lengths of its own then, in this order.
+        lanes: The number of examples.
+        layout: "padded" pads all values that are computed.
+        longest: How many rows an example has at most, to which it is padded; N if it is not given.
+        in_axes: Which arguments without the symbol have a value for each example, along axis 0: a
+            prefix of the tree of positional arguments, of 0 and None. The others are shared.
+
+    Raises:
+        ArgumentsError: For a name that is no symbol of the program, or an argument with two ragged
+            axes.
+        UnsupportedError: For an equation that cannot be done for examples of different length, and
+            a result with two ragged axes.
+
+    Example:
+        def f(x):
+            return jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[n,3]" -p "ragged(axis='n', lanes=2)"
+        { lambda ; a:f32[N,3] b:i32[2]. let c:f32[N,3] = sin a in (c,) }
+    """
+
+    name: ClassVar[str] = "ragged"
+    group: ClassVar[str] = "transform"
+    preserves: ClassVar[bool] = False
+
+    axis: str | tuple[str, ...]
+    lanes: int
+    layout: Layout = "packed"
+    longest: int | None = None
+    in_axes: Any = None
+
+    def __post_init__(self) -> None:
+        if self.lanes < 1:
+            raise PipelineError(f"ragged: lanes={self.lanes} is no number of examples")
+        if self.longest is not None and self.longest < 1:
+            raise PipelineError(f"ragged: longest={self.longest} is no length")
+        if not self.axes:
+            raise PipelineError("ragged: axis=() names no symbol")
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The ragged symbols."""
+        return (self.axis,) if isinstance(self.axis, str) else self.axis
+
+    def __call__(self, program: Program) -> Program:
+        for name in self.axes:
+            if name not in program.symbols:
+                has = f"its symbols are: {', '.join(program.symbols)}"
+                raise ArgumentsError(
+                    f"ragged: {program.name} has no symbol '{name}'",
+                    did_you_mean(name, program.symbols)
+                    or (has if program.symbols else "it has no symbols"),
+                )
+        rows = {name: self._rows(program, name) for name in self.axes}
+        longest = {name: self.longest or rows[name] for name in self.axes}
+        sizes = Sizes(self.lanes, rows, longest, frozenset(self.axes))
+        made = all_lanes(
+            jaxcompat.close_jaxpr(program.jaxpr),
+            self._kinds(program, sizes),
+            sizes,
+            self.layout,
+            lambda: program.out_names,
+        )
+        return _program(program, self.axes, made)
+
+    def _rows(self, program: Program, name: str) -> Any:
+        """Return the symbol of the number of all rows."""
+        taken = set(program.symbols)
+        new = next(each for each in (name.upper(), f"{name}_rows") if each not in taken)
+        return jax.export.symbolic_shape(new, scope=program.symbols[name].scope)[0]
+
+    def _kinds(self, program: Program, sizes: Sizes) -> list[Kind]:
+        """Return how the arguments are held."""
+        args, _ = program.in_tree.children()
+        axes = [None] * program.in_tree.num_leaves
+        if self.in_axes is not None:
+            axes[: args.num_leaves] = flat_in_axes(program.in_tree, self.in_axes)[: args.num_leaves]
+        if not set(axes) <= {None, 0}:
+            raise PipelineError(f"ragged: in_axes={self.in_axes} has axes other than 0 and None")
+        kinds: list[Kind] = []
+        for (name, aval), axis in zip(program.arguments, axes, strict=True):
+            kind = sizes.canonical(aval, shared=axis is None)
+            if isinstance(kind, Stacked):
+                raise ArgumentsError(
+                    f"ragged: argument {name} is {type_of(aval)}: only one axis, of so many rows "
+                    "for each row, can be ragged"
+                )
+            kinds.append(kind)
+        return kinds
+
+
+def _program(program: Program, axes: Sequence[str], made: AllLanes) -> Program:
+    """Return a program of all lanes, which takes the lengths after other positional arguments."""
+    arguments = made.jaxpr.invars[: -len(axes)]
+    lengths = made.jaxpr.invars[-len(axes) :]
+    args, kwargs = jax.tree.unflatten(program.in_tree, range(len(arguments)))
+    count = len(jax.tree.leaves(args))
+    names = ["lengths"] if len(axes) == 1 else [f"{name}_lengths" for name in axes]
+    arg_names = unique([*program.arg_names[:count], *names, *program.arg_names[count:]])
+    jaxpr = jaxcompat.replace_jaxpr(
+        made.jaxpr, invars=[*arguments[:count], *lengths, *arguments[count:]]
+    )
+    return program.replace(
+        jaxpr=with_names(jaxpr, program.name, arg_names, program.out_names),
+        in_tree=jax.tree.structure(((*args, *names), kwargs)),
+        arg_names=arg_names,
+        jit=None,
+    )

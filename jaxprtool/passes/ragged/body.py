@@ -1,0 +1,390 @@
+"""Rewrite a jaxpr of one example into one of all: one forward pass over its equations.
+
+An equation whose operands are the same in all lanes stays as it is. One of packed operands is
+replaced by its template: its rule, traced once for all equations that are alike (`ir.templates`).
+Those that hold jaxprs have structured rules, which rewrite these in turn. Whatever has no rule is
+done by lanes (`stacked`).
+
+A value is packed where it can be, and stacked where a masking rule has given it so and only such
+equations follow that cost little: each form is made of the other when it is asked for, once.
+
+A body is given the lengths of the ragged symbols that it needs as its first arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.rules import RuleTable
+from jaxprtool.ir.templates import (
+    Template,
+    has_float,
+    instantiated,
+    signature,
+    template_of_jaxpr,
+)
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
+from jaxprtool.passes.dce import dce_body
+from jaxprtool.passes.mask.body import Run as Masks
+from jaxprtool.passes.mask.table import mask_rules
+from jaxprtool.passes.ragged.stacked import ByLanes, by_lanes, packed_rows, stacked_lanes, to_lanes
+from jaxprtool.passes.ragged.table import FACTS, Ragging, ragged_rules, refusal
+from jaxprtool.passes.ragged.values import Kind, Lanes, Packed, Shared, Sizes, Stacked, Value
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedBody:
+    """A rewritten jaxpr.
+
+    Attributes:
+        jaxpr: It takes the lengths of `symbols`, then its arguments.
+        symbols: The ragged symbols that it needs.
+        kinds: How its results are held.
+    """
+
+    jaxpr: ClosedJaxpr
+    symbols: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+
+
+#: `rule(writing, eqn) -> bool`: whether it has written the equation, with `Writing.add`.
+StructuredRule = Callable[..., bool]
+
+#: The open table of rules for equations that hold jaxprs.
+structured_ragged_rules: RuleTable[StructuredRule] = RuleTable()
+
+
+@dataclass(eq=False)
+class Run:
+    """The rewriting of one program: its sizes, and what has been made for its equations.
+
+    Attributes:
+        sizes: The sizes of the program.
+        packs: Whether values are packed; else all are stacked.
+    """
+
+    sizes: Sizes
+    packs: bool = True
+    templates: dict[Hashable, Template | None] = field(default_factory=dict)
+    with_floats: set[Primitive] = field(default_factory=set)
+    by_lanes: dict[Hashable, ByLanes] = field(default_factory=dict)
+    bodies: dict[Hashable, tuple[AnyJaxpr, RaggedBody]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.masks = Masks(self.sizes.bounds)
+
+    def body(
+        self, body: ClosedJaxpr, kinds: Sequence[Kind], wanted: Sequence[Kind | None] | None = None
+    ) -> RaggedBody:
+        """Return a closed jaxpr rewritten.
+
+        Args:
+            body: The jaxpr.
+            kinds: How its arguments are held.
+            wanted: How its results are to be held; None for those that may be as they come.
+        """
+        wanted = (None,) * len(body.outvars) if wanted is None else tuple(wanted)
+        key = id(jaxcompat.open_jaxpr(body)), tuple(kinds), wanted
+        if key not in self.bodies:
+            # The old body is kept: another could get its id.
+            self.bodies[key] = body, Writing(self).body(body, kinds, wanted)
+        return self.bodies[key][1]
+
+
+@dataclass(eq=False)
+class Writing:
+    """One body while it is written. `forms` has the arrays that hold each variable."""
+
+    run: Run
+    eqns: list[JaxprEqn] = field(default_factory=list)
+    forms: dict[Var, dict[Kind, Atom]] = field(default_factory=dict)
+    symbols: dict[str, Var] = field(default_factory=dict)
+    consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
+    _made: dict[Hashable, Atom] = field(default_factory=dict)
+
+    def body(
+        self, body: ClosedJaxpr, kinds: Sequence[Kind], wanted: Sequence[Kind | None]
+    ) -> RaggedBody:
+        """Return a closed jaxpr rewritten; see `Run.body`."""
+        sizes, invars = self.run.sizes, []
+        for var, kind in zip(body.invars, kinds, strict=True):
+            invars.append(var if isinstance(kind, Shared) else Var(sizes.aval(kind, var.aval)))
+            self.forms[var] = {kind: invars[-1]}
+        for eqn in jaxcompat.open_jaxpr(body).eqns:
+            self.equation(eqn)
+        found = [
+            self.kind(atom) if want is None else want
+            for atom, want in zip(body.outvars, wanted, strict=True)
+        ]
+        outvars = [self.result(atom, kind) for atom, kind in zip(body.outvars, found, strict=True)]
+        made = self.consts.values()
+        names = tuple(name for name in sizes.bounds if name in self.symbols)
+        new = jaxcompat.replace_jaxpr(
+            body,
+            constvars=[*body.constvars, *(var for var, _ in made)],
+            consts=[*body.consts, *(value for _, value in made)],
+            invars=[*(self.symbols[name] for name in names), *invars],
+            outvars=outvars,
+            eqns=self.eqns,
+        )
+        return RaggedBody(new, names, tuple(found))
+
+    # --- values ---------------------------------------------------------------------------------
+
+    def result(self, atom: Atom, kind: Kind) -> Atom:
+        """Return the atom of a result that is to be held so."""
+        return self.held(atom, kind)
+
+    def kind(self, atom: Atom) -> Kind:
+        """Return how an atom of the old body is held: packed, if it is there in several forms."""
+        forms = {} if type(atom) is Literal else self.forms.get(atom, {})
+        return next(
+            (kind for kind in forms if isinstance(kind, Packed)), next(iter(forms), Shared())
+        )
+
+    def is_shared(self, atom: Atom) -> bool:
+        """Return True for an atom that is the same in all lanes."""
+        return isinstance(self.kind(atom), Shared)
+
+    def bind(self, var: Var, kind: Kind, atom: Atom) -> None:
+        """Say that an atom of the new body holds a variable of the old one."""
+        self.forms.setdefault(var, {})[kind] = atom
+
+    def held(self, atom: Atom, kind: Kind) -> Atom:
+        """Return the atom that holds one of the old body in a certain way, made if need be."""
+        if type(atom) is Literal and isinstance(kind, Shared):
+            return atom
+        forms = {} if type(atom) is Literal else self.forms.setdefault(atom, {})
+        if isinstance(kind, Shared):
+            return forms.get(kind, atom)
+        same = [each for each in forms if each == kind or isinstance(each, type(kind))]
+        if kind in same or (same and not isinstance(kind, Packed)):
+            return forms[same[0]]  # whatever is known of padding, it may be held as unknown
+        made = self._converted(atom, self.kind(atom), kind)
+        if type(atom) is not Literal:
+            forms[kind] = made
+        return made
+
+    def _converted(self, atom: Atom, source: Kind, kind: Kind) -> Atom:
+        shape = tuple(atom.aval.shape)
+        array = self.held(atom, source)
+        convert = {Lanes: to_lanes, Packed: packed_rows, Stacked: stacked_lanes}[type(kind)]
+        wide = [n for n in shape if self.run.sizes.axes([n])]
+        key = convert, source, kind, array.aval
+
+        def compute(ragging: Ragging, value: Any) -> list[Any]:
+            return [convert(ragging, Value(value, source, shape))]
+
+        return self.template(key, compute, [array], wide, None)[0]
+
+    def symbol(self, name: str) -> Var:
+        """Return the argument of the new body that has the lengths of a ragged symbol."""
+        if name not in self.symbols:
+            self.symbols[name] = Var(self.run.sizes.lengths_aval)
+        return self.symbols[name]
+
+    def fact(self, what: str, size: Any) -> Atom:
+        """Return one of the facts of a size (see `table.FACTS`), computed once in this body."""
+        key = what, size
+        if key not in self._made:
+            before = FACTS[: FACTS.index(what)]
+
+            def compute(ragging: Ragging) -> list[Any]:
+                return [ragging.fact(what, size)]
+
+            self._made[key] = self.template(key, compute, [], [size], None, before)[0]
+        return self._made[key]
+
+    # --- equations ------------------------------------------------------------------------------
+
+    def add(self, eqn: JaxprEqn, like: JaxprEqn, kinds: Sequence[Kind]) -> None:
+        """Add an equation, whose results hold those of `like`."""
+        self.eqns.append(eqn)
+        for old, new, kind in zip(like.outvars, eqn.outvars, kinds, strict=True):
+            self.bind(old, kind, new)
+
+    def outs(self, variables: Sequence[Var], kinds: Sequence[Kind]) -> list[Var]:
+        """Return variables for results that are held so."""
+        sizes = self.run.sizes
+        return [
+            type(var)(sizes.aval(kind, var.aval))
+            for var, kind in zip(variables, kinds, strict=True)
+        ]
+
+    def equation(self, eqn: JaxprEqn) -> None:
+        """Write an equation."""
+        try:
+            mentions = self.run.sizes.bounds.mentions(eqn)
+            if not mentions and all(map(self.is_shared, eqn.invars)):
+                self._unchanged(eqn)
+                return
+            if eqn.effects:
+                raise refusal(eqn, "it has an effect")
+            if not (mentions and self.run.packs and self._packed(eqn)):
+                by_lanes(self, eqn)
+        except JaxprToolError:
+            raise
+        except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise refusal(eqn, reason) from error
+
+    def _unchanged(self, eqn: JaxprEqn) -> None:
+        operands = [self.held(atom, Shared()) for atom in eqn.invars]
+        same = all(a is b for a, b in zip(operands, eqn.invars, strict=True))
+        effects = eqn.effects
+        if effects and not same:
+            names = dict(zip(eqn.invars, operands, strict=True))
+            effects = jaxcompat.renamed_effects(effects, names)
+        self.eqns.append(eqn if same else eqn.replace(invars=operands, effects=effects))
+
+    def _packed(self, eqn: JaxprEqn) -> bool:
+        """Write an equation by a structured rule, or a packed one. Returns False if it has none."""
+        structured = structured_ragged_rules.get(eqn.primitive.name)
+        if structured is not None:
+            return structured(self, eqn)
+        return self._is_packed(eqn) and self._by_rule(eqn)
+
+    def _is_packed(self, eqn: JaxprEqn) -> bool:
+        """Return True if an equation is to be done on packed operands, if there is a rule."""
+        atoms = [*eqn.invars, *eqn.outvars]
+        sizes = self.run.sizes
+        if any(isinstance(sizes.canonical(atom.aval), Stacked) for atom in atoms):
+            return False
+        ragged = [atom for atom in eqn.invars if sizes.axes(getattr(atom.aval, "shape", ()))]
+        stacked = ragged and all(isinstance(self.kind(atom), Stacked) for atom in ragged)
+        return not stacked or traits(eqn).expensive or eqn.primitive.name not in mask_rules
+
+    def _by_rule(self, eqn: JaxprEqn) -> bool:
+        """Write an equation by its packed rule. Returns False if it has none."""
+        run, sizes = self.run, self.run.sizes
+        apply = ragged_rules.get(eqn.primitive.name)
+        if apply is None and traits(eqn).elementwise:
+            apply = ragged_rules["elementwise"]
+        if apply is None:
+            return False
+        kinds = [sizes.canonical(atom.aval, shared=self.is_shared(atom)) for atom in eqn.invars]
+        shapes = [tuple(getattr(atom.aval, "shape", ())) for atom in eqn.invars]
+        operands = [self.held(atom, kind) for atom, kind in zip(eqn.invars, kinds, strict=True)]
+        outs = tuple(v.aval for v in eqn.outvars)
+        types = tuple((a.aval, kind) for a, kind in zip(operands, kinds, strict=True))
+        key: Hashable
+        try:
+            key = signature(eqn, (), run.with_floats), types, tuple(shapes), outs
+            hash(key)
+        except TypeError:  # a parameter that cannot be hashed
+            key = id(eqn)
+
+        def compute(ragging: Ragging, *arrays: Any) -> list[Any] | None:
+            values = map(Value, arrays, kinds, shapes)
+            made = apply(ragging, eqn, *values)
+            return made if made is None or eqn.primitive.multiple_results else [made]
+
+        mentioned = {n: None for shape in [*shapes, *(v.shape for v in outs)] for n in shape}
+        if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
+            mentioned[eqn.params["dim"]] = None
+        wide = [n for n in mentioned if sizes.axes([n])]
+        results = self.template(key, compute, operands, wide, eqn)
+        if any(map(has_float, eqn.params.values())):
+            run.with_floats.add(eqn.primitive)
+        if results is None:
+            return False
+        for var, atom in zip(eqn.outvars, results, strict=True):
+            self.bind(var, sizes.canonical(var.aval), atom)
+        return True
+
+    # --- templates ------------------------------------------------------------------------------
+
+    def template(
+        self,
+        key: Hashable,
+        compute: Callable[..., Any],
+        operands: Sequence[Atom],
+        wide: Sequence[Any],
+        eqn: JaxprEqn | None,
+        facts: Sequence[str] = FACTS,
+    ) -> Any:
+        """Write what `compute(ragging, *operands)` computes, traced once for this key.
+
+        Args:
+            key: What it depends on.
+            compute: Returns results, or None.
+            operands: Its operands.
+            wide: The ragged sizes of which it may ask facts.
+            eqn: The equation in whose setting it is traced.
+            facts: Which facts of them are given to it; the others it computes.
+
+        Returns:
+            The results, or None.
+        """
+        if key not in self.run.templates:
+            self.run.templates[key] = self._traced(compute, operands, wide, eqn, facts)
+        template = self.run.templates[key]
+        if template is None:
+            return None
+        used = {i for step in template.steps for i in step.inputs if type(i) is int}
+        used.update(i for i in template.outs if type(i) is int)
+        makers: list[Callable[[], Atom]] = [partial(self.symbol, n) for n in self.run.sizes.bounds]
+        makers += [partial(self.fact, what, size) for size in wide for what in facts]
+        values: list[Any] = list(operands)
+        for maker in makers:
+            values.append(maker() if len(values) in used else None)
+        return self.instantiate(
+            template, values, jaxcompat.NO_SOURCE if eqn is None else eqn.source_info
+        )
+
+    def instantiate(self, template: Template, operands: Sequence[Any], source: Any) -> list[Atom]:
+        """Write the equations of a template, and return its results."""
+        values = [*operands, *map(self._constant, template.consts)]
+        eqns, results = instantiated(template, values, source)
+        self.eqns += eqns
+        return results
+
+    def _traced(
+        self,
+        compute: Callable[..., Any],
+        operands: Sequence[Atom],
+        wide: Sequence[Any],
+        eqn: JaxprEqn | None,
+        facts: Sequence[str],
+    ) -> Template | None:
+        sizes = self.run.sizes
+        names = list(sizes.bounds)
+        lanes = sizes.lengths_aval
+        keys = [(what, size) for size in wide for what in facts]
+        per_row = ("examples", "lanes", "positions")
+        avals = [a.aval for a in operands] + [lanes] * len(names)
+        # A size of which no rows are packed is asked for its lengths alone.
+        for what, size in keys:
+            count = sizes.count(size)
+            rows = jax.core.ShapedArray((count,), jnp.int32) if count is not None else lanes
+            avals.append(rows if what in per_row else lanes)
+        found: list[bool] = []
+
+        def fun(*values: Any) -> list[Any]:
+            arrays = values[: len(operands)]
+            symbols = dict(zip(names, values[len(operands) :], strict=False))
+            known = dict(zip(keys, values[len(operands) + len(names) :], strict=True))
+            made = compute(Ragging(sizes, symbols, known), *arrays)
+            found.append(made is not None)
+            return [] if made is None else list(made)
+
+        jaxpr = jaxcompat.trace_in_setting(fun, avals, eqn)
+        if not found[-1]:
+            return None
+        jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+        return template_of_jaxpr(jaxpr, ())
+
+    def _constant(self, value: Any) -> Var:
+        """Return the constvar of a value that a rule has brought along."""
+        if id(value) not in self.consts:
+            self.consts[id(value)] = Var(jax.typeof(value)), value
+        return self.consts[id(value)][0]

@@ -1,0 +1,166 @@
+"""Packed rules for what brings the rows of a lane together: by segment, in the time of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxprtool.ir.rules import rule
+from jaxprtool.jaxcompat import JaxprEqn, is_symbolic_dimension
+from jaxprtool.passes.mask.reductions import largest, least
+from jaxprtool.passes.ragged.stacked import packed_rows, stacked_lanes
+from jaxprtool.passes.ragged.table import Ragging, ragged_rules
+from jaxprtool.passes.ragged.values import Value
+
+
+def segment_sum(ragging: Ragging, array: Any, axis: int, size: Any) -> Any:
+    """Return the sum of the rows of each lane: `[B, ...]`."""
+    return jax.ops.segment_sum(
+        jnp.moveaxis(array, axis, 0),
+        ragging.examples(size),
+        ragging.sizes.lanes,
+        indices_are_sorted=True,
+    )
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 4))
+def _extreme(largest_of: bool, axes: tuple[int, ...], rows: Any, examples: Any, lanes: int) -> Any:
+    """Return the largest, or least, element of the rows of each lane, over some axes of a row.
+
+    JAX has no derivative of a segment's. This one is shared by all elements that are equal to it.
+    """
+    reduce = jax.ops.segment_max if largest_of else jax.ops.segment_min
+    within = (rows.max(axes) if largest_of else rows.min(axes)) if axes else rows
+    return reduce(within, examples, lanes, indices_are_sorted=True)
+
+
+@_extreme.defjvp
+def _extreme_jvp(
+    largest_of: bool, axes: tuple[int, ...], lanes: int, primals: Any, tangents: Any
+) -> Any:
+    rows, examples = primals
+    best = _extreme(largest_of, axes, rows, examples, lanes)
+    at_rows = jnp.expand_dims(best.at[examples].get(mode="clip"), axes)
+    is_best = (rows == at_rows).astype(rows.dtype)
+
+    def total(array: Any) -> Any:
+        within = array.sum(axes) if axes else array
+        return jax.ops.segment_sum(within, examples, lanes, indices_are_sorted=True)
+
+    return best, total(tangents[0] * is_best) / jnp.maximum(total(is_best), 1)
+
+
+def _rows_first(eqn: JaxprEqn, x: Value) -> tuple[Any, tuple[int, ...]]:
+    """Return an operand with its rows in front, and the other axes that are reduced."""
+    others = tuple(axis + (axis < x.axis) for axis in eqn.params["axes"] if axis != x.axis)
+    return jnp.moveaxis(x.array, x.axis, 0), others
+
+
+@rule(ragged_rules, "reduce_sum")
+def _sum(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    if x.axis not in eqn.params["axes"]:
+        return ragging.bind(eqn, x)
+    rows, others = _rows_first(eqn, x)
+    within = ragging.bind(eqn, rows, axes=others) if others else rows
+    return segment_sum(ragging, within, 0, x.size)
+
+
+#: Whether these give the largest of all.
+_LOGICAL = {"reduce_or": True, "reduce_and": False}
+_LARGEST = {"reduce_max": True, "reduce_min": False, **_LOGICAL}
+
+
+@rule(ragged_rules, *_LARGEST)
+def _extremes(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    if x.axis not in eqn.params["axes"]:
+        return ragging.bind(eqn, x)
+    logical, name = x.array.dtype == bool, eqn.primitive.name
+    if name in _LOGICAL and not logical:
+        return None  # of the bits of integers
+    rows, others = _rows_first(eqn, x)
+    rows = rows.astype(jnp.int32) if logical else rows
+    found = _extreme(_LARGEST[name], others, rows, ragging.examples(x.size), ragging.sizes.lanes)
+    return found > 0 if logical else found  # an empty lane has the least, or largest, integer
+
+
+@rule(ragged_rules, "argmax", "argmin")
+def _arg(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    """The first of the best rows; a NaN is better than all."""
+    axes, (axis, size) = eqn.params["axes"], (x.axis, x.size)
+    if axis not in axes:
+        return ragging.bind(eqn, x)
+    rows = jnp.moveaxis(x.array, axis, 0)
+    rows = rows.astype(jnp.int32) if rows.dtype == bool else rows
+    examples, lanes = ragging.examples(size), ragging.sizes.lanes
+    reduce = jax.ops.segment_max if eqn.primitive.name == "argmax" else jax.ops.segment_min
+    best = reduce(rows, examples, lanes, indices_are_sorted=True)
+    is_best = (rows == best.at[ragging.lanes(size)].get(mode="clip")) | (rows != rows)
+    positions = lax.broadcast_in_dim(ragging.positions(size), rows.shape, (0,))
+    none = jnp.iinfo(jnp.int32).max
+    first = jax.ops.segment_min(
+        jnp.where(is_best, positions, none), examples, lanes, indices_are_sorted=True
+    )
+    return jnp.where(first == none, 0, first).astype(eqn.params["index_dtype"])
+
+
+#: What each scan combines two elements by, and what it starts from.
+_SCANS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
+    "cumsum": (jnp.add, lambda dtype: 0),
+    "cumprod": (jnp.multiply, lambda dtype: 1),
+    "cummax": (lax.max, least),
+    "cummin": (lax.min, largest),
+    "cumlogsumexp": (jnp.logaddexp, lambda dtype: -jnp.inf),
+}
+
+
+@rule(ragged_rules, *_SCANS)
+def _scan(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    """Scan all rows; where a lane begins, what was before counts as the start."""
+    axis, size, reverse = x.axis, x.size, eqn.params["reverse"]
+    if eqn.params["axis"] != axis:
+        return ragging.bind(eqn, x)
+    combine, start = _SCANS[eqn.primitive.name]
+    identity = jnp.asarray(start(x.array.dtype), x.array.dtype)
+    if is_symbolic_dimension(x.array.shape[axis]):  # which JAX cannot scan so
+        lanes = stacked_lanes(ragging, x, identity)
+        return packed_rows(ragging, Value(ragging.bind(eqn, lanes, axis=axis + 1), x.kind, x.shape))
+    positions = ragging.positions(size)
+    ends = ragging.lengths(size)[ragging.lanes(size)] - 1
+    # A row left over has the first row's position.
+    begins = (positions == (ends if reverse else 0)) | ~ragging.real(size)
+    flags = lax.broadcast_in_dim(begins, x.array.shape, (axis,))
+
+    def step(before: Any, after: Any) -> Any:
+        (flag, value), (begins, new) = before, after
+        # The start, not a result that is thrown away: its derivative might be NaN.
+        return flag | begins, combine(jnp.where(begins, identity, value), new)
+
+    scanned = lax.associative_scan(step, (flags, x.array), reverse=reverse, axis=axis)[1]
+    return ragging.spared(scanned, axis, size)
+
+
+@rule(ragged_rules, "sort")
+def _sort(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
+    """Sort by lane first."""
+    axis, size = operands[0].axis, operands[0].size
+    if eqn.params["dimension"] != axis:
+        return ragging.bind(eqn, *operands)
+    first = lax.broadcast_in_dim(ragging.examples(size), operands[0].array.shape, (axis,))
+    _, *results = lax.sort(
+        (first, *(x.array for x in operands)),
+        dimension=axis,
+        is_stable=eqn.params["is_stable"],
+        num_keys=eqn.params["num_keys"] + 1,
+    )
+    return [ragging.spared(each, axis, size) for each in results]
+
+
+@rule(ragged_rules, "top_k")
+def _top_k(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    along = eqn.params.get("axis", len(x.shape) - 1) % len(x.shape)
+    return None if along == x.axis else ragging.bind(eqn, x)

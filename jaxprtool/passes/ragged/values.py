@@ -1,0 +1,190 @@
+"""How values of a ragged program are held, and how large they are.
+
+In the program that is rewritten a value is that of one example, and its type may mention a ragged
+symbol, the length of the example. In the new program it is there for all examples, the *lanes*:
+
+| held as   | array                                                                     |
+| --------- | ------------------------------------------------------------------------- |
+| Shared    | that of every lane, which is the same                                     |
+| Lanes     | one for each lane: `[B, ...]`                                             |
+| Packed    | the rows of all lanes one after the other, along its one ragged axis      |
+| Stacked   | each lane padded: `[B, ..., bound, ...]`, with what is known of the padding |
+
+There may be more packed rows than lanes have together: `x[1:]` of examples that may be empty has as
+many rows as `x`. Rows left over are equal to the first row, so that nothing is computed of them
+that is not computed of a row that counts, and no result depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.symbols import names_of, value_of
+from jaxprtool.jaxcompat import Aval
+from jaxprtool.passes.mask.sizes import Bounds
+from jaxprtool.passes.mask.values import Facts
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A value that is the same in all lanes."""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A value for each lane, along the first axis."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The rows of all lanes.
+
+    Attributes:
+        axis: The ragged axis, which is where it is in one example.
+        size: Its size in one example.
+    """
+
+    axis: int
+    size: Any
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A value for each lane, padded along its ragged axes.
+
+    Attributes:
+        facts: What is known of one lane.
+    """
+
+    facts: Facts
+
+
+Kind: TypeAlias = Shared | Lanes | Packed | Stacked
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """An operand as a rule has it: an array, how it holds the value, and the shape of one lane."""
+
+    array: Any
+    kind: Kind
+    shape: tuple[Any, ...]
+
+    @property
+    def is_packed(self) -> bool:
+        """True if it holds the rows of all lanes."""
+        return isinstance(self.kind, Packed)
+
+    @property
+    def axis(self) -> int:
+        """The ragged axis of a packed value."""
+        assert isinstance(self.kind, Packed)
+        return self.kind.axis
+
+    @property
+    def size(self) -> Any:
+        """The size of a packed value along its ragged axis, in one lane."""
+        assert isinstance(self.kind, Packed)
+        return self.kind.size
+
+
+class Sizes:
+    """The sizes of a ragged program.
+
+    Attributes:
+        lanes: The number of lanes.
+        rows: The number of rows that there are altogether, by ragged symbol.
+        bounds: How long one lane can be, by ragged symbol.
+        full: The ragged symbols whose rows all belong to a lane.
+        lengths_aval: The type of the lengths of all lanes.
+    """
+
+    def __init__(
+        self, lanes: Any, rows: Mapping[str, Any], longest: Mapping[str, Any], full: frozenset[str]
+    ) -> None:
+        self.lanes = lanes
+        self.rows = dict(rows)
+        self.bounds = Bounds(longest)
+        self.full = full
+        self.lengths_aval = jax.core.ShapedArray((lanes,), jnp.int32)
+        self._counts: dict[Any, Any] = {}
+
+    def axes(self, shape: Sequence[Any]) -> tuple[int, ...]:
+        """Return the ragged axes of one lane."""
+        return self.bounds.axes(shape)
+
+    def count(self, size: Any) -> Any:
+        """Return how many rows are held of a size; None if it cannot be packed.
+
+        It can if it is a sum of a multiple of one ragged symbol and of what is not ragged.
+        """
+        if not self.bounds.is_masked(size):
+            return size
+        if size not in self._counts:
+            self._counts[size] = self._counted(size)
+        return self._counts[size]
+
+    def _counted(self, size: Any) -> Any:
+        found = self.names(size)
+        if len(found) != 1:
+            return None
+        (name,) = found
+        for _, factors in jaxcompat.dimension_terms(size):
+            mentioned = [f for f in factors if f[0] == name]
+            others = [f for f in factors if f[0] != name]
+            hidden = any(not isinstance(base, str) and name in _inside(base) for base, _ in others)
+            if hidden or any(exponent != 1 for _, exponent in mentioned):
+                return None
+        constant = value_of(size, {name: 0})
+        slope = value_of(size, {name: 1}) - constant
+        if isinstance(slope, int) and slope < 1:
+            return None
+        more = jax.core.max_dim(constant, 0)
+        return slope * self.rows[name] + more * self.lanes
+
+    def names(self, size: Any) -> list[str]:
+        """Return the ragged symbols that a size mentions."""
+        return [name for name in self.bounds if name in names_of(size)]
+
+    def is_exact(self, size: Any) -> bool:
+        """Return True if all the rows that are held of a size belong to a lane."""
+        (name,) = self.names(size)
+        constant = value_of(size, {name: 0})
+        return name in self.full and isinstance(constant, int) and constant >= 0
+
+    def canonical(self, aval: Aval, *, shared: bool = False) -> Kind:
+        """Return how a value of a type is held where it may not depend on what it is computed of.
+
+        Args:
+            aval: The type of one lane.
+            shared: Whether it is the same in all lanes, if its type is.
+        """
+        shape = getattr(aval, "shape", ())
+        axes = self.axes(shape)
+        if not axes:
+            return Shared() if shared else Lanes()
+        if len(axes) == 1 and self.count(shape[axes[0]]) is not None:
+            return Packed(axes[0], shape[axes[0]])
+        return Stacked(Facts(tuple(shape), (None,) * len(shape), active=True))
+
+    def shape(self, kind: Kind, shape: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the shape of the array that holds a value whose lanes are of a shape."""
+        if isinstance(kind, Shared):
+            return tuple(shape)
+        if isinstance(kind, Packed):
+            return tuple(map(self.count, shape))
+        return (self.lanes, *self.bounds.shape(shape))
+
+    def aval(self, kind: Kind, aval: Aval) -> Aval:
+        """Return the type of the array that holds a value whose lanes are of a type."""
+        return aval if isinstance(kind, Shared) else aval.update(shape=self.shape(kind, aval.shape))
+
+
+def _inside(base: Any) -> set[str]:
+    return set().union(*map(names_of, base[1:]))

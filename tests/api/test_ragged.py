@@ -1,0 +1,329 @@
+"""vmap of a Ragged: what a Python loop over its examples gives, in one call."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxprtool
+from jaxprtool import Ragged, vmap
+from jaxprtool.errors import JaxprToolError
+
+LENGTHS = {
+    "some empty": [0, 3, 0, 1],
+    "one row each": [1, 1, 1],
+    "equal": [4, 4],
+    "all different": [5, 2, 0, 3, 1],
+    "one long, many short": [17, 1, 2, 1, 2, 1],
+    "all empty": [0, 0],
+}
+
+W = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
+
+
+def ragged(lengths, tail=(4,), axis="n", seed=0):
+    values = np.random.default_rng(seed).normal(size=(sum(lengths), *tail)).astype(np.float32)
+    return Ragged(values, lengths, axis=axis)
+
+
+def assert_alike(result, expected):
+    """A Ragged has the rows of the examples' results, an array one of them in each lane."""
+    if isinstance(result, Ragged):
+        found = [np.asarray(each) for each in result]
+        assert [each.shape for each in found] == [np.shape(each) for each in expected]
+    else:
+        assert result.shape == (len(expected), *np.shape(expected[0]))
+        found = list(result)
+    for mine, each in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, each, rtol=2e-5, atol=2e-5)
+
+
+def total(result):
+    values = result.values if isinstance(result, Ragged) else result
+    return jnp.sum(jnp.cos(values) * (1 + jnp.arange(values.size).reshape(values.shape) / 7))
+
+
+def of_all(fun, lengths, values, w):
+    """The results for all examples, and a number to differentiate."""
+    result = vmap(fun, in_axes=(0, None))(Ragged(values, lengths), w)
+    return total(result), result
+
+
+def one_by_one(fun, lengths, values, w):
+    """What `of_all` gives, of a loop."""
+    each = [fun(example, w) for example in Ragged(values, lengths)]
+    join = jnp.concatenate if each[0].shape[:1] == (lengths[0],) else jnp.stack
+    return total(join(each)), each
+
+
+def _layer(x, w):
+    """A transformer layer: attention with two heads, a residual, a norm, and a small network."""
+
+    def norm(v):
+        return (v - v.mean(-1, keepdims=True)) / jnp.sqrt(v.var(-1, keepdims=True) + 1e-3)
+
+    q, k, v = (norm(x) @ (w * c) for c in (0.5, 0.7, 0.9))
+    heads = [t.reshape(-1, 2, 2).transpose(1, 0, 2) for t in (q, k, v)]
+    scores = jnp.einsum("hid,hjd->hij", heads[0], heads[1]) / np.sqrt(2)
+    causal = jnp.arange(x.shape[0])[:, None] >= jnp.arange(x.shape[0])
+    weights = jax.nn.softmax(jnp.where(causal, scores, -1e9), axis=-1)
+    mixed = jnp.einsum("hij,hjd->hid", weights, heads[2]).transpose(1, 0, 2).reshape(-1, 4)
+    x = x + mixed @ w
+    return x + jax.nn.gelu(norm(x) @ w) @ w.T
+
+
+def _normal(x, w):
+    return (
+        jax.nn.softmax(jnp.sqrt(x @ x.T + 9)) @ (x / jnp.linalg.norm(x, axis=1, keepdims=True)) @ w
+    )
+
+
+#: Of one example, f32[n,4], and what is shared by all, f32[4,4].
+CASES = {
+    "elementwise": lambda x, w: jnp.sin(x) * x + 1,
+    "a number for each row of a lane": lambda x, w: jnp.arange(x.shape[0]) * x.sum(1),
+    "iota alone": lambda x, w: jnp.arange(x.shape[0]),
+    "a scalar of a lane broadcast along it": lambda x, w: x - jnp.tanh(x.sum()),
+    "a vector of a lane broadcast along it": lambda x, w: x * x.sum(0),
+    "what is shared broadcast along it": lambda x, w: jnp.broadcast_to(w[0], x.shape),
+    "sums in each lane": lambda x, w: x.sum(0),
+    "sums of each row": lambda x, w: x.sum(1),
+    "sums of sums": lambda x, w: (x.sum(1) * 2).sum(),
+    "a mean": lambda x, w: x.sum(0) / (x.shape[0] + 1),
+    "a product with a matrix": lambda x, w: x @ w,
+    "a product with a vector": lambda x, w: x @ w[1],
+    "transposed and back": lambda x, w: (w @ x.T).T,
+    "the rows against each other": lambda x, w: x.T @ x,
+    "einsum": lambda x, w: jnp.einsum("nd,de,ne->n", x, w, x),
+    "all pairs of rows": lambda x, w: jnp.tanh(x @ x.T) @ x,
+    "a transformer layer": _layer,
+}
+
+
+#: What CI tries; the sweep tries all.
+FEW_CASES = ["iota alone", "sums of sums", "einsum", "a transformer layer"]
+FEW_LENGTHS = ["some empty"]
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [
+        (name, lengths)
+        if name in FEW_CASES and lengths in FEW_LENGTHS
+        else pytest.param(name, lengths, marks=pytest.mark.sweep)
+        for name in CASES
+        for lengths in LENGTHS
+    ],
+)
+def test_it_gives_what_a_loop_over_examples_gives_and_so_do_its_derivatives(name, lengths):
+    numbers = np.array(LENGTHS[lengths], np.int32)
+    values = ragged(numbers).values
+
+    def run(of):
+        gradients = jax.grad(partial(of, CASES[name], numbers), (0, 1), has_aux=True)
+        return jax.jit(gradients)(values, W)
+
+    found, result = run(of_all)
+    expected, each = run(one_by_one)
+    assert_alike(result, each)
+    for gradient, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_results_are_ragged_or_have_the_lanes_first():
+    batch = ragged([2, 3])
+    result = vmap(lambda x: {"rows": x * 2, "sum": (x.sum(0), x.shape[0]), "one": 1.0})(batch)
+    assert isinstance(result["rows"], Ragged) and result["rows"].axis == "n"
+    assert result["rows"].lengths is batch.lengths
+    assert result["sum"][0].shape == (2, 4)
+    assert result["sum"][1].tolist() == [2, 3] and result["one"].tolist() == [1, 1]
+    again = vmap(lambda x, y: (x * y).sum())(batch, result["rows"])
+    assert_alike(again, [(x * x * 2).sum() for x in batch])
+
+
+def test_it_compiles_once_for_all_lengths_of_one_number_of_rows():
+    traces = []
+
+    @jax.jit
+    def sums(batch):
+        traces.append(batch)
+        return vmap(lambda x: jax.nn.softmax(x @ x.T).sum(0).max())(batch)
+
+    for lengths in ([3, 4, 1], [0, 8, 0], [2, 2, 2]):
+        batch = Ragged.of([ragged([n], seed=n).values for n in lengths], rows=8)
+        if sum(lengths) < 8 or traces == []:
+            expected = [jax.nn.softmax(x @ x.T).sum(0).max() if len(x) else -np.inf for x in batch]
+            np.testing.assert_allclose(sums(batch), expected, rtol=1e-5)
+    assert len(traces) <= 2  # the second is of rows that are left over
+
+
+def test_rows_left_over_reach_no_result_and_no_gradient():
+    lengths, rows = np.array([3, 0, 2], np.int32), ragged([5]).values
+    over = np.full((3, 4), np.nan, np.float32)
+    batch = Ragged.of([rows[:3], rows[:0], rows[3:]], rows=8)
+
+    def value(values, w):
+        spare = jax.tree.map(lambda leaf: values if leaf is batch.values else leaf, batch)
+        whole = vmap(_normal, in_axes=(0, None))(spare, w)
+        return total(Ragged(whole.values[:5], lengths)) + jnp.sum(whole.values[5:] * 3)
+
+    def expected(values, w):
+        return of_all(_normal, lengths, values[:5], w)[0]
+
+    bad = np.concatenate([rows, over])
+    mine = jax.jit(jax.grad(value, (0, 1)))(bad, W)
+    theirs = jax.jit(jax.grad(expected, (0, 1)))(bad, W)
+    np.testing.assert_allclose(mine[0][:5], theirs[0][:5], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mine[1], theirs[1], rtol=1e-4, atol=1e-5)
+    assert not np.asarray(mine[0][5:]).any()
+
+
+def test_arguments_besides_are_mapped_or_shared_as_vmap_has_it():
+    batch = ragged([2, 0, 3])
+    scales, offsets = jnp.arange(3.0) + 1, jnp.arange(12.0).reshape(4, 3)
+
+    def fun(x, scale, options, offset):
+        assert options["power"] == 2  # what is shared is what it is outside
+        return (x * scale) ** options["power"] + offset + options["bias"]
+
+    result = vmap(fun, in_axes=(0, 0, None, 1))(batch, scales, {"power": 2, "bias": W[0]}, offsets)
+    assert_alike(
+        result, [(x * s) ** 2 + o + W[0] for x, s, o in zip(batch, scales, offsets.T, strict=True)]
+    )
+    pairs = vmap(lambda x, y: (x.sum(0), y.sum(0)), out_axes=(1, 0))(batch, scales[:, None])
+    np.testing.assert_allclose(pairs[0].T, [x.sum(0) for x in batch], rtol=1e-5)
+
+
+def test_two_lengths_that_do_not_depend_on_each_other():
+    sources, targets = ragged([3, 1, 2]), ragged([2, 4, 1], axis="m", seed=3)
+
+    def attend(x, y):
+        return jax.nn.softmax(x @ y.T) @ y
+
+    result = vmap(attend)(sources, targets)
+    assert result.axis == "n"
+    assert_alike(result, [attend(x, y) for x, y in zip(sources, targets, strict=True)])
+
+
+def test_rows_of_other_lengths_come_with_these():
+    batch = ragged([3, 0, 1])
+    result = vmap(lambda x: x[1:] - x[:-1])(batch)
+    assert result.lengths.tolist() == [2, 0, 0] and result.axis == "n_minus_1"
+    assert_alike(result, [x[1:] - x[:-1] for x in batch])
+    doubled = jax.jit(vmap(lambda x: jnp.concatenate([x, x])))(batch)
+    assert_alike(doubled, [jnp.concatenate([x, x]) for x in batch])
+
+
+def test_under_other_transformations():
+    batch, directions = ragged([2, 1]), ragged([2, 1], seed=5)
+
+    def fun(values):
+        return vmap(lambda x: jnp.tanh(x).sum(0))(Ragged(values, batch.lengths))
+
+    primal, tangent = jax.jvp(fun, (batch.values,), (directions.values,))
+    np.testing.assert_allclose(primal, [jnp.tanh(x).sum(0) for x in batch], rtol=1e-5)
+    np.testing.assert_allclose(
+        tangent,
+        [((1 - jnp.tanh(x) ** 2) * t).sum(0) for x, t in zip(batch, directions, strict=True)],
+        rtol=1e-5,
+    )
+    stack = jnp.stack([batch.values, directions.values])
+    np.testing.assert_allclose(jax.vmap(fun)(stack), [fun(v) for v in stack], rtol=1e-5)
+    program = jaxprtool.trace(fun, batch.values)
+    np.testing.assert_allclose(program(batch.values), fun(batch.values), rtol=1e-6)
+
+
+# --- piles --------------------------------------------------------------------------------------
+# In 2022 JAX held such values as piles, which these functions were for.
+
+
+def test_the_axis_that_a_pile_is_stacked_along():
+    """pile_axis: rows of examples come one after the other, numbers of examples by lane."""
+    result = vmap(lambda n_rows: (n_rows, n_rows[:, 0].sum()))(ragged([2, 1, 3]))
+    assert result[0].values.shape == (6, 4) and result[1].shape == (3,)
+
+
+def test_an_example_is_taken_from_a_pile_and_put_back():
+    """to_elt and from_elt: what a function sees is one example, and gives is a pile again."""
+    batch, seen = ragged([2, 1, 3]), []
+
+    def fun(x):
+        seen.append((x.ndim, x.shape[1], isinstance(x.shape[0], int)))
+        return x
+
+    result = vmap(fun)(batch)
+    assert seen == [(2, 4, False)]
+    np.testing.assert_array_equal(result.values, batch.values)
+    np.testing.assert_array_equal(result.lengths, batch.lengths)
+
+
+def test_zeros_that_are_the_same_in_all_lanes_are_made_for_each():
+    """zero_if_mapped: the derivative of what a lane does not use."""
+    batch = ragged([2, 1])
+    gradient = vmap(jax.grad(lambda x, y: (y * y).sum(), argnums=(0, 1)))(batch, batch)
+    assert not np.asarray(gradient[0].values).any()
+    np.testing.assert_allclose(gradient[1].values, 2 * batch.values)
+
+
+def test_a_pile_meets_an_array():
+    """matchaxis: a value by lane, or for all, is brought to each row."""
+    batch, bias = ragged([2, 0, 1]), jnp.arange(3.0)
+    result = vmap(lambda x, b: jnp.where(b > 0, x, b * x))(batch, bias)
+    assert_alike(result, [jnp.where(b > 0, x, b * x) for x, b in zip(batch, bias, strict=True)])
+    shared = vmap(lambda x: x + lax.cumsum(jnp.ones(4)))(batch)
+    assert_alike(shared, [x + np.arange(1, 5) for x in batch])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: vmap(lambda x: vmap(lambda y: y)(Ragged(x, jnp.array([1]))).values)(
+                ragged([2])
+            ),
+            "argument y is a Ragged inside an example of another: there is none inside another",
+        ),
+        (
+            lambda: vmap(lambda x, y: x)(ragged([2, 1]), ragged([1, 2])),
+            "argument y and argument x have examples of different length, and both have axis 'n'",
+        ),
+        (
+            lambda: vmap(lambda x: x, in_axes=None, axis_size=2)(ragged([2, 1])),
+            "argument x is Ragged, which has an example for each lane: its in_axes is 0, not None",
+        ),
+        (
+            lambda: vmap(lambda x, y: x)(ragged([2, 1]), jnp.ones(3)),
+            "vmap got inconsistent sizes for array axes to be mapped: * one axis had size 2: axis "
+            "0 of argument x of type i32[2]; * one axis had size 3: axis 0 of argument y of type "
+            "float32[3]",
+        ),
+        (
+            lambda: vmap(lambda x: x, out_axes=1)(ragged([2, 1])),
+            "result has a row for each row of an example: its out_axes is 0, not 1",
+        ),
+        (
+            lambda: vmap(lambda x: {"t": x.T})(ragged([2, 1])),
+            "result['t'] is f32[4,n] of each example: its rows are to be its first axis",
+        ),
+        (
+            lambda: vmap(lambda x: x @ x.T)(ragged([2, 1])),
+            "result is f32[n,n] of each example: only one axis of a result can be ragged, with a "
+            "row for each row, or so many",
+        ),
+        (
+            lambda: vmap(lambda x: x.sum(), axis_name="i")(ragged([2, 1])),
+            "vmap axis_name='i' does not go with an argument that is Ragged",
+        ),
+        (
+            lambda: vmap(lambda x: x.sum(), out_axes=None)(ragged([2, 1])),
+            "at vmap out_axes, got axis spec None but output was batched on axis 0",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(call, message):
+    with pytest.raises((JaxprToolError, ValueError)) as error:
+        call()
+    assert message in str(error.value).replace("int32[", "i32[").replace("i64", "i32")

@@ -81,18 +81,17 @@ def random_direction(x: Any, rng: np.random.RandomState) -> Any:
 
 @dataclass(frozen=True)
 class SecondDerivative(Derivative):
-    """The derivative in reverse mode of one in reverse mode, by the same arguments."""
+    """The derivative, by all arguments, of one by the first of them, both in reverse mode."""
 
     def __call__(
         self, function: Callable[..., list[Any]], args: list[Any], directions: list[Any]
     ) -> list[Any]:
-        first = Derivative("reverse", self.at, self.outs)
-        second = Derivative("reverse", self.at, list(range(len(self.at))))
-        inner, outer = directions[: len(self.outs)], directions[len(self.outs) :]
-        return second(lambda xs: first(function, xs, inner), args, outer)
+        first = Derivative("reverse", self.at[:1], self.outs)
+        second = Derivative("reverse", self.at, [0])
+        return second(lambda xs: first(function, xs, directions[:-1]), args, directions[-1:])
 
     def directed(self, args: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        return [*(results[i] for i in self.outs), *self.derived(args, results)]
+        return [*(results[i] for i in self.outs), args[self.at[0]]]
 
     def derived(self, args: Sequence[Any], results: Sequence[Any]) -> list[Any]:
         return [args[i] for i in self.at]

@@ -11,7 +11,8 @@ these, once each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -80,18 +81,28 @@ class Run:
     bodies: dict[Hashable, tuple[AnyJaxpr, MaskedBody]] = field(default_factory=dict)
     rules: dict[Hashable, Callable[[], Any]] = field(default_factory=dict)
     new_number: Any = field(default_factory=count)
+    in_scan: bool = False
 
     def body(self, body: ClosedJaxpr, facts: Sequence[Facts], rounds: bool = False) -> MaskedBody:
         """Return a closed jaxpr masked, for arguments of which this is known.
 
         With `rounds` it is, or is in, the body of a scan of masked length.
         """
-        key = id(jaxcompat.open_jaxpr(body)), tuple(facts), rounds
+        key = id(jaxcompat.open_jaxpr(body)), tuple(facts), rounds, self.in_scan
         if key not in self.bodies:
             writing = Writing(self, round=Var(_FLAG) if rounds else None)
             # The old body is kept: another could get its id.
             self.bodies[key] = body, writing.body(body, facts)
         return self.bodies[key][1]
+
+    @contextmanager
+    def scanned(self) -> Iterator[None]:
+        """Mask bodies of a scan in here, at any depth."""
+        before, self.in_scan = self.in_scan, True
+        try:
+            yield
+        finally:
+            self.in_scan = before
 
     def number(self, aval: Aval, facts: Facts) -> int:
         """Return the number of values of this padded type of which this is known."""
@@ -252,7 +263,7 @@ class Writing:
         outs = tuple(v.aval.shape for v in eqn.outvars)
         key: Hashable
         try:
-            key = signature(eqn, kinds, run.with_floats), outs, self.round is not None
+            key = signature(eqn, kinds, run.with_floats), outs, self.round is None, run.in_scan
             template = run.templates.get(key)
         except TypeError:  # a parameter that cannot be hashed
             key, template = id(eqn), None
@@ -335,7 +346,8 @@ class Writing:
             name = eqn.primitive.name if eqn else ""
             valid = valid if eqn else {}
             flag = None if self.round is None else flag
-            return call(Masking(name, bounds, symbols, known, valid, flag), *arrays)
+            masking = Masking(name, bounds, symbols, known, valid, flag, self.run.in_scan)
+            return call(masking, *arrays)
 
         jaxpr = jaxcompat.trace_in_setting(fun, avals, eqn)
         jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)

@@ -123,7 +123,8 @@ def _scan(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence
     in_rounds = not whole and not _has_while(scan.body)
     varying = [replace(each, varies=each.varies or in_rounds) for each in (*facts[n:k], *rows)]
     init, rows = varying[: k - n], varying[k - n :]
-    masked, carry = _carried(writing, scan.body, facts[:n], init, rows, in_rounds)
+    with writing.run.scanned():
+        masked, carry = _carried(writing, scan.body, facts[:n], init, rows, in_rounds)
     length, xs, body = scan.length, operands[k:], masked.jaxpr
     # A round's own values differ in the rounds of an outer scan only if its operands do.
     outer = any(each.varies for each in facts)

@@ -19,7 +19,7 @@ transposed), it says so: see `Masking.apply`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -60,6 +60,7 @@ class Masking:
         sizes: The values of sizes, as far as they have been computed.
         valid: The masks of sizes, as far as they have been computed.
         round: In the body of a scan of masked length, whether the round is no padding.
+        in_scan: True in the body of a scan.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Masking:
         sizes: dict[Any, Any],
         valid: dict[Any, Any],
         round: Any = None,
+        in_scan: bool = False,
     ) -> None:
         self.bounds = bounds
         self._name = name
@@ -77,6 +79,7 @@ class Masking:
         self._sizes = sizes
         self._valid = valid
         self._round = round
+        self._in_scan = in_scan
 
     # --- sizes ----------------------------------------------------------------------------------
 
@@ -149,13 +152,13 @@ class Masking:
             {**self._needed(x, fills), **first}
             for x, fills, first in zip(operands, derivative, before, strict=True)
         ]
-        ends = {axis: 0 for axis in mixed if self.bounds.is_masked(shape[axis])}
+        mixed_axes = [axis for axis in mixed if self.bounds.is_masked(shape[axis])]
         active = any(x.active for x in operands)
         in_rounds = self._round is not None and mixes_rounds([x.facts for x in operands])
-        guards = active and (in_rounds or bool(ends) or after != before)
+        guards = active and (in_rounds or bool(mixed_axes) or after != before)
         used = after if guards else before
         sizes = [x.shape[axis] for x, fills in zip(operands, used, strict=True) for axis in fills]
-        sizes += [shape[axis] for axis in ends] if guards else []
+        sizes += [shape[axis] for axis in mixed_axes] if guards else []
         places = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
 
         def filled(fills: Sequence[Fills]) -> Step:
@@ -169,16 +172,19 @@ class Masking:
             array = filled(after)(i, array, masks)
             return _or_zeros(masks[-1], array) if in_rounds and operands[i].facts.varies else array
 
-        def end(array: Any, masks: Sequence[Any]) -> Any:
-            array = _with_fills(array, ends, [masks[places[shape[axis]]] for axis in ends])
-            return _or_zeros(masks[-1], array) if in_rounds else array
+        def end(array: Any, other: Any, masks: Sequence[Any]) -> Any:
+            for axis in mixed_axes:
+                within = lax.broadcast_in_dim(masks[places[shape[axis]]], array.shape, (axis,))
+                array = lax.select(within, array, other)
+            return lax.select(masks[-1], array, other) if in_rounds else array
 
         arrays = [x.array for x in operands]
         masks = [self.valid(size) for size in places]
         if not guards:
             return compute(*(filled(before)(i, x, masks) for i, x in enumerate(arrays)))
         guarded = _Guarded(f"masked_{self._name}", compute, len(arrays), filled(before), point, end)
-        return guarded.function(*arrays, *masks, *([self._round] if in_rounds else []))
+        function = guarded.safe if self._in_scan else guarded.function
+        return function(*arrays, *masks, *([self._round] if in_rounds else []))
 
     def apart(self, array: Any, shape: Sequence[Any], axes: Sequence[int], *, active: bool) -> Any:
         """Return an array as it is, but for its cotangent, whose padding is made 0.
@@ -242,15 +248,7 @@ def _or_zeros(flag: Any, array: Any) -> Any:
 
 def guarded(flag: Any, array: Any) -> Any:
     """Return an array whose derivative is zero where a flag is False."""
-    same = _Guarded(
-        "masked_round",
-        compute=lambda x: x,
-        count=1,
-        before=_as_it_is,
-        point=_as_it_is,
-        end=lambda x, masks: _or_zeros(masks[0], x),
-    )
-    return same.function(array, flag)
+    return lax.select(flag, array, lax.stop_gradient(array))
 
 
 def _with_fills(array: Any, fills: Fills, masks: Sequence[Any]) -> Any:
@@ -263,18 +261,19 @@ def _with_fills(array: Any, fills: Fills, masks: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class _Guarded:
-    """A function of arrays whose derivative keeps what is in padding apart.
+    """A function of arrays whose derivatives, of any order, keep what is in padding apart.
 
-    The derivative is taken at operands whose padding has been filled. What is computed there is
-    the result as well, so that operands need not be kept with and without padding that is filled.
+    Derivatives are those of `safe`, which is made of selections alone. A rule of a custom
+    derivative would not do for the higher ones, nor in a scan: JAX forgets it where it
+    differentiates a scan in reverse.
 
     Attributes:
         name: The name of the function.
         compute: What is computed of operands.
         count: How many operands there are; masks follow.
-        before: Fills padding of an operand, or of its tangent.
+        before: Fills padding of an operand.
         point: Fills padding of an operand where the derivative is taken.
-        end: Makes the tangent of the result zero in its padding.
+        end: Gives of two arrays the first, in its padding the second.
     """
 
     name: str
@@ -282,7 +281,7 @@ class _Guarded:
     count: int
     before: Step
     point: Step
-    end: Callable[[Any, Sequence[Any]], Any]
+    end: Callable[[Any, Any, Sequence[Any]], Any]
 
     @cached_property
     def function(self) -> Callable[..., Any]:
@@ -290,11 +289,6 @@ class _Guarded:
         guarded = jax.custom_jvp(self._value)
         guarded.defjvp(self._derivative, symbolic_zeros=True)
         return guarded
-
-    @cached_property
-    def at_point(self) -> _Guarded:
-        """The function of operands whose padding has been filled."""
-        return self if self.before is _as_it_is else replace(self, before=_as_it_is)
 
     @property
     def __name__(self) -> str:
@@ -304,23 +298,19 @@ class _Guarded:
         masks = args[self.count :]
         return self.compute(*(self.before(i, x, masks) for i, x in enumerate(args[: self.count])))
 
+    def safe(self, *args: Any) -> Any:
+        """Compute the result, and with it what all its derivatives need."""
+        masks = args[self.count :]
+        result = self.compute(*(self.point(i, x, masks) for i, x in enumerate(args[: self.count])))
+        return self.end(result, lax.stop_gradient(result), masks)
+
     def _derivative(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        masks = primals[self.count :]
-        points = [self.point(i, x, masks) for i, x in enumerate(primals[: self.count])]
-        moving = [
-            i for i, t in enumerate(tangents[: self.count]) if not isinstance(t, SymbolicZero)
-        ]
+        moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
 
         def of(*values: Any) -> Any:
-            arrays = list(points)
+            args = list(primals)
             for i, value in zip(moving, values, strict=True):
-                arrays[i] = value
-            return self.compute(*arrays)
+                args[i] = value
+            return self.safe(*args)
 
-        directions = [self.before(i, tangents[i], masks) for i in moving]
-        _, tangent = jax.jvp(of, [points[i] for i in moving], directions)
-        return self.at_point.function(*points, *masks), self.end(tangent, masks)
-
-
-def _as_it_is(i: int, array: Any, masks: Sequence[Any]) -> Any:
-    return array
+        return jax.jvp(of, [primals[i] for i in moving], [tangents[i] for i in moving])

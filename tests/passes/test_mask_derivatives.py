@@ -1,0 +1,43 @@
+"""Derivatives of masked programs, in reverse twice, with NaN in all padding."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.programs.case import Case
+from tests.programs.masking import prove_masked
+from tests.programs.symbolic import symbolic_program
+
+
+def product(w, x):
+    """Sum derivatives by w over rows of which some are padding."""
+    return jnp.tanh(x @ w) * w.sum()
+
+
+def rounds(w, x):
+    """Go round over rows of which some are padding."""
+    return lax.scan(lambda s, row: (jnp.tanh(s @ w + row @ w),) * 2, jnp.zeros(3), x)
+
+
+def held(x, y):
+    """Go round over rows, with others that are the same in all rounds."""
+    return lax.scan(lambda s, row: (s + (row[:, None] * y).sum(), (y * row[0]).sum()), 0.0, x)
+
+
+def layers(w, x):
+    """Go round a number of times that is known, with padding inside."""
+    return lax.scan(lambda x, w: (jnp.tanh(x @ w), (x * x).sum()), x, jnp.stack([w, w]))
+
+
+CASES = [(product, {(1, 0): "n"}), (rounds, {(1, 0): "n"}), (held, {(0, 0): "n", (1, 0): "n"})]
+
+
+@pytest.mark.parametrize(("function", "axes"), [*CASES, (layers, {(1, 0): "n"})])
+def test_padding_stays_apart_in_second_derivatives(function, axes):
+    draw = np.random.RandomState(0).normal
+    args = [jnp.asarray(draw(size=(3, 3)), jnp.float32) for _ in range(2)]
+    if function is held:
+        args[1] = args[1][0]
+    found = prove_masked(symbolic_program(Case(function.__name__, function, tuple(args)), axes), 1)
+    assert found["reverse, twice"] == 1, found

@@ -21,10 +21,12 @@ from jaxprtool.jaxcompat import Aval, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.mask import (  # noqa: F401  # their rules
     calls,
+    cumulative,
     custom_derivatives,
     elementwise,
     indexing,
     layout,
+    ordering,
     products,
     reductions,
     reshaping,

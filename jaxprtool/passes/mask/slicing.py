@@ -38,6 +38,11 @@ def with_room(array: Any, room: Sequence[Any]) -> Any:
     return lax.pad(array, np.zeros((), array.dtype), [(0, more, 0) for more in room])
 
 
+def _window(array: Any, starts: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """Return a dynamic slice at indices that are not negative."""
+    return lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)
+
+
 def clamped(start: Any, limit: Any) -> Any:
     """Return an index clamped to the range from 0 to a limit, an `i32[]` or a number."""
     if start.dtype.itemsize < 4:
@@ -72,7 +77,7 @@ def cut(
     array = with_room(x.array, room)
     if any(map(bounds.is_masked, starts)):
         at = [jnp.asarray(masking.size(start), np.int32) for start in starts]
-        array = lax.dynamic_slice(array, at, extents)
+        array = _window(array, at, extents)
         starts = [0] * x.ndim
     ends = [start + extent for start, extent in zip(starts, extents, strict=True)]
     array = lax.slice(array, starts, ends, strides)
@@ -103,21 +108,30 @@ def _split(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
     return results
 
 
+def turned(masking: Masking, array: Any, shape: Sequence[Any], axes: Sequence[int]) -> Any:
+    """Return an array of a logical shape with the order along padded axes reversed.
+
+    What was in front of the padding is in front again, and zeros are behind it.
+    """
+    sizes = masking.bounds.shape(shape)
+    array = lax.rev(array, axes)
+    array = with_room(array, [sizes[axis] if axis in axes else 0 for axis in range(len(sizes))])
+    starts = [
+        sizes[axis] - masking.size(shape[axis]) if axis in axes else np.int32(0)
+        for axis in range(len(sizes))
+    ]
+    return _window(array, starts, sizes)
+
+
 @rule(mask_rules, "rev")
 def _rev(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
-    turned = [axis for axis in masking.axes(x) if axis in eqn.params["dimensions"]]
-    array = masking.bind(eqn, x)
-    if not turned:
-        return Filled(array, {axis: x.fill(axis) for axis in masking.axes(x)})
-    # What was in front of the padding is behind it now.
-    sizes = masking.bounds.shape(x.shape)
-    array = with_room(array, [sizes[axis] if axis in turned else 0 for axis in range(x.ndim)])
-    starts = [
-        sizes[axis] - masking.size(x.shape[axis]) if axis in turned else np.int32(0)
-        for axis in range(x.ndim)
-    ]
-    made = lax.dynamic_slice(array, starts, sizes)
-    zero = [axis for axis in masking.axes(x) if axis in turned or x.fill(axis) == 0]
+    padded, axes = masking.axes(x), eqn.params["dimensions"]
+    array = lax.rev(x.array, [axis for axis in axes if axis not in padded])
+    axes = [axis for axis in padded if axis in axes]
+    if not axes:
+        return Filled(array, {axis: x.fill(axis) for axis in padded})
+    made = turned(masking, array, x.shape, axes)
+    zero = [axis for axis in padded if axis in axes or x.fill(axis) == 0]
     return Filled(made, dict.fromkeys(zero, 0))
 
 
@@ -145,7 +159,7 @@ def _dynamic_slice(masking: Masking, eqn: JaxprEqn, x: Padded, *starts: Padded) 
     sizes, bounds = eqn.params["slice_sizes"], masking.bounds
     at = _starts(masking, starts, x.shape, sizes)
     room = [room_for(bounds, *each) for each in zip(x.shape, sizes, strict=True)]
-    made = lax.dynamic_slice(with_room(x.array, room), at, bounds.shape(sizes))
+    made = _window(with_room(x.array, room), at, bounds.shape(sizes))
     whole = [axis for axis in range(x.ndim) if sizes[axis] == x.shape[axis]]
     made = masking.apart(made, sizes, [i for i in range(x.ndim) if i not in whole], active=x.active)
     return made if any(room) else Filled(made, {axis: x.fill(axis) for axis in whole})
@@ -160,12 +174,12 @@ def _dynamic_update_slice(
     array, window = with_room(x.array, room), update.array
     part = [axis for axis in masking.axes(update) if update.shape[axis] != x.shape[axis]]
     if part:  # what is under the padding of the update stays
-        under = lax.dynamic_slice(array, at, window.shape)
+        under = _window(array, at, window.shape)
         for axis in part:
             valid = masking.valid(update.shape[axis])
             within = lax.broadcast_in_dim(valid, window.shape, (axis,))
             window = lax.select(within, window, under)
-    made = lax.dynamic_update_slice(array, window, at)
+    made = lax.dynamic_update_slice(array, window, at, allow_negative_indices=False)
     if any(room):
         made = lax.slice(made, [0] * x.ndim, x.array.shape)
     kept = [
@@ -204,8 +218,9 @@ def _concatenate(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
     after = [(0, length - ends[0] if i == axis else 0, 0) for i in range(first.ndim)]
     array, start = lax.pad(first.array, blank, after), first.shape[axis]
     for x in rest:
-        at = jnp.asarray(masking.size(start), np.int32)
-        array = lax.dynamic_update_slice_in_dim(array, x.array, at, axis)
+        at = [jnp.int32(0)] * first.ndim
+        at[axis] = jnp.asarray(masking.size(start), np.int32)
+        array = lax.dynamic_update_slice(array, x.array, at, allow_negative_indices=False)
         start = start + x.shape[axis]
     array = lax.slice_in_dim(array, 0, whole, axis=axis) if length != whole else array
     fills = {i: value for i, value in fills.items() if _is(value, blank)}
@@ -251,7 +266,7 @@ def _pad(masking: Masking, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
             new[i] = (low, bounds.padded(shape[i]) - reach, interior)
     made = lax.pad(array, value.array, new)
     if any(bounds.is_masked(low) for low, _, _ in config):
-        made = lax.dynamic_slice(made, starts, bounds.shape(shape))
+        made = _window(made, starts, bounds.shape(shape))
     mixed = [i for i in axes if value.active or not _is_number(config[i][1], at_least=0)]
     made = masking.apart(made, shape, mixed, active=x.active or value.active)
     if literal is None:

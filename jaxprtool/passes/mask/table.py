@@ -195,7 +195,7 @@ class Masking:
             axes: The axes along which the padding of a cotangent would reach what is no padding.
             active: True if it may have a derivative.
         """
-        x = Padded(array, Facts(tuple(shape), (None,) * len(shape), active))
+        x = Padded(array, Facts.unknown(shape, active=active))
         return self.apply(lambda value: value, [x], shape, mixed=axes)
 
     def bind(self, eqn: JaxprEqn, *operands: Any, **params: Any) -> Any:

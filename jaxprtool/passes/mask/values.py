@@ -48,6 +48,11 @@ class Facts:
             literal = fill(atom.val, atom.aval.dtype)
         return cls(tuple(shape), (None,) * len(shape), active and is_float(atom.aval), literal)
 
+    @classmethod
+    def unknown(cls, shape: Sequence[Any], *, active: bool = False) -> Facts:
+        """Return what is known of a value of a logical shape and no more."""
+        return cls(tuple(shape), (None,) * len(shape), active)
+
     def joined(self, other: Facts) -> Facts:
         """Return what is known of a value that is one of two, of the same shape."""
         pairs = zip(self.fills, other.fills, strict=True)

@@ -1,0 +1,53 @@
+"""Masking of cumulative sums and their kin, forward and in reverse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxprtool.ir.rules import rule
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.mask.slicing import turned
+from jaxprtool.passes.mask.table import Masking, MaskRule, mask_rules
+from jaxprtool.passes.mask.values import Facts, Filled, Padded
+
+
+def _cumulative(identity: Callable[[Any], Any]) -> MaskRule:
+    """Return the rule of a sum or product that this number does not change."""
+
+    def apply(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+        axis, reverse = eqn.params["axis"], eqn.params["reverse"]
+        fills = {axis: identity(x.dtype)}
+        made = masking.apply(
+            lambda array: masking.bind(eqn, array),
+            [x],
+            x.shape,
+            needed=[fills if reverse else {}],
+            derivative=[fills],
+            mixed=[axis],
+        )
+        return Filled(made, fills) if reverse else made
+
+    return apply
+
+
+rule(mask_rules, "cumsum")(_cumulative(lambda dtype: 0))
+rule(mask_rules, "cumprod")(_cumulative(lambda dtype: 1))
+
+
+@rule(mask_rules, "cummax", "cummin", "cumlogsumexp")
+def _extreme(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+    """Go forward always, so that padding, equal to an infinite element, is not met before it."""
+    axis, reverse = eqn.params["axis"], eqn.params["reverse"]
+    turn = reverse and masking.bounds.is_masked(x.shape[axis])
+    if turn:
+        array = turned(masking, x.array, x.shape, [axis])
+        x = Padded(array, Facts.unknown(x.shape, active=x.active))
+    made = masking.apply(
+        lambda array: masking.bind(eqn, array, reverse=reverse and not turn),
+        [x],
+        x.shape,
+        derivative=[{axis: 0}],
+        mixed=[axis],
+    )
+    return turned(masking, made, x.shape, [axis]) if turn else made

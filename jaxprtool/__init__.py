@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from jaxprtool.api.jit import jit
     from jaxprtool.api.lower import make_jaxpr, xla_computation
+    from jaxprtool.api.mask import mask
     from jaxprtool.api.program import Program, Programs, load, trace, unzip
     from jaxprtool.api.shapecheck import shapecheck
     from jaxprtool.api.vmap import vmap
@@ -46,6 +47,7 @@ _HOME = {
     "jit": "jaxprtool.api.jit",
     "load": "jaxprtool.api.program",
     "make_jaxpr": "jaxprtool.api.lower",
+    "mask": "jaxprtool.api.mask",
     "nest": "jaxprtool.primitives",
     "python_rules": "jaxprtool.formats.python.emit",
     "read": "jaxprtool.formats.jaxpr.read",
@@ -79,6 +81,7 @@ __all__ = [
     "jit",
     "load",
     "make_jaxpr",
+    "mask",
     "nest",
     "python_rules",
     "read",

@@ -13,13 +13,13 @@ import itertools
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import JaxprToolError, PipelineError
+from jaxprtool.errors import ArgumentsError, JaxprToolError, PipelineError
 from jaxprtool.ir.caches import process_cache
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.freed_refs import check_freed_refs
@@ -29,6 +29,9 @@ from jaxprtool.ir.program import Program, Programs
 from jaxprtool.loading.trace import function_name, held, is_filtered, released
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.pipeline import Observer, Pipeline, Step
+
+if TYPE_CHECKING:
+    from jaxprtool.api.buckets import Buckets
 
 jaxcompat.hide_from_tracebacks(__file__)
 
@@ -40,7 +43,15 @@ _NOT_GIVEN: Any = object()
 Passes = str | Pipeline | Pass | Callable[[Program], Program | Programs]
 
 
-def jit(fun: Callable = _NOT_GIVEN, /, *, passes: Passes = "-O1", **jit_options: Any) -> Callable:
+def jit(
+    fun: Callable = _NOT_GIVEN,
+    /,
+    *,
+    passes: Passes = "-O1",
+    shapes: Mapping[str, int | Sequence[int]] | None = None,
+    types: str | Mapping[str, Any] | Sequence[Any] | None = None,
+    **jit_options: Any,
+) -> Callable:
     """`jax.jit` of `fun`, whose jaxpr the passes rewrite before it is compiled.
 
     A function that is under `jax.jit` already keeps the options it has, but for those given here.
@@ -52,37 +63,54 @@ def jit(fun: Callable = _NOT_GIVEN, /, *, passes: Passes = "-O1", **jit_options:
         passes: A pipeline as text, a Pipeline, a pass, or a function from a Program to a Program.
             It runs once for every signature that `fun` is traced for; a pipeline does so however
             often `fun` is given to `jit` with it.
+        shapes: Buckets of sizes, by symbol: `{'n': (64, 128, 256)}`. Where the type of a parameter
+            has the symbol, arguments are padded to the smallest bucket that holds them, and results
+            cut, and the function, masked, is compiled once for each bucket.
+        types: The types of parameters, of which others are of any type: a text as for `--args`,
+            `"tokens=i32[n]"`, or types by parameter, or in a sequence. Without it, the annotations
+            of parameters that are such texts, or the function's example arguments.
         **jit_options: The options of `jax.jit`.
 
     Returns:
-        What `jax.jit` returns.
+        What `jax.jit` returns; with `shapes`, a function with the method `lower`.
 
     Raises:
+        ArgumentsError: For `shapes` and `types` that have no meaning; when it is called, for
+            arguments that are not of their types, or larger than the largest bucket.
         PipelineError: At once for text that is no pipeline. When the function is traced, for passes
             that make several programs of it or change its arguments.
         TypeError: For what `jax.jit` does not take as a function either.
         FreedRefError: For a use of a ref after it was freed.
     """
     if fun is _NOT_GIVEN:
-        return functools.partial(jit, passes=passes, **jit_options)
+        return functools.partial(jit, passes=passes, shapes=shapes, types=types, **jit_options)
+    if shapes is None and types is not None:
+        raise ArgumentsError("jit: types say which axes shapes are of, and none are given")
     transform = _Transform.of(passes)
     jaxcompat.check_callable(fun)
     original = fun
     if jaxcompat.is_jitted(fun):
         fun, jit_options = _under_jit(fun, jit_options)
+    buckets = None
+    if shapes is not None:
+        from jaxprtool.api.buckets import Buckets  # seldom needed, and slow to import
+
+        buckets = Buckets.read(fun, shapes, types)
     if is_filtered(fun):
         inner = released(fun)
         static = jaxcompat.static_arguments(
             inner, jit_options.get("static_argnums"), jit_options.get("static_argnames")
         )
-        return _Filtered(fun, jax.jit(_rewritten(lambda: inner, transform, static), **jit_options))
-    rewritten = _shared(fun, transform, jit_options)
+        rewritten = _rewritten(lambda: inner, transform, static, buckets)
+        filtered = _Filtered(fun, jax.jit(rewritten, **jit_options))
+        return filtered if buckets is None else buckets.around(fun, filtered)
+    rewritten = _shared(fun, transform, jit_options, buckets)
     jitted = jax.jit(rewritten, **jit_options)
     jitted.__wrapped__ = original
     # `rewritten` does not keep the function alive. `functools.wraps` replaces `__wrapped__`, and
     # copies all other attributes, so that each has a name of its own.
     setattr(jitted, f"_jaxprtool_fun_{next(_numbers)}", fun)
-    return jitted
+    return jitted if buckets is None else buckets.around(original, jitted)
 
 
 _numbers = itertools.count()
@@ -96,14 +124,16 @@ class _Shared:
     rewritten: Callable
 
 
-#: By function, then by passes and static arguments. JAX keeps what it has traced and compiled by
-#: the function that it is given: all wrappers of a function are made of one.
+#: By function, then by passes, static arguments and buckets. JAX keeps what it has traced and
+#: compiled by the function that it is given: all wrappers of a function are made of one.
 _shared_functions: WeakKeyDictionary[Callable, dict[Hashable, _Shared]] = process_cache(
     WeakKeyDictionary()
 )
 
 
-def _shared(fun: Callable, transform: _Transform, options: Mapping[str, Any]) -> Callable:
+def _shared(
+    fun: Callable, transform: _Transform, options: Mapping[str, Any], buckets: Buckets | None
+) -> Callable:
     """The function that `jax.jit` traces in place of `fun`, the same one whenever it can be."""
     # JAX ends the process for a function that cannot be hashed, or held weakly.
     hash(fun)
@@ -112,15 +142,15 @@ def _shared(fun: Callable, transform: _Transform, options: Mapping[str, Any]) ->
         fun, options.get("static_argnums"), options.get("static_argnames")
     )
     if transform.key is None:
-        return _rewritten(weak, transform, static)
-    key = transform.key, static
+        return _rewritten(weak, transform, static, buckets)
+    key = transform.key, static, buckets and buckets.key
     entries = _shared_functions.setdefault(fun, {})
     try:
         known = entries.get(key)
-    except TypeError:  # an option of a pass cannot be hashed
-        return _rewritten(weak, transform, static)
+    except TypeError:  # an option of a pass cannot be hashed, or a type that is given
+        return _rewritten(weak, transform, static, buckets)
     if known is None or known.fun() is not fun:
-        known = entries[key] = _Shared(weak, _rewritten(weak, transform, static))
+        known = entries[key] = _Shared(weak, _rewritten(weak, transform, static, buckets))
     return known.rewritten
 
 
@@ -159,7 +189,12 @@ class _Filtered:
         return self if instance is None else functools.partial(self, instance)
 
 
-def _rewritten(weak: Callable[[], Any], transform: _Transform, static: tuple[Any, Any]) -> Callable:
+def _rewritten(
+    weak: Callable[[], Any],
+    transform: _Transform,
+    static: tuple[Any, Any],
+    buckets: Buckets | None,
+) -> Callable:
     """The function that `jax.jit` traces in place of the one that `weak()` gives."""
     original = weak()
 
@@ -167,11 +202,15 @@ def _rewritten(weak: Callable[[], Any], transform: _Transform, static: tuple[Any
         fun = weak()
         if jax.config.jax_disable_jit:
             return fun(*args, **kwargs)
-        program, operands = _traced(fun, args, kwargs, static, transform.bound_axes)
+        call = None if buckets is None else buckets.call(args, kwargs)
+        types = None if call is None else (call.args, call.kwargs)
+        program, operands = _traced(fun, args, kwargs, static, transform.bound_axes, types)
         check_freed_refs(program.jaxpr)
         with jaxcompat.at_once():
             result = transform(program)
         _check_arguments(program, result, transform)
+        if call is not None:
+            return call.results(result, operands)
         outs = jaxcompat.evaluated(result.jaxpr, operands)
         return jax.tree.unflatten(result.out_tree, outs)
 
@@ -192,21 +231,26 @@ def _traced(
     kwargs: dict[str, object],
     static: tuple[Sequence[int], frozenset[str]],
     bound_axes: Sequence[tuple[Hashable, int]],
+    types: tuple[tuple[object, ...], dict[str, object]] | None,
 ) -> tuple[Program, list[object]]:
     """The program of a call, and what it is to be evaluated on.
 
-    Values that JAX traces outside and `fun` closes over are arguments of the program; a view of
-    a ref is a list, of the ref and of the indices that are traced.
+    `types` are the arguments to trace it on if some of them have other types. Values that JAX
+    traces outside and `fun` closes over are arguments of the program; a view of a ref is a list,
+    of the ref and of the indices that are traced.
     """
     numbers, count = static[0], len(args)
     positions = frozenset(n % count for n in numbers if -count <= n < count)
     static_kwargs = {k: v for k, v in kwargs.items() if k in static[1]}
-    given = (
-        tuple(a for i, a in enumerate(args) if i not in positions),
-        {k: v for k, v in kwargs.items() if k not in static_kwargs},
-    )
-    opened, structure = jaxcompat.open_views(given)
-    leaves, in_tree = jax.tree.flatten(opened)
+
+    def opened(args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        dynamic = tuple(a for i, a in enumerate(args) if i not in positions)
+        named = {k: v for k, v in kwargs.items() if k not in static_kwargs}
+        return jaxcompat.open_views((dynamic, named))
+
+    given, structure = opened(args, kwargs)
+    leaves, in_tree = jax.tree.flatten(given)
+    traced_on = leaves if types is None else jax.tree.leaves(opened(*types)[0])
     found: dict[str, Any] = {}
 
     def flat(*leaves: object) -> list[object]:
@@ -227,7 +271,7 @@ def _traced(
         static_argnames=tuple(static_kwargs),
     )._replace(result_paths=lambda: found["names"])
     with jaxcompat.axes_bound(bound_axes):
-        closed, lifted = jaxcompat.trace_lifted(flat, debug, leaves)
+        closed, lifted = jaxcompat.trace_lifted(flat, debug, traced_on)
     names = debug.arg_names
     if names is None or len(names) != len(leaves):
         names = paths("argument", leaves)

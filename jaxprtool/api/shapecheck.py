@@ -39,16 +39,20 @@ def shapecheck(in_types: Any, out_types: Any) -> Callable[[F], F]:
     """
 
     def check(fun: F) -> F:
-        if isinstance(in_types, str):
-            args, kwargs = argspec.read_args(in_types)
-        else:
-            args, kwargs = tuple(argspec.read_strings(list(in_types))), {}
+        args, kwargs = typed_arguments(in_types)
         check_claim(
             trace_call(function_name(fun), fun, bind_arguments(fun, args, kwargs)), out_types
         )
         return fun
 
     return check
+
+
+def typed_arguments(in_types: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the types of arguments, by position and by name; see `shapecheck`."""
+    if isinstance(in_types, str):
+        return argspec.read_args(in_types)
+    return tuple(argspec.read_strings(list(in_types))), {}
 
 
 def check_claim(program: Program, out_types: Any) -> None:

@@ -243,7 +243,7 @@ def bind_arguments(
 def named_leaves(fun: Callable, call: BoundCall) -> list[tuple[str, object]]:
     """Each traced flat argument with its path: `x`, `params['w']`, and `args[0]` for a `*args`."""
     count = len(call.args) + len(call.static_args)
-    names = _positional_names(fun, count)
+    names = positional_names(fun, count)
     dynamic = [names[i] for i in range(count) if i not in call.static_args]
     known = signature(fun)
     parameters = known.parameters if known else {}
@@ -334,7 +334,7 @@ def _static_places(
     """Positions and names that are static; each of the two also says what the other would."""
     numbers = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
     names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
-    order = _positional_names(fun, count)
+    order = positional_names(fun, count)
     known = signature(fun)
     for number in numbers:
         if not -len(order) <= number < len(order):
@@ -351,7 +351,7 @@ def _static_places(
     return positions | {i for i, name in enumerate(order) if name in names}, names | named
 
 
-def _positional_names(fun: Callable, count: int) -> list[str]:
+def positional_names(fun: Callable, count: int) -> list[str]:
     """A name for each position: all that the signature has, or more if `count` are given."""
     known = signature(fun)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

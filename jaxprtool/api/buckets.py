@@ -1,0 +1,303 @@
+"""Sizes that vary under `jit(shapes=…)`: arguments padded to a bucket, and results that are cut.
+
+Around the compiled program sizes are known, so that no program is needed to pad and to cut: it is
+done in the memory of the host. Values that JAX traces, and those that are not on one device, are
+padded and cut by JAX, which compiles that for every size.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import (
+    Sizes,
+    chosen_sizes,
+    found_sizes,
+    sizes_by_symbol,
+    symbolic_sizes,
+    value_of,
+)
+from jaxprtool.loading.parameter_types import ParameterTypes, TypedValue
+from jaxprtool.passes.mask import Bounds, Mask
+
+jaxcompat.hide_from_tracebacks(__file__)
+
+#: The keyword argument of what is compiled that has the sizes, after all others.
+SIZES = "\U0010ffff sizes"
+
+
+@dataclass(frozen=True, eq=False)
+class Buckets:
+    """The sizes that arguments are padded to: of each symbol in their types, or some."""
+
+    types: ParameterTypes
+    sizes: Mapping[str, tuple[int, ...]]
+    #: What others that are read from the same are known by; it may have no hash.
+    key: tuple[Any, ...]
+
+    @classmethod
+    def read(cls, fun: Callable, shapes: Mapping[str, int | Sequence[int]], types: Any) -> Buckets:
+        """Return what `jit` is told. Raises ArgumentsError for what has no meaning."""
+        if not isinstance(shapes, Mapping) or not shapes:
+            raise ArgumentsError(
+                f"shapes are buckets by symbol, {{'n': (64, 128)}}, not {shapes!r}"
+            )
+        read = ParameterTypes.read(fun, types)
+        known = sizes_by_symbol(read.leaves)
+        name = read.name
+        for symbol in shapes:
+            if symbol not in known:
+                say = f'say which axes are {symbol}: def {name}(x: "f32[{symbol},d]"), or types=…'
+                raise ArgumentsError(
+                    f"no type of a parameter of {name} has the symbol '{symbol}'",
+                    did_you_mean(symbol, known) or say,
+                )
+        sizes = {symbol: _buckets(symbol, shapes[symbol]) for symbol in shapes}
+        return cls(read, sizes, (tuple(sizes.items()), types))
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.types.name
+
+    def padded(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], CallSizes]:
+        """Return the arguments of a call, padded, and the sizes that they have.
+
+        Raises:
+            ArgumentsError: For arguments that are not of their types, and sizes beyond the buckets.
+        """
+        found = CallSizes({}, (), ())
+
+        def pad(values: list[TypedValue]) -> list[Any]:
+            nonlocal found
+            sizes = self._sizes(values)
+            bounds = {k: self._bucket(k, sizes[k], values) for k in sorted(self.sizes)}
+            others = tuple((k, n) for k, n in sizes.items() if k not in bounds)
+            found = CallSizes({k: sizes[k] for k in bounds}, tuple(bounds.items()), others)
+            return [_padded(v.value, found.padded(v.type)) for v in values]
+
+        return *self.types.replaced(args, kwargs, pad), found
+
+    def _sizes(self, values: Sequence[TypedValue]) -> Sizes:
+        for each in values:
+            each.check_dtype(self.name)
+        avals = [each.aval for each in values]
+        missing = sorted(self.sizes.keys() - sizes_by_symbol(avals).keys())
+        if missing:
+            raise ArgumentsError(
+                f"no argument that {self.name} is given has the symbol '{missing[0]}' in its type"
+            )
+        names, shapes = [v.path for v in values], [np.shape(v.value) for v in values]
+        try:
+            return found_sizes(self.name, list(zip(names, avals, strict=True)), shapes)
+        except ArgumentsError as error:
+            # To JAX a symbol is at least 1: that of one less may be 0.
+            less = chosen_sizes(self.name, avals, {k: f"{k} - 1" for k in self.sizes})
+            moved = [a.update(shape=tuple(value_of(n, less) for n in a.shape)) for a in avals]
+            try:
+                sizes = found_sizes(self.name, list(zip(names, moved, strict=True)), shapes)
+            except ArgumentsError:
+                raise error from None
+            return {k: n - 1 if k in self.sizes else n for k, n in sizes.items()}
+
+    def _bucket(self, symbol: str, size: int, values: Sequence[TypedValue]) -> int:
+        for bucket in self.sizes[symbol]:
+            if size <= bucket:
+                return bucket
+        path = next(v.path for v in values if symbol in sizes_by_symbol([v.aval]))
+        raise ArgumentsError(
+            f"argument '{path}' of {self.name} has {symbol}={size}, and the largest bucket of "
+            f"{symbol} is {self.sizes[symbol][-1]}"
+        )
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PaddedCall:
+        """Return what padded arguments stand for; the sizes are taken out of `kwargs`."""
+        sizes: CallSizes = kwargs.pop(SIZES)
+
+        def types(values: list[TypedValue]) -> list[jax.ShapeDtypeStruct]:
+            return [sizes.symbolic(each.type) for each in values]
+
+        return PaddedCall(*self.types.replaced(args, kwargs, types), sizes)
+
+    def around(self, fun: Callable, jitted: Any) -> BucketedFunction:
+        """Return the function that pads, calls `jitted`, which is made of `fun`, and cuts."""
+        return BucketedFunction(fun, jitted, self)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["sizes"], meta_fields=["bounds", "others"]
+)
+@dataclass(frozen=True)
+class CallSizes:
+    """The sizes of a call: an argument of what is compiled for the buckets that it has.
+
+    Attributes:
+        sizes: The size of each symbol that has buckets.
+        bounds: The bucket of each, in the order of their names.
+        others: The sizes of other symbols.
+    """
+
+    sizes: Mapping[str, Any]
+    bounds: tuple[tuple[str, int], ...]
+    others: tuple[tuple[str, int], ...]
+
+    def padded(self, given: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+        """Return the padded shape of an argument of a type."""
+        shape = self.symbolic(given).shape
+        return Bounds(dict(self.bounds)).shape(shape)
+
+    def symbolic(self, given: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        """Return a type in which symbols that have no buckets are sizes."""
+        shape = tuple(value_of(size, dict(self.others)) for size in given.shape)
+        return jax.ShapeDtypeStruct(shape, given.dtype)
+
+    @property
+    def as_arguments(self) -> CallSizes:
+        """The sizes as arrays."""
+        return replace(self, sizes={k: np.int32(n) for k, n in self.sizes.items()})
+
+
+@dataclass(frozen=True)
+class PaddedCall:
+    """A call of what is compiled, while that is traced.
+
+    Attributes:
+        args: The positional arguments, those of which a type is known as types with symbols.
+        kwargs: The keyword arguments, likewise.
+        sizes: The sizes, which are traced.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sizes: CallSizes
+
+    def results(self, program: Program, operands: Sequence[Any]) -> Any:
+        """Return what a program gives for padded operands; what is to be cut as `ToCut`."""
+        with jaxcompat.at_once():
+            masked = Mask(dict(self.sizes.bounds))(program)
+        args, kwargs = jax.tree.unflatten(program.in_tree, operands)
+        sizes = [self.sizes.sizes[symbol] for symbol, _ in self.sizes.bounds]
+        leaves = jax.tree.leaves(((*args, *sizes), kwargs))
+        outs = jaxcompat.evaluated(masked.jaxpr, leaves)[: len(program.out_avals)]
+        results = [
+            ToCut(out, tuple(aval.shape)) if symbolic_sizes([aval]) else out
+            for out, aval in zip(outs, program.out_avals, strict=True)
+        ]
+        return jax.tree.unflatten(program.out_tree, results)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["shape"])
+@dataclass(frozen=True)
+class ToCut:
+    """A padded result, and the shape that it has for each choice of sizes."""
+
+    value: Any
+    shape: tuple[Any, ...]
+
+
+class BucketedFunction:
+    """What `jit(shapes=…)` gives: pads, calls what is compiled for the bucket, and cuts."""
+
+    def __init__(self, fun: Callable, jitted: Any, buckets: Buckets):
+        self._jitted, self._buckets = jitted, buckets
+        functools.update_wrapper(self, fun, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if jax.config.jax_disable_jit:
+            return self._jitted(*args, **kwargs)
+        args, kwargs, sizes = self._buckets.padded(args, kwargs)
+        results = self._jitted(*args, **kwargs, **{SIZES: sizes.as_arguments})
+
+        def cut(result: Any) -> Any:
+            if not isinstance(result, ToCut):
+                return result
+            return _cut(result.value, tuple(value_of(n, sizes.sizes) for n in result.shape))
+
+        return jax.tree.map(cut, results, is_leaf=lambda each: isinstance(each, ToCut))
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """What `jax.jit(...).lower` gives, of the program for the bucket."""
+        args, kwargs, sizes = self._buckets.padded(args, kwargs)
+        return self._jitted.lower(*args, **kwargs, **{SIZES: sizes.as_arguments})
+
+    def __get__(self, instance: object, owner: object = None) -> Callable:
+        return self if instance is None else functools.partial(self, instance)
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+
+def _buckets(symbol: str, given: int | Sequence[int]) -> tuple[int, ...]:
+    try:
+        found = sorted(map(operator.index, (given,) if isinstance(given, int) else given))
+    except TypeError:
+        found = []
+    if not found or found[0] < 1:
+        raise ArgumentsError(f"the buckets of {symbol} are sizes from 1 on, not {given!r}")
+    return tuple(found)
+
+
+# --- padding and cutting --------------------------------------------------------------------------
+
+
+def _padded(value: Any, shape: tuple[int, ...]) -> Any:
+    """Return an array with zeros behind it, or the type of one."""
+    old = np.shape(value)
+    if old == shape:
+        return value
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, value.dtype)
+    if not _is_on_host(value):
+        return _padded_by_jax(value, shape)
+    with jax.transfer_guard("allow"):
+        new = np.zeros(shape, value.dtype)
+        new[tuple(map(slice, old))] = value
+        return _placed_like(value, new)
+
+
+def _padded_by_jax(value: Any, shape: tuple[int, ...]) -> Any:
+    if is_extended(value.dtype):
+        data = jax.random.key_data(value)
+        padded = _padded_by_jax(data, (*shape, *data.shape[len(shape) :]))
+        return jax.random.wrap_key_data(padded, impl=value.dtype)
+    widths = [(0, new - old, 0) for old, new in zip(value.shape, shape, strict=True)]
+    return lax.pad(value, jnp.zeros((), value.dtype), widths)
+
+
+def _cut(value: Any, shape: tuple[int, ...]) -> Any:
+    if value.shape == shape:
+        return value
+    if not _is_on_host(value):
+        return lax.slice(value, (0,) * len(shape), shape)
+    with jax.transfer_guard("allow"):
+        return _placed_like(value, np.asarray(value)[tuple(map(slice, shape))])
+
+
+def _is_on_host(value: Any) -> bool:
+    """Return True if an array's elements can be had without a program."""
+    if isinstance(value, np.ndarray):
+        return True
+    traced = isinstance(value, jax.core.Tracer) or is_extended(value.dtype)
+    return not traced and len(value.devices()) == 1
+
+
+def _placed_like(value: Any, array: np.ndarray) -> Any:
+    """Return an array where another one is: one of JAX's if that is."""
+    if isinstance(value, np.ndarray):
+        return array
+    return jax.device_put(array, value.sharding if value.committed else None)

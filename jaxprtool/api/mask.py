@@ -1,0 +1,164 @@
+"""`mask`, which JAX once had: a function of arrays of any length, called with padded ones.
+
+summed = jaxprtool.mask(jnp.sum, "f32[n]", "f32[]")
+summed([jnp.array([3.0, 1.0, 4.0, 1.0, 5.0])], dict(n=3))    # 8.0
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.api.shapecheck import check_claim, typed_arguments
+from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.paths import unique
+from jaxprtool.ir.program import MOST_SIZES, Program
+from jaxprtool.ir.symbols import found_sizes, symbolic_sizes
+from jaxprtool.loading.parameter_types import TypedValue
+from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
+from jaxprtool.passes.mask import Mask
+
+#: The keyword argument that holds what a function closes over and JAX traces, after all others.
+_CLOSED_OVER = "\U0010ffff closed over"
+
+
+def mask(fun: Callable, in_types: Any, out_types: Any = None) -> Callable:
+    """Return a function that computes on padded arguments what `fun` computes on logical ones.
+
+    It is called with the arguments and with sizes, `masked(args, dict(n=3))`: of an argument of
+    type `f32[n,d]`, of any length, the first 3 rows count. What is behind them never reaches a
+    result or a derivative. Sizes may be traced, so that it works under `jax.jit`, `jax.vmap` and
+    `jax.grad`. The function is traced once, for all sizes.
+
+    Args:
+        fun: The function.
+        in_types: The types of the arguments, as `shapecheck` takes them: `"f32[n,d], i32[n]"`.
+        out_types: The types that results are claimed to have; see `shapecheck`.
+
+    Returns:
+        A function `masked(args, sizes, **kwargs)`. `args` are the positional arguments, in a list
+        or a tuple; one that is no list or tuple may stand alone. `sizes` has the size of each
+        symbol along which they are padded, by its name; of others the arguments have the size. It
+        returns the result, padded; without `out_types` a pair of the result and of its logical
+        types, each a `jax.ShapeDtypeStruct`. It raises ArgumentsError for arguments that do not
+        fit, and for sizes larger than the arguments, and CheckError if the claim does not hold.
+    """
+    return _Masked(fun, in_types, out_types)
+
+
+class _Masked:
+    """A function to be called with padded arguments, and the programs that have been made of it."""
+
+    def __init__(self, fun: Callable, in_types: Any, out_types: Any):
+        functools.update_wrapper(self, fun, updated=())
+        self._fun, self._types, self._claim = fun, in_types, out_types
+        self._program: Program | None = None
+        self._masked: dict[Hashable, tuple[Program, Program]] = {}
+
+    def __call__(self, args: Any, sizes: Mapping[str, Any], **kwargs: Any) -> Any:
+        args = args if isinstance(args, list | tuple) else (args,)
+        program, closed_over = self._traced()
+        if closed_over:
+            kwargs = {**kwargs, _CLOSED_OVER: closed_over}
+        leaves = program.matched(args, kwargs).leaves
+        for (name, aval), value in zip(program.arguments, leaves, strict=True):
+            TypedValue(name, value, aval).check_dtype(program.name)
+        padded = found_sizes(program.name, program.arguments, list(map(np.shape, leaves)))
+        _check_symbols(program, sizes)
+        bounds = {symbol: padded[symbol] for symbol in sorted(sizes)}
+        logical, masked = self._made(program, padded, bounds)
+        result = masked(*args, *(sizes[symbol] for symbol in bounds), **kwargs)
+        any_padded = bool(symbolic_sizes(logical.out_avals))
+        result, shapes = result if any_padded else (result, None)
+        return result if self._claim is not None else (result, _types(logical, shapes))
+
+    def _traced(self) -> tuple[Program, list[Any]]:
+        """Return the program, and the values that JAX traces now of which it is made, if any."""
+        if self._program is not None:
+            return self._program, []
+        args, kwargs = typed_arguments(self._types)
+        call = bind_arguments(self._fun, args, kwargs)
+        program = trace_call(function_name(self._fun), self._fun, call)
+        if self._claim is not None:
+            check_claim(program, self._claim)
+        program, closed_over = _lifted(program)
+        if not closed_over:  # else it is for this call alone
+            self._program = program
+        return program, closed_over
+
+    def _made(
+        self, program: Program, padded: Mapping[str, int], bounds: dict[str, int]
+    ) -> tuple[Program, Program]:
+        """Return the program of which the symbols in `bounds` are left, and the masked one."""
+        key = tuple(padded.items()), tuple(bounds)
+        if program is not self._program or key not in self._masked:
+            others = {symbol: n for symbol, n in padded.items() if symbol not in bounds}
+            logical = program.specialized(others) if others else program
+            made = logical, Mask(bounds)(logical)
+            if program is not self._program:
+                return made
+            if len(self._masked) == MOST_SIZES:
+                del self._masked[next(iter(self._masked))]
+            self._masked[key] = made
+        return self._masked[key]
+
+
+def _lifted(program: Program) -> tuple[Program, list[Any]]:
+    """Return a program that takes the traced values among its constants, and these.
+
+    They may be differentiated by, and a constant has no derivative.
+    """
+    jaxpr = program.jaxpr
+    consts = list(zip(jaxpr.constvars, jaxpr.consts, strict=True))
+    lifted = [each for each in consts if isinstance(each[1], jax.core.Tracer)]
+    if not lifted:
+        return program, []
+    kept = [each for each in consts if not isinstance(each[1], jax.core.Tracer)]
+    args, kwargs = jax.tree.unflatten(program.in_tree, range(len(jaxpr.invars)))
+    new = jaxcompat.replace_jaxpr(
+        jaxpr,
+        constvars=[var for var, _ in kept],
+        consts=[const for _, const in kept],
+        invars=[*jaxpr.invars, *(var for var, _ in lifted)],
+    )
+    tree = jax.tree.structure((args, {**kwargs, _CLOSED_OVER: [0] * len(lifted)}))
+    names = (*program.arg_names, *(f"closed_over[{i}]" for i in range(len(lifted))))
+    made = program.replace(jaxpr=new, in_tree=tree, arg_names=unique(names))
+    return made, [const for _, const in lifted]
+
+
+def _check_symbols(program: Program, sizes: Mapping[str, Any]) -> None:
+    if not isinstance(sizes, Mapping) or not sizes:
+        symbol = next(iter(program.symbols), "n")
+        raise ArgumentsError(
+            f"{program.name} is to be given sizes by symbol, {{'{symbol}': 3}}, not {sizes!r}"
+        )
+    for symbol in sizes:
+        if symbol not in program.symbols:
+            has = ", ".join(program.symbols)
+            raise ArgumentsError(
+                f"the types of the arguments of {program.name} have no symbol '{symbol}'",
+                did_you_mean(symbol, program.symbols) or (f"they have: {has}" if has else None),
+            )
+
+
+def _types(program: Program, sizes: Any) -> Any:
+    """Return the logical types of results."""
+    shapes: Sequence[Any] = [aval.shape for aval in program.out_avals]
+    if sizes is not None:
+        known = jax.tree.leaves(sizes, is_leaf=lambda each: each is None or type(each) is tuple)
+        shapes = [old if new is None else new for old, new in zip(shapes, known, strict=True)]
+    types = [
+        jax.ShapeDtypeStruct(tuple(map(_number, shape)), aval.dtype)
+        for shape, aval in zip(shapes, program.out_avals, strict=True)
+    ]
+    return jax.tree.unflatten(program.out_tree, types)
+
+
+def _number(size: Any) -> Any:
+    return size if isinstance(size, jax.core.Tracer) else int(size)

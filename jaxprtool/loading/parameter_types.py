@@ -1,0 +1,207 @@
+"""Types of parameters: texts in the notation of `--args`, beside a function or in its annotations.
+
+    def loss(params, tokens: "i32[n]"): ...
+
+The types of example arguments (`@jaxprtool.example`) that have symbols do as well. A parameter that
+has no such type takes any.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.dtypes import array_dtypes
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.symbols import symbolic_sizes
+from jaxprtool.jaxcompat import Aval
+from jaxprtool.loading import argspec
+from jaxprtool.loading.example import Example
+from jaxprtool.loading.trace import function_name, positional_names, shown_signature, signature
+
+#: Types as a user gives them.
+Given = str | Mapping[str, Any] | Sequence[Any] | None
+
+
+@dataclass(frozen=True)
+class TypedValue:
+    """An array among the arguments of a call, its path, and the type of its parameter there."""
+
+    path: str
+    value: Any
+    type: jax.ShapeDtypeStruct | Aval
+
+    @property
+    def aval(self) -> Aval:
+        """The abstract value of the type."""
+        return jax.core.ShapedArray(self.type.shape, self.type.dtype)
+
+    def check_dtype(self, name: str) -> None:
+        """Raise ArgumentsError if an argument of a function of this name has another dtype."""
+        wanted = f"and its type is {type_of(self.aval)}"
+        try:
+            aval = jax.typeof(self.value)
+        except TypeError:
+            raise ArgumentsError(
+                f"argument '{self.path}' of {name} is no array, {wanted}"
+            ) from None
+        if jax.dtypes.canonicalize_dtype(aval.dtype, allow_extended_dtype=True) != self.type.dtype:
+            raise ArgumentsError(f"argument '{self.path}' of {name} is {type_of(aval)}, {wanted}")
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterTypes:
+    """Types of some parameters of a function, which it does not keep alive.
+
+    Attributes:
+        name: The name of the function.
+        positions: The names of the parameters that have a position.
+        by_name: A type, or a pytree of types, by the name of the parameter.
+    """
+
+    name: str
+    positions: tuple[str, ...]
+    by_name: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, fun: Callable, given: Given) -> ParameterTypes:
+        """Return the types that are given for a function, or else those that it has itself.
+
+        These are its annotations, or the types with symbols among its example arguments.
+
+        Args:
+            fun: The function.
+            given: The types as the command line's `--args` has them, `"tokens=i32[n]"`; or some by
+                the names of parameters, or a sequence of them, None for any type: texts,
+                `jax.ShapeDtypeStruct`s or pytrees of these.
+
+        Raises:
+            ArgumentsError: For what cannot be read, and for a parameter that the function lacks.
+        """
+        named: Mapping[str, Any] = {}
+        positional: Sequence[Any] = ()
+        if given is None:
+            given = _annotations(fun)
+        if not given:
+            positional, named = _example(fun)
+        elif isinstance(given, str):
+            positional, named = argspec.read_args(given)
+        elif isinstance(given, Mapping):
+            named = argspec.read_strings(dict(given))
+        else:
+            positional = argspec.read_strings(list(given))
+        _check_names(fun, named)
+        names = tuple(positional_names(fun, len(positional)))
+        by_name = {**dict(zip(names, positional, strict=False)), **named}
+        by_name = {name: each for name, each in by_name.items() if each is not None}
+        types = jax.tree.map(_type, by_name, is_leaf=lambda each: each is None)
+        return cls(function_name(fun), names, types)
+
+    @property
+    def leaves(self) -> list[jax.ShapeDtypeStruct]:
+        """All types."""
+        return [each for each in jax.tree.leaves(self.by_name) if each is not _ANY]
+
+    def replaced(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        new: Callable[[list[TypedValue]], Sequence[Any]],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call, in which `new` gives what stands for typed arrays.
+
+        A type that stands for a pytree is that of all of its arrays.
+
+        Raises:
+            ArgumentsError: If the types of a parameter are of another structure than the argument.
+        """
+        given = {**dict(zip(self.positions, args, strict=False)), **kwargs}
+        typed = {name: given[name] for name in self.by_name if name in given}
+        types: list[Any] = []
+        for name, value in sorted(typed.items()):
+            try:
+                types += jax.tree.leaves(jax.tree.broadcast(self.by_name[name], value))
+            except ValueError:
+                raise ArgumentsError(
+                    f"argument '{name}' of {self.name} is of another structure than its type: "
+                    f"{jax.tree.structure(value)}, not {jax.tree.structure(self.by_name[name])}"
+                ) from None
+        leaves, tree = jax.tree.flatten_with_path(typed)
+        values = [
+            TypedValue(_path(way), value, each)
+            for (way, value), each in zip(leaves, types, strict=True)
+            if each is not _ANY
+        ]
+        made = iter(new(values))
+        flat = [
+            value if t is _ANY else next(made) for (_, value), t in zip(leaves, types, strict=True)
+        ]
+        made = jax.tree.unflatten(tree, flat)
+        names = [*self.positions, *[None] * len(args)][: len(args)]
+        return (
+            tuple(made.get(name, arg) for name, arg in zip(names, args, strict=True)),
+            {name: made.get(name, arg) for name, arg in kwargs.items()},
+        )
+
+
+#: Stands in a tree of types where there may be any.
+_ANY: Any = type("AnyType", (), {"__repr__": lambda self: "None"})()
+
+
+def _path(way: Sequence[Any]) -> str:
+    return f"{way[0].key}{jax.tree_util.keystr(tuple(way[1:]))}"
+
+
+def _type(given: Any) -> Any:
+    if given is None:
+        return _ANY
+    if not (hasattr(given, "shape") and hasattr(given, "dtype")):
+        raise ArgumentsError(f"{given!r} is no type: types are written 'f32[n,128]'")
+    return jax.ShapeDtypeStruct(given.shape, given.dtype)
+
+
+def _annotations(fun: Callable) -> Mapping[str, str]:
+    """Return the annotations that are types in the notation of `--args`, by parameter."""
+    known = signature(fun)
+    dtypes = "|".join(map(re.escape, array_dtypes()))
+    found = {}
+    for parameter in known.parameters.values() if known else ():
+        text = parameter.annotation
+        if isinstance(text, str) and text[:1] in ("'", '"'):  # from __future__ import annotations
+            text = ast.literal_eval(text)
+        if isinstance(text, str) and re.search(rf"(?<!\w)(?:{dtypes}|key<\w+>)\[", text):
+            found[parameter.name] = text
+    return found
+
+
+def _example(fun: Callable) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the example arguments of a function, with None for those without symbols."""
+    held = getattr(inspect.unwrap(fun), "example_args", None)
+    if not isinstance(held, Example):
+        return (), {}
+    module = sys.modules.get(getattr(fun, "__module__", None) or "")
+    args, kwargs = argspec.read_strings((held.args, dict(held.kwargs)), module)
+
+    def typed(argument: Any) -> Any:
+        types = jax.tree.map(lambda x: x if symbolic_sizes([x]) else None, argument)
+        return types if jax.tree.leaves(types) else None
+
+    return list(map(typed, args)), {name: typed(argument) for name, argument in kwargs.items()}
+
+
+def _check_names(fun: Callable, named: Mapping[str, Any]) -> None:
+    known = signature(fun)
+    if known is None or any(p.kind is p.VAR_KEYWORD for p in known.parameters.values()):
+        return
+    for name in named:
+        if name not in known.parameters:
+            hint = did_you_mean(name, known.parameters) or shown_signature(fun)
+            raise ArgumentsError(f"types has '{name}', which is no parameter", hint)

@@ -1,0 +1,298 @@
+"""`jit(shapes=…)`: one compiled program for each bucket, whatever sizes come."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxprtool
+from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
+
+PARAMS = {"w": jnp.linspace(-1, 1, 9).reshape(3, 3), "b": jnp.ones(3)}
+
+
+def encode(params, x: "f32[n,d]", *, scale=1.0):  # noqa: F821, UP037
+    h = jnp.tanh(x @ params["w"] + params["b"]) * scale
+    return {"rows": h - h.mean(0), "total": (h * h).sum(), "n": x.shape[0]}
+
+
+def loss(params, x: "f32[n,3]"):  # noqa: F821, UP037
+    return encode(params, x)["total"]
+
+
+def rows(n, d=3):
+    return np.random.default_rng(n).standard_normal((n, d), np.float32)
+
+
+@contextmanager
+def compiles_counted() -> Iterator[list[str]]:
+    """Note each program that XLA compiles meanwhile."""
+    found: list[str] = []
+
+    def listen(event, seconds, **_):
+        if event.endswith("backend_compile_duration"):
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def close(ours, theirs):
+    """Hold results to be those of the function; lists stand for arrays."""
+    theirs = jax.tree.map(np.asarray, theirs, is_leaf=lambda x: isinstance(x, list))
+    assert jax.tree.map(np.shape, ours) == jax.tree.map(np.shape, theirs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
+
+
+def test_a_program_is_compiled_once_for_each_bucket():
+    fun = jaxprtool.jit(encode, shapes={"n": (8, 4)})
+    counts = []
+    for n in (1, 4, 2, 3, 5, 8, 7, 6, 2):
+        x = rows(n) if n % 3 else jnp.asarray(rows(n))
+        with compiles_counted() as compiled:
+            got = fun(PARAMS, x, scale=2.0)
+        counts.append(len(compiled))
+        close(got, encode(PARAMS, x, scale=2.0))
+        assert all(isinstance(each, jax.Array) for each in jax.tree.leaves(got))
+    assert counts == [1, 0, 0, 0, 1, 0, 0, 0, 0]
+
+
+def test_an_axis_may_have_no_elements():
+    fun = jaxprtool.jit(lambda x: (x.sum(), x * 2), shapes={"n": 4}, types="f32[n]")
+    close(fun(rows(0)[:, 0]), (0.0, np.zeros(0)))
+    ahead = jaxprtool.jit(lambda x, y: x.sum() + y.sum(), shapes={"n": 4}, types="f32[n+1], f32[n]")
+    close(ahead(jnp.ones(1), jnp.ones(0)), 1.0)
+
+
+def test_sizes_of_other_symbols_are_those_that_come():
+    fun = jaxprtool.jit(lambda x: x @ jnp.ones(x.shape[1]), shapes={"n": (4,)}, types="f32[n,d]")
+    counts = []
+    for n, d in ((2, 3), (3, 3), (3, 2), (1, 2)):
+        with compiles_counted() as compiled:
+            close(fun(rows(n, d)), rows(n, d).sum(1))
+        counts.append(len(compiled))
+    assert counts[1] == counts[3] == 0 and counts[0] and counts[2]
+
+
+def test_two_symbols_have_buckets_each():
+    fun = jaxprtool.jit(
+        lambda x, y: x[:, None] + y, shapes={"n": (2, 4), "m": (3, 8)}, types="f32[n], f32[m]"
+    )
+    for n, m in ((1, 2), (4, 1), (3, 8)):
+        close(fun(jnp.arange(n * 1.0), jnp.arange(m * 1.0)), np.add.outer(range(n), range(m)))
+
+
+# --- what is typed --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        "batch={'x': f32[n], 'y': (f32[n], f32[n])}",
+        {"batch": "f32[n]"},
+        {"batch": {"x": "f32[n]", "y": ("f32[n]", "f32[n]")}},
+        [None, {"x": jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32), "y": None}],
+    ],
+)
+def test_types_are_given_for_some_parameters_and_parts_of_them(types):
+    def fun(scale, batch):
+        return (batch["x"] * scale["s"]).sum()
+
+    batch = {"x": jnp.arange(3.0), "y": (jnp.ones(3), jnp.ones(3))}
+    jitted = jaxprtool.jit(fun, shapes={"n": (4,)}, types=types)
+    close(jitted({"s": 2.0}, batch), fun({"s": 2.0}, batch))
+    close(jitted(batch=batch, scale={"s": 2.0}), fun({"s": 2.0}, batch))
+
+
+def test_annotations_are_types_as_text_or_as_they_are_written():
+    def quoted(x: "f32[n]", y: int = 2):  # noqa: F821, UP037
+        return x * y
+
+    def bare(x: f32[n], y: dict[str, jax.Array]):  # noqa: F821
+        return x * y
+
+    for fun in (quoted, bare):
+        close(jaxprtool.jit(fun, shapes={"n": 4})(jnp.ones(3), 3), jnp.full(3, 3.0))
+
+
+def test_example_arguments_say_which_axes_vary():
+    @jaxprtool.example({"w": "f32[9,9]"}, {"x": "f32[n]", "y": "f32[3]"}, power=jaxprtool.static(2))
+    def fun(params, batch, power=1):
+        return (params["w"] * batch["x"].sum() + batch["y"]) ** power
+
+    args = {"w": 2.0}, {"x": jnp.arange(3.0), "y": 1.0}
+    for wrapped in (fun, jax.value_and_grad(fun, argnums=1)):
+        close(jaxprtool.jit(wrapped, shapes={"n": 4})(*args), wrapped(*args))
+
+
+def test_arrays_of_keys_and_of_small_floats_are_padded_too():
+    def fun(keys, x):
+        return x.astype("float32") * 2, x.sum(), jnp.ones(keys.shape)
+
+    jitted = jaxprtool.jit(fun, shapes={"n": 4}, types="key<fry>[n], bf16[n]")
+    args = jax.random.split(jax.random.key(0), 3), jnp.arange(3, dtype=jnp.bfloat16)
+    close(jitted(*args), fun(*args))
+
+
+# --- what jax.jit does ----------------------------------------------------------------------------
+
+
+def test_static_arguments_methods_and_defaults():
+    @jaxprtool.jit(shapes={"n": (4,)}, static_argnames="power")
+    def scaled(x: "f32[n]", power=1, shift=None):  # noqa: F821, UP037
+        return x**power + (0 if shift is None else shift)
+
+    close(scaled(jnp.arange(3.0), 2), [0, 1, 4])
+    close(scaled(jnp.arange(3.0), power=3, shift=1.0), [1, 2, 9])
+    assert list(inspect.signature(scaled).parameters) == ["x", "power", "shift"]
+
+    class Model:
+        @jaxprtool.jit(shapes={"n": (4,)}, static_argnums=0)
+        def total(self, x: "f32[n]"):  # noqa: F821, UP037
+            return x.sum()
+
+    close(Model().total(jnp.arange(3.0)), 3.0)
+
+
+def test_it_is_differentiated_and_mapped_from_outside():
+    fun, x = jaxprtool.jit(loss, shapes={"n": (4, 8)}), jnp.asarray(rows(3))
+    for argnum in (0, 1):
+        wanted = jax.grad(loss, argnum)(PARAMS, x)
+        close(jax.grad(fun, argnum)(PARAMS, x), wanted)
+        close(jax.jit(jax.grad(fun, argnum))(PARAMS, x), wanted)
+    close(
+        jax.vmap(fun, (None, 0))(PARAMS, jnp.stack([x, 2 * x])),
+        [loss(PARAMS, x), loss(PARAMS, 2 * x)],
+    )
+    tangents = jax.tree.map(jnp.ones_like, (PARAMS, x))
+    close(jax.jvp(fun, (PARAMS, x), tangents), jax.jvp(loss, (PARAMS, x), tangents))
+
+
+def test_a_training_step_is_compiled_once_for_each_bucket():
+    def step(params, x: "f32[n,3]"):  # noqa: F821, UP037
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, x))
+
+    inside = jaxprtool.jit(step, shapes={"n": (4, 8)})
+    outside = jax.grad(jaxprtool.jit(loss, shapes={"n": (4, 8)}))
+    of_gradient = jaxprtool.jit(jax.value_and_grad(loss, 1), shapes={"n": (4, 8)})
+    inside(PARAMS, rows(3)), outside(PARAMS, rows(3)), of_gradient(PARAMS, rows(3))
+    for n in (1, 2, 4):
+        with compiles_counted() as compiled:
+            made = inside(PARAMS, rows(n)), outside(PARAMS, rows(n)), of_gradient(PARAMS, rows(n))
+        assert not compiled
+        close(made[0], step(PARAMS, rows(n)))
+        close(made[1], jax.grad(loss)(PARAMS, rows(n)))
+        close(made[2], jax.value_and_grad(loss, 1)(PARAMS, rows(n)))
+
+
+def test_values_that_jax_traces_may_be_closed_over():
+    def outer(scale, x):
+        return jaxprtool.jit(lambda x: (x * scale).sum(), shapes={"n": 4}, types="f32[n]")(x)
+
+    close(jax.grad(outer)(2.0, jnp.arange(3.0)), 3.0)
+    close(jax.jit(outer)(2.0, jnp.arange(3.0)), 6.0)
+
+
+def test_results_of_full_buckets_stay_as_they_are_and_others_stay_on_their_device():
+    fun = jaxprtool.jit(lambda x: x * 2, shapes={"n": 4}, types="f32[n]")
+    x = jax.device_put(jnp.arange(3.0), jax.devices()[0])
+    assert fun(x).committed and not fun(jnp.arange(3.0)).committed
+    assert fun(x).devices() == fun(jnp.arange(4.0)).devices() == x.devices()
+
+
+def test_it_lowers_the_program_of_a_bucket_and_calls_the_function_where_jit_is_disabled():
+    fun = jaxprtool.jit(loss, shapes={"n": (4, 8)})
+    lowered = fun.lower(PARAMS, jax.ShapeDtypeStruct((5, 3), jnp.float32)).as_text()
+    assert "tensor<8x3xf32>" in lowered and "tensor<5x3xf32>" not in lowered
+    with jax.disable_jit():
+        close(fun(PARAMS, rows(9)), loss(PARAMS, rows(9)))
+
+
+def test_wrappers_of_a_function_share_what_is_compiled():
+    x = rows(3)
+    jaxprtool.jit(loss, shapes={"n": (4, 16)})(PARAMS, x)
+    with compiles_counted() as compiled:
+        jaxprtool.jit(loss, shapes={"n": [16, 4]})(PARAMS, x)
+        assert not compiled
+        jaxprtool.jit(loss, shapes={"n": (6, 16)})(PARAMS, x)
+    assert len(compiled) == 1
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shapes", "types", "message"),
+    [
+        ({"n": (4, 8)}, None, "no type of a parameter of fun has the symbol 'n'"),
+        ({"m": 4}, "f32[n]", "no type of a parameter of fun has the symbol 'm'"),
+        ({"n": ()}, "f32[n]", r"the buckets of n are sizes from 1 on, not \(\)"),
+        ({"n": (0, 4)}, "f32[n]", r"the buckets of n are sizes from 1 on, not \(0, 4\)"),
+        ({"n": 2.5}, "f32[n]", "the buckets of n are sizes from 1 on, not 2.5"),
+        ((64, 128), "f32[n]", r"shapes are buckets by symbol, {'n': \(64, 128\)}, not \(64, 128\)"),
+        ({"n": 4}, "f32[n", "is never closed"),
+        ({"n": 4}, {"z": "f32[n]"}, "types has 'z', which is no parameter"),
+        ({"n": 4}, ["f32[n]", 3.0], "3.0 is no type"),
+        (None, "f32[n]", "types say which axes shapes are of, and none are given"),
+    ],
+)
+def test_options_without_a_meaning_are_refused_at_once(shapes, types, message):
+    def fun(x, y=0):
+        return x
+
+    with pytest.raises(ArgumentsError, match=message):
+        jaxprtool.jit(fun, shapes=shapes, types=types)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            (np.ones(9, np.float32),),
+            "argument 'x' of fun has n=9, and the largest bucket of n is",
+        ),
+        ((np.ones((2, 2), np.float32),), r"argument 'x' has shape \[2,2\], and fun takes f32\[n\]"),
+        ((np.ones(2, np.int32),), r"argument 'x' of fun is i32\[2\], and its type is f32\[n\]"),
+        (("text",), r"argument 'x' of fun is no array, and its type is f32\[n\]"),
+        ((np.ones(2, np.float32), {"a": np.ones(3, np.float32)}), "found inconsistency between"),
+        (
+            (np.ones(2, np.float32), [1]),
+            "argument 'y' of fun is of another structure than",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_in_a_line(args, message):
+    def fun(x, y=None):
+        return x
+
+    types = {"x": "f32[n]", "y": {"a": "f32[n]"}}
+    jitted = jaxprtool.jit(fun, shapes={"n": (4, 8)}, types=types)
+    with pytest.raises(ArgumentsError, match=message):
+        jitted(*args)
+
+
+def test_a_symbol_that_no_argument_has_is_named():
+    jitted = jaxprtool.jit(lambda x, y=None: x, shapes={"n": 4}, types={"y": "f32[n]"})
+    with pytest.raises(ArgumentsError, match="no argument that lambda is given has the symbol 'n'"):
+        jitted(1.0)
+
+
+def test_what_cannot_be_masked_is_refused_with_its_line():
+    jitted = jaxprtool.jit(lambda x: jax.lax.linalg.lu(x), shapes={"n": 4}, types="f32[n,n]")
+    with pytest.raises(UnsupportedError, match=r"at .*test_buckets.py:\d+ cannot be masked"):
+        jitted(jnp.eye(3))
+
+
+def test_passes_that_change_arguments_are_refused():
+    jitted = jaxprtool.jit(loss, shapes={"n": 4}, passes="jvp")
+    with pytest.raises(PipelineError, match="the passes 'jvp' change what loss takes"):
+        jitted(PARAMS, rows(2))

@@ -1,0 +1,274 @@
+"""open_constants: constants of a program become an argument, and are given beside it.
+
+    constants, apply = program.apply("open_constants").values()
+    apply(x, constants())           # program(x), and with other constants what these give
+
+Constants of the bodies of loops, branches and calls are handed in from outside. What a custom
+derivative closes over stays: JAX does not differentiate by it, and the rule, a Python function, has
+it by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.custom_rules import jvp_rule, rules_followed, vjp_rule
+from jaxprtool.ir.equations import equations, size_of
+from jaxprtool.ir.paths import paths, unique
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.regions import Region, Regions, regions
+from jaxprtool.ir.rewrite import Memo
+from jaxprtool.ir.structured import CustomJVP, CustomVJP, sub_jaxprs, view
+from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, JaxprEqn, Literal, Var, VJPRule
+from jaxprtool.jaxcompat.identity import identity
+from jaxprtool.passes.base import Pass
+from jaxprtool.passes.transforms.retrace import with_names
+
+
+@dataclass(frozen=True)
+class OpenConstants(Pass):
+    """Make constants an argument: the inverse of `closed`, as `jax.closure_convert` does.
+
+    The result is two programs: `constants`, which takes nothing and gives a list of the values,
+    and `apply`, which takes such a list after the other positional arguments. Constants of the
+    bodies of loops, branches and calls are among them, each once however often it is read.
+
+    Args:
+        min_bytes: The least number of bytes of a constant that becomes an argument.
+
+    Note:
+        What a function with a custom derivative closes over stays a constant: JAX does not
+        differentiate by it, and the rule has the value by itself.
+
+    Example:
+        table = jnp.arange(3.0)
+
+        def f(x):
+            return x * table
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p open_constants
+        # constants
+        { lambda a:f32[3]; . let  in (a,) }
+
+        # apply
+        { lambda ; a:f32[3] b:f32[3]. let c:f32[3] = mul a b in (c,) }
+    """
+
+    name: ClassVar[str] = "open_constants"
+    group: ClassVar[str] = "split"
+    preserves: ClassVar[bool] = False
+
+    min_bytes: int = 0
+
+    def __call__(self, program: Program) -> Programs:
+        whole = jaxcompat.close_jaxpr(program.jaxpr)
+        pinned = _Pinned()
+        pinned.leading(whole, [False] * len(whole.outvars))
+        body, taken = _Opening(self.min_bytes, pinned.values).opened(whole)
+        constants, values = (
+            [var for var, _ in taken.values()],
+            [value for _, value in taken.values()],
+        )
+        count = len(program.in_avals)
+        args, kwargs = jax.tree.unflatten(program.in_tree, range(count))
+        place = len(jax.tree.leaves(args))
+        own, names = body.invars[:count], program.arg_names
+        arg_names = unique([*names[:place], *paths("constants", values), *names[place:]])
+        invars = [*own[:place], *constants, *own[place:]]
+        jaxpr = jaxcompat.replace_jaxpr(body, invars=invars)
+        apply = program.replace(
+            jaxpr=with_names(jaxpr, program.name, arg_names, program.out_names),
+            in_tree=jax.tree.structure(((*args, values), kwargs)),
+            arg_names=arg_names,
+        )
+        return Programs({"constants": _giving(program, constants, values), "apply": apply})
+
+
+def _giving(program: Program, constants: Sequence[Var], values: Sequence[Any]) -> Program:
+    """The program that takes nothing and gives the list of these constants."""
+    out_names = tuple(paths("result", values))
+    parts: dict[str, Any] = {"constvars": constants, "consts": values, "invars": (), "eqns": ()}
+    jaxpr = jaxcompat.replace_jaxpr(program.jaxpr, outvars=constants, **parts)
+    return Program(
+        name=program.name,
+        jaxpr=with_names(jaxpr, program.name, (), out_names),
+        in_tree=jax.tree.structure(((), {})),
+        out_tree=jax.tree.structure(values),
+        arg_names=(),
+        out_names=out_names,
+    )
+
+
+# --- what becomes an argument ---------------------------------------------------------------------
+
+#: Constants by what they are known by, each with a variable of the body that takes it.
+_Taken: TypeAlias = dict[Hashable, tuple[Var, Any]]
+
+
+@dataclass
+class _Opening:
+    """The opening of one program's constants; bodies that equations share are opened once."""
+
+    min_bytes: int
+    pinned: set[int]
+    memo: Memo = field(default_factory=Memo)
+
+    def opened(self, body: ClosedJaxpr) -> tuple[ClosedJaxpr, _Taken]:
+        """A body that takes constants after its arguments, and these constants."""
+        return self.memo(lambda: self._opened(body), body)
+
+    def _opened(self, body: ClosedJaxpr) -> tuple[ClosedJaxpr, _Taken]:
+        taken: _Taken = {}
+        names: dict[Any, Var] = {}
+        left: list[tuple[Var, Any]] = []
+        for var, value in zip(body.constvars, body.consts, strict=True):
+            if self._opens(var, value):
+                names[var], _ = taken.setdefault((identity(value), var.aval), (var, value))
+            else:
+                left.append((var, value))
+        eqns = [self._equation(eqn, names, taken) for eqn in body.eqns]
+        if not taken:
+            return body, taken
+        new = jaxcompat.replace_jaxpr(
+            body,
+            constvars=[var for var, _ in left],
+            consts=[value for _, value in left],
+            invars=[*body.invars, *(var for var, _ in taken.values())],
+            outvars=[v if type(v) is Literal else names.get(v, v) for v in body.outvars],
+            eqns=eqns,
+        )
+        return new, taken
+
+    def _opens(self, var: Var, value: object) -> bool:
+        size = None if isinstance(var.aval, jaxcompat.AbstractRef) else size_of(var.aval)
+        return size is not None and size >= self.min_bytes and identity(value) not in self.pinned
+
+    def _equation(self, eqn: JaxprEqn, names: Mapping[Any, Var], taken: _Taken) -> JaxprEqn:
+        """An equation whose bodies are handed their constants; `taken` gets those that are new."""
+        if names:
+            operands = [v if type(v) is Literal else names.get(v, v) for v in eqn.invars]
+            eqn = eqn if operands == eqn.invars else eqn.replace(invars=operands)
+        if (inside := _entered(eqn)) is None:
+            return eqn
+        made = [self.opened(body) for body in inside.bodies]
+        fields = [_constants_field(inside, region) for region in inside.regions]
+        wanted: dict[str, _Taken] = {name: {} for name in fields}
+        for name, (_, own) in zip(fields, made, strict=True):
+            wanted[name] = {**own, **wanted[name]}
+        if not any(wanted.values()):
+            return eqn
+        bodies = [
+            _handed(inside, region, *parts, name, wanted[name])
+            for region, parts, name in zip(inside.regions, made, fields, strict=True)
+        ]
+        more = {
+            name: [
+                taken.setdefault(key, (Var(var.aval), value))[0]
+                for key, (var, value) in constants.items()
+            ]
+            for name, constants in wanted.items()
+        }
+        return inside.rebuild(bodies, more=more)
+
+
+def _entered(eqn: JaxprEqn) -> Regions | None:
+    """The regions of a loop, branch or call whose bodies can be given more."""
+    inside = regions(eqn)
+    return None if inside is None or inside.edges.has_rule else inside
+
+
+def _constants_field(inside: Regions, region: Region) -> str:
+    """The field of operands, the same in every round, that a body gets its constants by."""
+    changing = {*(name for name, _ in inside.edges.carried), *inside.edges.sliced}
+    return region.constants or next(name for name in region.groups if name not in changing)
+
+
+def _handed(
+    inside: Regions, region: Region, body: ClosedJaxpr, own: _Taken, name: str, wanted: _Taken
+) -> ClosedJaxpr:
+    """An opened body that takes all of the wanted constants where its equation hands them in."""
+    taken = [own[key][0] if key in own else Var(var.aval) for key, (var, _) in wanted.items()]
+    invars = inside.arguments(region, body.invars[: len(region.ins)], {name: taken})
+    return body if invars == list(body.invars) else jaxcompat.replace_jaxpr(body, invars=invars)
+
+
+# --- what stays -----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Pinned:
+    """The constants, by identity, that must stay: what custom derivatives close over.
+
+    So must those of bodies that cannot be given more operands.
+    """
+
+    values: set[int] = field(default_factory=set)
+    memo: Memo = field(default_factory=Memo)
+
+    @rules_followed()
+    def leading(self, body: ClosedJaxpr, outs: Sequence[bool]) -> list[bool]:
+        """Note what stays of a body, and return which of its arguments must not be varied.
+
+        `outs` says which results must not be varied.
+        """
+        return self.memo(lambda: self._leading(body, outs), body, tuple(outs))
+
+    def _leading(self, body: ClosedJaxpr, outs: Sequence[bool]) -> list[bool]:
+        fixed = {v for v, flag in zip(body.outvars, outs, strict=True) if flag and _is_var(v)}
+        for eqn in reversed(body.eqns):
+            given = [v in fixed for v in eqn.outvars]
+            inside = _entered(eqn)
+            if inside is None:
+                flags = [any(given)] * len(eqn.invars)
+                if type(view(eqn)) in (CustomJVP, CustomVJP):
+                    closed_over = eqn.params["num_consts"]
+                    flags[:closed_over] = [True] * closed_over
+                    self._note(_rule_constants(eqn))
+                for _, held in sub_jaxprs(eqn):
+                    self._note(_constants(held))
+            else:
+                flags = inside.backward(given, partial(self._through, inside.bodies))
+            fixed |= {v for v, flag in zip(eqn.invars, flags, strict=True) if flag and _is_var(v)}
+        for var, value in zip(body.constvars, body.consts, strict=True):
+            if var in fixed:
+                self._note([value])
+        return [v in fixed for v in body.invars]
+
+    def _through(
+        self, bodies: Sequence[ClosedJaxpr], number: int, outs: Sequence[bool]
+    ) -> list[bool]:
+        return self.leading(bodies[number], outs)
+
+    def _note(self, values: Iterable[Any]) -> None:
+        self.values.update(map(identity, values))
+
+
+def _is_var(atom: object) -> bool:
+    return isinstance(atom, Var)
+
+
+def _rule_constants(eqn: JaxprEqn) -> Iterator[Any]:
+    """The constants of the rule of a custom derivative, and of the rules in it."""
+    try:
+        rule = vjp_rule(eqn) if isinstance(view(eqn), CustomVJP) else jvp_rule(eqn)
+    except UnsupportedError:
+        return  # then nothing is differentiated by it
+    for jaxpr in (rule.fwd, rule.bwd) if isinstance(rule, VJPRule) else (rule.jaxpr,):
+        if jaxpr is not None:  # one that raises
+            yield from _constants(jaxpr)
+
+
+def _constants(jaxpr: AnyJaxpr) -> Iterator[Any]:
+    """The constants of a jaxpr at any depth."""
+    closed = jaxcompat.close_jaxpr(jaxpr)
+    yield from closed.consts
+    for eqn in equations(jaxcompat.open_jaxpr(closed)):
+        for _, held in sub_jaxprs(eqn):
+            yield from getattr(held, "consts", ())

@@ -1,6 +1,11 @@
-"""One function, sequences of many lengths, and a compile for each bucket of them.
+"""Sequences of many lengths, and one program for each bucket of them.
 
-The example arguments say which axis varies; `def loss(params, x: "f32[n,64]")` would, too.
+`loss` is written for one sequence of any length. Look at how `mask` makes its length an argument:
+rows beyond it get no weight in the softmax, and none in the mean. `step` is compiled once for each
+bucket, whatever lengths come: `python samples/lengths.py`.
+
+    jaxprtool opt samples/lengths.py:loss --args "f32[8,8], f32[n,8]" -p "mask(n=256)"
+    jaxprtool run samples/lengths.py:loss --args "f32[8,8], f32[n,8]" -p "mask(n=256), grad"
 """
 
 import jax
@@ -8,34 +13,19 @@ import jax.numpy as jnp
 
 import jaxprtool
 
-BUCKETS = (16, 64, 256)
+
+@jaxprtool.example("f32[8,8]", "f32[40,8]")
+def loss(w, x):
+    """How far rows are, on average, from what attention makes of the others."""
+    scores = x @ w @ x.T
+    return jnp.square(jax.nn.softmax(scores) @ x - x).mean()
 
 
-def attend(params, x):
-    """What each row finds in the others."""
-    query, key, value = (x @ params[name] for name in ("query", "key", "value"))
-    return jax.nn.softmax(query @ key.T / 8.0) @ value
-
-
-@jaxprtool.example("{'query': f32[64,64], 'key': f32[64,64], 'value': f32[64,64]}", "f32[n,64]")
-def loss(params, x):
-    """How far rows are from what attention makes of them, on average."""
-    return jnp.square(attend(params, x) - x).mean()
-
-
-def init(key):
-    """Three matrices."""
-    keys = jax.random.split(key, 3)
-    names = "query", "key", "value"
-    return {n: jax.random.normal(k, (64, 64)) / 8 for n, k in zip(names, keys, strict=True)}
-
-
-step = jaxprtool.jit(jax.value_and_grad(loss), shapes={"n": BUCKETS})
+step = jaxprtool.jit(jax.value_and_grad(loss), shapes={"n": (16, 64, 256)}, types={"x": "f32[n,8]"})
 
 if __name__ == "__main__":
-    params = init(jax.random.key(0))
+    w = jnp.zeros((8, 8))
     for length in (9, 12, 3, 200, 40, 250, 64, 1):
-        x = jax.random.normal(jax.random.key(length), (length, 64))
-        value, gradient = step(params, x)
-        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+        value, gradient = step(w, jax.random.normal(jax.random.key(length), (length, 8)))
+        w = w - gradient
         print(f"{length:3} rows: loss {value:.3f}")

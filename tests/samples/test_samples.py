@@ -376,3 +376,16 @@ def test_a_captured_array_is_a_constant_and_a_function_called_twice_is_one_jaxpr
     assert len(entry("understanding_jaxprs:captured_constant").trace().jaxpr.consts) == 1
     first, second, _ = entry("understanding_jaxprs:nested_jit").trace().jaxpr.eqns
     assert first.params["jaxpr"] is second.params["jaxpr"]
+
+
+def test_the_step_of_lengths_is_that_of_every_length():
+    lengths = sample("lengths")
+    w = jax.random.normal(jax.random.key(0), (8, 8))
+    for n in (1, 9, 16, 17):
+        x = jax.random.normal(jax.random.key(n), (n, 8))
+        wanted = jax.value_and_grad(lengths.loss)(w, x)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+            lengths.step(w, x),
+            wanted,
+        )

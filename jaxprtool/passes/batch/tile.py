@@ -9,13 +9,16 @@
 
 This is `vtile` as JAX had it in 2022, for programs. The program takes one tile; the tiled program
 takes all of them along one axis, one after the other, and gives their results put together in the
-same way. `in_axes` and `out_axes` are positions in what the program itself takes and gives.
+same way. Without a `tile_size` it takes any number of tiles, a symbol in its types: as many as the
+arguments have, which is what None said in 2022. `in_axes` and `out_axes` are positions in what the
+program itself takes and gives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, ClassVar
 
 import jax
@@ -23,6 +26,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.base import Pass
@@ -46,7 +50,9 @@ class Tile(Pass):
     same way.
 
     Args:
-        tile_size: The number of tiles, the size of the axis over them.
+        tile_size: The number of tiles, the size of the axis over them. None: as many as the
+            arguments have, a symbol in their types; or the size of the named axis that the
+            program was traced with.
         axis_name: The name by which collectives call the axis over the tiles.
         in_axes: The axis of each argument that is cut, a prefix as for `batch`; None for what
             all tiles share.
@@ -69,14 +75,16 @@ class Tile(Pass):
     group: ClassVar[str] = "transform"
     preserves: ClassVar[bool] = False
 
-    tile_size: int
+    tile_size: int | None = None
     axis_name: Hashable = None
     in_axes: Any = 0
     out_axes: Any = 0
 
     @property
     def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
-        return () if self.axis_name is None else ((self.axis_name, self.tile_size),)
+        if self.axis_name is None or self.tile_size is None:
+            return ()
+        return ((self.axis_name, self.tile_size),)
 
     def __call__(self, program: Program) -> Program:
         """An argument of size m along its axis is one of size `tile_size * m` in the new program.
@@ -85,9 +93,9 @@ class Tile(Pass):
         results that differ, and BatchTypeError for what can be no axis; BatchUnsupported, which
         names the equation, for what cannot be mapped.
         """
-        if type(self.tile_size) is not int:
+        if type(self.tile_size) not in (int, NoneType):
             raise BatchTypeError(f"tile_size must be an integer, but got {self.tile_size!r}")
-        if self.tile_size < 1:
+        if self.tile_size is not None and self.tile_size < 1:
             raise BatchError(f"tile_size is the number of tiles, at least 1, not {self.tile_size}")
         check_axes(self.in_axes, self.out_axes)
         in_axes = flat_in_axes(program.in_tree, self.in_axes)
@@ -97,9 +105,24 @@ class Tile(Pass):
         # Counted from 0 an axis of the tile is the position before it, where the tiles come.
         args, _ = jax.tree.unflatten(program.in_tree, dims)
         results = jax.tree.unflatten(program.out_tree, outs)
-        mapped = Batch(args, results, self.tile_size, self.axis_name)(program)
-        jaxpr = _between_reshapes(mapped.jaxpr, program, dims, outs, self.tile_size)
+        tiles = self._tiles(program, dims)
+        mapped = Batch(args, results, tiles, self.axis_name)(program)
+        jaxpr = _between_reshapes(mapped.jaxpr, program, dims, outs, tiles)
         return mapped.replace(jaxpr=jaxpr)
+
+    def _tiles(self, program: Program, dims: Sequence[Dim]) -> Any:
+        """The number of tiles: a number, or a symbol that the program does not have yet."""
+        traced = dict(program.axis_env).get(self.axis_name)
+        if self.tile_size is not None or traced is not None:
+            return traced if self.tile_size is None else self.tile_size
+        if all(dim is None for dim in dims):
+            raise BatchError(
+                "tile_size must be specified: no argument is cut, so that none tells the number",
+                "tile_size is the number of tiles",
+            )
+        *_, name = unique([*program.symbols, "tiles"])
+        scope = next((size.scope for size in program.symbols.values()), None)
+        return jax.export.symbolic_shape(name, scope=scope)[0]
 
 
 def _dims(
@@ -120,7 +143,7 @@ def _dims(
 
 
 def _between_reshapes(
-    body: ClosedJaxpr, program: Program, dims: Sequence[Dim], outs: Sequence[Dim], tiles: int
+    body: ClosedJaxpr, program: Program, dims: Sequence[Dim], outs: Sequence[Dim], tiles: Any
 ) -> ClosedJaxpr:
     """A body mapped over tiles, [..., tiles, m, ...], for values [..., tiles * m, ...]."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxprtool import trace
+from jaxprtool import equivalent, trace
 from jaxprtool.ir.program import type_check
 from jaxprtool.passes.batch import BatchError, BatchTypeError
 from jaxprtool.passes.batch.tile import Tile
@@ -96,6 +96,46 @@ def test_keys_and_names_stay():
     assert (result.name, result.arg_names) == (program.name, program.arg_names)
     swapped = jax.random.key_data(keys)[jnp.array([1, 0, 3, 2])]
     np.testing.assert_array_equal(jax.random.key_data(jax.jit(result)(keys)), swapped)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_without_a_number_of_tiles_the_arguments_tell_it(rows):
+    """`vtile(tile_size=None)` made as many tiles of one row as there are rows."""
+
+    def fun(x, scale):
+        return x[::-1] * scale, x.sum(axis=0, keepdims=True)
+
+    result = tiled(fun, (X[:rows], 2.0), in_axes=(0, None))
+    assert str(result.in_avals[0].shape[0]) == ("tiles" if rows == 1 else "3*tiles")
+    for tiles in (1, 4):
+        x = X[: rows * tiles]
+        parts = [fun(part, 2.0) for part in np.split(x, tiles)]
+        flipped, totals = result(x, 2.0)
+        np.testing.assert_array_equal(flipped, np.concatenate([part for part, _ in parts]))
+        np.testing.assert_allclose(totals, np.concatenate([t for _, t in parts]), rtol=1e-6)
+    four = result.apply("specialize(tiles=4)")
+    assert equivalent(four, tiled(fun, (X[:rows], 2.0), in_axes=(0, None), tile_size=4))
+
+
+def test_the_symbol_of_the_tiles_is_none_that_the_program_has():
+    (tiles,) = jax.export.symbolic_shape("tiles")
+    program = trace(lambda x: x * 2, jax.ShapeDtypeStruct((3, tiles), "float32"))
+    result = Tile()(program)
+    type_check(result)
+    assert list(map(str, result.in_avals[0].shape)) == ["3*tiles_2", "tiles"]
+    np.testing.assert_array_equal(result(X), X * 2)
+
+
+def test_without_a_number_of_tiles_it_is_that_of_the_axis_that_was_traced_with():
+    program = trace(lambda x: x / lax.psum(x, "i"), X[:4], axis_env=[("i", 3)])
+    result = Tile(axis_name="i")(program)
+    assert result.in_avals[0].shape == X.shape
+    np.testing.assert_allclose(result(X), Tile(3, "i")(program)(X))
+
+
+def test_without_a_number_of_tiles_some_argument_is_cut():
+    with pytest.raises(BatchError, match="tile_size must be specified: no argument is cut"):
+        Tile(in_axes=None, out_axes=None)(trace(jnp.sin, X))
 
 
 MISTAKES = {

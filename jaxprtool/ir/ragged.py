@@ -69,16 +69,24 @@ class Ragged:
         self.axis, self.longest, self.full = axis, longest, full
 
     @classmethod
-    def of(cls, examples: Sequence[Any], axis: str = "n", rows: int | None = None) -> Ragged:
+    def of(
+        cls,
+        examples: Sequence[Any],
+        axis: str = "n",
+        rows: int | None = None,
+        longest: int | None = None,
+    ) -> Ragged:
         """Return examples as one Ragged.
 
         Args:
             examples: Arrays of one dtype, and of one shape but for the number of rows.
             axis: The name of the size that varies.
             rows: How many rows the values are to have. Those left over are zero.
+            longest: More rows than this no example has.
 
         Raises:
-            ArgumentsError: If there is no example, their types do not fit, or `rows` are too few.
+            ArgumentsError: If there is no example, their types do not fit, one is longer than
+                `longest`, or `rows` are too few.
         """
         arrays = [_array(f"example {i}", each) for i, each in enumerate(examples)]
         if not arrays:
@@ -95,10 +103,11 @@ class Ragged:
         total = int(lengths.sum())
         if rows is not None and rows < total:
             raise ArgumentsError(f"Ragged.of: rows={rows}, and the examples have {total}")
+        _check_lengths(lengths, total, longest)
         left = 0 if rows is None else rows - total
         numpy = np if all(isinstance(each, np.ndarray) for each in arrays) else jnp
         over = [numpy.zeros((left, *arrays[0].shape[1:]), arrays[0].dtype)] if left else []
-        return unchecked(numpy.concatenate([*arrays, *over]), lengths, axis, None, left == 0)
+        return unchecked(numpy.concatenate([*arrays, *over]), lengths, axis, longest, left == 0)
 
     def padded(self, size: int | None = None) -> Any:
         """Return the examples as `f32[B,size,d]`, with zeros after their rows.

@@ -116,7 +116,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
                 break
         else:
             found = self._effects(primitive, values, params)
-            if not (self._waits(found) or self._mentions_symbols(params)):
+            if not (self._waits(found) or self._mentions_symbols(params, values)):
                 return self._at_once(primitive, values, params, bool(found))
         return super().process_primitive(primitive, values, params)
 
@@ -295,9 +295,9 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         except Exception:
             return ()  # a primitive without types, or a fault, which binding it will report
 
-    def _mentions_symbols(self, params: Params) -> bool:
+    def _mentions_symbols(self, params: Params, values: Sequence[Any] = ()) -> bool:
         """Whether an equation is of sizes that lanes may not have in common."""
-        return self.symbolic and mentions_symbols(params)
+        return self.symbolic and (mentions_symbols(params) or mentions_symbols(values))
 
     def _waits(self, effs: Iterable[Effect]) -> bool:
         """Whether effects have to wait for others that are staged."""

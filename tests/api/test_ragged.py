@@ -236,6 +236,17 @@ def test_under_other_transformations():
     np.testing.assert_allclose(program(batch.values), fun(batch.values), rtol=1e-6)
 
 
+def test_prints_of_a_lane_are_made_for_each_and_shared_ones_once(capfd):
+    def fun(x):
+        jax.debug.print("shared {}", 1 + jnp.float32(2))
+        jax.debug.print("sum {}", x.shape[0] * 1)
+        return x
+
+    vmap(fun)(ragged([2, 0]))
+    jax.effects_barrier()
+    assert sorted(capfd.readouterr().out.split("\n")) == ["", "shared 3.0", "sum 0", "sum 2"]
+
+
 # --- piles --------------------------------------------------------------------------------------
 # In 2022 JAX held such values as piles, which these functions were for.
 

@@ -112,6 +112,10 @@ def test_repr(ragged, shown):
             "Ragged.of: example 1 is f32[8,1], and example 0 f32[8,2]: they may differ in the "
             "number of rows alone",
         ),
+        (
+            lambda: Ragged.of([ROWS[:2], ROWS[2:]], longest=5),
+            "Ragged: lengths[1] is 6, and longest=5",
+        ),
         (lambda: Ragged.of([ROWS], rows=7), "Ragged.of: rows=7, and the examples have 8"),
         (
             lambda: Ragged(ROWS, LENGTHS).padded(4),

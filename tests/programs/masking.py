@@ -269,7 +269,7 @@ class _Proof:
 
     def _same(self, what: str, reference: _Reference, outs: Sequence[Any]) -> str:
         try:
-            return _compare(reference.evaluate, reference.values, self.masked.cut(outs, reference))
+            return compare(reference.evaluate, reference.values, self.masked.cut(outs, reference))
         except AssertionError as error:
             raise AssertionError(f"at {reference.sizes}, {what}: {error}") from None
 
@@ -381,7 +381,7 @@ class _DerivativeCheck:
     def __call__(self, what: str, got: Sequence[Any]) -> None:
         corners = [cut(x, y.shape) for x, y in zip(got, self.values, strict=True)]
         try:
-            _compare(self.evaluate, self.values, corners)
+            compare(self.evaluate, self.values, corners)
         except AssertionError as error:
             raise AssertionError(f"{self.what}, {what}: {error}") from None
 
@@ -392,7 +392,7 @@ def _stacked(rows: Sequence[Any]) -> Any:
     return jnp.asarray(np.stack(list(map(np.asarray, rows))))
 
 
-def _compare(again: Callable[..., list[Any]], before: Sequence[Any], after: Sequence[Any]) -> str:
+def compare(again: Callable[..., list[Any]], before: Sequence[Any], after: Sequence[Any]) -> str:
     """Return "exact" or "to rounding"; `again` gives the values before by a way to round."""
     pairs = list(zip(before, after, strict=True))
     if all(value_difference("", a, b, bits_agree) is None for a, b in pairs):

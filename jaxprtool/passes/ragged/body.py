@@ -227,8 +227,11 @@ class Writing:
             if not mentions and all(map(self.is_shared, eqn.invars)):
                 self._unchanged(eqn)
                 return
-            if eqn.effects:
-                raise refusal(eqn, "it has an effect")
+            refs = any(
+                isinstance(v.aval, jaxcompat.AbstractRef) for v in (*eqn.invars, *eqn.outvars)
+            )
+            if eqn.effects and (mentions or refs):
+                raise refusal(eqn, "it has an effect on what differs by lane")
             if not (mentions and self.run.packs and self._packed(eqn)):
                 by_lanes(self, eqn)
         except JaxprToolError:

@@ -1,0 +1,234 @@
+"""Proves that a ragged program computes in each lane what the program traced at its length does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.errors import ArgumentsError, CheckError, JaxprToolError, UnsupportedError
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.specialization import specialized
+from jaxprtool.ir.symbols import names_of, value_of
+from jaxprtool.passes.ragged import Ragged
+from tests.programs.directions import function_of, places, random_direction
+from tests.programs.gradients import NO_DERIVATIVE
+from tests.programs.interpreter import bind, evaluate
+from tests.programs.masking import NOT_RUN, compare, refusal
+from tests.programs.recorder import recording
+from tests.programs.symbolic import Sizes, SymbolicProgram
+
+#: How long examples are: drawn of these, with one that is empty where a program allows it.
+LENGTHS = (0, 1, 2, 3, 4)
+
+#: How many examples there are.
+LANES = 4
+
+
+def prove_ragged(found: SymbolicProgram, seed: int) -> Counter[str]:
+    """Return what came of a program for examples of random lengths, by each of its symbols.
+
+    Values are compared with those of the program traced at each length, or specialized for none,
+    and derivatives with the sum of its own. Every third program is padded throughout.
+
+    Raises:
+        AssertionError: If a value or a derivative is wrong.
+    """
+    outcomes = Counter({"programs": 1})
+    with found.setting(), recording():
+        for name in found.program.symbols:
+            try:
+                proof = _Proof(found, name, seed)
+            except (UnsupportedError, ArgumentsError) as error:
+                outcomes[f"refused: {refusal(error)}"] += 1
+                continue
+            outcomes += proof.outcomes
+    return outcomes
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """One example: its length, the program at that, its arguments, and what they give."""
+
+    length: int
+    program: Program
+    args: list[Any]
+    values: list[Any]
+
+
+class _Proof:
+    """A program, made ragged along one symbol, beside its lanes."""
+
+    def __init__(self, found: SymbolicProgram, name: str, seed: int):
+        self.found, self.name = found, name
+        self.rng = np.random.RandomState(seed)
+        self.others = {n: size for n, size in found.choices[0].items() if n != name}
+        self.outcomes: Counter[str] = Counter()
+        layout = "padded" if seed % 3 == 2 else "packed"
+        longest = max(LENGTHS)
+        made = Ragged(name, LANES, layout, longest)(found.program)
+        type_check(made)
+        lanes = [lane for n in self._lengths() if (lane := self._lane(n))]
+        if not lanes:
+            return
+        while len(lanes) < LANES:
+            lanes.append(lanes[0])
+        self.lanes = lanes
+        self.lengths = np.array([lane.length for lane in lanes], np.int32)
+        self.args = [self._joined(i, [lane.args[i] for lane in lanes]) for i in self._arguments()]
+        self.program = made.at([np.shape(x) for x in self._flat(self.args)])
+        self._compare_values()
+        self.outcomes[f"lanes, {layout}"] += LANES
+        self.outcomes[self._compare_derivatives()] += 1
+
+    def _lengths(self) -> list[int]:
+        return [0, *self.rng.choice(LENGTHS[1:], LANES - 1).tolist()]
+
+    def _arguments(self) -> range:
+        return range(len(self.found.program.in_avals))
+
+    def _axis(self, aval: Any) -> int | None:
+        """The ragged axis of a type."""
+        shape = getattr(aval, "shape", ())
+        return next((i for i, n in enumerate(shape) if self.name in names_of(n)), None)
+
+    def _sizes(self, length: int) -> Sizes:
+        return {n: length if n == self.name else self.others[n] for n in self.found.program.symbols}
+
+    def _lane(self, length: int) -> _Lane | None:
+        """One lane, whose rows are not those of another; None where the program is not defined."""
+        sizes, program = self._sizes(length), self.found.program
+        try:
+            if all(sizes.values()):
+                program = self.found.traced_at(sizes)
+            else:
+                program = program.replace(jaxpr=specialized(program.jaxpr, sizes))
+                type_check(program)
+        except (JaxprToolError, CheckError, ZeroDivisionError):
+            self.outcomes["not defined at that length"] += 1
+            return None
+        args = [jnp.asarray(x) for x in self.found.arguments(sizes)]
+        shift = int(self.rng.randint(4))
+        axes = map(self._axis, self.found.program.in_avals)
+        args = [
+            x if axis is None else jnp.roll(x, shift, axis)
+            for x, axis in zip(args, axes, strict=True)
+        ]
+        try:
+            return _Lane(length, program, args, evaluate(program.jaxpr, args))
+        except NOT_RUN:
+            self.outcomes["not run at that length"] += 1
+            return None
+
+    def _joined(self, place: int, each: Sequence[Any]) -> Any:
+        axis = self._axis(self.found.program.in_avals[place])
+        return each[0] if axis is None else jnp.concatenate(each, axis)
+
+    def _flat(self, args: Sequence[Any]) -> list[Any]:
+        """The flat arguments of the ragged program."""
+        positional, keywords = jax.tree.unflatten(self.found.program.in_tree, list(args))
+        flat: list[Any] = jax.tree.leaves(((*positional, self.lengths), keywords))
+        return flat
+
+    def _of_lanes(self, outs: Sequence[Any]) -> list[list[Any]]:
+        """The results of each lane."""
+        found: list[list[Any]] = [[] for _ in self.lanes]
+        for x, aval in zip(outs, self.found.program.out_avals, strict=True):
+            axis, start = self._axis(aval), 0
+            for number, lane in enumerate(self.lanes):
+                if axis is None:
+                    found[number].append(x if x.ndim == len(aval.shape) else x[number])
+                    continue
+                count = max(value_of(aval.shape[axis], self._sizes(lane.length)), 0)
+                found[number].append(jax.lax.slice_in_dim(x, start, start + count, axis=axis))
+                start += count
+        return found
+
+    def _compare_values(self) -> None:
+        outs = evaluate(self.program.jaxpr, self._flat(self.args))
+        for number, (lane, results) in enumerate(
+            zip(self.lanes, self._of_lanes(outs), strict=True)
+        ):
+            again = _again(lane.program.jaxpr, lane.args)
+            self._same(f"lane {number}", again, lane.values, results)
+
+    def _same(self, what: str, again: Any, before: Sequence[Any], after: Sequence[Any]) -> None:
+        try:
+            compare(again, [jnp.asarray(x) for x in before], after)
+        except AssertionError as error:
+            raise AssertionError(
+                f"{self.name}, lengths {self.lengths.tolist()}, {what}: {error}\n{self.program}"
+            ) from None
+
+    # --- derivatives ----------------------------------------------------------------------------
+
+    def _compare_derivatives(self) -> str:
+        """Compare derivatives in reverse mode; returns what came of it."""
+        at, outs = places(self.found.program)
+        if not (at and outs):
+            return "nothing to differentiate"
+
+        def derivative(
+            function: Callable[..., Any], args: Sequence[Any], directions: Sequence[Any]
+        ) -> list[Any]:
+            def of(*xs: Any) -> list[Any]:
+                given = list(args)
+                for i, x in zip(at, xs, strict=True):
+                    given[i] = x
+                results = function(given)
+                return [results[i] for i in outs]
+
+            return list(jax.vjp(of, *(args[i] for i in at))[1](list(directions)))
+
+        rng = np.random.RandomState(len(at))
+        directions = [[random_direction(lane.values[i], rng) for i in outs] for lane in self.lanes]
+
+        def by_loop(args: Any, directions: Any) -> list[Any]:
+            each = [
+                derivative(function_of(lane.program), xs, ds)
+                for lane, xs, ds in zip(self.lanes, args, directions, strict=True)
+            ]
+            pairs = zip(at, zip(*each, strict=True), strict=True)
+            shared = [self._axis(self.found.program.in_avals[i]) is None for i in at]
+            return [
+                sum(parts) if flag else self._joined(i, parts)
+                for (i, parts), flag in zip(pairs, shared, strict=True)
+            ]
+
+        def of_all(args: Any, directions: Any) -> list[Any]:
+            run = function_of(self.program)
+            return derivative(lambda xs: run(self._flat(xs)), args, directions)
+
+        given = [lane.args for lane in self.lanes], directions
+        try:
+            loop = jax.make_jaxpr(by_loop)(*given)
+            flat = jax.tree.leaves(given)
+            expected = evaluate(loop, flat)
+        except NO_DERIVATIVE:
+            return "not differentiable in reverse"
+        joined = [self._directions(i, [each[k] for each in directions]) for k, i in enumerate(outs)]
+        mine = (self.args, joined)
+        found = evaluate(jax.make_jaxpr(of_all)(*mine), jax.tree.leaves(mine))
+        self._same("derivative", _again(loop, flat), expected, found)
+        return "differentiated"
+
+    def _directions(self, place: int, each: Sequence[Any]) -> Any:
+        """The direction of a result of all lanes: that of each, and none of rows left over."""
+        axis, wanted = (
+            self._axis(self.found.program.out_avals[place]),
+            self.program.out_avals[place],
+        )
+        if axis is not None:
+            joined = jnp.concatenate(each, axis)
+            missing = wanted.shape[axis] - joined.shape[axis]
+            return jnp.pad(joined, [(0, missing if i == axis else 0) for i in range(joined.ndim)])
+        return sum(each) if wanted.ndim == each[0].ndim else jnp.stack(each)
+
+
+def _again(jaxpr: Any, args: Sequence[Any]) -> Callable[..., list[Any]]:
+    return lambda apply=bind: evaluate(jaxpr, args, apply)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import cache, partial
 from typing import Any
 
 import jax
@@ -20,7 +19,13 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, rule_key, vjp_params, vjp_rule
+from jaxprtool.ir.custom_rules import (
+    jvp_params,
+    jvp_rule,
+    rule_key,
+    vjp_params,
+    vjp_rule,
+)
 from jaxprtool.ir.equations import named, type_of
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.rewrite import Memo
@@ -139,21 +144,77 @@ class _Substitution:
     def _custom(self, eqn: JaxprEqn, params: Params) -> Params:
         """Return the parameters of a custom call that follows its rule with sizes in it."""
         key, kept = rule_key(eqn), (params["num_consts"], params["symbolic_zeros"])
+        rule = self._rules.setdefault(key, _SizedRule(self, eqn))
         if eqn.primitive.name in CustomVJP.primitives:
-            rule = self._rules.setdefault(key, cache(partial(self._vjp_rule, eqn)))
             names = (params[k].debug_info.func_name for k in ("fwd_jaxpr_thunk", "bwd"))
             return vjp_params(params["call_jaxpr"], tuple(names), rule, *kept)
-        rule = self._rules.setdefault(key, cache(partial(self._jvp_rule, eqn)))
         name = params["jvp_jaxpr_fun"].debug_info.func_name
         return jvp_params(params["call_jaxpr"], name, rule, *kept)
 
-    def _jvp_rule(self, eqn: JaxprEqn) -> JVPRule:
-        found = jvp_rule(eqn)
-        return found if found.jaxpr is None else replace(found, jaxpr=self.jaxpr(found.jaxpr))
+    def retyped(self, eqn: JaxprEqn) -> JaxprEqn:
+        """Return a custom call with sizes in its types, whose live rule is of these types."""
 
-    def _vjp_rule(self, eqn: JaxprEqn) -> VJPRule:
-        found = vjp_rule(eqn)
-        return replace(found, fwd=self.jaxpr(found.fwd), bwd=self.jaxpr(found.bwd))
+        def again(value: Any) -> Any:
+            return value.then(self) if isinstance(value, _SizedRule) else self.value(value)
+
+        params = {name: self.value(value) for name, value in eqn.params.items()}
+        return eqn.replace(
+            invars=[v if type(v) is Literal else Var(self.aval(v.aval)) for v in eqn.invars],
+            outvars=[Var(self.aval(v.aval)) for v in eqn.outvars],
+            params=params | jaxcompat.retyped_rules(eqn.params, again),
+        )
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Return True if no size has a symbol that is replaced in turn, as in `n='2*n'`."""
+        return all(self.value(size) == size for size in self._sizes.values())
+
+    def then(self, after: _Substitution) -> _Substitution:
+        """Return this substitution and the one after it, as one."""
+        sizes = {symbol: after.value(size) for symbol, size in self._sizes.items()}
+        return _Substitution({**after._sizes, **sizes})
+
+
+class _SizedRule:
+    """The rule of a custom call with sizes in it, made when it is first asked for.
+
+    It is what the user's rule is with symbols, with sizes in their places; or if JAX cannot trace
+    the rule with symbols, what it is at these sizes. There the symbols that the rule closes over
+    are left to be replaced, and no size must be.
+    """
+
+    def __init__(self, owner: _Substitution, eqn: JaxprEqn) -> None:
+        self._owner = owner
+        self._eqn = eqn
+        self._made: JVPRule | VJPRule | None = None
+
+    def __call__(self) -> Any:
+        if self._made is None:
+            self._made = self._found()
+        return self._made
+
+    def then(self, after: _Substitution) -> _SizedRule:
+        """Return the rule with other sizes put in after these."""
+        return _SizedRule(self._owner.then(after), self._eqn)
+
+    def _found(self) -> JVPRule | VJPRule:
+        try:
+            found = self._with_sizes(self._eqn)
+        except UnsupportedError:
+            if not self._owner.is_idempotent:
+                raise
+        else:
+            if getattr(found, "raises", None) is None or not self._owner.is_idempotent:
+                return found
+        return self._with_sizes(self._owner.retyped(self._eqn))
+
+    def _with_sizes(self, eqn: JaxprEqn) -> JVPRule | VJPRule:
+        sized = self._owner.jaxpr
+        if eqn.primitive.name in CustomVJP.primitives:
+            rules = vjp_rule(eqn)
+            return replace(rules, fwd=sized(rules.fwd), bwd=sized(rules.bwd))
+        rule = jvp_rule(eqn)
+        return rule if rule.jaxpr is None else replace(rule, jaxpr=sized(rule.jaxpr))
 
 
 class _Body:

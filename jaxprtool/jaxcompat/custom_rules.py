@@ -175,7 +175,7 @@ def _forget(rule: object) -> None:
     """Clear what `_memoize` remembers of a function, and of those that it closes over."""
     if isinstance(rule, lu.WrappedFun):
         _forget(rule.f)
-    elif isinstance(rule, FunctionType) and (rule.__module__ or "").startswith(_WRAPPERS):
+    elif isinstance(rule, FunctionType) and (rule.__module__ or "").startswith(WRAPPERS):
         for name, held in _cells(rule).items():
             if name == "cells" and isinstance(held, dict):
                 held.clear()
@@ -253,7 +253,7 @@ class _Identity:
 
 
 #: Where the functions are from that a user's rule is wrapped in.
-_WRAPPERS = ("jax.", "jaxprtool.")
+WRAPPERS = ("jax.", "jaxprtool.")
 
 #: What JAX makes for each call of a custom rule, and what the rule does not depend on.
 _OF_ONE_CALL = (core.Trace, core.TraceTag, lu.Store, lu.EqualStore, lu.InitialResultPaths)
@@ -287,7 +287,7 @@ def live_key(value: object) -> Hashable:
             if (passed_on := _passed_on(value)) is not None:
                 return live_key(passed_on)
             return live_key(value.f), live_key(tuple(filter(_counts, value.transforms)))
-        case FunctionType() if (value.__module__ or "").startswith(_WRAPPERS):
+        case FunctionType() if (value.__module__ or "").startswith(WRAPPERS):
             held = _cells(value)
             for name, what_counts in _COUNTS.get(value.__code__.co_name, {}).items():
                 if name in held:

@@ -1,10 +1,13 @@
 """specialize(n=512): what tracing at that size gives, and which sizes there can be."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export, lax
+from jax.custom_derivatives import SymbolicZero
 
 import jaxprtool
 from jaxprtool import equivalent, trace
@@ -117,6 +120,103 @@ def test_rules_of_custom_derivatives_follow():
     expected = jax.grad(lambda y: (clipped(y) + halved(y)).sum())(y)
     np.testing.assert_allclose(gradient(y), expected, rtol=1e-6)
     assert equivalent(program.apply("grad, specialize(n=4)"), gradient)
+
+
+def ones(size):
+    return np.ones(int(size), np.float32)
+
+
+@jax.custom_vjp
+def needs_sizes(x, y):
+    return x * 2 + y.sum()
+
+
+needs_sizes.defvjp(
+    lambda x, y: (needs_sizes(x, y), ones(y.shape[0])),
+    lambda ones_of_y, ct: (ct * 2 * ones(ct.shape[0]), ct.sum() * ones_of_y),
+)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def needs_its_argument(n, x):
+    return x * 3
+
+
+@needs_its_argument.defjvp
+def _(n, primals, tangents):
+    return needs_its_argument(n, *primals), tangents[0] * 3 * ones(n)
+
+
+@jax.custom_jvp
+def takes_zeros(x, y):
+    return x * 2, y * 3
+
+
+def takes_zeros_jvp(primals, tangents):
+    def times(tangent, factor):
+        return tangent if isinstance(tangent, SymbolicZero) else tangent * factor
+
+    dx, dy = tangents
+    return takes_zeros(*primals), (times(dx, 2 * ones(dx.shape[0])), times(dy, 3.0))
+
+
+takes_zeros.defjvp(takes_zeros_jvp, symbolic_zeros=True)
+
+
+def closes_over_a_size(x, y):
+    n = x.shape[0]
+
+    @jax.custom_vjp
+    def scaled(x):
+        return x * n
+
+    scaled.defvjp(lambda x: (scaled(x), None), lambda _, ct: (ct * n * ones(ct.shape[0]),))
+    return scaled(x).sum() * y.sum()
+
+
+RULES_AT_KNOWN_SIZES = [
+    lambda x, y: needs_sizes(x, y).sum(),
+    lambda x, y: jax.vmap(lambda z: needs_sizes(z, y))(jnp.stack([x, x])).sum(),
+    lambda x, y: lax.scan(lambda c, _: (needs_sizes(c, y), None), x, None, length=2)[0].sum(),
+    lambda x, y: needs_its_argument(x.shape[0], x).sum() * y.sum(),
+    lambda x, y: takes_zeros(x, y)[0].sum(),
+    closes_over_a_size,
+]
+
+
+@pytest.mark.parametrize("number", range(len(RULES_AT_KNOWN_SIZES)))
+def test_rules_that_jax_cannot_trace_with_a_symbol_are_traced_at_the_size(number, tmp_path):
+    fun = RULES_AT_KNOWN_SIZES[number]
+    program, path = traced(fun, "f32[n], f32[m]"), tmp_path / "p.jaxpr"
+    x, y = jnp.arange(3.0), jnp.arange(1.0, 3.0)
+    at_once = program.apply("specialize(n=3, m=2)")
+    in_steps = program.apply("specialize(n='m', m='n'), dce, specialize(n=2), specialize(m=3)")
+    jaxprtool.write(at_once, path)
+    expected = jax.grad(fun, (0, 1))(x, y)
+    for made in (at_once, in_steps, jaxprtool.read(path)):
+        found = made.apply("grad(argnums=(0, 1))")(x, y)
+        for got, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    assert jax.grad(program)(x, y).shape == (3,)
+
+
+def test_a_rule_that_cannot_be_traced_at_the_size_either_is_named():
+    def fun(x):
+        n = x.shape[0]
+
+        @jax.custom_vjp
+        def scaled(x):
+            return x * n
+
+        scaled.defvjp(lambda x: (scaled(x), None), lambda _, ct: (ct * ones(n),))
+        return scaled(x).sum()
+
+    made = traced(fun, "f32[n]").apply("specialize(n=3)")
+    assert made(jnp.ones(3)) == 9
+    with pytest.raises(
+        UnsupportedError, match=r"rule of the custom_vjp_call at .*ize.py:\d+ cannot"
+    ):
+        made.apply("grad")
 
 
 def test_named_axes_and_derivatives_and_files_take_symbols_too(tmp_path):

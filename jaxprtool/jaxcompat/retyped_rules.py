@@ -1,0 +1,97 @@
+"""Live rules of custom derivatives for a call of other types than the one JAX made them for.
+
+JAX wraps a user's rule in functions that close over the types of the call. Those are made again
+around the same user's function, with other types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from types import CellType, FunctionType
+from typing import Any
+
+from jax._src import linear_util as lu
+from jax._src.util import Hashable, Unhashable
+from jax.extend.core import JaxprEqn
+
+from jaxprtool.jaxcompat.aliases import Params
+from jaxprtool.jaxcompat.custom_rules import WRAPPERS
+
+_RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
+
+
+def retyped_rules(params: Params, value: Callable[[Any], Any]) -> Params:
+    """Return the live rules among the parameters of a custom call, for other types.
+
+    Args:
+        params: The parameters of the call.
+        value: Maps a type, a size, or a container of these to the new one; anything else to itself.
+    """
+    made = _Retyping(value)
+    return {name: made(params[name]) for name in _RULES if name in params}
+
+
+class _Retyping:
+    """What has been made again: a store of JAX's is shared by the functions that fill and read."""
+
+    def __init__(self, value: Callable[[Any], Any]) -> None:
+        self._value = value
+        self._made: dict[int, tuple[Any, Any]] = {}  # with the old objects, which keeps their ids
+
+    def __call__(self, old: Any) -> Any:
+        if id(old) not in self._made:
+            new = self._new(old)
+            self._made.setdefault(id(old), (old, new))
+        return self._made[id(old)][1]
+
+    def _new(self, old: Any) -> Any:
+        match old:
+            case lu.WrappedFun():
+                return self._wrapped(old)
+            case lu.Store() | lu.EqualStore():
+                return self._store(old)
+            case FunctionType() if (old.__module__ or "").startswith(WRAPPERS):
+                return self._function(old)
+            case partial():
+                keywords = {name: self(each) for name, each in old.keywords.items()}
+                return partial(self(old.func), *map(self, old.args), **keywords)
+            case JaxprEqn():
+                params = {name: self(each) for name, each in old.params.items()}
+                return old.replace(params=params)
+            case Hashable() | Unhashable():
+                return type(old)(self(old.val))
+            case tuple() | list() if not hasattr(old, "_fields"):
+                return type(old)(map(self, old))
+            case _:
+                return self._value(old)
+
+    def _wrapped(self, old: lu.WrappedFun) -> lu.WrappedFun:
+        new = lu.wrap_init(self(old.f), dict(old.params), debug_info=old.debug_info)
+        steps = list(zip(old.transforms, old.stores, strict=True))
+        for (transform, args), store in reversed(steps):
+            new = new.wrap(transform, self(args), self(store))
+        return new
+
+    def _store(self, old: lu.Store | lu.EqualStore) -> lu.Store | lu.EqualStore:
+        new = type(old)()
+        with suppress(lu.StoreException):  # nothing may be in it yet
+            new.store(self(old.val))
+        return new
+
+    def _function(self, old: FunctionType) -> FunctionType:
+        cells = [CellType() for _ in old.__closure__ or ()]
+        new = FunctionType(
+            old.__code__, old.__globals__, old.__name__, old.__defaults__, tuple(cells)
+        )
+        new.__kwdefaults__ = old.__kwdefaults__
+        self._made[id(old)] = old, new  # it may close over itself
+        vars(new).update({name: self(each) for name, each in vars(old).items()})
+        for name, cell, was in zip(
+            old.__code__.co_freevars, cells, old.__closure__ or (), strict=True
+        ):
+            # What it has traced so far is of the old types.
+            memory = name == "cells" and isinstance(was.cell_contents, dict)
+            cell.cell_contents = {} if memory else self(was.cell_contents)
+        return new

@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -112,12 +112,7 @@ def chosen_sizes(what: str, avals: Sequence[Aval], sizes: Mapping[str, int | str
             forbids.
     """
     known = sizes_by_symbol(avals)
-    for name in sizes:
-        if name not in known:
-            has = f"its symbols are: {', '.join(known)}" if known else "it has no symbols"
-            raise ArgumentsError(
-                f"{what}: there is no symbol '{name}'", did_you_mean(name, known) or has
-            )
+    check_symbols(what, sizes, known)
     scopes = dict.fromkeys(size.scope for size in known.values())
     constraints = [c for scope in scopes for c in jaxcompat.symbolic_constraints(scope)]
     numbers = {name: n for name, n in sizes.items() if not isinstance(n, str) and n > 0}
@@ -129,6 +124,19 @@ def chosen_sizes(what: str, avals: Sequence[Aval], sizes: Mapping[str, int | str
         if not final:
             scope = _scope(what, found, constraints)
     return found
+
+
+def check_symbols(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise ArgumentsError for a name that is none of the symbols of a program.
+
+    `what` is the program, and what is done to it, for the error.
+    """
+    for name in names:
+        if name not in known:
+            has = f"its symbols are: {', '.join(known)}" if known else "it has no symbols"
+            raise ArgumentsError(
+                f"{what}: there is no symbol '{name}'", did_you_mean(name, known) or has
+            )
 
 
 #: Sizes to try a program at: first those that are no multiples of one another.

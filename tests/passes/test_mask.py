@@ -276,7 +276,7 @@ def _tangents(program, primals, tangents):
     [
         ("mask", PipelineError, "pass 'mask' needs the bound of a symbol"),
         ("mask(n=0)", PipelineError, "n=0 is no bound: a size is at least 1"),
-        ("mask(m=3)", ArgumentsError, "has no symbol 'm'"),
+        ("mask(m=3)", ArgumentsError, "there is no symbol 'm'"),
     ],
 )
 def test_bad_bounds_are_refused(passes, error, message):

@@ -14,9 +14,10 @@ from typing import ClassVar
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
+from jaxprtool.errors import PipelineError
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import check_symbols
 from jaxprtool.jaxcompat import Aval, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.mask import (  # noqa: F401  # their rules
@@ -102,14 +103,7 @@ class Mask(Pass):
                 raise PipelineError(f"mask: {name}={bound} is no bound: a size is at least 1")
 
     def __call__(self, program: Program) -> Program:
-        for name in self.sizes:
-            if name not in program.symbols:
-                has = f"its symbols are: {', '.join(program.symbols)}"
-                raise ArgumentsError(
-                    f"mask: {program.name} has no symbol '{name}'",
-                    did_you_mean(name, program.symbols)
-                    or (has if program.symbols else "it has no symbols"),
-                )
+        check_symbols(f"mask: {program.name}", self.sizes, program.symbols)
         bounds = Bounds({name: self.sizes[name] for name in sorted(self.sizes)})
         return _masked(program, bounds)
 

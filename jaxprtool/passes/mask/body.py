@@ -36,8 +36,9 @@ from jaxprtool.ir.templates import (
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.dce import dce_body
+from jaxprtool.passes.mask.guards import guarded, mixes_rounds
 from jaxprtool.passes.mask.sizes import Bounds
-from jaxprtool.passes.mask.table import Masking, guarded, mask_rules, mixes_rounds, refusal
+from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
 from jaxprtool.passes.mask.values import Facts, Padded, result_facts
 
 #: The type of a symbol, and that of the flag of a round.

@@ -20,7 +20,8 @@ from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import CALLS, Call, Cond, Scan, While
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.mask.body import SCALAR, MaskedBody, Writing, structured_mask_rules
-from jaxprtool.passes.mask.table import guarded, refusal
+from jaxprtool.passes.mask.guards import guarded
+from jaxprtool.passes.mask.table import refusal
 from jaxprtool.passes.mask.values import Facts, is_float
 
 

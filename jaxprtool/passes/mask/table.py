@@ -19,21 +19,19 @@ transposed), it says so: see `Masking.apply`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.mask.guards import Guard, MaskedFill, mixes_rounds, with_fill
 from jaxprtool.passes.mask.sizes import Bounds, computed
 from jaxprtool.passes.mask.values import Facts, Padded
 
@@ -42,9 +40,6 @@ Fills = Mapping[int, Any]
 
 #: `rule(masking, eqn, *operands) -> result`, or a sequence of results if the primitive has several.
 MaskRule = Callable[..., Any]
-
-#: What is done to the operand of a number, with masks at hand.
-Step = Callable[[int, Any, Sequence[Any]], Any]
 
 #: The open table of rules by primitive.
 mask_rules: RuleTable[MaskRule] = RuleTable()
@@ -113,8 +108,10 @@ class Masking:
             x: The value.
             fills: The numbers, by axis. Axes without padding are left out.
         """
-        needed = self._needed(x, fills)
-        return _with_fills(x.array, needed, [self.valid(x.shape[axis]) for axis in needed])
+        array = x.array
+        for axis, value in self._needed(x, fills).items():
+            array = with_fill(array, axis, value, self.valid(x.shape[axis]))
+        return array
 
     def _needed(self, x: Padded, fills: Fills) -> dict[int, Any]:
         return {
@@ -152,39 +149,27 @@ class Masking:
             {**self._needed(x, fills), **first}
             for x, fills, first in zip(operands, derivative, before, strict=True)
         ]
-        mixed_axes = [axis for axis in mixed if self.bounds.is_masked(shape[axis])]
-        active = any(x.active for x in operands)
+        ends = [axis for axis in mixed if self.bounds.is_masked(shape[axis])]
         in_rounds = self._round is not None and mixes_rounds([x.facts for x in operands])
-        guards = active and (in_rounds or bool(mixed_axes) or after != before)
-        used = after if guards else before
-        sizes = [x.shape[axis] for x, fills in zip(operands, used, strict=True) for axis in fills]
-        sizes += [shape[axis] for axis in mixed_axes] if guards else []
-        places = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
+        if not any(x.active for x in operands) or not (in_rounds or ends or after != before):
+            return compute(*map(self.filled, operands, before))
+        sizes = [x.shape[axis] for x, fills in zip(operands, after, strict=True) for axis in fills]
+        places = {n: i for i, n in enumerate(dict.fromkeys([*sizes, *(shape[i] for i in ends)]))}
 
-        def filled(fills: Sequence[Fills]) -> Step:
-            def fill(i: int, array: Any, masks: Sequence[Any]) -> Any:
-                shape, each = operands[i].shape, fills[i]
-                return _with_fills(array, each, [masks[places[shape[axis]]] for axis in each])
+        def placed(x: Padded, fills: Fills) -> list[MaskedFill]:
+            return [(axis, value, places[x.shape[axis]]) for axis, value in fills.items()]
 
-            return fill
-
-        def point(i: int, array: Any, masks: Sequence[Any]) -> Any:
-            array = filled(after)(i, array, masks)
-            return _or_zeros(masks[-1], array) if in_rounds and operands[i].facts.varies else array
-
-        def end(array: Any, other: Any, masks: Sequence[Any]) -> Any:
-            for axis in mixed_axes:
-                within = lax.broadcast_in_dim(masks[places[shape[axis]]], array.shape, (axis,))
-                array = lax.select(within, array, other)
-            return lax.select(masks[-1], array, other) if in_rounds else array
-
-        arrays = [x.array for x in operands]
-        masks = [self.valid(size) for size in places]
-        if not guards:
-            return compute(*(filled(before)(i, x, masks) for i, x in enumerate(arrays)))
-        guarded = _Guarded(f"masked_{self._name}", compute, len(arrays), filled(before), point, end)
-        function = guarded.safe if self._in_scan else guarded.function
-        return function(*arrays, *masks, *([self._round] if in_rounds else []))
+        guard = Guard(
+            f"masked_{self._name}",
+            compute,
+            list(map(placed, operands, before)),
+            list(map(placed, operands, after)),
+            [(axis, places[shape[axis]]) for axis in ends],
+            [x.facts.varies for x in operands] if in_rounds else None,
+        )
+        masks = [*map(self.valid, places), *([self._round] if in_rounds else [])]
+        function = guard.safe if self._in_scan else guard.function
+        return function(*(x.array for x in operands), *masks)
 
     def apart(self, array: Any, shape: Sequence[Any], axes: Sequence[int], *, active: bool) -> Any:
         """Return an array as it is, but for its cotangent, whose padding is made 0.
@@ -229,88 +214,3 @@ def _is(known: np.ndarray | None, wanted: Any, dtype: Any) -> bool:
     if known is None or isinstance(wanted, jax.core.Tracer):
         return False
     return np.array_equal(known, np.asarray(wanted, dtype), equal_nan=True)
-
-
-def mixes_rounds(facts: Sequence[Facts]) -> bool:
-    """Return True for operands of which some differ between rounds, and others have a derivative.
-
-    That derivative is summed over the rounds.
-    """
-    return any(each.varies for each in facts) and any(
-        each.active and not each.varies for each in facts
-    )
-
-
-def _or_zeros(flag: Any, array: Any) -> Any:
-    """Return an array, or zeros where a flag is False."""
-    return lax.select(flag, array, lax.full_like(array, 0))
-
-
-def guarded(flag: Any, array: Any) -> Any:
-    """Return an array whose derivative is zero where a flag is False."""
-    return lax.select(flag, array, lax.stop_gradient(array))
-
-
-def _with_fills(array: Any, fills: Fills, masks: Sequence[Any]) -> Any:
-    """Return an array with numbers where the mask along an axis is False, axis by axis."""
-    for (axis, value), mask in zip(fills.items(), masks, strict=True):
-        within = lax.broadcast_in_dim(mask, array.shape, (axis,))
-        array = lax.select(within, array, lax.full_like(array, value))
-    return array
-
-
-@dataclass(frozen=True)
-class _Guarded:
-    """A function of arrays whose derivatives, of any order, keep what is in padding apart.
-
-    Derivatives are those of `safe`, which is made of selections alone. A rule of a custom
-    derivative would not do for the higher ones, nor in a scan: JAX forgets it where it
-    differentiates a scan in reverse.
-
-    Attributes:
-        name: The name of the function.
-        compute: What is computed of operands.
-        count: How many operands there are; masks follow.
-        before: Fills padding of an operand.
-        point: Fills padding of an operand where the derivative is taken.
-        end: Gives of two arrays the first, in its padding the second.
-    """
-
-    name: str
-    compute: Callable[..., Any]
-    count: int
-    before: Step
-    point: Step
-    end: Callable[[Any, Any, Sequence[Any]], Any]
-
-    @cached_property
-    def function(self) -> Callable[..., Any]:
-        """The function of the operands and the masks."""
-        guarded = jax.custom_jvp(self._value)
-        guarded.defjvp(self._derivative, symbolic_zeros=True)
-        return guarded
-
-    @property
-    def __name__(self) -> str:
-        return self.name
-
-    def _value(self, *args: Any) -> Any:
-        masks = args[self.count :]
-        return self.compute(*(self.before(i, x, masks) for i, x in enumerate(args[: self.count])))
-
-    def safe(self, *args: Any) -> Any:
-        """Compute the result, and with it what all its derivatives need."""
-        masks = args[self.count :]
-        result = self.compute(*(self.point(i, x, masks) for i, x in enumerate(args[: self.count])))
-        return self.end(result, lax.stop_gradient(result), masks)
-
-    def _derivative(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
-
-        def of(*values: Any) -> Any:
-            args = list(primals)
-            for i, value in zip(moving, values, strict=True):
-                args[i] = value
-            return self.safe(*args)
-
-        return jax.jvp(of, [primals[i] for i in moving], [tangents[i] for i in moving])

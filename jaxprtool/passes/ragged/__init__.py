@@ -17,10 +17,11 @@ import jax
 import jax.export
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
+from jaxprtool.errors import ArgumentsError, PipelineError
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import check_symbols
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.batch.axes import flat_in_axes
 from jaxprtool.passes.ragged import (  # noqa: F401  # their rules
@@ -114,14 +115,7 @@ class Ragged(Pass):
         return (self.axis,) if isinstance(self.axis, str) else self.axis
 
     def __call__(self, program: Program) -> Program:
-        for name in self.axes:
-            if name not in program.symbols:
-                has = f"its symbols are: {', '.join(program.symbols)}"
-                raise ArgumentsError(
-                    f"ragged: {program.name} has no symbol '{name}'",
-                    did_you_mean(name, program.symbols)
-                    or (has if program.symbols else "it has no symbols"),
-                )
+        check_symbols(f"ragged: {program.name}", self.axes, program.symbols)
         rows = {name: self._rows(program, name) for name in self.axes}
         longest = {name: self.longest or rows[name] for name in self.axes}
         sizes = Sizes(self.lanes, rows, longest, frozenset(self.axes))

@@ -26,12 +26,15 @@ from jaxprtool.passes.mask import (  # noqa: F401  # their rules
     custom_derivatives,
     elementwise,
     indexing,
+    lanes,
     layout,
     ordering,
     products,
+    random,
     reductions,
     reshaping,
     slicing,
+    windows,
 )
 from jaxprtool.passes.mask.body import SCALAR, Run, Writing, structured_mask_rules
 from jaxprtool.passes.mask.sizes import Bounds

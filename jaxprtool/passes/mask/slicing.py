@@ -38,7 +38,7 @@ def with_room(array: Any, room: Sequence[Any]) -> Any:
     return lax.pad(array, np.zeros((), array.dtype), [(0, more, 0) for more in room])
 
 
-def _window(array: Any, starts: Sequence[Any], sizes: Sequence[Any]) -> Any:
+def window_at(array: Any, starts: Sequence[Any], sizes: Sequence[Any]) -> Any:
     """Return a dynamic slice at indices that are not negative."""
     return lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)
 
@@ -77,7 +77,7 @@ def cut(
     array = with_room(x.array, room)
     if any(map(bounds.is_masked, starts)):
         at = [jnp.asarray(masking.size(start), np.int32) for start in starts]
-        array = _window(array, at, extents)
+        array = window_at(array, at, extents)
         starts = [0] * x.ndim
     ends = [start + extent for start, extent in zip(starts, extents, strict=True)]
     array = lax.slice(array, starts, ends, strides)
@@ -120,7 +120,7 @@ def turned(masking: Masking, array: Any, shape: Sequence[Any], axes: Sequence[in
         sizes[axis] - masking.size(shape[axis]) if axis in axes else np.int32(0)
         for axis in range(len(sizes))
     ]
-    return _window(array, starts, sizes)
+    return window_at(array, starts, sizes)
 
 
 @rule(mask_rules, "rev")
@@ -159,7 +159,7 @@ def _dynamic_slice(masking: Masking, eqn: JaxprEqn, x: Padded, *starts: Padded) 
     sizes, bounds = eqn.params["slice_sizes"], masking.bounds
     at = _starts(masking, starts, x.shape, sizes)
     room = [room_for(bounds, *each) for each in zip(x.shape, sizes, strict=True)]
-    made = _window(with_room(x.array, room), at, bounds.shape(sizes))
+    made = window_at(with_room(x.array, room), at, bounds.shape(sizes))
     whole = [axis for axis in range(x.ndim) if sizes[axis] == x.shape[axis]]
     made = masking.apart(made, sizes, [i for i in range(x.ndim) if i not in whole], active=x.active)
     return made if any(room) else Filled(made, {axis: x.fill(axis) for axis in whole})
@@ -174,7 +174,7 @@ def _dynamic_update_slice(
     array, window = with_room(x.array, room), update.array
     part = [axis for axis in masking.axes(update) if update.shape[axis] != x.shape[axis]]
     if part:  # what is under the padding of the update stays
-        under = _window(array, at, window.shape)
+        under = window_at(array, at, window.shape)
         for axis in part:
             valid = masking.valid(update.shape[axis])
             within = lax.broadcast_in_dim(valid, window.shape, (axis,))
@@ -266,7 +266,7 @@ def _pad(masking: Masking, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
             new[i] = (low, bounds.padded(shape[i]) - reach, interior)
     made = lax.pad(array, value.array, new)
     if any(bounds.is_masked(low) for low, _, _ in config):
-        made = _window(made, starts, bounds.shape(shape))
+        made = window_at(made, starts, bounds.shape(shape))
     mixed = [i for i in axes if value.active or not _is_number(config[i][1], at_least=0)]
     made = masking.apart(made, shape, mixed, active=x.active or value.active)
     if literal is None:

@@ -78,7 +78,7 @@ INDEXING = {
 }
 
 
-EVERY_DAY = "until", "concatenated", "flat_by_column", "taken", "set_slice"
+EVERY_DAY = "until", "set_slice"
 
 
 @pytest.mark.parametrize("name", marked(SLICES, pytest.mark.sweep, *EVERY_DAY))

@@ -6,6 +6,8 @@ that keep the shape and the dtype of an operand, into calls and loops, to the on
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,10 @@ from jaxprtool.ir.equations import bodies, named, type_of
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
+
+#: The symbols that `_` stands for in types, and one as a whole size in a type.
+_UNNAMED = re.compile(r"_\d+")
+_IN_TYPE = re.compile(r"(?<=[\[,])_\d+(?=[\],])")
 
 
 @dataclass(frozen=True)
@@ -59,15 +65,31 @@ def wrong_results(program: Program, claimed: Any) -> list[WrongResult]:
 
     Args:
         program: The program.
-        claimed: The types, in the structure of the results.
+        claimed: The types, in the structure of the results. A symbol as `_` makes them, `_1`, that
+            the program does not have, stands for any size.
     """
     found = []
     wanted = [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(claimed)]
     results = zip(program.results, program.jaxpr.outvars, wanted, strict=True)
     for (name, aval), atom, want in results:
-        if not _alike(aval, want):
-            found.append(WrongResult(name, type_of(aval), type_of(want), _origin(program, atom)))
+        if not _alike(aval, _filled(want, aval, program.symbols)):
+            claim = _IN_TYPE.sub("_", type_of(want))
+            found.append(WrongResult(name, type_of(aval), claim, _origin(program, atom)))
     return found
+
+
+def _filled(claimed: Aval, aval: Aval, known: Mapping[str, Any]) -> Aval:
+    """Return a claimed type with sizes of a result's in the places of symbols that are unknown."""
+    shape = getattr(aval, "shape", ())
+    if len(shape) != len(claimed.shape):
+        return claimed
+    pairs = zip(claimed.shape, shape, strict=True)
+    return claimed.update(
+        shape=tuple(
+            size if _UNNAMED.fullmatch(str(want)) and str(want) not in known else want
+            for want, size in pairs
+        )
+    )
 
 
 def _alike(first: Aval, second: Aval) -> bool:

@@ -28,9 +28,9 @@ def shapecheck(in_types: Any, out_types: Any) -> Callable[[F], F]:
     Args:
         in_types: The types of the arguments, as the command line's `--args` has them: `"f32[n,d],
             i32[n]"`; or a sequence with one entry for each argument: a text, a
-            `jax.ShapeDtypeStruct`, or a pytree of these.
+            `jax.ShapeDtypeStruct`, or a pytree of these. A size `_` is like no other.
         out_types: The types of the results, `"f32[n]"` or `"f32[n], f32[]"`; or a pytree. Their
-            symbols are those of the arguments.
+            symbols are those of the arguments, and `_` is any size.
 
     Returns:
         A function that returns the function that it is given. It raises CheckError if a result is

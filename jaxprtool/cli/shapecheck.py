@@ -56,6 +56,7 @@ def shapecheck(
 
       jaxprtool shapecheck jax.nn:softmax "f32[n,d]" "f32[n,d]"
       jaxprtool shapecheck jax.numpy:outer "f32[n], f32[m]" "f32[n,m]"
+      jaxprtool shapecheck jax.numpy:cumsum "f32[n,_], axis=static(0)" "f32[n,_]"
     """
     start_jax(told, x64)
     from jaxprtool.api.shapecheck import check_claim

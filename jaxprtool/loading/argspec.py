@@ -5,6 +5,7 @@ and what is not in the grammar is refused by name and column:
 
     f32[8,128]  bf16[]  key<fry>[2]     an abstract array, by the type that a jaxpr prints
     f32[n,2*n]                          with symbolic dimensions, the same in all arguments
+    f32[_,3]                            with one that is like no other
     f32[8@x]                            laid out over an explicit axis of the mesh that is set
     5  2.5  True  1j                    a scalar, weakly typed as in Python
     {'w': ...}  [...]  (...)  None      pytrees
@@ -18,9 +19,10 @@ and what is not in the grammar is refused by name and column:
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, NoReturn, TypeGuard
 
 import jax
@@ -43,9 +45,9 @@ _STATIC_HINT = "a Python value that is not traced is written static(...)"
 class Symbols(Mapping[str, Any]):
     """Symbolic dimensions by name, all of one scope so that they can meet in one function."""
 
-    def __init__(self) -> None:
-        self._scope: object = None
-        self._found: dict[str, Any] = {}
+    def __init__(self, known: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self._scope: object = next((size.scope for size in known.values()), None)
+        self._found = dict(known)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._found:
@@ -57,6 +59,11 @@ class Symbols(Mapping[str, Any]):
             except ValueError:  # min, max and the like, which have a meaning there
                 raise ValueError(f"'{name}' cannot name one") from None
         return self._found[name]
+
+    def unnamed(self) -> Any:
+        """A symbolic dimension of its own, for a size that is written `_`."""
+        numbers = itertools.count(1)
+        return self[next(name for i in numbers if (name := f"_{i}") not in self._found)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)
@@ -81,8 +88,8 @@ def read_args(text: str, module: ModuleType | None = None) -> tuple[tuple, dict[
 def read_results(claim: Any, known: Mapping[str, Any]) -> Any:
     """The types of results as a text has them, or a pytree of such texts; several are a tuple.
 
-    `known` are the symbols that the arguments have. Raises ArgumentsError for a text that cannot
-    be read, or that has another symbol.
+    `known` are the symbols that the arguments have. A size that is written `_` is a symbol which
+    they do not have. Raises ArgumentsError for a text that cannot be read, or that names another.
     """
     symbols = _KnownSymbols(known)
     if not _is_string(claim):
@@ -94,15 +101,20 @@ def read_results(claim: Any, known: Mapping[str, Any]) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-class _KnownSymbols(dict[str, Any]):
-    """Symbols by name, which are all that there are."""
+class _KnownSymbols(Symbols):
+    """Symbols by name, which are all that can be named."""
 
-    def __missing__(self, name: str) -> NoReturn:
-        raise ValueError(f"no argument has the symbol '{name}'")
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._found:
+            raise ValueError(f"no argument has the symbol '{name}'")
+        return self._found[name]
+
+    def unnamed(self) -> Any:
+        return Symbols(self).unnamed()
 
 
 def read_strings(
-    tree: Any, module: ModuleType | None = None, symbols: Mapping[str, Any] | None = None
+    tree: Any, module: ModuleType | None = None, symbols: Symbols | None = None
 ) -> Any:
     """A pytree of arguments with every string in it read as one value in the notation of --args.
 
@@ -128,7 +140,7 @@ def read_strings(
         raise ArgumentsError(f"the example arguments are no pytree: {error}") from error
 
 
-def _read_one(text: str, module: ModuleType | None, symbols: Mapping[str, Any]) -> Any:
+def _read_one(text: str, module: ModuleType | None, symbols: Symbols) -> Any:
     what = f"the example argument {text[:40]!r}"
     reader = _Reader(text, what, module, symbols)
     if len(reader.source.args) != 1 or reader.source.keywords:
@@ -139,7 +151,7 @@ def _read_one(text: str, module: ModuleType | None, symbols: Mapping[str, Any]) 
 class _Reader:
     """Walks one parsed argument list; each method reads one kind of node."""
 
-    def __init__(self, text: str, what: str, module: ModuleType | None, symbols: Mapping[str, Any]):
+    def __init__(self, text: str, what: str, module: ModuleType | None, symbols: Symbols):
         self.source = expressions.read(text, what, ArgumentsError, types=True)
         self.module = module
         self.symbols = symbols
@@ -249,6 +261,8 @@ class _Reader:
 
     def _size(self, start: int, dim: types.Dimension) -> Any:
         at = start + dim.at
+        if dim.size.strip() == "_":
+            return self.symbols.unnamed()
         try:
             size = types.size_in(self.source, start, dim)(self.symbols)
         except (ValueError, ArithmeticError, TypeError) as error:  # of symbolic dimensions

@@ -102,6 +102,46 @@ def test_the_line_is_that_of_the_equation():
         jaxprtool.shapecheck("f32[n,d]", "f32[n,d]")(doubled)
 
 
+@pytest.mark.parametrize(
+    ("fun", "types", "results"),
+    [
+        (doubled, "f32[n,d]", "f32[n,_]"),
+        (doubled, "f32[n,d]", "f32[_,_]"),
+        (doubled, "f32[_,3]", "f32[_,6]"),
+        (looped, "f32[_,d]", ("f32[d]", "f32[_,d,_]")),
+        (jnp.outer, "f32[_], f32[_]", "f32[_,_]"),
+        (jnp.outer, ["f32[_]", "f32[3]"], "f32[_,3]"),
+    ],
+)
+def test_a_placeholder_is_any_size(fun, types, results):
+    assert jaxprtool.shapecheck(types, results)(fun) is fun
+
+
+@pytest.mark.parametrize(
+    ("fun", "types", "results", "message"),
+    [
+        (doubled, "f32[n,d]", "f32[_,d]", r"is f32\[n,2\*d\], not f32\[_,d\]: concatenate"),
+        (doubled, "f32[n,d]", "f32[_]", r"not f32\[_\]"),
+        (doubled, "f32[n,d]", "bf16[_,_]", r"not bf16\[_,_\]"),
+        (lambda x, y: (x, y), "f32[_], f32[n]", "f32[n], f32[n]", r"is f32\[_1\], not f32\[n\]"),
+    ],
+)
+def test_a_placeholder_is_a_size_and_no_other_symbol(fun, types, results, message):
+    with pytest.raises(CheckError, match=message):
+        jaxprtool.shapecheck(types, results)(fun)
+
+
+def test_a_symbol_that_no_argument_has_is_no_placeholder():
+    (other,) = jax.export.symbolic_shape("k")
+    with pytest.raises(CheckError, match=r"is f32\[n\], not f32\[k\]"):
+        jaxprtool.shapecheck("f32[n]", jax.ShapeDtypeStruct((other,), "float32"))(jnp.sin)
+
+
+def test_placeholders_of_arguments_may_differ():
+    with pytest.raises(UserFunctionError, match=r"\(_1,\).*\(_2,\)"):
+        jaxprtool.shapecheck("f32[_], f32[_]", "f32[_]")(lambda x, y: x + y)
+
+
 def test_results_of_another_structure_are_told_by_name():
     with pytest.raises(CheckError, match=r"pair gives no result\['total'\]; it gives result\['s"):
         jaxprtool.shapecheck("f32[n], f32[n]", "{'total': f32[n], 'signs': f32[n]}")(pair)
@@ -118,6 +158,8 @@ def test_results_of_another_structure_are_told_by_name():
         ("f32[n", "f32[n]", "never closed"),
         ("f32[n]", "f32[n", "claimed results is never closed"),
         ("f32[n]", "y=f32[n]", "the claimed results are types, and have no names"),
+        ("f32[n]", "f32[2*_]", "no argument has the symbol '_'"),
+        ("f32[2*_]", "f32[_]", "'_' cannot name one"),
         ("f32[n], f32[n]", "f32[n]", "too many positional arguments"),
     ],
 )

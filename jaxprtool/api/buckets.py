@@ -31,7 +31,7 @@ from jaxprtool.ir.symbols import (
     value_of,
 )
 from jaxprtool.loading.parameter_types import ParameterTypes, TypedValue
-from jaxprtool.passes.mask import Bounds, Mask
+from jaxprtool.passes.mask import Bounds, masked
 
 jaxcompat.hide_from_tracebacks(__file__)
 
@@ -189,11 +189,11 @@ class PaddedCall:
     def results(self, program: Program, operands: Sequence[Any]) -> Any:
         """Return what a program gives for padded operands; what is to be cut as `ToCut`."""
         with jaxcompat.at_once():
-            masked = Mask(dict(self.sizes.bounds))(program)
+            result = masked(program, dict(self.sizes.bounds))
         args, kwargs = jax.tree.unflatten(program.in_tree, operands)
         sizes = [self.sizes.sizes[symbol] for symbol, _ in self.sizes.bounds]
         leaves = jax.tree.leaves(((*args, *sizes), kwargs))
-        outs = jaxcompat.evaluated(masked.jaxpr, leaves)[: len(program.out_avals)]
+        outs = jaxcompat.evaluated(result.jaxpr, leaves)[: len(program.out_avals)]
         results = [
             ToCut(out, tuple(aval.shape)) if symbolic_sizes([aval]) else out
             for out, aval in zip(outs, program.out_avals, strict=True)

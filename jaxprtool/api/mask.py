@@ -21,7 +21,7 @@ from jaxprtool.ir.program import MOST_SIZES, Program
 from jaxprtool.ir.symbols import found_sizes, symbolic_sizes
 from jaxprtool.loading.parameter_types import TypedValue
 from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
-from jaxprtool.passes.mask import Mask
+from jaxprtool.passes.mask import masked
 
 #: The keyword argument that holds what a function closes over and JAX traces, after all others.
 _CLOSED_OVER = "\U0010ffff closed over"
@@ -71,8 +71,8 @@ class _Masked:
         padded = found_sizes(program.name, program.arguments, list(map(np.shape, leaves)))
         _check_symbols(program, sizes)
         bounds = {symbol: padded[symbol] for symbol in sorted(sizes)}
-        logical, masked = self._made(program, padded, bounds)
-        result = masked(*args, *(sizes[symbol] for symbol in bounds), **kwargs)
+        logical, program = self._made(program, padded, bounds)
+        result = program(*args, *(sizes[symbol] for symbol in bounds), **kwargs)
         any_padded = bool(symbolic_sizes(logical.out_avals))
         result, shapes = result if any_padded else (result, None)
         return result if self._claim is not None else (result, _types(logical, shapes))
@@ -99,7 +99,7 @@ class _Masked:
         if program is not self._program or key not in self._masked:
             others = {symbol: n for symbol, n in padded.items() if symbol not in bounds}
             logical = program.specialized(others) if others else program
-            made = logical, Mask(bounds)(logical)
+            made = logical, masked(logical, bounds)
             if program is not self._program:
                 return made
             if len(self._masked) == MOST_SIZES:

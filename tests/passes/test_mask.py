@@ -311,3 +311,52 @@ def test_an_elementwise_primitive_needs_no_rule():
     add_traits("cubed", elementwise=True)
     program = masked(lambda x: cubed.bind(x).sum(), "f32[n]")
     assert program(jnp.array([1, 2, jnp.nan, jnp.inf, 4]), 2) == 9
+
+
+@pytest.mark.parametrize(
+    "options", ["buckets=(8, 4)", "n=8, buckets=(4,)", "buckets={'n': (4, 8)}"]
+)
+def test_buckets_make_a_program_for_each(options):
+    x, w = arguments(3)
+    args, _ = read_args("f32[n,4], f32[4,4]")
+    made = trace(lambda x, w: (x @ w).sum(), *args).apply(f"mask({options})")
+    assert list(made) == ["n4", "n8"]
+    for name, program in made.items():
+        bound = int(name[1:])
+        np.testing.assert_allclose(
+            program(padded(x, np.nan, bound), w, n=3), (x @ w).sum(), rtol=1e-6
+        )
+
+
+def test_buckets_of_two_symbols_make_a_program_for_each_pair():
+    args, _ = read_args("f32[n,m], f32[m]")
+    made = trace(lambda x, y: x @ y, *args).apply("mask(buckets={'n': (4,), 'm': (2, 3)})")
+    assert {name: program.bounds for name, program in made.items()} == {
+        "n4_m2": (("m", 2), ("n", 4)),
+        "n4_m3": (("m", 3), ("n", 4)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("passes", "error", "message"),
+    [
+        (
+            "mask(buckets=(4, 8))",
+            ArgumentsError,
+            "buckets are of one symbol, and those of .*: n, m",
+        ),
+        (
+            "mask(n=4, buckets={'n': (8,)})",
+            ArgumentsError,
+            "the bucket n=8 is beyond the bound n=4",
+        ),
+        ("mask(buckets={'k': (8,)})", ArgumentsError, "has no symbol 'k'"),
+        ("mask(buckets=(0, 8))", PipelineError, r"buckets are sizes from 1 on, not \(0, 8\)"),
+        ("mask(buckets={'n': 8})", PipelineError, "buckets are sizes from 1 on, not {'n': 8}"),
+        ("mask(n='8')", PipelineError, "option 'n' of pass 'mask' is int, not '8'"),
+    ],
+)
+def test_buckets_without_a_meaning_are_refused(passes, error, message):
+    args, _ = read_args("f32[n,m], f32[m]")
+    with pytest.raises(error, match=message):
+        trace(lambda x, y: x @ y, *args).apply(passes)

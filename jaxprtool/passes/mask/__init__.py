@@ -8,15 +8,17 @@ never reaches a result or a gradient. Rules for primitives are in an open table,
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import PipelineError
+from jaxprtool.errors import ArgumentsError, PipelineError
 from jaxprtool.ir.paths import paths, unique
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.symbols import check_symbols
 from jaxprtool.jaxcompat import Aval, Var
 from jaxprtool.passes.base import Pass
@@ -51,6 +53,7 @@ __all__ = [
     "Run",
     "Writing",
     "mask_rules",
+    "masked",
     "refusal",
     "structured_mask_rules",
 ]
@@ -70,9 +73,12 @@ class Mask(Pass):
 
     Args:
         sizes: The bound of each symbol, by its name: n=512. It is from 0 to that.
+        buckets: Several bounds of a symbol, of which each makes a program: `(64, 128)` if there is
+            one symbol, or `{'n': (64, 128)}`. They are named `n64` and `n128`.
 
     Raises:
-        ArgumentsError: For a name that is no symbol of the program.
+        ArgumentsError: For a name that is no symbol of the program, and for buckets of which the
+            symbol is not clear, or which are larger than the bound that it has.
         UnsupportedError: For an equation that cannot be masked.
 
     Example:
@@ -95,20 +101,60 @@ class Mask(Pass):
     preserves: ClassVar[bool] = False
 
     sizes: dict[str, int]
+    buckets: tuple[int, ...] | dict[str, tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
-        if not self.sizes:
+        if not self.sizes and not self.buckets:
             raise PipelineError(
                 "pass 'mask' needs the bound of a symbol", "mask(n=512) says that n is at most 512"
             )
+        several = self.buckets.values() if isinstance(self.buckets, dict) else [self.buckets]
         for name, bound in self.sizes.items():
             if bound < 1:
                 raise PipelineError(f"mask: {name}={bound} is no bound: a size is at least 1")
+        if not all(isinstance(each, tuple) and _are_sizes(each) for each in several):
+            raise PipelineError(f"mask: buckets are sizes from 1 on, not {self.buckets!r}")
 
-    def __call__(self, program: Program) -> Program:
-        check_symbols(f"mask: {program.name}", self.sizes, program.symbols)
-        bounds = Bounds({name: self.sizes[name] for name in sorted(self.sizes)})
-        return _masked(program, bounds)
+    def __call__(self, program: Program) -> Program | Programs:
+        buckets = self._buckets(program)
+        choices = [[(name, bound) for bound in bounds] for name, bounds in buckets.items()]
+        made = {
+            "_".join(f"{name}{bound}" for name, bound in each): masked(
+                program, {**self.sizes, **dict(each)}
+            )
+            for each in itertools.product(*choices)
+        }
+        return Programs(made) if buckets else made[""]
+
+    def _buckets(self, program: Program) -> dict[str, list[int]]:
+        """Return the bounds of each symbol that has several."""
+        given = self.buckets
+        if isinstance(given, tuple):
+            if given and len(program.symbols) != 1:
+                has = ", ".join(program.symbols) or "none"
+                raise ArgumentsError(
+                    f"mask: buckets are of one symbol, and those of {program.name} are: {has}",
+                    "buckets={'n': (64, 128)} says of which",
+                )
+            given = dict.fromkeys(program.symbols, given) if given else {}
+        for name, bounds in given.items():
+            bound = self.sizes.get(name)
+            if bound is not None and max(bounds, default=0) > bound:
+                raise ArgumentsError(
+                    f"mask: the bucket {name}={max(bounds)} is beyond the bound {name}={bound}"
+                )
+        more = {name: [self.sizes[name]] for name in given if name in self.sizes}
+        return {name: sorted({*given[name], *more.get(name, [])}) for name in given}
+
+
+def _are_sizes(bounds: tuple[int, ...]) -> bool:
+    return all(type(bound) is int and bound >= 1 for bound in bounds)
+
+
+def masked(program: Program, sizes: Mapping[str, int]) -> Program:
+    """Return a program masked with these bounds of symbols; see `Mask`."""
+    check_symbols(f"mask: {program.name}", sizes, program.symbols)
+    return _masked(program, Bounds({name: sizes[name] for name in sorted(sizes)}))
 
 
 def _masked(program: Program, bounds: Bounds) -> Program:

@@ -15,10 +15,10 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.api.shapecheck import check_claim, typed_arguments
-from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import MOST_SIZES, Program
-from jaxprtool.ir.symbols import found_sizes, symbolic_sizes
+from jaxprtool.ir.symbols import check_symbols, found_sizes, symbolic_sizes
 from jaxprtool.loading.parameter_types import TypedValue
 from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
 from jaxprtool.passes.mask import masked
@@ -138,13 +138,7 @@ def _check_symbols(program: Program, sizes: Mapping[str, Any]) -> None:
         raise ArgumentsError(
             f"{program.name} is to be given sizes by symbol, {{'{symbol}': 3}}, not {sizes!r}"
         )
-    for symbol in sizes:
-        if symbol not in program.symbols:
-            has = ", ".join(program.symbols)
-            raise ArgumentsError(
-                f"the types of the arguments of {program.name} have no symbol '{symbol}'",
-                did_you_mean(symbol, program.symbols) or (f"they have: {has}" if has else None),
-            )
+    check_symbols(f"mask: {program.name}", sizes, program.symbols)
 
 
 def _types(program: Program, sizes: Any) -> Any:

@@ -95,7 +95,7 @@ def test_symbols_that_are_given_no_size_have_that_of_the_arguments():
     [
         (X, {"n": 6}, ArgumentsError, "argument 'n' of sum is 6: it is a size from 0 to 5"),
         (X, {"n": -1}, ArgumentsError, "argument 'n' of sum is -1: it is a size from 0 to 5"),
-        (X, {"m": 1}, ArgumentsError, "the types of the arguments of sum have no symbol 'm'"),
+        (X, {"m": 1}, ArgumentsError, "mask: sum: there is no symbol 'm'"),
         (X, {}, ArgumentsError, "sum is to be given sizes by symbol, {'n': 3}, not {}"),
         (X, 3, ArgumentsError, "sum is to be given sizes by symbol, {'n': 3}, not 3"),
         ([], {"n": 1}, StructureError, "it takes 1 positional argument, not 0: a is missing"),

@@ -350,7 +350,7 @@ def test_buckets_of_two_symbols_make_a_program_for_each_pair():
             ArgumentsError,
             "the bucket n=8 is beyond the bound n=4",
         ),
-        ("mask(buckets={'k': (8,)})", ArgumentsError, "has no symbol 'k'"),
+        ("mask(buckets={'k': (8,)})", ArgumentsError, "there is no symbol 'k'"),
         ("mask(buckets=(0, 8))", PipelineError, r"buckets are sizes from 1 on, not \(0, 8\)"),
         ("mask(buckets={'n': 8})", PipelineError, "buckets are sizes from 1 on, not {'n': 8}"),
         ("mask(n='8')", PipelineError, "option 'n' of pass 'mask' is int, not '8'"),

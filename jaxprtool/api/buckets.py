@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -38,6 +38,9 @@ jaxcompat.hide_from_tracebacks(__file__)
 #: The keyword argument of what is compiled that has the sizes, after all others.
 SIZES = "\U0010ffff sizes"
 
+#: The sizes of so many kinds of calls are kept.
+MOST_CALLS = 4096
+
 
 @dataclass(frozen=True, eq=False)
 class Buckets:
@@ -47,6 +50,8 @@ class Buckets:
     sizes: Mapping[str, tuple[int, ...]]
     #: What others that are read from the same are known by; it may have no hash.
     key: tuple[Any, ...]
+    #: The sizes of calls, and padded shapes, by the types of arguments.
+    calls: dict[Hashable, tuple[CallSizes, list[tuple[int, ...]]]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, fun: Callable, shapes: Mapping[str, int | Sequence[int]], types: Any) -> Buckets:
@@ -85,13 +90,25 @@ class Buckets:
 
         def pad(values: list[TypedValue]) -> list[Any]:
             nonlocal found
+            found, shapes = self._call(values)
+            return [_padded(v.value, shape) for v, shape in zip(values, shapes, strict=True)]
+
+        return *self.types.replaced(args, kwargs, pad), found
+
+    def _call(self, values: Sequence[TypedValue]) -> tuple[CallSizes, list[tuple[int, ...]]]:
+        """Return the sizes of a call, and the padded shapes of its arguments."""
+        key = tuple(
+            (v.path, np.shape(v.value), getattr(v.value, "dtype", type(v.value))) for v in values
+        )
+        if key not in self.calls:
             sizes = self._sizes(values)
             bounds = {k: self._bucket(k, sizes[k], values) for k in sorted(self.sizes)}
             others = tuple((k, n) for k, n in sizes.items() if k not in bounds)
             found = CallSizes({k: sizes[k] for k in bounds}, tuple(bounds.items()), others)
-            return [_padded(v.value, found.padded(v.type)) for v in values]
-
-        return *self.types.replaced(args, kwargs, pad), found
+            if len(self.calls) == MOST_CALLS:
+                self.calls.clear()
+            self.calls[key] = found, [found.padded(v.type) for v in values]
+        return self.calls[key]
 
     def _sizes(self, values: Sequence[TypedValue]) -> Sizes:
         for each in values:

@@ -124,7 +124,9 @@ class Buckets:
             return found_sizes(self.name, list(zip(names, avals, strict=True)), shapes)
         except ArgumentsError as error:
             # To JAX a symbol is at least 1: that of one less may be 0.
-            less = chosen_sizes(self.name, avals, {k: f"{k} - 1" for k in self.sizes})
+            less = chosen_sizes(
+                self.name, sizes_by_symbol(avals), {k: f"{k} - 1" for k in self.sizes}
+            )
             moved = [a.update(shape=tuple(value_of(n, less) for n in a.shape)) for a in avals]
             try:
                 sizes = found_sizes(self.name, list(zip(names, moved, strict=True)), shapes)

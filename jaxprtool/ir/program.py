@@ -27,7 +27,7 @@ from jaxprtool.ir.matching import MatchedArguments, Mismatch, matched
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.specialization import specialized
 from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs, view
-from jaxprtool.ir.symbols import Sizes, found_sizes, sizes_by_symbol
+from jaxprtool.ir.symbols import Sizes, found_sizes, sizes_by_symbol, symbols_of
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, Jaxpr, JaxprEqn
 
 #: How many choices of sizes a program keeps what it has made for.
@@ -64,8 +64,8 @@ class Program:
         The symbols of symbolic dimensions get the sizes that the arguments have.
         Raises TypeError, which names the first path that differs, if the structure does or a value
         is no float0 that is to be one, ArgumentsError if arguments contradict each other in the
-        size of a symbol or one is a size beyond its bound, and FloatingPointError for results that
-        `jax_debug_nans` or `jax_debug_infs` forbid.
+        size of a symbol, one is a size beyond its bound or none has a symbol of the program, and
+        FloatingPointError for results that `jax_debug_nans` or `jax_debug_infs` forbid.
         """
         match = self.matched(args, kwargs)
         if not self.symbols:
@@ -126,7 +126,14 @@ class Program:
     def _evaluated(self, flat: Sequence[Any], donate: bool = True) -> list[Any]:
         """The flat results for flat arguments: at once, or under `jax.jit` as the function was."""
         fun = self._jitted if self.jit is not None and donate else self.flat_function(donate)
-        outs = fun(*flat)
+        try:
+            outs = fun(*flat)
+        except jaxcompat.UnexpectedSymbol:
+            closed_over = next(iter(symbols_of(self.jaxpr)))
+            raise ArgumentsError(
+                f"{self.name} cannot be run: no argument has the symbol '{closed_over}'",
+                f"specialize({closed_over}=…) says what {closed_over} is",
+            ) from None
         with jax.transfer_guard("allow"):  # it is about what the user transfers
             return list(map(_as_result, outs, self.out_avals))
 

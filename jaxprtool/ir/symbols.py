@@ -20,9 +20,10 @@ import jax.export
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.notation import expressions
 from jaxprtool.ir.notation.types import SizeExpression
-from jaxprtool.jaxcompat import Aval
+from jaxprtool.jaxcompat import AnyJaxpr, Aval
 
 #: Sizes by symbol: numbers, or symbolic dimensions.
 Sizes = Mapping[str, Any]
@@ -51,9 +52,27 @@ def symbolic_sizes(avals: Iterable[Aval]) -> list[Any]:
 
 def sizes_by_symbol(avals: Iterable[Aval]) -> dict[str, Any]:
     """Return the symbolic dimension that each symbol in some types is."""
+    return _symbols_in(symbolic_sizes(avals))
+
+
+def symbols_of(jaxpr: AnyJaxpr) -> dict[str, Any]:
+    """Return the symbolic dimension that each symbol in a jaxpr is.
+
+    A function may close over some: the types of arguments, whose symbols are the first, lack them.
+    """
+    body = jaxcompat.open_jaxpr(jaxpr)
+    found = symbolic_sizes(v.aval for v in body.invars)
+    for eqn in equations(body):
+        found += symbolic_sizes(v.aval for v in eqn.outvars)
+        if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
+            found.append(eqn.params["dim"])
+    return _symbols_in(found)
+
+
+def _symbols_in(sizes: Iterable[Any]) -> dict[str, Any]:
     return {
         name: jax.export.symbolic_shape(name, scope=size.scope)[0]
-        for size in symbolic_sizes(avals)
+        for size in dict.fromkeys(sizes)
         for name in sorted(names_of(size))
     }
 
@@ -97,12 +116,12 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 # --- which sizes fit --------------------------------------------------------------------------
 
 
-def chosen_sizes(what: str, avals: Sequence[Aval], sizes: Mapping[str, int | str]) -> Sizes:
-    """Return what the symbols in the types of a program's arguments become for given sizes.
+def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | str]) -> Sizes:
+    """Return what the symbols of a program become for given sizes.
 
     Args:
         what: The program, and what is done to it, for errors.
-        avals: The types of the program's arguments.
+        known: The symbolic dimension that each of its symbols is.
         sizes: The size of each symbol: a number, or the text of an expression of symbols, `2*n`, in
             which those have their numbers that are given one. Symbols that it lacks stay symbols,
             of a scope with what is left of the constraints.
@@ -111,7 +130,6 @@ def chosen_sizes(what: str, avals: Sequence[Aval], sizes: Mapping[str, int | str
         ArgumentsError: For a name that is no symbol, a size that is none, or one that a constraint
             forbids.
     """
-    known = sizes_by_symbol(avals)
     check_symbols(what, sizes, known)
     scopes = dict.fromkeys(size.scope for size in known.values())
     constraints = [c for scope in scopes for c in jaxcompat.symbolic_constraints(scope)]
@@ -152,7 +170,8 @@ def example_sizes(what: str, avals: Sequence[Aval]) -> Sizes:
     Raises:
         ArgumentsError: If none that are tried fit the constraints, and give no negative size.
     """
-    names = list(sizes_by_symbol(avals))
+    known = sizes_by_symbol(avals)
+    names = list(known)
     # Different numbers first: equal ones hide what is wrong, and so do ones.
     numbers = itertools.chain(
         itertools.permutations(_EXAMPLES, len(names)),
@@ -160,7 +179,7 @@ def example_sizes(what: str, avals: Sequence[Aval]) -> Sizes:
     )
     for each in itertools.islice(numbers, _MOST_TRIED):
         try:
-            sizes = chosen_sizes(what, avals, dict(zip(names, each, strict=True)))
+            sizes = chosen_sizes(what, known, dict(zip(names, each, strict=True)))
         except ArgumentsError:
             continue
         if all(value_of(size, sizes) >= 0 for size in symbolic_sizes(avals)):

@@ -189,6 +189,7 @@ from jaxprtool.jaxcompat.shapes import (
     DIM_AS_VALUE,
     SymbolicConstraint,
     SymbolicDimension,
+    UnexpectedSymbol,
     dimension_terms,
     is_symbolic_dimension,
     solved_symbols,

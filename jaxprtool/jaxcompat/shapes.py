@@ -17,6 +17,9 @@ from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 
 SymbolicDimension = shape_poly._DimExpr
 
+#: Raised where what is run has a symbol that no argument has.
+UnexpectedSymbol = shape_poly.UnexpectedDimVar
+
 #: The primitive whose equations give the value of a symbolic dimension.
 DIM_AS_VALUE = shape_poly.dim_as_value_p.name
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from jaxprtool.errors import PipelineError
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.symbols import chosen_sizes
+from jaxprtool.ir.symbols import chosen_sizes, symbols_of
 from jaxprtool.passes.base import Pass
 
 
@@ -60,4 +60,4 @@ class Specialize(Pass):
 
     def __call__(self, program: Program) -> Program:
         what = f"specialize: {program.name}"
-        return program.specialized(chosen_sizes(what, program.in_avals, self.sizes))
+        return program.specialized(chosen_sizes(what, symbols_of(program.jaxpr), self.sizes))

@@ -9,7 +9,7 @@ from jax import export
 import jaxprtool
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats.exported import exported, read_exported
-from jaxprtool.ir.symbols import chosen_sizes, example_sizes, value_of
+from jaxprtool.ir.symbols import chosen_sizes, example_sizes, sizes_by_symbol, value_of
 from jaxprtool.loading.argspec import read_args
 
 
@@ -161,4 +161,4 @@ def test_example_sizes_differ_and_fit_the_constraints():
     avals = jaxprtool.trace(lambda x: x, jax.ShapeDtypeStruct((k,), jnp.float32)).in_avals
     with pytest.raises(ArgumentsError, match="no small sizes for k fit its constraints"):
         example_sizes("f", avals)
-    assert chosen_sizes("f", avals, {"k": 1000}) == {"k": 1000}
+    assert chosen_sizes("f", sizes_by_symbol(avals), {"k": 1000}) == {"k": 1000}

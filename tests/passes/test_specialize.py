@@ -412,3 +412,22 @@ def test_an_equation_that_would_have_a_negative_size_is_named():
 def test_it_is_spelled_as_it_was_written():
     assert str(Specialize({"n": 512, "m": "2*k"})) == "specialize(n=512, m='2*k')"
     assert str(jaxprtool.Pipeline.parse("specialize(n=3), dce")) == "specialize(n=3), dce"
+
+
+def test_symbols_that_the_function_closes_over_are_specialized_too():
+    n, m, k = jax.export.symbolic_shape("n, m, k")
+
+    @jax.jit
+    def joined(x):
+        return jnp.concatenate([x, jnp.zeros(m)]) / (k + 1)
+
+    program = trace(lambda x: joined(x) * 2, jax.ShapeDtypeStruct((n,), "float32"))
+    part = program.apply("specialize(n='2*j', k=3)")
+    assert [str(size) for size in part.out_avals[0].shape] == ["m + 2*j"]
+    sized = part.apply("specialize(m=2)")
+    x = jnp.arange(4.0)
+    np.testing.assert_array_equal(sized(x), jnp.concatenate([x, jnp.zeros(2)]) / 4 * 2)
+    for unsized in (program, program.apply("specialize(n=4)"), trace(lambda: jnp.ones(m) * 2)):
+        with pytest.raises(ArgumentsError, match="cannot be run: no argument has the symbol") as e:
+            unsized(*([x] if unsized.in_avals else []))
+        assert e.value.hint == "specialize(m=…) says what m is"

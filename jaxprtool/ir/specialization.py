@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import jax
@@ -115,6 +115,10 @@ class _Substitution:
         if isinstance(value, dict):
             items = {name: self.value(item) for name, item in value.items()}
             return value if all(items[k] is value[k] for k in items) else type(value)(items)
+        if is_dataclass(value) and not isinstance(value, type):
+            held = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
+            items = self.value(held)
+            return value if items is held else replace(value, **items)
         if not isinstance(value, tuple | list):
             return value
         found = [self.value(item) for item in value]
@@ -132,7 +136,9 @@ class _Substitution:
         params = {name: self.value(value) for name, value in eqn.params.items()}
         if all(map(operator.is_, params.values(), eqn.params.values())):
             params = eqn.params
-        if eqn.primitive.name in _CUSTOM and self.changes(eqn):
+        if eqn.primitive.name in _CUSTOM and (
+            self.changes(eqn) or jaxcompat.closes_over_sizes(eqn.params)
+        ):
             return params | self._custom(eqn, params)
         if "transpose_thunk" in params and self.changes(eqn):
             transpose = jaxcompat.linear_call_transpose(eqn)

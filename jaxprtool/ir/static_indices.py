@@ -3,12 +3,14 @@
 Of an array with a symbol in its type JAX reads `x[1:]` with a `gather`, and `x[-1]` with a
 `dynamic_slice`, at indices that it computes of the size. Here those become the `slice` that it
 writes for an array of known sizes, and what computed the indices goes if nothing else reads it. The
-numbers from 0 of `jnp.arange` become the `iota` alone that they are at a known size.
+numbers from 0 of `jnp.arange` become the `iota` alone that they are at a known size, and the grid
+of a Pallas kernel, whose sizes are operands until they are known, has them as a parameter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -267,9 +269,26 @@ def _of_iota(neutral: int) -> Callable[[JaxprEqn, _Known], Var | None]:
     return rule
 
 
+def _grid(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | None:
+    """Return a kernel's call whose grid has sizes that are known; JAX hands in those that are not.
+
+    They are the first operands.
+    """
+    mapping = eqn.params["grid_mapping"]
+    count = mapping.num_dynamic_grid_bounds
+    sizes = known.values(eqn.invars[:count])
+    if not count or sizes is None:
+        return None
+    left = map(int, sizes)
+    grid = tuple(size if isinstance(size, int) else next(left) for size in mapping.grid)
+    params = eqn.params | {"grid_mapping": replace(mapping, grid=grid)}
+    return [eqn.replace(invars=eqn.invars[count:], params=params)]
+
+
 _RULES: dict[str, Callable[[JaxprEqn, _Known], list[JaxprEqn] | Var | None]] = {
     "add": _of_iota(0),
     "dynamic_slice": _dynamic_slice,
     "gather": _gather,
     "mul": _of_iota(1),
+    "pallas_call": _grid,
 }

@@ -177,7 +177,7 @@ from jaxprtool.jaxcompat.printing import (
     printed_jaxprs,
     printing_rule,
 )
-from jaxprtool.jaxcompat.retyped_rules import retyped_rules
+from jaxprtool.jaxcompat.retyped_rules import closes_over_sizes, retyped_rules
 from jaxprtool.jaxcompat.running import (
     callback_failures,
     has_checks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -176,7 +176,7 @@ def _forget(rule: object) -> None:
     if isinstance(rule, lu.WrappedFun):
         _forget(rule.f)
     elif isinstance(rule, FunctionType) and (rule.__module__ or "").startswith(WRAPPERS):
-        for name, held in _cells(rule).items():
+        for name, held in cells_of(rule).items():
             if name == "cells" and isinstance(held, dict):
                 held.clear()
             else:
@@ -288,7 +288,7 @@ def live_key(value: object) -> Hashable:
                 return live_key(passed_on)
             return live_key(value.f), live_key(tuple(filter(_counts, value.transforms)))
         case FunctionType() if (value.__module__ or "").startswith(WRAPPERS):
-            held = _cells(value)
+            held = cells_of(value)
             for name, what_counts in _COUNTS.get(value.__code__.co_name, {}).items():
                 if name in held:
                     held[name] = what_counts(held[name])
@@ -324,11 +324,11 @@ def _passed_on(rule: lu.WrappedFun) -> lu.WrappedFun | None:
 
     When a jaxpr is evaluated, JAX binds its custom calls again, with rules that call the old ones.
     """
-    thunk = _cells(_cells(rule.f).get("fn"))
+    thunk = cells_of(cells_of(rule.f).get("fn"))
     lifted = thunk.get("jvp", thunk.get("fwd"))
     if not isinstance(lifted, lu.WrappedFun) or lifted.transforms:
         return None
-    held = _cells(lifted.f)
+    held = cells_of(lifted.f)
     if held.get("num_consts") != 0:
         return None
     return held.get("jvp_jaxpr_fun", held.get("fwd_jaxpr_thunk"))
@@ -340,12 +340,15 @@ def _counts(transform: tuple[Any, ...]) -> bool:
     return function.__name__ != "_handle_consts_in_bwd" or any(map(len, args))
 
 
-def _cells(function: object) -> dict[str, Any]:
+def cells_of(function: object) -> dict[str, Any]:
     """What a function closes over, by name."""
     if not isinstance(function, FunctionType):
         return {}
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells}
+    held = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # a name that has no value yet
+            held[name] = cell.cell_contents
+    return held
 
 
 #: Since 0.12 a backward rule gives its cotangents and a log, which is None for most.

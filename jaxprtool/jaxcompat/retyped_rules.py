@@ -17,7 +17,8 @@ from jax._src.util import Hashable, Unhashable
 from jax.extend.core import JaxprEqn
 
 from jaxprtool.jaxcompat.aliases import Params
-from jaxprtool.jaxcompat.custom_rules import WRAPPERS
+from jaxprtool.jaxcompat.custom_rules import WRAPPERS, cells_of
+from jaxprtool.jaxcompat.shapes import is_symbolic_dimension
 
 _RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
 
@@ -31,6 +32,32 @@ def retyped_rules(params: Params, value: Callable[[Any], Any]) -> Params:
     """
     made = _Retyping(value)
     return {name: made(params[name]) for name in _RULES if name in params}
+
+
+def closes_over_sizes(params: Params) -> bool:
+    """Whether a user's rule, or a static argument of it, has a symbolic dimension by itself."""
+    todo: list[Any] = [params[name] for name in _RULES if name in params]
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        if is_symbolic_dimension(value):
+            return True
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        match value:
+            case lu.WrappedFun():
+                todo += [value.f, value.transforms]
+            case FunctionType():
+                read = map(value.__globals__.get, value.__code__.co_names)
+                todo += [*filter(is_symbolic_dimension, read), *cells_of(value).values()]
+            case partial():
+                todo += [value.func, *value.args, *value.keywords.values()]
+            case Hashable() | Unhashable():
+                todo.append(value.val)
+            case tuple() | list():
+                todo += value
+    return False
 
 
 class _Retyping:
@@ -88,10 +115,9 @@ class _Retyping:
         new.__kwdefaults__ = old.__kwdefaults__
         self._made[id(old)] = old, new  # it may close over itself
         vars(new).update({name: self(each) for name, each in vars(old).items()})
-        for name, cell, was in zip(
-            old.__code__.co_freevars, cells, old.__closure__ or (), strict=True
-        ):
+        named = dict(zip(old.__code__.co_freevars, cells, strict=True))
+        for name, held in cells_of(old).items():
             # What it has traced so far is of the old types.
-            memory = name == "cells" and isinstance(was.cell_contents, dict)
-            cell.cell_contents = {} if memory else self(was.cell_contents)
+            memory = name == "cells" and isinstance(held, dict)
+            named[name].cell_contents = {} if memory else self(held)
         return new

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import export, lax
 from jax.custom_derivatives import SymbolicZero
+from jax.experimental import pallas
 
 import jaxprtool
 from jaxprtool import equivalent, trace
@@ -217,6 +218,40 @@ def test_a_rule_that_cannot_be_traced_at_the_size_either_is_named():
         UnsupportedError, match=r"rule of the custom_vjp_call at .*ize.py:\d+ cannot"
     ):
         made.apply("grad")
+
+
+def test_a_rule_alone_may_close_over_a_size():
+    def fun(x, y):
+        n = x.shape[0]
+
+        @jax.custom_vjp
+        def doubled(y):
+            return y * 2
+
+        doubled.defvjp(lambda y: (doubled(y), None), lambda _, ct: (ct * n,))
+        return doubled(y).sum() + x.sum()
+
+    made = traced(fun, "f32[n], f32[2]").apply("specialize(n=3), grad(argnums=1)")
+    np.testing.assert_array_equal(made(jnp.ones(3), jnp.ones(2)), [3, 3])
+
+
+def test_the_grid_of_a_kernel_gets_its_size():
+    def kernel(x_ref, out_ref):
+        out_ref[...] = x_ref[...] * 2
+
+    def fun(x):
+        block, out = pallas.BlockSpec((2,), lambda i: i), jax.ShapeDtypeStruct(x.shape, x.dtype)
+        call = pallas.pallas_call(
+            kernel, out, grid=(x.shape[0] // 2,), in_specs=[block], out_specs=block, interpret=True
+        )
+        return call(x) + 1
+
+    program = traced(fun, "f32[n]")
+    made, x = program.apply("specialize(n=6)"), jnp.arange(6.0)
+    kernels = [e for e in made.jaxpr.eqns if e.primitive.name == "pallas_call"]
+    assert [(e.params["grid_mapping"].grid, len(e.invars)) for e in kernels] == [((3,), 1)]
+    for found in (made(x), program(x)):
+        np.testing.assert_array_equal(found, x * 2 + 1)
 
 
 def test_named_axes_and_derivatives_and_files_take_symbols_too(tmp_path):

@@ -200,7 +200,9 @@ def row_places(lengths: Any, rows: Any) -> Places:
     examples = lax.cumsum(ended)
     starts = lax.concatenate([jnp.zeros(1, ends.dtype), ends], 0)
     numbers = lax.iota(lengths.dtype, rows)
-    return Places(examples, numbers - starts.at[examples].get(mode="promise_in_bounds"))
+    return Places(
+        examples, numbers - starts.at[examples].get(mode="clip", wrap_negative_indices=False)
+    )
 
 
 def is_concrete(value: Any) -> bool:

@@ -323,3 +323,16 @@ def test_an_equation_that_cannot_be_done_by_lanes_is_named():
         UnsupportedError, match=r"debug_\w+ at .*test_ragged.py:\d+ cannot be done by"
     ):
         traced(fun, "f32[n]").apply("ragged(axis='n', lanes=2)")
+
+
+def test_a_bound_that_an_equation_needs_is_asked_for():
+    def fun(x):
+        return jnp.roll(x @ x.T, 1, 0).sum(1)
+
+    with pytest.raises(UnsupportedError, match="is not known") as error:
+        traced(fun, "f32[n,3]").apply("ragged(axis='n', lanes=2)")
+    assert error.value.hint == "longest=512 says that it has no more"
+    x = rows(FILLED)
+    found = traced(fun, "f32[n,4]").apply("ragged(axis='n', lanes=3, longest=8)")(x, FILLED)
+    expected = np.concatenate([fun(each) for each in examples(x, FILLED)])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -234,11 +234,13 @@ class Writing:
                 raise refusal(eqn, "it has an effect on what differs by lane")
             if not (mentions and self.run.packs and self._packed(eqn)):
                 by_lanes(self, eqn)
-        except JaxprToolError:
-            raise
         except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise refusal(eqn, reason) from error
+            if isinstance(error.__cause__ or error, jax.errors.InconclusiveDimensionOperation):
+                reason = "how many rows an example has at most is not known"
+                raise refusal(eqn, reason, "longest=512 says that it has no more") from error
+            if isinstance(error, JaxprToolError):
+                raise
+            raise refusal(eqn, " ".join(str(error).split()) or type(error).__name__) from error
 
     def _unchanged(self, eqn: JaxprEqn) -> None:
         operands = [self.held(atom, Shared()) for atom in eqn.invars]

@@ -11,9 +11,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import jax.numpy as jnp
-from jax import lax
-
 from jaxprtool import jaxcompat
 from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, vjp_params, vjp_rule
 from jaxprtool.ir.rules import rule
@@ -21,7 +18,7 @@ from jaxprtool.ir.structured import CustomJVP, CustomVJP
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, JVPRule, Params, Var, VJPRule
 from jaxprtool.passes.ragged.body import Run, Writing, structured_ragged_rules
 from jaxprtool.passes.ragged.calls import held, kinds_of, lengths, with_lengths
-from jaxprtool.passes.ragged.table import Ragging
+from jaxprtool.passes.ragged.table import Ragging, select
 from jaxprtool.passes.ragged.values import Kind, Packed, Shared, Stacked
 
 
@@ -111,8 +108,7 @@ def _backward(
             if isinstance(kind, Shared):
                 cotangent = cotangent.sum(0)
             elif isinstance(kind, Packed) and not sizes.is_exact(kind.size):
-                real = lax.broadcast_in_dim(ragging.real(kind.size), cotangent.shape, (kind.axis,))
-                cotangent = jnp.where(real, cotangent, jnp.zeros((), cotangent.dtype))
+                cotangent = select(ragging.real(kind.size), kind.axis, cotangent, 0)
             results.append(cotangent)
         return results
 

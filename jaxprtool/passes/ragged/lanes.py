@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax.numpy as jnp
-from jax import lax
-
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import type_of
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Var
 from jaxprtool.passes.ragged.body import Run, Writing
-from jaxprtool.passes.ragged.table import Ragging
+from jaxprtool.passes.ragged.table import Ragging, select
 from jaxprtool.passes.ragged.values import Kind, Packed, Sizes, Stacked
 
 Layout = Literal["packed", "padded"]
@@ -117,5 +114,4 @@ def _spared(ragging: Ragging, array: Any, kind: Packed) -> Any:
 
 
 def _cleared(ragging: Ragging, array: Any, kind: Packed) -> Any:
-    real = lax.broadcast_in_dim(ragging.real(kind.size), array.shape, (kind.axis,))
-    return jnp.where(real, array, jnp.zeros((), array.dtype))
+    return select(ragging.real(kind.size), kind.axis, array, 0)

@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import DIM_AS_VALUE, JaxprEqn, is_symbolic_dimension
-from jaxprtool.passes.ragged.table import Ragging, ragged_rules
+from jaxprtool.passes.ragged.table import Ragging, ragged_rules, select, taken
 from jaxprtool.passes.ragged.values import Lanes, Packed, Value
 
 
@@ -114,8 +114,8 @@ def rows_at(ragging: Ragging, x: Value, positions: Any, size: Any) -> Any:
         positions: Which row of its lane each row is. What is outside the lane is some row.
         size: The size of the result along the ragged axis of one lane.
     """
-    rows = ragging.starts(x.size)[ragging.lanes(size)] + positions
-    return jnp.take(x.array, rows, axis=x.axis, mode="clip")
+    rows = ragging.at_rows(ragging.starts(x.size), size) + positions
+    return taken(x.array, rows, x.axis)
 
 
 def shifted(ragging: Ragging, x: Value, offset: Any, size: Any) -> Any:
@@ -129,7 +129,7 @@ def _rev(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     dims = eqn.params["dimensions"]
     array = x.array
     if axis in dims:
-        last = ragging.lengths(size)[ragging.lanes(size)] - 1
+        last = ragging.at_rows(ragging.lengths(size), size) - 1
         array = rows_at(ragging, x, last - ragging.positions(size), size)
     return lax.rev(array, [d for d in dims if d != axis])
 
@@ -163,7 +163,7 @@ def first_rows(ragging: Ragging, x: Value, start: Any, count: Any) -> Any:
     axis = x.axis
     first = ragging.starts(x.size) + start
     rows = first[:, None] + jnp.arange(count, dtype=jnp.int32)
-    return jnp.moveaxis(jnp.take(x.array, rows, axis=axis, mode="clip"), axis, 0)
+    return jnp.moveaxis(taken(x.array, rows, axis), axis, 0)
 
 
 @rule(ragged_rules, "concatenate")
@@ -183,8 +183,7 @@ def _concatenate(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
         else:
             length = x.shape[axis]
             part = _static_rows(x, left, lanes, axis)
-        within = lax.broadcast_in_dim(left >= 0, part.shape, (axis,))
-        result = part if result is None else jnp.where(within, part, result)
+        result = part if result is None else select(left >= 0, axis, part, result)
         left = left - length
     return result
 
@@ -192,7 +191,7 @@ def _concatenate(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
 def _static_rows(x: Value, positions: Any, lanes: Any, axis: int) -> Any:
     """Return rows of a value that has the same number of them in all lanes."""
     if not isinstance(x.kind, Lanes):
-        return jnp.take(x.array, positions, axis=axis, mode="clip")
+        return taken(x.array, positions, axis)
     rows = jnp.moveaxis(x.array, axis + 1, 1)
     return jnp.moveaxis(rows.at[lanes, positions].get(mode="clip"), 0, axis)
 
@@ -212,7 +211,6 @@ def _pad(ragging: Ragging, eqn: JaxprEqn, x: Value, value: Value) -> Any:
     if not ragging.sizes.axes([size]):
         return None
     positions = ragging.positions(size) - low
-    taken = rows_at(ragging, Value(array, x.kind, x.shape), positions, size)
-    length = ragging.lengths(x.size)[ragging.lanes(size)]
-    real = lax.broadcast_in_dim((positions >= 0) & (positions < length), taken.shape, (axis,))
-    return jnp.where(real, taken, value.array)
+    rows = rows_at(ragging, Value(array, x.kind, x.shape), positions, size)
+    length = ragging.at_rows(ragging.lengths(x.size), size)
+    return select((positions >= 0) & (positions < length), axis, rows, value.array)

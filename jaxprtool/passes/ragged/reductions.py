@@ -14,7 +14,7 @@ from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn, is_symbolic_dimension
 from jaxprtool.passes.mask.reductions import largest, least
 from jaxprtool.passes.ragged.stacked import packed_rows, stacked_lanes
-from jaxprtool.passes.ragged.table import Ragging, ragged_rules
+from jaxprtool.passes.ragged.table import Ragging, ragged_rules, taken
 from jaxprtool.passes.ragged.values import Value
 
 
@@ -45,7 +45,7 @@ def _extreme_jvp(
 ) -> Any:
     rows, examples = primals
     best = _extreme(largest_of, axes, rows, examples, lanes)
-    at_rows = jnp.expand_dims(best.at[examples].get(mode="clip"), axes)
+    at_rows = jnp.expand_dims(taken(best, examples), axes)
     is_best = (rows == at_rows).astype(rows.dtype)
 
     def total(array: Any) -> Any:
@@ -99,7 +99,7 @@ def _arg(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     examples, lanes = ragging.examples(size), ragging.sizes.lanes
     reduce = jax.ops.segment_max if eqn.primitive.name == "argmax" else jax.ops.segment_min
     best = reduce(rows, examples, lanes, indices_are_sorted=True)
-    is_best = (rows == best.at[ragging.lanes(size)].get(mode="clip")) | (rows != rows)
+    is_best = (rows == ragging.at_rows(best, size)) | (rows != rows)
     positions = lax.broadcast_in_dim(ragging.positions(size), rows.shape, (0,))
     none = jnp.iinfo(jnp.int32).max
     first = jax.ops.segment_min(
@@ -130,7 +130,7 @@ def _scan(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
         lanes = stacked_lanes(ragging, x, identity)
         return packed_rows(ragging, Value(ragging.bind(eqn, lanes, axis=axis + 1), x.kind, x.shape))
     positions = ragging.positions(size)
-    ends = ragging.lengths(size)[ragging.lanes(size)] - 1
+    ends = ragging.at_rows(ragging.lengths(size), size) - 1
     # A row left over has the first row's position.
     begins = (positions == (ends if reverse else 0)) | ~ragging.real(size)
     flags = lax.broadcast_in_dim(begins, x.array.shape, (axis,))
@@ -138,7 +138,9 @@ def _scan(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     def step(before: Any, after: Any) -> Any:
         (flag, value), (begins, new) = before, after
         # The start, not a result that is thrown away: its derivative might be NaN.
-        return flag | begins, combine(jnp.where(begins, identity, value), new)
+        return flag | begins, combine(
+            lax.select(begins, lax.full_like(value, identity), value), new
+        )
 
     scanned = lax.associative_scan(step, (flags, x.array), reverse=reverse, axis=axis)[1]
     return ragging.spared(scanned, axis, size)

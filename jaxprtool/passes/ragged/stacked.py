@@ -13,11 +13,11 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.templates import Template, signature, template_of_jaxpr
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Var, is_symbolic_dimension
 from jaxprtool.passes.batch.axis import Axis
 from jaxprtool.passes.batch.body import batch_body
 from jaxprtool.passes.mask.values import Facts, fill, is_number
-from jaxprtool.passes.ragged.table import Ragging
+from jaxprtool.passes.ragged.table import Ragging, taken
 from jaxprtool.passes.ragged.values import Kind, Lanes, Packed, Shared, Sizes, Stacked, Value
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def stacked_lanes(ragging: Ragging, x: Value, padding: Any = 0) -> Any:
     bound = ragging.sizes.bounds.padded(size)
     numbers = jnp.arange(bound, dtype=jnp.int32)
     rows = ragging.starts(size)[:, None] + numbers
-    taken = jnp.take(x.array, rows, axis=axis, mode="clip")
-    lanes = jnp.moveaxis(taken, axis, 0)
+    found = taken(x.array, rows, axis)
+    lanes = jnp.moveaxis(found, axis, 0)
     if not is_number(x.array):
         return lanes
     valid = numbers < ragging.lengths(size)[:, None]
@@ -129,7 +129,10 @@ def packed_rows(ragging: Ragging, x: Value) -> Any:
     (axis,) = ragging.sizes.axes(x.shape)
     size = x.shape[axis]
     lanes = jnp.moveaxis(x.array, axis + 1, 1)
-    if lanes.shape[1] == 0:
-        return jnp.zeros(ragging.sizes.shape(Packed(axis, size), x.shape), lanes.dtype)
+    bound, sizes = lanes.shape[1], ragging.sizes
+    if bound == 0 or (is_symbolic_dimension(bound) and bound not in sizes.rows.values()):
+        # There may be no row at all, and a look-up needs one.
+        none = [(0, int(i == 1), 0) for i in range(lanes.ndim)]
+        lanes = lax.pad(lanes, jnp.zeros((), lanes.dtype), none)
     rows = lanes.at[ragging.lanes(size), ragging.positions(size)].get(mode="clip")
     return jnp.moveaxis(rows, 0, axis)

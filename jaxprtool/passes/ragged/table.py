@@ -112,7 +112,7 @@ class Ragging:
 
     def _positions(self, size: Any) -> Any:
         numbers = jnp.arange(self.sizes.count(size), dtype=jnp.int32)
-        return self.spared(numbers - self.starts(size)[self.lanes(size)], 0, size)
+        return self.spared(numbers - self.at_rows(self.starts(size), size), 0, size)
 
     # --- rows -----------------------------------------------------------------------------------
 
@@ -124,13 +124,11 @@ class Ragging:
         """Return packed rows with those that belong to no lane made equal to the first."""
         if self.sizes.is_exact(size):
             return array
-        real = lax.broadcast_in_dim(self.real(size), array.shape, (axis,))
-        first = lax.slice_in_dim(array, 0, 1, axis=axis)
-        return lax.select(real, array, lax.broadcast_in_dim(first, array.shape, range(array.ndim)))
+        return select(self.real(size), axis, array, lax.slice_in_dim(array, 0, 1, axis=axis))
 
     def at_rows(self, array: Any, size: Any) -> Any:
         """Return a value of each lane at each of its rows: `[B, ...]` to `[N, ...]`."""
-        return jnp.asarray(array).at[self.lanes(size)].get(mode="promise_in_bounds")
+        return taken(array, self.lanes(size))
 
     def along(self, x: Value, shape: tuple[Any, ...], axis: int) -> Any:
         """Return the array of a value that is broadcast to packed ones, in an elementwise equation.
@@ -166,6 +164,18 @@ class Ragging:
         if type(value) in (tuple, list):
             return type(value)(map(self._packed, value))
         return self.sizes.count(value) if jaxcompat.is_symbolic_dimension(value) else value
+
+
+def taken(array: Any, indices: Any, axis: int = 0) -> Any:
+    """Return elements along an axis, at indices from 0 that may lie beyond it."""
+    where = (*(slice(None),) * axis, indices)
+    return jnp.asarray(array).at[where].get(mode="clip", wrap_negative_indices=False)
+
+
+def select(mask: Any, axis: int, array: Any, other: Any) -> Any:
+    """Return an array, and another, or a number, where a mask along an axis is False."""
+    within = lax.broadcast_in_dim(mask, array.shape, (axis,))
+    return lax.select(within, array, jnp.broadcast_to(other, array.shape).astype(array.dtype))
 
 
 def refusal(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedError:

@@ -180,6 +180,11 @@ def close(got, wanted, n, tolerance=1e-5):
         np.testing.assert_allclose(real, other, tolerance, tolerance, err_msg=f"at n={n}")
 
 
+def test_guards_are_named_after_what_they_guard():
+    listing = str(masked(lambda x, w: x @ w + w[0]).jaxpr)
+    assert "name=masked_dot_general" in listing and "jvp=masked_derivative" in listing
+
+
 def test_the_size_is_the_last_positional_argument_and_sizes_are_beside_results():
     program = masked(lambda x, w: {"y": x @ w, "total": x.sum()})
     assert program.arg_names == ("x", "w", "n")

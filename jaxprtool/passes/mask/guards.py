@@ -51,13 +51,17 @@ class Guard:
     @cached_property
     def function(self) -> Callable[..., Any]:
         """The function, as JAX differentiates it."""
-        guarded = jax.custom_jvp(self._value)
-        guarded.defjvp(self._derivative, symbolic_zeros=True)
-        return guarded
 
-    @property
-    def __name__(self) -> str:
-        return self.name
+        def value(*args: Any) -> Any:
+            return self._value(*args)
+
+        def masked_derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
+            return self._derivative(primals, tangents)
+
+        value.__name__ = self.name  # listings show it
+        guarded = jax.custom_jvp(value)
+        guarded.defjvp(masked_derivative, symbolic_zeros=True)
+        return guarded
 
     def _value(self, *args: Any) -> Any:
         arrays, masks = self._split(args)

@@ -129,7 +129,9 @@ class Program:
         try:
             outs = fun(*flat)
         except jaxcompat.UnexpectedSymbol:
-            closed_over = next(iter(symbols_of(self.jaxpr)))
+            if not (symbols := symbols_of(self.jaxpr)):
+                raise
+            closed_over = next(iter(symbols))
             raise ArgumentsError(
                 f"{self.name} cannot be run: no argument has the symbol '{closed_over}'",
                 f"specialize({closed_over}=…) says what {closed_over} is",

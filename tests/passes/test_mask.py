@@ -291,8 +291,15 @@ def test_bad_bounds_are_refused(passes, error, message):
 
 
 def test_what_has_no_rule_is_refused_with_its_line():
+    program = trace(lambda x: lax.rng_uniform(x[0, 0], 1.0, x.shape), *read_args("f32[n,4]")[0])
+    no_rule = r"rng_uniform.* cannot be masked: there is no masking rule"
+    with pytest.raises(UnsupportedError, match=no_rule):
+        program.apply("mask(n=4)")
+
+
+def test_what_mixes_padding_with_the_rest_is_refused_with_the_reason():
     program = trace(lambda x: jnp.linalg.qr(x @ x.T)[0], *read_args("f32[n,4]")[0])
-    with pytest.raises(UnsupportedError, match=r"qr.* cannot be masked: there is no masking rule"):
+    with pytest.raises(UnsupportedError, match=r"qr.* cannot be masked: it mixes all elements"):
         program.apply("mask(n=4)")
 
 

@@ -27,6 +27,7 @@ from jaxprtool.passes.mask import (  # noqa: F401  # their rules
     cumulative,
     custom_derivatives,
     elementwise,
+    expanded,
     indexing,
     lanes,
     layout,

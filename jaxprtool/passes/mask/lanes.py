@@ -19,20 +19,21 @@ def _bitcast(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
 
 
 @rule(
-    mask_rules, *("eig", "eigh", "geev", "hessenberg", "householder_product", "lu", "qr", "schur")
+    mask_rules,
+    *("eig", "eigh", "fft", "geev", "geqp3", "geqrf", "hessenberg", "householder_product", "qr"),
+    *("schur", "svd", "tridiagonal"),
 )
-@rule(mask_rules, *("svd", "tridiagonal", "geqrf", "geqp3", "lu_pivots_to_permutation", "fft"))
-def _by_lane(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
-    rank = len(eqn.params["fft_lengths"]) if "fft_lengths" in eqn.params else 2
-    for x in operands:
-        own = (
-            1 if eqn.primitive.name == "lu_pivots_to_permutation" or x is not operands[0] else rank
-        )
-        if any(axis >= x.ndim - own for axis in masking.axes(x)):
-            raise refusal(
-                eqn, "it mixes all rows and columns of a matrix, of which some are padding"
-            )
-    return masking.bind(eqn, *operands)
+def _by_lane(masking: Masking, eqn: JaxprEqn, x: Padded, *more: Padded) -> Any:
+    _check_lanes(masking, eqn, x, len(eqn.params.get("fft_lengths", (0, 0))))
+    for each in more:
+        _check_lanes(masking, eqn, each, 1)
+    return masking.bind(eqn, x, *more)
+
+
+def _check_lanes(masking: Masking, eqn: JaxprEqn, x: Padded, rank: int) -> None:
+    """Refuse an operand that is padded within a lane, along its last `rank` axes."""
+    if any(axis >= x.ndim - rank for axis in masking.axes(x)):
+        raise refusal(eqn, "it mixes all elements of an axis, of which some are padding")
 
 
 # --- matrices with padding ------------------------------------------------------------------------
@@ -54,6 +55,26 @@ def _with_identity(masking: Masking, x: Padded) -> Any:
 def _cholesky(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
     made = masking.bind(eqn, _with_identity(masking, x))
     return masking.apart(made, x.shape, (x.ndim - 2, x.ndim - 1), active=x.active)
+
+
+@rule(mask_rules, "lu")
+def _lu(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+    rows, columns = x.ndim - 2, x.ndim - 1
+    if x.shape[rows] != x.shape[columns]:
+        _check_lanes(masking, eqn, x, 2)
+    factors, pivots, permutation = masking.bind(eqn, _with_identity(masking, x))
+    return masking.apart(factors, x.shape, (rows, columns), active=x.active), pivots, permutation
+
+
+@rule(mask_rules, "lu_pivots_to_permutation")
+def _permutation(masking: Masking, eqn: JaxprEqn, pivots: Padded) -> Any:
+    """Exchange each row that is padding with itself."""
+    array, axis = pivots.array, pivots.ndim - 1
+    if masking.bounds.is_masked(pivots.shape[axis]):
+        valid = masking.valid(pivots.shape[axis])
+        within = lax.broadcast_in_dim(valid, array.shape, (axis,))
+        array = lax.select(within, array, lax.broadcasted_iota(array.dtype, array.shape, axis))
+    return masking.bind(eqn, array)
 
 
 @rule(mask_rules, "triangular_solve")

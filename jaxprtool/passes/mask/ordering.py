@@ -36,8 +36,18 @@ def _sort(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
 
 @rule(mask_rules, "top_k")
 def _top_k(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
-    axis = eqn.params.get("axis", x.ndim - 1)
-    values, places = masking.bind(eqn, masking.filled(x, {axis: least(x.dtype)}))
+    return _selected(masking, eqn, x, eqn.params.get("axis", x.ndim - 1), least(x.dtype))
+
+
+@rule(mask_rules, "approx_top_k")
+def _approx_top_k(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+    last = least if eqn.params["is_max_k"] else largest
+    return _selected(masking, eqn, x, eqn.params["reduction_dimension"], last(x.dtype))
+
+
+def _selected(masking: Masking, eqn: JaxprEqn, x: Padded, axis: int, last: Any) -> Any:
+    """Return elements of an axis and their places, where padding is selected last."""
+    values, places = masking.bind(eqn, masking.filled(x, {axis: last}))
     shape = eqn.outvars[0].aval.shape
     return masking.apart(values, shape, [axis], active=x.active), places
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.mask.table import Masking, mask_rules
+from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
 from jaxprtool.passes.mask.values import Padded
 
 
@@ -34,4 +34,23 @@ def _dot_general(masking: Masking, eqn: JaxprEqn, x: Padded, y: Padded) -> Any:
         needed=[dict.fromkeys(axes, 0) for axes in contracted],
         derivative=derivative,
         mixed=mixed,
+    )
+
+
+@rule(mask_rules, "ragged_dot_general")
+def _ragged_dot_general(
+    masking: Masking, eqn: JaxprEqn, x: Padded, y: Padded, groups: Padded
+) -> Any:
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    contracted, _ = numbers.dot_dimension_numbers
+    if masking.axes(groups):
+        raise refusal(eqn, "how many groups there are is masked")
+    shape = eqn.outvars[0].aval.shape
+    return masking.apply(
+        lambda a, b, sizes: masking.bind(eqn, a, b, sizes),
+        [x, y, groups],
+        shape,
+        needed=[*(dict.fromkeys(axes, 0) for axes in contracted), {}],
+        derivative=[dict.fromkeys(range(x.ndim), 0), dict.fromkeys(range(y.ndim), 0), {}],
+        mixed=range(len(shape)),
     )

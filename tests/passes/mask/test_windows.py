@@ -67,6 +67,9 @@ OTHERS = {
     "solve": lambda x: jax.scipy.linalg.solve_triangular(
         jnp.tril(jnp.tanh(x) @ jnp.tanh(x).T) + 5 * jnp.eye(x.shape[0]), x, lower=True
     ),
+    "determinant": lambda x: jnp.linalg.slogdet(x @ x.T + 5 * jnp.eye(x.shape[0]))[1],
+    "system": lambda x: jnp.linalg.solve(x @ x.T + 5 * jnp.eye(x.shape[0]), x),
+    "inverse": lambda x: jnp.linalg.inv(jnp.tanh(x) @ jnp.tanh(x).T + 5 * jnp.eye(x.shape[0])),
     "solve_columns": lambda x: lax.linalg.triangular_solve(
         5 * jnp.eye(4) + jnp.tril(jnp.ones((4, 4))), x, lower=True
     ),
@@ -94,3 +97,8 @@ def test_random_bits_and_matrices(name):
 @pytest.mark.sweep
 def test_convolutions_over_masked_features():
     prove(convolved, "f32[2,4,n], f32[3,n,m]")
+
+
+@pytest.mark.sweep
+def test_products_of_ragged_groups():
+    prove(lax.ragged_dot, "f32[n,4], f32[2,4,3], i32[2]", least=1)

@@ -128,8 +128,9 @@ class Program:
         fun = self._jitted if self.jit is not None and donate else self.flat_function(donate)
         try:
             outs = fun(*flat)
-        except jaxcompat.UnexpectedSymbol:
-            if not (symbols := symbols_of(self.jaxpr)):
+        except Exception as error:
+            symbols = jaxcompat.lacks_a_size(error) and symbols_of(self.jaxpr)
+            if not symbols:
                 raise
             closed_over = next(iter(symbols))
             raise ArgumentsError(

@@ -189,9 +189,9 @@ from jaxprtool.jaxcompat.shapes import (
     DIM_AS_VALUE,
     SymbolicConstraint,
     SymbolicDimension,
-    UnexpectedSymbol,
     dimension_terms,
     is_symbolic_dimension,
+    lacks_a_size,
     solved_symbols,
     symbolic_constraints,
 )

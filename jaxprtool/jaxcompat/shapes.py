@@ -17,14 +17,18 @@ from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 
 SymbolicDimension = shape_poly._DimExpr
 
-#: Raised where what is run has a symbol that no argument has.
-UnexpectedSymbol = shape_poly.UnexpectedDimVar
-
 #: The primitive whose equations give the value of a symbolic dimension.
 DIM_AS_VALUE = shape_poly.dim_as_value_p.name
 
 #: Whether a size is an expression such as `2*n`.
 is_symbolic_dimension = core.is_symbolic_dim
+
+
+def lacks_a_size(error: Exception) -> bool:
+    """Whether JAX raised an error since what it was to run has a symbol that no argument has."""
+    if isinstance(error, NotImplementedError):  # for an equation that is evaluated by itself
+        return DIM_AS_VALUE in str(error)
+    return isinstance(error, shape_poly.UnexpectedDimVar)
 
 
 def mentions_symbols(value: Any) -> bool:

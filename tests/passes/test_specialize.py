@@ -462,7 +462,12 @@ def test_symbols_that_the_function_closes_over_are_specialized_too():
     sized = part.apply("specialize(m=2)")
     x = jnp.arange(4.0)
     np.testing.assert_array_equal(sized(x), jnp.concatenate([x, jnp.zeros(2)]) / 4 * 2)
-    for unsized in (program, program.apply("specialize(n=4)"), trace(lambda: jnp.ones(m) * 2)):
+    for unsized in (
+        program,
+        program.apply("specialize(n=4)"),
+        trace(lambda: jnp.ones(m) * 2),
+        trace(lambda: m * 2),
+    ):
         with pytest.raises(ArgumentsError, match="cannot be run: no argument has the symbol") as e:
             unsized(*([x] if unsized.in_avals else []))
         assert e.value.hint == "specialize(m=…) says what m is"

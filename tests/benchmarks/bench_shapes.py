@@ -264,6 +264,8 @@ def speed_table(
         examples = [model.example(rng, int(n)) for n in lengths]
         for gradient in (False, True):
             for make, how in ((one_a_call, "1 a call"), (batched, f"{LANES} a call")):
+                if not how.startswith(options.calls):
+                    continue
                 ways = make(model, gradient, parameters, examples)
                 firsts = {name: first_time(way, compilations) for name, way in ways.items()}
                 same_totals(ways)
@@ -428,6 +430,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="masks, speed or pass")
     parser.add_argument("--model", default="", help="a part of the name of a model")
     parser.add_argument("--lengths", default="", help="sentences or lognormal")
+    parser.add_argument("--calls", default="", help="1 or 32: examples a call")
     options = parser.parse_args()
     console = Console(width=150)
     compilations = Compilations()

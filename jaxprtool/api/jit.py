@@ -95,6 +95,12 @@ def jit(
     if shapes is not None:
         from jaxprtool.api.buckets import Buckets  # seldom needed, and slow to import
 
+        if jit_options.get("in_shardings") is not None:
+            raise ArgumentsError(
+                "jit: in_shardings cannot be given with shapes: JAX then takes no arguments by "
+                "name, as the sizes are",
+                "jax.device_put says where an argument is",
+            )
         buckets = Buckets.read(fun, shapes, types)
     if is_filtered(fun):
         inner = released(fun)

@@ -280,6 +280,12 @@ def test_arguments_that_do_not_fit_are_refused_in_a_line(args, message):
         jitted(*args)
 
 
+def test_shardings_of_arguments_are_refused():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with pytest.raises(ArgumentsError, match="in_shardings cannot be given with shapes"):
+        jaxprtool.jit(lambda x: x, shapes={"n": 4}, types="f32[n]", in_shardings=sharding)
+
+
 def test_a_symbol_that_no_argument_has_is_named():
     jitted = jaxprtool.jit(lambda x, y=None: x, shapes={"n": 4}, types={"y": "f32[n]"})
     with pytest.raises(ArgumentsError, match="no argument that lambda is given has the symbol 'n'"):

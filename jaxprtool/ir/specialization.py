@@ -15,6 +15,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import jax
+import jax.export
 import numpy as np
 
 from jaxprtool import jaxcompat
@@ -115,7 +116,8 @@ class _Substitution:
         if isinstance(value, dict):
             items = {name: self.value(item) for name, item in value.items()}
             return value if all(items[k] is value[k] for k in items) else type(value)(items)
-        if is_dataclass(value) and not isinstance(value, type):
+        # An artifact has been lowered for its symbols, and finds their sizes when it is called.
+        if is_dataclass(value) and not isinstance(value, type | jax.export.Exported):
             held = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
             items = self.value(held)
             return value if items is held else replace(value, **items)

@@ -259,12 +259,23 @@ def _select_and_gather_add(masking: Masking, eqn: JaxprEqn, tangent: Padded, x: 
     return masking.apart(made, shape, _mixed(masking, axes), active=tangent.active)
 
 
+def _longer(array: Any, rows: Sequence[int]) -> Any:
+    """Return an array with so many zeros behind it along each axis, or so many elements fewer."""
+    config = [(0, n, 0) for n in rows]
+    return lax.pad(array, np.zeros((), array.dtype), config) if any(rows) else array
+
+
 @rule(mask_rules, "select_and_scatter_add")
 def _select_and_scatter_add(masking: Masking, eqn: JaxprEqn, source: Padded, x: Padded) -> Any:
     axes = _axes_of(masking, eqn, x.shape, source.shape)
     placed = _placed(masking, x, axes, _rejected(eqn, x.dtype))
     source_array = masking.filled(source, dict.fromkeys(_mixed(masking, axes), 0))
-    made = masking.bind(eqn, source_array, placed.x, padding=tuple(placed.padding))
+    # XLA takes no negative padding here: rows behind the last window are cut, and put back as 0.
+    behind = [min(0, high) for _, high in placed.padding]
+    reached = _longer(placed.x.array, behind)
+    padding = tuple((low, max(0, high)) for low, high in placed.padding)
+    made = masking.bind(eqn, source_array, reached, padding=padding)
+    made = _longer(made, [-n for n in behind])
     moved = [each for each in axes if masking.bounds.is_masked(each.low)]
     if not moved:
         return made

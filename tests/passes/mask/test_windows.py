@@ -94,6 +94,15 @@ def test_random_bits_and_matrices(name):
     prove(OTHERS[name], "f32[n,4]")
 
 
+def test_the_gradient_of_pooling_whose_last_window_ends_before_the_operand():
+    def summed(x, cotangent):
+        y, pullback = jax.vjp(lambda x: pooled(x, -jnp.inf, lax.max, (1, 3, 1), padding="VALID"), x)
+        return pullback(cotangent * jnp.ones_like(y))
+
+    # Of 2*n + 4 rows, the windows of 3 that are 2 apart leave one over.
+    prove(summed, "f32[2,2*n+4,3], f32[2,n+1,3]")
+
+
 @pytest.mark.sweep
 def test_convolutions_over_masked_features():
     prove(convolved, "f32[2,4,n], f32[3,n,m]")

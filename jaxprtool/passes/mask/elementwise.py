@@ -37,12 +37,10 @@ _EXACT = {
 
 @rule(mask_rules, "elementwise")
 def _elementwise(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
-    shapes = [v.aval.shape for v in eqn.outvars]
-    whole = max(shapes, key=len, default=())
-    arrays = [_repeated(masking, x, whole) for x in operands]
-    results = masking.bind(eqn, *arrays)
-    if eqn.primitive.multiple_results:
-        return results
+    if eqn.primitive.multiple_results:  # each of the operand in its place
+        return masking.bind(eqn, *operands)
+    whole = eqn.outvars[0].aval.shape
+    results = masking.bind(eqn, *(_repeated(masking, x, whole) for x in operands))
     fills = {axis: _fill(eqn, operands, axis) for axis in masking.bounds.axes(whole)}
     return Filled(results, {axis: value for axis, value in fills.items() if value is not None})
 

@@ -19,6 +19,11 @@ def _dim_as_value(masking: Masking, eqn: JaxprEqn) -> Any:
     return jnp.asarray(masking.size(eqn.params["dim"]), eqn.outvars[0].aval.dtype)
 
 
+@rule(mask_rules, "device_put")
+def _device_put(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
+    return masking.bind(eqn, *operands)
+
+
 @rule(mask_rules, "iota")
 def _iota(masking: Masking, eqn: JaxprEqn, *shape: Padded) -> Any:
     params = eqn.params

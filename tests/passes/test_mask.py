@@ -303,6 +303,13 @@ def test_what_mixes_padding_with_the_rest_is_refused_with_the_reason():
         program.apply("mask(n=4)")
 
 
+def test_a_size_without_a_bound_is_refused_with_its_line():
+    program = trace(lambda x: jnp.arange(x.shape[0] // x.shape[1]), *read_args("f32[n,d]")[0])
+    message = r"iota at .*test_mask.py:\d+ cannot be masked: how large floordiv\(n, d\) can be"
+    with pytest.raises(UnsupportedError, match=message):
+        program.apply("mask(n=4)")
+
+
 def test_rules_of_other_packages_are_found_in_the_table():
     doubled = jax.extend.core.Primitive("doubled_sum")
     doubled.def_abstract_eval(lambda x: x.update(shape=()))

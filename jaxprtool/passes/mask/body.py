@@ -37,7 +37,7 @@ from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.dce import dce_body
 from jaxprtool.passes.mask.guards import guarded, mixes_rounds
-from jaxprtool.passes.mask.sizes import Bounds
+from jaxprtool.passes.mask.sizes import Bounds, UnboundedSize
 from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
 from jaxprtool.passes.mask.values import Facts, Padded, result_facts
 
@@ -239,6 +239,8 @@ class Writing:
                 structured(self, eqn, operands, facts)
             else:
                 self._by_rule(eqn, operands, facts)
+        except UnboundedSize as error:
+            raise refusal(eqn, error.message, error.hint) from error
         except JaxprToolError:
             raise
         except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything

@@ -22,6 +22,10 @@ from jaxprtool.jaxcompat import JaxprEqn
 _Range = tuple[Any, Any]
 
 
+class UnboundedSize(UnsupportedError):
+    """A size of which no bound is known."""
+
+
 class Bounds:
     """The masked symbols, with the bound of each: a symbol is at least 0 and at most that.
 
@@ -54,8 +58,8 @@ class Bounds:
         """Return the padded size of an axis: the largest that the size can be.
 
         Raises:
-            UnsupportedError: If it also depends on symbols that are not masked, and not only as a
-                sum of products.
+            UnboundedSize: If it also depends on symbols that are not masked, and not only as a sum
+                of products.
         """
         if not self.is_masked(size):
             return size
@@ -82,8 +86,8 @@ class Bounds:
         terms = jaxcompat.dimension_terms(size)
         if all(k > 0 and all(type(f) is str for f, _ in factors) for k, factors in terms):
             return value_of(size, self.bounds)
-        raise UnsupportedError(
-            f"mask: how large {size} can be is not known while other symbols have no size",
+        raise UnboundedSize(
+            f"how large {size} can be is not known while other symbols have no size",
             "mask them too, or give them a size: specialize(d=64), mask(n=512)",
         )
 

@@ -379,3 +379,18 @@ def test_buckets_without_a_meaning_are_refused(passes, error, message):
     args, _ = read_args("f32[n,m], f32[m]")
     with pytest.raises(error, match=message):
         trace(lambda x, y: x @ y, *args).apply(passes)
+
+
+@pytest.mark.parametrize("constraint", ["n >= 4", "mod(n, 4) == 0", "n <= 7"])
+def test_sizes_that_a_constraint_forbids_are_refused(constraint):
+    types = jax.export.symbolic_args_specs(jnp.ones(4), "n", constraints=[constraint])
+    program = trace(lambda x: x[:2].sum(), types)
+    with pytest.raises(ArgumentsError, match="not all sizes from 0 fit the constraint"):
+        program.apply("mask(n=8)")
+
+
+def test_a_constraint_that_all_sizes_fit_is_kept():
+    types = jax.export.symbolic_args_specs(
+        jnp.ones(4), "n", constraints=["n + 2 >= 2", "n <= 2147483647"]
+    )
+    assert trace(jnp.sin, types).apply("mask(n=8)")

@@ -336,3 +336,18 @@ def test_a_bound_that_an_equation_needs_is_asked_for():
     found = traced(fun, "f32[n,4]").apply("ragged(axis='n', lanes=3, longest=8)")(x, FILLED)
     expected = np.concatenate([fun(each) for each in examples(x, FILLED)])
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("constraint", ["n >= 4", "mod(n, 4) == 0", "n <= 7"])
+def test_sizes_that_a_constraint_forbids_are_refused(constraint):
+    types = jax.export.symbolic_args_specs(jnp.ones(4), "n", constraints=[constraint])
+    program = trace(lambda x: x[:2].sum(), types)
+    with pytest.raises(ArgumentsError, match="not all sizes from 0 fit the constraint"):
+        program.apply("ragged(axis='n', lanes=2)")
+
+
+def test_a_constraint_that_all_sizes_fit_is_kept():
+    types = jax.export.symbolic_args_specs(
+        jnp.ones(4), "n", constraints=["n + 2 >= 2", "n <= 2147483647"]
+    )
+    assert trace(jnp.sin, types).apply("ragged(axis='n', lanes=2)")

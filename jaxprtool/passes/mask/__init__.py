@@ -40,7 +40,7 @@ from jaxprtool.passes.mask import (  # noqa: F401  # their rules
     windows,
 )
 from jaxprtool.passes.mask.body import SCALAR, Run, Writing, structured_mask_rules
-from jaxprtool.passes.mask.sizes import Bounds
+from jaxprtool.passes.mask.sizes import Bounds, check_constraints
 from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
 from jaxprtool.passes.mask.values import Facts, Filled, Padded
 from jaxprtool.passes.transforms.retrace import with_names
@@ -78,8 +78,8 @@ class Mask(Pass):
             one symbol, or `{'n': (64, 128)}`. They are named `n64` and `n128`.
 
     Raises:
-        ArgumentsError: For a name that is no symbol of the program, and for buckets of which the
-            symbol is not clear, or which are larger than the bound that it has.
+        ArgumentsError: For a name that is no symbol of the program, or that has a constraint; for
+            buckets of which the symbol is not clear, or which are larger than its bound.
         UnsupportedError: For an equation that cannot be masked.
 
     Example:
@@ -118,6 +118,8 @@ class Mask(Pass):
 
     def __call__(self, program: Program) -> Program | Programs:
         buckets = self._buckets(program)
+        bounds = {**self.sizes, **{name: max(sizes) for name, sizes in buckets.items()}}
+        check_constraints(f"mask: {program.name}", program.symbols, bounds)
         choices = [[(name, bound) for bound in bounds] for name, bounds in buckets.items()]
         made = {
             "_".join(f"{name}{bound}" for name, bound in each): masked(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import UnsupportedError
+from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.equations import Contains
 from jaxprtool.ir.symbols import names_of, value_of
 from jaxprtool.jaxcompat import JaxprEqn
@@ -128,6 +128,28 @@ def _range(size: Any, bounds: Mapping[str, int]) -> _Range:
         low, high = _product((coefficient, coefficient), (low, high))
         total = total[0] + low, total[1] + high
     return total
+
+
+def check_constraints(what: str, symbols: Mapping[str, Any], bounds: Mapping[str, int]) -> None:
+    """Raise ArgumentsError for a constraint of symbols that not all sizes up to bounds fit.
+
+    Args:
+        what: The program, and what is done to it, for the error.
+        symbols: The symbolic dimension that each of its symbols is.
+        bounds: The largest size of some symbols; the least is 0.
+    """
+    for scope in dict.fromkeys(size.scope for size in symbols.values()):
+        for constraint in jaxcompat.symbolic_constraints(scope):
+            sides = [constraint.left, constraint.right]
+            if names_of(sides).isdisjoint(bounds):
+                continue
+            known = names_of(sides) <= bounds.keys()
+            (low, high), (least, most) = (_range(x, bounds) if known else (0, 1) for x in sides)
+            if not (low == high == least == most if constraint.equal else low >= most):
+                raise ArgumentsError(
+                    f"{what}: not all sizes from 0 fit the constraint {constraint.text}",
+                    "write what it says into the types, as in f32[8*n], or trace without it",
+                )
 
 
 def _product(x: _Range, y: _Range) -> _Range:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.export
+import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PipelineError
@@ -24,6 +25,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import check_symbols
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.batch.axes import flat_in_axes
+from jaxprtool.passes.mask.sizes import check_constraints
 from jaxprtool.passes.ragged import (  # noqa: F401  # their rules
     calls,
     custom_derivatives,
@@ -115,7 +117,10 @@ class Ragged(Pass):
         return (self.axis,) if isinstance(self.axis, str) else self.axis
 
     def __call__(self, program: Program) -> Program:
-        check_symbols(f"ragged: {program.name}", self.axes, program.symbols)
+        what = f"ragged: {program.name}"
+        check_symbols(what, self.axes, program.symbols)
+        bounds = dict.fromkeys(self.axes, self.longest or int(np.iinfo(np.int32).max))
+        check_constraints(what, program.symbols, bounds)
         rows = {name: self._rows(program, name) for name in self.axes}
         longest = {name: self.longest or rows[name] for name in self.axes}
         sizes = Sizes(self.lanes, rows, longest, frozenset(self.axes))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.bounds import LengthsBound, SizeBound
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import sizes_by_symbol
@@ -61,8 +62,8 @@ def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
                 f"{program.name} takes {aval.str_short(short_dtypes=True)}",
                 hint="give it by type alone, and it is filled with random values that fit",
             )
-        arguments.append(program.checked(position, value))
-    return Filled(tuple(arguments), tuple(random))
+        arguments.append(value)
+    return Filled(tuple(program.with_sizes(arguments)), tuple(random))
 
 
 def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -83,16 +84,27 @@ def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def random_argument(program: Program, position: int, seed: int) -> Any:
-    """A value of a program's flat argument: of a size, one up to its bound.
+    """A value of a program's flat argument: of a size, or lengths, one within its bound.
 
-    Raises ArgumentsError as `random_array` does.
+    Raises ArgumentsError as `random_array` does, and if there are no such lengths.
     """
     name, aval = program.arguments[position]
-    bound = dict(program.bounds).get(name)
+    bounds = dict(program.bounds)
+    bound = bounds.get(name)
     if bound is None:
         return random_array(aval, (seed, position), name)
+    sizes = {}
+    if isinstance(bound, LengthsBound):
+        sizes = {
+            each: int(random_argument(program, i, seed))
+            for i, (each, aval) in enumerate(program.arguments)
+            if isinstance(bounds.get(each), SizeBound) and aval.shape == ()
+        }
     rng = np.random.default_rng((seed, position))
-    return np.asarray(rng.integers(0, bound + 1, aval.shape), aval.dtype)
+    try:
+        return np.asarray(bound.random(rng, aval.shape, sizes), aval.dtype)
+    except ValueError as error:
+        raise ArgumentsError(f"argument '{name}' of {program.name}: {error}") from None
 
 
 @jax.transfer_guard("allow")

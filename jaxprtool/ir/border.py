@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.bounds import Bound, LengthsBound, SizeBound
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.quantities import in_bytes, plural
@@ -41,6 +42,19 @@ class NamedSize(NamedValue):
     @property
     def described(self) -> str:
         return f"{self.type} at most {self.at_most}"
+
+
+@dataclass(frozen=True)
+class NamedLengths(NamedValue):
+    """An argument that is the lengths of examples: `i32[4] of N rows, each at most 512`."""
+
+    rows: str
+    at_most: int | None
+
+    @property
+    def described(self) -> str:
+        most = "" if self.at_most is None else f", each at most {self.at_most}"
+        return f"{self.type} of {self.rows} rows{most}"
 
 
 def size_of_values(noun: str, values: Sequence[NamedValue]) -> str:
@@ -101,18 +115,24 @@ def _named(
     names: Sequence[str | None],
     otherwise: str,
     atoms: Sequence[Atom],
-    bounds: Mapping[str, int] = MappingProxyType({}),
+    bounds: Mapping[str, Bound] = MappingProxyType({}),
 ) -> tuple[NamedValue, ...]:
     if len(names) != len(atoms):
         names = [None] * len(atoms)
-    values = [
-        (str(name or f"{otherwise}[{i}]"), type_of(atom.aval), size_of(atom.aval))
+    values = (
+        NamedValue(str(name or f"{otherwise}[{i}]"), type_of(atom.aval), size_of(atom.aval))
         for i, (name, atom) in enumerate(zip(names, atoms, strict=True))
-    ]
-    return tuple(
-        NamedSize(*value, bounds[value[0]]) if value[0] in bounds else NamedValue(*value)
-        for value in values
     )
+    return tuple(_bounded(value, bounds.get(value.name)) for value in values)
+
+
+def _bounded(value: NamedValue, bound: Bound | None) -> NamedValue:
+    own = value.name, value.type, value.bytes
+    if isinstance(bound, SizeBound):
+        return NamedSize(*own, bound.at_most)
+    if isinstance(bound, LengthsBound):
+        return NamedLengths(*own, str(bound.rows), bound.longest)
+    return value
 
 
 def top_jaxpr(program: Program | AnyJaxpr) -> Jaxpr:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,6 +20,7 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, CheckError, StructureError
+from jaxprtool.ir.bounds import Bound, SizeBound
 from jaxprtool.ir.dtypes import as_array, needs_x64
 from jaxprtool.ir.equations import is_flat
 from jaxprtool.ir.held import is_no_array
@@ -42,8 +44,8 @@ class Program:
     `(args, kwargs)`, static arguments left out, and `out_tree` that of the result. `arg_names`
     and `out_names` give one path per flat value: `params['w']`, `result[0]`. `axis_env` are the
     named axes, with their sizes, that the function was traced under and does not bind itself.
-    `jit` is what `jax.jit` was told about a function that is under it. `bounds` are the largest
-    values of arguments that are sizes, by the names of these: whole numbers from 0 on.
+    `jit` is what `jax.jit` was told about a function that is under it. `bounds` say which values
+    arguments may have that are sizes or lengths of examples, by the names of these.
     """
 
     name: str
@@ -54,7 +56,7 @@ class Program:
     out_names: tuple[str, ...]
     axis_env: tuple[tuple[Hashable, int], ...] = ()
     jit: JitOptions | None = None
-    bounds: tuple[tuple[str, int], ...] = ()
+    bounds: tuple[tuple[str, Bound], ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the program on arguments of the structure of the traced ones.
@@ -64,8 +66,9 @@ class Program:
         The symbols of symbolic dimensions get the sizes that the arguments have.
         Raises TypeError, which names the first path that differs, if the structure does or a value
         is no float0 that is to be one, ArgumentsError if arguments contradict each other in the
-        size of a symbol, one is a size beyond its bound or none has a symbol of the program, and
-        FloatingPointError for results that `jax_debug_nans` or `jax_debug_infs` forbid.
+        size of a symbol, one is a size beyond its bound or lengths that do not add up to the rows,
+        or none has a symbol of the program, and FloatingPointError for results that
+        `jax_debug_nans` or `jax_debug_infs` forbid.
         """
         match = self.matched(args, kwargs)
         if not self.symbols:
@@ -84,12 +87,27 @@ class Program:
 
     def with_sizes(self, flat: Sequence[Any]) -> list[Any]:
         """The flat arguments, each as `checked` gives it."""
-        return [self.checked(*each) for each in enumerate(flat)] if self.bounds else list(flat)
+        if not self.bounds:
+            return list(flat)
+        sizes = self._given_sizes(flat)
+        return [self.checked(i, value, sizes) for i, value in enumerate(flat)]
 
-    def checked(self, position: int, value: Any) -> Any:
-        """The value of a flat argument; if that is a size, as an array of its dtype.
+    def _given_sizes(self, flat: Sequence[Any]) -> dict[str, int]:
+        """The values of arguments that are sizes, as far as they are known."""
+        bounds = dict(self.bounds)
+        return {
+            name: int(value)
+            for name, value in zip(self.arg_names, flat, strict=True)
+            if isinstance(bounds.get(name), SizeBound)
+            and not isinstance(value, jax.core.Tracer)
+            and np.ndim(value) == 0
+        }
 
-        Raises ArgumentsError for a size beyond its bound. One that JAX traces is not checked.
+    def checked(self, position: int, value: Any, sizes: Sizes = MappingProxyType({})) -> Any:
+        """The value of a flat argument; if that is a size, or lengths, as an array of its dtype.
+
+        `sizes` are those of symbols that are arguments. Raises ArgumentsError for a value beyond
+        its bound. One that JAX traces is not checked.
         """
         name, dtype = self.arg_names[position], getattr(self.in_avals[position], "dtype", None)
         bound = dict(self.bounds).get(name)
@@ -97,18 +115,15 @@ class Program:
             return value
         traced = isinstance(value, jax.core.Tracer)
         with jax.transfer_guard("allow"):
-            sizes = value if traced else np.asarray(value)
-        if whole := jnp.issubdtype(sizes.dtype, np.integer):
-            wrong = [] if traced else sizes[(sizes < 0) | (sizes > bound)]
+            array = value if traced else np.asarray(value)
+        if not jnp.issubdtype(array.dtype, np.integer):
+            shown = "" if np.ndim(value) else f"{value} "
+            fault: str | None = f"is {shown}of dtype {array.dtype}: it is {bound}"
         else:
-            wrong = [value]
-        if len(wrong):
-            kind = "" if whole else f" of dtype {sizes.dtype}"
-            raise ArgumentsError(
-                f"argument '{name}' of {self.name} is {wrong[0]}{kind}: "
-                f"it is a size from 0 to {bound}"
-            )
-        return value if sizes.dtype == dtype else sizes.astype(dtype)
+            fault = None if traced else bound.fault(array, sizes)
+        if fault:
+            raise ArgumentsError(f"argument '{name}' of {self.name} {fault}")
+        return value if array.dtype == dtype else array.astype(dtype)
 
     def require_finite(
         self, check: FiniteCheck, arguments: Sequence[Any], results: Sequence[Any]
@@ -227,7 +242,8 @@ class Program:
         key = tuple(sizes.items())
         made = self._specialized.pop(key, None)
         if made is None:
-            made = self.replace(jaxpr=specialized(self.jaxpr, sizes))
+            bounds = tuple((name, bound.at(sizes)) for name, bound in self.bounds)
+            made = self.replace(jaxpr=specialized(self.jaxpr, sizes), bounds=bounds)
             if len(self._specialized) == MOST_SIZES:
                 del self._specialized[next(iter(self._specialized))]
         self._specialized[key] = made  # the last, so that the first is what was used least lately

@@ -19,6 +19,8 @@ import numpy as np
 from jax import lax
 
 from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.bounds import LengthsBound
+from jaxprtool.jaxcompat import Aval
 
 #: Of more lengths than these, a repr has only the least and the greatest.
 _SHOWN = 8
@@ -182,6 +184,26 @@ jax.tree_util.register_pytree_with_keys(
         (ragged.axis, ragged.longest, ragged.full),
     ),
 )
+
+
+def bounds_of_lengths(
+    arguments: object, avals: Sequence[Aval]
+) -> Iterator[tuple[int, LengthsBound]]:
+    """Yield which of the flat arguments are the lengths of a Ragged, and what these may be.
+
+    Args:
+        arguments: The arguments.
+        avals: The type of each flat one.
+    """
+    place = 0
+    for node in jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, Ragged)):
+        parts = jax.tree.leaves(node)
+        if isinstance(node, Ragged) and len(parts) == 2:
+            values, lengths = avals[place : place + 2]
+            # Both may have other axes before, which they are mapped over.
+            rows = values.shape[len(lengths.shape) - 1]
+            yield place + 1, LengthsBound(rows, node.longest, not node.full)
+        place += len(parts)
 
 
 class Places(NamedTuple):

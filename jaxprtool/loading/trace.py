@@ -23,6 +23,7 @@ from jaxprtool.ir.held import Held, release
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.ragged import bounds_of_lengths
 from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.hints import value_needed
@@ -121,14 +122,17 @@ def trace_call(
         raise
     except (Exception, SystemExit) as error:
         raise _raised(name, error, fun, call) from error
+    arguments, avals = (call.args, call.kwargs), [v.aval for v in jaxpr.invars]
+    arg_names = unique([path for path, _ in named_leaves(fun, call)])
     program = Program(
         name=name,
         jaxpr=jaxpr,
-        in_tree=jax.tree.structure((call.args, call.kwargs)),
+        in_tree=jax.tree.structure(arguments),
         out_tree=jax.tree.structure(out),
-        arg_names=unique([path for path, _ in named_leaves(fun, call)]),
+        arg_names=arg_names,
         out_names=paths("result", out),
         axis_env=tuple((name, size) for name, size in axis_env or ()),
+        bounds=tuple((arg_names[i], bound) for i, bound in bounds_of_lengths(arguments, avals)),
     )
     if told is None:
         return program

@@ -44,7 +44,16 @@ class NamedValue(TypedDict):
     name: Annotated[str, "Its readable path, such as `params['w']`."]
     type: Annotated[str, "Its type, as a jaxpr prints it."]
     bytes: Annotated[int | None, "Its size; null where it is unknown."]
-    at_most: NotRequired[Annotated[int, "Of an argument that is a size: its largest value."]]
+    at_most: NotRequired[
+        Annotated[
+            int | None,
+            "Of an argument that is a size, or lengths of examples: its largest value; null where "
+            "it is unknown.",
+        ]
+    ]
+    rows: NotRequired[
+        Annotated[str, "Of an argument that is lengths of examples: how many rows these have."]
+    ]
 
 
 class BoundValue(NamedValue):

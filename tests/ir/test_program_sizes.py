@@ -11,6 +11,7 @@ from jaxprtool.execute.fill import random_argument
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
 from jaxprtool.ir.border import border
+from jaxprtool.ir.bounds import SizeBound
 from jaxprtool.passes.dce import Dce
 from jaxprtool.render.as_json import program_document
 
@@ -23,7 +24,7 @@ def total(x, n):
 
 @pytest.fixture
 def program():
-    return jaxprtool.trace(total, x, np.int32(0)).replace(bounds=(("n", 8),))
+    return jaxprtool.trace(total, x, np.int32(0)).replace(bounds=(("n", SizeBound(8)),))
 
 
 @pytest.mark.parametrize("size", [3, np.int64(3), np.uint8(3), np.array(3), jnp.int32(3)])
@@ -71,12 +72,12 @@ def test_a_size_that_jax_traces_is_not_checked(program):
 
 @pytest.mark.parametrize("passes", ["grad", "jvp", "-O2", "named_call", "batch(axis_size=2)"])
 def test_passes_keep_the_bound_of_an_argument_that_they_keep(program, passes):
-    assert program.apply(passes).bounds == (("n", 8),)
+    assert program.apply(passes).bounds == (("n", SizeBound(8)),)
 
 
 def test_the_bound_of_an_argument_that_is_gone_is_gone(program):
     assert program.apply("closed({'n': 3})").bounds == ()
-    unused = jaxprtool.trace(lambda x, n: x, x, np.int32(0)).replace(bounds=(("n", 8),))
+    unused = jaxprtool.trace(lambda x, n: x, x, np.int32(0)).replace(bounds=(("n", SizeBound(8)),))
     assert Dce(drop_inputs=True)(unused).bounds == ()
 
 
@@ -87,12 +88,13 @@ def test_a_size_that_is_bound_to_a_value_is_checked_too(program):
 
 def test_a_file_keeps_bounds_and_reads_without(program):
     written = text(program)
-    assert parse(written, "total.jaxpr").bounds == (("n", 8),)
+    assert parse(written, "total.jaxpr").bounds == (("n", SizeBound(8)),)
     assert parse(written.replace("bounds = {'n': 8}\n", ""), "total.jaxpr").bounds == ()
 
 
 def test_random_sizes_are_within_their_bounds():
-    program = jaxprtool.trace(lambda n: n, np.zeros(200, np.int32)).replace(bounds=(("n", 3),))
+    sizes = jaxprtool.trace(lambda n: n, np.zeros(200, np.int32))
+    program = sizes.replace(bounds=(("n", SizeBound(3)),))
     assert set(random_argument(program, 0, seed=1).tolist()) == {0, 1, 2, 3}
 
 

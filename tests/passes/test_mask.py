@@ -12,6 +12,7 @@ from jax import lax
 from jaxprtool import equivalent, read, trace, write
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
 from jaxprtool.extend import add_traits, rule
+from jaxprtool.ir.bounds import SizeBound
 from jaxprtool.loading.argspec import read_args
 from tests.programs.masking import count_masks
 
@@ -265,7 +266,7 @@ def test_masked_programs_are_written_to_files_with_their_derivatives(name, tmp_p
     program = masked(FUNCTIONS[name])
     write(program, tmp_path / "p.jaxpr")
     again = read(tmp_path / "p.jaxpr")
-    assert equivalent(program, again) and again.bounds == (("n", BOUND),)
+    assert equivalent(program, again) and again.bounds == (("n", SizeBound(BOUND)),)
     x, w = arguments(3)
     moved = [padded(x, jnp.nan), w], [padded(x, jnp.nan), w]
     for got, wanted in zip(*(_tangents(p, *moved) for p in (again, program)), strict=True):
@@ -351,8 +352,8 @@ def test_buckets_of_two_symbols_make_a_program_for_each_pair():
     args, _ = read_args("f32[n,m], f32[m]")
     made = trace(lambda x, y: x @ y, *args).apply("mask(buckets={'n': (4,), 'm': (2, 3)})")
     assert {name: program.bounds for name, program in made.items()} == {
-        "n4_m2": (("m", 2), ("n", 4)),
-        "n4_m3": (("m", 3), ("n", 4)),
+        "n4_m2": (("m", SizeBound(2)), ("n", SizeBound(4))),
+        "n4_m3": (("m", SizeBound(3)), ("n", SizeBound(4))),
     }
 
 

@@ -29,7 +29,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, did_you_mean
 from jaxprtool.formats.jaxpr import values
 from jaxprtool.formats.jaxpr.source import Expression, FileText
-from jaxprtool.formats.jaxpr.types import NO_MESH, TypeWriter
+from jaxprtool.formats.jaxpr.types import NO_MESH, TypeReader, TypeWriter
+from jaxprtool.ir.bounds import Bound, LengthsBound, SizeBound
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import Tree, describe
@@ -59,7 +60,7 @@ def header_text(
     if program.axis_env:
         entries["axis_env"] = values.encode(tuple(program.axis_env))
     if program.bounds:
-        entries["bounds"] = _table(dict(program.bounds))
+        entries["bounds"] = _table({name: _bound(each, types) for name, each in program.bounds})
     if program.jit is not None:
         entries["jit"] = _table(_jit_parts(program, program.jit))
     if not usual_mesh.empty:
@@ -73,6 +74,18 @@ def header_text(
     if files:
         entries["files"] = _table(files)
     return "".join(f"{name} = {text}\n" for name, text in entries.items())
+
+
+def _bound(bound: Bound, types: TypeWriter) -> Any:
+    if isinstance(bound, SizeBound):
+        return bound.at_most
+    rows = bound.rows
+    parts: dict[str, Any] = {
+        "rows": types.dimension(rows) if jaxcompat.is_symbolic_dimension(rows) else str(rows)
+    }
+    if bound.longest is not None:
+        parts["longest"] = bound.longest
+    return {**parts, "left_over": True} if bound.left_over else parts
 
 
 def _jit_parts(program: Program, options: JitOptions) -> dict[str, Any]:
@@ -143,7 +156,7 @@ class Header:
     constants: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     axis_env: tuple[tuple[Hashable, int], ...] = ()
-    bounds: Mapping[str, int] = field(default_factory=dict)
+    bounds: Mapping[str, Any] = field(default_factory=dict)
     mesh: AbstractMesh = NO_MESH
     meshes: Mapping[str, AbstractMesh] = field(default_factory=dict)
     symbols: Any = None
@@ -198,6 +211,14 @@ def _is_axes(value: object) -> bool:
         isinstance(axis, tuple) and len(axis) == 2 and type(axis[1]) is int and axis[1] > 0
         for axis in value
     )
+
+
+def _is_bound(value: object) -> bool:
+    """Whether a value is the largest size, or what is known of lengths."""
+    if not isinstance(value, dict):
+        return type(value) is int and value >= 0
+    known = {"rows": str, "longest": int, "left_over": bool}
+    return "rows" in value and all(type(part) is known.get(k) for k, part in value.items())
 
 
 def _is_file_name(value: str) -> bool:
@@ -260,8 +281,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     ),
     "axis_env": _axis_env,
     "bounds": _checked(
-        lambda value: _is_dict(value, int) and all(bound >= 0 for bound in value.values()),
-        "bounds of sizes are written {'n': 512, ...}",
+        lambda value: _is_dict(value) and all(map(_is_bound, value.values())),
+        "bounds are written {'n': 512, 'lengths': {'rows': 'N', 'longest': 512}, ...}",
     ),
     "mesh": _checked(
         lambda value: isinstance(value, AbstractMesh),
@@ -275,6 +296,13 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "jit": _jit,
 }
 REQUIRED = [*_READERS][:4]
+
+
+def bound_of(value: Any, types: TypeReader) -> Bound:
+    """The bound that an entry of `bounds` tells. Raises ValueError for rows that are no size."""
+    if isinstance(value, int):
+        return SizeBound(value)
+    return LengthsBound(**{**value, "rows": types.dimension(value["rows"])})
 
 
 def jit_options(program: Program, parts: Mapping[str, Any]) -> JitOptions:

@@ -22,10 +22,11 @@ from jaxprtool.files import opened_plain
 from jaxprtool.formats.jaxpr import syntax
 from jaxprtool.formats.jaxpr.build import Builder
 from jaxprtool.formats.jaxpr.constants import Constants
-from jaxprtool.formats.jaxpr.header import Header, jit_options, read_header
+from jaxprtool.formats.jaxpr.header import Header, bound_of, jit_options, read_header
 from jaxprtool.formats.jaxpr.source import FileText
 from jaxprtool.formats.jaxpr.source_comments import source_infos
 from jaxprtool.formats.jaxpr.types import TypeReader
+from jaxprtool.ir.bounds import Bound
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import DebugInfo
 
@@ -116,9 +117,8 @@ def _program(source: FileText, path: Path | None) -> Program:
         arg_names=header.arguments[1],
         out_names=header.results[1],
         axis_env=header.axis_env,
-        bounds=tuple(header.bounds.items()),
     )
-    _check_bounds(source, file, program)
+    program = program.replace(bounds=_bounds(source, file, program, header, types))
     if header.jit is None:
         return program
     try:
@@ -157,12 +157,19 @@ def _check_counts(source: FileText, file: syntax.File, header: Header) -> None:
             raise source.fail(file.header[entry].position, message)
 
 
-def _check_bounds(source: FileText, file: syntax.File, program: Program) -> None:
-    types = dict(program.arguments)
-    for name, _ in program.bounds:
-        if not np.issubdtype(getattr(types.get(name), "dtype", None), np.integer):
-            message = f"'{name}' is no argument that is a size"
-            raise source.fail(file.header["bounds"].position, message)
+def _bounds(
+    source: FileText, file: syntax.File, program: Program, header: Header, types: TypeReader
+) -> tuple[tuple[str, Bound], ...]:
+    avals, found = dict(program.arguments), []
+    for name, value in header.bounds.items():
+        position = file.header["bounds"].position
+        if not np.issubdtype(getattr(avals.get(name), "dtype", None), np.integer):
+            raise source.fail(position, f"'{name}' is no argument that is a size")
+        try:
+            found.append((name, bound_of(value, types)))
+        except ValueError as error:
+            raise source.fail(position, str(error)) from None
+    return tuple(found)
 
 
 def _precision(source: FileText) -> AbstractContextManager[object]:

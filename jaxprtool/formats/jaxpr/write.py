@@ -15,7 +15,7 @@ The first line has the version of the format. Then come the JAX that wrote it, t
 and the structures of arguments and results with each value's name at its place. If there are any:
 `constants`, the name of the file beside it that has the large ones;
 `axis_env`, the free named axes with their sizes; `bounds`, the largest values of arguments that are
-sizes; `jit`, what `jax.jit` was told of the function;
+sizes, and what lengths add up to; `jit`, what `jax.jit` was told of the function;
 `mesh`, the one that the program is traced in;
 `meshes`, by the names that types give them; `symbols`, what is known of symbolic dimensions;
 `files`, by the names in comments.

@@ -167,7 +167,7 @@ def _main(module: Module, name: str, called: CallSignature) -> tuple[list[str], 
     wide = _NEEDS_X64 if x64_enabled() else None
     axes = ", ".join(f"{axis} of size {size}" for axis, size in program.axis_env)
     bound = f"It must be called where these named axes are bound: {axes}." if axes else None
-    sizes = [f"`{name}` is a size from 0 to {bound}." for name, bound in program.bounds]
+    sizes = [f"`{name}` is {bound}." for name, bound in program.bounds]
     return lines, [n for n in (note, bound, wide, *sizes) if n]
 
 

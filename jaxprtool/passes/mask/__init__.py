@@ -17,6 +17,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PipelineError
+from jaxprtool.ir.bounds import SizeBound
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.symbols import check_symbols
@@ -173,7 +174,7 @@ def _masked(program: Program, bounds: Bounds) -> Program:
     count = len(jax.tree.leaves(args))
     names = program.arg_names
     arg_names = unique([*names[:count], *bounds, *names[count:]])
-    limits = zip(arg_names[count:], bounds.bounds.values(), strict=False)
+    limits = zip(arg_names[count:], map(SizeBound, bounds.bounds.values()), strict=False)
     results = jax.tree.unflatten(program.out_tree, program.out_avals)
     out_names = program.out_names
     if padded:

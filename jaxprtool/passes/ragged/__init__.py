@@ -9,7 +9,7 @@ there is one more argument, the lengths of the examples. Rules for primitives ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PipelineError
+from jaxprtool.ir.bounds import LengthsBound
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
@@ -131,7 +132,8 @@ class Ragged(Pass):
             self.layout,
             lambda: program.out_names,
         )
-        return _program(program, self.axes, made)
+        lengths = {name: LengthsBound(rows[name], self.longest) for name in self.axes}
+        return _program(program, lengths, made)
 
     def _rows(self, program: Program, name: str) -> Any:
         """Return the symbol of the number of all rows."""
@@ -159,13 +161,16 @@ class Ragged(Pass):
         return kinds
 
 
-def _program(program: Program, axes: Sequence[str], made: AllLanes) -> Program:
-    """Return a program of all lanes, which takes the lengths after other positional arguments."""
-    arguments = made.jaxpr.invars[: -len(axes)]
-    lengths = made.jaxpr.invars[-len(axes) :]
+def _program(program: Program, bounds: Mapping[str, LengthsBound], made: AllLanes) -> Program:
+    """Return a program of all lanes, which takes the lengths after other positional arguments.
+
+    `bounds` has which these are, by ragged symbol.
+    """
+    arguments = made.jaxpr.invars[: -len(bounds)]
+    lengths = made.jaxpr.invars[-len(bounds) :]
     args, kwargs = jax.tree.unflatten(program.in_tree, range(len(arguments)))
     count = len(jax.tree.leaves(args))
-    names = ["lengths"] if len(axes) == 1 else [f"{name}_lengths" for name in axes]
+    names = ["lengths"] if len(bounds) == 1 else [f"{name}_lengths" for name in bounds]
     arg_names = unique([*program.arg_names[:count], *names, *program.arg_names[count:]])
     jaxpr = jaxcompat.replace_jaxpr(
         made.jaxpr, invars=[*arguments[:count], *lengths, *arguments[count:]]
@@ -175,4 +180,5 @@ def _program(program: Program, axes: Sequence[str], made: AllLanes) -> Program:
         in_tree=jax.tree.structure(((*args, *names), kwargs)),
         arg_names=arg_names,
         jit=None,
+        bounds=(*program.bounds, *zip(arg_names[count:], bounds.values(), strict=False)),
     )

@@ -22,6 +22,7 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.bounds import LengthsBound
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.program import Program
@@ -68,6 +69,7 @@ class Closed(Pass):
                 name = program.arg_names[i]
                 if i in values:
                     raise ArgumentsError(f"closed: argument {name} is bound twice")
+                _require_rows(program, name)
                 values[i] = program.checked(i, _of_type(name, leaf, program.in_avals[i]))
         return _bound(program, values) if values else program
 
@@ -123,6 +125,16 @@ def remaining(program: Program, free: Sequence[bool]) -> tuple[tuple[Any, ...], 
     args = tuple(has for had, has in zip(before[0], after[0], strict=True) if stays(had, has))
     kwargs = {name: has for name, has in after[1].items() if stays(before[1][name], has)}
     return args, kwargs
+
+
+def _require_rows(program: Program, name: str) -> None:
+    """Refuse to bind lengths that could then not be held against the rows."""
+    bound = dict(program.bounds).get(name)
+    if isinstance(bound, LengthsBound) and not isinstance(bound.rows, int):
+        raise ArgumentsError(
+            f"closed: argument {name} is {bound}, of which the number is not known",
+            f"specialize({bound.rows}=…) says it",
+        )
 
 
 # --- which arguments ------------------------------------------------------------------------------

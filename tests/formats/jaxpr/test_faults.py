@@ -62,7 +62,7 @@ FAULTS = [
     ("(('x', 'y'), {})", "(('x', 'y'], {})", "4:23", "']' does not close the '(' at 4:14"),
     ("results =", "files = {'a': 1}\nresults =", "5:9", "files are written {'name in comments': "),
     ("results =", "axis_env = (('i', 0),)\nresults =", "5:12", "an axis environment is written"),
-    ("results =", "bounds = {'y': -1}\nresults =", "5:10", "bounds of sizes are written {'n': "),
+    ("results =", "bounds = {'y': -1}\nresults =", "5:10", "bounds are written {'n': 512, "),
     ("results =", "bounds = {'y': 8}\nresults =", "5:10", "'y' is no argument that is a size"),
     ("results =", "bounds = {'n': 8}\nresults =", "5:10", "'n' is no argument that is a size"),
     # jaxprs

@@ -1,0 +1,86 @@
+"""What is known of arguments that are sizes, or lengths of examples: which values they may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jaxprtool.ir.symbols import Sizes, value_of
+
+
+@dataclass(frozen=True)
+class SizeBound:
+    """A size, or an array of sizes: from 0 to `at_most`."""
+
+    at_most: int
+
+    def __str__(self) -> str:
+        return f"a size from 0 to {self.at_most}"
+
+    def fault(self, values: np.ndarray, sizes: Sizes) -> str | None:
+        """Return what is wrong with values, or None."""
+        wrong = values[(values < 0) | (values > self.at_most)]
+        return f"is {wrong[0]}: it is {self}" if len(wrong) else None
+
+    def at(self, sizes: Sizes) -> SizeBound:
+        """Return the bound where symbols have these sizes."""
+        return self
+
+    def random(self, rng: np.random.Generator, shape: tuple[int, ...], sizes: Sizes) -> Any:
+        """Return values that it allows."""
+        return rng.integers(0, self.at_most + 1, shape)
+
+
+@dataclass(frozen=True)
+class LengthsBound:
+    """The lengths of examples, along the last axis.
+
+    Attributes:
+        rows: How many rows all examples have: a number, or a symbolic dimension. It may be one of
+            a symbol whose size is another argument.
+        longest: How many rows an example has at most; None if nothing more is known.
+        left_over: Whether there may be more rows than those of the examples.
+    """
+
+    rows: Any
+    longest: int | None = None
+    left_over: bool = False
+
+    def __str__(self) -> str:
+        most = "" if self.longest is None else f", each at most {self.longest}"
+        return f"an array of lengths that add up to {'at most ' * self.left_over}{self.rows}{most}"
+
+    def fault(self, values: np.ndarray, sizes: Sizes) -> str | None:
+        """Return what is wrong with values, or None."""
+        for i, value in np.ndenumerate(values):
+            if value < 0 or (self.longest is not None and value > self.longest):
+                most = "" if self.longest is None else f" to {self.longest}"
+                place = ", ".join(map(str, i))
+                return f"is {value} at [{place}]: it is a length from 0{most or ' on'}"
+        rows = value_of(self.rows, sizes)
+        totals = values.sum(-1, dtype=np.int64)
+        if not isinstance(rows, int):
+            return None
+        wrong = totals[(totals > rows) | (totals < (0 if self.left_over else rows))]
+        return f"adds up to {wrong[0]}, and there are {rows} rows" if len(wrong) else None
+
+    def at(self, sizes: Sizes) -> LengthsBound:
+        """Return the bound where symbols have these sizes."""
+        return replace(self, rows=value_of(self.rows, sizes))
+
+    def random(self, rng: np.random.Generator, shape: tuple[int, ...], sizes: Sizes) -> Any:
+        """Return values that it allows. Raises ValueError if there are none."""
+        rows, lanes = value_of(self.rows, sizes), shape[-1]
+        if not isinstance(rows, int):
+            raise ValueError(f"{rows} needs a number")
+        most = rows if self.longest is None else min(self.longest, rows)
+        if lanes * most < rows:
+            raise ValueError(f"no {lanes} lengths of at most {most} add up to {rows}")
+        if lanes == 0:
+            return np.zeros(shape)
+        return rng.multivariate_hypergeometric([most] * lanes, rows, shape[:-1], "marginals")
+
+
+Bound: TypeAlias = SizeBound | LengthsBound

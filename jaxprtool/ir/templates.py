@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -61,6 +62,7 @@ class Template:
         binders: The variables that effects on refs name.
         alone: The only step, if it takes the operands as they are and its results are the
             template's.
+        used: The operands that its steps and its results are made of.
     """
 
     consts: tuple[Any, ...]
@@ -69,6 +71,7 @@ class Template:
     kinds: tuple[Any, ...]
     binders: tuple[Var, ...]
     alone: Step | None
+    used: frozenset[int]
 
 
 def template_of_jaxpr(jaxpr: ClosedJaxpr, kinds: Sequence[Any]) -> Template:
@@ -96,7 +99,9 @@ def template_of_jaxpr(jaxpr: ClosedJaxpr, kinds: Sequence[Any]) -> Template:
     if len(steps) == 1 and not (steps[0].effects or jaxpr.consts):
         whole = [*jaxpr.eqns[0].invars, *jaxpr.eqns[0].outvars]
         alone = steps[0] if whole == [*jaxpr.invars, *jaxpr.outvars] else None
-    return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), alone)
+    read = {i for i in chain(outs, *(step.inputs for step in steps)) if type(i) is int}
+    used = frozenset(read.intersection(range(len(jaxpr.invars))))
+    return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), alone, used)
 
 
 def _without_numpy(value: Any) -> Any:

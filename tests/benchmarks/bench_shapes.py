@@ -17,7 +17,7 @@ of a bucket are batched, and arrays are padded before. All ways take turns; medi
 the medians of ratios round by round. What is compiled is counted, and timed, apart.
 
 Masks: the `select_n` of a masked program, at all depths, beside those written by hand. And the time
-of the pass, on a deep transformer.
+of the passes mask and ragged, on a deep transformer.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.ragged import unchecked
 from jaxprtool.passes.mask import Mask
+from jaxprtool.passes.ragged import Ragged as RaggedPass
 from tests.benchmarks.length_models import MODELS, Model
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 from tests.programs.masking import count_masks
@@ -388,34 +389,37 @@ def check(expected: Any, got: Any) -> None:
 
 
 def pass_table(rounds: int) -> Table:
-    """Time the pass on the loss of a deep transformer, and on its gradient."""
-    table = Table(title="the pass, seconds (medians): when nothing is remembered, and again")
+    """Time the passes on the loss of a deep transformer, and on its gradient."""
+    table = Table(title="the passes, seconds (medians): when nothing is remembered, and again")
+    table.add_column("pass")
     table.add_column("program")
     for heading in ("equations", "made", "cold", "warm", "warm, of 10,000 equations"):
         table.add_column(heading, justify="right")
     (n,) = jax.export.symbolic_shape("n")
+    passes = {"mask": Mask({"n": 128}), "ragged": RaggedPass("n", lanes=LANES)}
     for name, fun, layers in (
         ("transformer", transformer_loss, 300),
         ("transformer, gradient", jax.grad(transformer_loss), 90),
     ):
         parameters, x = transformer_shapes(layers)
         x = jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype)
-        program = jaxprtool.trace(fun, parameters, x)
-        size = count(program)
-        times: dict[str, list[float]] = {"cold": [], "warm": []}
-        for i in range(2 * rounds):
-            kind = "cold" if i < rounds else "warm"
-            if kind == "cold":
-                jax.clear_caches()
-                clear_caches()
-            fresh = jaxprtool.trace(fun, parameters, x)
-            gc.collect()
-            start = time.perf_counter()
-            made = Mask({"n": 128})(fresh)
-            times[kind].append(time.perf_counter() - start)
-        cold, warm = (statistics.median(each) for each in times.values())
-        row = (f"{size:,}", f"{count(made):,}", f"{cold:.2f}", f"{warm:.2f}")
-        table.add_row(name, *row, f"{warm * 1e4 / size:.2f}")
+        for which, apply in passes.items():
+            times: dict[str, list[float]] = {"cold": [], "warm": []}
+            for i in range(2 * rounds):
+                kind = "cold" if i < rounds else "warm"
+                if kind == "cold":
+                    jax.clear_caches()
+                    clear_caches()
+                fresh = jaxprtool.trace(fun, parameters, x)
+                gc.collect()
+                start = time.perf_counter()
+                made = apply(fresh)
+                times[kind].append(time.perf_counter() - start)
+            assert isinstance(made, Program)
+            cold, warm = (statistics.median(each) for each in times.values())
+            size = count(fresh)
+            row = (f"{size:,}", f"{count(made):,}", f"{cold:.2f}", f"{warm:.2f}")
+            table.add_row(which, name, *row, f"{warm * 1e4 / size:.2f}")
     return table
 
 

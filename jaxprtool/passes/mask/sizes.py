@@ -37,6 +37,7 @@ class Bounds:
         self.bounds = dict(bounds)
         self._padded: dict[Any, int] = {}
         self._masked: dict[Any, bool] = {}
+        self._axes: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self._mention = Contains(self._mentions_in_types)
 
     def __iter__(self) -> Any:
@@ -52,7 +53,12 @@ class Bounds:
 
     def axes(self, shape: Sequence[Any]) -> tuple[int, ...]:
         """Return the axes of a logical shape along which a value is padded."""
-        return tuple(i for i, size in enumerate(shape) if self.is_masked(size))
+        key = tuple(shape)
+        found = self._axes.get(key)
+        if found is None:
+            found = tuple(i for i, size in enumerate(key) if self.is_masked(size))
+            self._axes[key] = found
+        return found
 
     def padded(self, size: Any) -> Any:
         """Return the padded size of an axis: the largest that the size can be.

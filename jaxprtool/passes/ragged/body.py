@@ -335,13 +335,14 @@ class Writing:
         template = self.run.templates[key]
         if template is None:
             return None
-        used = {i for step in template.steps for i in step.inputs if type(i) is int}
-        used.update(i for i in template.outs if type(i) is int)
-        makers: list[Callable[[], Atom]] = [partial(self.symbol, n) for n in self.run.sizes.bounds]
-        makers += [partial(self.fact, what, size) for size in wide for what in facts]
         values: list[Any] = list(operands)
-        for maker in makers:
-            values.append(maker() if len(values) in used else None)
+        symbols = self.run.sizes.bounds
+        values += [None] * (len(symbols.bounds) + len(wide) * len(facts))
+        if max(template.used, default=0) >= len(operands):
+            makers: list[Callable[[], Atom]] = [partial(self.symbol, name) for name in symbols]
+            makers += [partial(self.fact, what, size) for size in wide for what in facts]
+            for i, maker in enumerate(makers, len(operands)):
+                values[i] = maker() if i in template.used else None
         return self.instantiate(
             template, values, jaxcompat.NO_SOURCE if eqn is None else eqn.source_info
         )

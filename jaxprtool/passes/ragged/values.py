@@ -114,6 +114,8 @@ class Sizes:
         self.full = full
         self.lengths_aval = jax.core.ShapedArray((lanes,), jnp.int32)
         self._counts: dict[Any, Any] = {}
+        self._exact: dict[Any, bool] = {}
+        self._ragged: dict[tuple[Any, ...], Kind] = {}
 
     def axes(self, shape: Sequence[Any]) -> tuple[int, ...]:
         """Return the ragged axes of one lane."""
@@ -154,9 +156,11 @@ class Sizes:
 
     def is_exact(self, size: Any) -> bool:
         """Return True if all the rows that are held of a size belong to a lane."""
-        (name,) = self.names(size)
-        constant = value_of(size, {name: 0})
-        return name in self.full and isinstance(constant, int) and constant >= 0
+        if size not in self._exact:
+            (name,) = self.names(size)
+            constant = value_of(size, {name: 0})
+            self._exact[size] = name in self.full and isinstance(constant, int) and constant >= 0
+        return self._exact[size]
 
     def canonical(self, aval: Aval, *, shared: bool = False) -> Kind:
         """Return how a value of a type is held where it may not depend on what it is computed of.
@@ -165,13 +169,17 @@ class Sizes:
             aval: The type of one lane.
             shared: Whether it is the same in all lanes, if its type is.
         """
-        shape = getattr(aval, "shape", ())
+        shape = tuple(getattr(aval, "shape", ()))
         axes = self.axes(shape)
         if not axes:
             return Shared() if shared else Lanes()
-        if len(axes) == 1 and self.count(shape[axes[0]]) is not None:
-            return Packed(axes[0], shape[axes[0]])
-        return Stacked(Facts(tuple(shape), (None,) * len(shape), active=True))
+        if shape not in self._ragged:
+            if len(axes) == 1 and self.count(shape[axes[0]]) is not None:
+                self._ragged[shape] = Packed(axes[0], shape[axes[0]])
+            else:
+                facts = Facts(shape, (None,) * len(shape), active=True)
+                self._ragged[shape] = Stacked(facts)
+        return self._ragged[shape]
 
     def shape(self, kind: Kind, shape: Sequence[Any]) -> tuple[Any, ...]:
         """Return the shape of the array that holds a value whose lanes are of a shape."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -12,24 +11,13 @@ from hypothesis import given, settings
 
 from tests.programs import harness_programs
 from tests.programs.masking import prove_masked
-from tests.programs.symbolic import SymbolicPlan, SymbolicProgram, symbolic_plans, symbolic_programs
+from tests.programs.once import Once
+from tests.programs.symbolic import SymbolicPlan, symbolic_plans, symbolic_programs
 from tests.programs.symbolic_models import symbolic_model, symbolic_models
 from tests.sweep.corpora import Harnesses, RandomPrograms, Visit, Wants
 from tests.sweep.parts import Part
 
-
-def prove_all(programs: Iterable[SymbolicProgram], number: int) -> Counter[str]:
-    """What came of the programs of a case; all that fail are told."""
-    outcomes, failures = Counter({"cases": 1}), []
-    for i, found in enumerate(programs):
-        try:
-            outcomes += prove_masked(found, number + i)
-        except Exception as error:
-            error.add_note(f"in {found.name}:\n{found.program}")
-            failures.append(error)
-    if failures:
-        raise ExceptionGroup(f"{len(failures)} programs are wrong", failures)
-    return outcomes
+prove_all = Once(prove_masked)
 
 
 def prove_case(number: int, case: Any) -> Counter[str]:

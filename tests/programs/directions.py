@@ -76,7 +76,7 @@ def random_direction(x: Any, rng: np.random.RandomState) -> Any:
     value = rng.uniform(0.5, 1.5, x.shape)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         value = value + 1j * rng.uniform(0.5, 1.5, x.shape)
-    return jnp.asarray(value, x.dtype)
+    return np.asarray(value, x.dtype)
 
 
 @dataclass(frozen=True)

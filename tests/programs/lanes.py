@@ -18,10 +18,12 @@ from jaxprtool.ir.symbols import names_of, value_of
 from jaxprtool.passes.ragged import Ragged
 from tests.programs.directions import function_of, places, random_direction
 from tests.programs.gradients import NO_DERIVATIVE
-from tests.programs.interpreter import bind, evaluate
+from tests.programs.interpreter import evaluate
 from tests.programs.masking import NOT_RUN, compare, refusal
 from tests.programs.recorder import recording
+from tests.programs.stablehlo_interpreter import interpret
 from tests.programs.symbolic import Sizes, SymbolicProgram
+from tests.programs.values import on_host
 
 #: How long examples are: drawn of these, with one that is empty where a program allows it.
 LENGTHS = (0, 1, 2, 3, 4)
@@ -112,22 +114,22 @@ class _Proof:
         except (JaxprToolError, CheckError, ZeroDivisionError):
             self.outcomes["not defined at that length"] += 1
             return None
-        args = [jnp.asarray(x) for x in self.found.arguments(sizes)]
+        args = [on_host(x) for x in self.found.arguments(sizes)]
         shift = int(self.rng.randint(4))
         axes = map(self._axis, self.found.program.in_avals)
         args = [
-            x if axis is None else jnp.roll(x, shift, axis)
+            x if axis is None else _numpy(x).roll(x, shift, axis)
             for x, axis in zip(args, axes, strict=True)
         ]
         try:
-            return _Lane(length, program, args, evaluate(program.jaxpr, args))
+            return _Lane(length, program, args, evaluate(program.jaxpr, args, interpret))
         except NOT_RUN:
             self.outcomes["not run at that length"] += 1
             return None
 
     def _joined(self, place: int, each: Sequence[Any]) -> Any:
         axis = self._axis(self.found.program.in_avals[place])
-        return each[0] if axis is None else jnp.concatenate(each, axis)
+        return each[0] if axis is None else _numpy(*each).concatenate(each, axis)
 
     def _flat(self, args: Sequence[Any]) -> list[Any]:
         """The flat arguments of the ragged program."""
@@ -145,12 +147,13 @@ class _Proof:
                     found[number].append(x if x.ndim == len(aval.shape) else x[number])
                     continue
                 count = max(value_of(aval.shape[axis], self._sizes(lane.length)), 0)
-                found[number].append(jax.lax.slice_in_dim(x, start, start + count, axis=axis))
+                rows = (slice(None),) * axis + (slice(start, start + count),)
+                found[number].append(x[rows])
                 start += count
         return found
 
     def _compare_values(self) -> None:
-        outs = evaluate(self.program.jaxpr, self._flat(self.args))
+        outs = evaluate(self.program.jaxpr, self._flat(self.args), interpret)
         for number, (lane, results) in enumerate(
             zip(self.lanes, self._of_lanes(outs), strict=True)
         ):
@@ -159,7 +162,7 @@ class _Proof:
 
     def _same(self, what: str, again: Any, before: Sequence[Any], after: Sequence[Any]) -> None:
         try:
-            compare(again, [jnp.asarray(x) for x in before], after)
+            compare(again, [on_host(x) for x in before], after)
         except AssertionError as error:
             raise AssertionError(
                 f"{self.name}, lengths {self.lengths.tolist()}, {what}: {error}\n{self.program}"
@@ -208,12 +211,12 @@ class _Proof:
         try:
             loop = jax.make_jaxpr(by_loop)(*given)
             flat = jax.tree.leaves(given)
-            expected = evaluate(loop, flat)
+            expected = evaluate(loop, flat, interpret)
         except NO_DERIVATIVE:
             return "not differentiable in reverse"
         joined = [self._directions(i, [each[k] for each in directions]) for k, i in enumerate(outs)]
         mine = (self.args, joined)
-        found = evaluate(jax.make_jaxpr(of_all)(*mine), jax.tree.leaves(mine))
+        found = evaluate(jax.make_jaxpr(of_all)(*mine), jax.tree.leaves(mine), interpret)
         self._same("derivative", _again(loop, flat), expected, found)
         return "differentiated"
 
@@ -224,11 +227,17 @@ class _Proof:
             self.program.out_avals[place],
         )
         if axis is not None:
-            joined = jnp.concatenate(each, axis)
+            joined = _numpy(*each).concatenate(each, axis)
             missing = wanted.shape[axis] - joined.shape[axis]
-            return jnp.pad(joined, [(0, missing if i == axis else 0) for i in range(joined.ndim)])
-        return sum(each) if wanted.ndim == each[0].ndim else jnp.stack(each)
+            widths = [(0, missing if i == axis else 0) for i in range(joined.ndim)]
+            return _numpy(joined).pad(joined, widths)
+        return sum(each) if wanted.ndim == each[0].ndim else _numpy(*each).stack(each)
+
+
+def _numpy(*arrays: Any) -> Any:
+    """Return NumPy if it has all arrays, since JAX compiles each step; else JAX's."""
+    return np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
 
 
 def _again(jaxpr: Any, args: Sequence[Any]) -> Callable[..., list[Any]]:
-    return lambda apply=bind: evaluate(jaxpr, args, apply)
+    return lambda apply=interpret: evaluate(jaxpr, args, apply)

@@ -24,7 +24,10 @@ FACTOR = 8.0
 
 
 def differences_but_for_rounding(
-    evaluate: Callable[[Apply], list[Any]], before: Sequence[Any], after: Sequence[Any]
+    evaluate: Callable[[Apply], list[Any]],
+    before: Sequence[Any],
+    after: Sequence[Any],
+    apply: Apply = bind,
 ) -> list[int]:
     """Return which values differ by more than rounding can explain.
 
@@ -32,8 +35,9 @@ def differences_but_for_rounding(
         evaluate: Gives the values before, computed by what it is given.
         before: The values before, inexact arrays.
         after: Those after.
+        apply: Gives the results of an equation.
     """
-    moved = [evaluate(_rounding_otherwise(random.Random(run))) for run in range(RUNS)]
+    moved = [evaluate(_rounding_otherwise(apply, random.Random(run))) for run in range(RUNS)]
     return [
         i
         for i, pair in enumerate(zip(before, after, strict=True))
@@ -41,20 +45,20 @@ def differences_but_for_rounding(
     ]
 
 
-def _rounding_otherwise(rng: random.Random) -> Apply:
+def _rounding_otherwise(apply: Apply, rng: random.Random) -> Apply:
     draw = np.random.RandomState(rng.randrange(2**31))
 
-    def apply(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-        return [_moved(x, draw) for x in bind(eqn, operands)]
+    def moved(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+        return [_moved(x, draw) for x in apply(eqn, operands)]
 
-    return apply
+    return moved
 
 
 def _moved(x: Any, draw: np.random.RandomState) -> Any:
     if not jnp.issubdtype(getattr(x, "dtype", bool), jnp.inexact):
         return x
     by = 1 + float(jnp.finfo(x.dtype).eps) * draw.uniform(-1, 1, x.shape)
-    return jnp.asarray(np.asarray(_wide(x) * by).astype(x.dtype))
+    return np.asarray(_wide(x) * by).astype(x.dtype)
 
 
 def _within(before: np.ndarray, after: np.ndarray, moved: Sequence[np.ndarray]) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from hypothesis import strategies as st
 
 from jaxprtool.errors import JaxprToolError
@@ -29,6 +30,7 @@ from tests.programs.case import Case
 from tests.programs.ops import Type, corners_alone
 from tests.programs.plans import Const, Plan
 from tests.programs.random_programs import random_programs
+from tests.programs.values import on_host
 
 #: A size for each symbol: a number, or the symbol itself.
 Sizes = Mapping[str, Any]
@@ -141,9 +143,14 @@ class _AtSizes:
         """The case's arguments, with rows repeated or left out."""
         leaves = list(self.case.arguments())
         for (i, axis), name in self.axes.items():
-            rows = jnp.arange(sizes[name]) % jnp.shape(leaves[i])[axis]
-            leaves[i] = jnp.take(jnp.asarray(leaves[i]), rows, axis)
+            rows = np.arange(sizes[name]) % jnp.shape(leaves[i])[axis]
+            leaves[i] = _taken(on_host(leaves[i]), rows, axis)
         return leaves
+
+
+def _taken(x: Any, rows: np.ndarray, axis: int) -> Any:
+    """Return rows of an array, by NumPy if it can: XLA compiles that for each shape."""
+    return (np if isinstance(x, np.ndarray) else jnp).take(x, rows, axis)
 
 
 # --- random programs ----------------------------------------------------------------------------

@@ -1,7 +1,10 @@
-"""Comparing arrays, as the package itself does it, and where subnormal numbers are zeros."""
+"""Arrays: compared as the package does it, and where subnormal numbers are zeros; on the host."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,9 +23,16 @@ __all__ = [
     "bits_agree",
     "difference",
     "flushed_bits_agree",
+    "on_host",
     "value_difference",
     "values_agree",
 ]
+
+
+def on_host(x: Any) -> Any:
+    """Return an array of the type that JAX gives a value, without a compile; keys as they are."""
+    dtype = jax.typeof(x).dtype
+    return x if jnp.issubdtype(dtype, jax.dtypes.extended) else np.asarray(x, dtype)
 
 
 def flushed_bits_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -1,0 +1,63 @@
+"""Proves programs one after the other, each once: many cases give the same ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+import jaxprtool.api.program  # noqa: F401  # shows a program as text
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.execute.compare import as_numpy
+from jaxprtool.ir.equivalence import equivalent
+from jaxprtool.ir.program import Program
+from tests.programs.symbolic import SymbolicProgram
+
+#: What came of a program that one before is equivalent to, and is called with the same arguments.
+SAME = "proven before"
+
+
+@dataclass
+class Once:
+    """A proof, and the programs that it holds for, by their text and their arguments."""
+
+    prove: Callable[[SymbolicProgram, int], Counter[str]]
+    proven: dict[Any, list[Program]] = field(default_factory=dict)
+
+    def __call__(self, programs: Iterable[SymbolicProgram], number: int) -> Counter[str]:
+        """Return what came of the programs of a case; all that fail are told."""
+        outcomes, failures = Counter({"cases": 1}), []
+        for i, found in enumerate(programs):
+            try:
+                outcomes += self._once(found, number + i)
+            except Exception as error:
+                error.add_note(f"in {found.name}:\n{found.program}")
+                failures.append(error)
+        if failures:
+            raise ExceptionGroup(f"{len(failures)} programs are wrong", failures)
+        return outcomes
+
+    def _once(self, found: SymbolicProgram, number: int) -> Counter[str]:
+        with found.setting():
+            key = _key(found)
+            if any(_same(found.program, other) for other in self.proven.get(key, ())):
+                return Counter({"programs": 1, SAME: 1})
+        outcomes = self.prove(found, number)
+        self.proven.setdefault(key, []).append(found.program)
+        return outcomes
+
+
+def _key(found: SymbolicProgram) -> Any:
+    args = [as_numpy(x) for x in found.arguments(found.choices[0])]
+    values = tuple((str(x.dtype), x.shape, x.tobytes()) for x in args)
+    return str(found.program), bool(jax.config.jax_enable_x64), str(found.choices), hash(values)
+
+
+def _same(program: Program, other: Program) -> bool:
+    try:
+        return equivalent(program, other)
+    except UnsupportedError:  # a rule that JAX cannot trace with symbols
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 import os
@@ -16,6 +17,9 @@ from typing import Any
 
 #: A process that holds more than this ends after its unit; XLA does not give all memory back.
 MOST_BYTES = int(os.environ.get("SWEEP_MOST_BYTES", 5 * 2**30))
+
+#: After how many new objects garbage is looked for: traces make many, and most are not garbage.
+GARBAGE_EVERY = 100_000
 
 #: After how many programs JAX's caches are emptied, which makes it trace its own functions again.
 CLEAR_EVERY = 60
@@ -75,6 +79,7 @@ def work(connection: Connection, source: str) -> None:
     for stream in (1, 2):
         os.dup2(silence, stream)
     import_module("tests.conftest")  # sets JAX up, before it is imported
+    gc.set_threshold(GARBAGE_EVERY)
     parts = {part.name: part for part in parts_of(source)}
     count = 0
     while True:

@@ -234,6 +234,35 @@ def test_longest_bounds_what_is_padded():
     assert (5, 6, 6) in wide and all("N" not in map(str, shape) for shape in wide)
 
 
+@pytest.mark.parametrize("longest", [None, 6])
+def test_scans_of_rows_of_which_the_number_is_not_known_are_packed(longest):
+    def scans(x, w):
+        ends = lax.cumsum(x[:, 0], 0, True), lax.cumprod(x[:, 1], 0, True)
+        return x.cumsum(0), lax.cumprod(x), lax.cummax(x), lax.cumlogsumexp(x), *ends
+
+    program = ragged(scans, LENGTHS, longest=longest)
+    shapes = {v.aval.shape for e in equations(program.jaxpr) for v in e.outvars}
+    assert not [shape for shape in shapes if len(shape) > 2]
+    x = rows(LENGTHS)
+    x[2, 1], x[5, 2] = 0, np.nan  # a NaN stays in its lane, and so does what a product loses
+    weights = [
+        np.random.default_rng(1).normal(size=x.shape[: v.aval.ndim]) for v in program.jaxpr.outvars
+    ]
+
+    def total(results):
+        return sum((w * r).sum() for w, r in zip(weights, results, strict=True))
+
+    def of_loop(x):
+        avals = traced(scans).out_avals
+        return total(one_by_one(scans, x, W, LENGTHS, avals))
+
+    expected = one_by_one(scans, x, W, LENGTHS, traced(scans).out_avals)
+    for mine, other in zip(program(x, W, LENGTHS), expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
+    mine = jax.jit(jax.grad(lambda x: total(program(x, W, LENGTHS))))(x)
+    np.testing.assert_allclose(mine, jax.jit(jax.grad(of_loop))(x), rtol=1e-4, atol=1e-4)
+
+
 def test_arguments_besides_are_shared_or_by_lane():
     def fun(x, w, *, b):
         return x @ w + b, w.sum()

@@ -13,7 +13,6 @@ from jax import lax
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn, is_symbolic_dimension
 from jaxprtool.passes.mask.reductions import largest, least
-from jaxprtool.passes.ragged.stacked import packed_rows, stacked_lanes
 from jaxprtool.passes.ragged.table import Ragging, ragged_rules, taken
 from jaxprtool.passes.ragged.values import Value
 
@@ -126,9 +125,8 @@ def _scan(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
         return ragging.bind(eqn, x)
     combine, start = _SCANS[eqn.primitive.name]
     identity = jnp.asarray(start(x.array.dtype), x.array.dtype)
-    if is_symbolic_dimension(x.array.shape[axis]):  # which JAX cannot scan so
-        lanes = stacked_lanes(ragging, x, identity)
-        return packed_rows(ragging, Value(ragging.bind(eqn, lanes, axis=axis + 1), x.kind, x.shape))
+    if is_symbolic_dimension(x.array.shape[axis]):  # of which JAX has no associative scan
+        return _doubled(ragging, x, combine, identity, reverse)
     positions = ragging.positions(size)
     ends = ragging.at_rows(ragging.lengths(size), size) - 1
     # A row left over has the first row's position.
@@ -143,6 +141,32 @@ def _scan(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
         )
 
     scanned = lax.associative_scan(step, (flags, x.array), reverse=reverse, axis=axis)[1]
+    return ragging.spared(scanned, axis, size)
+
+
+def _doubled(
+    ragging: Ragging, x: Value, combine: Callable[[Any, Any], Any], identity: Any, reverse: bool
+) -> Any:
+    """Scan rows of which the number is not known, in rounds.
+
+    In each, what a row has is combined with what the row has that lies 1, 2, 4, ... rows before it.
+    """
+    axis, size = x.axis, x.size
+    longest = ragging.sizes.bounds.padded(size)
+    rounds = (longest - 1).bit_length() if isinstance(longest, int) else 31
+    before = ragging.positions(size)
+    if reverse:
+        ends = ragging.at_rows(ragging.lengths(size), size) - 1
+        before = jnp.where(ragging.real(size), ends - before, 0)
+    rows = jnp.arange(x.array.shape[axis], dtype=jnp.int32)
+
+    def step(value: Any, shift: Any) -> Any:
+        other = taken(value, rows + shift if reverse else rows - shift, axis)
+        within = lax.broadcast_in_dim(before >= shift, value.shape, (axis,))
+        return combine(lax.select(within, other, lax.full_like(value, identity)), value), None
+
+    shifts = 2 ** jnp.arange(rounds, dtype=jnp.int32)
+    scanned, _ = lax.scan(step, x.array, shifts)
     return ragging.spared(scanned, axis, size)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from jaxprtool.analysis.cost import cost
     from jaxprtool.api.jit import jit
     from jaxprtool.api.lower import make_jaxpr, xla_computation
     from jaxprtool.api.mask import mask
@@ -41,6 +42,7 @@ _HOME = {
     "Rewrite": "jaxprtool.passes.patterns",
     "batch_jaxpr": "jaxprtool.passes.batch.jaxprs",
     "clear_caches": "jaxprtool.ir.caches",
+    "cost": "jaxprtool.analysis.cost",
     "dce_jaxpr": "jaxprtool.passes.dce",
     "equivalent": "jaxprtool.ir.equivalence",
     "example": "jaxprtool.loading.example",
@@ -75,6 +77,7 @@ __all__ = [
     "Rewrite",
     "batch_jaxpr",
     "clear_caches",
+    "cost",
     "dce_jaxpr",
     "equivalent",
     "example",

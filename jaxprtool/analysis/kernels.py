@@ -15,14 +15,23 @@ reshape is the array that it is of.
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import fuses, size_of
 from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.symbols import Sizes, value_of
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
+
+#: Which calls are opened.
+Opens: typing.TypeAlias = typing.Literal["inlined", "all", "none"]
+
+_NO_SIZES: Sizes = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -35,6 +44,8 @@ class Node:
         reads: The values that it reads.
         makes: The values that it gives.
         fusible: Whether it may be inlined.
+        places: Each operand as a value; None if it is a literal.
+        calls: The calls that were opened around it, the outermost first.
         absorbed: Whether the reduction that alone reads it has taken it in.
         broadcast: The operands that are broadcast for a reduction, each with the bytes after.
     """
@@ -44,6 +55,8 @@ class Node:
     reads: list[int]
     makes: list[int]
     fusible: bool
+    places: list[int | None]
+    calls: tuple[JaxprEqn, ...] = ()
     absorbed: bool = False
     broadcast: list[tuple[int, int]] = field(default_factory=list)
 
@@ -53,24 +66,29 @@ class Kernels:
 
     Args:
         jaxpr: The body.
-        opened: Whether calls that XLA keeps are opened too, as if they were not marked.
+        opens: Which calls are opened: "all", "none", or those that are "inlined" by XLA.
+        symbols: Sizes of symbols, at which it is decided what is written.
 
     Raises:
         UnknownSize: If a size is symbolic.
     """
 
-    def __init__(self, jaxpr: Jaxpr, opened: bool = False) -> None:
-        self._opened = opened
+    def __init__(self, jaxpr: Jaxpr, opens: Opens = "inlined", symbols: Sizes = _NO_SIZES) -> None:
+        self._opens, self._symbols = opens, symbols
         self.nodes: list[Node] = []
         #: The bytes of each value.
         self.sizes: list[int] = []
         #: The node that makes each value, -1 of arguments.
         self.maker: list[int] = []
         self._counts: list[int] = []
+        #: The bytes and the elements of each type that was met, by its identity.
+        self._measures: dict[int, tuple[int, int]] = {}
         env: dict[Var, int | None] = {
             v: self._value(v.aval, -1) for v in (*jaxpr.constvars, *jaxpr.invars)
         }
-        self._open(jaxpr, env)
+        #: The values that are constants and arguments.
+        self.arguments = range(len(env))
+        self._open(jaxpr, env, ())
         given = {env.get(v) for v in jaxpr.outvars if type(v) is not Literal} - {None}
         #: The results that are not arguments.
         self.results = [v for v in given if v is not None and self.maker[v] >= 0]
@@ -85,7 +103,7 @@ class Kernels:
             if not node.fusible or (self.written[node.makes[0]] and not node.absorbed):
                 yield number
 
-    def _open(self, jaxpr: Jaxpr, env: dict[Var, int | None]) -> None:
+    def _open(self, jaxpr: Jaxpr, env: dict[Var, int | None], calls: tuple[JaxprEqn, ...]) -> None:
         """Add the nodes of a body, in whose place calls are opened; None is a literal."""
         for eqn in jaxpr.eqns:
             reads = [None if type(v) is Literal else env[v] for v in eqn.invars]
@@ -95,7 +113,7 @@ class Kernels:
                 inner = dict.fromkeys(body.constvars) | {
                     v: reads[i] for v, i in zip(body.invars, region.ins, strict=True)
                 }
-                self._open(body, inner)
+                self._open(body, inner, (*calls, eqn))
                 for out, atom in zip(region.outs, body.outvars, strict=True):
                     assert out is not None
                     env[eqn.outvars[out]] = None if type(atom) is Literal else inner[atom]
@@ -106,20 +124,32 @@ class Kernels:
                 makes = [self._value(v.aval, number) for v in eqn.outvars]
                 env.update(zip(eqn.outvars, makes, strict=True))
                 own = [v for v in reads if v is not None]
-                self.nodes.append(Node(eqn, held, own, makes, fuses(eqn)))
+                self.nodes.append(Node(eqn, held, own, makes, fuses(eqn), reads, calls))
 
     def _is_opened(self, eqn: JaxprEqn) -> bool:
-        return self._opened or jaxcompat.mark_of(eqn) == "plain"
+        if self._opens == "inlined":
+            return jaxcompat.mark_of(eqn) == "plain"
+        return self._opens == "all"
 
     def _value(self, aval: Aval, maker: int) -> int:
-        shape = getattr(aval, "shape", None)
-        size = 0 if shape is None else size_of(aval)
-        if size is None:
-            raise UnknownSize
+        known = self._measures.get(id(aval))
+        if known is None:
+            known = self._measures[id(aval)] = self._measured(aval)
+        size, count = known
         self.sizes.append(size)
         self.maker.append(maker)
-        self._counts.append(math.prod(shape or ()))
+        self._counts.append(count)
         return len(self.sizes) - 1
+
+    def _measured(self, aval: Aval) -> tuple[int, int]:
+        """Return the bytes and the number of elements of a value."""
+        shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+        if shape is not None and self._symbols:
+            shape = tuple(value_of(n, self._symbols) for n in shape)
+        if not all(type(n) is int for n in shape or ()):
+            raise UnknownSize
+        count = math.prod(shape or ())
+        return 0 if shape is None or dtype is None else count * itemsize(dtype), count
 
     # --- what is fused ----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.kernels import Kernels, UnknownSize
+from jaxprtool.analysis.kernels import Kernels, Opens, UnknownSize
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.program import Program
@@ -93,14 +93,14 @@ class _Bodies:
     """What bodies need, each computed once: equations may share them."""
 
     def __init__(self, opened: bool) -> None:
-        self._opened = opened
+        self._opens: Opens = "all" if opened else "inlined"
         self._known: dict[Jaxpr, int] = {}
 
     def temporary(self, jaxpr: AnyJaxpr) -> int:
         """Return the bytes that a body needs besides its arguments and results."""
         body = jaxcompat.open_jaxpr(jaxpr)
         if body not in self._known:
-            self._known[body] = self._peak(_Schedule(Kernels(body, self._opened)))
+            self._known[body] = self._peak(_Schedule(Kernels(body, self._opens)))
         return self._known[body]
 
     def _peak(self, schedule: _Schedule) -> int:

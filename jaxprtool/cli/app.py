@@ -14,6 +14,7 @@ from typer.main import get_command
 from jaxprtool.cli import completion, errors
 from jaxprtool.cli.backends import backends
 from jaxprtool.cli.browse import browse
+from jaxprtool.cli.cost import cost
 from jaxprtool.cli.emit import emit
 from jaxprtool.cli.explain import explain
 from jaxprtool.cli.opt import opt
@@ -41,7 +42,7 @@ app = typer.Typer(
     epilog=_EPILOG,
 )
 for command in (
-    *(show, browse, opt, run, emit, unzip, vmap, outline, shapecheck),
+    *(show, browse, cost, opt, run, emit, unzip, vmap, outline, shapecheck),
     *(passes, explain, backends),
 ):
     app.command(context_settings=_HELP)(command)
@@ -72,6 +73,7 @@ def _top(
       jaxprtool show samples/transformer.py:loss
       jaxprtool show jax.numpy:linalg.det --args "f32[4,4]"
       jaxprtool browse samples/transformer.py:loss
+      jaxprtool cost samples/transformer.py:loss -p grad
       jaxprtool opt  samples/transformer.py:loss -p dce --stats
       jaxprtool run  samples/transformer.py:loss --backend cpu
       jaxprtool emit samples/transformer.py:loss --to stablehlo

@@ -15,3 +15,12 @@ def in_bytes(count: float) -> str:
             return f"{count:,} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def with_prefix(number: float) -> str:
+    """Return a number as text, with a prefix of the SI: `1.5 M`."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if abs(number) < 999.95:
+            return f"{number:,}" if not prefix else f"{number:.1f} {prefix}"
+        number /= 1000
+    return f"{number:,.1f} E"

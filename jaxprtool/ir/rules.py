@@ -23,6 +23,7 @@ R = TypeVar("R")
 TABLES: dict[str, tuple[str, str]] = {
     "batch": ("jaxprtool.passes.batch", "batch_rules"),
     "batch_bodies": ("jaxprtool.passes.batch", "structured_rules"),
+    "cost": ("jaxprtool.analysis.cost.rules", "cost_rules"),
     "dce": ("jaxprtool.passes.dce", "dce_rules"),
     "equivalence": ("jaxprtool.ir.equivalence", "readable_params"),
     "jaxpr": ("jaxprtool.formats.jaxpr.params", "forms"),

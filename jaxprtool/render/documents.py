@@ -164,6 +164,49 @@ class StatsDocument(TypedDict):
     stats: Annotated[list[Stats], "The size of each program."]
 
 
+class Work(TypedDict):
+    """What some equations do. Where sizes are symbolic, a number is a text: `2*n**2*d`."""
+
+    flops: Annotated[int | str, "Arithmetic operations; a multiply-add is two."]
+    transcendentals: Annotated[int | str, "Exponentials, logarithms, square roots and the like."]
+    bytes_read: Annotated[int | str, "Bytes read from memory."]
+    bytes_written: Annotated[int | str, "Bytes written to memory."]
+    random_numbers: Annotated[int | str, "Numbers that are drawn, or words of random bits."]
+    bytes_communicated: Annotated[int | str, "Bytes that a device gives to collectives."]
+
+
+class GroupCost(Work):
+    """What a group of equations does, at most."""
+
+    name: Annotated[str, "What they have in common: `model.py:9`; empty if that is nothing."]
+    per_round: Annotated[bool, "Whether loops of unknown rounds are among them, counted once."]
+    least: NotRequired[Annotated[Work, "What they do at least, if branches decide."]]
+    library: NotRequired[Annotated[str, "The one place in a library that the line calls."]]
+    seconds: NotRequired[Annotated[float, "How long it takes at least, with `--device`."]]
+    limit: NotRequired[Annotated[str, "What limits it there: `compute` or `memory`."]]
+
+
+class ProgramCost(TypedDict):
+    """What a program costs."""
+
+    name: Annotated[str, "The name of the program."]
+    by: Annotated[str, "What the groups are by."]
+    total: Annotated[GroupCost, "All of it; of a `shard_map`, on all devices."]
+    per_device: Annotated[GroupCost | None, "What one device does, if there is a `shard_map`."]
+    groups: Annotated[list[GroupCost], "The groups, the dearest first; scopes hold others."]
+    collectives: Annotated[list[GroupCost], "The collectives, by kind and mesh axes."]
+    unknown: Annotated[dict[str, int], "Primitives of unknown cost, with their equations."]
+    utilisation: Annotated[float | None, "The part of the device's FLOPs, with `--seconds`."]
+
+
+class CostDocument(TypedDict):
+    """`cost`, of one program."""
+
+    total: Annotated[GroupCost, "All of the first program."]
+    groups: Annotated[list[GroupCost], "The groups of the first program."]
+    programs: Annotated[list[ProgramCost], "Each program."]
+
+
 # Not a class body: "pass" is a keyword of Python.
 PassRun = TypedDict(
     "PassRun",
@@ -490,6 +533,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "run": (RunDocument,),
     "unzip": (UnzipDocument,),
     "outline": (OutlineDocument,),
+    "cost": (CostDocument,),
     "vmap": (VmapDocument,),
     "passes": (PassesDocument,),
     "explain": (PassDocument, PipelineDocument, PrimitiveDocument),

@@ -1,0 +1,188 @@
+"""Where a program's time goes: FLOPs, bytes and more, by the user's lines, scopes and the like.
+
+    cost(program).total.work.flops
+    cost(program, by="scope").groups[0]
+
+Nothing is compiled. What an equation costs is a rule's (`rules`), how often it runs is the loops'
+around it (`tallies`), and which bytes go through memory is what a compiler would not fuse
+(`analysis.kernels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from jaxprtool.analysis.cost.bodies import Bodies
+from jaxprtool.analysis.cost.groupings import (
+    ByArgument,
+    ByLine,
+    ByName,
+    ByScope,
+    Line,
+    Whole,
+    argument_names,
+    collective_of,
+    dtypes_of,
+    primitive_name,
+)
+from jaxprtool.analysis.cost.tallies import Sums, Tallies, Tally
+from jaxprtool.analysis.cost.work import Work
+from jaxprtool.ir.border import Border, border
+from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import symbols_of, value_of
+from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
+
+#: What a program's cost is grouped by.
+By = Literal["line", "scope", "primitive", "dtype", "argument"]
+
+BY: tuple[By, ...] = get_args(By)
+
+#: The size at which groups with symbolic numbers are compared.
+TYPICAL_SIZE = 512
+
+
+@dataclass(frozen=True)
+class Group:
+    """What some equations of a program cost.
+
+    Attributes:
+        name: What they have in common: `model.py:9`, `GPT/Block_0`, `dot_general`; "" of equations
+            that have nothing of the kind, such as those of no known line.
+        work: What they do, at most.
+        least: What they do at least, where that depends on which branch is taken.
+        per_round: Whether some are in a loop whose rounds are not known, and counted once.
+        products: The FLOPs of products, by what they are of: `bf16`, `f32`, `f32 highest`.
+        line: The line, of groups by line.
+        behind: The only place in a library that the line calls, `flax/linen/linear.py:199`.
+        path: The scopes, the outermost first, of groups by scope.
+    """
+
+    name: str
+    work: Work
+    least: Work
+    per_round: bool = False
+    products: Mapping[str, Any] = field(default_factory=dict)
+    line: Line | None = None
+    behind: str = ""
+    path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a program costs.
+
+    Attributes:
+        name: The program.
+        by: What the groups are by.
+        total: All of it; of a `shard_map`, on all devices.
+        per_device: What one device does, if there is a `shard_map`.
+        groups: The dearest first. Those by scope are of all that is in a scope.
+        collectives: What devices give to each kind of collective.
+        unknown: The primitives of which no cost is known, with how many equations they have.
+    """
+
+    name: str
+    by: By
+    total: Group
+    per_device: Group | None
+    groups: tuple[Group, ...]
+    collectives: tuple[Group, ...]
+    unknown: Mapping[str, int]
+
+
+def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
+    """Return what a program costs: in all, and by groups of its equations.
+
+    Args:
+        program: A `Program`, or a jaxpr.
+        by: What to group by: the user's "line", the "scope" that modules open, the "primitive",
+            the "dtype", or the "argument" that is read.
+
+    Returns:
+        A `Cost`. Where sizes are symbolic, its numbers are polynomials of them.
+    """
+    about = border(program)
+    typical = dict.fromkeys(symbols_of(about.jaxpr), TYPICAL_SIZE)
+    bodies, order = Bodies(typical), _order(typical)
+    jaxpr = about.jaxpr
+    groups = _groups(by, about, bodies)
+    collectives = []
+    if bodies.communicates:
+        collectives = _named(Sums(bodies, ByName(collective_of))[jaxpr], str)
+    return Cost(
+        about.name,
+        by,
+        _total(bodies, jaxpr),
+        _total(bodies, jaxpr, all_devices=False) if bodies.has_mesh else None,
+        tuple(sorted(groups, key=order)),
+        tuple(sorted((each for each in collectives if each.name), key=order)),
+        dict(bodies.unknown),
+    )
+
+
+def _total(bodies: Bodies, jaxpr: Jaxpr, all_devices: bool = True) -> Group:
+    return _group(Sums(bodies, Whole(), all_devices)[jaxpr].get("", Tally()))
+
+
+def _order(typical: Mapping[str, int]) -> Callable[[Group], Any]:
+    """Return a key that sorts groups, the dearest first."""
+
+    def key(group: Group) -> tuple[Any, ...]:
+        work = group.work.map(lambda number: value_of(number, typical))
+        return -work.flops - work.transcendentals, -work.bytes, group.name
+
+    return key
+
+
+def _groups(by: By, about: Border, bodies: Bodies) -> list[Group]:
+    jaxpr = about.jaxpr
+    if by == "line":
+        frames = frames_now()
+        lines = ByLine(frames)
+        sums = Sums(bodies, lines)[jaxpr]
+        return [_by_line(key, tally, lines, frames) for key, tally in sums.items()]
+    if by == "scope":
+        scopes = _merged(_prefixes(Sums(bodies, ByScope(jaxpr))[jaxpr]))
+        return [_group(tally, "/".join(path), path=path) for path, tally in scopes.items()]
+    if by == "argument":
+        names = argument_names([each.name for each in about.arguments], len(jaxpr.constvars))
+        return _named(Sums(bodies, ByArgument())[jaxpr], names)
+    name = {"primitive": primitive_name, "dtype": dtypes_of}[by]
+    return _named(Sums(bodies, ByName(name))[jaxpr], str)
+
+
+def _named(sums: Tallies, name: Callable[[Any], str]) -> list[Group]:
+    """Return groups with their names; those of one name are one."""
+    return [
+        _group(tally, name)
+        for name, tally in _merged((name(k), t) for k, t in sums.items()).items()
+    ]
+
+
+def _prefixes(sums: Tallies) -> Iterator[tuple[Any, Tally]]:
+    """Yield each group, whose key is a path, for each part that the path begins with."""
+    for path, tally in sums.items():
+        for end in range(1, len(path) + 1) if path else [0]:
+            yield path[:end], tally
+
+
+def _merged(tallies: Iterable[tuple[Any, Tally]]) -> Tallies:
+    found: Tallies = {}
+    for key, tally in tallies:
+        found.setdefault(key, Tally()).add(tally)
+    return found
+
+
+def _group(tally: Tally, name: str = "", **more: Any) -> Group:
+    return Group(name, tally.most, tally.least, tally.per_round, tally.products, **more)
+
+
+def _by_line(key: Line | None, tally: Tally, lines: ByLine, frames: Frames) -> Group:
+    if key is None:
+        return _group(tally)
+    behind = list(lines.behind.get(key, {None: None}))
+    only = frames.text(behind[0]) if len(behind) == 1 and behind[0] is not None else ""
+    return _group(tally, f"{frames.path(key.file)}:{key.line}", line=key, behind=only)

@@ -1,0 +1,192 @@
+"""Devices, and how long a program takes on one at least: a roofline.
+
+A device computes products of each dtype at a rate of its own and all else at that of its vector
+units, and has one path to its memory. What is computed and what is moved overlap at best, so the
+longer of the two is a lower bound of the time, and says what limits it. (S. Williams, A. Waterman
+and D. Patterson, "Roofline: an insightful visual performance model", 2009.)
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxprtool.analysis.cost import Group
+from jaxprtool.errors import ArgumentsError, did_you_mean
+
+#: TFLOP/s, or GB/s.
+_TERA, _GIGA = 1e12, 1e9
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device can do at best.
+
+    Attributes:
+        name: What it is called.
+        products: FLOP/s of products, by what these are of: `bf16`; `f32 highest` for all of the
+            precision of `f32`, where JAX's default has less. Those without one are as fast as
+            `vector`.
+        vector: FLOP/s of all else.
+        bandwidth: Bytes a second from and to memory.
+        source: Where the figures are from.
+    """
+
+    name: str
+    products: Mapping[str, float]
+    vector: float
+    bandwidth: float
+    source: str = ""
+
+    def bound(self, group: Group) -> Bound:
+        """Return how long a group takes at least."""
+        of_products = sum(group.products.values())
+        rest = group.work.flops + group.work.transcendentals - of_products
+        compute = rest / self.vector
+        for name, flops in group.products.items():
+            compute += flops / self.rate(name)
+        memory = group.work.bytes / self.bandwidth
+        return Bound(max(compute, memory), "compute" if compute >= memory else "memory")
+
+    def rate(self, product: str) -> float:
+        """Return FLOP/s of a product."""
+        plain = product.removesuffix(" highest")
+        return self.products.get(product) or self.products.get(plain) or self.vector
+
+    def utilisation(self, group: Group, seconds: float) -> float:
+        """Return what part of the FLOPs that it could do in some time a program's products are."""
+        return sum(flops / self.rate(name) for name, flops in group.products.items()) / seconds
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A lower bound of a time.
+
+    Attributes:
+        seconds: The bound.
+        limit: What takes it: "compute" or "memory".
+    """
+
+    seconds: float
+    limit: str
+
+
+def _nvidia(
+    name: str,
+    bf16: float,
+    tf32: float,
+    f32: float,
+    f64: float,
+    narrow: float,
+    gigabytes: float,
+    source: str,
+) -> Device:
+    """Return a GPU; JAX's default precision of products of f32 is TF32 there."""
+    products = {"bf16": bf16, "f16": bf16, "f32": tf32, "f32 highest": f32, "f64": f64}
+    products |= dict.fromkeys(("i8", "u8"), narrow)
+    rates = {key: value * _TERA for key, value in products.items()}
+    return Device(name, rates, f32 * _TERA, gigabytes * _GIGA, source)
+
+
+def _tpu(name: str, bf16: float, int8: float, gigabytes: float, source: str) -> Device:
+    """Return a TPU; JAX's default precision of products of f32 is one of bf16, its highest six.
+
+    The vector units have no published figure: they are taken for a fortieth of the products'.
+    """
+    products = {
+        "bf16": bf16,
+        "f16": bf16,
+        "f32": bf16,
+        "f32 highest": bf16 / 6,
+        "i8": int8,
+        "u8": int8,
+    }
+    rates = {key: value * _TERA for key, value in products.items()}
+    return Device(name, rates, bf16 / 40 * _TERA, gigabytes * _GIGA, source)
+
+
+def _with_fp8(device: Device, teraflops: float) -> Device:
+    rates = dict.fromkeys(("f8_e4m3fn", "f8_e5m2"), teraflops * _TERA)
+    return Device(
+        device.name, {**device.products, **rates}, device.vector, device.bandwidth, device.source
+    )
+
+
+#: Dense rates, without sparsity.
+DEVICES: dict[str, Device] = {
+    each.name: each
+    for each in (
+        _with_fp8(
+            _nvidia("h200", 989.4, 494.7, 66.9, 66.9, 1978.9, 4800, "NVIDIA H200 datasheet, SXM"),
+            1978.9,
+        ),
+        _with_fp8(
+            _nvidia("h100", 989.4, 494.7, 66.9, 66.9, 1978.9, 3350, "NVIDIA H100 datasheet, SXM"),
+            1978.9,
+        ),
+        _nvidia("a100", 312, 156, 19.5, 19.5, 624, 2039, "NVIDIA A100 datasheet, SXM, 80 GB"),
+        _with_fp8(_nvidia("l4", 121, 60, 30.3, 0.47, 242.5, 300, "NVIDIA L4 datasheet"), 242.5),
+        _tpu("tpu-v5e", 197, 394, 819, "Google Cloud documentation, TPU v5e"),
+        _tpu("tpu-v5p", 459, 918, 2765, "Google Cloud documentation, TPU v5p"),
+        _tpu("tpu-v6e", 918, 1836, 1640, "Google Cloud documentation, TPU v6e"),
+        Device(
+            "m3",
+            {},
+            3.5 * _TERA,
+            100 * _GIGA,
+            "Apple's figure of the memory; 10 GPU cores of 128 lanes at 1.4 GHz, by measurement",
+        ),
+    )
+}
+
+
+def device_named(name: str) -> Device:
+    """Return a device by its name, or from a file of figures, `FILE.toml`.
+
+    Raises:
+        ArgumentsError: If there is none of the name, or the file cannot be read or lacks a figure.
+    """
+    if name in DEVICES:
+        return DEVICES[name]
+    if not name.endswith(".toml"):
+        known = ", ".join(DEVICES)
+        raise ArgumentsError(
+            f"there is no device '{name}'",
+            did_you_mean(name, DEVICES)
+            or f"there are {known}; or give a file of figures, FILE.toml",
+        )
+    try:
+        with open(name, "rb") as file:
+            return _read(name, tomllib.load(file))
+    except OSError as error:
+        raise ArgumentsError(f"cannot read {name}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ArgumentsError(f"{name} is no TOML: {error}") from None
+
+
+_EXAMPLE = "name = 'b7', bandwidth = 2e12, vector = 40e12, products = {bf16 = 600e12}"
+
+
+def _read(path: str, figures: dict[str, Any]) -> Device:
+    known = ("name", "products", "vector", "bandwidth", "source")
+    for key in figures:
+        if key not in known:
+            raise ArgumentsError(f"{path}: there is no figure '{key}'", did_you_mean(key, known))
+    products = figures.get("products", {})
+    if not isinstance(products, dict):
+        raise ArgumentsError(f"{path}: products are FLOP/s by dtype", _EXAMPLE)
+    numbers = {"vector": figures.get("vector"), "bandwidth": figures.get("bandwidth")}
+    for key, value in {**numbers, **{f"products.{k}": v for k, v in products.items()}}.items():
+        if value is None:
+            raise ArgumentsError(f"{path} lacks the figure '{key}'", _EXAMPLE)
+        if type(value) not in (int, float) or not value > 0:
+            raise ArgumentsError(f"{path}: {key} = {value!r} is no positive number", _EXAMPLE)
+    return Device(
+        str(figures.get("name", path)),
+        products,
+        figures["vector"],
+        figures["bandwidth"],
+        str(figures.get("source", "")),
+    )

@@ -1,0 +1,222 @@
+"""What equations are grouped by: lines, scopes, primitives, dtypes, arguments, collectives.
+
+Each class is a `Grouping` (`tallies`). A group that a body does not tell, such as the user's line
+in a body of a library's, is that of the equation that holds the body.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.cost.bodies import Body, Item
+from jaxprtool.analysis.cost.tallies import Key
+from jaxprtool.ir.equations import holders
+from jaxprtool.ir.frames import Frames, Place
+from jaxprtool.ir.scopes import Part, Scope, ScopeReader
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat.places import UserFrame
+
+
+class Whole:
+    """One group of all equations."""
+
+    def key(self, item: Item, body: Body) -> str:
+        return ""
+
+    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+        return key
+
+
+class ByName:
+    """Groups that the equation itself tells: its primitive, say.
+
+    Args:
+        name: Gives the group of an equation.
+    """
+
+    def __init__(self, name: Callable[[JaxprEqn], str | None]) -> None:
+        self._name = name
+
+    def key(self, item: Item, body: Body) -> str:
+        return self._name(item.eqn) or ""
+
+    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+        return key
+
+
+def primitive_name(eqn: JaxprEqn) -> str:
+    """Return the name of an equation's primitive."""
+    return str(eqn.primitive.name)
+
+
+def dtypes_of(eqn: JaxprEqn) -> str:
+    """Return the dtype of what an equation computes; of a product what it is of, too."""
+    result, *of = [
+        str(v.aval.str_short(short_dtypes=True)).partition("[")[0]
+        for v in (*eqn.outvars[:1], *eqn.invars)
+        if hasattr(v.aval, "dtype")
+    ] or ["no array"]
+    given = list(dict.fromkeys(of))
+    if traits(eqn).expensive and given != [result]:
+        return f"{', '.join(given)} → {result}"
+    return result
+
+
+def collective_of(eqn: JaxprEqn) -> str | None:
+    """Return a collective with the mesh axes that it is over; None if it is no collective."""
+    if not traits(eqn).collective:
+        return None
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    names = [str(axis) for axis in (axes if isinstance(axes, tuple | list) else (axes,))]
+    return f"{eqn.primitive.name} over {', '.join(names) or 'no axis'}"
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """A line that equations come from.
+
+    Attributes:
+        file: The file.
+        line: The number of the line.
+        own: Whether it is the user's own.
+    """
+
+    file: str
+    line: int
+    own: bool
+
+
+class ByLine:
+    """Groups by line: the nearest of the user's, else the library's.
+
+    Args:
+        frames: Which files are the user's.
+    """
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        #: The frames of libraries behind each line.
+        self.behind: defaultdict[Line, dict[UserFrame | None, None]] = defaultdict(dict)
+
+    def key(self, item: Item, body: Body) -> Line | None:
+        found = None
+        for eqn in (item.eqn, *reversed(item.node.calls)):
+            place = self._frames.place(eqn)
+            if place is None:
+                continue
+            line = self._line(place)
+            if line.own:
+                self.behind[line][place.library] = None
+                return line
+            found = found or line
+        return found
+
+    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+        if key is not None and key.own:
+            return key
+        around = self.key(item, body)
+        return around if key is None or (around is not None and around.own) else key
+
+    def _line(self, place: Place) -> Line:
+        frame = place.frame
+        return Line(frame.file, frame.line, self._frames.is_users(frame.file))
+
+
+# --- scopes ---------------------------------------------------------------------------------------
+
+
+class ByScope:
+    """Groups by the scopes and functions around an equation, as paths.
+
+    Args:
+        top: The program.
+    """
+
+    def __init__(self, top: Jaxpr) -> None:
+        self._paths: dict[int, tuple[str, ...]] = {}
+        reader, seen, todo = ScopeReader(), {top}, [top]
+        while todo:
+            jaxpr = todo.pop()
+            self._read(reader.parts(jaxpr), ())
+            inside = [body for _, held in holders(jaxpr) for _, body in held if body not in seen]
+            seen.update(inside)
+            todo += dict.fromkeys(inside)
+
+    def _read(self, parts: Iterable[Part], path: tuple[str, ...]) -> None:
+        for part in parts:
+            if isinstance(part, Scope):
+                self._read(part.parts, (*path, part.name))
+            elif path:
+                self._paths[id(part)] = path
+
+    def key(self, item: Item, body: Body) -> tuple[str, ...]:
+        path: tuple[str, ...] = ()
+        for eqn in (*item.node.calls, item.eqn):
+            path += self._paths.get(id(eqn), ())
+        return path
+
+    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+        return self.key(item, body) + key
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+#: The arguments of a body, by position, whose elements a value holds.
+_Origins = frozenset[int]
+
+_NONE: _Origins = frozenset()
+
+
+@dataclass
+class ByArgument:
+    """Groups by the arguments that an equation reads: as they are, cast, laid out, or in part."""
+
+    def __post_init__(self) -> None:
+        self._known: dict[int, list[_Origins]] = {}
+
+    def key(self, item: Item, body: Body) -> _Origins:
+        origins = self._origins(body)
+        return _NONE.union(*(origins[value] for value in _operands(item)))
+
+    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+        if item.held is None:
+            return _NONE
+        origins, region = self._origins(body), item.held.regions[number]
+        constants = len(jaxcompat.open_jaxpr(item.held.bodies[number]).constvars)
+        values = item.node.places
+        outer = [values[region.ins[i - constants]] for i in key if i >= constants]
+        return _NONE.union(*(origins[value] for value in outer if value is not None))
+
+    def _origins(self, body: Body) -> list[_Origins]:
+        """Return the origins of each value of a body."""
+        if id(body) not in self._known:
+            count = len(body.kernels.arguments)
+            origins = [frozenset({i}) for i in range(count)]
+            for item in body.items:
+                kept = _NONE
+                if traits(item.eqn).gives:
+                    kept = _NONE.union(*(origins[value] for value in _operands(item)[:1]))
+                origins += [kept] * len(item.node.makes)
+            self._known[id(body)] = origins
+        return self._known[id(body)]
+
+
+def _operands(item: Item) -> list[int]:
+    return [value for value in item.node.places if value is not None]
+
+
+def argument_names(names: Iterable[str], constants: int) -> Callable[[Any], str]:
+    """Return a function that names a group of `ByArgument` at the top of a program."""
+    known = list(names)
+
+    def name(origins: _Origins) -> str:
+        return ", ".join(known[i - constants] for i in sorted(origins) if i >= constants)
+
+    return name

@@ -1,0 +1,380 @@
+"""What each primitive costs: the open table of cost rules.
+
+    @rule("cost", "my_primitive")
+    def _(eqn):
+        return Work(flops=2 * eqn.outvars[0].aval.size)
+
+A rule gives what one run of an equation does. What is counted is what XLA counts before it
+optimises (`jax.stages.Lowered.cost_analysis`): an operation computed element by element is one
+FLOP, or one transcendental, an element, on integers and booleans too. Bytes are those that are left
+once equations are fused; a rule gives them only where its primitive reads a part of an operand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.cost.work import NOTHING, Work, count, is_number
+from jaxprtool.ir.dtypes import itemsize
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.rules import RuleTable, rule
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import Aval, JaxprEqn
+
+#: What one run of an equation costs.
+CostRule = Callable[[JaxprEqn], Work | None]
+
+cost_rules: RuleTable[CostRule] = RuleTable()
+
+
+def work_of(eqn: JaxprEqn) -> Work | None:
+    """Return what one run of an equation costs by itself; None if that is not known."""
+    found = cost_rules.get(eqn.primitive.name)
+    if found is not None:
+        return found(eqn)
+    like = traits(eqn)
+    if like.moves or like.gives in ("same", "layout"):
+        return NOTHING
+    return Work(flops=_results(eqn)) if like.elementwise else None
+
+
+def product_of(eqn: JaxprEqn) -> str:
+    """Return what a product is of, by which devices have rates: `bf16`; "" of all else.
+
+    It is `f32 highest` if JAX is asked for all of the precision.
+    """
+    like = traits(eqn)
+    if not like.expensive or like.draws:
+        return ""
+    name = str(eqn.invars[0].aval.str_short(short_dtypes=True)).partition("[")[0]
+    precision = eqn.params.get("precision")
+    both = precision if isinstance(precision, tuple) else (precision,)
+    return f"{name} highest" if lax.Precision.HIGHEST in both else name
+
+
+def _shape(value: Any) -> tuple[Any, ...]:
+    return tuple(getattr(value.aval, "shape", ()))
+
+
+def _results(eqn: JaxprEqn) -> Any:
+    """Return the number of elements of the first result."""
+    return count(_shape(eqn.outvars[0]))
+
+
+def _is_complex(value: Any) -> bool:
+    return getattr(value.aval, "dtype", None) in (np.complex64, np.complex128)
+
+
+def size_in_bytes(aval: Aval) -> Any:
+    """Return the bytes of a value, which may be symbolic; 0 of a token, which is no array."""
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    return 0 if shape is None or dtype is None else count(shape) * itemsize(dtype)
+
+
+# --- element by element ---------------------------------------------------------------------------
+
+
+@rule(cost_rules, "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh")
+@rule(cost_rules, "bessel_i0e", "bessel_i1e", "digamma", "erf", "erf_inv", "erfc", "exp", "exp2")
+@rule(cost_rules, "expm1", "igamma", "igamma_grad_a", "igammac", "lgamma", "log", "log1p", "log2")
+@rule(cost_rules, "logistic", "polygamma", "pow", "regularized_incomplete_beta", "rsqrt", "sin")
+@rule(cost_rules, "sinh", "sqrt", "tan", "tanh", "zeta", "random_gamma", "random_gamma_grad")
+def _transcendental(eqn: JaxprEqn) -> Work:
+    return Work(transcendentals=_results(eqn))
+
+
+@rule(cost_rules, "mul", "square")
+def _product_of_numbers(eqn: JaxprEqn) -> Work:
+    return Work(flops=_results(eqn) * (6 if _is_complex(eqn.outvars[0]) else 1))
+
+
+@rule(cost_rules, "add", "add_any", "sub")
+def _sum_of_numbers(eqn: JaxprEqn) -> Work:
+    return Work(flops=_results(eqn) * (2 if _is_complex(eqn.outvars[0]) else 1))
+
+
+@rule(cost_rules, "integer_pow")
+def _integer_pow(eqn: JaxprEqn) -> Work:
+    """By repeated squaring, and a division if the exponent is negative."""
+    exponent = eqn.params["y"]
+    products = max(abs(exponent).bit_length() - 2 + abs(exponent).bit_count(), 0)
+    return Work(flops=_results(eqn) * (products + (exponent < 0)))
+
+
+@rule(cost_rules, "clamp")
+def _clamp(eqn: JaxprEqn) -> Work:
+    return Work(flops=2 * _results(eqn))
+
+
+@rule(cost_rules, "copy", "copy_p", "device_put", "name", "optimization_barrier", "stop_gradient")
+@rule(cost_rules, "tie", "pin", "unpin", "sharding_constraint", "reshard", "layout_constraint")
+@rule(cost_rules, "axis_index", "dim_as_value", "create_token", "after_all", "empty", "random_seed")
+@rule(cost_rules, "debug_callback", "debug_print", "io_callback", "inspect_sharding", "sow")
+@rule(cost_rules, "variable", "empty_ref", "new_ref", "free_ref", "freeze", "platform_index")
+def _no_arithmetic(eqn: JaxprEqn) -> Work:
+    return NOTHING
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+@rule(cost_rules, "dot_general")
+def _dot_general(eqn: JaxprEqn) -> Work:
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    left = _shape(eqn.invars[0])
+    return _multiply_adds(eqn, _results(eqn) * count(left[axis] for axis in contracted))
+
+
+@rule(cost_rules, "ragged_dot_general")
+def _ragged_dot_general(eqn: JaxprEqn) -> Work:
+    """Each row is multiplied by the matrix of its group, or is summed for it."""
+    (contracted, _), _ = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    left, numbers = _shape(eqn.invars[0]), eqn.params["ragged_dot_dimension_numbers"]
+    sums_groups = set(numbers.lhs_ragged_dimensions) & set(contracted)
+    groups = _shape(eqn.invars[2])[-1] if sums_groups else 1
+    return _multiply_adds(eqn, _results(eqn) // groups * count(left[axis] for axis in contracted))
+
+
+def _multiply_adds(eqn: JaxprEqn, number: Any) -> Work:
+    """A product of complex numbers is four, and their sum two more."""
+    return Work(flops=number * (8 if _is_complex(eqn.outvars[0]) else 2))
+
+
+@rule(cost_rules, "conv_general_dilated")
+def _convolution(eqn: JaxprEqn) -> Work:
+    """Products with padding, and with the zeros of dilation, are not counted."""
+    params = eqn.params
+    x, kernel = _shape(eqn.invars[0]), _shape(eqn.invars[1])
+    of_x, of_kernel, of_result = params["dimension_numbers"]
+    result = _shape(eqn.outvars[0])
+    number = result[of_result[0]] * result[of_result[1]] * kernel[of_kernel[1]]
+    for i, j, k, stride, padding, dilation, spread in zip(
+        of_x[2:],
+        of_kernel[2:],
+        of_result[2:],
+        params["window_strides"],
+        params["padding"],
+        params["lhs_dilation"],
+        params["rhs_dilation"],
+        strict=True,
+    ):
+        number *= _met(x[i], kernel[j], result[k], stride, padding[0], dilation, spread)
+    return _multiply_adds(eqn, number)
+
+
+def _met(
+    size: Any, window: Any, windows: Any, stride: int, low: Any, dilation: int, spread: int
+) -> Any:
+    """Return how many pairs of an element and a place in a window meet along an axis."""
+    sizes = size, window, windows, low
+    if not all(map(is_number, sizes)) or not all(sizes[:3]):
+        return window * windows
+    # Of each place in the window, those windows at which it lies on an element.
+    place = np.arange(window)[:, None] * spread - low
+    at = place + np.arange(windows) * stride
+    return int(((at >= 0) & (at < (size - 1) * dilation + 1) & (at % dilation == 0)).sum())
+
+
+# --- sums, sorts and the like ---------------------------------------------------------------------
+
+
+@rule(cost_rules, "reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and")
+@rule(cost_rules, "reduce_or", "reduce_xor", "argmax", "argmin")
+def _reduction(eqn: JaxprEqn) -> Work:
+    left = count(_shape(eqn.invars[0])) - _results(eqn)
+    return Work(flops=left if not is_number(left) or left > 0 else 0)
+
+
+@rule(cost_rules, "reduce")
+def _reduction_by(eqn: JaxprEqn) -> Work:
+    left = count(_shape(eqn.invars[0])) - _results(eqn)
+    return _arithmetic_of(eqn.params["jaxpr"]).times(left)
+
+
+def _arithmetic_of(jaxpr: Any) -> Work:
+    """Return what a body computes, on elements."""
+    works = (work_of(eqn) for eqn in equations(jaxcompat.open_jaxpr(jaxpr)))
+    return sum((work for work in works if work is not None), NOTHING)
+
+
+@rule(cost_rules, "cumsum", "cumprod", "cummax", "cummin")
+def _cumulative(eqn: JaxprEqn) -> Work:
+    return Work(flops=_results(eqn))
+
+
+@rule(cost_rules, "cumlogsumexp")
+def _cumlogsumexp(eqn: JaxprEqn) -> Work:
+    number = _results(eqn)
+    return Work(flops=3 * number, transcendentals=2 * number)
+
+
+@rule(cost_rules, "reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window")
+@rule(cost_rules, "select_and_gather_add", "select_and_scatter_add")
+def _window(eqn: JaxprEqn) -> Work:
+    window = count(eqn.params["window_dimensions"])
+    windows = min((_shape(v) for v in (*eqn.invars[:1], *eqn.outvars[:1])), key=_known_count)
+    return Work(flops=count(windows) * (window - 1))
+
+
+def _known_count(shape: tuple[Any, ...]) -> Any:
+    return math.prod(n for n in shape if is_number(n))
+
+
+@rule(cost_rules, "sort", "top_k", "approx_top_k")
+def _sort(eqn: JaxprEqn) -> Work | None:
+    """Comparisons: of n elements, n times the logarithm of n to the base 2."""
+    shape = _shape(eqn.invars[0])
+    axis = eqn.params.get("dimension", eqn.params.get("reduction_dimension", -1))
+    length = shape[axis] if shape else 1
+    return Work(flops=count(shape) * _logarithm(length)) if is_number(length) else None
+
+
+def _logarithm(number: int) -> int:
+    """Return the logarithm to the base 2, rounded up."""
+    return max(number - 1, 0).bit_length()
+
+
+# --- parts of arrays ------------------------------------------------------------------------------
+
+
+@rule(cost_rules, "slice", "dynamic_slice", "gather", "split")
+def _part(eqn: JaxprEqn) -> Work:
+    """Only the part is read, and the indices."""
+    part = sum(size_in_bytes(v.aval) for v in eqn.outvars)
+    return Work(bytes_read=part + sum(size_in_bytes(v.aval) for v in eqn.invars[1:]))
+
+
+@rule(cost_rules, "dynamic_update_slice")
+def _update(eqn: JaxprEqn) -> Work:
+    """The part is written into the array that there is."""
+    part = size_in_bytes(eqn.invars[1].aval)
+    return Work(bytes_read=part, bytes_written=part)
+
+
+@rule(cost_rules, "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul")
+@rule(cost_rules, "scatter-sub")
+def _scatter(eqn: JaxprEqn) -> Work:
+    """What is updated is read, unless it is replaced, and written into the array that there is."""
+    indices, updates = (v.aval for v in eqn.invars[1:])
+    part = size_in_bytes(updates)
+    body = eqn.params["update_jaxpr"]
+    work = NOTHING if body is None else _arithmetic_of(body).times(count(updates.shape))
+    read = part if work == NOTHING else 2 * part
+    return work + Work(bytes_read=read + size_in_bytes(indices), bytes_written=part)
+
+
+# --- linear algebra -------------------------------------------------------------------------------
+
+
+def _matrices(eqn: JaxprEqn) -> tuple[Any, Any, Any]:
+    """Return how many matrices the first operand has, and the sides of each."""
+    *lanes, rows, columns = _shape(eqn.invars[0])
+    return count(lanes), rows, columns
+
+
+def _factors(work: Callable[[Any, Any], Any]) -> CostRule:
+    def found(eqn: JaxprEqn) -> Work:
+        lanes, rows, columns = _matrices(eqn)
+        scale = 4 if _is_complex(eqn.invars[0]) else 1
+        return Work(flops=scale * lanes * work(rows, columns))
+
+    return found
+
+
+def _singular_values(rows: Any, columns: Any) -> Any:
+    long, short = jax.core.max_dim(rows, columns), jax.core.min_dim(rows, columns)
+    return 4 * long**2 * short + 22 * short**3
+
+
+# The leading terms of Golub and Van Loan, "Matrix Computations": 4.2, 3.2, 5.2, 7.4, 7.5, 8.3, 8.6.
+rule(cost_rules, "cholesky")(_factors(lambda m, n: n**3 // 3))
+rule(cost_rules, "lu")(_factors(lambda m, n: m * n**2 - n**3 // 3))
+rule(cost_rules, "geqrf", "qr")(_factors(lambda m, n: 2 * m * n**2 - 2 * n**3 // 3))
+rule(cost_rules, "householder_product")(_factors(lambda m, n: 2 * m * n**2 - 2 * n**3 // 3))
+rule(cost_rules, "hessenberg")(_factors(lambda m, n: 10 * n**3 // 3))
+rule(cost_rules, "eig")(_factors(lambda m, n: 25 * n**3))
+rule(cost_rules, "eigh")(_factors(lambda m, n: 9 * n**3))
+rule(cost_rules, "svd")(_factors(_singular_values))
+rule(cost_rules, "tridiagonal")(_factors(lambda m, n: 4 * n**3 // 3))
+rule(cost_rules, "schur")(_factors(lambda m, n: 25 * n**3))
+
+
+@rule(cost_rules, "triangular_solve")
+def _triangular_solve(eqn: JaxprEqn) -> Work:
+    _, side, _ = _matrices(eqn)
+    return Work(flops=_results(eqn) * side * (4 if _is_complex(eqn.outvars[0]) else 1))
+
+
+@rule(cost_rules, "tridiagonal_solve")
+def _tridiagonal_solve(eqn: JaxprEqn) -> Work:
+    return Work(flops=8 * _results(eqn))
+
+
+@rule(cost_rules, "lu_pivots_to_permutation")
+def _lu_pivots_to_permutation(eqn: JaxprEqn) -> Work:
+    return NOTHING
+
+
+@rule(cost_rules, "fft")
+def _fft(eqn: JaxprEqn) -> Work | None:
+    """Five operations for each element and each time that its axis is halved; of real ones half."""
+    lengths = tuple(eqn.params["fft_lengths"])
+    if not all(map(is_number, lengths)):
+        return None
+    rank, shape = len(lengths), _shape(eqn.invars[0])
+    number = count(shape[: len(shape) - rank]) * count(lengths)
+    halves = sum(map(_logarithm, lengths))
+    both = _is_complex(eqn.invars[0]) and _is_complex(eqn.outvars[0])
+    return Work(flops=number * halves * 5 // (1 if both else 2))
+
+
+# --- random numbers -------------------------------------------------------------------------------
+
+
+@rule(cost_rules, "random_bits", "rng_uniform")
+def _random_bits(eqn: JaxprEqn) -> Work:
+    return Work(random_numbers=_results(eqn))
+
+
+@rule(cost_rules, "rng_bit_generator")
+def _rng_bit_generator(eqn: JaxprEqn) -> Work:
+    return Work(random_numbers=count(_shape(eqn.outvars[1])))
+
+
+@rule(cost_rules, "threefry2x32")
+def _threefry2x32(eqn: JaxprEqn) -> Work:
+    return Work(random_numbers=sum(count(_shape(v)) for v in eqn.outvars))
+
+
+@rule(cost_rules, "random_split", "random_fold_in")
+def _new_keys(eqn: JaxprEqn) -> Work:
+    return Work(random_numbers=2 * _results(eqn))
+
+
+# --- collectives ----------------------------------------------------------------------------------
+
+
+def collective(eqn: JaxprEqn) -> Work:
+    """Return what a collective costs: what each device gives to it."""
+    return Work(bytes_communicated=sum(size_in_bytes(v.aval) for v in eqn.invars))
+
+
+# --- kernels that tell ----------------------------------------------------------------------------
+
+
+@rule(cost_rules, "pallas_call")
+def _pallas_call(eqn: JaxprEqn) -> Work | None:
+    """What the kernel's own estimate says, if it has one."""
+    estimate = eqn.params.get("cost_estimate")
+    if estimate is None:
+        return None
+    written = sum(size_in_bytes(v.aval) for v in eqn.outvars)
+    read = max(estimate.bytes_accessed - written, 0)
+    return Work(estimate.flops, estimate.transcendentals, read, written)

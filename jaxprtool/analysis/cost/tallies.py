@@ -1,0 +1,168 @@
+"""Sums over a program of what its equations cost, by group, each body's made once.
+
+A body counts as often as it runs: that of a scan in each round, that of a call at each call. Of a
+branch there is a range, from the cheapest to the dearest; of a `while` whose rounds are not known,
+one round. Which group an equation is in, a `Grouping` says; what holds a body says where the
+groups of that body belong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, Protocol, TypeAlias
+
+import jax
+
+from jaxprtool.analysis.cost.bodies import Bodies, Body, Item
+from jaxprtool.analysis.cost.rounds import rounds_of
+from jaxprtool.analysis.cost.work import NOTHING, Work, largest, smallest
+from jaxprtool.jaxcompat import Jaxpr
+
+#: What a group is known by; it can be hashed.
+Key: TypeAlias = Any
+
+
+class Grouping(Protocol):
+    """What equations are grouped by."""
+
+    def key(self, item: Item, body: Body) -> Key:
+        """Return the group of an equation, within the body that it is in."""
+
+    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+        """Return the group, around an equation, of a group inside of its body of that number."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a group costs.
+
+    Attributes:
+        least: What it costs at least.
+        most: What it costs at most.
+        per_round: Whether some of it runs as often as is not known, and is counted once.
+        products: The FLOPs of products at most, by what they are of (`rules.product_of`).
+    """
+
+    least: Work = NOTHING
+    most: Work = NOTHING
+    per_round: bool = False
+    products: dict[str, Any] = field(default_factory=dict)
+
+    def times(self, count: Any) -> Tally:
+        """Return what it costs if it runs so often."""
+        if count == 1:
+            return self
+        products = {of: flops * count for of, flops in self.products.items()}
+        return Tally(self.least.times(count), self.most.times(count), self.per_round, products)
+
+    def add_work(self, work: Work, product: str) -> None:
+        """Add what an equation does, and what it is a product of, if it is one."""
+        if self.least is self.most:
+            self.most += work
+            self.least = self.most
+        else:
+            self.most, self.least = self.most + work, self.least + work
+        if product:
+            self.products[product] = self.products.get(product, 0) + work.flops
+
+    def add(self, other: Tally) -> None:
+        """Add what another group costs."""
+        same = self.least is self.most and other.least is other.most
+        self.most += other.most
+        self.least = self.most if same else self.least + other.least
+        self.per_round |= other.per_round
+        for of, flops in other.products.items():
+            self.products[of] = self.products.get(of, 0) + flops
+
+
+Tallies = dict[Key, Tally]
+
+
+class Sums:
+    """The groups of the bodies of a program.
+
+    Args:
+        bodies: The bodies.
+        grouping: What is grouped by.
+        all_devices: Whether what a `shard_map` does is counted on all devices, or on each.
+    """
+
+    def __init__(self, bodies: Bodies, grouping: Grouping, all_devices: bool = True) -> None:
+        self._bodies, self._grouping, self._all_devices = bodies, grouping, all_devices
+        self._known: dict[Jaxpr, Tallies] = {}
+
+    def __getitem__(self, jaxpr: Jaxpr) -> Tallies:
+        if jaxpr not in self._known:
+            self._known[jaxpr] = self._sums(self._bodies[jaxpr])
+        return self._known[jaxpr]
+
+    def _sums(self, body: Body) -> Tallies:
+        sums: Tallies = {}
+        for item in body.items:
+            devices = item.devices if self._all_devices else 1
+            if item.bodies:
+                for key, tally in self._inside(item, body).items():
+                    _add(sums, key, tally.times(devices))
+            elif item.work is not NOTHING:
+                key = self._grouping.key(item, body)
+                if (there := sums.get(key)) is None:
+                    there = sums[key] = Tally()
+                there.add_work(item.work.times(devices), item.product)
+        return sums
+
+    def _inside(self, item: Item, body: Body) -> Tallies:
+        """Return the groups of the bodies that an equation holds, as it runs them."""
+        lifted = self._grouping.lifted
+        found: list[Tallies] = []
+        for number, inside in enumerate(item.bodies):
+            tallies: Tallies = {}
+            for key, tally in self[inside].items():
+                _add(tallies, lifted(key, item, body, number), tally)
+            found.append(tallies)
+        if item.held is None:
+            return _together(found)
+        if item.held.kind == "branch":
+            return _either(found)
+        rounds = rounds_of(item.held)
+        if rounds is not None:
+            return {key: tally.times(rounds) for key, tally in _together(found).items()}
+        for tally in (together := _together(found)).values():
+            tally.per_round = True
+        return together
+
+
+def _add(sums: Tallies, key: Key, tally: Tally) -> None:
+    there = sums.get(key)
+    if there is None:
+        sums[key] = replace(tally, products=dict(tally.products))
+    else:
+        there.add(tally)
+
+
+def _together(found: Iterable[Tallies]) -> Tallies:
+    sums: Tallies = {}
+    for tallies in found:
+        for key, tally in tallies.items():
+            _add(sums, key, tally)
+    return sums
+
+
+def _either(branches: list[Tallies]) -> Tallies:
+    """Return the range of each group, of branches of which one runs."""
+    nothing = Tally()
+    ranges: Tallies = {}
+    for key in dict.fromkeys(key for tallies in branches for key in tallies):
+        each = [tallies.get(key, nothing) for tallies in branches]
+        ranges[key] = Tally(
+            smallest(tally.least for tally in each),
+            largest(tally.most for tally in each),
+            any(tally.per_round for tally in each),
+            {of: _most(of, each) for of in dict.fromkeys(of for t in each for of in t.products)},
+        )
+    return ranges
+
+
+def _most(of: str, tallies: Iterable[Tally]) -> Any:
+    return reduce(jax.core.max_dim, (tally.products.get(of, 0) for tally in tallies))

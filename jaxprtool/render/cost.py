@@ -1,0 +1,211 @@
+"""What a program costs, as a table and as JSON."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group as Parts
+from rich.console import RenderableType
+from rich.text import Text
+
+from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
+from jaxprtool.render import documents, theme
+from jaxprtool.render.rendering import Rendering
+from jaxprtool.render.runs import duration
+from jaxprtool.render.stats import new_table
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.cost import Cost, Group
+    from jaxprtool.analysis.cost.devices import Device
+
+#: What stands for groups without a name.
+_UNNAMED = {
+    "line": "no line known",
+    "scope": "outside of all scopes",
+    "primitive": "",
+    "dtype": "",
+    "argument": "none of the arguments itself",
+}
+
+#: The name of a group has at least so many columns of characters.
+_LEAST = 20
+
+#: The number of a group that has a range, and of one that is counted for one round.
+_RANGE, _PER_ROUND = " to ", "*"
+
+
+def cost_table(
+    found: Cost, width: int, top: int, device: Device | None, seconds: float | None
+) -> Rendering:
+    """Return what a program costs, with a row for each of the `top` dearest groups.
+
+    Args:
+        found: What it costs.
+        width: How many columns of characters there are.
+        top: So many groups are shown.
+        device: A device, of which times are shown.
+        seconds: How long the program takes on it.
+    """
+    shown, rest = found.groups[:top], found.groups[top:]
+    if found.by == "scope":
+        shown = tuple(sorted(shown, key=_in_tree(shown)))
+    table = new_table(f"{found.name}: {_total(found.total)}")
+    table.add_column("share", justify="right")
+    if device is not None:
+        table.add_column("at least", justify="right")
+        table.add_column("limit", style=theme.COMMENT)
+    for column in ("FLOPs", "bytes", "FLOPs/B"):
+        table.add_column(column, justify="right")
+    table.add_column(found.by, style=theme.BINDER, overflow="fold")
+    whole = _weight(found.total, device)
+    rows = [[*_cells(group, whole, device)] for group in shown]
+    headings = [str(column.header) for column in table.columns[:-1]]
+    taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
+    for group, cells in zip(shown, rows, strict=True):
+        table.add_row(*cells, _name(found, group, max(width - taken, _LEAST)))
+    if rest:
+        more = Text(f"… {len(rest):,} more", style=theme.COMMENT)
+        table.add_row(*[""] * (len(table.columns) - 1), more)
+    parts: list[RenderableType] = [table]
+    lines = list(_lines(found, device, seconds))
+    if lines:
+        parts += [Text(), *map(Text, lines)]
+    return Rendering(Parts(*parts), width)
+
+
+def _total(total: Group) -> str:
+    work = total.work
+    return f"{_number(total, 'flops')} FLOPs, {_in_bytes(work.bytes)}"
+
+
+def _cells(group: Group, whole: float | None, device: Device | None) -> Iterator[str]:
+    weight = _weight(group, device)
+    yield f"{weight / whole:.1%}" if whole and weight is not None else ""
+    if device is not None:
+        bound = device.bound(group)
+        yield from (duration(bound.seconds), bound.limit)
+    work = group.work
+    yield _number(group, "flops") or "·"
+    yield _in_bytes(work.bytes) if type(work.bytes) is not int or work.bytes else "·"
+    known = type(work.flops) is int and type(work.bytes) is int and work.bytes
+    yield f"{work.flops / work.bytes:.1f}" if known else ""
+
+
+def _weight(group: Group, device: Device | None) -> float | None:
+    """Return what a group's share is of: its time, or its FLOPs; None if these are symbolic."""
+    if device is not None:
+        return device.bound(group).seconds
+    work = group.work
+    number = work.flops + work.transcendentals
+    return number if type(number) is int else None
+
+
+def _number(group: Group, field: str) -> str:
+    least, most = getattr(group.least, field), getattr(group.work, field)
+    if type(most) is int and most == 0:
+        return ""
+    mark = _PER_ROUND if group.per_round else ""
+    if type(least) is int and type(most) is int and least != most:
+        return f"{with_prefix(least)}{_RANGE}{with_prefix(most)}{mark}"
+    return f"{with_prefix(most) if type(most) is int else most}{mark}"
+
+
+def _in_bytes(number: Any) -> str:
+    return in_bytes(number) if type(number) is int else f"{number} bytes"
+
+
+def _in_tree(groups: Sequence[Group]) -> Callable[[Group], Any]:
+    """Return a key that sorts scopes as a tree, in each the dearest first."""
+    places = {group.path: i for i, group in enumerate(groups)}
+
+    def key(group: Group) -> list[int]:
+        ends = range(1, len(group.path) + 1)
+        return [places.get(group.path[:end], len(groups)) for end in ends]
+
+    return key
+
+
+def _name(found: Cost, group: Group, width: int) -> Text:
+    if not group.name:
+        return Text(_UNNAMED[found.by], style=theme.COMMENT)
+    if found.by == "scope":
+        return Text("  " * (len(group.path) - 1) + group.path[-1])
+    name = Text(group.name)
+    if group.behind:
+        name.append(f" ← {group.behind}", style=theme.COMMENT)
+    if group.line is not None and (code := linecache.getline(*group.line[:2]).strip()):
+        line = Text("\n" + code, style=theme.COMMENT)
+        line.truncate(width, overflow="ellipsis")
+        name.append(line)
+    return name
+
+
+def _lines(found: Cost, device: Device | None, seconds: float | None) -> Iterator[str]:
+    """Yield what there is to say below the table."""
+    for field, noun in (("transcendentals", "transcendental"), ("random_numbers", "random number")):
+        if number := _number(found.total, field):
+            yield f"{number} {noun}s"
+    if found.per_device is not None:
+        yield f"on each device: {_total(found.per_device)}"
+    for each in found.collectives:
+        yield f"{each.name}: {_in_bytes(each.work.bytes_communicated)}"
+    if device is not None:
+        bound = device.bound(found.total)
+        yield f"on {device.name}: at least {duration(bound.seconds)}, limited by {bound.limit}"
+        if seconds is not None:
+            part = device.utilisation(found.total, seconds)
+            yield f"in {duration(seconds)}: {part:.1%} of the FLOPs of {device.name}"
+    if found.total.per_round:
+        yield f"{_PER_ROUND} with one round of each loop whose rounds are not known"
+    if found.unknown:
+        names = (f"{name} ({plural(n, 'equation')})" for name, n in found.unknown.items())
+        yield f"without what is not known: {', '.join(names)}"
+
+
+# --- as JSON ----------------------------------------------------------------------------------
+
+
+def cost_document(
+    found: Cost, device: Device | None, seconds: float | None
+) -> documents.ProgramCost:
+    """Return the document of what a program costs."""
+    each = found.per_device
+    return {
+        "name": found.name,
+        "by": found.by,
+        "total": _document(found.total, device),
+        "per_device": None if each is None else _document(each, device),
+        "groups": [_document(group, device) for group in found.groups],
+        "collectives": [_document(group, None) for group in found.collectives],
+        "unknown": dict(found.unknown),
+        "utilisation": (
+            device.utilisation(found.total, seconds) if device and seconds is not None else None
+        ),
+    }
+
+
+def _document(group: Group, device: Device | None) -> documents.GroupCost:
+    numbers: Mapping[str, Any] = {
+        name: _jsonable(getattr(group.work, name)) for name in group.work.__slots__
+    }
+    document: dict[str, Any] = {"name": group.name, **numbers, "per_round": group.per_round}
+    if group.least != group.work:
+        document["least"] = {n: _jsonable(getattr(group.least, n)) for n in group.work.__slots__}
+    if group.behind:
+        document["library"] = group.behind
+    if device is not None:
+        bound = device.bound(group)
+        document |= {"seconds": bound.seconds, "limit": bound.limit}
+    return document  # type: ignore[return-value]
+
+
+def _jsonable(number: Any) -> int | str:
+    return number if type(number) is int else str(number)
+
+
+def symbols_in(found: Cost) -> bool:
+    """Return True if a number of a program's cost is symbolic."""
+    numbers: Sequence[Any] = found.total.work.numbers()
+    return any(type(number) is not int for number in numbers)

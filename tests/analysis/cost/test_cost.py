@@ -1,0 +1,180 @@
+"""What a program costs: each equation as often as it runs, in the group that it belongs to."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+from jaxprtool import cost, trace
+from jaxprtool.analysis.cost import BY
+from jaxprtool.analysis.cost.work import Work
+from jaxprtool.extend import rule
+from jaxprtool.loading.argspec import read_args
+
+W = np.ones((512, 512), np.float32)
+X = np.ones(512, np.float32)
+
+
+def flops(fun, *args):
+    return cost(trace(fun, *args)).total.work.flops
+
+
+def test_the_body_of_a_scan_counts_in_each_round():
+    def f(x, w):
+        return lax.scan(lambda x, _: (w @ x, None), x, length=10)[0]
+
+    assert flops(f, X, W) == 10 * 2 * 512 * 512
+    assert cost(trace(f, X, W)).total.work.bytes_read == 10 * 4 * (512 * 512 + 512)
+
+
+def test_a_loop_that_counts_has_its_rounds():
+    def f(x, w, count):
+        return lax.fori_loop(0, count, lambda i, x: w @ x, x)
+
+    counted = cost(
+        trace(
+            lambda x, w: lax.while_loop(lambda c: c[0] < 7, lambda c: (c[0] + 1, w @ c[1]), (0, x))[
+                1
+            ],
+            X,
+            W,
+        )
+    )
+    assert counted.by == "line" and not counted.total.per_round
+    assert counted.total.work.flops == 7 * (2 * 512 * 512 + 2)
+    unknown = cost(trace(f, X, W, 7))
+    assert unknown.total.per_round and unknown.total.work.flops == 2 * 512 * 512 + 2
+
+
+def test_a_branch_costs_from_the_least_to_the_most():
+    def f(i, x, w):
+        return lax.switch(i, [lambda x: x + 1, lambda x: w @ x, lambda x: w @ (w @ x)], x)
+
+    found = cost(trace(f, 1, X, W), "primitive")
+    # There is arithmetic with the index, too.
+    index = found.total.work.flops - 4 * 512 * 512
+    assert found.total.least.flops == 512 + index and index < 5
+    ranges = {group.name: (group.least.flops, group.work.flops) for group in found.groups}
+    assert ranges["dot_general"] == (0, 4 * 512 * 512) and ranges["add"] == (0, 512)
+    assert found.total.products == {"f32": 4 * 512 * 512}
+
+
+def test_what_is_computed_again_in_the_backward_pass_counts_again():
+    def f(w, x):
+        return jnp.sin(w @ jnp.sin(w @ x)).sum()
+
+    plain = cost(trace(f, W, X).apply("grad"), "primitive")
+    again = cost(trace(jax.checkpoint(f), W, X).apply("grad"), "primitive")
+    (first,), (second,) = ([g for g in c.groups if g.name == "dot_general"] for c in (plain, again))
+    assert second.work.flops > first.work.flops
+
+
+def test_a_shard_map_counts_on_all_devices_and_on_each():
+    mesh = AbstractMesh((4,), ("rows",), axis_types=(AxisType.Auto,))
+
+    def f(x, w):
+        return jax.shard_map(
+            lambda x, w: lax.psum((x @ w).sum(), "rows"),
+            mesh=mesh,
+            in_specs=(P("rows"), P()),
+            out_specs=P(),
+        )(x, w)
+
+    found = cost(trace(f, W, W))
+    assert found.per_device.work.flops * 4 == found.total.work.flops
+    assert found.total.work.flops == pytest.approx(2 * 512**3 + 512 * 512, rel=1e-3)
+    (collective,) = found.collectives
+    assert collective.name.endswith("over rows") and collective.work.bytes_communicated == 4 * 4
+
+
+def test_symbolic_sizes_give_polynomials():
+    found = cost(trace(jnp.matmul, *read_args("f32[n,d], f32[d,d]")[0]))
+    assert str(found.total.work.flops) == "2*d^2*n"
+    assert str(found.total.work.bytes_written) == "4*d*n"
+
+
+def test_bytes_are_those_that_are_not_fused():
+    found = cost(trace(lambda x: jnp.tanh(x * 2 + 1) - x, X)).total.work
+    assert (found.bytes_read, found.bytes_written) == (2 * 2048, 2048)
+    row = cost(trace(lambda x, i: x[i], W, 3)).total.work
+    assert row.bytes_read < 4 * 600
+
+
+def test_a_shared_body_costs_at_each_call_and_is_counted_once():
+    f, calls = jax.jit(jnp.negative), 1
+    for _ in range(60):
+        f, calls = jax.jit(lambda x, f=f: f(f(x))), 2 * calls
+    assert flops(f, X) == 512 * calls
+
+
+@pytest.mark.parametrize("by", BY)
+def test_groups_add_up(by):
+    def layer(x, w):
+        return jnp.tanh(w @ x), None
+
+    def f(params, x):
+        y = lax.scan(layer, x, params["w"])[0]
+        return jnp.where(y > 0, y, params["b"]).sum()
+
+    params = {"w": np.stack([W] * 3), "b": X}
+    found = cost(trace(f, params, X).apply("value_and_grad"), by)
+    groups = [group for group in found.groups if len(group.path) <= 1]
+    for field in ("flops", "transcendentals", "bytes_read", "bytes_written"):
+        total = getattr(found.total.work, field)
+        assert sum(getattr(group.work, field) for group in groups) == total
+    assert found.groups[0].work.flops == max(group.work.flops for group in found.groups)
+
+
+def test_lines_are_the_users_with_the_place_in_a_library_behind():
+    def f(x, w):
+        y = jax.nn.softmax(x)
+        return y @ w
+
+    product, softmax = cost(trace(f, X, W)).groups[:2]
+    start = f.__code__.co_firstlineno
+    assert product.name.endswith(f"test_cost.py:{start + 2}")
+    assert softmax.name.endswith(f"test_cost.py:{start + 1}")
+    assert product.line.own and product.behind == ""
+
+
+def test_scopes_are_a_tree_and_the_backward_pass_has_its_own():
+    def f(w, x):
+        for i in range(2):
+            with jax.named_scope(f"Block_{i}"):
+                with jax.named_scope("Dense"):
+                    x = jnp.tanh(w @ x)
+                x = x + 1
+        return x.sum()
+
+    found = {g.name: g.work for g in cost(trace(f, W, X).apply("grad"), "scope").groups}
+    assert found["forward/Block_1/Dense"].flops == pytest.approx(2 * 512 * 512, rel=0.01)
+    assert found["forward/Block_1"].flops > found["forward/Block_1/Dense"].flops
+    assert found["backward/Block_1/Dense"].flops > 2 * 512 * 512
+
+
+def test_arguments_are_those_that_are_read():
+    def f(params, x):
+        return (
+            lax.scan(lambda x, w: (w.T.astype(x.dtype) @ x, None), x, params["w"])[0] @ params["b"]
+        )
+
+    params = {"w": np.stack([W] * 3), "b": X}
+    found = {g.name: g.work.flops for g in cost(trace(f, params, X), "argument").groups}
+    assert found["params['w'], x"] == 3 * 2 * 512 * 512
+    assert found["params['b']"] == 2 * 512
+
+
+def test_primitives_of_unknown_cost_are_named_and_a_rule_makes_them_known():
+    strange = jax.extend.core.Primitive("strange_of_cost")
+    strange.def_abstract_eval(lambda x: x)
+    program = trace(strange.bind, X)
+    assert cost(program).unknown == {"strange_of_cost": 1}
+
+    @rule("cost", "strange_of_cost")
+    def _(eqn):
+        return Work(flops=7)
+
+    assert cost(program).unknown == {} and cost(program).total.work.flops == 7

@@ -76,8 +76,9 @@ def cost_table(
 
 
 def _total(total: Group) -> str:
-    work = total.work
-    return f"{_number(total, 'flops')} FLOPs, {_in_bytes(work.bytes)}"
+    flops, most = _number(total, "flops") or "0", total.work.flops
+    unit = "FLOP" if type(most) is int and flops == with_prefix(most) else " FLOP"
+    return f"{flops}{unit}, {_in_bytes(total.work.bytes)}"
 
 
 def _cells(group: Group, whole: float | None, device: Device | None) -> Iterator[str]:

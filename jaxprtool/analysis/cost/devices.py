@@ -166,7 +166,9 @@ def device_named(name: str) -> Device:
         raise ArgumentsError(f"{name} is no TOML: {error}") from None
 
 
-_EXAMPLE = "name = 'b7', bandwidth = 2e12, vector = 40e12, products = {bf16 = 600e12}"
+_EXAMPLE = (
+    "vector = 40e12, bandwidth = 2e12, products = {bf16 = 600e12}, in FLOP/s and bytes a second"
+)
 
 
 def _read(path: str, figures: dict[str, Any]) -> Device:

@@ -1,0 +1,68 @@
+"""A roofline: what a program takes at least on a device, and the files of figures."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxprtool import cost, trace
+from jaxprtool.analysis.cost.devices import DEVICES, Device, device_named
+from jaxprtool.errors import ArgumentsError
+
+SLOW = Device("slow", {"bf16": 1e9, "f32 highest": 1e6}, vector=1e6, bandwidth=1e9)
+
+
+def total(fun, *args):
+    return cost(trace(fun, *args)).total
+
+
+def test_products_are_as_fast_as_what_they_are_of():
+    matrix = np.ones((64, 64))
+    bound = SLOW.bound(total(jnp.matmul, *2 * [matrix.astype(jnp.bfloat16)]))
+    assert bound.limit == "compute" and bound.seconds == 2 * 64**3 / 1e9
+    whole = total(lambda x: jnp.matmul(x, x, precision="highest"), matrix.astype(np.float32))
+    assert SLOW.bound(whole).seconds == 2 * 64**3 / 1e6
+    assert (
+        DEVICES["h100"].bound(whole).seconds
+        > 7 * DEVICES["h100"].bound(total(jnp.matmul, *2 * [matrix.astype(np.float32)])).seconds
+        - 1e-6
+    )
+
+
+def test_what_moves_more_than_it_computes_is_limited_by_memory():
+    bound = DEVICES["h200"].bound(total(lambda x: x + 1, np.ones(10**6, np.float32)))
+    assert bound.limit == "memory" and bound.seconds == pytest.approx(8e6 / 4.8e12)
+
+
+def test_utilisation_is_of_products():
+    group = total(lambda x: jnp.sin(x @ x), np.ones((64, 64), jnp.bfloat16))
+    assert SLOW.utilisation(group, 1.0) == pytest.approx(2 * 64**3 / 1e9)
+
+
+def test_a_file_has_figures_of_a_device(tmp_path):
+    file = tmp_path / "b7.toml"
+    file.write_text("name = 'b7'\nvector = 40e12\nbandwidth = 2e12\nproducts = {bf16 = 600e12}\n")
+    assert device_named(str(file)) == Device("b7", {"bf16": 600e12}, 40e12, 2e12)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("vector = 1", "lacks the figure 'bandwidth'"),
+        ("vector = 1\nbandwidth = -2", "bandwidth = -2 is no positive number"),
+        ("vector = 1\nbandwidth = 2\nproducts = 3", "products are FLOP/s by dtype"),
+        ("vector = 1\nbandwith = 2", "there is no figure 'bandwith'"),
+        ("vector = ", "is no TOML"),
+    ],
+)
+def test_files_that_lack_figures_are_refused(tmp_path, text, message):
+    file = tmp_path / "b7.toml"
+    file.write_text(text)
+    with pytest.raises(ArgumentsError, match=message):
+        device_named(str(file))
+
+
+def test_unknown_devices_are_refused():
+    with pytest.raises(ArgumentsError, match="there is no device 'h10'"):
+        device_named("h10")
+    with pytest.raises(ArgumentsError, match=r"cannot read none.toml"):
+        device_named("none.toml")

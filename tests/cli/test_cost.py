@@ -1,0 +1,82 @@
+"""`jaxprtool cost` shows where FLOPs and bytes go, and says what it cannot tell."""
+
+import json
+import textwrap
+
+import pytest
+
+FUNCTIONS = """
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    def loop(x, w):
+        return lax.scan(lambda x, _: (w @ x, None), x, length=10)[0]
+
+    def branch(i, x):
+        return lax.cond(i > 0, jnp.sin, lambda x: x + x * x, x)
+
+    def until(x):
+        return lax.while_loop(lambda x: x.sum() < 5, lambda x: x + 1, x)
+"""
+
+LOOP = "cost", "costs.py:loop", "--args", "f32[512], f32[512,512]"
+
+
+@pytest.fixture(autouse=True)
+def costs(folder):
+    (folder / "costs.py").write_text(textwrap.dedent(FUNCTIONS))
+
+
+def test_a_table_has_the_users_lines_with_their_source(cli):
+    found = cli(*LOOP)
+    assert found.code == 0 and found.out.startswith("loop: 5.2 MFLOP, 10.0 MiB\n")
+    assert "100.0%   5.2 M   10.0 MiB       0.5   costs.py:7" in found.out
+    assert "return lax.scan(lambda x, _: (w @ x, None" in found.out
+
+
+def test_json_has_the_total_and_the_groups(cli):
+    found = json.loads(cli(*LOOP, "--by", "primitive", "--json").out)
+    assert found["total"]["flops"] == 5_242_880
+    assert found["groups"][0]["name"] == "dot_general"
+    assert found["programs"][0]["total"] == found["total"]
+    fields = {"flops", "transcendentals", "bytes_read", "bytes_written"}
+    assert fields < found["total"].keys() and fields < found["groups"][0].keys()
+
+
+def test_branches_are_ranges_and_rounds_that_are_not_known_are_marked(cli):
+    found = cli("cost", "costs.py:branch", "--args", "i32[], f32[100]", "--by", "primitive")
+    assert "transcendentals" in found.out and "0 to 100" in found.out
+    found = cli("cost", "costs.py:until", "--args", "f32[100]")
+    assert "199*" in found.out or "200*" in found.out
+    assert "* with one round of each loop whose rounds are not known" in found.out
+
+
+def test_a_device_gives_times(cli):
+    found = cli(*LOOP, "--device", "a100", "--seconds", "0.001")
+    assert "at least" in found.out and "memory" in found.out
+    assert "on a100: at least 5.16 µs, limited by memory" in found.out
+    assert "in 1 ms: 0.0% of the FLOPs of a100" in found.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seconds", "1"], "--seconds goes with --device"),
+        (["--device", "a10"], "there is no device 'a10'"),
+        (["--top", "0"], "--top"),
+        (["--by", "file"], "--by"),
+    ],
+)
+def test_mistakes_are_one_line(cli, options, message):
+    found = cli(*LOOP, *options)
+    assert found.code == 2 and found.err.startswith("error: ") and message in found.err
+    assert found.out == ""
+
+
+def test_times_need_numbers(cli):
+    found = cli("cost", "costs.py:until", "--args", "f32[n]", "--device", "h100")
+    assert (found.code, found.err.splitlines()[0]) == (
+        2,
+        "error: a time needs sizes that are numbers",
+    )

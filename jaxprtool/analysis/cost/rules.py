@@ -12,7 +12,6 @@ once equations are fused; a rule gives them only where its primitive reads a par
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -216,15 +215,16 @@ def _cumlogsumexp(eqn: JaxprEqn) -> Work:
 
 
 @rule(cost_rules, "reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window")
-@rule(cost_rules, "select_and_gather_add", "select_and_scatter_add")
+@rule(cost_rules, "select_and_gather_add")
 def _window(eqn: JaxprEqn) -> Work:
     window = count(eqn.params["window_dimensions"])
-    windows = min((_shape(v) for v in (*eqn.invars[:1], *eqn.outvars[:1])), key=_known_count)
-    return Work(flops=count(windows) * (window - 1))
+    return Work(flops=_results(eqn) * (window - 1))
 
 
-def _known_count(shape: tuple[Any, ...]) -> Any:
-    return math.prod(n for n in shape if is_number(n))
+@rule(cost_rules, "select_and_scatter_add")
+def _scatter_to_window(eqn: JaxprEqn) -> Work:
+    window, windows = eqn.params["window_dimensions"], _shape(eqn.invars[0])
+    return Work(flops=count(windows) * count(window))
 
 
 @rule(cost_rules, "sort", "top_k", "approx_top_k")

@@ -29,8 +29,8 @@ EXPANDED = {
     "compares positions": "argmax argmin eq_to le_to lt_to sort top_k approx_top_k",
     "windows of cumulative operations": "cumlogsumexp cummax cummin cumprod cumsum",
     "approximations": "acosh asin acos asinh atanh bessel_i0e bessel_i1e cosh digamma erf erf_inv "
-    "erfc exp2 igamma igamma_grad_a igammac lgamma log2 polygamma regularized_incomplete_beta sinh "
-    "tan zeta integer_pow pow random_gamma random_gamma_grad atan",
+    "erfc exp2 igamma igamma_grad_a igammac lgamma log2 logistic polygamma "
+    "regularized_incomplete_beta sinh tan zeta integer_pow pow random_gamma random_gamma_grad atan",
     "random bits": "random_bits random_fold_in random_seed random_split random_unwrap threefry2x32 "
     "rng_bit_generator rng_uniform",
     "factors of matrices": "cholesky eig eigh geqrf hessenberg householder_product lu qr schur svd "

@@ -35,7 +35,8 @@ class Ragged:
         axis: The name of the size that varies. Two of one name have equal lengths.
         longest: More rows than this no example has; None if nothing is known but `N`. It bounds
             the memory that a function takes which pads.
-        full: Whether all rows are those of examples, and none are left over.
+        full: Whether all rows are known to be those of examples, and none are left over. It is
+            False where the lengths are traced.
 
     Raises:
         ArgumentsError: For lengths that do not add up to the rows, or that are no vector of
@@ -62,9 +63,10 @@ class Ragged:
             raise ArgumentsError(
                 f"Ragged: lengths are to be i32[B], one for each example, not {_type_of(lengths)}"
             )
-        if is_concrete(lengths) and isinstance(values.shape[0], int):
+        known = is_concrete(lengths)
+        if known and isinstance(values.shape[0], int):
             _check_lengths(np.asarray(lengths), values.shape[0], longest)
-        self._set(values, lengths, axis, longest, True)
+        self._set(values, lengths, axis, longest, known)
 
     def _set(self, values: Any, lengths: Any, axis: str, longest: int | None, full: bool) -> None:
         self.values, self.lengths = values, lengths

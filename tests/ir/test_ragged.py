@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprtool import Ragged
+from jaxprtool import Ragged, vmap
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.ragged import row_places
 
@@ -30,6 +30,16 @@ def test_rows_may_be_left_over():
     ragged = Ragged.of([ROWS[:3], ROWS[3:]], rows=10)
     assert ragged.values.shape == (10, 2) and not ragged.values[8:].any()
     np.testing.assert_array_equal(ragged[1], ROWS[3:])
+
+
+def test_rows_may_be_left_over_where_lengths_are_traced():
+    def loss(values, lengths):
+        return vmap(lambda x: jnp.log(x).sum())(Ragged(values, lengths)).sum()
+
+    over = np.concatenate([ROWS + 1, np.full((2, 2), np.nan, np.float32)])
+    found = jax.jit(jax.grad(loss))(over, LENGTHS)
+    np.testing.assert_allclose(found[:8], 1 / (ROWS + 1), rtol=1e-6)
+    assert not found[8:].any()
 
 
 @pytest.mark.parametrize("size", [None, 7])

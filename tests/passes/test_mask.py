@@ -122,6 +122,19 @@ def arguments(n):
     return jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32)
 
 
+def test_what_padding_is_computed_of_has_no_gradient_by_it():
+    """Rows of zeros have no direction: its derivative in padding is NaN."""
+    program = masked(lambda x, w: jnp.sum(x @ w / jnp.linalg.norm(x, axis=1, keepdims=True)))
+    x, w = arguments(3)
+
+    def loss(scale, x, n):
+        return program(x * scale, w, n)
+
+    got = jax.grad(loss)(w[0], padded(x, 0.0), 3)
+    close(got, jax.grad(loss)(w[0], padded(x, 1.0), 3), 3)
+    assert np.isfinite(np.asarray(got)).all()
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_results_and_gradients_are_those_at_every_size(name):
     fun, program = FUNCTIONS[name], masked(FUNCTIONS[name])
@@ -166,6 +179,7 @@ def _check_gradients(fun, run, x, w, forward):
 
     got = jax.grad(loss, (0, 1))(padded(x, jnp.nan), w)
     close(got, wanted, n, 1e-3)
+    assert not np.asarray(got[0])[n:].any()
     if not forward:
         return
     tangents = x + 1, w - 1

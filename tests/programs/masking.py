@@ -389,6 +389,7 @@ class _DerivativeCheck:
         def at_size(args: list[Any], directions: list[Any]) -> list[Any]:
             return derivative(function_of(reference.program), args, directions)
 
+        self.mode = derivative.mode
         self.what = f"{derivative.mode} derivative, at {reference.sizes}"
         self.jaxpr, self.flat = jax.make_jaxpr(at_size)(*given), jax.tree.leaves(given)
         self.values = self.evaluate()
@@ -402,6 +403,11 @@ class _DerivativeCheck:
             compare(self.evaluate, self.values, corners)
         except AssertionError as error:
             raise AssertionError(f"{self.what}, {what}: {error}") from None
+        if self.mode == "reverse":
+            for x, corner in zip(got, corners, strict=True):
+                rest = np.array(x)
+                rest[tuple(map(slice, corner.shape))] = 0
+                assert not rest.any(), f"{self.what}, {what}: not 0 in the padding of an argument"
 
 
 def _stacked(rows: Sequence[Any]) -> Any:

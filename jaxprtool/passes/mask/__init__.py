@@ -87,13 +87,13 @@ class Mask(Pass):
         def f(x):
             return x.sum()
 
-        $ jaxprtool opt f.py:f --args "f32[n]" -p "mask(n=4)"
-        { lambda ; a:f32[4] b:i32[]. let
+        $ jaxprtool opt f.py:f --args "i32[n]" -p "mask(n=4)"
+        { lambda ; a:i32[4] b:i32[]. let
             c:i32[4] = iota[dimension=0 dtype=int32 shape=(4,) sharding=None]
             d:bool[4] = lt c b
-            e:f32[4] = broadcast_in_dim 0.0:f32[]
-            f:f32[4] = select_n d e a
-            g:f32[] = reduce_sum[axes=(0,) out_sharding=None] f
+            e:i32[4] = broadcast_in_dim 0:i32[]
+            f:i32[4] = select_n d e a
+            g:i32[] = reduce_sum[axes=(0,) out_sharding=None] f
           in (g,) }
     """
 
@@ -166,7 +166,8 @@ def _masked(program: Program, bounds: Bounds) -> Program:
     old = jaxcompat.close_jaxpr(program.jaxpr)
     padded = [aval for aval in program.out_avals if bounds.axes(getattr(aval, "shape", ()))]
     facts = [Facts.of(var, active=True) for var in old.invars]
-    made = Writing(Run(bounds)).body(old, facts, [n for aval in padded for n in aval.shape])
+    sizes = [n for aval in padded for n in aval.shape]
+    made = Writing(Run(bounds)).body(old, facts, sizes, outermost=True)
     own = dict(zip(made.symbols, made.jaxpr.invars, strict=False))
     symbols = [own.get(name) or Var(SCALAR) for name in bounds]
     arguments = made.jaxpr.invars[len(made.symbols) :]

@@ -133,7 +133,11 @@ class Writing:
     _guards: dict[Atom, Atom] = field(default_factory=dict)
 
     def body(
-        self, body: ClosedJaxpr, facts: Sequence[Facts], sizes: Sequence[Any] = ()
+        self,
+        body: ClosedJaxpr,
+        facts: Sequence[Facts],
+        sizes: Sequence[Any] = (),
+        outermost: bool = False,
     ) -> MaskedBody:
         """Return a closed jaxpr masked.
 
@@ -141,12 +145,14 @@ class Writing:
             body: The jaxpr.
             facts: What is known of its arguments.
             sizes: Logical sizes that it returns too, after its results.
+            outermost: True for the body whose arguments are those of the program.
         """
         invars = []
         for var, known in zip(body.invars, facts, strict=True):
             aval = self.run.aval(var.aval)
             invars.append(var if aval is var.aval else Var(aval))
-            self._bind(var, invars[-1], known)
+            apart = outermost and known.active and aval is not var.aval
+            self._bind(var, self._apart(invars[-1], known) if apart else invars[-1], known)
         for eqn in jaxcompat.open_jaxpr(body).eqns:
             self._equation(eqn)
         outvars = [*map(self.atom, body.outvars), *map(self.size, sizes)]
@@ -201,10 +207,26 @@ class Writing:
             sizes = [size] if what == "valid" else []
             known = self.run.templates.get(key)
             if known is None:
-                known = self._traced(lambda masking: [compute(masking)], (), sizes, None)
+                known = self._traced(lambda masking: [compute(masking)], (), sizes)
                 self.run.templates[key] = known
             self._made[key] = self._written(known, (), sizes, jaxcompat.NO_SOURCE)[0]
         return self._made[key]
+
+    def _apart(self, atom: Atom, facts: Facts) -> Atom:
+        """Return an argument whose derivative is zero in its padding.
+
+        The padding was computed of something, of which it is to have no derivative either.
+        """
+        key = "apart", atom.aval, facts
+        axes = self.run.bounds.axes(facts.shape)
+        sizes = list(dict.fromkeys(facts.shape[axis] for axis in axes))
+        if key not in self.run.templates:
+
+            def call(masking: Masking, array: Any) -> list[Any]:
+                return [masking.apart(array, facts.shape, axes, active=True)]
+
+            self.run.templates[key] = self._traced(call, [atom.aval], sizes, "argument")
+        return self._written(self.run.templates[key], [atom], sizes, jaxcompat.NO_SOURCE)[0]
 
     # --- equations ------------------------------------------------------------------------------
 
@@ -324,7 +346,7 @@ class Writing:
                 found.append(known)
             return outs
 
-        template = self._traced(call, [a.aval for a in operands], sizes, eqn)
+        template = self._traced(call, [a.aval for a in operands], sizes, eqn.primitive.name, eqn)
         return replace(template, kinds=tuple(found))
 
     def _traced(
@@ -332,9 +354,18 @@ class Writing:
         call: Callable[..., list[Any]],
         avals: Sequence[Aval],
         sizes: Sequence[Any],
-        eqn: JaxprEqn | None,
+        name: str | None = None,
+        eqn: JaxprEqn | None = None,
     ) -> Template:
-        """Trace a template of operands, the flag of a round, symbols, sizes, and their masks."""
+        """Trace a template of operands, the flag of a round, symbols, sizes, and their masks.
+
+        Args:
+            call: Returns its results.
+            avals: The types of operands.
+            sizes: Logical sizes.
+            name: What is masked. Without a name it is a mask itself that is computed.
+            eqn: The equation whose setting it is traced in.
+        """
         bounds = self.run.bounds
         masks = [jax.core.ShapedArray((bounds.padded(size),), jnp.bool_) for size in sizes]
         count = len(avals)
@@ -345,11 +376,9 @@ class Writing:
             symbols = {name: next(rest) for name in bounds}
             known = {size: next(rest) for size in sizes}
             valid = dict(zip(sizes, rest, strict=True))
-            # Without an equation, it is a mask itself that is computed.
-            name = eqn.primitive.name if eqn else ""
-            valid = valid if eqn else {}
+            valid = valid if name else {}
             flag = None if self.round is None else flag
-            masking = Masking(name, bounds, symbols, known, valid, flag, self.run.in_scan)
+            masking = Masking(name or "", bounds, symbols, known, valid, flag, self.run.in_scan)
             return call(masking, *arrays)
 
         jaxpr = jaxcompat.trace_in_setting(fun, avals, eqn)

@@ -121,7 +121,7 @@ def _scan(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence
     n, k = len(scan.consts), len(scan.consts) + len(scan.carry)
     rows = [replace(x, shape=x.shape[1:], fills=x.fills[1:]) for x in facts[k:]]
     whole = not writing.run.bounds.is_masked(scan.length)
-    in_rounds = not whole and not _has_while(scan.body)
+    in_rounds = not whole and not has_while(scan.body)
     varying = [replace(each, varies=each.varies or in_rounds) for each in (*facts[n:k], *rows)]
     init, rows = varying[: k - n], varying[k - n :]
     with writing.run.scanned():
@@ -154,7 +154,8 @@ def _stacked(facts: Facts, length: Any) -> Facts:
     return replace(facts, shape=(length, *facts.shape), fills=fills, literal=None)
 
 
-_has_while = Contains(lambda eqn: eqn.primitive.name in While.primitives)
+#: Whether a jaxpr holds a while loop, at any depth.
+has_while = Contains(lambda eqn: eqn.primitive.name in While.primitives)
 
 
 def _select_rounds(eqn: JaxprEqn, masked: MaskedBody, consts: int, carried: int) -> ClosedJaxpr:

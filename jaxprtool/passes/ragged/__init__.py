@@ -34,6 +34,7 @@ from jaxprtool.passes.ragged import (  # noqa: F401  # their rules
     layout,
     products,
     reductions,
+    scans,
 )
 from jaxprtool.passes.ragged.body import structured_ragged_rules
 from jaxprtool.passes.ragged.lanes import AllLanes, Layout, all_lanes
@@ -69,7 +70,8 @@ class Ragged(Pass):
     Values are packed, as the arguments are, where they can be: what is computed row by row costs no
     more than for one example of all the rows, and a sum over n is a segment sum. A value with two
     ragged axes, such as the scores of attention, and an equation without a rule for packed rows,
-    such as a loop over them, is computed for padded examples, and masked.
+    such as a convolution of them, is computed for padded examples, and masked. In a scan over rows
+    examples take turns: see `ragged.scans`.
 
     Args:
         axis: The symbol that is the length of an example; or several, for arguments of lengths that

@@ -256,7 +256,7 @@ class Writing:
         structured = structured_ragged_rules.get(eqn.primitive.name)
         if structured is not None:
             return structured(self, eqn)
-        return self._is_packed(eqn) and self._by_rule(eqn)
+        return self.by_rule(eqn)
 
     def _is_packed(self, eqn: JaxprEqn) -> bool:
         """Return True if an equation is to be done on packed operands, if there is a rule."""
@@ -268,8 +268,10 @@ class Writing:
         stacked = ragged and all(isinstance(self.kind(atom), Stacked) for atom in ragged)
         return not stacked or traits(eqn).expensive or eqn.primitive.name not in mask_rules
 
-    def _by_rule(self, eqn: JaxprEqn) -> bool:
+    def by_rule(self, eqn: JaxprEqn) -> bool:
         """Write an equation by its packed rule. Returns False if it has none."""
+        if not self._is_packed(eqn):
+            return False
         run, sizes = self.run, self.run.sizes
         apply = ragged_rules.get(eqn.primitive.name)
         if apply is None and traits(eqn).elementwise:

@@ -1,8 +1,8 @@
 """Equations that hold jaxprs: calls, and branches and loops that all lanes take together.
 
 Each body is rewritten for how its arguments are held, and gets the lengths that it needs before
-them. A loop over the rows of an example, and one that runs as long as one lane wants it to, are
-done by lanes.
+them. A scan over the rows of an example has a rule for packed rows (`scans`), and a loop that runs
+as long as one lane wants it to is done by lanes.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _while(writing: Writing, eqn: JaxprEqn) -> bool:
 def _scan(writing: Writing, eqn: JaxprEqn) -> bool:
     scan, sizes = Scan.of(eqn), writing.run.sizes
     if sizes.axes([scan.length]):
-        return False
+        return writing.by_rule(eqn)
     consts = kinds_of(writing, scan.consts)
     before = len(scan.consts) + len(scan.carry)
     slices = [

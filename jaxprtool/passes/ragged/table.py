@@ -57,6 +57,10 @@ class Ragging:
 
     # --- sizes ----------------------------------------------------------------------------------
 
+    def symbol(self, name: str) -> Any:
+        """Return the value of a ragged symbol in each lane: `i32[B]`."""
+        return self._symbols[name]
+
     def fact(self, what: str, size: Any) -> Any:
         """Return one of `FACTS` of a size."""
         if (what, size) not in self._known:

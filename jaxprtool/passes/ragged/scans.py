@@ -1,0 +1,275 @@
+"""A scan over the rows of an example, for all examples at once.
+
+Padded examples would take as many rounds as the longest, each for all lanes. Instead, lanes are
+dealt to fewer *slots*, longest first: a slot goes through the rows of its lanes one after the
+other, and starts anew, from the carry that the scan is given, where the next lane begins. Rounds
+come in blocks, and a block for which no slot has rows left is skipped.
+
+Rounds that are padding may compute NaN. As in a scan of masked length (`mask.calls`), the body
+keeps that from derivatives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.rules import rule
+from jaxprtool.ir.structured import Scan
+from jaxprtool.jaxcompat import Aval, JaxprEqn
+from jaxprtool.passes.batch.axis import Axis
+from jaxprtool.passes.batch.body import batch_body
+from jaxprtool.passes.mask.body import MaskedBody
+from jaxprtool.passes.mask.body import Run as Masks
+from jaxprtool.passes.mask.calls import has_while
+from jaxprtool.passes.mask.guards import guarded
+from jaxprtool.passes.mask.values import Facts, is_float, is_number
+from jaxprtool.passes.ragged.table import Ragging, ragged_rules, taken
+from jaxprtool.passes.ragged.values import Lanes, Shared, Value
+
+#: How many blocks rounds come in, unless these would be shorter than this.
+_BLOCKS, _SHORTEST = 16, 4
+
+#: How many elements are stored for each row, at most, that are not those of rows, for each that is.
+_MOST = 8
+
+
+@rule(ragged_rules, "scan")
+def _scan(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
+    scan = Scan.of(eqn)
+    if not (isinstance(ragging.sizes.lanes, int) and _fits(scan, operands)):
+        return None
+    return _by_slots(ragging, scan, operands)
+
+
+def _fits(scan: Scan, operands: Sequence[Value]) -> bool:
+    """Return True for a scan of rows that are numbers, which takes no more memory than padded.
+
+    What each lane has of its own, and what is carried to its last row, is stored for every row.
+    """
+    before = len(scan.consts) + len(scan.carry)
+    rows = [v.aval for v in scan.body.invars[before:]]
+    rows += [v.aval for v in scan.body.outvars[len(scan.carry) :]]
+    if any(x.is_packed for x in operands[:before]) or has_while(scan.body):
+        return False
+    if not all(map(is_number, (*scan.body.in_avals, *scan.body.out_avals))):
+        return False
+    more = [v.aval for v, x in zip(scan.body.invars, operands, strict=True) if _by_lane(x)]
+    more += [scan.body.outvars[i].aval for i in _stacked(scan)[0] if i < len(scan.carry)]
+    extra, own = _elements(more), _elements(rows)
+    return not more or (isinstance(extra, int) and isinstance(own, int) and extra <= _MOST * own)
+
+
+def _by_lane(x: Value) -> bool:
+    return isinstance(x.kind, Lanes)
+
+
+def _elements(avals: Sequence[Aval]) -> Any:
+    return sum(math.prod(aval.shape) for aval in avals)
+
+
+def _stacked(scan: Scan) -> tuple[list[int], list[int]]:
+    """Return which results of the body are stacked by the rounds, and where each carry is there.
+
+    A carry that is also a row of a result is stacked once.
+    """
+    outs, count = scan.body.outvars, len(scan.carry)
+    stacked, places = list(range(count, len(outs))), []
+    for i in range(count):
+        same = [k for k, j in enumerate(stacked) if outs[j] is outs[i]]
+        places.append(same[0] if same else len(stacked))
+        if not same:
+            stacked.append(i)
+    return stacked, places
+
+
+class _Deal(NamedTuple):
+    """Where lanes are: their slots, in which round each begins, and how many rounds have rows."""
+
+    slots: Any
+    starts: Any
+    rounds: Any
+
+
+def _dealt(lengths: Any, width: int) -> _Deal:
+    """Deal lanes to slots: longest first, by turns from the left and from the right."""
+    lanes = len(lengths)
+    turns, places = np.divmod(np.arange(lanes, dtype=np.int32), width)
+    places = np.where(turns % 2, width - 1 - places, places)
+    _, order = lax.sort_key_val(-lengths, lax.iota(np.dtype(np.int32), lanes))
+    table = jnp.zeros((-(-lanes // width), width), lengths.dtype)
+    table = table.at[turns, places].set(taken(lengths, order))
+    starts = lax.cumsum(table) - table
+    of_lanes = jnp.zeros((2, lanes), lengths.dtype)
+    slots, starts = of_lanes.at[:, order].set(jnp.stack([places, starts[turns, places]]))
+    return _Deal(slots, starts, table.sum(0).max())
+
+
+class _Shape(NamedTuple):
+    """How many slots there are, and their rounds: so many blocks of so many rounds."""
+
+    width: int
+    blocks: Any
+    block: Any
+
+
+def _shape(ragging: Ragging, size: Any) -> _Shape:
+    """Return the shape for lanes of a size: rounds enough for whatever lengths there are.
+
+    Dealt as they are, no slot has more rows than an equal share of all, and the longest lane.
+    """
+    sizes, lanes = ragging.sizes, ragging.sizes.lanes
+    rows, longest = sizes.count(size), sizes.bounds.padded(size)
+    width = -(-lanes // 3)
+    if isinstance(rows, int) and isinstance(longest, int):
+        width = min(lanes, max(width, 2 * rows // max(longest, 1)))
+        rounds = min(rows, longest + rows // width, -(-lanes // width) * longest)
+        block = max(-(-rounds // _BLOCKS), _SHORTEST)
+        return _Shape(width, -(-rounds // block), block)
+    return _Shape(width, _BLOCKS, (longest + rows // width) // _BLOCKS + 1)
+
+
+def _by_slots(ragging: Ragging, scan: Scan, operands: Sequence[Value]) -> list[Any]:
+    """Return the results of a scan whose lanes are dealt to slots."""
+    size, count = scan.length, len(scan.carry)
+    lengths, position = ragging.lengths(size), ragging.positions(size)
+    shape = _shape(ragging, size)
+    deal = _dealt(lengths, shape.width)
+    slot = ragging.at_rows(deal.slots, size)
+    time = ragging.at_rows(deal.starts, size) + position
+    index = _row_of_round(ragging, size, shape, time, slot)
+
+    masked = _masked(ragging, scan, operands)
+    last = ragging.at_rows(lengths, size) - 1
+    given = [position == (last if scan.reverse else 0)]
+    given += [ragging.at_rows(ragging.symbol(name), size) for name in masked.symbols]
+    given += [_rows(ragging, x, size) for x in operands if not isinstance(x.kind, Shared)]
+    xs = [_at(rows, index) for rows in given]
+    stacked, places = _stacked(scan)
+    shared = [x.array for x in operands if isinstance(x.kind, Shared)]
+    body = _slot_body(scan, operands, masked, stacked, shape.width)
+    evaluate = jaxcompat.jaxpr_as_fun(body)
+
+    def step(carry: Any, x: Any) -> tuple[Any, Any]:
+        outs = evaluate(*x, *shared, *carry)
+        return outs[:count], outs[count:]
+
+    init = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in body.outvars[:count]]
+    real = index < ragging.sizes.count(size)
+    ys = _scanned(scan, step, init, [real, *xs], shape, deal.rounds)
+    final = deal.starts + (0 if scan.reverse else lengths - 1)
+    carries = []
+    for place, x in zip(places, operands[len(scan.consts) :], strict=False):
+        found = ys[place].at[final, deal.slots].get(mode="clip")
+        first = x.array if _by_lane(x) else lax.broadcast(x.array, lengths.shape)
+        none = lax.broadcast_in_dim(lengths == 0, found.shape, (0,))
+        carries.append(lax.select(none, first, found))
+    return [*carries, *(y.at[time, slot].get(mode="clip") for y in ys[: len(scan.ys)])]
+
+
+def _row_of_round(ragging: Ragging, size: Any, shape: _Shape, time: Any, slot: Any) -> Any:
+    """Return the row that each slot has in each round, and the number of rows if it has none."""
+    count, rounds = ragging.sizes.count(size), shape.blocks * shape.block
+    if not ragging.sizes.is_exact(size):
+        time = jnp.where(ragging.real(size), time, rounds)
+    numbers = jnp.arange(count, dtype=jnp.int32)
+    none = jnp.full((rounds, shape.width), count, jnp.int32)
+    return none.at[time, slot].set(numbers, mode="drop")
+
+
+def _rows(ragging: Ragging, x: Value, size: Any) -> Any:
+    return ragging.at_rows(x.array, size) if _by_lane(x) else x.array
+
+
+def _at(rows: Any, index: Any) -> Any:
+    """Return rows at indices, and zeros where these are beyond them."""
+    return rows.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def _masked(ragging: Ragging, scan: Scan, operands: Sequence[Value]) -> MaskedBody:
+    """Return the body of a slot, which takes the flag of a round that is no padding."""
+    masks, carried = (
+        Masks(ragging.sizes.bounds),
+        range(len(scan.consts), len(scan.consts) + len(scan.carry)),
+    )
+    facts = [
+        replace(Facts.of(var, active=True), varies=i in carried or not isinstance(x.kind, Shared))
+        for i, (var, x) in enumerate(zip(scan.body.invars, operands, strict=True))
+    ]
+    with masks.scanned():
+        return masks.body(scan.body, facts, rounds=True)
+
+
+def _slot_body(
+    scan: Scan,
+    operands: Sequence[Value],
+    masked: MaskedBody,
+    stacked: Sequence[int],
+    width: int,
+) -> Any:
+    """Return the jaxpr of a round of all slots.
+
+    It takes whether each is no padding, whether a lane begins, the symbols, the operands that have
+    rows, then those that all lanes share, and what is carried; and returns this, and what is
+    stacked.
+    """
+    evaluate = jaxcompat.jaxpr_as_fun(masked.jaxpr)
+    n, k, m = len(scan.consts), len(scan.consts) + len(scan.carry), len(masked.symbols)
+    by_row = [i for i, x in enumerate(operands) if not isinstance(x.kind, Shared)]
+    shared = [i for i, x in enumerate(operands) if isinstance(x.kind, Shared)]
+
+    def fun(real: Any, begins: Any, *args: Any) -> list[Any]:
+        given = dict(zip([*by_row, *shared], args[m:], strict=False))
+        carry = [
+            lax.select(begins, given[n + i], guarded(real, x) if is_float(x) else x)
+            for i, x in enumerate(args[m + len(operands) :])
+        ]
+        consts, xs = ([given[i] for i in places] for places in (range(n), range(k, len(operands))))
+        outs = evaluate(*args[:m], real, *consts, *carry, *xs)
+        outs = [guarded(real, y) if is_float(y) else y for y in outs]
+        return [*outs[: k - n], *(outs[i] for i in stacked)]
+
+    flag = jax.core.ShapedArray((), jnp.bool_)
+    avals = [flag, flag, *(v.aval for v in masked.jaxpr.invars[:m])]
+    avals += [scan.body.in_avals[i] for i in (*by_row, *shared)]
+    avals += scan.body.in_avals[n:k]
+    one = jaxcompat.trace_in_setting(fun, avals, scan.eqn)
+    dims: list[int | None] = [0] * (2 + m + len(by_row)) + [None] * len(shared) + [0] * (k - n)
+    return batch_body(one, dims, Axis(None, width), [0] * len(one.outvars))[0]
+
+
+def _scanned(
+    scan: Scan,
+    step: Callable[..., Any],
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    shape: _Shape,
+    rounds: Any,
+) -> list[Any]:
+    """Return what the rounds of slots stack. Of a block in which no slot has rows, this is zero."""
+    if isinstance(shape.blocks, int) and shape.blocks == 1:
+        return list(lax.scan(step, init, xs, reverse=scan.reverse)[1])
+    types = jax.eval_shape(step, init, [x[0] for x in xs])[1]
+
+    def run(carry: Any, xs: Any) -> tuple[Any, Any]:
+        return lax.scan(step, carry, xs, reverse=scan.reverse)
+
+    def skip(carry: Any, xs: Any) -> tuple[Any, Any]:
+        return carry, [jnp.zeros((shape.block, *y.shape), y.dtype) for y in types]
+
+    def block(carry: Any, x: Any) -> tuple[Any, Any]:
+        first, *xs = x
+        return lax.cond(first < rounds, run, skip, carry, xs)
+
+    firsts = jnp.arange(shape.blocks, dtype=jnp.int32) * shape.block
+    cut = [x.reshape(shape.blocks, shape.block, *x.shape[1:]) for x in xs]
+    ys = lax.scan(block, init, [firsts, *cut], reverse=scan.reverse)[1]
+    return [y.reshape(-1, *y.shape[2:]) for y in ys]

@@ -267,6 +267,11 @@ def _same_type(p: Aval, q: Aval) -> bool:
     """Whether two types are the same, symbolic dimensions of different scopes by their texts."""
     if p == q:
         return True
+    if type(p) is not type(q):
+        return False
+    if isinstance(p, jaxcompat.AbstractRef):
+        inner = q.inner_aval
+        return _same_type(p.inner_aval, inner) and p.update(inner_aval=inner) == q
     if not any(map(jaxcompat.is_symbolic_dimension, getattr(p, "shape", ()))):
         return False
     shapes = [[*map(str, aval.shape)] for aval in (p, q)]

@@ -149,6 +149,19 @@ def test_names_do_not_count():
     assert equivalent(program, renamed)
 
 
+def test_symbols_of_two_scopes_are_the_same_by_their_names():
+    """So it is in a ref, which has its shape from the type that it holds."""
+
+    def traced(shape):
+        x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.float32)
+        return jaxprtool.trace(lambda x: jax.new_ref(x)[...], x)
+
+    assert equivalent(traced("n"), traced("n"))
+    assert not equivalent(traced("n"), traced("m"))
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32)
+    assert not equivalent(traced("n"), jaxprtool.trace(lambda x: jnp.sin(x), x))
+
+
 def test_two_variables_may_not_become_one():
     twice = jax.make_jaxpr(lambda x, y: (x + y, x + y))(1.0, 2.0)
     body = jaxcompat.open_jaxpr(twice)

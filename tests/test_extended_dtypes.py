@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxprtool import equivalent, errors, jit, to_python, trace, unzip, verify, write
-from jaxprtool.api.targets import fitted
+from jaxprtool.api.fitting import fitted
 from jaxprtool.execute.summary import summarize
 from jaxprtool.ir.interpret import evaluate
 from jaxprtool.ir.nonfinite import FiniteCheck

@@ -7,8 +7,7 @@ from typing import Any
 
 from jaxprtool.api.targets import find
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.loading.load import StaticArguments
-from jaxprtool.loading.trace import bind_arguments, trace
+from jaxprtool.loading.trace import StaticArguments, bind_arguments, trace
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip
 from jaxprtool.primitives import VARIABLE

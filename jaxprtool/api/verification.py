@@ -5,12 +5,14 @@ The programs are run when all passes are done, so that what can be refused is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from jaxprtool.errors import CheckError
 from jaxprtool.execute.fill import fill, refitted
 from jaxprtool.execute.verify import Runs, at_one_size, require_runnable
 from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.symbols import Sizes
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.pipeline import Observer, Step
 
@@ -20,21 +22,11 @@ class Verifier(Observer):
 
     Args:
         inner: Another observer, which is told of each pass too.
-        program: The program that the pipeline starts with.
-        arguments: Its flat arguments. One that is a type alone, or whose shape a pass has changed,
-            or that a pass has added, is filled with random values; symbols get small sizes.
         note: Called once for each pass that is not compared, with the reason.
     """
 
-    def __init__(
-        self,
-        inner: Observer,
-        program: Program,
-        arguments: Sequence[object],
-        note: Callable[[str], None],
-    ):
+    def __init__(self, inner: Observer, note: Callable[[str], None]):
         self._inner, self._note = inner, note
-        self._given = dict(zip(program.arg_names, arguments, strict=True))
         self._made: list[tuple[Step, Program, Program]] = []
         self._runs: dict[int, Runs] = {}
         self._compared: set[int] = set()
@@ -57,20 +49,30 @@ class Verifier(Observer):
             if result is not program:
                 self._made.append((step, program, result))
 
-    def verify(self, told: Callable[[str], object] = lambda doing: None) -> int:
+    def verify(
+        self,
+        given: Mapping[str, object],
+        sizes: Sizes = MappingProxyType({}),
+        told: Callable[[str], object] = lambda doing: None,
+    ) -> int:
         """Return how many passes were compared, once the pipeline is done.
 
         Args:
+            given: Arguments by name. One that is a type alone, or whose shape a pass has changed,
+                or that a pass has added, is filled with random values.
+            sizes: The sizes of symbols; those of a program that has others are small.
             told: Is told which pass is compared, and how far that is.
 
         Raises:
             CheckError: For the first pass that has made something else of a program.
         """
         for i, (step, program, result) in enumerate(self._made, 1):
-            if program.symbols:
+            if program.symbols and {*program.symbols, *result.symbols} <= sizes.keys():
+                program, result = program.specialized(sizes), result.specialized(sizes)
+            elif program.symbols:
                 program, result = at_one_size(program, result)
             which = f"verify: {type(step.transform).name} {i}/{len(self._made)}"
-            runs = self._runs.pop(id(program), None) or self._new_runs(program)
+            runs = self._runs.pop(id(program), None) or _new_runs(program, given)
             assert isinstance(step.transform, Pass)
             try:
                 self._runs[id(result)] = runs.compare(
@@ -84,16 +86,17 @@ class Verifier(Observer):
                 raise CheckError(message, error.hint or hint, error.details) from error
         return len(self._compared)
 
-    def _new_runs(self, program: Program) -> Runs:
-        require_runnable(program)
-        given, _ = refitted(program, self._given)
-        filled = fill(program, given)
-        return Runs(program, filled.arguments, _inputs(program, filled.random))
-
     def _leave(self, step: Step, why: str) -> None:
         if id(step) not in self._left:
             self._left.add(id(step))
             self._note(f"pass '{step}' is not compared: {why}")
+
+
+def _new_runs(program: Program, given: Mapping[str, object]) -> Runs:
+    require_runnable(program)
+    values, _ = refitted(program, given)
+    filled = fill(program, values)
+    return Runs(program, filled.arguments, _inputs(program, filled.random))
 
 
 def _inputs(program: Program, random: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
+    from jaxprtool.api.targets import Given
     from jaxprtool.api.verification import Verifier
     from jaxprtool.cli.watch import Watcher
     from jaxprtool.ir.program import Program
@@ -88,6 +89,7 @@ _Out = Annotated[
 @options.command
 def opt(
     function: options.Function,
+    types: options.Types = None,
     passes: options.Passes = None,
     level: _Level = None,
     plugin: options.Plugin = None,
@@ -134,6 +136,7 @@ def opt(
     start_jax(told, function.x64)
     if verify:
         use_cache(not no_cache)
+    from jaxprtool.api.targets import Given, given_to
     from jaxprtool.api.verification import Verifier
     from jaxprtool.cli import watch
     from jaxprtool.passes.patterns import NamedRewrites
@@ -144,20 +147,23 @@ def opt(
     watcher = watch.Watcher(
         print_before_all, print_after_all, _checked(print_after, pipeline), as_page
     )
-    entry = function.find(told, runs=verify)
+    entry = function.find(told, verify, types, pipeline)
     program = function.trace(entry, pipeline, told)
-    verifier = Verifier(watcher, program, entry.arguments(), output.note) if verify else None
+    given = Given(program, dict(zip(program.arg_names, entry.arguments(), strict=True)))
+    verifier = Verifier(watcher, output.note) if verify else None
     try:
         result = watch.run(pipeline, program, told, verifier or watcher, check=not no_check)
     except JaxprToolError:
         if verifier is not None:
-            _verify(verifier, told)  # a pass that went wrong may be why a later one failed
+            _verify(verifier, given, told)  # a pass that went wrong may be why a later one failed
         raise
     programs = options.each(result)
+    if entry.after is not None:
+        given = given_to(options.only_program("--args are of", programs), entry, program)
     if verifier is not None:
         if out is not None and not as_page:
             _require_writable(programs, callbacks)
-        count = _verify(verifier, told)
+        count = _verify(verifier, given, told)
         passes = "1 pass" if count == 1 else f"{count or 'no'} passes"
         output.say(f"verified: {passes} on the same inputs")
     told("rendering")
@@ -224,9 +230,9 @@ def _states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[S
     return states
 
 
-def _verify(verifier: Verifier, told: Told) -> int:
+def _verify(verifier: Verifier, given: Given, told: Told) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # what callbacks print is no result
-        return verifier.verify(told)
+        return verifier.verify(given.values, given.sizes, told)
 
 
 def _write_matches(rewrites: NamedRewrites) -> None:

@@ -14,7 +14,7 @@ import math
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +23,7 @@ import typer
 
 from jaxprtool.cli import completion, output, progress
 from jaxprtool.cli.progress import Told
+from jaxprtool.errors import PipelineError
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import ProgramEntry
@@ -161,10 +162,17 @@ class Function:
         ),
     ] = None
 
-    def find(self, told: Told, runs: bool = False) -> Entry | ProgramEntry:
+    def find(
+        self,
+        told: Told,
+        runs: bool = False,
+        types: str | None = None,
+        pipeline: Pipeline | None = None,
+    ) -> Entry | ProgramEntry:
         """Return what TARGET names, with its arguments. What its module prints is no result.
 
         Say where values of arguments took long to make, unless the function `runs` on them.
+        `types`, or passes that are for symbolic sizes, make them those of what passes make.
         """
         from jaxprtool.api.targets import STDIN, find
 
@@ -174,6 +182,8 @@ class Function:
                 self.target,
                 self.args,
                 self.factory,
+                types,
+                any(each.symbolic for each in pipeline.passes()) if pipeline else False,
                 static_argnums=self.static_argnums or (),
                 static_argnames=self.static_argnames or (),
             )
@@ -212,6 +222,15 @@ Plugin = Annotated[
     list[str] | None,
     PASSES.option(
         "--plugin", "FILE|MODULE", "Import passes from plugin.py or from a module. May be repeated."
+    ),
+]
+Types = Annotated[
+    str | None,
+    FUNCTION.option(
+        "--types",
+        "EXPR",
+        'Types to trace with, of some or all parameters: "x=f32[n,8]". --args are then those of '
+        "what the passes make.",
     ),
 ]
 Backend = Annotated[
@@ -357,3 +376,12 @@ def each(result: Program | Programs) -> list[tuple[str, Program]]:
     from jaxprtool.ir.program import Programs
 
     return list(result.items()) if isinstance(result, Programs) else [(result.name, result)]
+
+
+def only_program(wanted: str, programs: Sequence[tuple[str, Program]]) -> Program:
+    """Return the one program that passes gave. Raises PipelineError if they gave several."""
+    if len(programs) != 1:
+        names = ", ".join(name for name, _ in programs)
+        hint = "`jaxprtool unzip --run` runs init and apply" if names == "init, apply" else None
+        raise PipelineError(f"{wanted} one program, and the passes gave {names or 'none'}", hint)
+    return programs[0][1]

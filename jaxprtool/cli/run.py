@@ -6,17 +6,14 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import Annotated, BinaryIO
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax, use_cache
-from jaxprtool.errors import OutputError, PipelineError
+from jaxprtool.errors import OutputError
 from jaxprtool.files import file_written_whole
-
-if TYPE_CHECKING:
-    from jaxprtool.ir.program import Program
 
 _Device = Annotated[
     int | None,
@@ -44,6 +41,7 @@ _Save = Annotated[
 @options.command
 def run(
     function: options.Function,
+    types: options.Types = None,
     passes: options.Passes = None,
     plugin: options.Plugin = None,
     backend: options.Backend = None,
@@ -67,32 +65,32 @@ def run(
     """
     start_jax(told, function.x64)
     use_cache(not no_cache)
+    from jaxprtool.api.targets import given_to
     from jaxprtool.cli import watch
     from jaxprtool.execute import run
-    from jaxprtool.execute.fill import fill, refitted
+    from jaxprtool.execute.fill import fill
     from jaxprtool.render import runs
 
     if save == "-":
         raise OutputError("--save takes a file: what run prints goes to stdout")
     pipeline = options.pipeline(passes, plugin)
     require_device(backend, device)
-    entry = function.find(told, runs=True)
+    entry = function.find(told, True, types, pipeline)
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
         traced = function.trace(entry, pipeline, told)
         trace_time = time.perf_counter() - start
         start = time.perf_counter()
-        program = _only_program(options.each(watch.run(pipeline, traced, told)))
+        program = options.only_program("run takes", options.each(watch.run(pipeline, traced, told)))
         pass_time = time.perf_counter() - start
-        given = dict(zip(traced.arg_names, entry.arguments(), strict=True))
-        given, aside = refitted(program, given)
-        filled = fill(program, given, seed)
-        chosen = run.choose_device(program, backend, device)
+        given = given_to(program, entry, traced)
+        filled = fill(given.program, given.values, seed)
+        chosen = run.choose_device(given.program, backend, device)
         with printed_by_functions(json):
-            report = run.run(program, filled.arguments, chosen, repeat, told)
+            report = run.run(given.program, filled.arguments, chosen, repeat, told)
         if file:
             save_arrays({out.name: out.value for out in report.outputs}, file)
-    note_random(filled.random, seed, aside)
+    note_random(filled.random, seed, given.aside)
     if json:
         output.write_json(runs.document(report, trace_time, filled.random, pass_time))
         return
@@ -114,14 +112,6 @@ def require_device(backend: str | None, index: int | None = None) -> None:
 
     if backend is not None or index is not None:
         backends.device(backend, index or 0)
-
-
-def _only_program(programs: Sequence[tuple[str, Program]]) -> Program:
-    if len(programs) != 1:
-        names = ", ".join(name for name, _ in programs)
-        hint = "`jaxprtool unzip --run` runs init and apply" if names == "init, apply" else None
-        raise PipelineError(f"run takes one program, and the passes gave {names or 'none'}", hint)
-    return programs[0][1]
 
 
 @contextlib.contextmanager

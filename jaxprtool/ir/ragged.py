@@ -188,6 +188,16 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
+def ragged_parts(value: Any) -> tuple[Any, Any] | None:
+    """Return the values and lengths of a Ragged, or of a dict that has both, as a file may be."""
+    if isinstance(value, Ragged):
+        return value.values, value.lengths
+    if not (isinstance(value, dict) and value.keys() == {"values", "lengths"}):
+        return None
+    arrays = all(hasattr(part, "shape") for part in value.values())
+    return (value["values"], value["lengths"]) if arrays else None
+
+
 def bounds_of_lengths(
     arguments: object, avals: Sequence[Aval]
 ) -> Iterator[tuple[int, LengthsBound]]:

@@ -144,6 +144,9 @@ def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | 
     return found
 
 
+_NO_SYMBOLS = "it has no symbols: a type such as f32[n,128], which it is traced with, has one"
+
+
 def check_symbols(what: str, names: Iterable[str], known: Collection[str]) -> None:
     """Raise ArgumentsError for a name that is none of the symbols of a program.
 
@@ -151,7 +154,7 @@ def check_symbols(what: str, names: Iterable[str], known: Collection[str]) -> No
     """
     for name in names:
         if name not in known:
-            has = f"its symbols are: {', '.join(known)}" if known else "it has no symbols"
+            has = f"its symbols are: {', '.join(known)}" if known else _NO_SYMBOLS
             raise ArgumentsError(
                 f"{what}: there is no symbol '{name}'", did_you_mean(name, known) or has
             )

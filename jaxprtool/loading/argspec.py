@@ -72,14 +72,16 @@ class Symbols(Mapping[str, Any]):
         return len(self._found)
 
 
-def read_args(text: str, module: ModuleType | None = None) -> tuple[tuple, dict[str, Any]]:
-    """The positional and keyword arguments that `--args` spells out.
+def read_args(
+    text: str, module: ModuleType | None = None, what: str = "--args"
+) -> tuple[tuple, dict[str, Any]]:
+    """The positional and keyword arguments that a text spells out, as `--args` has them.
 
     Leaves are `jax.ShapeDtypeStruct`, arrays, and Python scalars; whole arguments may be `Static`.
     `module` is where `ref('name')` looks. Raises ArgumentsError that says what cannot be read, and
-    where.
+    where: `what` is the text.
     """
-    reader = _Reader(text, "--args", module, Symbols())
+    reader = _Reader(text, what, module, Symbols())
     source = reader.source
     args = tuple(map(reader.argument, source.args))
     return args, {name: reader.argument(node) for name, node in source.keywords}
@@ -157,9 +159,10 @@ class _Reader:
         self.symbols = symbols
 
     def argument(self, node: ast.expr) -> Any:
-        """An argument, or a part of one."""
+        """An argument, or a part of one. A whole file is a dict of its arrays."""
         read = self._VALUES.get(type(node))
-        return read(self, node) if read else self._not_allowed(node)
+        value = read(self, node) if read else self._not_allowed(node)
+        return dict(value) if isinstance(value, Arrays) else value
 
     # --- scalars and containers
 

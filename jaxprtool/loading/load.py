@@ -13,26 +13,28 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, Unpack
 
 import jax
 
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError, described
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import symbolic_sizes
 from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
 from jaxprtool.loading.hints import class_hint, module_hint, require_arrays, target_hint
+from jaxprtool.loading.parameter_types import ParameterTypes
 from jaxprtool.loading.target import Target, resolve
 from jaxprtool.loading.trace import (
     BoundCall,
+    StaticArguments,
     bind_arguments,
     function_name,
     shown_signature,
     signature,
     trace_call,
 )
-
-_Arguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
+from jaxprtool.loading.typed_call import Arguments, typed_call
 
 _FACTORY_GIVES = (
     "a factory returns function, (function, args) or (function, args, kwargs), args a tuple"
@@ -56,7 +58,8 @@ _SUGGESTIONS = {
 class Entry:
     """A function with the arguments to trace it on.
 
-    `target` is what it was found by, and `hint` what may be wrong with it.
+    `target` is what it was found by, and `hint` what may be wrong with it. `after` are the
+    arguments of `--args`, if they are those of the program that passes make of it.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Entry:
     target: str
     hint: str | None
     factory_seconds: float = 0.0
+    after: Arguments | None = None
 
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
         """The Program, with these named axes free in it.
@@ -113,40 +117,66 @@ class Entry:
             raise
 
 
-class StaticArguments(TypedDict, total=False):
-    """Which arguments of a function are static, as `jax.jit` is told."""
-
-    static_argnums: int | Sequence[int]
-    static_argnames: str | Sequence[str]
-
-
 def find(
-    target: str, args: str | None = None, factory: bool = False, **static: Unpack[StaticArguments]
+    target: str,
+    args: str | None = None,
+    factory: bool = False,
+    types: str | None = None,
+    symbolic: bool = False,
+    **static: Unpack[StaticArguments],
 ) -> Entry:
     """The function that TARGET names, with the arguments that `--args` or its own example give.
 
     With `factory`, the target is called for the function and its arguments; `args` still comes
-    first. Raises TargetError, ArgumentsError, or UserFunctionError if the user's code raises.
+    first. `types` are what the function is traced with: `args` are then those of the program that
+    passes make. So they are if passes take a `symbolic` program, `args` have no symbols, and types
+    of the function's own do. Raises TargetError, ArgumentsError, or UserFunctionError if the
+    user's code raises.
     """
     found = resolve(target)
     start = time.perf_counter()
     fun, own = _call_factory(found) if factory else (found.value, None)
     seconds = time.perf_counter() - start
     suggestion = _suggestion(fun)
-    hint = target_hint(fun, target, args or suggestion, factory)
-    if args is not None:
-        positional, named = argspec.read_args(args, found.module)
-    elif own is not None:
-        positional, named = own
-    else:
-        positional, named = _example(fun, found) or _no_arguments(fun, suggestion, hint)
+    hint = target_hint(fun, target, args or types or suggestion, factory)
+    call, after = _call(found, fun, own, args, types, symbolic, static)
+    positional, named = call or _example(fun, found) or _no_arguments(fun, suggestion, hint)
     name = function_name(fun)
     if name == "lambda" and not factory:
         name = found.name.rpartition(".")[2]
-    return Entry(name, fun, positional, named, static, target, hint, seconds)
+    return Entry(name, fun, positional, named, static, target, hint, seconds, after)
 
 
-def _call_factory(found: Target) -> tuple[Callable, _Arguments | None]:
+def _call(
+    found: Target,
+    fun: Callable,
+    own: Arguments | None,
+    args: str | None,
+    types: str | None,
+    symbolic: bool,
+    static: StaticArguments,
+) -> tuple[Arguments | None, Arguments | None]:
+    """The arguments that `find` is given, if any, and those of the program that passes make."""
+    given = None if args is None else argspec.read_args(args, found.module)
+    if types is None and (given is None or not symbolic or _symbols(given)):
+        return given or own, None
+    own = own or _example(fun, found)
+    known = ParameterTypes.read(fun, types)
+    if types is None and not _symbols((own, known.leaves)):
+        return given, None
+    if given is not None:
+        return typed_call(fun, known, own, given, **static)
+    if own is None:
+        return argspec.read_args(types or "", found.module, "types"), None
+    return typed_call(fun, known, own, ((), {}), **static)[0], None
+
+
+def _symbols(arguments: object) -> list[Any]:
+    """The sizes in arguments that are symbolic dimensions."""
+    return symbolic_sizes(jax.tree.leaves(arguments))
+
+
+def _call_factory(found: Target) -> tuple[Callable, Arguments | None]:
     known = signature(found.value)
     if known is not None and _required(known):
         raise TargetError(
@@ -178,7 +208,7 @@ def _call_factory(found: Target) -> tuple[Callable, _Arguments | None]:
 # --- example arguments ------------------------------------------------------------------------
 
 
-def _example(fun: object, found: Target) -> _Arguments | None:
+def _example(fun: object, found: Target) -> Arguments | None:
     """The example arguments that a callable carries, or what it wraps does."""
     for owner, bound in _wrapped(fun):
         held = getattr(owner, "example_args", None)
@@ -233,7 +263,7 @@ def _as_example(held: object, found: Target) -> Example:
     return Example(tuple(held), {})
 
 
-def _no_arguments(fun: Callable, suggestion: str, hint: str | None) -> _Arguments:
+def _no_arguments(fun: Callable, suggestion: str, hint: str | None) -> Arguments:
     """No arguments, if the function can do without; else the error that asks for them."""
     known = signature(fun)
     if known is not None and not _required(known):

@@ -93,7 +93,7 @@ class ParameterTypes:
         if not given:
             positional, named = _example(fun)
         elif isinstance(given, str):
-            positional, named = argspec.read_args(given)
+            positional, named = argspec.read_args(given, what="types")
         elif isinstance(given, Mapping):
             named = argspec.read_strings(dict(given))
         else:

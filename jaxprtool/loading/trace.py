@@ -12,7 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
@@ -28,6 +28,13 @@ from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.hints import value_needed
 from jaxprtool.loading.jitted import Jitted
+
+
+class StaticArguments(TypedDict, total=False):
+    """Which arguments of a function are static, as `jax.jit` is told."""
+
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -218,16 +225,9 @@ def bind_arguments(
     Raises ArgumentsError if the call does not fit the signature, or an array is none to JAX.
     """
     _check_fit(fun, args, kwargs)
-    positions, names = _static_places(fun, len(args), static_argnums, static_argnames)
-    if jitted := Jitted.find(fun):
-        own = jitted.static_places(len(args))
-        positions, names = positions | own[0], names | own[1]
-    static_args = {
-        i: arg for i, arg in enumerate(args) if i in positions or isinstance(arg, Static)
-    }
-    static_kwargs = {
-        name: arg for name, arg in kwargs.items() if name in names or isinstance(arg, Static)
-    }
+    positions, names = static_places(fun, args, kwargs, static_argnums, static_argnames)
+    static_args = {i: arg for i, arg in enumerate(args) if i in positions}
+    static_kwargs = {name: arg for name, arg in kwargs.items() if name in names}
     traced = (
         tuple(arg for i, arg in enumerate(args) if i not in static_args),
         {name: arg for name, arg in kwargs.items() if name not in static_kwargs},
@@ -329,7 +329,29 @@ def _bare(arg: object) -> object:
     return arg.value if isinstance(arg, Static) else arg
 
 
-def _static_places(
+def static_places(
+    fun: Callable,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> tuple[set[int], set[str]]:
+    """Which arguments of a call are static: by position, and by name.
+
+    They are marked so, or `static_argnums`, `static_argnames` or the function's own `jax.jit` say
+    it.
+    """
+    positions, names = _told_static(fun, len(args), static_argnums, static_argnames)
+    if jitted := Jitted.find(fun):
+        own = jitted.static_places(len(args))
+        positions, names = positions | own[0], names | own[1]
+    return (
+        positions | {i for i, arg in enumerate(args) if isinstance(arg, Static)},
+        names | {name for name, arg in kwargs.items() if isinstance(arg, Static)},
+    )
+
+
+def _told_static(
     fun: Callable,
     count: int,
     static_argnums: int | Sequence[int],

@@ -46,6 +46,9 @@ class Pass:
     #: Whether checks and debugging prints of the program are still made by what it makes.
     keeps_checks: ClassVar[bool] = True
 
+    #: Whether it is for programs with symbolic sizes, and has nothing to do for others.
+    symbolic: ClassVar[bool] = False
+
     #: The field that takes all options by other names, as a dict: `specialize(n=512)`.
     more_options: ClassVar[str] = ""
 

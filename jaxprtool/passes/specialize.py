@@ -48,6 +48,7 @@ class Specialize(Pass):
 
     name: ClassVar[str] = "specialize"
     group: ClassVar[str] = "transform"
+    symbolic: ClassVar[bool] = True
     more_options: ClassVar[str] = "sizes"
 
     sizes: dict[str, int | str]

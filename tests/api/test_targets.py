@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.api.targets import ProgramEntry, find, fitted
+from jaxprtool.api.fitting import fitted
+from jaxprtool.api.targets import ProgramEntry, find
 from jaxprtool.errors import ArgumentsError, TargetError
 from jaxprtool.loading import argspec
 

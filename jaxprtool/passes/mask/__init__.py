@@ -99,6 +99,7 @@ class Mask(Pass):
 
     name: ClassVar[str] = "mask"
     group: ClassVar[str] = "transform"
+    symbolic: ClassVar[bool] = True
     more_options: ClassVar[str] = "sizes"
     preserves: ClassVar[bool] = False
 

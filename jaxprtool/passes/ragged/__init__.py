@@ -98,6 +98,7 @@ class Ragged(Pass):
 
     name: ClassVar[str] = "ragged"
     group: ClassVar[str] = "transform"
+    symbolic: ClassVar[bool] = True
     preserves: ClassVar[bool] = False
 
     axis: str | tuple[str, ...]

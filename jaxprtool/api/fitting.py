@@ -1,0 +1,267 @@
+"""Arguments of a call fitted to a program: to its structure, its types, and its symbols."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import PyTreeDef
+
+from jaxprtool.errors import ArgumentsError, StructureError
+from jaxprtool.ir.bounds import LengthsBound, SizeBound
+from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.held import Held
+from jaxprtool.ir.matching import Mismatch, matched_leaves
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.ragged import Ragged, ragged_parts
+from jaxprtool.ir.trees import leaf_paths
+from jaxprtool.jaxcompat import Aval
+from jaxprtool.loading.example import Static
+
+
+def fitted(
+    program: Program, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[object, ...]:
+    """The flat arguments of a call of `program`, each of the type that it takes.
+
+    Symbols in these types have the sizes that the arguments give them. A Python scalar stands for
+    an array of that type, and a flat dict of arrays, as from a file, for an argument whose leaves
+    its names lead to: `first/w`. Raises ArgumentsError for a call of another structure, and for a
+    value of another type.
+
+    A `Ragged`, or a dict of its `values` and `lengths`, stands for the rows of examples, where the
+    program takes these as one array; its lengths are given to the argument that takes them.
+    """
+    has_static = any(isinstance(arg, Static) for arg in (*args, *kwargs.values()))
+    args, kwargs = jax.tree.map(_as_held, _nested(program, args, kwargs))
+    try:
+        leaves = program.matched(args, kwargs).leaves
+    except StructureError as error:
+        hint = "a program has no static arguments left" if has_static else None
+        raise StructureError(error.message, hint) from None
+    avals = program.in_avals
+    if program.symbols:
+        avals = program.at([getattr(leaf, "shape", ()) for leaf in leaves]).in_avals
+    triples = zip(program.arg_names, leaves, avals, strict=True)
+    return tuple(_fitted_leaf(program, *triple) for triple in triples)
+
+
+def _as_held(leaf: object) -> object:
+    return Held(leaf.value) if isinstance(leaf, Static) else leaf
+
+
+def _nested(
+    program: Program, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The arguments, with dicts whose names are paths made the structures that are wanted."""
+    wanted, keywords = jax.tree.unflatten(program.in_tree, range(len(program.in_avals)))
+    by_name = {_root(program, each): each for each in wanted if jax.tree.leaves(each)} | keywords
+    ragged = _RaggedArguments(program)
+    args = tuple(map(ragged.rows, args, wanted)) + args[len(wanted) :]
+    kwargs = {name: ragged.rows(arg, by_name.get(name)) for name, arg in kwargs.items()}
+    args, kwargs = ragged.with_lengths(args, kwargs, wanted)
+    pairs = itertools.zip_longest(args, wanted[: len(args)])
+    return (
+        tuple(_from_paths(program, arg, want) for arg, want in pairs),
+        {name: _from_paths(program, arg, by_name.get(name)) for name, arg in kwargs.items()},
+    )
+
+
+def _root(program: Program, wanted: Any) -> str:
+    """The name of an argument; `wanted` has the flat position of each of its leaves."""
+    return re.split(r"[.\[]", program.arg_names[jax.tree.leaves(wanted)[0]])[0]
+
+
+class _RaggedArguments:
+    """Takes examples of different length apart: `found` are their lengths, by argument."""
+
+    def __init__(self, program: Program):
+        self._program = program
+        self.found: dict[str, Any] = {}
+
+    def rows(self, arg: Any, wanted: Any) -> Any:
+        """An argument, in which rows stand for each Ragged that is to be one array.
+
+        Args:
+            arg: The argument.
+            wanted: The flat position of each of its leaves.
+
+        Raises:
+            ArgumentsError: If the program does not take the lengths, or two of them differ.
+        """
+        if isinstance(wanted, int) and (parts := ragged_parts(arg)):
+            values = self._rows(*parts, wanted)
+            left_over = isinstance(arg, Ragged) and not arg.full
+            return values[: int(np.sum(arg.lengths))] if left_over else values
+        if type(arg) is dict and type(wanted) is dict:
+            return {name: self.rows(part, wanted.get(name)) for name, part in arg.items()}
+        if type(arg) in (list, tuple) and type(wanted) is type(arg) and len(wanted) == len(arg):
+            return type(arg)(map(self.rows, arg, wanted))
+        return arg
+
+    def _rows(self, values: Any, lengths: Any, position: int) -> Any:
+        name, aval = self._program.arguments[position]
+        takes = [
+            each
+            for each, bound in self._program.bounds
+            if isinstance(bound, LengthsBound) and (bound.rows,) == aval.shape[:1]
+        ]
+        if len(takes) != 1:
+            which = f"{' and '.join(takes)} may be its lengths" if takes else "no lengths of it"
+            raise ArgumentsError(
+                f"argument '{name}' has values and lengths, and {self._program.name} takes "
+                f"{type_of(aval)}, and {which}",
+                "give both: load('batch.npz')['values']"
+                if takes
+                else "ragged(axis='n', lanes=…) makes a program that takes them",
+            )
+        if not np.array_equal(self.found.setdefault(takes[0], lengths), lengths):
+            raise ArgumentsError(
+                f"argument '{name}' has other lengths than those before it, and "
+                f"{self._program.name} takes '{takes[0]}' for all of them"
+            )
+        return values
+
+    def with_lengths(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the lengths where the program takes them.
+
+        Raises:
+            ArgumentsError: If that is inside of another argument, or they are given beside.
+        """
+        placed, given = list(args), dict(kwargs)
+        for i, each in enumerate(wanted):
+            name = self._program.arg_names[each] if isinstance(each, int) else None
+            if name not in self.found:
+                continue
+            lengths = self.found.pop(name)
+            if name in given:
+                raise ArgumentsError(f"argument '{name}' is given, and is that of a Ragged, too")
+            if i <= len(placed):
+                placed.insert(i, lengths)
+            else:
+                given[name] = lengths
+        if self.found:
+            raise ArgumentsError(
+                f"a Ragged is given, and its lengths, {next(iter(self.found))}, are a part of "
+                f"another argument of {self._program.name}",
+                "give both as arrays: load('batch.npz')['values']",
+            )
+        return tuple(placed), given
+
+
+def _from_paths(program: Program, arg: Any, wanted: Any) -> Any:
+    """An argument; `wanted` has the flat position of each of its leaves.
+
+    Raises ArgumentsError for a flat dict whose names are not the paths of what is wanted.
+    """
+    tree, positions = jax.tree.structure(wanted), jax.tree.leaves(wanted)
+    if not _is_flat(arg) or tree.num_nodes == 1:
+        return arg
+    paths = leaf_paths(tree)
+    if set(paths) != arg.keys() and _fits(tree, arg):
+        return arg
+    missing = [path for path in paths if path not in arg]
+    left = [name for name in arg if name not in paths]
+    if missing or left:
+        root = _root(program, wanted)
+        faults = [f"lacks {_some(missing)}"] if missing else []
+        faults += [f"has {_some(left)}, which {program.name} does not take"] if left else []
+        raise ArgumentsError(
+            f"argument '{root}' {', and '.join(faults)}", f"it takes {_some(paths)}"
+        )
+    values = [_as_saved(arg[p], program.in_avals[i]) for p, i in zip(paths, positions, strict=True)]
+    return jax.tree.unflatten(tree, values)
+
+
+def _is_flat(arg: object) -> bool:
+    """Whether an argument is a dict of arrays by name."""
+    return isinstance(arg, dict) and all(
+        isinstance(name, str) and hasattr(value, "shape") for name, value in arg.items()
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:6])) + (f" and {len(names) - 6} more" * (len(names) > 6))
+
+
+def _as_saved(value: Any, aval: Aval) -> Any:
+    """A value in the type that is wanted, if it is that value in the type it was saved in.
+
+    NumPy's files know no types but NumPy's: bfloat16 is saved as float32, a key as its words.
+    """
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        words = jax.eval_shape(jax.random.key_data, aval)
+        saved = (value.shape, value.dtype) == (words.shape, words.dtype)
+        return jax.random.wrap_key_data(value, impl=aval.dtype) if saved else value
+    known = is_extended(aval.dtype) or aval.dtype.isbuiltin == 1 or aval.dtype == jax.dtypes.float0
+    if not known and isinstance(value, np.ndarray) and jnp.issubdtype(value.dtype, np.number):
+        narrow = value.astype(aval.dtype)
+        if np.array_equal(narrow.astype(value.dtype), value, equal_nan=True):
+            return narrow
+    return value
+
+
+def _fits(tree: PyTreeDef, arg: Any) -> bool:
+    try:
+        return bool(matched_leaves(tree, arg, ""))
+    except Mismatch:
+        return False
+
+
+#: Kinds of numbers; a Python scalar stands for a value of its own kind and of those after it.
+_KINDS = {bool: jnp.bool_, int: jnp.integer, float: jnp.floating, complex: jnp.complexfloating}
+
+
+def _fitted_leaf(program: Program, name: str, value: Any, aval: Aval) -> Any:
+    kinds = list(_KINDS)
+    if aval.shape == () and type(value) in _KINDS:
+        allowed = kinds[kinds.index(type(value)) :]
+        if any(jnp.issubdtype(aval.dtype, _KINDS[kind]) for kind in allowed):
+            return _scalar(name, value, aval.dtype)
+    if isinstance(value, np.ndarray):
+        value = _as_saved(value, aval)
+    given = value
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        try:
+            given = jax.api_util.shaped_abstractify(value)
+        except (TypeError, OverflowError):  # texts, objects, dates; integers of more than 64 bits
+            shown = f"an array of {value.dtype}" if hasattr(value, "dtype") else value
+            message = f"argument '{name}' is {shown}, and the program takes {type_of(aval)}"
+            raise ArgumentsError(message) from None
+    if (given.shape, given.dtype) != (aval.shape, aval.dtype):
+        shown = type_of(jax.core.ShapedArray(given.shape, given.dtype))
+        message = f"argument '{name}' is {shown}, and the program takes {type_of(aval)}"
+        raise ArgumentsError(message, _misfit_hint(program, given, aval))
+    return value
+
+
+def _misfit_hint(program: Program, given: Any, aval: Aval) -> str | None:
+    if aval.dtype == jax.dtypes.float0:
+        return f"its one value is {type_of(aval)}"
+    sizes = [name for name, bound in program.bounds if isinstance(bound, SizeBound)]
+    fewer = len(given.shape) == len(aval.shape) and all(
+        isinstance(size, int) and size <= most
+        for size, most in zip(given.shape, aval.shape, strict=True)
+    )
+    if sizes and fewer and given.dtype == aval.dtype:
+        return f"pad it, and give its size as {' or '.join(sizes)}; jaxprtool.jit(shapes=…) pads"
+    return None
+
+
+def _scalar(name: str, value: Any, dtype: np.dtype) -> Any:
+    # NumPy wraps what is too large for the integers of ml_dtypes.
+    bounds = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else None
+    try:
+        if bounds is None or bounds.min <= value <= bounds.max:
+            return np.asarray(value, dtype)
+    except (OverflowError, TypeError):  # ml_dtypes takes no integers of more than 64 bits
+        pass
+    raise ArgumentsError(f"argument '{name}' is {value}, which does not fit {dtype}")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.lower import make_jaxpr, xla_computation
     from jaxprtool.api.mask import mask
     from jaxprtool.api.program import Program, Programs, load, trace, unzip
+    from jaxprtool.api.residuals import residuals
     from jaxprtool.api.shapecheck import shapecheck
     from jaxprtool.api.vmap import vmap
     from jaxprtool.execute.verify import verify
@@ -54,6 +55,7 @@ _HOME = {
     "python_rules": "jaxprtool.formats.python.emit",
     "read": "jaxprtool.formats.jaxpr.read",
     "register": "jaxprtool.passes.registry",
+    "residuals": "jaxprtool.api.residuals",
     "rewrite": "jaxprtool.passes.patterns",
     "shapecheck": "jaxprtool.api.shapecheck",
     "sow": "jaxprtool.primitives",
@@ -89,6 +91,7 @@ __all__ = [
     "python_rules",
     "read",
     "register",
+    "residuals",
     "rewrite",
     "shapecheck",
     "sow",

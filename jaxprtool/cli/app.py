@@ -20,6 +20,7 @@ from jaxprtool.cli.explain import explain
 from jaxprtool.cli.opt import opt
 from jaxprtool.cli.outline import outline
 from jaxprtool.cli.passes import passes
+from jaxprtool.cli.residuals import residuals
 from jaxprtool.cli.run import run
 from jaxprtool.cli.shapecheck import shapecheck
 from jaxprtool.cli.show import show
@@ -42,7 +43,7 @@ app = typer.Typer(
     epilog=_EPILOG,
 )
 for command in (
-    *(show, browse, cost, opt, run, emit, unzip, vmap, outline, shapecheck),
+    *(show, browse, cost, residuals, opt, run, emit, unzip, vmap, outline, shapecheck),
     *(passes, explain, backends),
 ):
     app.command(context_settings=_HELP)(command)
@@ -74,6 +75,7 @@ def _top(
       jaxprtool show jax.numpy:linalg.det --args "f32[4,4]"
       jaxprtool browse samples/transformer.py:loss
       jaxprtool cost samples/transformer.py:loss -p grad
+      jaxprtool residuals samples/transformer.py:loss
       jaxprtool opt  samples/transformer.py:loss -p dce --stats
       jaxprtool run  samples/transformer.py:loss --backend cpu
       jaxprtool emit samples/transformer.py:loss --to stablehlo

@@ -91,6 +91,12 @@ class DataFlow:
         """Return which results of a jaxpr a variable is."""
         return self._body(jaxpr).results.get(var, ())
 
+    def arguments(self, eqn: JaxprEqn, var: Var) -> list[Value]:
+        """Return the arguments of the bodies of an equation that a variable is, or begins as."""
+        inside = regions(eqn)
+        places = [i for i, atom in enumerate(eqn.invars) if atom is var]
+        return [value for place in places for value in _arguments(inside, place)]
+
     @cached_property
     def holders(self) -> dict[Jaxpr, list[Holder]]:
         """The equations that hold each body, callers before what they call."""

@@ -107,6 +107,7 @@ from jaxprtool.jaxcompat.jaxprs import (
     open_jaxpr,
     operand_effects,
     ordered_effects,
+    policy_keeps,
     ref_of,
     replace_jaxpr,
     scan_count_params,

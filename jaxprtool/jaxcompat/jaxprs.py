@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -237,3 +237,9 @@ def new_jaxpr(
     if ONE_JAXPR_CLASS:
         return Jaxpr(*parts, consts=list(consts))
     return ClosedJaxpr(Jaxpr(*parts), list(consts))
+
+
+def policy_keeps(policy: Callable[..., Any], eqn: JaxprEqn) -> bool:
+    """Return True if a policy of `jax.checkpoint` saves, or offloads, what an equation gives."""
+    decision = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
+    return not isinstance(pe.ensure_enum(decision), pe.RecomputeType)

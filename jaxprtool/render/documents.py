@@ -207,6 +207,36 @@ class CostDocument(TypedDict):
     programs: Annotated[list[ProgramCost], "Each program."]
 
 
+class Reader(TypedDict):
+    """An equation of the backward pass."""
+
+    primitive: Annotated[str, "Its primitive."]
+    source: Annotated[str, "The user's line that it comes from; empty if that is not known."]
+
+
+class Residual(TypedDict):
+    """A value that the backward pass needs of the forward pass."""
+
+    type: Annotated[str, "Its type."]
+    bytes: Annotated[int | None, "Its size; null where it is unknown."]
+    source: Annotated[str, "The user's line that computes it, with the library's behind."]
+    name: Annotated[str, "What `checkpoint_name` calls it, or empty."]
+    argument: Annotated[str, "The argument that it is, or empty."]
+    primitive: Annotated[str, "The primitive that computes it; empty of an argument."]
+    readers: Annotated[list[Reader], "What reads it in the backward pass, products first."]
+    recompute: Annotated[int | str, "The operations that compute it again from what else is kept."]
+    policies: Annotated[list[str], "The policies of `jax.checkpoint` that would drop it."]
+
+
+class ResidualsDocument(TypedDict):
+    """`residuals`."""
+
+    name: Annotated[str, "The name of the program."]
+    total_bytes: Annotated[int | None, "The bytes of all residuals; null where unknown."]
+    residuals: Annotated[list[Residual], "The residuals, the largest first."]
+    policies: Annotated[dict[str, int | None], "The bytes that are kept under each policy."]
+
+
 # Not a class body: "pass" is a keyword of Python.
 PassRun = TypedDict(
     "PassRun",
@@ -534,6 +564,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "unzip": (UnzipDocument,),
     "outline": (OutlineDocument,),
     "cost": (CostDocument,),
+    "residuals": (ResidualsDocument,),
     "vmap": (VmapDocument,),
     "passes": (PassesDocument,),
     "explain": (PassDocument, PipelineDocument, PrimitiveDocument),

@@ -1,0 +1,267 @@
+"""What a backward pass keeps: the residuals that the forward half of a program hands to it.
+
+The two halves are those of the pass `vjp`. A residual is an argument, or what an equation of the
+forward half computes; it is needed where the backward half reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.cost.by_equation import operations_by_equation
+from jaxprtool.analysis.cost.rounds import rounds_of
+from jaxprtool.ir.dataflow import DataFlow
+from jaxprtool.ir.equations import size_of, type_of
+from jaxprtool.ir.frames import BEHIND, Frames, Place, frames_now
+from jaxprtool.ir.makers import Maker, maker_of, makers
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
+
+
+@dataclass(frozen=True)
+class Reader:
+    """An equation of the backward half that reads a residual.
+
+    Attributes:
+        primitive: Its primitive.
+        source: The user's line that it comes from; "" if that is not known.
+    """
+
+    primitive: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A value that the backward half needs.
+
+    Attributes:
+        type: Its type.
+        bytes: Its size; None if that is symbolic.
+        primitive: What computes it; "" of an argument.
+        argument: The argument that it is; "" if it is computed.
+        source: The user's line that computes it, with the library's behind.
+        name: What `checkpoint_name` calls it, or "".
+        readers: What reads it in the backward half; products first.
+        recompute: The FLOPs and transcendentals that it takes to compute it again from the other
+            residuals and the arguments.
+        policies: The policies of `jax.checkpoint` that would drop it.
+    """
+
+    type: str
+    bytes: int | None
+    primitive: str
+    argument: str
+    source: str
+    name: str
+    readers: tuple[Reader, ...]
+    recompute: Any
+    policies: tuple[str, ...]
+
+
+def residuals(
+    forward: Program, backward: Program, policies: Mapping[str, Callable[..., Any]]
+) -> tuple[Residual, ...]:
+    """Return what the forward half of a program hands to the backward half, the largest first.
+
+    Args:
+        forward: The forward half, as the pass `vjp` gives it.
+        backward: The backward half.
+        policies: Policies of `jax.checkpoint` by name.
+    """
+    reading = _Reading(forward, backward, policies)
+    found = [reading.residual(*pair) for pair in reading.pairs]
+    return tuple(sorted(found, key=lambda each: -(each.bytes or 0)))
+
+
+def total_bytes(backward: Program) -> int | None:
+    """Return the bytes of all residuals that a backward half takes; None if one is symbolic."""
+    sizes = [size_of(aval) for aval in backward.in_avals[: _count(backward)]]
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def _count(backward: Program) -> int:
+    """Return how many residuals a backward half takes, before all else."""
+    args, _ = jax.tree.unflatten(backward.in_tree, range(backward.in_tree.num_leaves))
+    return len(jax.tree.leaves(args[0]))
+
+
+class _Reading:
+    """The residuals of a program, read from its halves."""
+
+    def __init__(
+        self, forward: Program, backward: Program, policies: Mapping[str, Callable[..., Any]]
+    ) -> None:
+        self._policies = policies
+        self._frames = frames_now()
+        self._jaxpr = jaxcompat.open_jaxpr(forward.jaxpr)
+        self._arguments = dict(zip(self._jaxpr.invars, forward.arg_names, strict=True))
+        self._binders = makers(self._jaxpr)
+        back = jaxcompat.open_jaxpr(backward.jaxpr)
+        self._flow = DataFlow(back)
+        main = jax.tree.unflatten(forward.out_tree, range(forward.out_tree.num_leaves))[0]
+        first, count = len(jax.tree.leaves(main)), _count(backward)
+        kept = self._jaxpr.outvars[first : first + count]
+        #: Each residual as a variable of the forward half, and as one of the backward half.
+        self.pairs = list(zip(kept, back.invars, strict=False))
+        self._kept = {atom for atom in kept if type(atom) is not Literal}
+        self._work: dict[Jaxpr, tuple[Mapping[int, Any], dict[Var, JaxprEqn]]] = {}
+
+    def residual(self, value: Atom, taken: Var) -> Residual:
+        """Return what is known of a residual."""
+        maker = None if type(value) is Literal else self._maker(value)
+        argument = "" if type(value) is Literal else self._arguments.get(value, "")
+        eqn = None if maker is None else maker.eqn
+        return Residual(
+            type_of(value.aval),
+            size_of(value.aval),
+            "" if eqn is None else str(eqn.primitive.name),
+            argument,
+            "" if maker is None else self._source((*maker.around, maker.eqn)),
+            str(eqn.params["name"]) if eqn is not None and eqn.primitive.name == "name" else "",
+            tuple(self._readers(taken)),
+            self._recompute(value, maker),
+            () if eqn is None else tuple(self._dropping(eqn)),
+        )
+
+    def _maker(self, value: Var) -> Maker | None:
+        while value in self._binders:
+            maker = maker_of(value, self._binders)
+            if not isinstance(maker.operand, Var):
+                return maker
+            value = maker.operand
+        return None
+
+    def _source(self, eqns: Sequence[JaxprEqn]) -> str:
+        """Return the user's line of the innermost of some equations that has one."""
+        best: Place | None = None
+        for eqn in reversed(eqns):
+            place = self._frames.place(eqn)
+            if place is not None and self._frames.is_users(place.frame.file):
+                return _text(place, self._frames)
+            best = best or place
+        return "" if best is None else _text(best, self._frames)
+
+    def _readers(self, taken: Var) -> Iterator[Reader]:
+        found = dict.fromkeys(
+            Reader(str(eqn.primitive.name), self._source((eqn,)))
+            for eqn in _reading(self._flow, taken)
+        )
+        yield from sorted(found, key=lambda each: not traits(each.primitive).expensive)
+
+    def _recompute(self, value: Atom, maker: Maker | None) -> Any:
+        """Return the operations that compute a value from the other residuals and arguments.
+
+        In a loop, each round is computed from what it begins with.
+        """
+        if maker is None or type(value) is Literal:
+            return 0
+        levels = list(_levels(self._jaxpr, self._kept, maker))
+        wanted: set[Atom] = set(maker.eqn.outvars)
+        total, rounds = 0, 1
+        for held, _, _ in levels:
+            rounds *= 1 if held is None else _rounds(held)
+        for held, jaxpr, kept in reversed(levels):
+            work, reached = self._slice(jaxpr, wanted, kept - wanted)
+            total += work * rounds
+            if held is None:
+                break
+            rounds = rounds // _rounds(held) if type(rounds) is int else rounds
+            region = held.regions[_number(held, jaxpr)]
+            places = [i for i, arg in enumerate(jaxpr.invars) if arg in reached]
+            carried = {back for each in held.regions for back in each.back}
+            ins = (region.ins[i] for i in places)
+            wanted = {held.eqn.invars[i] for i in ins if i not in carried}
+        return total
+
+    def _slice(self, jaxpr: Jaxpr, wanted: set[Atom], kept: set[Atom]) -> tuple[Any, set[Atom]]:
+        """Return the operations that compute some values, and the values that these begin with."""
+        if jaxpr not in self._work:
+            self._work[jaxpr] = operations_by_equation(jaxpr), makers(jaxpr)
+        (work, binders), total = self._work[jaxpr], 0
+        todo, seen, reached = list(wanted), set[int](), set[Atom]()
+        while todo:
+            atom = todo.pop()
+            if type(atom) is Literal or atom in kept:
+                continue
+            eqn = binders.get(atom)
+            if eqn is None:
+                reached.add(atom)
+            elif id(eqn) not in seen:
+                seen.add(id(eqn))
+                total += work[id(eqn)]
+                todo += eqn.invars
+        return total, reached
+
+    def _dropping(self, eqn: JaxprEqn) -> Iterator[str]:
+        """Yield the policies that would not keep what an equation gives."""
+        for name, policy in self._policies.items():
+            if not jaxcompat.policy_keeps(policy, eqn):
+                yield name
+
+
+def _text(place: Place, frames: Frames) -> str:
+    chosen = place.chosen("mine")
+    return BEHIND.join(frames.text(frame) for frame in (chosen.frame, *chosen.behind))
+
+
+def _reading(flow: DataFlow, value: Var) -> Iterator[JaxprEqn]:
+    """Yield what computes with a value: past moves and casts, and inside of bodies."""
+    todo, seen = [(flow.top, value)], {(flow.top, value)}
+    while todo:
+        jaxpr, var = todo.pop()
+        new: list[tuple[Jaxpr, Var]] = []
+        for position in flow.readers(jaxpr, var):
+            eqn = jaxpr.eqns[position]
+            like = traits(eqn)
+            inside = flow.arguments(eqn, var)
+            if inside:
+                new += inside
+            elif like.moves or like.gives:
+                new += [(jaxpr, out) for out in eqn.outvars]
+            else:
+                yield eqn
+        fresh = [each for each in new if each not in seen]
+        seen.update(fresh)
+        todo += fresh
+
+
+def _levels(
+    top: Jaxpr, kept: set[Atom], maker: Maker
+) -> Iterator[tuple[Regions | None, Jaxpr, set[Atom]]]:
+    """Yield the jaxprs that a value is computed in, the outermost first.
+
+    Each has the equation that holds it, and what of its values is kept.
+    """
+    yield None, top, kept
+    path = (*maker.around, maker.eqn)
+    for eqn, inner in pairwise(path):
+        held = regions(eqn)
+        assert held is not None
+        number = next(
+            i
+            for i, body in enumerate(held.bodies)
+            if any(each is inner for each in jaxcompat.open_jaxpr(body).eqns)
+        )
+        body = jaxcompat.open_jaxpr(held.bodies[number])
+        given = zip(held.regions[number].outs, body.outvars, strict=True)
+        kept = {atom for out, atom in given if out is not None and eqn.outvars[out] in kept}
+        yield held, body, kept - set(body.invars)
+
+
+def _number(held: Regions, jaxpr: Jaxpr) -> int:
+    bodies = map(jaxcompat.open_jaxpr, held.bodies)
+    return next(i for i, body in enumerate(bodies) if body is jaxpr)
+
+
+def _rounds(held: Regions) -> Any:
+    """Return how often a body runs; 1 if that is not known."""
+    return rounds_of(held) or 1

@@ -1,0 +1,54 @@
+"""`jaxprtool residuals`: what a gradient keeps of the forward pass, and why."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import Panel
+from jaxprtool.cli.progress import Told
+from jaxprtool.cli.start import start_jax
+from jaxprtool.errors import PipelineError
+
+_Top = Annotated[
+    int, Panel("What is shown").option("--top", "N", "Show the N largest residuals.", min=1)
+]
+
+
+@options.command
+def residuals(
+    function: options.Function,
+    passes: options.Passes = None,
+    plugin: options.Plugin = None,
+    top: _Top = 20,
+    json: options.Json = False,
+    *,
+    told: Told,
+) -> None:
+    """Show what the gradient of a function keeps between its two passes: the residuals.
+
+    For each its line, what reads it, and the operations that it takes to compute it again from the
+    others; and how many bytes are kept under each policy of jax.checkpoint.
+
+    [bold]Examples[/]
+
+      jaxprtool residuals samples/transformer.py:loss
+      jaxprtool residuals samples/transformer.py:loss -p "checkpoint(policy='dots_saveable')"
+    """
+    start_jax(told, function.x64)
+    from jaxprtool.api.residuals import residuals as found_residuals
+    from jaxprtool.cli import watch
+    from jaxprtool.ir.program import Program
+    from jaxprtool.render import residuals as render
+
+    pipeline = options.pipeline(passes, plugin)
+    program = function.trace(function.find(told), pipeline, told)
+    result = watch.run(pipeline, program, told)
+    if not isinstance(result, Program):
+        raise PipelineError("residuals are of one program, and the passes give several")
+    told("differentiating")
+    found = found_residuals(result)
+    if json:
+        output.write_json(render.residuals_document(found))
+    else:
+        output.write_rendered(render.residuals_table(found, output.width(), top))

@@ -1,0 +1,93 @@
+"""Which equation computes a value: inside of calls, loops and branches, past what JAX adds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.regions import regions
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var
+
+
+class Maker(NamedTuple):
+    """What computes a value.
+
+    Attributes:
+        eqn: The equation, at any depth.
+        around: The equations whose bodies it is in, the outermost first.
+        operand: If a body only hands on what it is given, the value outside that this is.
+    """
+
+    eqn: JaxprEqn
+    around: tuple[JaxprEqn, ...]
+    operand: Atom | None
+
+
+def makers(jaxpr: AnyJaxpr) -> dict[Var, JaxprEqn]:
+    """Return the equation of a jaxpr that binds each variable."""
+    return {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+
+
+def maker_of(value: Var, binders: Mapping[Var, JaxprEqn]) -> Maker:
+    """Return what computes a variable that an equation binds.
+
+    A value that a call, a loop or a branch gives is followed to the equation inside that computes
+    it, and through what JAX adds to a value that a policy of `jax.checkpoint` saves or offloads.
+
+    Args:
+        value: The variable.
+        binders: What binds the variables of its jaxpr: `makers(jaxpr)`.
+    """
+    around: tuple[JaxprEqn, ...] = ()
+    eqn = binders[value]
+    index = eqn.outvars.index(value)
+    while True:
+        if _is_added(eqn):
+            operand = eqn.invars[index]
+            maker = binders.get(operand) if isinstance(operand, Var) else None
+            if maker is not None:
+                eqn, index = maker, maker.outvars.index(operand)
+                continue
+            if not around:
+                return Maker(eqn, around, operand)
+        called = regions(eqn)
+        if called is None:
+            return Maker(eqn, around, None)
+        for number, atom in called.sources()[index]:
+            body, region = called.bodies[number], called.regions[number]
+            within = makers(body)
+            inner = None if isinstance(atom, Literal) else within.get(atom)
+            if inner is not None and not (called.deciding and _is_filler(inner, within)):
+                around, binders = (*around, eqn), within
+                eqn, index = inner, inner.outvars.index(atom)
+                break
+            if not around and len(called.bodies) == 1 and atom in body.invars:
+                operand = region.ins[body.invars.index(atom)]
+                if operand not in region.back:
+                    return Maker(eqn, around, eqn.invars[operand])
+        else:
+            return Maker(eqn, around, None)
+
+
+def _is_added(eqn: JaxprEqn) -> bool:
+    """Whether an equation is what JAX adds to residuals: rounding to their own precision, a move.
+
+    See https://github.com/jax-ml/jax/pull/22244; moves that JAX adds have no line in the source.
+    """
+    if eqn.primitive.name == "device_put":
+        return jaxcompat.user_frame(eqn) is None
+    if eqn.primitive.name != "reduce_precision":
+        return False
+    own = jnp.finfo(eqn.outvars[0].aval.dtype)
+    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
+
+
+def _is_filler(eqn: JaxprEqn, binders: Mapping[Var, JaxprEqn]) -> bool:
+    """Whether an equation only fills an array, as a branch does that has no such residual."""
+    if eqn.primitive.name == "broadcast_in_dim":
+        atom = eqn.invars[0]
+        return isinstance(atom, Literal) or (atom in binders and _is_filler(binders[atom], binders))
+    return eqn.primitive.name == "empty2"

@@ -1,0 +1,92 @@
+"""What a gradient keeps: each residual's line, readers and price, and the bytes under policies."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
+
+from jaxprtool import residuals, trace
+from jaxprtool.loading.argspec import read_args
+
+W = np.ones((8, 8), np.float32)
+X = np.ones((4, 8), np.float32)
+START = "test_residuals.py:"
+
+
+def net(w, x):
+    hidden = checkpoint_name(jnp.tanh(x @ w), "hidden")
+
+    def layer(y, _):
+        return jnp.sin(y @ w), None
+
+    return jax.lax.scan(layer, hidden, length=3)[0].sum()
+
+
+def by_primitive(found):
+    return {each.primitive or each.argument: each for each in found.residuals}
+
+
+def test_residuals_are_those_of_jax(capsys):
+    found = residuals(trace(net, W, X))
+    print_saved_residuals(net, W, X)
+    theirs = re.findall(r"^(\w+\[[\d,]*\]) ", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(each.type for each in found.residuals) == sorted(theirs)
+    assert found.total_bytes == sum(each.bytes for each in found.residuals)
+    sizes = [each.bytes for each in found.residuals]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_each_has_its_line_and_what_reads_it():
+    found, start = by_primitive(residuals(trace(net, W, X))), net.__code__.co_firstlineno
+    assert found["cos"].source.endswith(f"{START}{start + 4}")
+    assert found["cos"].readers[0].primitive == "mul"
+    weights = found["w"]
+    assert weights.source == "" and weights.argument == "w" and weights.recompute == 0
+    assert {each.primitive for each in weights.readers} == {"dot_general"}
+    assert {each.source.rpartition(":")[2] for each in weights.readers} == {
+        str(start + 1),
+        str(start + 4),
+    }
+
+
+def test_the_price_is_that_of_the_equations_between_it_and_what_else_is_kept():
+    found = by_primitive(residuals(trace(net, W, X)))
+    product, elements = 2 * 4 * 8 * 8, 4 * 8
+    # The cosine is computed from the carry of its round, which is kept.
+    assert found["cos"].recompute == 3 * (product + elements)
+
+
+def test_a_policy_names_what_it_drops_and_what_it_keeps():
+    found = residuals(trace(net, W, X))
+    named = "save_only_these_names('hidden')"
+    assert "dots_saveable" in by_primitive(found)["cos"].policies
+    assert found.policies["everything_saveable"] >= found.total_bytes
+    assert found.policies["nothing_saveable"] == W.nbytes + X.nbytes
+    assert found.policies[named] == W.nbytes + 2 * X.nbytes
+    assert found.policies["dots_saveable"] > found.policies[named]
+
+
+def test_a_value_that_a_policy_saves_has_its_name_and_its_own_primitive():
+    policy = jax.checkpoint_policies.save_only_these_names("hidden")
+    found = residuals(trace(jax.checkpoint(net, policy=policy), W, X))
+    (hidden,) = [each for each in found.residuals if each.name]
+    assert hidden.name == "hidden" and hidden.primitive == "name"
+    assert hidden.source.endswith(f"{START}{net.__code__.co_firstlineno + 1}")
+    dots = jax.checkpoint(net, policy=jax.checkpoint_policies.dots_saveable)
+    assert "dot_general" in by_primitive(residuals(trace(dots, W, X)))
+
+
+def test_symbolic_sizes_have_prices_and_no_bytes():
+    program = trace(lambda w, x: jnp.sin(x @ w).sum(), *read_args("f32[8,8], f32[n,8]")[0])
+    found = residuals(program)
+    assert found.total_bytes is None
+    assert str(by_primitive(found)["cos"].recompute) == "136*n"
+
+
+@pytest.mark.parametrize("fun", [jnp.sum, lambda x: x * 2])
+def test_a_linear_function_keeps_nothing(fun):
+    found = residuals(trace(fun, X))
+    assert found.total_bytes == 0 and found.residuals == ()

@@ -1,0 +1,45 @@
+"""`jaxprtool residuals` shows what a gradient keeps, why, and what policies would keep."""
+
+import json
+import textwrap
+
+import pytest
+
+FUNCTIONS = """
+    import jax.numpy as jnp
+
+    def loss(w, x):
+        return jnp.sin(x @ w).sum()
+
+    def count(i):
+        return i + 1
+"""
+
+LOSS = "residuals", "kept.py:loss", "--args", "f32[8,8], f32[4,8]"
+
+
+@pytest.fixture(autouse=True)
+def kept(folder):
+    (folder / "kept.py").write_text(textwrap.dedent(FUNCTIONS))
+
+
+def test_a_table_has_each_residual_and_the_policies(cli):
+    found = cli(*LOSS)
+    assert found.code == 0 and found.out.startswith("loss keeps 3 residuals, 512 bytes\n")
+    assert "kept.py:5 cos" in found.out and "for dot_general at kept.py:5" in found.out
+    assert "nothing_saveable" in found.out
+    assert "… 2 more" in cli(*LOSS, "--top", "1").out
+
+
+def test_json_has_what_the_table_has(cli):
+    found = json.loads(cli(*LOSS, "--json").out)
+    assert found["total_bytes"] == 512 and len(found["residuals"]) == 3
+    assert found["residuals"][0].keys() >= {"type", "bytes", "source", "name", "policies"}
+    assert found["policies"]["nothing_saveable"] == 384
+
+
+def test_mistakes_are_one_line(cli):
+    found = cli(*LOSS, "-p", "vjp")
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith("error: residuals are of one program")
+    assert cli(*LOSS, "--top", "0").code == 2

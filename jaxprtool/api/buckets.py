@@ -20,6 +20,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.bounds import MOST
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import (
@@ -266,8 +267,8 @@ def _buckets(symbol: str, given: int | Sequence[int]) -> tuple[int, ...]:
         found = sorted(map(operator.index, (given,) if isinstance(given, int) else given))
     except TypeError:
         found = []
-    if not found or found[0] < 1:
-        raise ArgumentsError(f"the buckets of {symbol} are sizes from 1 on, not {given!r}")
+    if not found or found[0] < 1 or found[-1] > MOST:
+        raise ArgumentsError(f"the buckets of {symbol} are sizes from 1 to {MOST}, not {given!r}")
     return tuple(found)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.bounds import LengthsBound
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.ragged import Ragged, is_concrete, unchecked
@@ -167,6 +168,7 @@ def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> di
                 f"{names()[place]} is {value!r}: there are other axes before its rows and its "
                 "lengths, which are to be mapped over first"
             )
+        _check_lengths(value, names()[place])
         rows = jnp.shape(value.values)[0]
         found = _Lengths(place, value.lengths, rows, value.longest, value.full)
         first = known.setdefault(value.axis, found)
@@ -181,6 +183,17 @@ def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> di
                 "another axis of another name: Ragged(values, lengths, axis='m')",
             )
     return known
+
+
+def _check_lengths(ragged: Ragged, name: str) -> None:
+    """Check what a Ragged was not made with: its parts may have been set, or mapped by JAX."""
+    dtype = jnp.result_type(ragged.lengths)
+    fault = None if jnp.issubdtype(dtype, jnp.integer) else f"are of dtype {dtype}"
+    if not fault and is_concrete(ragged.lengths):
+        bound = LengthsBound(jnp.shape(ragged.values)[0], ragged.longest, not ragged.full)
+        fault = bound.fault(np.asarray(ragged.lengths), {})
+    if fault:
+        raise BatchError(f"{name}.lengths {fault}")
 
 
 def _number_of_lanes(

@@ -52,6 +52,7 @@ def typed_arguments(in_types: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the types of arguments, by position and by name; see `shapecheck`."""
     if isinstance(in_types, str):
         return argspec.read_args(in_types)
+    argspec.require_sequence(in_types)
     return tuple(argspec.read_strings(list(in_types))), {}
 
 

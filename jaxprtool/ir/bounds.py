@@ -9,6 +9,9 @@ import numpy as np
 
 from jaxprtool.ir.symbols import Sizes, value_of
 
+#: Sizes and lengths are arguments of this dtype; no bound may be larger than it has numbers.
+MOST = int(np.iinfo(np.int32).max)
+
 
 @dataclass(frozen=True)
 class SizeBound:

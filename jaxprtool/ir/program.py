@@ -22,7 +22,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, CheckError, StructureError
 from jaxprtool.ir.bounds import Bound, SizeBound
 from jaxprtool.ir.dtypes import as_array, needs_x64
-from jaxprtool.ir.equations import is_flat
+from jaxprtool.ir.equations import is_flat, type_of
 from jaxprtool.ir.held import is_no_array
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.matching import MatchedArguments, Mismatch, matched
@@ -106,10 +106,16 @@ class Program:
     def checked(self, position: int, value: Any, sizes: Sizes = MappingProxyType({})) -> Any:
         """The value of a flat argument; if that is a size, or lengths, as an array of its dtype.
 
-        `sizes` are those of symbols that are arguments. Raises ArgumentsError for a value beyond
-        its bound. One that JAX traces is not checked.
+        `sizes` are those of symbols that are arguments. Raises ArgumentsError for a value of
+        another shape, or beyond its bound. The numbers of one that JAX traces are not checked.
         """
-        name, dtype = self.arg_names[position], getattr(self.in_avals[position], "dtype", None)
+        name, aval = self.arguments[position]
+        shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+        if shape is not None and jnp.shape(value) != shape:
+            shown = ",".join(map(str, jnp.shape(value)))
+            raise ArgumentsError(
+                f"argument '{name}' has shape [{shown}], and {self.name} takes {type_of(aval)}"
+            )
         bound = dict(self.bounds).get(name)
         if bound is None:
             return value

@@ -10,7 +10,8 @@ batches of different lengths have one shape, and are compiled once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +35,8 @@ class Ragged:
         lengths: `i32[B]`: how many rows each example has.
         axis: The name of the size that varies. Two of one name have equal lengths.
         longest: More rows than this no example has; None if nothing is known but `N`. It bounds
-            the memory that a function takes which pads.
+            the memory that a function takes which pads: of an example that has more, since its
+            lengths were traced and so not checked, the others are left out there.
         full: Whether all rows are known to be those of examples, and none are left over. It is
             False where the lengths are traced.
 
@@ -55,8 +57,7 @@ class Ragged:
         self, values: Any, lengths: Any, axis: str = "n", longest: int | None = None
     ) -> None:
         values, lengths = _array("values", values), _array("lengths", lengths)
-        if not (isinstance(axis, str) and axis.isidentifier()):
-            raise ArgumentsError(f"Ragged: axis={axis!r} is no name of a size")
+        longest = _checked_options("Ragged", axis, longest)
         if values.ndim == 0:
             raise ArgumentsError(f"Ragged: values {_type_of(values)} have no rows")
         if lengths.ndim != 1 or not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -92,19 +93,25 @@ class Ragged:
             ArgumentsError: If there is no example, their types do not fit, one is longer than
                 `longest`, or `rows` are too few.
         """
+        longest = _checked_options("Ragged.of", axis, longest)
+        if not isinstance(examples, Iterable):
+            raise ArgumentsError(f"Ragged.of: examples are a sequence of arrays, not {examples!r}")
         arrays = [_array(f"example {i}", each) for i, each in enumerate(examples)]
         if not arrays:
             raise ArgumentsError("Ragged.of: there is no example, which would tell the type")
         for i, each in enumerate(arrays):
             first = arrays[0]
             same = each.shape[1:] == first.shape[1:] and each.dtype == first.dtype
-            if each.ndim == 0 or not same:
+            if each.ndim == 0:
+                raise ArgumentsError(f"Ragged.of: example {i} is {_type_of(each)}, without rows")
+            if not same:
                 raise ArgumentsError(
                     f"Ragged.of: example {i} is {_type_of(each)}, and example 0 {_type_of(first)}: "
                     "they may differ in the number of rows alone"
                 )
         lengths = np.array([each.shape[0] for each in arrays], np.int32)
         total = int(lengths.sum())
+        rows = None if rows is None else _whole("Ragged.of: rows", rows, 0)
         if rows is not None and rows < total:
             raise ArgumentsError(f"Ragged.of: rows={rows}, and the examples have {total}")
         _check_lengths(lengths, total, longest)
@@ -125,6 +132,7 @@ class Ragged:
         known = is_concrete(self.lengths)
         if size is None and not known:
             raise ArgumentsError("Ragged.padded: the lengths are traced: give the size to pad to")
+        size = None if size is None else _whole("Ragged.padded: size", size, 0)
         most = int(np.max(self.lengths, initial=0)) if known else 0
         size = most if size is None else size
         if most > size:
@@ -259,6 +267,23 @@ def _array(what: str, value: Any) -> Any:
     if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != bool:
         raise ArgumentsError(f"Ragged: {what} is no array: {type(value).__name__}")
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _checked_options(what: str, axis: object, longest: object) -> int | None:
+    """Return `longest` as a number. Raises ArgumentsError if that or the axis is none."""
+    if not (isinstance(axis, str) and axis.isidentifier()):
+        raise ArgumentsError(f"{what}: axis={axis!r} is no name of a size")
+    return None if longest is None else _whole(f"{what}: longest", longest, 1)
+
+
+def _whole(what: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise ArgumentsError(f"{what}={value!r} is no number of rows, which is from {least} on")
+    return number
 
 
 def _check_lengths(lengths: np.ndarray, rows: Any, longest: int | None) -> None:

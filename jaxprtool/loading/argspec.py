@@ -21,7 +21,7 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, NoReturn, TypeGuard
 
@@ -140,6 +140,14 @@ def read_strings(
         )
     except ValueError as error:  # dict keys that cannot be sorted, a node used wrongly
         raise ArgumentsError(f"the example arguments are no pytree: {error}") from error
+
+
+def require_sequence(types: object) -> None:
+    """Raise ArgumentsError unless these are types of arguments in a sequence."""
+    if not isinstance(types, Sequence):
+        raise ArgumentsError(
+            f"types of arguments are a text, 'f32[n,d], i32[n]', or a sequence, not {types!r}"
+        )
 
 
 def _read_one(text: str, module: ModuleType | None, symbols: Symbols) -> Any:

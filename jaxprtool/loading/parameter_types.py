@@ -97,6 +97,7 @@ class ParameterTypes:
         elif isinstance(given, Mapping):
             named = argspec.read_strings(dict(given))
         else:
+            argspec.require_sequence(given)
             positional = argspec.read_strings(list(given))
         _check_names(fun, named)
         names = tuple(positional_names(fun, len(positional)))

@@ -235,13 +235,15 @@ def test_wrappers_of_a_function_share_what_is_compiled():
     [
         ({"n": (4, 8)}, None, "no type of a parameter of fun has the symbol 'n'"),
         ({"m": 4}, "f32[n]", "no type of a parameter of fun has the symbol 'm'"),
-        ({"n": ()}, "f32[n]", r"the buckets of n are sizes from 1 on, not \(\)"),
-        ({"n": (0, 4)}, "f32[n]", r"the buckets of n are sizes from 1 on, not \(0, 4\)"),
-        ({"n": 2.5}, "f32[n]", "the buckets of n are sizes from 1 on, not 2.5"),
+        ({"n": ()}, "f32[n]", r"the buckets of n are sizes from 1 to 2147483647, not \(\)"),
+        ({"n": (0, 4)}, "f32[n]", r"the buckets of n are sizes from 1 to 2147483647, not \(0, 4\)"),
+        ({"n": 2.5}, "f32[n]", "the buckets of n are sizes from 1 to 2147483647, not 2.5"),
         ((64, 128), "f32[n]", r"shapes are buckets by symbol, {'n': \(64, 128\)}, not \(64, 128\)"),
         ({"n": 4}, "f32[n", "is never closed"),
         ({"n": 4}, {"z": "f32[n]"}, "types has 'z', which is no parameter"),
         ({"n": 4}, ["f32[n]", 3.0], "3.0 is no type"),
+        ({"n": 2**31}, "f32[n]", "the buckets of n are sizes from 1 to 2147483647, not 2147483648"),
+        ({"n": 4}, 3, "types of arguments are a text, .* or a sequence, not 3"),
         (None, "f32[n]", "types say which axes shapes are of, and none are given"),
     ],
 )

@@ -46,6 +46,12 @@ def total(result):
     return jnp.sum(jnp.cos(values) * (1 + jnp.arange(values.size).reshape(values.shape) / 7))
 
 
+def changed(batch, lengths):
+    """A Ragged that has been given other lengths, which it was not made with."""
+    batch.lengths = np.array(lengths, np.int32)
+    return batch
+
+
 def of_all(fun, lengths, values, w):
     """The results for all examples, and a number to differentiate."""
     result = vmap(fun, in_axes=(0, None))(Ragged(values, lengths), w)
@@ -323,6 +329,33 @@ def test_a_pile_meets_an_array():
             lambda: vmap(lambda x: x @ x.T)(ragged([2, 1])),
             "result is f32[n,n] of each example: only one axis of a result can be ragged, with a "
             "row for each row, or so many",
+        ),
+        (lambda: Ragged(W, [4], longest=0), "Ragged: longest=0 is no number of rows, which is fr"),
+        (lambda: Ragged(W, [4], longest="4"), "Ragged: longest='4' is no number of rows"),
+        (lambda: Ragged.of([W], axis="1x"), "Ragged.of: axis='1x' is no name of a size"),
+        (lambda: Ragged.of([W], rows=4.5), "Ragged.of: rows=4.5 is no number of rows"),
+        (lambda: Ragged.of([W, W[0, 0]]), "Ragged.of: example 1 is f32[], without rows"),
+        (lambda: Ragged.of(3), "Ragged.of: examples are a sequence of arrays, not 3"),
+        (lambda: ragged([2]).padded("x"), "Ragged.padded: size='x' is no number of rows"),
+        (
+            lambda: vmap(jnp.sum)(jax.tree.map(jnp.zeros_like, ragged([2, 1]))),
+            "argument a.lengths adds up to 0, and there are 3 rows",
+        ),
+        (
+            lambda: vmap(lambda x: x)(changed(ragged([2, 1]), [4, -1])),
+            "argument x.lengths is -1 at [1]: it is a length from 0 on",
+        ),
+        (
+            lambda: vmap(lambda x: x)(changed(Ragged(W, [2, 2], longest=2), [1, 3])),
+            "argument x.lengths is 3 at [1]: it is a length from 0 to 2",
+        ),
+        (
+            lambda: vmap(lambda x: x)(changed(Ragged.of([W], rows=6), [7])),
+            "argument x.lengths adds up to 7, and there are 6 rows",
+        ),
+        (
+            lambda: jax.jit(vmap(lambda x: x))(jax.tree.map(jnp.float32, ragged([2, 1]))),
+            "argument x.lengths are of dtype float32",
         ),
         (
             lambda: vmap(lambda x: x.sum(), axis_name="i")(ragged([2, 1])),

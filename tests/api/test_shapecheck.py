@@ -96,6 +96,12 @@ def test_the_equation_that_says_otherwise_is_named(fun, types, results, message)
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.parametrize("types", [None, 5])
+def test_what_is_no_text_of_types_and_no_sequence_is_refused(types):
+    with pytest.raises(ArgumentsError, match=f"types of arguments are a text, .*, not {types}"):
+        jaxprtool.shapecheck(types, "f32[n]")(jnp.sin)
+
+
 def test_the_line_is_that_of_the_equation():
     line = doubled.__code__.co_firstlineno + 2
     with pytest.raises(CheckError, match=rf"concatenate at .*test_shapecheck.py:{line} makes"):

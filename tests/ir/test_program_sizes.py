@@ -52,6 +52,15 @@ def test_another_size_is_refused(program, passes, size, message):
         program.apply(passes)(x, size)
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_argument_of_another_shape_is_named(program, traced):
+    call = jax.jit(program) if traced else program
+    with pytest.raises(ArgumentsError, match=r"argument 'n' has shape \[1\], and total takes i32"):
+        call(x, np.array([3]))
+    with pytest.raises(ArgumentsError, match=r"argument 'x' has shape \[9\], and total takes f32"):
+        call(np.ones(9, np.float32), 3)
+
+
 def test_a_size_that_is_missing_is_named(program):
     with pytest.raises(StructureError, match="it takes 2 positional arguments, not 1: n is miss"):
         program(x)

@@ -307,6 +307,18 @@ def test_symbols_that_are_not_ragged_stay():
         (jnp.sin, "f32[n]", "axis='N', lanes=2", "ragged: sin: there is no symbol 'N'"),
         (jnp.sin, "f32[4]", "axis='n', lanes=2", "ragged: sin: there is no symbol 'n'"),
         (jnp.sin, "f32[n]", "axis='n', lanes=0", "ragged: lanes=0 is no number of examples"),
+        (
+            jnp.sin,
+            "f32[n]",
+            "axis='n', lanes=2147483648",
+            "ragged: lanes=2147483648 is no number of examples",
+        ),
+        (
+            jnp.sin,
+            "f32[n]",
+            "axis=('n', 'n'), lanes=2",
+            "ragged: axis=('n', 'n') names a symbol twice",
+        ),
         (jnp.sin, "f32[n]", "axis=(), lanes=2", "ragged: axis=() names no symbol"),
         (jnp.sin, "f32[n]", "axis='n', lanes=2, longest=0", "ragged: longest=0 is no length"),
         (

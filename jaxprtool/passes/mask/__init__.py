@@ -17,7 +17,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PipelineError
-from jaxprtool.ir.bounds import SizeBound
+from jaxprtool.ir.bounds import MOST, SizeBound
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.symbols import check_symbols
@@ -111,12 +111,15 @@ class Mask(Pass):
             raise PipelineError(
                 "pass 'mask' needs the bound of a symbol", "mask(n=512) says that n is at most 512"
             )
-        several = self.buckets.values() if isinstance(self.buckets, dict) else [self.buckets]
+        given = self.buckets
+        several = list(given.values()) if isinstance(given, dict) else [given] if given else []
         for name, bound in self.sizes.items():
-            if bound < 1:
-                raise PipelineError(f"mask: {name}={bound} is no bound: a size is at least 1")
-        if not all(isinstance(each, tuple) and _are_sizes(each) for each in several):
-            raise PipelineError(f"mask: buckets are sizes from 1 on, not {self.buckets!r}")
+            if not 1 <= bound <= MOST:
+                raise PipelineError(f"mask: {name}={bound} is no bound: it is from 1 to {MOST}")
+        if self.buckets and not all(
+            isinstance(each, tuple) and _are_sizes(each) for each in several
+        ):
+            raise PipelineError(f"mask: buckets are sizes from 1 to {MOST}, not {self.buckets!r}")
 
     def __call__(self, program: Program) -> Program | Programs:
         buckets = self._buckets(program)
@@ -153,7 +156,7 @@ class Mask(Pass):
 
 
 def _are_sizes(bounds: tuple[int, ...]) -> bool:
-    return all(type(bound) is int and bound >= 1 for bound in bounds)
+    return bool(bounds) and all(type(bound) is int and 1 <= bound <= MOST for bound in bounds)
 
 
 def masked(program: Program, sizes: Mapping[str, int]) -> Program:

@@ -15,11 +15,10 @@ from typing import Any, ClassVar
 
 import jax
 import jax.export
-import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PipelineError
-from jaxprtool.ir.bounds import LengthsBound
+from jaxprtool.ir.bounds import MOST, LengthsBound
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
@@ -108,12 +107,14 @@ class Ragged(Pass):
     in_axes: Any = None
 
     def __post_init__(self) -> None:
-        if self.lanes < 1:
+        if not 1 <= self.lanes <= MOST:
             raise PipelineError(f"ragged: lanes={self.lanes} is no number of examples")
-        if self.longest is not None and self.longest < 1:
+        if self.longest is not None and not 1 <= self.longest <= MOST:
             raise PipelineError(f"ragged: longest={self.longest} is no length")
         if not self.axes:
             raise PipelineError("ragged: axis=() names no symbol")
+        if len(set(self.axes)) < len(self.axes):
+            raise PipelineError(f"ragged: axis={self.axis} names a symbol twice")
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -123,7 +124,7 @@ class Ragged(Pass):
     def __call__(self, program: Program) -> Program:
         what = f"ragged: {program.name}"
         check_symbols(what, self.axes, program.symbols)
-        bounds = dict.fromkeys(self.axes, self.longest or int(np.iinfo(np.int32).max))
+        bounds = dict.fromkeys(self.axes, self.longest or MOST)
         check_constraints(what, program.symbols, bounds)
         rows = {name: self._rows(program, name) for name in self.axes}
         longest = {name: self.longest or rows[name] for name in self.axes}

@@ -34,7 +34,7 @@ from jaxprtool.ir.structural_key import (
     value_key,
 )
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
 
@@ -63,8 +63,13 @@ class Cse(Pass):
     group: ClassVar[str] = "clean up"
 
     def __call__(self, program: Program) -> Program:
-        jaxpr = rewrite(program.jaxpr, _Merging().visit)
+        jaxpr = cse_body(program.jaxpr)
         return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program
+
+
+def cse_body(body: ClosedJaxpr) -> ClosedJaxpr:
+    """Return a closed jaxpr in which equal things are computed once, at every depth."""
+    return jaxcompat.close_jaxpr(rewrite(body, _Merging().visit))
 
 
 class _Merging:

@@ -19,6 +19,7 @@ from jaxprtool.ir.equations import Contains
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import CALLS, Call, Cond, Scan, While
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
+from jaxprtool.passes.cse import cse_body
 from jaxprtool.passes.mask.body import SCALAR, MaskedBody, Writing, structured_mask_rules
 from jaxprtool.passes.mask.guards import guarded
 from jaxprtool.passes.mask.table import refusal
@@ -136,6 +137,8 @@ def _scan(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence
         if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in eqn.invars) or eqn.effects:
             raise refusal(eqn, "its rounds have effects, and how many there are is masked")
         body = (_select_rounds if in_rounds else _only_rounds)(eqn, masked, n, k - n)
+        # Equal masks would each be stored in every round, for derivatives.
+        body = cse_body(body)
         xs = [*xs, writing.valid(length)]
     new = scan.rebuild(
         consts=(*_symbols(writing, masked.symbols), *operands[:n]),

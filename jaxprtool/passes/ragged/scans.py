@@ -27,6 +27,7 @@ from jaxprtool.ir.structured import Scan
 from jaxprtool.jaxcompat import Aval, JaxprEqn
 from jaxprtool.passes.batch.axis import Axis
 from jaxprtool.passes.batch.body import batch_body
+from jaxprtool.passes.cse import cse_body
 from jaxprtool.passes.mask.body import MaskedBody
 from jaxprtool.passes.mask.body import Run as Masks
 from jaxprtool.passes.mask.calls import has_while
@@ -234,7 +235,6 @@ def _slot_body(
         ]
         consts, xs = ([given[i] for i in places] for places in (range(n), range(k, len(operands))))
         outs = evaluate(*args[:m], real, *consts, *carry, *xs)
-        outs = [guarded(real, y) if is_float(y) else y for y in outs]
         return [*outs[: k - n], *(outs[i] for i in stacked)]
 
     flag = jax.core.ShapedArray((), jnp.bool_)
@@ -243,7 +243,8 @@ def _slot_body(
     avals += scan.body.in_avals[n:k]
     one = jaxcompat.trace_in_setting(fun, avals, scan.eqn)
     dims: list[int | None] = [0] * (2 + m + len(by_row)) + [None] * len(shared) + [0] * (k - n)
-    return batch_body(one, dims, Axis(None, width), [0] * len(one.outvars))[0]
+    # Equal masks would each be stored in every round, for derivatives.
+    return cse_body(batch_body(one, dims, Axis(None, width), [0] * len(one.outvars))[0])
 
 
 def _scanned(

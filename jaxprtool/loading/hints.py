@@ -141,7 +141,7 @@ def value_needed(text: str, name: str, given: Mapping[str, object]) -> tuple[str
     """
     found = list(_ASKED_BY.finditer(text))  # one for each value
     if not found:
-        return text, None
+        return _size_needed(text)
     said = _ASKED_BY.sub("", text).rstrip(" .")
     asked = dict.fromkeys(
         part for each in found for part in re.split(r", | and ", each["arguments"] or "") if part
@@ -153,6 +153,20 @@ def value_needed(text: str, name: str, given: Mapping[str, object]) -> tuple[str
     if own and all(_is_setting(given.get(path)) for path in asked):
         return said, _static_hint(list(asked), given)
     return said, next((hint for words, hint in _INSTEAD.items() if words in text), None)
+
+
+#: What JAX says, and Python, of a symbol for a size where the function wants a number.
+_SYMBOL_ASKED = re.compile(r"Symbolic dimension .*?'|'_DimExpr'")
+
+
+def _size_needed(text: str) -> tuple[str, str | None]:
+    """Return what JAX says of a symbolic size that is asked for, shorter, and a hint."""
+    if not _SYMBOL_ASKED.search(text):
+        return text, None
+    said = text.partition(" This error arises for")[0].rstrip(".")
+    if "comparison" in said:
+        return said, "a symbol is any size from 1 on: of type f32[n+1] there are at least two rows"
+    return said, "a symbol is no number: x.shape[0] can be one, len(x) and float(x.shape[0]) cannot"
 
 
 def _is_setting(value: object) -> bool:

@@ -4,7 +4,9 @@ import pytest
 
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError
 from jaxprtool.loading import load
+from jaxprtool.loading.argspec import read_args
 from jaxprtool.loading.load import find
+from jaxprtool.loading.trace import trace
 
 MODEL = """
 import dataclasses, functools
@@ -223,6 +225,27 @@ def test_values_that_python_asks_for_are_static(model, name, args, hint):
     message = said(UserFunctionError, model(name, args).trace)
     assert message.endswith(f" | {hint}")
     assert "error occurred while tracing" not in message
+
+
+@pytest.mark.parametrize(
+    ("fun", "message"),
+    [
+        (
+            lambda x: x if x.shape[0] > 3 else 2 * x,
+            "Symbolic dimension comparison 'n' > '3' is inconclusive | "
+            "a symbol is any size from 1 on: of type f32[n+1] there are at least two rows",
+        ),
+        (
+            lambda x: x / len(x),
+            "'_DimExpr' object cannot be interpreted as an integer | "
+            "a symbol is no number: x.shape[0] can be one, len(x) and float(x.shape[0]) cannot",
+        ),
+    ],
+)
+def test_sizes_that_python_asks_for_are_symbols(fun, message):
+    with pytest.raises(UserFunctionError) as caught:
+        trace(fun, *read_args("f32[n]")[0])
+    assert f"{caught.value.message} | {caught.value.hint}".endswith(message)
 
 
 @pytest.mark.parametrize(

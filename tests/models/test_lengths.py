@@ -1,4 +1,4 @@
-"""Attention blocks of Flax and Equinox serve every length once they are masked."""
+"""Attention blocks of Flax and Equinox serve every length once they are masked, or ragged."""
 
 import jax
 import jax.numpy as jnp
@@ -46,15 +46,29 @@ def equinox_block():
     return loss, weights
 
 
-@pytest.mark.parametrize("block", [flax_block, equinox_block])
-@pytest.mark.parametrize("order", ["loss", "gradient"])
-def test_a_masked_block_is_the_block_at_every_length(block, order):
-    from tests.programs.masking import prove_masked
+def symbolic_block(block, order):
+    """Return the loss of a block, or its gradient, with a symbol for the length."""
     from tests.programs.symbolic import symbolic_program
 
     loss, weights = block()
     fun = loss if order == "loss" else jax.grad(loss)
     place = (len(jax.tree.leaves(weights)), 0)
     case = Case(block.__name__, fun, (weights, jax.random.normal(jax.random.key(1), (3, 8))))
-    outcomes = prove_masked(symbolic_program(case, {place: "n"}), 0)
+    return symbolic_program(case, {place: "n"})
+
+
+@pytest.mark.parametrize("block", [flax_block, equinox_block])
+@pytest.mark.parametrize("order", ["loss", "gradient"])
+def test_a_masked_block_is_the_block_at_every_length(block, order):
+    from tests.programs.masking import prove_masked
+
+    outcomes = prove_masked(symbolic_block(block, order), 0)
     assert outcomes["sizes"] == 5, outcomes
+
+
+@pytest.mark.parametrize("block", [flax_block, equinox_block])
+def test_a_ragged_block_is_the_block_in_each_lane(block):
+    from tests.programs.lanes import prove_ragged
+
+    outcomes = prove_ragged(symbolic_block(block, "loss"), 0)
+    assert outcomes["lanes, packed"] and outcomes["differentiated"], outcomes

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 from hypothesis import given, settings
 
@@ -13,8 +12,7 @@ from tests.programs import harness_programs
 from tests.programs.masking import prove_masked
 from tests.programs.once import Once
 from tests.programs.symbolic import SymbolicPlan, symbolic_plans, symbolic_programs
-from tests.programs.symbolic_models import symbolic_model, symbolic_models
-from tests.sweep.corpora import Harnesses, RandomPrograms, Visit, Wants
+from tests.sweep.corpora import Harnesses, RandomPrograms, SymbolicModels
 from tests.sweep.parts import Part
 
 prove_all = Once(prove_masked)
@@ -28,25 +26,10 @@ def prove_plan(number: int, plan: SymbolicPlan) -> Counter[str]:
     return prove_all(plan.programs(), number)
 
 
-@dataclass(frozen=True)
-class Models:
-    """The models among the samples, a unit each."""
-
-    whole: ClassVar[bool] = False
-
-    def units(self) -> list[str]:
-        return symbolic_models()
-
-    def visit(self, unit: str, wants: Wants, visit: Visit) -> None:
-        for number, found in enumerate(symbolic_model(unit)):
-            if wants(found.name):
-                visit(found.name, number, found)
-
-
 SWEEP = [
     Part("mask: harnesses", Harnesses(), prove_case),
     Part("mask: random programs", RandomPrograms(1000, programs=symbolic_plans), prove_plan),
-    Part("mask: models", Models(), lambda number, found: prove_masked(found, number)),
+    Part("mask: models", SymbolicModels(), lambda number, found: prove_masked(found, number)),
 ]
 
 

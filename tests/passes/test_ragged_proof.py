@@ -12,7 +12,7 @@ from tests.programs import harness_programs
 from tests.programs.lanes import prove_ragged
 from tests.programs.once import Once
 from tests.programs.symbolic import SymbolicPlan, symbolic_plans, symbolic_programs
-from tests.sweep.corpora import Harnesses, RandomPrograms
+from tests.sweep.corpora import Harnesses, RandomPrograms, SymbolicModels
 from tests.sweep.parts import Part
 
 prove_all = Once(prove_ragged)
@@ -29,6 +29,7 @@ def prove_plan(number: int, plan: SymbolicPlan) -> Counter[str]:
 SWEEP = [
     Part("ragged: harnesses", Harnesses(), prove_case),
     Part("ragged: random programs", RandomPrograms(1000, programs=symbolic_plans), prove_plan),
+    Part("ragged: models", SymbolicModels(), lambda number, found: prove_ragged(found, number)),
 ]
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.programs import harness_programs, random_programs, sample_programs
 from tests.programs.random_programs import RandomProgram
 from tests.programs.samples import sample_files
+from tests.programs.symbolic_models import symbolic_model, symbolic_models
 
 Wants = Callable[[str], bool]
 
@@ -100,3 +101,18 @@ class Samples:
         for number, case in enumerate(sample_programs(unit)):
             if wants(case.name):
                 visit(case.name, number, case)
+
+
+@dataclass(frozen=True)
+class SymbolicModels:
+    """The models among the samples with symbols for what varies, a model a unit."""
+
+    whole: ClassVar[bool] = False
+
+    def units(self) -> list[str]:
+        return symbolic_models()
+
+    def visit(self, unit: str, wants: Wants, visit: Visit) -> None:
+        for number, found in enumerate(symbolic_model(unit)):
+            if wants(found.name):
+                visit(found.name, number, found)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
@@ -39,7 +40,7 @@ jaxcompat.hide_from_tracebacks(__file__)
 #: The keyword argument of what is compiled that has the sizes, after all others.
 SIZES = "\U0010ffff sizes"
 
-#: The sizes of so many kinds of calls are kept.
+#: What is known of so many kinds of calls is kept.
 MOST_CALLS = 4096
 
 
@@ -51,8 +52,10 @@ class Buckets:
     sizes: Mapping[str, tuple[int, ...]]
     #: What others that are read from the same are known by; it may have no hash.
     key: tuple[Any, ...]
-    #: The sizes of calls, and padded shapes, by the types of arguments.
-    calls: dict[Hashable, tuple[CallSizes, list[tuple[int, ...]]]] = field(default_factory=dict)
+    #: What is done with calls, by the types of arguments.
+    calls: dict[Hashable, Call] = field(default_factory=dict)
+    #: What is cut of results, by their structure and the sizes of the call.
+    cuts: dict[Hashable, Cuts] = field(default_factory=dict)
 
     @classmethod
     def read(cls, fun: Callable, shapes: Mapping[str, int | Sequence[int]], types: Any) -> Buckets:
@@ -81,35 +84,52 @@ class Buckets:
 
     def padded(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], CallSizes]:
-        """Return the arguments of a call, padded, and the sizes that they have.
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Call]:
+        """Return the arguments of a call, padded, and what is known of such calls.
 
         Raises:
             ArgumentsError: For arguments that are not of their types, and sizes beyond the buckets.
         """
-        found = CallSizes({}, (), ())
+        given = self.types.given(args, kwargs)
+        leaves, tree = jax.tree.flatten(given)
+        key = tree, tuple(map(_type_key, leaves))
+        call = self.calls.get(key)
+        if call is None:
+            call = self._call(self.types.values(given))
+            _keep(self.calls, key, call)
+        if call.pads:
+            for i, shape in call.pads:
+                leaves[i] = _padded(leaves[i], shape)
+            args, kwargs = self.types.put(args, kwargs, jax.tree.unflatten(tree, leaves))
+        return tuple(args), dict(kwargs), call
 
-        def pad(values: list[TypedValue]) -> list[Any]:
-            nonlocal found
-            found, shapes = self._call(values)
-            return [_padded(v.value, shape) for v, shape in zip(values, shapes, strict=True)]
+    def _call(self, leaves: Sequence[TypedValue | None]) -> Call:
+        """Return what is done with a call that has such arguments."""
+        values = [each for each in leaves if each is not None]
+        sizes = self._sizes(values)
+        bounds = {k: self._bucket(k, sizes[k], values) for k in sorted(self.sizes)}
+        others = tuple((k, n) for k, n in sizes.items() if k not in bounds)
+        known = CallSizes({k: np.int32(sizes[k]) for k in bounds}, tuple(bounds.items()), others)
+        pads = [
+            (i, shape)
+            for i, each in enumerate(leaves)
+            if each is not None and np.shape(each.value) != (shape := known.padded(each.type))
+        ]
+        return Call({k: sizes[k] for k in bounds}, known, pads)
 
-        return *self.types.replaced(args, kwargs, pad), found
-
-    def _call(self, values: Sequence[TypedValue]) -> tuple[CallSizes, list[tuple[int, ...]]]:
-        """Return the sizes of a call, and the padded shapes of its arguments."""
-        key = tuple(
-            (v.path, np.shape(v.value), getattr(v.value, "dtype", type(v.value))) for v in values
-        )
-        if key not in self.calls:
-            sizes = self._sizes(values)
-            bounds = {k: self._bucket(k, sizes[k], values) for k in sorted(self.sizes)}
-            others = tuple((k, n) for k, n in sizes.items() if k not in bounds)
-            found = CallSizes({k: sizes[k] for k in bounds}, tuple(bounds.items()), others)
-            if len(self.calls) == MOST_CALLS:
-                self.calls.clear()
-            self.calls[key] = found, [found.padded(v.type) for v in values]
-        return self.calls[key]
+    def cut(self, results: Any, call: Call) -> Any:
+        """Return results without their padding."""
+        leaves, tree = jax.tree.flatten(results)
+        key = tree, tuple(call.sizes.values())
+        cuts = self.cuts.get(key)
+        if cuts is None:
+            cuts = Cuts.read(results, call.sizes)
+            _keep(self.cuts, key, cuts)
+        if not cuts.shapes:
+            return results
+        for i, shape in cuts.shapes:
+            leaves[i] = _cut(leaves[i], shape)
+        return jax.tree.unflatten(cuts.tree, leaves)
 
     def _sizes(self, values: Sequence[TypedValue]) -> Sizes:
         for each in values:
@@ -186,10 +206,40 @@ class CallSizes:
         shape = tuple(value_of(size, dict(self.others)) for size in given.shape)
         return jax.ShapeDtypeStruct(shape, given.dtype)
 
-    @property
-    def as_arguments(self) -> CallSizes:
-        """The sizes as arrays."""
-        return replace(self, sizes={k: np.int32(n) for k, n in self.sizes.items()})
+
+@dataclass(frozen=True)
+class Call:
+    """What is done with a call.
+
+    Attributes:
+        sizes: The size of each symbol that has buckets.
+        known: The sizes as an argument of what is compiled.
+        pads: The arguments that are padded, among the leaves of those that have types, and to
+            which shape.
+    """
+
+    sizes: Mapping[str, int]
+    known: CallSizes
+    pads: Sequence[tuple[int, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What is cut of results: which leaves, to which shapes, and the structure that is left."""
+
+    shapes: Sequence[tuple[int, tuple[int, ...]]]
+    tree: PyTreeDef
+
+    @classmethod
+    def read(cls, results: Any, sizes: Mapping[str, int]) -> Cuts:
+        """Return what is cut of results where symbols have these sizes."""
+        parts, tree = jax.tree.flatten(results, is_leaf=lambda each: isinstance(each, ToCut))
+        shapes = [
+            (i, tuple(value_of(n, sizes) for n in part.shape))
+            for i, part in enumerate(parts)
+            if isinstance(part, ToCut)
+        ]
+        return cls(shapes, tree)
 
 
 @dataclass(frozen=True)
@@ -240,20 +290,18 @@ class BucketedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jax.config.jax_disable_jit:
             return self._jitted(*args, **kwargs)
-        args, kwargs, sizes = self._buckets.padded(args, kwargs)
-        results = self._jitted(*args, **kwargs, **{SIZES: sizes.as_arguments})
-
-        def cut(result: Any) -> Any:
-            if not isinstance(result, ToCut):
-                return result
-            return _cut(result.value, tuple(value_of(n, sizes.sizes) for n in result.shape))
-
-        return jax.tree.map(cut, results, is_leaf=lambda each: isinstance(each, ToCut))
+        args, kwargs, call = self._buckets.padded(args, kwargs)
+        known = call.known
+        if _is_guarded():
+            with jax.transfer_guard_host_to_device("allow"):
+                known = jax.device_put(known)
+        results = self._jitted(*args, **kwargs, **{SIZES: known})
+        return self._buckets.cut(results, call)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """What `jax.jit(...).lower` gives, of the program for the bucket."""
-        args, kwargs, sizes = self._buckets.padded(args, kwargs)
-        return self._jitted.lower(*args, **kwargs, **{SIZES: sizes.as_arguments})
+        args, kwargs, call = self._buckets.padded(args, kwargs)
+        return self._jitted.lower(*args, **kwargs, **{SIZES: call.known})
 
     def __get__(self, instance: object, owner: object = None) -> Callable:
         return self if instance is None else functools.partial(self, instance)
@@ -272,22 +320,41 @@ def _buckets(symbol: str, given: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _type_key(value: Any) -> Hashable:
+    """Return what the type of an argument is known by."""
+    try:
+        return value.shape, value.dtype
+    except AttributeError:  # a Python scalar
+        return np.shape(value), type(value)
+
+
+def _keep(known: dict[Hashable, Any], key: Hashable, value: Any) -> None:
+    """Keep a value by a key, and not more than `MOST_CALLS`."""
+    if len(known) >= MOST_CALLS:
+        known.clear()
+    known[key] = value
+
+
 # --- padding and cutting --------------------------------------------------------------------------
 
 
 def _padded(value: Any, shape: tuple[int, ...]) -> Any:
     """Return an array with zeros behind it, or the type of one."""
     old = np.shape(value)
-    if old == shape:
-        return value
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, value.dtype)
     if not _is_on_host(value):
         return _padded_by_jax(value, shape)
-    with jax.transfer_guard("allow"):
-        new = np.zeros(shape, value.dtype)
-        new[tuple(map(slice, old))] = value
-        return _placed_like(value, new)
+    new = np.zeros(shape, value.dtype)
+    rows = tuple(map(slice, old))
+    if isinstance(value, np.ndarray):
+        new[rows] = value
+        return new
+    # JAX puts what is not committed where it puts arrays of NumPy, unless a guard is against it.
+    moved = value.committed or _is_guarded()
+    with jax.transfer_guard_device_to_host("allow"), jax.transfer_guard_host_to_device("allow"):
+        new[rows] = value
+        return _placed_like(value, new) if moved else new
 
 
 def _padded_by_jax(value: Any, shape: tuple[int, ...]) -> Any:
@@ -304,7 +371,7 @@ def _cut(value: Any, shape: tuple[int, ...]) -> Any:
         return value
     if not _is_on_host(value):
         return lax.slice(value, (0,) * len(shape), shape)
-    with jax.transfer_guard("allow"):
+    with jax.transfer_guard_device_to_host("allow"), jax.transfer_guard_host_to_device("allow"):
         return _placed_like(value, np.asarray(value)[tuple(map(slice, shape))])
 
 
@@ -314,6 +381,11 @@ def _is_on_host(value: Any) -> bool:
         return True
     traced = isinstance(value, jax.core.Tracer) or is_extended(value.dtype)
     return not traced and len(value.devices()) == 1
+
+
+def _is_guarded() -> bool:
+    """Return True if arrays of NumPy may not be arguments of what JAX runs."""
+    return jax.config.jax_transfer_guard_host_to_device not in (None, "allow")
 
 
 def _placed_like(value: Any, array: np.ndarray) -> Any:

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -124,10 +125,44 @@ class ParameterTypes:
         Raises:
             ArgumentsError: If the types of a parameter are of another structure than the argument.
         """
-        given = {**dict(zip(self.positions, args, strict=False)), **kwargs}
-        typed = {name: given[name] for name in self.by_name if name in given}
+        given = self.given(args, kwargs)
+        values = self.values(given)
+        made = iter(new([each for each in values if each is not None]))
+        leaves, tree = jax.tree.flatten(given)
+        flat = [
+            value if typed is None else next(made)
+            for value, typed in zip(leaves, values, strict=True)
+        ]
+        return self.put(args, kwargs, jax.tree.unflatten(tree, flat))
+
+    def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call that have types, by the names of parameters."""
+        found = {name: args[i] for name, i in self._places.items() if i < len(args)}
+        return found | {name: arg for name, arg in kwargs.items() if name in self.by_name}
+
+    def put(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call with others in place of those that `given` returned."""
+        placed = list(args)
+        for name, i in self._places.items():
+            if i < len(placed):
+                placed[i] = given[name]
+        return tuple(placed), {name: given.get(name, arg) for name, arg in kwargs.items()}
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """The position of each parameter that has a type, and a position."""
+        return {name: i for i, name in enumerate(self.positions) if name in self.by_name}
+
+    def values(self, given: Mapping[str, Any]) -> list[TypedValue | None]:
+        """Return each leaf of arguments by name with its type; None if that may be any.
+
+        Raises:
+            ArgumentsError: If the types of a parameter are of another structure than the argument.
+        """
         types: list[Any] = []
-        for name, value in sorted(typed.items()):
+        for name, value in sorted(given.items()):
             try:
                 types += jax.tree.leaves(jax.tree.broadcast(self.by_name[name], value))
             except ValueError:
@@ -135,22 +170,11 @@ class ParameterTypes:
                     f"argument '{name}' of {self.name} is of another structure than its type: "
                     f"{jax.tree.structure(value)}, not {jax.tree.structure(self.by_name[name])}"
                 ) from None
-        leaves, tree = jax.tree.flatten_with_path(typed)
-        values = [
-            TypedValue(_path(way), value, each)
+        leaves = jax.tree.leaves_with_path(dict(given))
+        return [
+            None if each is _ANY else TypedValue(_path(way), value, each)
             for (way, value), each in zip(leaves, types, strict=True)
-            if each is not _ANY
         ]
-        made = iter(new(values))
-        flat = [
-            value if t is _ANY else next(made) for (_, value), t in zip(leaves, types, strict=True)
-        ]
-        made = jax.tree.unflatten(tree, flat)
-        names = [*self.positions, *[None] * len(args)][: len(args)]
-        return (
-            tuple(made.get(name, arg) for name, arg in zip(names, args, strict=True)),
-            {name: made.get(name, arg) for name, arg in kwargs.items()},
-        )
 
 
 #: Stands in a tree of types where there may be any.

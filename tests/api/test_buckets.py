@@ -304,3 +304,46 @@ def test_passes_that_change_arguments_are_refused():
     jitted = jaxprtool.jit(loss, shapes={"n": 4}, passes="jvp")
     with pytest.raises(PipelineError, match="the passes 'jvp' change what loss takes"):
         jitted(PARAMS, rows(2))
+
+
+@pytest.mark.parametrize("level", ["disallow", "disallow_explicit"])
+def test_a_guard_is_about_what_the_user_transfers(level):
+    fun = jaxprtool.jit(lambda w, x: (w * x, x.sum()), shapes={"n": (4, 8)}, types={"x": "f32[n]"})
+    w, arrays = jnp.float32(2), [jnp.arange(float(n)) for n in (4, 5, 3)]
+    for x in arrays:
+        fun(w, x)
+    with jax.transfer_guard(level):
+        for x in arrays:
+            rows, total = fun(w, x)
+            assert isinstance(rows, jax.Array) and rows.shape == x.shape
+        with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+            fun(w, np.ones(3, np.float32))
+    assert np.allclose(rows, [0, 2, 4]) and float(total) == 3
+
+
+def test_calls_of_one_kind_pad_and_cut_each_their_own():
+    """What is kept of a call is not its values, and calls that differ in a static part differ."""
+
+    def f(batch, scale, *, twice=False):
+        rows = batch["x"] * scale["a"]
+        return {"rows": rows + rows if twice else rows, "n": batch["x"].shape[0], "w": batch["w"]}
+
+    types = {"batch": {"x": "f32[n,d]", "w": None}}
+    fun = jaxprtool.jit(f, shapes={"n": (4, 8)}, types=types, static_argnames="twice")
+    rng = np.random.default_rng(0)
+    for n, d, twice, width in [
+        (3, 2, False, 1),
+        (3, 2, True, 2),
+        (5, 2, True, 1),
+        (3, 4, False, 1),
+    ] * 2:
+        x, scale = rng.normal(size=(n, d)).astype(np.float32), {"a": float(rng.normal())}
+        given = {"x": x, "w": np.ones(width)}
+        found = fun(given, scale, twice=twice)
+        assert np.allclose(found["rows"], x * scale["a"] * (2 if twice else 1), rtol=1e-6)
+        assert found["n"] == n and found["w"].shape == (width,)
+        by_name = fun(scale=scale, batch=given, twice=twice)
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, by_name))
+        assert given["x"] is x
+    with pytest.raises(ArgumentsError, match="another structure than its type"):
+        fun({"x": np.ones((3, 2), np.float32)}, {"a": 1.0})

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxprtool import trace
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equations import equations, named
 from jaxprtool.loading.argspec import read_args
 
 LENGTHS = np.array([2, 0, 5, 1, 3], np.int32)
@@ -232,6 +232,12 @@ def test_longest_bounds_what_is_padded():
     shapes = {v.aval.shape for e in equations(program.jaxpr) for v in e.outvars}
     wide = [shape for shape in shapes if len(shape) > 2]
     assert (5, 6, 6) in wide and all("N" not in map(str, shape) for shape in wide)
+
+
+def test_what_pads_the_operands_of_an_equation_is_of_its_line():
+    program = ragged(lambda x, w: (x @ x.T).sum(), FILLED, longest=4)
+    gathers = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "gather"]
+    assert gathers and all("test_ragged.py" in named(eqn) for eqn in gathers)
 
 
 @pytest.mark.parametrize("longest", [None, 6])

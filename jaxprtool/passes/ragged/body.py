@@ -102,13 +102,20 @@ class Run:
 
 @dataclass(eq=False)
 class Writing:
-    """One body while it is written. `forms` has the arrays that hold each variable."""
+    """One body while it is written.
+
+    Attributes:
+        run: The rewriting of the program.
+        forms: The arrays that hold each variable.
+        source: Where the equation that is being rewritten comes from.
+    """
 
     run: Run
     eqns: list[JaxprEqn] = field(default_factory=list)
     forms: dict[Var, dict[Kind, Atom]] = field(default_factory=dict)
     symbols: dict[str, Var] = field(default_factory=dict)
     consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
+    source: Any = jaxcompat.NO_SOURCE
     _made: dict[Hashable, Atom] = field(default_factory=dict)
 
     def body(
@@ -120,7 +127,9 @@ class Writing:
             invars.append(var if isinstance(kind, Shared) else Var(sizes.aval(kind, var.aval)))
             self.forms[var] = {kind: invars[-1]}
         for eqn in jaxcompat.open_jaxpr(body).eqns:
+            self.source = eqn.source_info
             self.equation(eqn)
+        self.source = jaxcompat.NO_SOURCE
         found = [
             self.kind(atom) if want is None else want
             for atom, want in zip(body.outvars, wanted, strict=True)
@@ -345,9 +354,9 @@ class Writing:
             makers += [partial(self.fact, what, size) for size in wide for what in facts]
             for i, maker in enumerate(makers, len(operands)):
                 values[i] = maker() if i in template.used else None
-        return self.instantiate(
-            template, values, jaxcompat.NO_SOURCE if eqn is None else eqn.source_info
-        )
+        # What is computed of lengths alone is of no line.
+        source = self.source if operands else jaxcompat.NO_SOURCE
+        return self.instantiate(template, values, source)
 
     def instantiate(self, template: Template, operands: Sequence[Any], source: Any) -> list[Atom]:
         """Write the equations of a template, and return its results."""

@@ -133,7 +133,9 @@ class _Gradient(_Reverse):
                 if self.has_aux
                 else "with has_aux=True all but the first of a pair is handed on"
             )
-            raise UnsupportedError(f"{says} {tree}", hint)
+            types = str(jax.tree.unflatten(tree, [type_of(aval) for _, aval in results]))
+            types = types if len(types) <= 200 else f"{len(results)} arrays"
+            raise UnsupportedError(f"{says} {types}".replace("'", ""), hint)
         if results[0][1].shape != ():
             raise UnsupportedError(
                 f"{says} {type_of(results[0][1])}",

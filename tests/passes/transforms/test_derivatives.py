@@ -170,7 +170,14 @@ def while_loop(x):
             UnsupportedError,
             r"one number as a result, .* gives f32\[2,3\]",
         ),
-        (lambda x: (x, x), (1.0,), "grad", UnsupportedError, "one number as a result"),
+        (
+            lambda x: (x, [x]),
+            (1.0,),
+            "grad",
+            UnsupportedError,
+            r"one number as a result, and lambda gives \(f32\[\], \[f32\[\]\]\)",
+        ),
+        (lambda x: [x] * 99, (1.0,), "grad", UnsupportedError, "lambda gives 99 arrays"),
         (loss, (PARAMS, X), "grad(has_aux=True)", ArgumentsError, "must give a pair"),
         (
             lambda x: jnp.int32(x),

@@ -320,6 +320,12 @@ def test_what_mixes_padding_with_the_rest_is_refused_with_the_reason():
         program.apply("mask(n=4)")
 
 
+def test_a_reshape_that_is_right_at_one_size_alone_is_refused_with_the_reason():
+    program = trace(lambda x: lax.reshape(x, (3, 2)), *read_args("f32[n,3]")[0])
+    with pytest.raises(UnsupportedError, match=r"reshape.* does not keep the number of elements"):
+        program.apply("mask(n=4)")
+
+
 def test_a_size_without_a_bound_is_refused_with_its_line():
     program = trace(lambda x: jnp.arange(x.shape[0] // x.shape[1]), *read_args("f32[n,d]")[0])
     message = r"iota at .*test_mask.py:\d+ cannot be masked: how large floordiv\(n, d\) can be"

@@ -45,6 +45,8 @@ def _groups(before: Sequence[Any], after: Sequence[Any]) -> list[_Group]:
             for m, n in sorted(rest, key=sum)
             if m + n and prod(before[i : i + m]) == prod(after[j : j + n])
         ]
+        if not fitting:  # JAX traces it, and it is right at some size
+            raise ValueError("it does not keep the number of elements at all sizes")
         m, n = fitting[0]
         groups.append(_Group(range(i, i + m), range(j, j + n)))
         i, j = i + m, j + n

@@ -129,7 +129,7 @@ def ragged_vmap(
     specs = flat_out_axes(out_tree, out_axes)
     names_out = _paths(out_tree)
     held = [path for path, flag in zip(names_out, staged, strict=True) if flag]
-    made = all_lanes(closed, kinds, sizes, "packed", lambda: held)
+    made = all_lanes(closed, kinds, sizes, lambda: held)
     lengths = [jnp.asarray(each.lengths, jnp.int32) for each in known.values()]
     outs = zip(
         jaxcompat.evaluated(made.jaxpr, [*lanes.operands, *lengths]),

@@ -53,7 +53,7 @@ def one_by_one(fun, x, w, lengths, avals):
     return results
 
 
-def check(fun, lengths, layout="packed", derivatives=True):
+def check(fun, lengths, layout=None, derivatives=True):
     """Compare results, and derivatives, with those of a loop; each is compiled once."""
     x = rows(lengths)
     program, avals = ragged(fun, lengths, layout=layout), traced(fun).out_avals
@@ -331,7 +331,8 @@ def test_symbols_that_are_not_ragged_stay():
             jnp.sin,
             "f32[n]",
             "axis='n', lanes=2, layout='tight'",
-            "option 'layout' of pass 'ragged' is Literal['packed', 'padded'], not 'tight'",
+            "option 'layout' of pass 'ragged' is Optional[Literal['packed', 'padded']], not "
+            "'tight'",
         ),
         (
             jnp.add,

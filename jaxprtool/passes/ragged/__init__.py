@@ -31,21 +31,34 @@ from jaxprtool.passes.ragged import (  # noqa: F401  # their rules
     custom_derivatives,
     indexing,
     layout,
+    pairs,
     products,
     reductions,
     scans,
 )
 from jaxprtool.passes.ragged.body import structured_ragged_rules
-from jaxprtool.passes.ragged.lanes import AllLanes, Layout, all_lanes
+from jaxprtool.passes.ragged.lanes import AllLanes, all_lanes
 from jaxprtool.passes.ragged.table import Ragging, ragged_rules, refusal
-from jaxprtool.passes.ragged.values import Kind, Lanes, Packed, Shared, Sizes, Stacked, Value
+from jaxprtool.passes.ragged.values import (
+    Kind,
+    Lanes,
+    Layout,
+    Packed,
+    Pairs,
+    Shared,
+    Sizes,
+    Stacked,
+    Value,
+)
 from jaxprtool.passes.transforms.retrace import with_names
 
 __all__ = [
     "AllLanes",
     "Kind",
     "Lanes",
+    "Layout",
     "Packed",
+    "Pairs",
     "Ragged",
     "Ragging",
     "Shared",
@@ -67,16 +80,22 @@ class Ragged(Pass):
     Results with a row for each row of an example come so, too, and others with the lanes first.
 
     Values are packed, as the arguments are, where they can be: what is computed row by row costs no
-    more than for one example of all the rows, and a sum over n is a segment sum. A value with two
-    ragged axes, such as the scores of attention, and an equation without a rule for packed rows,
-    such as a convolution of them, is computed for padded examples, and masked. In a scan over rows
-    examples take turns: see `ragged.scans`.
+    more than for one example of all the rows, and a sum over n is a segment sum. An equation
+    without a rule for packed rows, such as a convolution of them, is computed for padded examples,
+    and masked. In a scan over rows examples take turns: see `ragged.scans`.
+
+    A value with two ragged axes, such as the scores of attention, is held in the way that has
+    fewer elements, which are what its operations and its memory are proportional to: as pairs of
+    all rows, `N * N`, of which those of two examples are masked, or padded,
+    `lanes * longest * longest`. It is padded where the two cannot be compared, since N or the
+    other is not known.
 
     Args:
         axis: The symbol that is the length of an example; or several, for arguments of lengths that
             do not depend on each other. Each has lengths of its own then, in this order.
         lanes: The number of examples.
-        layout: "padded" pads all values that are computed.
+        layout: How values are held. "packed" forces pairs of rows, and refuses what would have to
+            be padded; "padded" pads all values that are computed; None chooses, as above.
         longest: How many rows an example has at most, to which it is padded; N if it is not given.
         in_axes: Which arguments without the symbol have a value for each example, along axis 0: a
             prefix of the tree of positional arguments, of 0 and None. The others are shared.
@@ -102,7 +121,7 @@ class Ragged(Pass):
 
     axis: str | tuple[str, ...]
     lanes: int
-    layout: Layout = "packed"
+    layout: Layout | None = None
     longest: int | None = None
     in_axes: Any = None
 
@@ -128,12 +147,11 @@ class Ragged(Pass):
         check_constraints(what, program.symbols, bounds)
         rows = {name: self._rows(program, name) for name in self.axes}
         longest = {name: self.longest or rows[name] for name in self.axes}
-        sizes = Sizes(self.lanes, rows, longest, frozenset(self.axes))
+        sizes = Sizes(self.lanes, rows, longest, frozenset(self.axes), self.layout)
         made = all_lanes(
             jaxcompat.close_jaxpr(program.jaxpr),
             self._kinds(program, sizes),
             sizes,
-            self.layout,
             lambda: program.out_names,
         )
         lengths = {name: LengthsBound(rows[name], self.longest) for name in self.axes}
@@ -156,7 +174,7 @@ class Ragged(Pass):
         kinds: list[Kind] = []
         for (name, aval), axis in zip(program.arguments, axes, strict=True):
             kind = sizes.canonical(aval, shared=axis is None)
-            if isinstance(kind, Stacked):
+            if isinstance(kind, Pairs | Stacked):
                 raise ArgumentsError(
                     f"ragged: argument {name} is {type_of(aval)}: only one axis, of so many rows "
                     "for each row, can be ragged"

@@ -36,9 +36,16 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, 
 from jaxprtool.passes.dce import dce_body
 from jaxprtool.passes.mask.body import Run as Masks
 from jaxprtool.passes.mask.table import mask_rules
-from jaxprtool.passes.ragged.stacked import ByLanes, by_lanes, packed_rows, stacked_lanes, to_lanes
+from jaxprtool.passes.ragged.pairs import lanes_of_pairs, pair_rules, pairs_of_lanes
+from jaxprtool.passes.ragged.stacked import (
+    ByLanes,
+    by_lanes,
+    packed_rows,
+    stacked_lanes,
+    to_lanes,
+)
 from jaxprtool.passes.ragged.table import FACTS, Ragging, ragged_rules, refusal
-from jaxprtool.passes.ragged.values import Kind, Lanes, Packed, Shared, Sizes, Stacked, Value
+from jaxprtool.passes.ragged.values import Kind, Lanes, Packed, Pairs, Shared, Sizes, Stacked, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +66,14 @@ class RaggedBody:
 #: `rule(writing, eqn) -> bool`: whether it has written the equation, with `Writing.add`.
 StructuredRule = Callable[..., bool]
 
+#: What makes a form of another, by the form that it makes; `lanes_of_pairs` is made of pairs.
+_CONVERSIONS = {
+    Lanes: to_lanes,
+    Packed: packed_rows,
+    Pairs: pairs_of_lanes,
+    Stacked: stacked_lanes,
+}
+
 #: The open table of rules for equations that hold jaxprs.
 structured_ragged_rules: RuleTable[StructuredRule] = RuleTable()
 
@@ -69,11 +84,9 @@ class Run:
 
     Attributes:
         sizes: The sizes of the program.
-        packs: Whether values are packed; else all are stacked.
     """
 
     sizes: Sizes
-    packs: bool = True
     templates: dict[Hashable, Template | None] = field(default_factory=dict)
     with_floats: set[Primitive] = field(default_factory=set)
     by_lanes: dict[Hashable, ByLanes] = field(default_factory=dict)
@@ -157,7 +170,8 @@ class Writing:
         """Return how an atom of the old body is held: packed, if it is there in several forms."""
         forms = {} if type(atom) is Literal else self.forms.get(atom, {})
         return next(
-            (kind for kind in forms if isinstance(kind, Packed)), next(iter(forms), Shared())
+            (kind for kind in forms if isinstance(kind, Packed | Pairs)),
+            next(iter(forms), Shared()),
         )
 
     def is_shared(self, atom: Atom) -> bool:
@@ -186,8 +200,8 @@ class Writing:
     def _converted(self, atom: Atom, source: Kind, kind: Kind) -> Atom:
         shape = tuple(atom.aval.shape)
         array = self.held(atom, source)
-        convert = {Lanes: to_lanes, Packed: packed_rows, Stacked: stacked_lanes}[type(kind)]
-        wide = [n for n in shape if self.run.sizes.axes([n])]
+        convert = lanes_of_pairs if isinstance(source, Pairs) else _CONVERSIONS[type(kind)]
+        wide = list(dict.fromkeys(n for n in shape if self.run.sizes.axes([n])))
         key = convert, source, kind, array.aval
 
         def compute(ragging: Ragging, value: Any) -> list[Any]:
@@ -241,7 +255,11 @@ class Writing:
             )
             if eqn.effects and (mentions or refs):
                 raise refusal(eqn, "it has an effect on what differs by lane")
-            if not (mentions and self.run.packs and self._packed(eqn)):
+            layout = self.run.sizes.layout
+            if not (mentions and layout != "padded" and self._packed(eqn)):
+                if layout == "packed" and mentions and self._pads(eqn):
+                    reason = "it would have to be padded, and the layout is to be packed"
+                    raise refusal(eqn, reason, "layout=None pads what cannot be packed")
                 by_lanes(self, eqn)
         except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
             if isinstance(error.__cause__ or error, jax.errors.InconclusiveDimensionOperation):
@@ -250,6 +268,11 @@ class Writing:
             if isinstance(error, JaxprToolError):
                 raise
             raise refusal(eqn, " ".join(str(error).split()) or type(error).__name__) from error
+
+    def _pads(self, eqn: JaxprEqn) -> bool:
+        """Return True if an equation that is done by lanes is one of ragged values."""
+        shapes = [tuple(getattr(v.aval, "shape", ())) for v in (*eqn.invars, *eqn.outvars)]
+        return any(map(self.run.sizes.axes, shapes))
 
     def _unchanged(self, eqn: JaxprEqn) -> None:
         operands = [self.held(atom, Shared()) for atom in eqn.invars]
@@ -282,9 +305,12 @@ class Writing:
         if not self._is_packed(eqn):
             return False
         run, sizes = self.run, self.run.sizes
-        apply = ragged_rules.get(eqn.primitive.name)
+        avals = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
+        pairs = any(isinstance(sizes.canonical(aval), Pairs) for aval in avals)
+        rules = pair_rules if pairs else ragged_rules
+        apply = rules.get(eqn.primitive.name)
         if apply is None and traits(eqn).elementwise:
-            apply = ragged_rules["elementwise"]
+            apply = rules["elementwise"]
         if apply is None:
             return False
         kinds = [sizes.canonical(atom.aval, shared=self.is_shared(atom)) for atom in eqn.invars]

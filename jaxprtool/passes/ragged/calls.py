@@ -18,7 +18,7 @@ from jaxprtool.ir.structured import CALLS, Call, Cond, Scan, While
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.ragged.body import RaggedBody, Writing, structured_ragged_rules
 from jaxprtool.passes.ragged.table import Ragging
-from jaxprtool.passes.ragged.values import Kind, Packed, Shared, Sizes, Stacked
+from jaxprtool.passes.ragged.values import Kind, Packed, Pairs, Shared, Sizes, Stacked
 
 
 def kinds_of(writing: Writing, atoms: Sequence[Atom]) -> list[Kind]:
@@ -178,6 +178,9 @@ def _with_rounds(kind: Kind, length: Any) -> Kind:
     """Return how a stack of values that are held so is held."""
     if isinstance(kind, Packed):
         return Packed(kind.axis + 1, kind.size)
+    if isinstance(kind, Pairs):
+        first, second = kind.axes
+        return Pairs((first + 1, second + 1), kind.size)
     if isinstance(kind, Stacked):
         facts = kind.facts
         return Stacked(type(facts)((length, *facts.shape), (None, *facts.fills), facts.active))
@@ -186,7 +189,7 @@ def _with_rounds(kind: Kind, length: Any) -> Kind:
 
 def _swapped(writing: Writing, atom: Atom, kind: Kind) -> Atom:
     """Exchange the axes of lanes and rounds, if lanes have an axis."""
-    if isinstance(kind, Shared | Packed):
+    if isinstance(kind, Shared | Packed | Pairs):
         return atom
 
     def compute(_: Ragging, array: Any) -> list[Any]:

@@ -18,8 +18,9 @@ from jaxprtool.ir.structured import CustomJVP, CustomVJP
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, JVPRule, Params, Var, VJPRule
 from jaxprtool.passes.ragged.body import Run, Writing, structured_ragged_rules
 from jaxprtool.passes.ragged.calls import held, kinds_of, lengths, with_lengths
+from jaxprtool.passes.ragged.pairs import without_others
 from jaxprtool.passes.ragged.table import Ragging, select
-from jaxprtool.passes.ragged.values import Kind, Packed, Shared, Stacked
+from jaxprtool.passes.ragged.values import Kind, Packed, Pairs, Shared, Stacked
 
 
 @rule(structured_ragged_rules, *CustomJVP.primitives)
@@ -109,6 +110,8 @@ def _backward(
                 cotangent = cotangent.sum(0)
             elif isinstance(kind, Packed) and not sizes.is_exact(kind.size):
                 cotangent = select(ragging.real(kind.size), kind.axis, cotangent, 0)
+            elif isinstance(kind, Pairs):
+                cotangent = without_others(ragging, cotangent, kind, kind.axes[1])
             results.append(cotangent)
         return results
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
@@ -12,9 +12,7 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Var
 from jaxprtool.passes.ragged.body import Run, Writing
 from jaxprtool.passes.ragged.table import Ragging, select
-from jaxprtool.passes.ragged.values import Kind, Packed, Sizes, Stacked
-
-Layout = Literal["packed", "padded"]
+from jaxprtool.passes.ragged.values import Kind, Packed, Pairs, Sizes, Stacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,6 @@ def all_lanes(
     body: ClosedJaxpr,
     kinds: Sequence[Kind],
     sizes: Sizes,
-    layout: Layout,
     result_names: Callable[[], Sequence[str]],
 ) -> AllLanes:
     """Return the jaxpr of all lanes of that of one.
@@ -42,8 +39,7 @@ def all_lanes(
     Args:
         body: The jaxpr of one lane.
         kinds: How its arguments are held.
-        sizes: The ragged symbols, and how many rows there are.
-        layout: Whether values are packed where they can be, or all are padded.
+        sizes: The ragged symbols, how many rows there are, and how values are to be held.
         result_names: Gives the names of the results, for errors.
 
     Raises:
@@ -51,7 +47,7 @@ def all_lanes(
             two ragged axes.
     """
     wanted = [_result_kind(sizes, v.aval, i, result_names) for i, v in enumerate(body.outvars)]
-    run = Run(sizes, packs=layout == "packed")
+    run = Run(sizes)
     writing = _Outermost(run)
     made = writing.body(body, kinds, wanted)
     own = dict(zip(made.symbols, made.jaxpr.invars, strict=False))
@@ -66,7 +62,7 @@ def _result_kind(
     if not sizes.axes(getattr(aval, "shape", ())):
         return None
     kind = sizes.canonical(aval)
-    if isinstance(kind, Stacked):
+    if isinstance(kind, Pairs | Stacked):
         raise UnsupportedError(
             f"{names()[place]} is {type_of(aval)} of each example: only one axis of a result can "
             "be ragged, with a row for each row, or so many"

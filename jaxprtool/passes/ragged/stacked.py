@@ -18,7 +18,16 @@ from jaxprtool.passes.batch.axis import Axis
 from jaxprtool.passes.batch.body import batch_body
 from jaxprtool.passes.mask.values import Facts, fill, is_number
 from jaxprtool.passes.ragged.table import Ragging, taken
-from jaxprtool.passes.ragged.values import Kind, Lanes, Packed, Shared, Sizes, Stacked, Value
+from jaxprtool.passes.ragged.values import (
+    Kind,
+    Lanes,
+    Packed,
+    Pairs,
+    Shared,
+    Sizes,
+    Stacked,
+    Value,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.passes.ragged.body import Run, Writing
@@ -88,16 +97,17 @@ def _axes(sizes: Sizes, atom: Atom) -> tuple[int, ...]:
 def _lane_kind(writing: Writing, atom: Atom) -> Kind:
     """Return how an operand is held of which each lane is computed: stacked, if it is ragged."""
     kind = writing.kind(atom)
-    if not isinstance(kind, Packed):
+    if not isinstance(kind, Packed | Pairs):
         return kind
     stacked = [each for each in writing.forms[atom] if isinstance(each, Stacked)]
     return stacked[0] if stacked else Stacked(_zero_padded(atom, kind))
 
 
-def _zero_padded(atom: Atom, kind: Packed) -> Facts:
+def _zero_padded(atom: Atom, kind: Packed | Pairs) -> Facts:
     shape = tuple(atom.aval.shape)
     zero = fill(0, atom.aval.dtype) if is_number(atom.aval) else None
-    fills = tuple(zero if i == kind.axis else None for i in range(len(shape)))
+    axes = (kind.axis,) if isinstance(kind, Packed) else kind.axes
+    fills = tuple(zero if i in axes else None for i in range(len(shape)))
     return Facts(shape, fills, Facts.of(atom, active=True).active)
 
 
@@ -128,11 +138,15 @@ def packed_rows(ragging: Ragging, x: Value) -> Any:
     """Return padded lanes as packed rows."""
     (axis,) = ragging.sizes.axes(x.shape)
     size = x.shape[axis]
-    lanes = jnp.moveaxis(x.array, axis + 1, 1)
-    bound, sizes = lanes.shape[1], ragging.sizes
-    if bound == 0 or (is_symbolic_dimension(bound) and bound not in sizes.rows.values()):
-        # There may be no row at all, and a look-up needs one.
-        none = [(0, int(i == 1), 0) for i in range(lanes.ndim)]
-        lanes = lax.pad(lanes, jnp.zeros((), lanes.dtype), none)
+    lanes = with_a_row(ragging, jnp.moveaxis(x.array, axis + 1, 1), 1)
     rows = lanes.at[ragging.lanes(size), ragging.positions(size)].get(mode="clip")
     return jnp.moveaxis(rows, 0, axis)
+
+
+def with_a_row(ragging: Ragging, lanes: Any, axis: int) -> Any:
+    """Return padded lanes with one more row, if there may be none at all: a look-up needs one."""
+    bound = lanes.shape[axis]
+    if bound != 0 and (not is_symbolic_dimension(bound) or bound in ragging.sizes.rows.values()):
+        return lanes
+    none = [(0, int(i == axis), 0) for i in range(lanes.ndim)]
+    return lax.pad(lanes, jnp.zeros((), lanes.dtype), none)

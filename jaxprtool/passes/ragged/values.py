@@ -8,18 +8,20 @@ symbol, the length of the example. In the new program it is there for all exampl
 | Shared    | that of every lane, which is the same                                     |
 | Lanes     | one for each lane: `[B, ...]`                                             |
 | Packed    | the rows of all lanes one after the other, along its one ragged axis      |
+| Pairs     | each row with each, along the two ragged axes: `[..., N, ..., N, ...]`    |
 | Stacked   | each lane padded: `[B, ..., bound, ...]`, with what is known of the padding |
 
 There may be more packed rows than lanes have together: `x[1:]` of examples that may be empty has as
 many rows as `x`. Rows left over are equal to the first row, so that nothing is computed of them
-that is not computed of a row that counts, and no result depends on them.
+that is not computed of a row that counts, and no result depends on them. In the same way a pair of
+rows of two lanes holds what the first of them, paired with itself, does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +57,19 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """All pairs of rows, of which those of one lane count: the scores of attention.
+
+    Attributes:
+        axes: The two ragged axes, which are where they are in one example.
+        size: The size of both in one example.
+    """
+
+    axes: tuple[int, int]
+    size: Any
+
+
+@dataclass(frozen=True)
 class Stacked:
     """A value for each lane, padded along its ragged axes.
 
@@ -65,7 +80,7 @@ class Stacked:
     facts: Facts
 
 
-Kind: TypeAlias = Shared | Lanes | Packed | Stacked
+Kind: TypeAlias = Shared | Lanes | Packed | Pairs | Stacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,24 +109,34 @@ class Value:
         return self.kind.size
 
 
+Layout: TypeAlias = Literal["packed", "padded"]
+
+
 class Sizes:
-    """The sizes of a ragged program.
+    """The sizes of a ragged program, and how values are to be held.
 
     Attributes:
         lanes: The number of lanes.
         rows: The number of rows that there are altogether, by ragged symbol.
         bounds: How long one lane can be, by ragged symbol.
         full: The ragged symbols whose rows all belong to a lane.
+        layout: "packed" if no value may be padded, "padded" if all are, None if that is chosen.
         lengths_aval: The type of the lengths of all lanes.
     """
 
     def __init__(
-        self, lanes: Any, rows: Mapping[str, Any], longest: Mapping[str, Any], full: frozenset[str]
+        self,
+        lanes: Any,
+        rows: Mapping[str, Any],
+        longest: Mapping[str, Any],
+        full: frozenset[str],
+        layout: Layout | None = None,
     ) -> None:
         self.lanes = lanes
         self.rows = dict(rows)
         self.bounds = Bounds(longest)
         self.full = full
+        self.layout = layout
         self.lengths_aval = jax.core.ShapedArray((lanes,), jnp.int32)
         self._counts: dict[Any, Any] = {}
         self._exact: dict[Any, bool] = {}
@@ -174,18 +199,37 @@ class Sizes:
         if not axes:
             return Shared() if shared else Lanes()
         if shape not in self._ragged:
-            if len(axes) == 1 and self.count(shape[axes[0]]) is not None:
-                self._ragged[shape] = Packed(axes[0], shape[axes[0]])
-            else:
-                facts = Facts(shape, (None,) * len(shape), active=True)
-                self._ragged[shape] = Stacked(facts)
+            self._ragged[shape] = self._held(shape, axes)
         return self._ragged[shape]
+
+    def _held(self, shape: tuple[Any, ...], axes: tuple[int, ...]) -> Kind:
+        size = shape[axes[0]]
+        if self.count(size) is not None:
+            if len(axes) == 1:
+                return Packed(axes[0], size)
+            if len(axes) == 2 and shape[axes[1]] == size and self.pairs_rows(size):
+                return Pairs((axes[0], axes[1]), size)
+        return Stacked(Facts(shape, (None,) * len(shape), active=True))
+
+    def pairs_rows(self, size: Any) -> bool:
+        """Return True if what has two axes of a size is held as pairs of rows, and not padded.
+
+        What is computed of it takes operations, and memory, in proportion to its elements: those
+        of all pairs of rows, or of all lanes. Where that cannot be told, lanes are padded.
+        """
+        if self.layout is not None:
+            return self.layout == "packed"
+        count, bound = self.count(size), self.bounds.padded(size)
+        try:
+            return bool(count * count < self.lanes * bound * bound)
+        except jax.errors.InconclusiveDimensionOperation:
+            return False
 
     def shape(self, kind: Kind, shape: Sequence[Any]) -> tuple[Any, ...]:
         """Return the shape of the array that holds a value whose lanes are of a shape."""
         if isinstance(kind, Shared):
             return tuple(shape)
-        if isinstance(kind, Packed):
+        if isinstance(kind, Packed | Pairs):
             return tuple(map(self.count, shape))
         return (self.lanes, *self.bounds.shape(shape))
 

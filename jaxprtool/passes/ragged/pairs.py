@@ -10,6 +10,7 @@ Rules are for equations of which an operand or a result is so. They return None 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -178,23 +179,36 @@ def _sum(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     return segment_sum(ragging, ragging.bind(eqn, rows, axes=others), 0, kind.size)
 
 
-@rule(pair_rules, "reduce_max", "reduce_min", "reduce_or", "reduce_and")
+@rule(pair_rules, "reduce_max", "reduce_min")
 def _extremes(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
-    axes, name, kind = eqn.params["axes"], eqn.primitive.name, _pairs(x)
+    def of(counted: Any) -> Any:
+        largest_of = eqn.primitive.name == "reduce_max"
+        return _extreme(largest_of, tuple(eqn.params["axes"]), x.array, counted)
+
+    return _over_one(ragging, eqn, x, of)
+
+
+@rule(pair_rules, "reduce_or", "reduce_and")
+def _logical(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    def of(counted: Any) -> Any:
+        # Of the bits of integers, too: of -1 all are set.
+        is_and, is_bool = eqn.primitive.name == "reduce_and", x.array.dtype == bool
+        identity = is_and if is_bool else -int(is_and)
+        return ragging.bind(eqn, lax.select(counted, x.array, lax.full_like(x.array, identity)))
+
+    return _over_one(ragging, eqn, x, of)
+
+
+def _over_one(ragging: Ragging, eqn: JaxprEqn, x: Value, of: Callable[[Any], Any]) -> Any:
+    """Return a reduction over one of the two axes, of the pairs that count; None over both."""
+    axes, kind = eqn.params["axes"], _pairs(x)
     over = [axis for axis in kind.axes if axis in axes]
     if not over:
         return ragging.bind(eqn, x)
     if len(over) == 2:
         return None
     counted = of_one_lane(ragging, x.array.shape, kind, over[0])
-    if name in ("reduce_max", "reduce_min"):
-        found = _extreme(name == "reduce_max", tuple(axes), x.array, counted)
-    else:
-        number = least if name == "reduce_or" else largest
-        identity = number(x.array.dtype) if x.array.dtype == bool else -(name == "reduce_and")
-        array = lax.select(counted, x.array, lax.full_like(x.array, identity))
-        found = ragging.bind(eqn, array)
-    return _of_rows(ragging, found, eqn, kind, over[0])
+    return _of_rows(ragging, of(counted), eqn, kind, over[0])
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))

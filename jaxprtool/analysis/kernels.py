@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from jaxprtool import jaxcompat
@@ -52,13 +52,13 @@ class Node:
 
     eqn: JaxprEqn
     held: Regions | None
-    reads: list[int]
-    makes: list[int]
+    reads: Sequence[int]
+    makes: Sequence[int]
     fusible: bool
-    places: list[int | None]
+    places: Sequence[int | None]
     calls: tuple[JaxprEqn, ...] = ()
     absorbed: bool = False
-    broadcast: list[tuple[int, int]] = field(default_factory=list)
+    broadcast: Sequence[tuple[int, int]] = ()
 
 
 class Kernels:
@@ -121,10 +121,12 @@ class Kernels:
                 env.update(zip(eqn.outvars, reads, strict=False))
             else:
                 number = len(self.nodes)
-                makes = [self._value(v.aval, number) for v in eqn.outvars]
+                makes = tuple([self._value(v.aval, number) for v in eqn.outvars])
                 env.update(zip(eqn.outvars, makes, strict=True))
-                own = [v for v in reads if v is not None]
-                self.nodes.append(Node(eqn, held, own, makes, fuses(eqn), reads, calls))
+                # Tuples of numbers, which the garbage collector need not look at.
+                places = tuple(reads)
+                own = tuple([v for v in reads if v is not None])
+                self.nodes.append(Node(eqn, held, own, makes, fuses(eqn), places, calls))
 
     def _is_opened(self, eqn: JaxprEqn) -> bool:
         if self._opens == "inlined":
@@ -199,7 +201,8 @@ class Kernels:
 
     def _absorb(self, reduction: Node, readers: list[int]) -> None:
         """Let a reduction take in what is computed for it alone."""
-        reads = []
+        reads: list[int] = []
+        broadcast: list[tuple[int, int]] = []
         for value in reduction.reads:
             node = self.nodes[self.maker[value]] if self.maker[value] >= 0 else None
             if node is None or not node.fusible or readers[value] > 1:
@@ -208,10 +211,10 @@ class Kernels:
             node.absorbed = True
             for operand in node.reads:
                 if self.sizes[operand] < self.sizes[value]:
-                    reduction.broadcast.append((operand, self.sizes[value]))
+                    broadcast.append((operand, self.sizes[value]))
                 else:
                     reads.append(operand)
-        reduction.reads = reads
+        reduction.reads, reduction.broadcast = reads, broadcast
 
     def _reads_one(self, node: Node) -> bool:
         """Return True if an equation reads no more than one array that is not broadcast."""

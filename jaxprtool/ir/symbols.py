@@ -46,8 +46,10 @@ def names_of_factor(factor: Any) -> set[str]:
 
 def symbolic_sizes(avals: Iterable[Aval]) -> list[Any]:
     """Return the sizes in types that are symbolic dimensions."""
-    shapes = (getattr(aval, "shape", ()) for aval in avals)
-    return [size for shape in shapes for size in shape if jaxcompat.is_symbolic_dimension(size)]
+    sizes = (size for aval in avals for size in getattr(aval, "shape", ()))
+    return [
+        size for size in sizes if type(size) is not int and jaxcompat.is_symbolic_dimension(size)
+    ]
 
 
 def sizes_by_symbol(avals: Iterable[Aval]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.rules import (
@@ -28,13 +29,13 @@ from jaxprtool.ir.regions import Regions
 from jaxprtool.ir.structured import ShardMap, sub_jaxprs, view
 from jaxprtool.ir.symbols import Sizes
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import AnyJaxpr, Aval, Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 
 #: Calls within calls may be equations without end.
 _MOST = 300_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Item:
     """An equation of a body, with the equations of the calls that were opened around it.
 
@@ -92,17 +93,18 @@ class Bodies:
         if body not in self._known:
             opens: Opens = "inlined" if count_equations(body) < _MOST else "none"
             kernels = Kernels(body, opens, self._symbols)
-            avals = _avals(body, kernels)
-            items = tuple(self._item(node, kernels, avals) for node in kernels.nodes)
+            sizes = _sizes(body, kernels) if self._symbols else kernels.sizes
+            items = tuple(self._item(node, kernels, sizes) for node in kernels.nodes)
             self._known[body] = Body(kernels, items)
         return self._known[body]
 
-    def _item(self, node: Node, kernels: Kernels, avals: Sequence[Aval]) -> Item:
+    def _item(self, node: Node, kernels: Kernels, sizes: Sequence[Any]) -> Item:
         eqn, bodies = node.eqn, _run_bodies(node)
         devices = prod(map(self._devices, node.calls)) if node.calls else 1
         if bodies:
             return Item(node, NOTHING, bodies, devices * self._devices(eqn))
-        if traits(eqn).collective:
+        like = traits(eqn)
+        if like.collective:
             work: Work | None = collective(eqn)
             self.communicates = True
         else:
@@ -110,8 +112,8 @@ class Bodies:
         if work is None:
             self.unknown[eqn.primitive.name] += 1
             work = NOTHING
-        work = _with_bytes(work, node, kernels, avals)
-        return Item(node, work, (), devices, product_of(eqn))
+        work = _with_bytes(work, node, kernels, sizes)
+        return Item(node, work, (), devices, product_of(eqn) if like.expensive else "")
 
     def _devices(self, eqn: JaxprEqn) -> int:
         """Return on how many devices a call runs its body."""
@@ -135,26 +137,27 @@ def _run_bodies(node: Node) -> tuple[Jaxpr, ...]:
     return tuple(jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(node.eqn))
 
 
-def _avals(body: Jaxpr, kernels: Kernels) -> list[Aval]:
-    """Return the type of each value."""
-    avals = [v.aval for v in (*body.constvars, *body.invars)]
+def _sizes(body: Jaxpr, kernels: Kernels) -> list[Any]:
+    """Return the bytes of each value, with symbols."""
+    sizes = [size_in_bytes(v.aval) for v in (*body.constvars, *body.invars)]
     for node in kernels.nodes:
-        avals += [v.aval for v in node.eqn.outvars]
-    return avals
+        sizes += [size_in_bytes(v.aval) for v in node.eqn.outvars]
+    return sizes
 
 
-def _with_bytes(work: Work, node: Node, kernels: Kernels, avals: Sequence[Aval]) -> Work:
+def _with_bytes(work: Work, node: Node, kernels: Kernels, sizes: Sequence[Any]) -> Work:
     """Return what an equation does, with what it reads from memory and writes to it."""
     read, written = work.bytes_read, work.bytes_written
-    if not (read or written) and not node.absorbed:
-        operands = {*node.reads, *(value for value, _ in node.broadcast)}
-        for value in operands:
+    if node.absorbed:
+        return work
+    if not (read or written):
+        for value in {*node.reads, *(value for value, _ in node.broadcast)}:
             if kernels.written[value] and not (node.fusible and kernels.inlined[value]):
-                read += size_in_bytes(avals[value])
-    if not written and not node.absorbed:
-        written = sum(size_in_bytes(avals[v]) for v in node.makes if kernels.written[v])
-    if work is NOTHING:
-        return Work(bytes_read=read, bytes_written=written) if read or written else NOTHING
+                read += sizes[value]
+    if not written:
+        written = sum([sizes[value] for value in node.makes if kernels.written[value]])
+    if work is NOTHING and not (read or written):
+        return NOTHING
     return Work(
         work.flops,
         work.transcendentals,

@@ -8,6 +8,7 @@ groups of that body belong.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -17,7 +18,7 @@ import jax
 
 from jaxprtool.analysis.cost.bodies import Bodies, Body, Item
 from jaxprtool.analysis.cost.rounds import rounds_of
-from jaxprtool.analysis.cost.work import NOTHING, Work, largest, smallest
+from jaxprtool.analysis.cost.work import NOTHING, Work, largest, smallest, total
 from jaxprtool.jaxcompat import Jaxpr
 
 #: What a group is known by; it can be hashed.
@@ -57,15 +58,15 @@ class Tally:
         products = {of: flops * count for of, flops in self.products.items()}
         return Tally(self.least.times(count), self.most.times(count), self.per_round, products)
 
-    def add_work(self, work: Work, product: str) -> None:
-        """Add what an equation does, and what it is a product of, if it is one."""
-        if self.least is self.most:
-            self.most += work
-            self.least = self.most
-        else:
-            self.most, self.least = self.most + work, self.least + work
-        if product:
-            self.products[product] = self.products.get(product, 0) + work.flops
+    def add_items(self, items: Iterable[tuple[Work, str]]) -> None:
+        """Add what equations do, each with what it is a product of, if it is one."""
+        works = []
+        for work, product in items:
+            works.append(work)
+            if product:
+                self.products[product] = self.products.get(product, 0) + work.flops
+        done = total(works)
+        self.add(Tally(done, done))
 
     def add(self, other: Tally) -> None:
         """Add what another group costs."""
@@ -100,6 +101,7 @@ class Sums:
 
     def _sums(self, body: Body) -> Tallies:
         sums: Tallies = {}
+        own: defaultdict[Key, list[tuple[Work, str]]] = defaultdict(list)
         for item in body.items:
             devices = item.devices if self._all_devices else 1
             if item.bodies:
@@ -107,9 +109,9 @@ class Sums:
                     _add(sums, key, tally.times(devices))
             elif item.work is not NOTHING:
                 key = self._grouping.key(item, body)
-                if (there := sums.get(key)) is None:
-                    there = sums[key] = Tally()
-                there.add_work(item.work.times(devices), item.product)
+                own[key].append((item.work.times(devices), item.product))
+        for key, items in own.items():
+            sums.setdefault(key, Tally()).add_items(items)
         return sums
 
     def _inside(self, item: Item, body: Body) -> Tallies:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -46,17 +47,10 @@ class Work:
 
     def numbers(self) -> tuple[Any, ...]:
         """Return the numbers, in the order of the fields."""
-        return tuple(getattr(self, name) for name in FIELDS)
+        return _numbers(self)
 
     def __add__(self, other: Work) -> Work:
-        return Work(  # spelled out: programs have 10^5 equations
-            self.flops + other.flops,
-            self.transcendentals + other.transcendentals,
-            self.bytes_read + other.bytes_read,
-            self.bytes_written + other.bytes_written,
-            self.random_numbers + other.random_numbers,
-            self.bytes_communicated + other.bytes_communicated,
-        )
+        return total((self, other))
 
     def map(self, function: Callable[[Any], Any]) -> Work:
         """Return a function of each number."""
@@ -66,7 +60,14 @@ class Work:
 #: The names of what is counted.
 FIELDS = tuple(field.name for field in fields(Work))
 
+_numbers = attrgetter(*FIELDS)
+
 NOTHING = Work()
+
+
+def total(works: Iterable[Work]) -> Work:
+    """Return the sum of some works."""
+    return Work(*map(sum, zip(*map(_numbers, works), strict=True)))
 
 
 def largest(works: Iterable[Work]) -> Work:

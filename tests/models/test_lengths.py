@@ -67,8 +67,9 @@ def test_a_masked_block_is_the_block_at_every_length(block, order):
 
 
 @pytest.mark.parametrize("block", [flax_block, equinox_block])
-def test_a_ragged_block_is_the_block_in_each_lane(block):
+@pytest.mark.parametrize("seed, layout", [(0, "chosen"), (1, "packed")])
+def test_a_ragged_block_is_the_block_in_each_lane(block, seed, layout):
     from tests.programs.lanes import prove_ragged
 
-    outcomes = prove_ragged(symbolic_block(block, "loss"), 0)
-    assert outcomes["lanes, packed"] and outcomes["differentiated"], outcomes
+    outcomes = prove_ragged(symbolic_block(block, "loss"), seed)
+    assert outcomes[f"lanes, {layout}"] and outcomes["differentiated"], outcomes

@@ -34,14 +34,20 @@ cost_rules: RuleTable[CostRule] = RuleTable()
 
 
 def work_of(eqn: JaxprEqn) -> Work | None:
-    """Return what one run of an equation costs by itself; None if that is not known."""
+    """Return what one run of an equation costs by itself; None if that is not known.
+
+    The rule is ours, or a plug-in's; without any, it is the one of `jax.experimental.roofline`.
+    """
     found = cost_rules.get(eqn.primitive.name)
     if found is not None:
         return found(eqn)
     like = traits(eqn)
     if like.moves or like.gives in ("same", "layout"):
         return NOTHING
-    return Work(flops=_results(eqn)) if like.elementwise else None
+    if like.elementwise:
+        return Work(flops=_results(eqn))
+    flops = jaxcompat.roofline_flops(eqn)
+    return None if flops is None else Work(flops=flops)
 
 
 def product_of(eqn: JaxprEqn) -> str:
@@ -221,7 +227,7 @@ def _window(eqn: JaxprEqn) -> Work:
     return Work(flops=_results(eqn) * (window - 1))
 
 
-@rule(cost_rules, "select_and_scatter_add")
+@rule(cost_rules, "select_and_scatter", "select_and_scatter_add")
 def _scatter_to_window(eqn: JaxprEqn) -> Work:
     window, windows = eqn.params["window_dimensions"], _shape(eqn.invars[0])
     return Work(flops=count(windows) * count(window))
@@ -296,7 +302,7 @@ def _singular_values(rows: Any, columns: Any) -> Any:
 # The leading terms of Golub and Van Loan, "Matrix Computations": 4.2, 3.2, 5.2, 7.4, 7.5, 8.3, 8.6.
 rule(cost_rules, "cholesky")(_factors(lambda m, n: n**3 // 3))
 rule(cost_rules, "lu")(_factors(lambda m, n: m * n**2 - n**3 // 3))
-rule(cost_rules, "geqrf", "qr")(_factors(lambda m, n: 2 * m * n**2 - 2 * n**3 // 3))
+rule(cost_rules, "geqp3", "geqrf", "qr")(_factors(lambda m, n: 2 * m * n**2 - 2 * n**3 // 3))
 rule(cost_rules, "householder_product")(_factors(lambda m, n: 2 * m * n**2 - 2 * n**3 // 3))
 rule(cost_rules, "hessenberg")(_factors(lambda m, n: 10 * n**3 // 3))
 rule(cost_rules, "eig")(_factors(lambda m, n: 25 * n**3))
@@ -304,6 +310,18 @@ rule(cost_rules, "eigh")(_factors(lambda m, n: 9 * n**3))
 rule(cost_rules, "svd")(_factors(_singular_values))
 rule(cost_rules, "tridiagonal")(_factors(lambda m, n: 4 * n**3 // 3))
 rule(cost_rules, "schur")(_factors(lambda m, n: 25 * n**3))
+
+
+@rule(cost_rules, "ormqr")
+def _ormqr(eqn: JaxprEqn) -> Work:
+    """Each of the reflectors is applied to all of a matrix."""
+    scale = 4 if _is_complex(eqn.outvars[0]) else 1
+    return Work(flops=scale * 4 * _results(eqn) * _shape(eqn.invars[1])[-1])
+
+
+@rule(cost_rules, "symmetric_product")
+def _symmetric_product(eqn: JaxprEqn) -> Work:
+    return _multiply_adds(eqn, _results(eqn) * _shape(eqn.invars[0])[-1])
 
 
 @rule(cost_rules, "triangular_solve")

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.roofline import RooflineResult, register_roofline
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -178,3 +179,25 @@ def test_primitives_of_unknown_cost_are_named_and_a_rule_makes_them_known():
         return Work(flops=7)
 
     assert cost(program).unknown == {} and cost(program).total.work.flops == 7
+
+
+def test_a_rule_of_jaxs_roofline_is_used_where_there_is_none_here():
+    primitive = jax.extend.core.Primitive("known_to_roofline")
+    primitive.def_abstract_eval(lambda x: x)
+    register_roofline(primitive)(lambda ctx, x, **_: RooflineResult(unfused_flops=3 * x.size))
+    found = cost(trace(primitive.bind, X))
+    n = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), "float32")
+    assert found.total.work.flops == 3 * X.size and not found.unknown
+    assert cost(trace(primitive.bind, n)).unknown
+
+
+@pytest.mark.parametrize(
+    "fun, shapes, flops",
+    [
+        (lambda a, c: lax.linalg.symmetric_product(a, c), [(4, 6), (4, 4)], 2 * 4 * 4 * 6),
+        (lax.linalg.ormqr, [(8, 3), (3,), (8, 5)], 4 * 8 * 5 * 3),
+    ],
+)
+def test_products_in_linear_algebra(fun, shapes, flops):
+    found = cost(trace(fun, *map(jnp.zeros, shapes)), "primitive")
+    assert found.groups[0].work.flops == flops and not found.unknown

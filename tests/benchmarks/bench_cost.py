@@ -1,0 +1,92 @@
+"""What a step costs, by our rules, XLA's and JAX's roofline: the FLOPs, and the time to count them.
+
+    python tests/benchmarks/bench_cost.py [--sizes N,N] [--rounds N]
+
+Of gradients of models, and of programs of many equations. XLA counts what JAX has lowered, before
+it optimises it. Medians of CPU seconds beyond tracing, and their ratio to ours; roofline traces the
+function itself, and has the time that this takes in its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental.roofline import roofline
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from jaxprtool import cost, trace
+from jaxprtool.ir.quantities import with_prefix
+from tests.benchmarks.gradient_models import losses
+from tests.benchmarks.mapped_models import scanned_transformer, tokens, transformer_parameters
+from tests.benchmarks.models import synthetic
+
+
+def median(function: Callable[[], Any], rounds: int) -> float:
+    """The median CPU time of a function, in seconds."""
+    taken = []
+    for _ in range(rounds):
+        start = time.process_time()
+        function()
+        taken.append(time.process_time() - start)
+    return statistics.median(taken)
+
+
+def of_models(rounds: int) -> Table:
+    """What the gradients of models cost."""
+    names = ("ours", "XLA", "roofline")
+    table = Table("model", *(f"FLOPs, {name}" for name in names), *(f"s, {name}" for name in names))
+    of_scan = (scanned_transformer, (transformer_parameters(), tokens()))
+    for name, (loss, args) in {**losses(), "scan of a transformer": of_scan}.items():
+        gradient = jax.value_and_grad(loss)
+        program, traced = trace(gradient, *args), jax.jit(gradient).trace(*args)
+        ways: list[Callable[[], float]] = [
+            lambda p=program: cost(p).total.work.flops,
+            lambda t=traced: t.lower().cost_analysis()["flops"],
+            lambda f=gradient, a=args: _roofline(f, a),
+        ]
+        taken = [median(way, rounds) for way in ways]
+        flops = [with_prefix(way()) for way in ways]
+        ratios = [f"{each:.2f} ({each / taken[0]:.1f}x)" for each in taken]
+        table.add_row(name, *flops, *ratios)
+    return table
+
+
+def _roofline(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    found = roofline(lambda *args: function(*args))(*args)[1]
+    return float(found.unfused_flops)
+
+
+def of_sizes(sizes: list[int], rounds: int) -> Table:
+    """How long the cost of many equations takes."""
+    table = Table("equations", *(f"s, by {by}" for by in ("line", "scope", "primitive")))
+    for size in sizes:
+        jaxpr = synthetic(size)
+        times = [
+            median(lambda by=by, j=jaxpr: cost(j, by), rounds)
+            for by in ("line", "scope", "primitive")
+        ]
+        table.add_row(f"{size}", *(f"{each:.2f}" for each in times))
+    return table
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", default="10000,100000")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    logging.getLogger("jax._src.roofline").setLevel(logging.ERROR)
+    logging.getLogger("jax.experimental.roofline.roofline").setLevel(logging.ERROR)
+    console = Console()
+    console.print(of_models(options.rounds))
+    console.print(of_sizes([int(each) for each in options.sizes.split(",")], options.rounds))

@@ -12,6 +12,9 @@ from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
+    from jaxprtool.api.targets import ProgramEntry
+    from jaxprtool.ir.program import Program
+    from jaxprtool.loading.load import Entry
     from jaxprtool.render.documents import CostDocument
 
 _COUNTED = Panel("What is counted")
@@ -48,8 +51,11 @@ _Device = Annotated[
 _Seconds = Annotated[
     float | None,
     _COUNTED.option(
-        "--seconds", "S", "How long it takes on the device: tells the utilisation.", min=1e-9
+        "--seconds", "S", "How long it takes: tells the rate, and the utilisation.", min=1e-9
     ),
+]
+_Measure = Annotated[
+    bool, _COUNTED.flag("--measure", "Compile it, run it here, and take the time of that.")
 ]
 
 
@@ -62,11 +68,12 @@ def cost(
     top: _Top = 20,
     device: _Device = None,
     seconds: _Seconds = None,
+    measure: _Measure = False,
     json: options.Json = False,
     *,
     told: Told,
 ) -> None:
-    """Show where a function's FLOPs and bytes go, without compiling it.
+    """Show where a function's FLOPs and bytes go, without compiling it unless --measure is given.
 
     Loops count each round, branches from the least to the most, calls at each call; bytes are those
     that go through memory once equations are fused.
@@ -77,8 +84,8 @@ def cost(
       jaxprtool cost samples/transformer.py:loss --by scope --device h100
       jaxprtool cost jax.numpy:matmul --args "f32[n,d], f32[d,d]"
     """
-    if seconds is not None and device is None:
-        raise OutputError("--seconds goes with --device, whose FLOPs it is held against")
+    if seconds is not None and measure:
+        raise OutputError("--seconds says how long it takes, --measure measures it: not both")
     start_jax(told, function.x64)
     from jaxprtool.analysis.cost import cost as found_cost
     from jaxprtool.analysis.cost.devices import device_named
@@ -87,17 +94,21 @@ def cost(
 
     on = None if device is None else device_named(device)
     pipeline = options.pipeline(passes, plugin)
-    program = function.trace(function.find(told), pipeline, told)
-    programs = options.each(watch.run(pipeline, program, told))
+    entry = function.find(told)
+    traced = function.trace(entry, pipeline, told)
+    programs = [each for _, each in options.each(watch.run(pipeline, traced, told))]
     told("counting")
-    found = [found_cost(each, by.value) for _, each in programs]
-    if on is not None and any(map(render.symbols_in, found)):
+    found = [found_cost(each, by.value) for each in programs]
+    if (on is not None or measure) and any(map(render.symbols_in, found)):
         raise OutputError(
             "a time needs sizes that are numbers",
             'write them in --args, or -p "specialize(n=512)"',
         )
+    taken = [_seconds(p, entry, traced, told) if measure else seconds for p in programs]
     if json:
-        documents = [render.cost_document(each, on, seconds) for each in found]
+        documents = [
+            render.cost_document(each, on, time) for each, time in zip(found, taken, strict=True)
+        ]
         first = documents[0]
         document: CostDocument = {
             "total": first["total"],
@@ -106,7 +117,21 @@ def cost(
         }
         output.write_json(document)
         return
-    for i, each in enumerate(found):
+    for i, (each, time) in enumerate(zip(found, taken, strict=True)):
         if i:
             output.write("")
-        output.write_rendered(render.cost_table(each, output.width(), top, on, seconds))
+        output.write_rendered(render.cost_table(each, output.width(), top, on, time))
+
+
+def _seconds(program: Program, entry: Entry | ProgramEntry, traced: Program, told: Told) -> float:
+    """Return how long a program takes where `run` would run it."""
+    from jaxprtool.api.targets import given_to
+    from jaxprtool.execute import run
+    from jaxprtool.execute.fill import fill
+
+    given = given_to(program, entry, traced)
+    arguments = fill(given.program, given.values).arguments
+    times = run.run(
+        given.program, arguments, run.choose_device(given.program, None, None), told=told
+    ).times
+    return times.first_call if times.repeat is None else times.repeat

@@ -46,7 +46,7 @@ def cost_table(
         width: How many columns of characters there are.
         top: So many groups are shown.
         device: A device, of which times are shown.
-        seconds: How long the program takes on it.
+        seconds: How long the program takes, if that is known.
     """
     shown, rest = found.groups[:top], found.groups[top:]
     if found.by == "scope":
@@ -155,9 +155,10 @@ def _lines(found: Cost, device: Device | None, seconds: float | None) -> Iterato
     if device is not None:
         bound = device.bound(found.total)
         yield f"on {device.name}: at least {duration(bound.seconds)}, limited by {bound.limit}"
-        if seconds is not None:
-            part = device.utilisation(found.total, seconds)
-            yield f"in {duration(seconds)}: {part:.1%} of the FLOPs of {device.name}"
+    if seconds is not None and type(flops := found.total.work.flops) is int:
+        rate = f"in {duration(seconds)}: {with_prefix(round(flops / seconds))}FLOP/s"
+        part = device.utilisation(found.total, seconds) if device is not None else None
+        yield rate if part is None else f"{rate}, {part:.1%} of the FLOPs of {device.name}"
     if found.total.per_round:
         yield f"{_PER_ROUND} with one round of each loop whose rounds are not known"
     if found.unknown:
@@ -181,6 +182,7 @@ def cost_document(
         "groups": [_document(group, device) for group in found.groups],
         "collectives": [_document(group, None) for group in found.collectives],
         "unknown": dict(found.unknown),
+        "seconds": seconds,
         "utilisation": (
             device.utilisation(found.total, seconds) if device and seconds is not None else None
         ),

@@ -196,7 +196,8 @@ class ProgramCost(TypedDict):
     groups: Annotated[list[GroupCost], "The groups, the dearest first; scopes hold others."]
     collectives: Annotated[list[GroupCost], "The collectives, by kind and mesh axes."]
     unknown: Annotated[dict[str, int], "Primitives of unknown cost, with their equations."]
-    utilisation: Annotated[float | None, "The part of the device's FLOPs, with `--seconds`."]
+    seconds: Annotated[float | None, "How long it takes, by `--seconds` or `--measure`."]
+    utilisation: Annotated[float | None, "The part of the device's FLOPs that products have then."]
 
 
 class CostDocument(TypedDict):

@@ -1,6 +1,7 @@
 """`jaxprtool cost` shows where FLOPs and bytes go, and says what it cannot tell."""
 
 import json
+import re
 import textwrap
 
 import pytest
@@ -56,13 +57,20 @@ def test_a_device_gives_times(cli):
     found = cli(*LOOP, "--device", "a100", "--seconds", "0.001")
     assert "at least" in found.out and "memory" in found.out
     assert "on a100: at least 5.16 µs, limited by memory" in found.out
-    assert "in 1 ms: 0.0% of the FLOPs of a100" in found.out
+    assert "in 1 ms: 5.2 GFLOP/s, 0.0% of the FLOPs of a100" in found.out
+
+
+def test_it_is_run_where_it_is_to_be_measured(cli):
+    found = cli(*LOOP, "--measure")
+    assert found.code == 0 and re.search(r"^in [\d.]+ \S+: [\d.]+ .?FLOP/s$", found.out, re.M)
+    found = json.loads(cli(*LOOP, "-p", "vjp", "--measure", "--json").out)
+    assert [0 < each["seconds"] < 100 for each in found["programs"]] == [True, True]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--seconds", "1"], "--seconds goes with --device"),
+        (["--seconds", "1", "--measure"], "not both"),
         (["--device", "a10"], "there is no device 'a10'"),
         (["--top", "0"], "--top"),
         (["--by", "file"], "--by"),

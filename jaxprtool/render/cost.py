@@ -157,8 +157,10 @@ def _lines(found: Cost, device: Device | None, seconds: float | None) -> Iterato
         yield f"on {device.name}: at least {duration(bound.seconds)}, limited by {bound.limit}"
     if seconds is not None and type(flops := found.total.work.flops) is int:
         rate = f"in {duration(seconds)}: {with_prefix(round(flops / seconds))}FLOP/s"
-        part = device.utilisation(found.total, seconds) if device is not None else None
-        yield rate if part is None else f"{rate}, {part:.1%} of the FLOPs of {device.name}"
+        if device is not None:
+            part = device.utilisation(found.total, seconds)
+            rate += f", {part:.1%} of the FLOPs of {device.name}"
+        yield rate
     if found.total.per_round:
         yield f"{_PER_ROUND} with one round of each loop whose rounds are not known"
     if found.unknown:

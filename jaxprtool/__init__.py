@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import cost
+    from jaxprtool.analysis.flow_paths import flow_path
+    from jaxprtool.analysis.slices import why
     from jaxprtool.api.jit import jit
     from jaxprtool.api.lower import make_jaxpr, xla_computation
     from jaxprtool.api.mask import mask
@@ -47,6 +49,7 @@ _HOME = {
     "dce_jaxpr": "jaxprtool.passes.dce",
     "equivalent": "jaxprtool.ir.equivalence",
     "example": "jaxprtool.loading.example",
+    "flow_path": "jaxprtool.analysis.flow_paths",
     "jit": "jaxprtool.api.jit",
     "load": "jaxprtool.api.program",
     "make_jaxpr": "jaxprtool.api.lower",
@@ -66,6 +69,7 @@ _HOME = {
     "variable": "jaxprtool.primitives",
     "verify": "jaxprtool.execute.verify",
     "vmap": "jaxprtool.api.vmap",
+    "why": "jaxprtool.analysis.slices",
     "write": "jaxprtool.formats.jaxpr.write",
     "xla_computation": "jaxprtool.api.lower",
 }
@@ -83,6 +87,7 @@ __all__ = [
     "dce_jaxpr",
     "equivalent",
     "example",
+    "flow_path",
     "jit",
     "load",
     "make_jaxpr",
@@ -102,6 +107,7 @@ __all__ = [
     "variable",
     "verify",
     "vmap",
+    "why",
     "write",
     "xla_computation",
 ]

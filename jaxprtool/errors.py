@@ -59,6 +59,10 @@ class PluginError(JaxprToolError):
     """A plug-in that cannot be imported, or that provides no pass."""
 
 
+class PointError(JaxprToolError):
+    """An argument, a result, a line or a variable that a program does not have."""
+
+
 class UnsupportedError(JaxprToolError):
     """A program that a pass cannot handle; names the equation and its source line."""
 

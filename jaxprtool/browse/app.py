@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
 from rich.text import Text
@@ -30,6 +30,7 @@ from jaxprtool.browse.states import State
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.frames import FrameChoice
 from jaxprtool.ir.quantities import plural
+from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
 
 _FOOTER = (
     ("/", "search"),
@@ -413,21 +414,22 @@ class Browser(App[None]):
         self._mark((kind + 1) % 3 if node is self.program.node else 1)
 
     def _mark(self, kind: int) -> None:
-        node, flow = self.program.node, self.program.document.flow
+        node, top = self.program.node, self.program.document.top
         if node is None:
             return
         self._marked = kind, node
         values = self.program.document.values(node)
-        ids = flow.dependents(values) if kind == 1 else flow.dependencies(values)
+        ids = frozenset[int]()
+        if kind:
+            found = forward_slice if kind == 1 else backward_slice
+            ids = found(top, Start(values)).members()
         if node.eqn is not None:
-            ids = ids - {id(node.eqn)}
-        if kind == 0:
-            ids = set()
+            ids -= {id(node.eqn)}
         self._mark_ids(ids)
         told = ("", "* depends on this row", "* this row depends on it")[kind]
         self._say(f"{told}   {plural(len(ids), 'equation')}" if kind else "")
 
-    def _mark_ids(self, ids: set[int]) -> None:
+    def _mark_ids(self, ids: Collection[int]) -> None:
         self.program.is_marked = lambda node: node.eqn is not None and id(node.eqn) in ids
         self.program.refresh()
 

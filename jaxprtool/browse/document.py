@@ -14,6 +14,7 @@ from jaxprtool.ir.frames import FrameChoice, Place, frames_now
 from jaxprtool.ir.notation.selection import Selection, equations
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, ParameterToken, SharedName, Type
 from jaxprtool.ir.quantities import in_bytes, plural
+from jaxprtool.ir.slicing import Start, backward_slice
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 from jaxprtool.jaxcompat.places import UserFrame
 from jaxprtool.render.lines import printable
@@ -228,9 +229,9 @@ class Document:
 
     def slice_text(self, node: Node) -> str:
         """Return the equations that a row's values depend on, one a line, bodies indented."""
-        marked = self.flow.dependencies(self.values(node))
+        marked = backward_slice(self.top, Start(self.values(node))).members()
         if node.eqn is not None:
-            marked.add(id(node.eqn))
+            marked |= {id(node.eqn)}
         lines: list[str] = []
         seen = {self.top}
 

@@ -26,6 +26,7 @@ from jaxprtool.cli.shapecheck import shapecheck
 from jaxprtool.cli.show import show
 from jaxprtool.cli.unzip import unzip
 from jaxprtool.cli.vmap import vmap
+from jaxprtool.cli.why import why
 
 PROGRAM = "jaxprtool"
 _COMPLETE = "_JAXPRTOOL_COMPLETE"
@@ -43,7 +44,7 @@ app = typer.Typer(
     epilog=_EPILOG,
 )
 for command in (
-    *(show, browse, cost, residuals, opt, run, emit, unzip, vmap, outline, shapecheck),
+    *(show, browse, cost, residuals, why, opt, run, emit, unzip, vmap, outline, shapecheck),
     *(passes, explain, backends),
 ):
     app.command(context_settings=_HELP)(command)
@@ -76,6 +77,7 @@ def _top(
       jaxprtool browse samples/transformer.py:loss
       jaxprtool cost samples/transformer.py:loss -p grad
       jaxprtool residuals samples/transformer.py:loss
+      jaxprtool why samples/transformer.py:loss "params['positions']"
       jaxprtool opt  samples/transformer.py:loss -p dce --stats
       jaxprtool run  samples/transformer.py:loss --backend cpu
       jaxprtool emit samples/transformer.py:loss --to stablehlo

@@ -59,6 +59,15 @@ _Only = Annotated[
         parser=options.names,
     ),
 ]
+_Uses = Annotated[
+    str | None,
+    _SHOWN.option(
+        "--uses",
+        "PATH",
+        "Only the equations that an argument (params['w']), a line (model.py:30) or a variable "
+        "touches, or that a result depends on.",
+    ),
+]
 _Source = Annotated[
     bool | None,
     _SHOWN.option(
@@ -100,6 +109,7 @@ def show(
     format: _Format = None,
     depth: _Depth = None,
     only: _Only = None,
+    uses: _Uses = None,
     source: _Source = None,
     frames: options.Frames = None,
     scopes: _Scopes = False,
@@ -129,6 +139,8 @@ def show(
       jaxprtool show samples/transformer.py:loss -o loss.html
     """
     format = _format(format, out, {"--stats": stats, "--json": json, "--pager": pager})
+    if stats and uses is not None:
+        raise OutputError("--stats and --uses do not go together", "`jaxprtool why` counts")
     start_jax(told, function.x64)
     pipeline = options.pipeline(passes, plugin)
     entry = function.find(told)
@@ -137,6 +149,8 @@ def show(
     from jaxprtool.render.rendering import ShowOptions
 
     programs = options.each(watch.run(pipeline, program, told))
+    told("following values" if uses else "")
+    sliced = {} if uses is None else _slice(programs, uses)
     told("" if pager else "rendering")  # on the terminal, it is the pager's
     if only:
         _note_missing(only, programs)
@@ -153,6 +167,7 @@ def show(
         terse=format is Format.html if terse is None else terse,
         depth=depth,
         only=only,
+        **sliced,
     )
     if format is Format.html:
         from jaxprtool.analysis.stats import stats as size
@@ -184,6 +199,16 @@ def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> 
             f"-o writes a page, and --format is {format}", "write --format html, or `> FILE`"
         )
     return format
+
+
+def _slice(programs: Programs, uses: str) -> dict[str, Any]:
+    """Return the options of a listing that shows what --uses names."""
+    from jaxprtool.analysis.slices import why
+    from jaxprtool.render.why import told_of
+
+    found = why(options.only_program("--uses is of", programs), uses)
+    each, _, others = told_of(found)[0]
+    return {"among": each.members, "others": others.replace("it does", f"{found.what} does")}
 
 
 def _note_missing(only: Sequence[str], programs: Programs) -> None:

@@ -8,9 +8,11 @@ of a loop, a branch, a call. In a large program frames are folded to boxes (`for
 from __future__ import annotations
 
 import html
+from collections.abc import Collection
 
 from jaxprtool.formats.folding import MOST_BOXES, folded, values_text
 from jaxprtool.formats.graph import Edge, Frame, Graph, Node, graph_of
+from jaxprtool.formats.slice_graph import sliced
 from jaxprtool.ir.border import border
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.quantities import plural
@@ -33,15 +35,25 @@ _FRAMES = ("#f6f8fa", "#eef1f5", "#e6eaf0", "#dfe4eb")
 MOST_EQUATIONS, _MOST_FOLDED = 2000, 20_000
 
 
-def dot(program: Program, depth: int | None = None, full: bool = False) -> str:
+def dot(
+    program: Program,
+    depth: int | None = None,
+    full: bool = False,
+    among: Collection[int] | None = None,
+    ends: Collection[str] = (),
+) -> str:
     """Return a program's graph; the program's name is its title.
 
     Args:
         program: The program.
         depth: How deep frames are open; None for as many as a picture can show.
         full: Whether all frames are open.
+        among: The equations that are drawn, by `id`; None for all.
+        ends: With `among`, the arguments and results that are drawn, by name.
     """
     graph = graph_of(border(program), MOST_EQUATIONS if full else _MOST_FOLDED)
+    if among is not None:
+        graph = sliced(graph, among, ends)
     shown, title = graph, graph.title
     if depth is not None or (not full and sum(1 for _ in graph.root.nodes()) > MOST_BOXES):
         shown = folded(graph, depth)

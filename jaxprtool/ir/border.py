@@ -7,6 +7,7 @@ JAX kept for debugging.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -173,3 +174,19 @@ def grouped(values: Sequence[NamedValue], most: int = 6) -> tuple[ValueGroup, ..
         )
         for name, group in groups.items()
     )
+
+
+def covering(names: Sequence[str], chosen: Sequence[bool]) -> list[str]:
+    """Return the chosen paths; all that begin alike are one, the beginning, if all are chosen."""
+    total, wanted = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+    paths = list(map(path_parts, names))
+    for path, flag in zip(paths, chosen, strict=True):
+        for end in range(1, len(path) + 1):
+            total[path[:end]] += 1
+            wanted[path[:end]] += flag
+    found: dict[str, None] = {}
+    for path, flag in zip(paths, chosen, strict=True):
+        if flag:
+            whole = (path[:end] for end in range(1, len(path) + 1))
+            found["".join(next((p for p in whole if total[p] == wanted[p]), path))] = None
+    return list(found)

@@ -1,21 +1,20 @@
 """Where the values of a program come from and where they go, through the borders of bodies.
 
 A value is a variable of a jaxpr; what it is computed from, and what is computed from it, is found
-along the edges of `ir.regions`. A body that several equations share counts for all of them. Of an
-equation whose primitive has no regions each result depends on each operand. What is written to a
-ref is part of it from then on.
+along the edges of `ir.regions`, one step at a time. A body that several equations share counts for
+all of them. All that flows from a value, or to it, is a slice: see `ir.slicing`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import bodies, equations, is_flat
+from jaxprtool.ir.equations import bodies, is_flat
 from jaxprtool.ir.regions import Region, Regions, regions
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 
@@ -147,94 +146,13 @@ class DataFlow:
                 break
         return list(dict.fromkeys(found))
 
-    # --- all that depends on a value, and all that it depends on ---------------------------------
-
-    def dependents(self, values: Iterable[Value]) -> set[int]:
-        """Return the equations, by `id`, that values reach, and those that hold such."""
-        marked: set[int] = set()
-        seen = dict.fromkeys(values)
-        todo = list(seen)
-
-        def reach(found: Iterable[Value]) -> None:
-            for value in found:
-                if value not in seen:
-                    seen[value] = None
-                    todo.append(value)
-
-        for jaxpr, var in todo:
-            for index in self.readers(jaxpr, var):
-                eqn = jaxpr.eqns[index]
-                marked.add(id(eqn))
-                inside = regions(eqn)
-                if inside is None:
-                    marked.update(_within(eqn))
-                    reach((jaxpr, v) for v in (*eqn.outvars, *_refs(eqn)))
-                    continue
-                given = [i for i, atom in enumerate(eqn.invars) if atom is var]
-                for i in given:
-                    reach(_arguments(inside, i))
-                    reach((jaxpr, eqn.outvars[out]) for place, out in inside.carried if place == i)
-                if any(i in inside.deciding for i in given):
-                    reach((jaxpr, v) for v in eqn.outvars)
-            for position in self.results(jaxpr, var):
-                for holder in self.holders[jaxpr]:
-                    marked.add(id(holder.eqn))
-                    reach(self._decided(holder) or self.goals(holder, position))
-        return marked
-
-    def _decided(self, holder: Holder) -> list[Value]:
+    def decided(self, holder: Holder) -> list[Value]:
         """Return the results of a loop whose end a body decides; none if it decides nothing."""
         held = bodies(holder.eqn)[holder.number][1]
         for body, region in _edges(regions(holder.eqn)):
             if body is held and region.decides:
                 return [(holder.jaxpr, var) for var in holder.eqn.outvars]
         return []
-
-    def dependencies(self, values: Iterable[Value]) -> set[int]:
-        """Return the equations, by `id`, that values depend on, and those that hold such."""
-        marked: set[int] = set()
-        seen = dict.fromkeys(values)
-        todo = list(seen)
-
-        def reach(found: Iterable[tuple[Jaxpr, Atom]]) -> None:
-            for jaxpr, atom in found:
-                if type(atom) is not Literal and (jaxpr, atom) not in seen:
-                    seen[jaxpr, atom] = None
-                    todo.append((jaxpr, atom))
-
-        for jaxpr, var in todo:
-            index = self.binder(jaxpr, var)
-            makers = [] if index is None else [index]
-            if _is_ref(var):
-                makers += self.readers(jaxpr, var)
-            for maker in makers:
-                eqn = jaxpr.eqns[maker]
-                marked.add(id(eqn))
-                if regions(eqn) is None:
-                    marked.update(_within(eqn))
-                reach(self._sources(jaxpr, eqn, var))
-            position = self.argument(jaxpr, var)
-            if position is not None:
-                for holder in self.holders[jaxpr]:
-                    marked.add(id(holder.eqn))
-                    reach(self.origins(holder, position))
-        return marked
-
-    def _sources(self, jaxpr: Jaxpr, eqn: JaxprEqn, var: Var) -> list[tuple[Jaxpr, Atom]]:
-        """Return what a result of an equation, or a ref that it writes to, is computed from."""
-        inside = regions(eqn)
-        if inside is None or var not in eqn.outvars:
-            return [(jaxpr, atom) for atom in eqn.invars]
-        result = eqn.outvars.index(var)
-        found: list[tuple[Jaxpr, Atom]] = [(jaxpr, eqn.invars[i]) for i in inside.deciding]
-        found += [(jaxpr, eqn.invars[place]) for place, out in inside.carried if out == result]
-        for body, region in _edges(inside):
-            found += [
-                (body, atom)
-                for out, atom in zip(region.outs, body.outvars, strict=True)
-                if out is None or out == result
-            ]
-        return found
 
     def _body(self, jaxpr: Jaxpr) -> _Body:
         found = self._bodies.get(jaxpr)
@@ -259,16 +177,3 @@ def _arguments(inside: Regions | None, operand: int) -> list[Value]:
         for place, arg in zip(region.ins, body.invars, strict=True)
         if place == operand
     ]
-
-
-def _within(eqn: JaxprEqn) -> Iterator[int]:
-    """Yield the equations, by `id`, in the bodies of an equation."""
-    return (id(inner) for _, body in bodies(eqn) for inner in equations(body))
-
-
-def _is_ref(atom: Atom) -> bool:
-    return isinstance(atom.aval, jaxcompat.AbstractRef)
-
-
-def _refs(eqn: JaxprEqn) -> list[Var]:
-    return [atom for atom in eqn.invars if type(atom) is not Literal and _is_ref(atom)]

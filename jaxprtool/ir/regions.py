@@ -291,23 +291,29 @@ class Regions:
                 return facts, [results[i] for i in range(len(self.eqn.outvars))]
 
     def backward(
-        self, results: Sequence[bool], through: Callable[[int, list[bool]], Sequence[bool]]
+        self,
+        results: Sequence[bool],
+        through: Callable[[int, list[bool]], Sequence[bool]],
+        decided: bool = False,
     ) -> list[bool]:
         """Return which operands lead to some of the results, in any round.
 
         Args:
-            results: Which results are asked about. What only decides leads to none of them.
+            results: Which results are asked about.
             through: Of a region, by number, and of which of its results are asked about: which of
                 its arguments lead to one of these.
+            decided: Whether what only decides leads to all of them, or to none.
         """
         facts = [False] * len(self.eqn.invars)
+        for i in self.deciding if decided else ():
+            facts[i] = True
         for i, out in self.carried:
             facts[i] = results[out]
         while True:
             before = list(facts)
             for number, region in enumerate(self.regions):
                 asked = [
-                    (back is not None and facts[back]) or (out is not None and results[out])
+                    (back is not None and facts[back]) or (decided if out is None else results[out])
                     for out, back in zip(region.outs, region.back, strict=True)
                 ]
                 for i, flag in zip(region.ins, through(number, asked), strict=True):

@@ -238,6 +238,58 @@ class ResidualsDocument(TypedDict):
     policies: Annotated[dict[str, int | None], "The bytes that are kept under each policy."]
 
 
+# --- why ------------------------------------------------------------------------------------------
+
+
+class SlicedLine(TypedDict):
+    """A line that equations of a slice come from."""
+
+    source: Annotated[str, "The line: `model.py:9`; empty if it is not known."]
+    equations: Annotated[int, "How many of its equations are of the slice."]
+    of: Annotated[int, "How many it has."]
+    primitives: Annotated[dict[str, int], "Those of the slice by primitive."]
+
+
+class Slice(TypedDict):
+    """A part of a program along the flow of values."""
+
+    equations: Annotated[int, "How many equations it has, where they run."]
+    of: Annotated[int, "How many the program has."]
+    lines: Annotated[list[SlicedLine], "The lines that they come from, in the program's order."]
+    results: NotRequired[Annotated[list[str], "Forward: the results that it ends in."]]
+    arguments: NotRequired[Annotated[list[str], "Back: the arguments that it begins with."]]
+
+
+class WhyDocument(TypedDict):
+    """`why`: what a point of a program touches, and what it depends on."""
+
+    name: Annotated[str, "The name of the program."]
+    what: Annotated[str, "What the point is called."]
+    kind: Annotated[str, "What it is: `argument`, `result`, `line` or `variable`."]
+    forward: NotRequired[Annotated[Slice, "All that it touches."]]
+    back: NotRequired[Annotated[Slice, "All that it depends on."]]
+
+
+class PathStep(TypedDict):
+    """An equation that a value passes through."""
+
+    primitive: Annotated[str, "Its primitive."]
+    type: Annotated[str, "The type of the value behind it, or in its body."]
+    depth: Annotated[int, "In how many bodies it is."]
+    source: Annotated[str, "The user's line that it comes from; empty if that is not known."]
+
+
+class PathDocument(TypedDict):
+    """`why --path`."""
+
+    name: Annotated[str, "The name of the program."]
+    start: Annotated[str, "Where the path begins."]
+    end: Annotated[str, "Where it ends."]
+    steps: Annotated[list[PathStep] | None, "The equations between; null if there is no way."]
+
+
+# --- opt ------------------------------------------------------------------------------------------
+
 # Not a class body: "pass" is a keyword of Python.
 PassRun = TypedDict(
     "PassRun",
@@ -566,6 +618,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "outline": (OutlineDocument,),
     "cost": (CostDocument,),
     "residuals": (ResidualsDocument,),
+    "why": (WhyDocument, PathDocument),
     "vmap": (VmapDocument,),
     "passes": (PassesDocument,),
     "explain": (PassDocument, PipelineDocument, PrimitiveDocument),

@@ -30,6 +30,8 @@ class ShowOptions:
         depth: Bodies nested deeper become one line with the count of their equations.
         only: Patterns of primitive names, as in `conv*`: other equations are counted and left
             out, unless one asked for is inside them.
+        among: Equations by `id`: others are counted and left out.
+        others: What these others are: "that x does not touch".
         names: Whether variables are called what the user calls them, where that is known.
         terse: Whether parameters at their defaults are left out.
         weak: Whether weak types are shown as such: `~f32[3]`.
@@ -44,6 +46,8 @@ class ShowOptions:
     types: bool = True
     depth: int | None = None
     only: Sequence[str] | None = None
+    among: frozenset[int] | None = None
+    others: str = ""
     names: bool = False
     terse: bool = False
     weak: bool = False
@@ -52,7 +56,7 @@ class ShowOptions:
 
     def selection(self) -> Selection:
         """Return which equations are shown."""
-        return Selection(self.depth, self.only)
+        return Selection(self.depth, self.only, self.among, self.others)
 
     def notation(self, about: Border) -> Notation:
         """Return how the equations of a program are written."""

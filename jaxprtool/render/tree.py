@@ -51,7 +51,7 @@ class _Lines:
         self._unfolded.add(jaxpr)
         for row, mark, below in _branches(list(self._selection.rows(jaxpr)), guides):
             if isinstance(row, int):
-                yield [mark, Comment(equations(row))]
+                yield [mark, Comment(self._selection.left_out(row))]
                 continue
             _, eqn = row
             inside = bodies(eqn)

@@ -305,7 +305,7 @@ class Layout:
 
     def _rows(self, jaxpr: Jaxpr) -> Iterable[tuple[Any, Any]]:
         """The equations to show with their signatures; `(None, n)` for n that are left out."""
-        if self.selection.only is None:
+        if self.selection.has_all:
             return zip(jaxpr.eqns, self.notation.signatures(jaxpr), strict=True)
         rows = self.selection.rows(jaxpr)
         signature = self.notation.signature
@@ -331,7 +331,7 @@ class Layout:
         for eqn, signature in islice(self._rows(jaxpr), self._most):
             if eqn is None:
                 self._newline(indent)
-                self._put(Comment(equations(signature)))
+                self._put(Comment(self.selection.left_out(signature)))
                 continue
             if signature.head is None or len(eqn.outvars) != 1:
                 self._long_equation(eqn, signature, indent, depth)
@@ -379,7 +379,7 @@ class Layout:
     ) -> list[str] | None:
         """An equation on one line, or None if it is seen to need more than `room` columns."""
         if eqn is None:
-            return [Comment(equations(signature))]
+            return [Comment(self.selection.left_out(signature))]
         if signature.by_rule:
             return [self._rule(eqn)(0, None)]
         if signature.named_by_call:

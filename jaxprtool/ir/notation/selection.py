@@ -1,7 +1,8 @@
 """What of a program is shown: how deep, and which equations.
 
 `depth` folds the bodies that are nested deeper; `only` keeps the equations whose primitive fits a
-pattern, and those that enclose one. Whatever is left out is counted, equations inside it too.
+pattern, and those that enclose one; `among` keeps some equations, such as those of a slice.
+Whatever is left out is counted, equations inside it too.
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ class Selection:
     """Which equations of a program to show, at which depth.
 
     A program's own equations are at depth 0. `depth=None` means all of them, `only=None` any
-    primitive; a pattern is one of `fnmatch`.
+    primitive; a pattern is one of `fnmatch`. `among` are equations by `id`, and `others` says of
+    those left out what they are: "that x does not touch".
     """
 
-    def __init__(self, depth: int | None = None, only: Sequence[str] | None = None):
+    def __init__(
+        self,
+        depth: int | None = None,
+        only: Sequence[str] | None = None,
+        among: frozenset[int] | None = None,
+        others: str = "",
+    ):
         self.depth = depth
         self.only = None if only is None else tuple(only)
+        self.among = among
+        self._others = f" {others}" if others else ""
         self._counts: dict[Jaxpr, int] = {}
         self._fits: dict[str, bool] = {}
         self._contains = Contains(self.fits)
@@ -30,7 +40,12 @@ class Selection:
     @property
     def everything(self) -> bool:
         """Whether nothing is left out."""
-        return self.depth is None and self.only is None
+        return self.depth is None and self.has_all
+
+    @property
+    def has_all(self) -> bool:
+        """Whether no equation is left out at the depths that are shown."""
+        return self.only is None and self.among is None
 
     def folds(self, depth: int) -> bool:
         """Whether a body whose equations are at `depth` is shown as a count only."""
@@ -54,12 +69,18 @@ class Selection:
 
     def fits(self, eqn: JaxprEqn) -> bool:
         """Whether an equation is itself asked for."""
+        if self.among is not None and id(eqn) not in self.among:
+            return False
         if self.only is None:
             return True
         name = eqn.primitive.name
         if name not in self._fits:
             self._fits[name] = any(fnmatchcase(name, pattern) for pattern in self.only)
         return self._fits[name]
+
+    def left_out(self, count: int) -> str:
+        """Return `… 12 equations` for equations that are not asked for."""
+        return f"{equations(count)}{self._others}"
 
     def rows(self, jaxpr: Jaxpr) -> Iterator[tuple[int, JaxprEqn] | int]:
         """The equations to show, each with its index, and between them how many are left out."""

@@ -210,7 +210,7 @@ class _Maker:
         self._text = text
         self._types = options.types
         self._depth = options.depth
-        self._selection = Selection(only=options.only)
+        self._selection = Selection(only=options.only, among=options.among)
         self._sources = sources
         self._marks = marks
         self._left = most

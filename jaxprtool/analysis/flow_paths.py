@@ -1,0 +1,203 @@
+"""The shortest way that values flow from one point of a program to another."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.points import point
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.border import border
+from jaxprtool.ir.dataflow import DataFlow, Holder
+from jaxprtool.ir.equations import bodies, type_of
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import regions
+from jaxprtool.ir.slicing import Start, Value, backward_slice, forward_slice, is_ref
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat.places import UserFrame
+
+#: A body that is called from everywhere is at as many places as there are calls.
+_MOST = 500_000
+
+
+@dataclass(frozen=True)
+class Step:
+    """An equation that a value passes through.
+
+    Attributes:
+        primitive: Its primitive.
+        type: The type of what comes out, or of what goes in to a body.
+        depth: In how many bodies it is.
+        source: The user's line, `model.py:9`; "" if none is known.
+        frame: The same as a frame; None if none is known.
+    """
+
+    primitive: str
+    type: str
+    depth: int
+    source: str
+    frame: UserFrame | None
+
+
+@dataclass(frozen=True)
+class Path:
+    """A shortest way from one point of a program to another.
+
+    Attributes:
+        program: The name of the program.
+        start: What the first point is called.
+        end: What the last is called.
+        steps: The equations between them; None if there is no way.
+    """
+
+    program: str
+    start: str
+    end: str
+    steps: tuple[Step, ...] | None
+
+
+def flow_path(program: Program | AnyJaxpr, start: str, end: str) -> Path:
+    """Return a way of the fewest equations that values flow from one point to another.
+
+    Args:
+        program: A `Program`, or a jaxpr.
+        start: An argument, a result, a line or a variable, as `why` takes them.
+        end: Another.
+
+    Raises:
+        PointError: If one of them is nothing of the program.
+    """
+    about = border(program)
+    first, last = point(program, start), point(program, end)
+    search = _Search(about.jaxpr, first.start, last.start)
+    return Path(about.name, first.name, last.name, search.steps())
+
+
+#: The calls that a body is in, the innermost first; None where all calls of it are meant.
+_Calls: TypeAlias = "tuple[Holder, _Calls] | None"
+
+#: A variable in a body that is held in a certain way.
+_State: TypeAlias = tuple[_Calls, Jaxpr, Var]
+
+
+class _Search:
+    """A search among the equations that the one point reaches and the other depends on."""
+
+    def __init__(self, top: Jaxpr, start: Start, end: Start):
+        self._flow = DataFlow(top)
+        self._frames = frames_now()
+        self._start = dict.fromkeys(_values(start))
+        self._goals = set(_values(end))
+        self._between = forward_slice(top, start).members() & backward_slice(top, end).members()
+        holders = (each for held in self._flow.holders.values() for each in held)
+        self._holders = {(each.jaxpr, each.index, each.number): each for each in holders}
+        #: The state before each, and the equation that leads from it, if one does.
+        self._before: dict[_State, tuple[_State, JaxprEqn | None] | None] = {}
+
+    def steps(self) -> tuple[Step, ...] | None:
+        """Return the equations on the way, in order; None if there is no way."""
+        state = self._found()
+        if state is None:
+            return None
+        steps: list[Step] = []
+        while (link := self._before[state]) is not None:
+            before, eqn = link
+            if eqn is not None:
+                steps.append(self._step(before, eqn, state))
+            state = before
+        return tuple(reversed(steps))
+
+    def _found(self) -> _State | None:
+        """Return the end with the calls that it is reached in."""
+        todo: deque[tuple[_State, _State | None, JaxprEqn | None]] = deque(
+            ((None, *value), None, None) for value in self._start
+        )
+        while todo:
+            state, before, eqn = todo.popleft()
+            if state in self._before:
+                continue
+            self._before[state] = None if before is None else (before, eqn)
+            if state[1:] in self._goals:
+                return state
+            if len(self._before) > _MOST:
+                raise UnsupportedError("no path is found: too many calls lie between the two")
+            for new, through in self._moves(state):
+                if through is None:  # only the border of a body is passed
+                    todo.appendleft((new, state, None))
+                else:
+                    todo.append((new, state, through))
+        return None
+
+    def _moves(self, state: _State) -> Iterator[tuple[_State, JaxprEqn | None]]:
+        """Yield where a value goes next, with the equation that it passes through."""
+        calls, jaxpr, var = state
+        for index in self._flow.readers(jaxpr, var):
+            eqn = jaxpr.eqns[index]
+            if id(eqn) not in self._between:
+                continue
+            inside = regions(eqn)
+            if inside is None:
+                for out in (*eqn.outvars, *filter(is_ref, eqn.invars)):
+                    yield (calls, jaxpr, out), eqn
+                continue
+            places = {i for i, atom in enumerate(eqn.invars) if atom is var}
+            for closed, region in zip(inside.bodies, inside.regions, strict=True):
+                body = jaxcompat.open_jaxpr(closed)
+                for place, arg in zip(region.ins, body.invars, strict=True):
+                    if place in places:
+                        yield ((self._holder(jaxpr, index, body), calls), body, arg), eqn
+            outs = [out for place, out in inside.carried if place in places]
+            if not places.isdisjoint(inside.deciding):
+                outs = list(range(len(eqn.outvars)))
+            for out in outs:
+                yield (calls, jaxpr, eqn.outvars[out]), eqn
+        yield from self._moves_out(state)
+
+    def _moves_out(self, state: _State) -> Iterator[tuple[_State, None]]:
+        """Yield what a result of a body, or a ref that is an argument of it, is outside."""
+        calls, jaxpr, var = state
+        held: list[tuple[Holder, _Calls]] = (
+            [calls] if calls else [(holder, None) for holder in self._flow.holders[jaxpr]]
+        )
+        positions, argument = self._flow.results(jaxpr, var), self._flow.argument(jaxpr, var)
+        for holder, outer in held:
+            found: list[tuple[Jaxpr, Atom]] = []
+            for position in positions:
+                found += self._flow.decided(holder) or self._flow.goals(holder, position)
+            if argument is not None and is_ref(var):
+                found += self._flow.origins(holder, argument)[:1]
+            for where, value in found:
+                if where is holder.jaxpr:
+                    yield (outer, where, value), None
+                else:
+                    yield (
+                        ((self._holder(holder.jaxpr, holder.index, where), outer), where, value),
+                        None,
+                    )
+
+    def _holder(self, jaxpr: Jaxpr, index: int, body: Jaxpr) -> Holder:
+        held = [each for _, each in bodies(jaxpr.eqns[index])]
+        return self._holders[jaxpr, index, held.index(body)]
+
+    def _step(self, before: _State, eqn: JaxprEqn, after: _State) -> Step:
+        place, depth, calls = self._frames.place(eqn), 0, before[0]
+        while calls is not None:
+            depth, calls = depth + 1, calls[1]
+        frame = None if place is None else place.frame
+        source = "" if frame is None else self._frames.text(frame)
+        return Step(eqn.primitive.name, type_of(after[2].aval), depth, source, frame)
+
+
+def _values(point: Start) -> Iterator[Value]:
+    """Yield the values of a point; of an equation that gives none, those that it takes."""
+    yield from point.values
+    for jaxpr, ids in point.equations.items():
+        for eqn in jaxpr.eqns:
+            if id(eqn) in ids:
+                for atom in eqn.outvars or eqn.invars:
+                    if not isinstance(atom, Literal):
+                        yield jaxpr, atom

@@ -1,0 +1,274 @@
+"""What a user names in a program: an argument, a result, a line, or a variable of its listing.
+
+    params['w']             an argument; params stands for all that are below it
+    result['loss'], loss    a result; [0] is result[0]
+    model.py:30             the equations that come from a line
+    b, hidden               a variable of the listing, by its letter or by what the user calls it
+
+A name that stands for several of these needs the word before it: `argument:b`, `variable:b`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Literal, TypeAlias, get_args
+
+from jaxprtool.errors import PointError, did_you_mean
+from jaxprtool.ir.border import border
+from jaxprtool.ir.dataflow import DataFlow
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.notation.naming import Naming
+from jaxprtool.ir.notation.signatures import Notation
+from jaxprtool.ir.notation.user_names import UserNames
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.slicing import Start, Value
+from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat import Literal as LiteralValue
+from jaxprtool.jaxcompat.places import UserFrame
+
+#: What a point of a program is.
+Kind = Literal["argument", "result", "line", "variable"]
+
+_KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_ARTICLES = {"argument": "an argument", "result": "a result", "line": "a line"}
+
+_LINE = re.compile(r"(.+):(\d+)")
+
+#: The equations of each line of each file: by `id`, by the jaxprs that they are of.
+_Lines: TypeAlias = dict[str, dict[int, dict[Jaxpr, set[int]]]]
+
+#: So many lines are offered for one that is not there.
+_OFFERED = 3
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a user has named.
+
+    Attributes:
+        kind: What it is.
+        name: What it is called.
+        ends: The arguments or results that it stands for.
+        start: Where a slice from it begins.
+    """
+
+    kind: Kind
+    name: str
+    ends: tuple[str, ...]
+    start: Start
+
+
+def point(program: Program | AnyJaxpr, what: str) -> Point:
+    """Return what a name stands for in a program.
+
+    Raises:
+        PointError: If it is nothing of the program, or several things.
+    """
+    return _Points(program).find(what)
+
+
+class _Points:
+    """What can be named in a program."""
+
+    def __init__(self, program: Program | AnyJaxpr):
+        self._about = border(program)
+        self._top = self._about.jaxpr
+        self._frames = frames_now()
+
+    def find(self, what: str) -> Point:
+        word, colon, rest = what.partition(":")
+        kinds = _KINDS
+        if colon and word in _KINDS:
+            kinds, what = (word,), rest
+        what = what.strip()
+        found = [each for kind in kinds if (each := getattr(self, f"_{kind}")(what)) is not None]
+        different: dict[object, Point] = {}
+        for each in found:
+            key = frozenset(each.start.values) or frozenset(each.start.equations.items())
+            different.setdefault(key, each)
+        if len(different) > 1:
+            said = " and ".join(_ARTICLES.get(each.kind, "a variable") for each in found)
+            hint = " or ".join(f"'{each.kind}:{what}'" for each in found)
+            raise PointError(f"'{what}' is {said} of {self._about.name}", f"write {hint}")
+        if not found:
+            raise self._missing(kinds, what)
+        return found[0]
+
+    def _argument(self, what: str) -> Point | None:
+        names = [each.name for each in self._about.arguments]
+        chosen = _below(names, what)
+        if not chosen:
+            return None
+        values = [(self._top, self._top.invars[i]) for i in chosen]
+        ends = tuple(names[i] for i in chosen)
+        return Point("argument", _written(what), ends, Start(values))
+
+    def _result(self, what: str) -> Point | None:
+        names = [each.name for each in self._about.outputs]
+        for path in (what, f"result{what}", f"result['{what}']", f"result.{what}"):
+            if chosen := _below(names, path):
+                atoms = [self._top.outvars[i] for i in chosen]
+                values = [(self._top, v) for v in atoms if not isinstance(v, LiteralValue)]
+                ends = tuple(names[i] for i in chosen)
+                return Point("result", _written(path), ends, Start(values))
+        return None
+
+    # --- lines ------------------------------------------------------------------------------------
+
+    def _line(self, what: str) -> Point | None:
+        told = _LINE.fullmatch(what)
+        if told is None:
+            return None
+        name, number = told[1], int(told[2])
+        for lines in (self._lines, self._outer_lines):
+            files = [file for file in self._files_called(name, lines) if number in lines[file]]
+            if len(files) > 1:
+                paths = ", ".join(sorted(map(self._frames.path, files)))
+                raise PointError(f"'{what}' is in several files: {paths}", "write more of the path")
+            if files:
+                equations = lines[files[0]][number]
+                start = Start((), {jaxpr: frozenset(ids) for jaxpr, ids in equations.items()})
+                return Point("line", f"{self._frames.path(files[0])}:{number}", (), start)
+        return None
+
+    def _files_called(self, name: str, lines: _Lines) -> list[str]:
+        """Return the files that a name stands for: a path, or how one ends."""
+        exact = [file for file in lines if name in (file, self._frames.path(file))]
+        return exact or [file for file in lines if file.endswith(f"/{name}")]
+
+    @cached_property
+    def _lines(self) -> _Lines:
+        """The lines that equations come from: the nearest of the user's, and libraries' behind."""
+
+        def frames(eqn: JaxprEqn) -> Iterable[UserFrame]:
+            place = self._frames.place(eqn)
+            return () if place is None else (place.frame, *place.behind)
+
+        return self._read(frames)
+
+    @cached_property
+    def _outer_lines(self) -> _Lines:
+        """The lines that call those, too."""
+        return self._read(self._frames.of)
+
+    def _read(self, frames: Callable[[JaxprEqn], Iterable[UserFrame]]) -> _Lines:
+        found: _Lines = defaultdict(dict)
+        for jaxpr in DataFlow(self._top).holders:
+            known: dict[object, list[set[int]]] = {}
+            for eqn in jaxpr.eqns:
+                traceback = eqn.source_info.traceback
+                if traceback not in known:
+                    lines = {frame[:2] for frame in frames(eqn)}
+                    known[traceback] = [
+                        found[file].setdefault(line, {}).setdefault(jaxpr, set())
+                        for file, line in lines
+                    ]
+                for ids in known[traceback]:
+                    ids.add(id(eqn))
+        return found
+
+    # --- variables --------------------------------------------------------------------------------
+
+    def _variable(self, what: str) -> Point | None:
+        if not re.fullmatch(r"[^\W\d]\w*", what) or what == "_":
+            return None
+        # A body's argument may have the name that it has in the call, which comes first.
+        values = self._named(Notation()).get(what, [])[:1] or self._of_user(what)
+        return Point("variable", what, (), Start(values)) if values else None
+
+    def _of_user(self, name: str) -> list[Value]:
+        """Return the variable that the user calls so."""
+        notation, paths = Notation(), [each.name for each in self._about.arguments]
+        notation.variable_names = lambda root, taken: UserNames(root, taken, paths)
+        values = self._named(notation).get(name, [])
+        if len(values) < 2:
+            return values
+        letters = [each for each, of in self._named(Notation()).items() if of[0] in values]
+        raise PointError(
+            f"{len(values)} variables of {self._about.name} are called '{name}'",
+            f"write the letter that `show` has for one: {_some(letters)}",
+        )
+
+    def _named(self, notation: Notation) -> dict[str, list[Value]]:
+        """Return the variables of each name, those of callers first."""
+        naming = Naming(self._top, notation)
+        naming.name_all()
+        found: dict[str, list[Value]] = defaultdict(list)
+        for jaxpr in DataFlow(self._top).holders:
+            bound = chain(jaxpr.constvars, jaxpr.invars, *(eqn.outvars for eqn in jaxpr.eqns))
+            for var in dict.fromkeys(bound):
+                if name := naming.variables.get(var):
+                    found[name].append((jaxpr, var))
+        return found
+
+    # --- what is not there ------------------------------------------------------------------------
+
+    def _missing(self, kinds: Iterable[Kind], what: str) -> PointError:
+        if (told := _LINE.fullmatch(what)) is not None:
+            return self._missing_line(what, told[1], int(told[2]))
+        name = self._about.name
+        arguments = [each.name for each in self._about.arguments]
+        outputs = [each.name for each in self._about.outputs]
+        known = dict.fromkeys(chain(_prefixes(arguments), _prefixes(outputs)))
+        hint = did_you_mean(_written(what), known) or self._border_hint(arguments, outputs)
+        kinds = tuple(kinds)
+        said = f"no {kinds[0]}" if len(kinds) == 1 else "no argument, result, line or variable"
+        return PointError(f"{name} has {said} '{what}'", hint)
+
+    def _border_hint(self, arguments: list[str], outputs: list[str]) -> str:
+        roots = dict.fromkeys(each.name.partition("[")[0] for each in self._about.arguments)
+        return (
+            f"arguments: {_some(roots)}; results: {_some(outputs)}; lines as model.py:30; "
+            "variables as `show` names them"
+        )
+
+    def _missing_line(self, what: str, name: str, number: int) -> PointError:
+        program = self._about.name
+        if not self._lines:
+            return PointError(f"no line is known of the equations of {program}")
+        files = self._files_called(name, self._lines)
+        if not files:
+            paths = [self._frames.path(file) for file in self._lines]
+            own = [self._frames.path(file) for file in self._lines if self._frames.is_users(file)]
+            hint = did_you_mean(name, paths, 0.4) or f"they come from {_some(own or paths)}"
+            return PointError(f"no equation of {program} comes from a file '{name}'", hint)
+        near: list[tuple[int, str]] = []
+        for file in files:
+            path = self._frames.path(file)
+            near += [(abs(line - number), f"{path}:{line}") for line in self._lines[file]]
+        near.sort()
+        nearest = ", ".join(line for _, line in near[:_OFFERED])
+        return PointError(f"no equation of {program} comes from {what}", f"near it: {nearest}")
+
+
+def _written(path: str) -> str:
+    """Return a path with the quotes that Python writes."""
+    return path.replace('"', "'")
+
+
+def _below(names: list[str], what: str) -> list[int]:
+    """Return the positions of the name itself, or of those below it."""
+    what = _written(what)
+    if what in names:
+        return [names.index(what)]
+    return [i for i, name in enumerate(names) if name.startswith((f"{what}[", f"{what}."))]
+
+
+def _prefixes(names: Iterable[str]) -> Iterator[str]:
+    """Yield names, and what they begin with."""
+    for name in names:
+        yield name
+        for mark in re.finditer(r"[\[.]", name):
+            yield name[: mark.start()]
+
+
+def _some(names: Iterable[str], most: int = 5) -> str:
+    shown = list(names)
+    more = f", … {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more

@@ -1,0 +1,214 @@
+"""Slices of a program: all that a value touches, and all that it depends on, by the user's lines.
+
+    found = why(program, "params['w']")
+    found.forward.equations, found.forward.results
+
+What flows where is `ir.slicing`'s, and what a name stands for that of `analysis.points`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from jaxprtool.analysis.cost.groupings import Line
+from jaxprtool.analysis.points import Kind, Point, point
+from jaxprtool.ir.border import Border, border
+from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.slicing import Run, backward_slice, everything, forward_slice
+from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
+
+
+@dataclass(frozen=True)
+class SlicedLine:
+    """A line that equations of a slice come from.
+
+    Attributes:
+        name: What it is called: `model.py:9`; "" if no line is known.
+        line: The file and the number; None if no line is known.
+        equations: How many of its equations are of the slice.
+        of: How many it has.
+        primitives: The primitives of those of the slice, with how many equations they have, the
+            most frequent first.
+    """
+
+    name: str
+    line: Line | None
+    equations: int
+    of: int
+    primitives: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a program along the flow of values.
+
+    Equations are counted where they run, those of the body of a jit at each call.
+
+    Attributes:
+        equations: How many equations it has.
+        of: How many the program has.
+        lines: The lines that they come from, in the order of the program.
+        other_lines: How many lines have no equation of the slice.
+        arguments: Of a slice back, the arguments that it begins with.
+        results: Of a slice forward, the results that it ends in.
+        members: The equations by `id`, of which a body that is shared has each once.
+    """
+
+    equations: int
+    of: int
+    lines: tuple[SlicedLine, ...]
+    other_lines: int
+    arguments: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    members: frozenset[int] = field(default=frozenset(), repr=False)
+
+
+@dataclass(frozen=True)
+class Why:
+    """What flows from a point of a program, and to it.
+
+    Attributes:
+        program: The name of the program.
+        what: What the point is called.
+        kind: What it is: an "argument", a "result", a "line", or a "variable".
+        ends: The arguments or results that it stands for.
+        forward: All that it touches; None if that was not asked for.
+        back: All that it depends on; None if that was not asked for.
+        all_arguments: The arguments of the program.
+        all_results: Its results.
+    """
+
+    program: str
+    what: str
+    kind: Kind
+    ends: tuple[str, ...]
+    forward: Slice | None
+    back: Slice | None
+    all_arguments: tuple[str, ...] = field(repr=False)
+    all_results: tuple[str, ...] = field(repr=False)
+
+
+def why(
+    program: Program | AnyJaxpr, what: str, *, forward: bool | None = None, back: bool | None = None
+) -> Why:
+    """Return what a value of a program touches, and what it depends on.
+
+    Args:
+        program: A `Program`, or a jaxpr.
+        what: An argument by its path (`params['w']`, or `params` for all below it), a result
+            (`result[0]`, `loss`), a line (`model.py:30`), or a variable by its name in the listing.
+        forward: Whether all that it touches is wanted. If neither is said: of all but a result.
+        back: Whether all that it depends on is wanted. If neither is said: of all but an argument.
+
+    Raises:
+        PointError: If `what` is nothing of the program.
+    """
+    about, found = border(program), point(program, what)
+    if forward is None and back is None:
+        forward, back = found.kind != "result", found.kind != "argument"
+    slices = _Slices(about)
+    return Why(
+        about.name,
+        found.name,
+        found.kind,
+        found.ends,
+        slices.forward(found) if forward else None,
+        slices.back(found) if back else None,
+        tuple(each.name for each in about.arguments),
+        tuple(each.name for each in about.outputs),
+    )
+
+
+#: How many equations there are of each primitive, by line.
+_Counts: TypeAlias = dict[Line | None, Counter[str]]
+
+
+class _Slices:
+    """The slices of a program."""
+
+    def __init__(self, about: Border):
+        self._about = about
+        self._frames = frames_now()
+        self._whole = _Lines(self._frames).of(everything(about.jaxpr))
+
+    def forward(self, start: Point) -> Slice:
+        run = forward_slice(self._about.jaxpr, start.start)
+        names = [each.name for each in self._about.outputs]
+        return self._slice(run, results=_chosen(names, run.results))
+
+    def back(self, start: Point) -> Slice:
+        run = backward_slice(self._about.jaxpr, start.start)
+        names = [each.name for each in self._about.arguments]
+        return self._slice(run, arguments=_chosen(names, run.arguments))
+
+    def _slice(self, run: Run, **border: tuple[str, ...]) -> Slice:
+        counts = _Lines(self._frames).of(run)
+        lines = tuple(self._lines(counts))
+        return Slice(
+            sum(line.equations for line in lines),
+            sum(count.total() for count in self._whole.values()),
+            lines,
+            len(self._whole) - len(lines),
+            members=run.members(),
+            **border,
+        )
+
+    def _lines(self, counts: _Counts) -> Iterator[SlicedLine]:
+        for line, count in counts.items():
+            name = "" if line is None else f"{self._frames.path(line.file)}:{line.line}"
+            whole, primitives = self._whole[line].total(), dict(count.most_common())
+            yield SlicedLine(name, line, count.total(), whole, primitives)
+
+
+def _chosen(names: list[str], flags: tuple[bool, ...]) -> tuple[str, ...]:
+    return tuple(name for name, flag in zip(names, flags, strict=True) if flag)
+
+
+class _Lines:
+    """The equations of runs by line, each run's counted once.
+
+    The line is the nearest of the user's. A body of a library's that has none has that of the
+    equation which holds it.
+    """
+
+    def __init__(self, frames: Frames):
+        self._frames = frames
+        self._known: dict[Run, _Counts] = {}
+        self._places: dict[object, Line | None] = {}
+
+    def of(self, run: Run) -> _Counts:
+        """Return how many equations a run has of each line, in the order of the program."""
+        if run not in self._known:
+            self._known[run] = self._count(run)
+        return self._known[run]
+
+    def _count(self, run: Run) -> _Counts:
+        counts: _Counts = {}
+        eqns = run.jaxpr.eqns
+        for i, inside in run.inside.items():
+            eqn = eqns[i]
+            line = self._line(eqn)
+            count = counts.get(line)
+            if count is None:
+                count = counts[line] = Counter()
+            count[eqn.primitive.name] += 1
+            for held in inside:
+                for inner, more in self.of(held).items():
+                    own = inner is not None and (inner.own or line is None or not line.own)
+                    counts.setdefault(inner if own else line, Counter()).update(more)
+        return counts
+
+    def _line(self, eqn: JaxprEqn) -> Line | None:
+        traceback = eqn.source_info.traceback
+        if traceback not in self._places:
+            place = self._frames.place(eqn)
+            line = None
+            if place is not None:
+                file, number = place.frame[:2]
+                line = Line(file, number, self._frames.is_users(file))
+            self._places[traceback] = line
+        return self._places[traceback]

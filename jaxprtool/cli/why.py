@@ -1,0 +1,149 @@
+"""`jaxprtool why`: what a value touches, what it depends on, and the way from one to another."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import OUTPUT, Panel
+from jaxprtool.cli.progress import Told
+from jaxprtool.cli.start import start_jax
+from jaxprtool.errors import OutputError
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.slices import Why
+    from jaxprtool.ir.program import Program
+
+_SLICE = Panel("What is shown")
+
+
+class Format(StrEnum):
+    """How a slice is shown."""
+
+    lines = "lines"
+    text = "text"
+    tree = "tree"
+    dot = "dot"
+
+
+_What = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="WHAT",
+        help="An argument by its path, such as params['w'], or params for all below it; a result; "
+        "a line, model.py:30; or a variable, as show names it.",
+        show_default=False,
+    ),
+]
+_Forward = Annotated[
+    bool, _SLICE.flag("--forward", "All that it touches: so for all but a result.")
+]
+_Back = Annotated[
+    bool, _SLICE.flag("--back", "All that it depends on: so for all but an argument.")
+]
+_Path = Annotated[
+    tuple[str, str] | None,
+    _SLICE.option("--path", "A B", "Instead: the fewest equations that lead from A to B."),
+]
+_Format = Annotated[
+    Format | None,
+    _SLICE.option(
+        "--format, -f",
+        "<lines|text|tree|dot>",
+        "By your lines; as a listing, a tree or a Graphviz picture of the equations.",
+    ),
+]
+_Full = Annotated[bool, OUTPUT.flag("--full", "The equations, as with --format text.")]
+
+
+@options.command
+def why(
+    function: options.Function,
+    what: _What = None,
+    forward: _Forward = False,
+    back: _Back = False,
+    path: _Path = None,
+    passes: options.Passes = None,
+    plugin: options.Plugin = None,
+    format: _Format = None,
+    full: _Full = False,
+    json: options.Json = False,
+    *,
+    told: Told,
+) -> None:
+    """Show what an argument touches, or what a result depends on, by your own lines.
+
+    Values are followed through calls, loops, branches and refs: in each body only the equations
+    that lie on their way are shown.
+
+    [bold]Examples[/]
+
+      jaxprtool why samples/transformer.py:loss "params['positions']"
+      jaxprtool why samples/rnn.py:loss result --format tree
+      jaxprtool why samples/transformer.py:loss --path tokens result
+    """
+    if (what is None) == (path is None):
+        fault = "WHAT and --path do not go together" if path else "WHAT is missing"
+        raise OutputError(fault, "an argument, a result, a line, a variable; or --path A B")
+    if json and (format or full):
+        raise OutputError("--json and --format do not go together")
+    if path and (format or full or forward or back):
+        raise OutputError("--path goes with none of --forward, --back, --format, --full")
+    start_jax(told, function.x64)
+    from jaxprtool.analysis.flow_paths import flow_path
+    from jaxprtool.analysis.slices import why as found_why
+    from jaxprtool.cli import watch
+    from jaxprtool.render import why as render
+
+    pipeline = options.pipeline(passes, plugin)
+    program = function.trace(function.find(told), pipeline, told)
+    programs = options.each(watch.run(pipeline, program, told))
+    program = options.only_program("why is of", programs)
+    told("following values")
+    if path is not None:
+        way = flow_path(program, *path)
+        if json:
+            output.write_json(render.path_document(way))
+        else:
+            output.write_rendered(render.path_text(way, output.width()))
+        return
+    assert what is not None
+    asked = {"forward": forward, "back": back} if forward or back else {}
+    found = found_why(program, what, **asked)
+    if json:
+        output.write_json(render.why_document(found))
+    elif full or format not in (None, Format.lines):
+        _write_equations(program, found, format or Format.text)
+    else:
+        output.write_rendered(render.slices_by_line(found, output.width()))
+
+
+def _write_equations(program: Program, found: Why, format: Format) -> None:
+    """Write the equations of a slice, under a sentence for each direction."""
+    from jaxprtool.formats.dot import dot
+    from jaxprtool.render.why import told_of
+
+    slices = told_of(found)
+    if format is Format.dot:
+        members = frozenset[int]().union(*(each.members for each, _, _ in slices))
+        ends = [end for each, _, _ in slices for end in (*each.arguments, *each.results)]
+        output.write(dot(program, among=members, ends={*found.ends, *ends}))
+        return
+    from jaxprtool.render.listing import listing
+    from jaxprtool.render.rendering import ShowOptions
+    from jaxprtool.render.tree import tree
+
+    for number, (each, told, others) in enumerate(slices):
+        shown = ShowOptions(
+            width=output.width(),
+            fit=sys.stdout.isatty(),
+            among=each.members,
+            others=others,
+            names=format is Format.tree,
+        )
+        output.write(f"{chr(10) if number else ''}# {told}")
+        output.write_rendered((tree if format is Format.tree else listing)(program, shown))

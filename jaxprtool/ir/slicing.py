@@ -1,0 +1,303 @@
+"""Slices of a program: the equations that values reach, and those that values are computed by.
+
+Each body is looked at once for every pattern of what is asked of it, so that a call of a shared
+body has only what flows through that call. Along the edges of `ir.regions` values pass through
+calls, branches and loops, round these until nothing more is found; what decides on a branch, or
+how often a loop goes round, is part of all its results. A ref holds what was written to it. Of an
+equation whose primitive has no regions each result depends on each operand, and all in its bodies
+is part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import or_
+from typing import TypeAlias
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.structured import holds_jaxpr, views
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var
+
+#: A variable, and the jaxpr that it is of.
+Value: TypeAlias = tuple[Jaxpr, Var]
+
+#: Some flags of a body's arguments or results.
+_Flags: TypeAlias = tuple[bool, ...]
+
+
+@dataclass(eq=False)
+class Run:
+    """What a slice has of a body, for one pattern of what is asked of it.
+
+    Attributes:
+        jaxpr: The body.
+        arguments: Of a slice back, which arguments are needed; of one forward, which were given,
+            and which refs among them were written to.
+        results: Of a slice forward, which results are reached; of one back, which were asked for.
+        inside: The equations of the slice by position, each with the runs of its bodies.
+    """
+
+    jaxpr: Jaxpr
+    arguments: _Flags
+    results: _Flags
+    inside: dict[int, tuple[Run, ...]] = field(default_factory=dict)
+
+    def members(self) -> frozenset[int]:
+        """Return the equations of the slice, by `id`, at any depth."""
+        found: set[int] = set()
+        for run in self.runs():
+            eqns = run.jaxpr.eqns
+            found.update(id(eqns[i]) for i in run.inside)
+        return frozenset(found)
+
+    def runs(self) -> Iterator[Run]:
+        """Yield this run and those inside of it, each once."""
+        seen, todo = {self}, [self]
+        while todo:
+            run = todo.pop()
+            yield run
+            new = dict.fromkeys(each for runs in run.inside.values() for each in runs)
+            todo += [each for each in new if each not in seen]
+            seen.update(new)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a slice begins.
+
+    Attributes:
+        values: Variables.
+        equations: Equations by the jaxpr that they are of, and by `id`: all that they give, for a
+            slice forward, and all that they take, for one back.
+    """
+
+    values: Sequence[Value] = ()
+    equations: Mapping[Jaxpr, frozenset[int]] = field(default_factory=dict)
+
+
+def forward_slice(top: Jaxpr, start: Start) -> Run:
+    """Return what values reach in a program."""
+    return _Forward(start).run(top, (False,) * len(top.invars))
+
+
+def backward_slice(top: Jaxpr, start: Start) -> Run:
+    """Return what values are computed by in a program."""
+    return _Backward(start).run(top, (False,) * len(top.outvars), (False,) * len(top.invars))
+
+
+def everything(top: Jaxpr) -> Run:
+    """Return all of a program as a slice."""
+    return _Everything().run(top)
+
+
+class _Everything:
+    """All of the equations of bodies."""
+
+    def __init__(self) -> None:
+        self._known: dict[Jaxpr, Run] = {}
+
+    def run(self, jaxpr: Jaxpr) -> Run:
+        if jaxpr not in self._known:
+            inside = {i: self.within(eqn) for i, eqn in enumerate(jaxpr.eqns)}
+            ins, outs = (True,) * len(jaxpr.invars), (True,) * len(jaxpr.outvars)
+            self._known[jaxpr] = Run(jaxpr, ins, outs, inside)
+        return self._known[jaxpr]
+
+    def within(self, eqn: JaxprEqn) -> tuple[Run, ...]:
+        """Return the runs of all bodies of an equation."""
+        if not (eqn.params and holds_jaxpr(eqn.params.values())):
+            return ()
+        return tuple(self.run(body) for _, body in bodies(eqn))
+
+
+class _Slicer:
+    """What slices forward and back have in common.
+
+    Args:
+        start: Where the slice begins.
+    """
+
+    def __init__(self, start: Start):
+        self._values: dict[Jaxpr, set[Var]] = {}
+        for jaxpr, var in start.values:
+            self._values.setdefault(jaxpr, set()).add(var)
+        self._equations = start.equations
+        self._begins: dict[Jaxpr, bool] = {}
+        self._everything = _Everything()
+
+    def _begins_in(self, jaxpr: Jaxpr) -> bool:
+        """Whether the slice begins in a body, at any depth."""
+        if jaxpr not in self._begins:
+            self._begins[jaxpr] = (
+                jaxpr in self._values
+                or jaxpr in self._equations
+                or any(map(self._begins_within, jaxpr.eqns))
+            )
+        return self._begins[jaxpr]
+
+    def _begins_within(self, eqn: JaxprEqn) -> bool:
+        return bool(eqn.params and holds_jaxpr(eqn.params.values())) and any(
+            self._begins_in(body) for _, body in bodies(eqn)
+        )
+
+
+class _Forward(_Slicer):
+    """A slice forward."""
+
+    def __init__(self, start: Start):
+        super().__init__(start)
+        self._known: dict[tuple[Jaxpr, _Flags], Run] = {}
+
+    def run(self, jaxpr: Jaxpr, given: _Flags) -> Run:
+        """Return what some of the arguments of a body reach in it."""
+        key = jaxpr, given
+        if key not in self._known:
+            self._known[key] = self._run(jaxpr, given)
+        return self._known[key]
+
+    def _run(self, jaxpr: Jaxpr, given: _Flags) -> Run:
+        reached = {var for var, flag in zip(jaxpr.invars, given, strict=True) if flag}
+        reached |= self._values.get(jaxpr, set())
+        begins = self._equations.get(jaxpr, ())
+        inside: dict[int, tuple[Run, ...]] = {}
+        for i, eqn in enumerate(jaxpr.eqns):
+            first = id(eqn) in begins
+            held = _regions(eqn)
+            if not (
+                first
+                or any(type(v) is not Literal and v in reached for v in eqn.invars)
+                or (held is not None and self._begins_within(eqn))
+            ):
+                continue
+            runs: tuple[Run, ...] | None
+            if held is None or first:
+                runs = self._everything.within(eqn)
+                reached.update(eqn.outvars, _written(eqn))
+            else:
+                runs = self._through(eqn, held, reached)
+            if runs is not None:
+                inside[i] = runs
+        return Run(
+            jaxpr,
+            tuple(var in reached for var in jaxpr.invars),
+            tuple(type(v) is not Literal and v in reached for v in jaxpr.outvars),
+            inside,
+        )
+
+    def _through(self, eqn: JaxprEqn, held: Regions, reached: set[Var]) -> tuple[Run, ...] | None:
+        """Add what is reached through bodies; None if they have nothing of it."""
+        given = [type(v) is not Literal and v in reached for v in eqn.invars]
+        opened = list(map(jaxcompat.open_jaxpr, held.bodies))
+        runs: dict[int, Run] = {}
+
+        def through(number: int, facts: list[bool]) -> _Flags:
+            run = runs[number] = self.run(opened[number], tuple(facts))
+            for place, arg, flag in zip(
+                held.regions[number].ins, opened[number].invars, run.arguments, strict=True
+            ):
+                if flag and is_ref(arg):
+                    given[place] = True
+            return run.results
+
+        while True:
+            before = list(given)
+            _, results = held.forward(given, through, or_, decided=True)
+            if given == before:
+                break
+        reached.update(var for var, flag in zip(eqn.outvars, results, strict=True) if flag)
+        written = [v for v, flag in zip(eqn.invars, given, strict=True) if flag and is_ref(v)]
+        reached.update(v for v in written if type(v) is not Literal)
+        if not (any(results) or any(run.inside for run in runs.values())):
+            return None
+        return tuple(runs[i] for i in range(len(opened)))
+
+
+class _Backward(_Slicer):
+    """A slice back."""
+
+    def __init__(self, start: Start):
+        super().__init__(start)
+        self._known: dict[tuple[Jaxpr, _Flags, _Flags], Run] = {}
+
+    def run(self, jaxpr: Jaxpr, wanted: _Flags, later: _Flags) -> Run:
+        """Return what some of the results of a body are computed by.
+
+        `later` are the arguments that are refs, and read after the body.
+        """
+        key = jaxpr, wanted, later
+        if key not in self._known:
+            self._known[key] = self._run(jaxpr, wanted, later)
+        return self._known[key]
+
+    def _run(self, jaxpr: Jaxpr, wanted: _Flags, later: _Flags) -> Run:
+        ends = zip(jaxpr.outvars, wanted, strict=True)
+        needed = {v for v, flag in ends if flag and type(v) is not Literal}
+        needed.update(v for v, flag in zip(jaxpr.invars, later, strict=True) if flag)
+        needed |= self._values.get(jaxpr, set())
+        begins = self._equations.get(jaxpr, ())
+        inside: dict[int, tuple[Run, ...]] = {}
+        for i in range(len(jaxpr.eqns) - 1, -1, -1):
+            eqn = jaxpr.eqns[i]
+            first = id(eqn) in begins
+            held = _regions(eqn)
+            if not (
+                first
+                or not needed.isdisjoint(eqn.outvars)
+                or (eqn.effects and not needed.isdisjoint(_written(eqn)))
+                or (held is not None and self._begins_within(eqn))
+            ):
+                continue
+            if held is None:
+                inside[i] = self._everything.within(eqn)
+                needed.update(v for v in eqn.invars if type(v) is not Literal)
+            else:
+                inside[i] = self._through(eqn, held, needed, first)
+        arguments = tuple(v in needed for v in jaxpr.invars)
+        return Run(jaxpr, arguments, wanted, dict(reversed(inside.items())))
+
+    def _through(
+        self, eqn: JaxprEqn, held: Regions, needed: set[Var], first: bool
+    ) -> tuple[Run, ...]:
+        """Add what bodies need for what is needed of an equation, or for all if it is `first`."""
+        results = [first or v in needed for v in eqn.outvars]
+        later = [type(v) is not Literal and v in needed and is_ref(v) for v in eqn.invars]
+        opened = list(map(jaxcompat.open_jaxpr, held.bodies))
+        runs: dict[int, Run] = {}
+
+        def through(number: int, asked: list[bool]) -> _Flags:
+            refs = tuple(later[place] for place in held.regions[number].ins)
+            run = runs[number] = self.run(opened[number], tuple(asked), refs)
+            return run.arguments
+
+        while True:
+            before = list(later)
+            operands = held.backward(results, through, decided=True)
+            if held.repeats:  # what any round reads may be written in the round before it
+                read = [asked and is_ref(v) for v, asked in zip(eqn.invars, operands, strict=True)]
+                later = [a or b for a, b in zip(later, read, strict=True)]
+            if later == before:
+                break
+        pairs = zip(eqn.invars, operands, strict=True)
+        needed.update(v for v, flag in pairs if flag and type(v) is not Literal)
+        return tuple(runs[i] for i in range(len(opened)))
+
+
+def _regions(eqn: JaxprEqn) -> Regions | None:
+    """Return the regions of an equation; most have no parameters that could hold a body."""
+    if eqn.primitive.name in views or (eqn.params and holds_jaxpr(eqn.params.values())):
+        return regions(eqn)
+    return None
+
+
+def is_ref(atom: object) -> bool:
+    """Return True if a value is a ref."""
+    return isinstance(getattr(atom, "aval", None), jaxcompat.AbstractRef)
+
+
+def _written(eqn: JaxprEqn) -> Iterable[Var]:
+    """Return the refs that an equation writes to."""
+    refs = (jaxcompat.ref_of(e) for e in eqn.effects if not jaxcompat.is_removable_effect(e))
+    return [ref for ref in refs if ref is not None]

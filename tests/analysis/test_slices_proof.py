@@ -1,0 +1,138 @@
+"""Slices of JAX's own test programs, of random programs and of the samples.
+
+The slice back from a result is what dce leaves for that result alone; other arguments may have any
+values; the slices forward from arguments say the same as those back from results; and a path leads
+from an argument to a result if and only if these are in a slice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.flow_paths import flow_path
+from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.regions import regions
+from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
+from jaxprtool.passes.dce import dce_jaxpr
+from tests.programs import Case, harness_programs, random_programs, sample_programs
+from tests.programs.random_programs import RandomProgram
+from tests.programs.rewriting import prove_all
+from tests.programs.same import lasting_effects, without_ref_writes
+from tests.programs.samples import sample_files
+from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
+from tests.sweep.parts import Part
+
+CHUNKS = 4
+
+#: So many results of a program are looked at.
+MOST = 3
+
+
+def prove_slices(number: int, case: Case) -> Counter[str]:
+    with case.setting():
+        return Counter(_outcomes(case))
+
+
+def _outcomes(case: Case):
+    program = case.program()
+    top = jaxcompat.open_jaxpr(program.jaxpr)
+    exact = _is_exact(program)
+    forward = [forward_slice(top, Start([(top, var)])) for var in top.invars]
+    for i, atom in list(enumerate(top.outvars))[-MOST:]:
+        start = [] if isinstance(atom, jaxcompat.Literal) else [(top, atom)]
+        back = backward_slice(top, Start(start))
+        wanted = [j == i for j in range(len(top.outvars))]
+        left, used = dce_jaxpr(program.jaxpr, wanted, live_inputs=False)
+        mine, theirs = _leaves(top) & back.members(), _leaves(jaxcompat.open_jaxpr(left))
+        if exact:
+            assert mine == theirs and list(back.arguments) == used
+        elif exact is False:
+            assert mine <= theirs and all(map(bool.__le__, back.arguments, used))
+        assert list(back.arguments) == [run.results[i] for run in forward]
+        for name, flag in list(zip(program.arg_names, back.arguments, strict=True))[:MOST]:
+            path = flow_path(program, f"argument:{name}", f"result:{program.out_names[i]}")
+            assert (path.steps is not None) == flag
+        others = "" if all(back.arguments) else ", others replaced"
+        if others:
+            _prove_independent(program, case.arguments(), i, back.arguments)
+        yield f"{'as dce' if exact else 'within dce'}{others}"
+
+
+def _is_exact(program) -> bool | None:
+    """Whether dce leaves just what a result needs; None if bodies of unknown kinds are cut."""
+    top = jaxcompat.open_jaxpr(program.jaxpr)
+    exact = not without_ref_writes(lasting_effects(program.jaxpr))
+    for eqn in equations(top):
+        held = regions(eqn)
+        if held is None and bodies(eqn):
+            return None
+        # A user's rule may read what the body does not; JAX's own rules keep what is freed.
+        exact &= not (held is not None and held.edges.has_rule)
+        exact &= eqn.primitive not in jaxcompat.jax_dce_rules or held is not None
+    return exact
+
+
+def _leaves(top) -> set[int]:
+    return {id(eqn) for eqn in equations(top) if not bodies(eqn)}
+
+
+def _prove_independent(program, values, result, needed) -> None:
+    """A result stays the same to the last bit whatever it does not depend on."""
+    run = jaxcompat.jaxpr_as_fun(program.jaxpr)
+    others = [v if flag else _other(v) for v, flag in zip(values, needed, strict=True)]
+    before, after = run(*values)[result], run(*others)[result]
+    if jnp.issubdtype(jnp.asarray(before).dtype, jax.dtypes.prng_key):
+        before, after = jax.random.key_data(before), jax.random.key_data(after)
+    np.testing.assert_array_equal(np.asarray(before), np.asarray(after))
+
+
+def _other(value):
+    """Return zeros; ones in place of zeros."""
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return jax.random.clone(jax.random.split(value.ravel()[0], value.shape))
+    zeros = jnp.zeros_like(value)
+    return jnp.ones_like(value) if np.array_equal(np.asarray(value), np.asarray(zeros)) else zeros
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_a_share_of_the_harnesses(chunk):
+    cases = enumerate(harness_programs(20)[chunk::CHUNKS])
+    outcomes = prove_all(cases, prove_slices)
+    assert outcomes.total() > 80
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_random_programs(chunk):
+    outcomes: Counter[str] = Counter()
+
+    @hypothesis.seed(chunk)
+    @settings(max_examples=25)
+    @given(random_programs(), st.integers(0, 2**20))
+    def check(drawn: RandomProgram, number: int) -> None:
+        outcomes.update(prove_slices(number, drawn.case()))
+
+    check()
+    jax.clear_caches()
+    assert outcomes["as dce, others replaced"] > 2
+
+
+@pytest.mark.parametrize("file", sample_files())
+def test_samples(file):
+    for case in sample_programs(file):
+        assert prove_slices(0, case)
+
+
+SWEEP = [
+    Part("slices: harnesses", Harnesses(), prove_slices, expected=lambda n: n.total() > 9600),
+    Part("slices: random programs", RandomPrograms(2500), prove_slices),
+    Part("slices: samples", Samples(), prove_slices),
+]

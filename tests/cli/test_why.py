@@ -1,0 +1,143 @@
+"""`jaxprtool why` shows what values touch and depend on; `show --uses` the same in a listing."""
+
+import json
+import textwrap
+
+import pytest
+
+import jaxprtool
+
+FUNCTIONS = """
+    import jax
+    import jax.numpy as jnp
+
+    def loss(params, x):
+        hidden = jnp.tanh(x @ params["w"])
+        def step(carry, row):
+            return (carry[0] + row, carry[1] * 2), carry[1]
+        (total, _), rows = jax.lax.scan(step, (hidden[0], params["b"]), hidden)
+        return {"loss": total.sum(), "rows": rows}
+
+    def twice(a, b):
+        c = a * 2
+        return jnp.sin(b) + c
+"""
+
+LOSS = "kept.py:loss", "--args", "{'w': f32[4,4], 'b': f32[4]}, f32[3,4]"
+TWICE = "kept.py:twice", "--args", "f32[3], f32[3]"
+
+
+@pytest.fixture(autouse=True)
+def kept(folder):
+    (folder / "kept.py").write_text(textwrap.dedent(FUNCTIONS).lstrip())
+
+
+def test_an_argument_has_the_lines_that_it_touches_and_its_results(cli):
+    found = cli("why", *LOSS, "params['w']")
+    told = "params['w'] reaches 7 of 8 equations and 1 of 2 results: result['loss']; not"
+    assert " ".join(found.out.splitlines()[:2]) == f"{told} result['rows']"
+    lines = found.out.splitlines()[2:]
+    assert lines[0].split()[:2] == ["2", "kept.py:5"]
+    assert 'hidden = jnp.tanh(x @ params["w"])' in lines[0]
+    assert "(dot_general, 1 more)" in lines[0]
+    assert lines[-1] == "… 1 equation that it does not touch"
+
+
+def test_a_result_has_what_it_depends_on(cli):
+    found = cli("why", *LOSS, "rows")
+    assert found.out.startswith("result['rows'] depends on 2 of 8 equations and 1 of 3 arguments")
+    assert "params['b']" in found.out
+    several = cli("why", *LOSS, "params").out
+    assert several.startswith("params (2 arguments) reach all 8 equations and all 2 results")
+
+
+def test_a_line_and_a_variable_have_both(cli):
+    ahead, behind = cli("why", *LOSS, "kept.py:5").out.split("\n\n")
+    assert ahead.startswith("kept.py:5 reaches 7 of 8") and "depends on 2 of 8" in behind
+    only = cli("why", *LOSS, "kept.py:5", "--back").out
+    assert only.startswith("kept.py:5 depends on 2 of 8 equations")
+    assert cli("why", *LOSS, "hidden").out.startswith("hidden reaches 5 of 8 equations")
+
+
+def test_equations_as_listing_tree_and_picture(cli):
+    text = cli("why", *LOSS, "params['b']", "--full").out
+    assert text.startswith("# params['b'] reaches 2 of 8") and "mul" in text
+    assert "dot_general" not in text and "… 4 equations that it does not touch" in text
+    assert text == cli("why", *LOSS, "params['b']", "--format", "text").out
+    tree = cli("why", *LOSS, "params['b']", "--format", "tree").out
+    assert "mul" in tree and "tanh" not in tree
+    dot = cli("why", *LOSS, "params['b']", "--format", "dot").out
+    assert "<b>mul</b>" in dot and "<b>dot_general</b>" not in dot and "tanh" not in dot
+
+
+def test_a_path_has_each_step(cli):
+    found = cli("why", *LOSS, "--path", "x", "loss").out.splitlines()
+    assert found[0] == "x reaches result['loss'] through 5 equations"
+    assert [line.split()[0] for line in found[1:]] == [
+        *("dot_general", "tanh", "scan", "add", "reduce_sum")
+    ]
+    assert cli("why", *LOSS, "--path", "x", "rows").out == "x does not reach result['rows']\n"
+
+
+def test_json_has_the_same(cli):
+    found = json.loads(cli("why", *LOSS, "params['w']", "--json").out)
+    assert found["kind"] == "argument" and found["forward"]["results"] == ["result['loss']"]
+    assert found["forward"]["equations"] == 7 and found["forward"]["of"] == 8
+    assert sum(line["equations"] for line in found["forward"]["lines"]) == 7
+    path = json.loads(cli("why", *LOSS, "--path", "x", "rows", "--json").out)
+    assert path["steps"] is None
+
+
+def test_show_uses_leaves_out_what_is_not_touched(cli):
+    found = cli("show", *LOSS, "--uses", "params['b']")
+    assert "equations that params['b'] does not touch" in found.out
+    assert "scan" in found.out and "dot_general" not in found.out
+    for format in ("tree", "table"):
+        out = cli("show", *LOSS, "--uses", "params['b']", "--format", format).out
+        assert "dot_general" not in out
+    listed = json.loads(cli("show", *LOSS, "--uses", "params['b']", "--json").out)
+    assert {"skipped": 4} in listed["programs"][0]["equations"]
+
+
+@pytest.mark.parametrize(
+    "what, fault, hint",
+    [
+        ("params['v']", "no argument, result, line or variable 'params['v']'", "'params['w']'?"),
+        ("kept.py:1", "no equation of loss comes from kept.py:1", "near it: kept.py:5"),
+        ("other.py:5", "no equation of loss comes from a file 'other.py'", "kept.py"),
+        ("nothing", "no argument, result, line or variable 'nothing'", "arguments: params, x"),
+        ("variable:nothing", "no variable 'nothing'", None),
+    ],
+)
+def test_what_is_not_there_is_one_line_with_the_nearest(cli, what, fault, hint):
+    found = cli("why", *LOSS, what)
+    assert (found.code, found.out) == (2, "") and fault in found.err.splitlines()[0]
+    assert found.err.count("\n") <= 2 and (hint is None or hint in found.err)
+
+
+def test_a_name_of_two_values_needs_a_word(cli):
+    found = cli("why", *TWICE, "b")
+    assert found.code == 0  # the variable b is the argument b
+    found = cli("why", *TWICE, "c")
+    assert found.code == 0 and found.out.startswith("c reaches")
+    program = jaxprtool.trace(lambda b, a: (a * 2, b), 1.0, 2.0)
+    with pytest.raises(jaxprtool.errors.PointError, match="an argument and a variable") as error:
+        jaxprtool.why(program, "b")
+    assert "'argument:b' or 'variable:b'" in error.value.hint
+    assert jaxprtool.why(program, "argument:b").forward.results == ("result[1]",)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("x", "--path", "x", "loss"),
+        ("x", "--json", "--full"),
+        ("--path", "x", "loss", "--back"),
+        ("x", "-p", "unzip"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(cli, options):
+    found = cli("why", *LOSS, *options)
+    assert (found.code, found.out) == (2, "") and found.err.startswith("error: ")
+    assert cli("show", *LOSS, "--uses", "x", "--stats").code == 2

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.cost.by_equation import operations_by_equation
-from jaxprtool.analysis.cost.rounds import rounds_of
+from jaxprtool.analysis.recomputation import Recomputation
 from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import BEHIND, Frames, Place, frames_now
-from jaxprtool.ir.makers import Maker, maker_of, makers
+from jaxprtool.ir.makers import Maker, Makers
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 
@@ -104,7 +101,7 @@ class _Reading:
         self._frames = frames_now()
         self._jaxpr = jaxcompat.open_jaxpr(forward.jaxpr)
         self._arguments = dict(zip(self._jaxpr.invars, forward.arg_names, strict=True))
-        self._binders = makers(self._jaxpr)
+        self._makers = Makers(self._jaxpr)
         back = jaxcompat.open_jaxpr(backward.jaxpr)
         self._flow = DataFlow(back)
         main = jax.tree.unflatten(forward.out_tree, range(forward.out_tree.num_leaves))[0]
@@ -112,12 +109,13 @@ class _Reading:
         kept = self._jaxpr.outvars[first : first + count]
         #: Each residual as a variable of the forward half, and as one of the backward half.
         self.pairs = list(zip(kept, back.invars, strict=False))
-        self._kept = {atom for atom in kept if type(atom) is not Literal}
-        self._work: dict[Jaxpr, tuple[Mapping[int, Any], dict[Var, JaxprEqn]]] = {}
+        self._maker = {v: self._maker_of(v) for v in kept if type(v) is not Literal}
+        found = [maker for maker in self._maker.values() if maker is not None]
+        self._recomputation = Recomputation(self._jaxpr, frozenset(self._maker), found)
 
     def residual(self, value: Atom, taken: Var) -> Residual:
         """Return what is known of a residual."""
-        maker = None if type(value) is Literal else self._maker(value)
+        maker = None if type(value) is Literal else self._maker[value]
         argument = "" if type(value) is Literal else self._arguments.get(value, "")
         eqn = None if maker is None else maker.eqn
         return Residual(
@@ -128,13 +126,13 @@ class _Reading:
             "" if maker is None else self._source((*maker.around, maker.eqn)),
             str(eqn.params["name"]) if eqn is not None and eqn.primitive.name == "name" else "",
             tuple(self._readers(taken)),
-            self._recompute(value, maker),
+            0 if maker is None else self._recomputation.operations(maker),
             () if eqn is None else tuple(self._dropping(eqn)),
         )
 
-    def _maker(self, value: Var) -> Maker | None:
-        while value in self._binders:
-            maker = maker_of(value, self._binders)
+    def _maker_of(self, value: Var) -> Maker | None:
+        while value in self._makers:
+            maker = self._makers.of(value)
             if not isinstance(maker.operand, Var):
                 return maker
             value = maker.operand
@@ -156,50 +154,6 @@ class _Reading:
             for eqn in _reading(self._flow, taken)
         )
         yield from sorted(found, key=lambda each: not traits(each.primitive).expensive)
-
-    def _recompute(self, value: Atom, maker: Maker | None) -> Any:
-        """Return the operations that compute a value from the other residuals and arguments.
-
-        In a loop, each round is computed from what it begins with.
-        """
-        if maker is None or type(value) is Literal:
-            return 0
-        levels = list(_levels(self._jaxpr, self._kept, maker))
-        wanted: set[Atom] = set(maker.eqn.outvars)
-        total, rounds = 0, 1
-        for held, _, _ in levels:
-            rounds *= 1 if held is None else _rounds(held)
-        for held, jaxpr, kept in reversed(levels):
-            work, reached = self._slice(jaxpr, wanted, kept - wanted)
-            total += work * rounds
-            if held is None:
-                break
-            rounds = rounds // _rounds(held) if type(rounds) is int else rounds
-            region = held.regions[_number(held, jaxpr)]
-            places = [i for i, arg in enumerate(jaxpr.invars) if arg in reached]
-            carried = {back for each in held.regions for back in each.back}
-            ins = (region.ins[i] for i in places)
-            wanted = {held.eqn.invars[i] for i in ins if i not in carried}
-        return total
-
-    def _slice(self, jaxpr: Jaxpr, wanted: set[Atom], kept: set[Atom]) -> tuple[Any, set[Atom]]:
-        """Return the operations that compute some values, and the values that these begin with."""
-        if jaxpr not in self._work:
-            self._work[jaxpr] = operations_by_equation(jaxpr), makers(jaxpr)
-        (work, binders), total = self._work[jaxpr], 0
-        todo, seen, reached = list(wanted), set[int](), set[Atom]()
-        while todo:
-            atom = todo.pop()
-            if type(atom) is Literal or atom in kept:
-                continue
-            eqn = binders.get(atom)
-            if eqn is None:
-                reached.add(atom)
-            elif id(eqn) not in seen:
-                seen.add(id(eqn))
-                total += work[id(eqn)]
-                todo += eqn.invars
-        return total, reached
 
     def _dropping(self, eqn: JaxprEqn) -> Iterator[str]:
         """Yield the policies that would not keep what an equation gives."""
@@ -232,36 +186,3 @@ def _reading(flow: DataFlow, value: Var) -> Iterator[JaxprEqn]:
         fresh = [each for each in new if each not in seen]
         seen.update(fresh)
         todo += fresh
-
-
-def _levels(
-    top: Jaxpr, kept: set[Atom], maker: Maker
-) -> Iterator[tuple[Regions | None, Jaxpr, set[Atom]]]:
-    """Yield the jaxprs that a value is computed in, the outermost first.
-
-    Each has the equation that holds it, and what of its values is kept.
-    """
-    yield None, top, kept
-    path = (*maker.around, maker.eqn)
-    for eqn, inner in pairwise(path):
-        held = regions(eqn)
-        assert held is not None
-        number = next(
-            i
-            for i, body in enumerate(held.bodies)
-            if any(each is inner for each in jaxcompat.open_jaxpr(body).eqns)
-        )
-        body = jaxcompat.open_jaxpr(held.bodies[number])
-        given = zip(held.regions[number].outs, body.outvars, strict=True)
-        kept = {atom for out, atom in given if out is not None and eqn.outvars[out] in kept}
-        yield held, body, kept - set(body.invars)
-
-
-def _number(held: Regions, jaxpr: Jaxpr) -> int:
-    bodies = map(jaxcompat.open_jaxpr, held.bodies)
-    return next(i for i, body in enumerate(bodies) if body is jaxpr)
-
-
-def _rounds(held: Regions) -> Any:
-    """Return how often a body runs; 1 if that is not known."""
-    return rounds_of(held) or 1

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.regions import regions
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 
 
 class Maker(NamedTuple):
@@ -31,45 +31,72 @@ def makers(jaxpr: AnyJaxpr) -> dict[Var, JaxprEqn]:
     return {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
 
 
-def maker_of(value: Var, binders: Mapping[Var, JaxprEqn]) -> Maker:
-    """Return what computes a variable that an equation binds.
-
-    A value that a call, a loop or a branch gives is followed to the equation inside that computes
-    it, and through what JAX adds to a value that a policy of `jax.checkpoint` saves or offloads.
+class Makers:
+    """What computes the values of a jaxpr; each body is looked at once.
 
     Args:
-        value: The variable.
-        binders: What binds the variables of its jaxpr: `makers(jaxpr)`.
+        jaxpr: The jaxpr.
     """
-    around: tuple[JaxprEqn, ...] = ()
-    eqn = binders[value]
-    index = eqn.outvars.index(value)
-    while True:
-        if _is_added(eqn):
-            operand = eqn.invars[index]
-            maker = binders.get(operand) if isinstance(operand, Var) else None
-            if maker is not None:
-                eqn, index = maker, maker.outvars.index(operand)
-                continue
-            if not around:
-                return Maker(eqn, around, operand)
-        called = regions(eqn)
-        if called is None:
-            return Maker(eqn, around, None)
-        for number, atom in called.sources()[index]:
-            body, region = called.bodies[number], called.regions[number]
-            within = makers(body)
-            inner = None if isinstance(atom, Literal) else within.get(atom)
-            if inner is not None and not (called.deciding and _is_filler(inner, within)):
-                around, binders = (*around, eqn), within
-                eqn, index = inner, inner.outvars.index(atom)
-                break
-            if not around and len(called.bodies) == 1 and atom in body.invars:
-                operand = region.ins[body.invars.index(atom)]
-                if operand not in region.back:
-                    return Maker(eqn, around, eqn.invars[operand])
-        else:
-            return Maker(eqn, around, None)
+
+    def __init__(self, jaxpr: AnyJaxpr) -> None:
+        self._top = makers(jaxpr)
+        self._bodies: dict[Jaxpr, dict[Var, JaxprEqn]] = {}
+        self._held: dict[int, tuple[Regions, list[list[tuple[int, Atom]]]] | None] = {}
+
+    def __contains__(self, value: object) -> bool:
+        """Return True if an equation of the jaxpr binds a value."""
+        return value in self._top
+
+    def of(self, value: Var) -> Maker:
+        """Return what computes a variable that an equation of the jaxpr binds.
+
+        A value that a call, a loop or a branch gives is followed to the equation inside that
+        computes it, and through what JAX adds to a value that a policy of `jax.checkpoint` saves or
+        offloads.
+        """
+        around: tuple[JaxprEqn, ...] = ()
+        binders = self._top
+        eqn = binders[value]
+        index = eqn.outvars.index(value)
+        while True:
+            if _is_added(eqn):
+                operand = eqn.invars[index]
+                maker = binders.get(operand) if isinstance(operand, Var) else None
+                if maker is not None:
+                    eqn, index = maker, maker.outvars.index(operand)
+                    continue
+                if not around:
+                    return Maker(eqn, around, operand)
+            called = self._called(eqn)
+            if called is None:
+                return Maker(eqn, around, None)
+            held, sources = called
+            for number, atom in sources[index]:
+                body, region = held.bodies[number], held.regions[number]
+                within = self._within(body)
+                inner = None if isinstance(atom, Literal) else within.get(atom)
+                if inner is not None and not (held.deciding and _is_filler(inner, within)):
+                    around, binders = (*around, eqn), within
+                    eqn, index = inner, inner.outvars.index(atom)
+                    break
+                if not around and len(held.bodies) == 1 and atom in body.invars:
+                    operand = region.ins[body.invars.index(atom)]
+                    if operand not in region.back:
+                        return Maker(eqn, around, eqn.invars[operand])
+            else:
+                return Maker(eqn, around, None)
+
+    def _within(self, body: AnyJaxpr) -> dict[Var, JaxprEqn]:
+        jaxpr = jaxcompat.open_jaxpr(body)
+        if jaxpr not in self._bodies:
+            self._bodies[jaxpr] = makers(jaxpr)
+        return self._bodies[jaxpr]
+
+    def _called(self, eqn: JaxprEqn) -> tuple[Regions, list[list[tuple[int, Atom]]]] | None:
+        if id(eqn) not in self._held:
+            held = regions(eqn)
+            self._held[id(eqn)] = None if held is None else (held, held.sources())
+        return self._held[id(eqn)]
 
 
 def _is_added(eqn: JaxprEqn) -> bool:

@@ -17,12 +17,14 @@ def paths(root: str, value: object) -> tuple[str, ...]:
 def unique(names: Sequence[str]) -> tuple[str, ...]:
     """The names, with a number added to those that have come before."""
     seen: set[str] = set()
+    numbers: dict[str, int] = {}  # of thousands with one name, the next is not searched for
     result = []
     for name in names:
-        chosen, number = name, 1
+        chosen, number = name, numbers.get(name, 1)
         while chosen in seen:
             number += 1
             chosen = f"{name}_{number}"
+        numbers[name] = number
         seen.add(chosen)
         result.append(chosen)
     return tuple(result)

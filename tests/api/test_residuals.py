@@ -59,6 +59,18 @@ def test_the_price_is_that_of_the_equations_between_it_and_what_else_is_kept():
     assert found["cos"].recompute == 3 * (product + elements)
 
 
+def test_the_price_of_what_hangs_on_a_chain_that_is_not_kept_counts_the_chain_once():
+    def chain(w, x):
+        for _ in range(3):
+            x = jnp.tanh(x) * w + x
+        return x.sum()
+
+    found = residuals(trace(chain, W[0], W[0]))
+    prices = sorted(each.recompute for each in found.residuals if each.primitive == "tanh")
+    # Before each tanh there are a product and a sum more of 8 elements, from what is kept.
+    assert prices == [8, 8 + 16, 8 + 32]
+
+
 def test_a_policy_names_what_it_drops_and_what_it_keeps():
     found = residuals(trace(net, W, X))
     named = "save_only_these_names('hidden')"

@@ -1,32 +1,52 @@
-"""What each equation of a jaxpr costs, with all that is in its bodies."""
+"""What each equation of a jaxpr computes, with all that is in its bodies."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from functools import reduce
 from typing import Any
 
-from jaxprtool.analysis.cost.bodies import Bodies, Body, Item
-from jaxprtool.analysis.cost.tallies import Key, Sums
-from jaxprtool.ir.symbols import symbols_of
-from jaxprtool.jaxcompat import Jaxpr
+import jax
 
-#: The size at which it is decided what is written to memory.
-_SIZE = 512
-
-
-def operations_by_equation(jaxpr: Jaxpr) -> dict[int, Any]:
-    """Return the FLOPs and transcendentals of each equation, at most, by its `id`; 0 of others."""
-    bodies = Bodies(dict.fromkeys(symbols_of(jaxpr), _SIZE))
-    sums = Sums(bodies, _ByEquation())[jaxpr]
-    found = {key: tally.most.flops + tally.most.transcendentals for key, tally in sums.items()}
-    return defaultdict(int, found)
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.cost.rounds import rounds_of
+from jaxprtool.analysis.cost.rules import cost_rules, work_of
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.structured import ShardMap, sub_jaxprs
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
 
-class _ByEquation:
-    """Groups by the equation at the top of the program."""
+class Operations:
+    """The FLOPs and transcendentals of equations, at most; each body is looked at once.
 
-    def key(self, item: Item, body: Body) -> Key:
-        return id((*item.node.calls, item.eqn)[0])
+    A loop whose rounds are not known counts one, and a `shard_map` all devices. Where the cost of
+    an equation is not known, it is 0.
+    """
 
-    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
-        return self.key(item, body)
+    def __init__(self) -> None:
+        self._bodies: dict[Jaxpr, Any] = {}
+
+    def of(self, eqn: JaxprEqn) -> Any:
+        """Return what an equation computes."""
+        held = regions(eqn)
+        if held is not None:
+            return self._held(held)
+        if cost_rules.get(eqn.primitive.name) is None and eqn.params:
+            inside = [jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(eqn)]
+            if inside:
+                return sum(map(self._body, inside))
+        work = None if traits(eqn).collective else work_of(eqn)
+        return 0 if work is None else work.flops + work.transcendentals
+
+    def _held(self, held: Regions) -> Any:
+        each = [self._body(jaxcompat.open_jaxpr(body)) for body in held.bodies]
+        if held.kind == "branch":
+            return reduce(jax.core.max_dim, each)
+        rounds = rounds_of(held)
+        devices = held.view.mesh.size if isinstance(held.view, ShardMap) else 1
+        return sum(each) * (1 if rounds is None else rounds) * devices
+
+    def _body(self, jaxpr: Jaxpr) -> Any:
+        if jaxpr not in self._bodies:
+            self._bodies[jaxpr] = sum(map(self.of, jaxpr.eqns))
+        return self._bodies[jaxpr]

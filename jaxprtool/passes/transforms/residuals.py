@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from jaxprtool.ir.frames import own_frame
-from jaxprtool.ir.makers import maker_of, makers
+from jaxprtool.ir.makers import Makers
 from jaxprtool.ir.paths import unique
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Var
 
@@ -20,15 +20,15 @@ def residual_names(
     line and primitive that made them, `model.py:12 tanh`.
     """
     known = dict(zip(jaxpr.invars, arg_names, strict=True))
-    binders = makers(jaxpr)
-    names = [_name(value, binders, known) for value in values]
+    computed = Makers(jaxpr)
+    names = [_name(value, computed, known) for value in values]
     return dict(zip(values, unique(names), strict=True))
 
 
-def _name(value: Var, binders: Mapping[Var, JaxprEqn], known: Mapping[Var, str]) -> str:
+def _name(value: Var, computed: Makers, known: Mapping[Var, str]) -> str:
     places = [""]
     while value not in known:
-        eqn, around, operand = maker_of(value, binders)
+        eqn, around, operand = computed.of(value)
         places += [place for each in (*around, eqn) if (place := _place(each))]
         if not isinstance(operand, Var):
             if eqn.primitive.name == "name":

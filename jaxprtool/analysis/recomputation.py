@@ -1,0 +1,211 @@
+"""The operations that compute a residual again, from the other residuals and the arguments.
+
+What a value is computed from is a set of equations, which overlaps with that of other values. A set
+is held as the bits of one number, so that those of all equations of a jaxpr are found in one walk
+over it, and a set is weighed by counting bits. A loop is walked round by round: a value inside is
+computed from what its round begins with.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import reduce
+from itertools import pairwise
+from operator import or_
+from typing import Any, NamedTuple
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.cost.by_equation import Operations
+from jaxprtool.analysis.cost.rounds import rounds_of
+from jaxprtool.ir.makers import Maker
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
+
+
+class Recomputation:
+    """What it takes to compute values of a program again.
+
+    Args:
+        jaxpr: The program's open jaxpr.
+        kept: Its variables that are kept.
+        asked: What computes the values that will be asked for.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, kept: Collection[Atom], asked: Iterable[Maker]) -> None:
+        self._top = _Level(None, jaxpr, 0, frozenset(kept))
+        self._held: dict[int, tuple[Regions, dict[int, int]]] = {}
+        self._levels: dict[tuple[int, ...], _Level] = {(): self._top}
+        self._slices: dict[tuple[int, ...], _Slices] = {}
+        self._operations = Operations()
+        #: By the equations around a jaxpr: the makers asked for in it, and what holds such.
+        self._makers = defaultdict[tuple[int, ...], set[int]](set)
+        self._holders = defaultdict[tuple[int, ...], set[int]](set)
+        for maker in asked:
+            path = tuple(map(id, maker.around))
+            self._makers[path].add(id(maker.eqn))
+            for depth, holder in enumerate(path):
+                self._holders[path[:depth]].add(holder)
+
+    def operations(self, maker: Maker) -> Any:
+        """Return the FLOPs and transcendentals that compute what an equation gives again."""
+        path = (*maker.around, maker.eqn)
+        keys = [tuple(map(id, path[:depth])) for depth in range(len(path))]
+        levels = [self._top, *map(self._level, pairwise(path), keys[1:])]
+        rounds = [1]
+        for level in levels[1:]:
+            rounds.append(rounds[-1] * _rounds(level.held))
+        slices = list(map(self._slices_of, keys, levels))
+        found = slices[-1].of_results(maker.eqn)
+        total = found.work * rounds[-1]
+        for depth in range(len(path) - 2, -1, -1):
+            operands = _begins_with(levels[depth + 1], found.arguments)
+            found = slices[depth].of_operands(operands)
+            total += found.work * rounds[depth]
+        return total
+
+    def _slices_of(self, key: tuple[int, ...], level: _Level) -> _Slices:
+        if key not in self._slices:
+            asked = self._makers[key], self._holders[key]
+            self._slices[key] = _Slices(level.jaxpr, level.kept, *asked, self._operations)
+        return self._slices[key]
+
+    def _level(self, pair: tuple[JaxprEqn, JaxprEqn], key: tuple[int, ...]) -> _Level:
+        """Return the body of an equation that another one is in."""
+        if key not in self._levels:
+            eqn, inner = pair
+            held, numbers = self._regions(eqn)
+            number = numbers[id(inner)]
+            body = jaxcompat.open_jaxpr(held.bodies[number])
+            around = self._levels[key[:-1]].kept
+            given = zip(held.regions[number].outs, body.outvars, strict=True)
+            kept = {atom for out, atom in given if out is not None and eqn.outvars[out] in around}
+            self._levels[key] = _Level(held, body, number, frozenset(kept - set(body.invars)))
+        return self._levels[key]
+
+    def _regions(self, eqn: JaxprEqn) -> tuple[Regions, dict[int, int]]:
+        """Return the regions of an equation, and for each equation in which of them it is."""
+        if id(eqn) not in self._held:
+            held = regions(eqn)
+            assert held is not None
+            bodies = list(enumerate(map(jaxcompat.open_jaxpr, held.bodies)))[::-1]
+            self._held[id(eqn)] = held, {id(e): number for number, b in bodies for e in b.eqns}
+        return self._held[id(eqn)]
+
+
+class _Level(NamedTuple):
+    """A jaxpr that a value is computed in.
+
+    Attributes:
+        held: The equation that holds it; None of the program's own.
+        jaxpr: The open jaxpr.
+        number: Which of the bodies of the equation it is.
+        kept: Its variables that are kept.
+    """
+
+    held: Regions | None
+    jaxpr: Jaxpr
+    number: int
+    kept: frozenset[Atom]
+
+
+def _begins_with(level: _Level, arguments: Sequence[int]) -> list[Atom]:
+    """Return the operands that arguments of a body are in every round."""
+    held = level.held
+    assert held is not None
+    region = held.regions[level.number]
+    carried = {back for each in held.regions for back in each.back}
+    places = (region.ins[i] for i in arguments)
+    return [held.eqn.invars[place] for place in places if place not in carried]
+
+
+def _rounds(held: Regions | None) -> Any:
+    """Return how often a body runs; 1 if that is not known."""
+    return 1 if held is None else rounds_of(held) or 1
+
+
+class _Slice(NamedTuple):
+    """What values are computed from.
+
+    Attributes:
+        work: The operations of the equations that compute them.
+        arguments: The positions of the arguments that they begin with.
+    """
+
+    work: Any
+    arguments: list[int]
+
+
+class _Slices:
+    """What values of a jaxpr are computed from: its arguments, the first bits, and its equations.
+
+    Args:
+        jaxpr: The jaxpr.
+        kept: Its variables that are kept.
+        makers: The equations, by `id`, of whose results it will be asked.
+        holders: Those of whose operands it will be asked.
+        operations: What equations compute.
+    """
+
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        kept: frozenset[Atom],
+        makers: Collection[int],
+        holders: Collection[int],
+        operations: Operations,
+    ) -> None:
+        self._count = first = len(jaxpr.invars)
+        self._weights = list(_weights(jaxpr, first, operations))
+        self._makers: dict[int, _Slice] = {}
+        self._values = {v: 1 << i for i, v in enumerate(jaxpr.invars) if v not in kept}
+        # A set is forgotten once its last reader has been seen, or it takes memory without end.
+        last = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.invars if type(v) is not Literal}
+        always = {v for e in jaxpr.eqns if id(e) in holders for v in e.invars if v in last}
+        for i, eqn in enumerate(jaxpr.eqns):
+            whole = 1 << first + i
+            for v in eqn.invars:
+                if type(v) is not Literal and v in self._values:
+                    whole |= self._values[v]
+                    if last[v] == i and v not in always:
+                        del self._values[v]
+            if id(eqn) in makers:
+                self._makers[id(eqn)] = self._slice(whole)
+            for v in eqn.outvars:
+                if v in last and v not in kept:
+                    self._values[v] = whole
+
+    def of_results(self, eqn: JaxprEqn) -> _Slice:
+        """Return what the results of an equation are computed from."""
+        return self._makers[id(eqn)]
+
+    def of_operands(self, operands: Iterable[Atom]) -> _Slice:
+        """Return what operands of an equation that holds a body are computed from."""
+        masks = (self._values.get(v, 0) for v in operands if type(v) is not Literal)
+        return self._slice(reduce(or_, masks, 0))
+
+    def _slice(self, found: int) -> _Slice:
+        work = sum(amount * (found & same).bit_count() for amount, same in self._weights)
+        return _Slice(work, [i for i in range(self._count) if found >> i & 1])
+
+
+def _weights(jaxpr: Jaxpr, first: int, operations: Operations) -> Iterator[tuple[Any, int]]:
+    """Yield each number of operations, with the bits of the equations that take as many."""
+    same: dict[Any, list[int]] = {}
+    for place, eqn in enumerate(jaxpr.eqns, first):
+        if not _is_zero(amount := operations.of(eqn)):
+            same.setdefault(amount, []).append(place)
+    for amount, places in same.items():
+        yield amount, _bits(places)
+
+
+def _is_zero(amount: Any) -> bool:
+    return type(amount) is int and amount == 0
+
+
+def _bits(places: Sequence[int]) -> int:
+    """Return the number with these bits."""
+    whole = bytearray(places[-1] // 8 + 1)
+    for place in places:
+        whole[place // 8] |= 1 << place % 8
+    return int.from_bytes(whole, "little")

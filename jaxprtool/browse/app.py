@@ -25,12 +25,12 @@ from jaxprtool.browse.navigation import Navigator, Way, counterpart, told
 from jaxprtool.browse.outline import Kind, Node, Outline
 from jaxprtool.browse.program_pane import ProgramPane
 from jaxprtool.browse.source_pane import SourcePane
-from jaxprtool.browse.sources import Sources
 from jaxprtool.browse.states import State
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.frames import FrameChoice
 from jaxprtool.ir.quantities import plural
 from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
+from jaxprtool.render.source_text import Sources
 
 _FOOTER = (
     ("/", "search"),

@@ -10,10 +10,10 @@ from textual.message import Message
 
 from jaxprtool.browse.document import Document
 from jaxprtool.browse.line_pane import LinePane
-from jaxprtool.browse.sources import Sources
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.render.source_text import Sources
 
 
 class SourcePane(LinePane):

@@ -161,7 +161,8 @@ class _Slices:
         self._values = {v: 1 << i for i, v in enumerate(jaxpr.invars) if v not in kept}
         # A set is forgotten once its last reader has been seen, or it takes memory without end.
         last = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.invars if type(v) is not Literal}
-        always = {v for e in jaxpr.eqns if id(e) in holders for v in e.invars if v in last}
+        held = (v for e in jaxpr.eqns if id(e) in holders for v in e.invars)
+        always = {v for v in held if type(v) is not Literal}
         for i, eqn in enumerate(jaxpr.eqns):
             whole = 1 << first + i
             for v in eqn.invars:

@@ -102,3 +102,11 @@ def test_symbolic_sizes_have_prices_and_no_bytes():
 def test_a_linear_function_keeps_nothing(fun):
     found = residuals(trace(fun, X))
     assert found.total_bytes == 0 and found.residuals == ()
+
+
+def test_a_loop_may_begin_with_a_literal():
+    def total(x):
+        return jax.lax.scan(lambda c, row: (jnp.sin(c * row), None), 0.5, x)[0]
+
+    found = residuals(trace(total, np.ones(3, np.float32)))
+    assert {each.type for each in found.residuals} == {"f32[3]"}

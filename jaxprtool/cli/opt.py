@@ -208,12 +208,15 @@ def _write_pages(programs: Sequence[tuple[str, Program]], rows: list[PassRun]) -
 
 def _write_page(states: Sequence[State], places: options.Places, out: str | None) -> None:
     """Write a page, with a tab for each pass."""
+    from jaxprtool.analysis.cost.all_runs import work_by_equation
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.page import page
     from jaxprtool.render.rendering import ShowOptions
 
-    listed = options.listed(places.source is not False, places.frames)
-    output.write_page(page(states, ShowOptions(names=True, terse=True, **listed), stats), out)
+    shown = ShowOptions(
+        names=True, terse=True, **options.listed(places.source is not False, places.frames)
+    )
+    output.write_page(page(states, shown, stats, work_by_equation), out)
 
 
 def _states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[State]:

@@ -170,10 +170,11 @@ def show(
         **sliced,
     )
     if format is Format.html:
+        from jaxprtool.analysis.cost.all_runs import work_by_equation
         from jaxprtool.analysis.stats import stats as size
         from jaxprtool.render.page import State, page
 
-        output.write_page(page([State(dict(programs))], shown, size), out)
+        output.write_page(page([State(dict(programs))], shown, size, work_by_equation), out)
         return
     if json or format is Format.json:
         output.write_json(_document(programs, stats, shown))

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import jax
 
 from jaxprtool import trace
+from jaxprtool.analysis.cost.all_runs import work_by_equation
 from jaxprtool.analysis.stats import count_equations, stats
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.pipeline import Observer, Pipeline, Step
@@ -80,7 +81,7 @@ def measured(name: str, states: Sequence[State], driver: Any, folder: Path) -> l
     start = time.perf_counter()
     shown = ShowOptions(names=True, terse=True, source=True)
     path = folder / f"{len(states)}.html"
-    path.write_text(page(states, shown, stats))
+    path.write_text(page(states, shown, stats, work_by_equation))
     rendered = time.perf_counter() - start
     opening = min(opened(driver, path) for _ in range(3))
     times = [timed(driver, script) for script in ACTIONS.values()]

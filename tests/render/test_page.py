@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
+from jaxprtool.analysis.cost.all_runs import work_by_equation
 from jaxprtool.analysis.stats import count_equations, stats
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Programs
@@ -61,7 +62,7 @@ class Reading(HTMLParser):
 
 def page_of(program, **shown):
     options = ShowOptions(**{"names": True, "terse": True, "source": True, **shown})
-    return page([State({program.name: program})], options, stats)
+    return page([State({program.name: program})], options, stats, work_by_equation)
 
 
 def traced(name):
@@ -225,7 +226,7 @@ def test_programs_are_sections_of_one_page():
         return jaxprtool.variable(jax.random.normal(key, (3,)), name="w") * x
 
     programs = jaxprtool.trace(f, jax.random.key(0), X).apply("unzip")
-    for text in (page([State(programs)], SHOWN, stats), programs._repr_html_()):
+    for text in (page([State(programs)], SHOWN, stats, work_by_equation), programs._repr_html_()):
         read = Reading(text)
         assert [a["aria-label"] for a in read.of("article")] == ["init", "apply"]
         assert len(read.ids) == len(set(read.ids))
@@ -287,7 +288,9 @@ def unpacked(text, state):
 
 
 def test_each_pass_has_a_tab_with_what_it_has_changed():
-    text = page(states_of("dce", "cse", "cse"), replace(SHOWN, source=False), stats)
+    text = page(
+        states_of("dce", "cse", "cse"), replace(SHOWN, source=False), stats, work_by_equation
+    )
     read = Reading(text)
     tabs = [a for a in read.of("input") if a.get("name") == "state"]
     assert ["disabled" in tab for tab in tabs] == [False, False, False, True]
@@ -303,6 +306,6 @@ def test_each_pass_has_a_tab_with_what_it_has_changed():
 
 
 def test_what_a_pass_adds_is_marked():
-    text = page(states_of("jvp"), SHOWN, stats)
+    text = page(states_of("jvp"), SHOWN, stats, work_by_equation)
     assert re.search(r'class="added"><code><ins title="added">\+</ins>', text)
     assert "equations added by jvp" in text

@@ -148,6 +148,17 @@ def test_searching_counts_and_goes_from_one_to_the_next(opened):
     assert page.found == "0 equations" and not page.one("#next").is_enabled()
 
 
+def test_what_rows_cost_is_a_column_of_flops_or_of_bytes(opened):
+    page = opened("show.html")
+    heat = page.row("dot_general").find_element(By.CSS_SELECTOR, "data")
+    shares = [float(heat.get_attribute(f"data-{of}").rstrip("%")) for of in "fb"]
+    assert all(0 < share < 100 for share in shares) and shares[0] != shares[1]
+    shown = "return getComputedStyle(arguments[0], '::after').content"
+    assert page.driver.execute_script(shown, heat) == f'"{shares[0]}%"'
+    page.one("#bytes").click()
+    assert page.driver.execute_script(shown, heat) == f'"{shares[1]}%"'
+
+
 def test_a_value_marks_where_it_is_bound_and_read(opened):
     page = opened("show.html")
     page.point(page.row("tanh").find_element(By.CSS_SELECTOR, "code a"))
@@ -155,6 +166,7 @@ def test_a_value_marks_where_it_is_bound_and_read(opened):
         "bound by dot_general",
         "model.py:6",
         "scope layer",
+        "192 FLOPs, 272 bytes",
         "read once",
     ]
     assert len(page.texts("main .on")) == 2

@@ -105,7 +105,7 @@ class Sums:
         for item in body.items:
             devices = item.devices if self._all_devices else 1
             if item.bodies:
-                for key, tally in self._inside(item, body).items():
+                for key, tally in self.inside(item, body).items():
                     _add(sums, key, tally.times(devices))
             elif item.work is not NOTHING:
                 key = self._grouping.key(item, body)
@@ -114,7 +114,7 @@ class Sums:
             sums.setdefault(key, Tally()).add_items(items)
         return sums
 
-    def _inside(self, item: Item, body: Body) -> Tallies:
+    def inside(self, item: Item, body: Body) -> Tallies:
         """Return the groups of the bodies that an equation holds, as it runs them."""
         lifted = self._grouping.lifted
         found: list[Tallies] = []

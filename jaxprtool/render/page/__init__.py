@@ -33,6 +33,7 @@ from jaxprtool.render.runs import duration
 from jaxprtool.render.stats import in_bytes, plural
 
 if TYPE_CHECKING:
+    from jaxprtool.analysis.cost.work import Work
     from jaxprtool.analysis.stats import PrimitiveCount, Stats
 
 #: A notebook keeps what it shows: of longer programs, a cell has so many rows.
@@ -76,6 +77,7 @@ class _Tab(NamedTuple):
         counts: How many rows come from each line of the files that are shown.
         listing: Its programs in HTML. Empty if the pass has changed nothing.
         packed: The same in place of that, compressed.
+        heated: Whether it says what equations cost.
     """
 
     state: State
@@ -83,10 +85,14 @@ class _Tab(NamedTuple):
     counts: Counter[str]
     listing: Markup = Markup()
     packed: str = ""
+    heated: bool = False
 
 
 def page(
-    states: Sequence[State], options: ShowOptions, describe: Callable[[Program], Stats]
+    states: Sequence[State],
+    options: ShowOptions,
+    describe: Callable[[Program], Stats],
+    costs: Callable[[Program], Mapping[int, Work]],
 ) -> str:
     """Return a page of programs, or of what passes have made of them, with a tab for each pass.
 
@@ -95,9 +101,10 @@ def page(
         options: What is shown. With `source` the files of the user's are beside the listing.
             Nested jaxprs are open at first as deep as `depth`, or as far as they are in sight.
         describe: Returns the size of a program.
+        costs: Returns what the equations of a program cost, at every depth, by their `id`.
     """
     sources = Sources(options)
-    tabs = _tabs(states, options, sources, describe)
+    tabs = _tabs(states, options, sources, describe, costs)
     shown = max(i for i, tab in enumerate(tabs) if tab.listing)
     tabs = [tab if i == shown else _packed(tab) for i, tab in enumerate(tabs)]
     script = _static("page.js")
@@ -109,6 +116,7 @@ def page(
         shown=shown,
         files=sources.files(),
         counts=tabs[shown].counts,
+        heated=any(tab.heated for tab in tabs),
         linked=set().union(*(tab.counts for tab in tabs)),
         css=Markup(_static("listing.css") + _static("page.css")),
         script=Markup(script),
@@ -151,6 +159,7 @@ def _tabs(
     options: ShowOptions,
     sources: Sources,
     describe: Callable[[Program], Stats],
+    costs: Callable[[Program], Mapping[int, Work]],
 ) -> list[_Tab]:
     """Return the tabs of states, with what a pass removes marked in the listing before it."""
     made = [_NONE, *(_changes(*pair) for pair in pairwise(states))]
@@ -170,7 +179,8 @@ def _tabs(
         shown = []
         for k, (name, program) in enumerate(state.programs.items()):
             inside, size = f"{at}g{k}-" if k else at, describe(program)
-            rows = listing(border(program), options, sources, inside, marks=marks)
+            works = costs(program)
+            rows = listing(border(program), options, sources, inside, marks=marks, works=works)
             shown.append(_Shown(inside, _text(name), facts(size), size.primitives, rows))
         html = template.render(
             programs=shown,
@@ -180,7 +190,8 @@ def _tabs(
             removed=(len(removed), "" if next_one is None else states[next_one].label),
         )
         counts: Counter[str] = sum((each.listing.lines for each in shown), Counter())
-        tabs.append(_Tab(state, made[i], counts, Markup(html)))
+        heated = any(each.listing.hot for each in shown)
+        tabs.append(_Tab(state, made[i], counts, Markup(html), heated=heated))
     return tabs
 
 

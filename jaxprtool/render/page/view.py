@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
@@ -23,10 +23,14 @@ from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.render.lines import printable
+from jaxprtool.render.page.heat import Heat, Heats, sum_of
 from jaxprtool.render.page.sources import Place, Sources
 from jaxprtool.render.page.text import Text
 from jaxprtool.render.rendering import ShowOptions
 from jaxprtool.render.rows import Reader
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.cost.work import Work
 
 #: So many rows are in sight at first, unless there are more that nothing folds.
 _IN_SIGHT = 60
@@ -54,6 +58,7 @@ class Row:
         inside: How many equations its bodies have.
         bodies: The jaxprs that it holds.
         opened: Whether these are in sight at first.
+        heat: What it costs, if that is known.
     """
 
     kind: ClassVar[str] = "row"
@@ -69,6 +74,7 @@ class Row:
     inside: int = 0
     bodies: list[Body | Reference] = field(default_factory=list)
     opened: bool = False
+    heat: Heat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ class Scope:
     count: int
     marks: Counter[str]
     opened: bool
+    heat: Heat | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -142,6 +149,7 @@ class Listing(NamedTuple):
         constants: Its constants.
         results: Its results.
         items: Its equations.
+        hot: Whether it is known what they cost.
     """
 
     lines: Counter[str]
@@ -149,6 +157,7 @@ class Listing(NamedTuple):
     constants: list[Values]
     results: list[Values]
     items: list[Item]
+    hot: bool
 
 
 def listing(
@@ -159,6 +168,7 @@ def listing(
     titles: bool = False,
     marks: Mapping[int, str] = MappingProxyType({}),
     most: int = sys.maxsize,
+    works: Mapping[int, Work] = MappingProxyType({}),
 ) -> Listing:
     """Return the rows of a program.
 
@@ -170,10 +180,12 @@ def listing(
         titles: Whether the types of values are in titles, for where no script shows them.
         marks: The marks of equations, by identity.
         most: The number of rows, beyond which equations are counted and left out.
+        works: What equations cost, at every depth, by identity.
     """
     text = Text(Reader(about, options), at, titles)
-    maker = _Maker(text, options, sources, marks, most)
     jaxpr = about.jaxpr
+    heats = Heats(jaxpr, works)
+    maker = _Maker(text, options, sources, marks, most, heats)
     items = maker.items(jaxpr, "")
     if options.depth is None:
         _open_what_fits(items)
@@ -183,6 +195,7 @@ def listing(
         _values(about.constants, [text.bound([var], False) for var in jaxpr.constvars]),
         _values(about.outputs, [text.read([atom]) for atom in jaxpr.outvars]),
         items,
+        bool(heats),
     )
 
 
@@ -205,6 +218,7 @@ class _Maker:
         sources: Sources,
         marks: Mapping[int, str],
         most: int,
+        heats: Heats,
     ):
         self.lines: Counter[str] = Counter()
         self._text = text
@@ -214,6 +228,7 @@ class _Maker:
         self._sources = sources
         self._marks = marks
         self._left = most
+        self._heats = heats
         self._bodies: dict[Jaxpr, int] = {}
         self._scopes: dict[int, str] = {}
 
@@ -229,6 +244,7 @@ class _Maker:
             else:
                 self._left -= 1
                 row = self._row(*found, before, depth)
+                row.heat = self._heats.of(found[1])
                 row.repeats = row.source is not None and row.source == last
                 last = row.source
                 rows.append(row)
@@ -303,7 +319,8 @@ def _scope(
     name: str, line: Place | None, items: Sequence[Item], rows: Sequence[Row], opened: bool
 ) -> Scope:
     marks = Counter(mark for row in rows for mark in row.mark.split())
-    return Scope(name, line, items, sum(1 + row.inside for row in rows), marks, opened)
+    heat = sum_of(row.heat for row in rows)
+    return Scope(name, line, items, sum(1 + row.inside for row in rows), marks, opened, heat)
 
 
 def _common(scopes: Sequence[str]) -> str:

@@ -73,7 +73,7 @@ function point({ target }) {
   if (line) return mark(line, ...readers(line.id).map(rowOf));
   if (!row) return mark();
   const link = target.closest("code a"), bound = link ? element(link.hash.slice(1)) : target.closest("dfn");
-  const place = (from) => [from.querySelector("cite")?.textContent, scopeOf(from) && "scope " + scopeOf(from)];
+  const place = (from) => [from.querySelector("cite")?.textContent, scopeOf(from) && "scope " + scopeOf(from), from.querySelector("data")?.value];
   if (bound?.matches("dfn")) {
     const from = rowOf(bound), uses = readers(bound.id), type = bound.nextElementSibling;
     mark(bound, ...uses, lineOf(row));
@@ -82,7 +82,7 @@ function point({ target }) {
       ...place(from), uses.length === 1 ? "read once" : `read ${uses.length.toLocaleString("en")} times`);
   } else {
     mark(lineOf(row));
-    if (target.matches("b, cite, cite *")) showCard(target, row.querySelector("b").textContent, ...place(row));
+    if (target.matches("b, cite, cite *, data")) showCard(target, row.querySelector("b, strong")?.textContent, ...place(row));
   }
 }
 for (const kind of ["mouseover", "focusin"]) document.addEventListener(kind, point);

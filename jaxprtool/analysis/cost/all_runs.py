@@ -1,0 +1,70 @@
+"""What each equation of a program costs, at every depth, in all of its runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from jaxprtool.analysis.cost.bodies import Bodies, Item
+from jaxprtool.analysis.cost.groupings import Whole
+from jaxprtool.analysis.cost.rounds import rounds_of
+from jaxprtool.analysis.cost.tallies import Sums
+from jaxprtool.analysis.cost.work import Work, total
+from jaxprtool.ir.border import top_jaxpr
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import symbols_of
+from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
+
+#: The size at which it is decided what is written to memory.
+_SIZE = 512
+
+
+def work_by_equation(program: Program | AnyJaxpr) -> dict[int, Work]:
+    """Return what each equation does, at every depth, in all of its runs; by its `id`.
+
+    An equation that holds bodies does what they do. All branches are counted, each as if it ran,
+    and one round of a loop whose rounds are not known.
+    """
+    jaxpr = top_jaxpr(program)
+    bodies = Bodies(dict.fromkeys(symbols_of(jaxpr), _SIZE))
+    sums = Sums(bodies, Whole())
+    runs = defaultdict[Jaxpr, Any](int, {jaxpr: 1})
+    found: defaultdict[int, list[Work]] = defaultdict(list)
+    for each in _outer_first(jaxpr, bodies):
+        body = bodies[each]
+        for item in body.items:
+            work = item.work
+            if item.bodies:
+                work = total(tally.most for tally in sums.inside(item, body).values())
+            work = work.times(runs[each] * item.devices)
+            for eqn in (*item.node.calls, item.eqn):
+                found[id(eqn)].append(work)
+            for inside in item.bodies:
+                runs[inside] += runs[each] * item.devices * _rounds(item)
+    return {key: total(works) for key, works in found.items()}
+
+
+def _outer_first(jaxpr: Jaxpr, bodies: Bodies) -> Iterator[Jaxpr]:
+    """Return a jaxpr and all bodies that run in it, each after all that hold it."""
+    order: list[Jaxpr] = []
+    seen, stack = {jaxpr}, [(jaxpr, _inside(jaxpr, bodies))]
+    while stack:
+        each, inside = stack[-1]
+        new = next((body for body in inside if body not in seen), None)
+        if new is None:
+            order.append(each)
+            stack.pop()
+        else:
+            seen.add(new)
+            stack.append((new, _inside(new, bodies)))
+    return reversed(order)
+
+
+def _inside(jaxpr: Jaxpr, bodies: Bodies) -> Iterator[Jaxpr]:
+    return (body for item in bodies[jaxpr].items for body in item.bodies)
+
+
+def _rounds(item: Item) -> Any:
+    rounds = None if item.held is None or item.held.kind == "branch" else rounds_of(item.held)
+    return 1 if rounds is None else rounds

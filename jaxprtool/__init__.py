@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import cost
     from jaxprtool.analysis.flow_paths import flow_path
+    from jaxprtool.analysis.memory import memory
     from jaxprtool.analysis.slices import why
     from jaxprtool.api.jit import jit
     from jaxprtool.api.lower import make_jaxpr, xla_computation
@@ -54,6 +55,7 @@ _HOME = {
     "load": "jaxprtool.api.program",
     "make_jaxpr": "jaxprtool.api.lower",
     "mask": "jaxprtool.api.mask",
+    "memory": "jaxprtool.analysis.memory",
     "nest": "jaxprtool.primitives",
     "python_rules": "jaxprtool.formats.python.emit",
     "read": "jaxprtool.formats.jaxpr.read",
@@ -92,6 +94,7 @@ __all__ = [
     "load",
     "make_jaxpr",
     "mask",
+    "memory",
     "nest",
     "python_rules",
     "read",

@@ -74,6 +74,7 @@ class Kernels:
     """
 
     def __init__(self, jaxpr: Jaxpr, opens: Opens = "inlined", symbols: Sizes = _NO_SIZES) -> None:
+        self.jaxpr = jaxpr
         self._opens, self._symbols = opens, symbols
         self.nodes: list[Node] = []
         #: The bytes of each value.
@@ -89,9 +90,12 @@ class Kernels:
         #: The values that are constants and arguments.
         self.arguments = range(len(env))
         self._open(jaxpr, env, ())
-        given = {env.get(v) for v in jaxpr.outvars if type(v) is not Literal} - {None}
-        #: The results that are not arguments.
-        self.results = [v for v in given if v is not None and self.maker[v] >= 0]
+        #: The value that each result is; None if it is a literal.
+        self.given = [None if type(v) is Literal else env.get(v) for v in jaxpr.outvars]
+        #: The results that are not arguments, each once.
+        self.results = [
+            v for v in dict.fromkeys(self.given) if v is not None and self.maker[v] >= 0
+        ]
         #: Whether each value is written, and whether it is inlined; both, or neither, may be.
         self.written = [True] * len(self.sizes)
         self.inlined = [False] * len(self.sizes)

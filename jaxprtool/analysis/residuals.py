@@ -6,7 +6,7 @@ forward half computes; it is needed where the backward half reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.recomputation import Recomputation
 from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import size_of, type_of
-from jaxprtool.ir.frames import BEHIND, Frames, Place, frames_now
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.makers import Maker, Makers
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.traits import traits
@@ -123,7 +123,7 @@ class _Reading:
             size_of(value.aval),
             "" if eqn is None else str(eqn.primitive.name),
             argument,
-            "" if maker is None else self._source((*maker.around, maker.eqn)),
+            "" if maker is None else self._frames.line_of((*maker.around, maker.eqn)),
             str(eqn.params["name"]) if eqn is not None and eqn.primitive.name == "name" else "",
             tuple(self._readers(taken)),
             0 if maker is None else self._recomputation.operations(maker),
@@ -138,19 +138,9 @@ class _Reading:
             value = maker.operand
         return None
 
-    def _source(self, eqns: Sequence[JaxprEqn]) -> str:
-        """Return the user's line of the innermost of some equations that has one."""
-        best: Place | None = None
-        for eqn in reversed(eqns):
-            place = self._frames.place(eqn)
-            if place is not None and self._frames.is_users(place.frame.file):
-                return _text(place, self._frames)
-            best = best or place
-        return "" if best is None else _text(best, self._frames)
-
     def _readers(self, taken: Var) -> Iterator[Reader]:
         found = dict.fromkeys(
-            Reader(str(eqn.primitive.name), self._source((eqn,)))
+            Reader(str(eqn.primitive.name), self._frames.line_of((eqn,)))
             for eqn in _reading(self._flow, taken)
         )
         yield from sorted(found, key=lambda each: not traits(each.primitive).expensive)
@@ -160,11 +150,6 @@ class _Reading:
         for name, policy in self._policies.items():
             if not jaxcompat.policy_keeps(policy, eqn):
                 yield name
-
-
-def _text(place: Place, frames: Frames) -> str:
-    chosen = place.chosen("mine")
-    return BEHIND.join(frames.text(frame) for frame in (chosen.frame, *chosen.behind))
 
 
 def _reading(flow: DataFlow, value: Var) -> Iterator[JaxprEqn]:

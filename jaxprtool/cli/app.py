@@ -17,6 +17,7 @@ from jaxprtool.cli.browse import browse
 from jaxprtool.cli.cost import cost
 from jaxprtool.cli.emit import emit
 from jaxprtool.cli.explain import explain
+from jaxprtool.cli.memory import memory
 from jaxprtool.cli.opt import opt
 from jaxprtool.cli.outline import outline
 from jaxprtool.cli.passes import passes
@@ -44,8 +45,8 @@ app = typer.Typer(
     epilog=_EPILOG,
 )
 for command in (
-    *(show, browse, cost, residuals, why, opt, run, emit, unzip, vmap, outline, shapecheck),
-    *(passes, explain, backends),
+    *(show, browse, cost, memory, residuals, why, opt, run, emit, unzip, vmap),
+    *(outline, shapecheck, passes, explain, backends),
 ):
     app.command(context_settings=_HELP)(command)
 
@@ -76,6 +77,7 @@ def _top(
       jaxprtool show jax.numpy:linalg.det --args "f32[4,4]"
       jaxprtool browse samples/transformer.py:loss
       jaxprtool cost samples/transformer.py:loss -p grad
+      jaxprtool memory samples/transformer.py:loss -p grad
       jaxprtool residuals samples/transformer.py:loss
       jaxprtool why samples/transformer.py:loss "params['positions']"
       jaxprtool opt  samples/transformer.py:loss -p dce --stats

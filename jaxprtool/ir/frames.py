@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from jaxprtool.jaxcompat import JaxprEqn
@@ -147,6 +148,28 @@ class Frames:
             return ()
         shown = place.chosen(choice)
         return tuple(map(self.text, (shown.frame, *shown.behind)))
+
+    def line_of(self, eqns: Sequence[JaxprEqn]) -> str:
+        """Return the user's line of the innermost of some equations that has one.
+
+        Args:
+            eqns: An equation behind those whose bodies it is in, the outermost first.
+
+        Returns:
+            `model.py:9 ← flax/linen/linear.py:199`; a library's line if none has one of the user's,
+            and "" if none is known.
+        """
+        best: Place | None = None
+        for eqn in reversed(eqns):
+            place = self.place(eqn)
+            if place is not None and self.is_users(place.frame.file):
+                best = place
+                break
+            best = best or place
+        if best is None:
+            return ""
+        chosen = best.chosen("mine")
+        return BEHIND.join(map(self.text, (chosen.frame, *chosen.behind)))
 
     def text(self, frame: UserFrame) -> str:
         """Return `file.py:3` of a frame."""

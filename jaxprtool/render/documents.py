@@ -208,6 +208,59 @@ class CostDocument(TypedDict):
     programs: Annotated[list[ProgramCost], "Each program."]
 
 
+class MemoryPoint(TypedDict):
+    """The memory that a program needs when one of its equations runs."""
+
+    position: Annotated[int, "The number of the equation, as they run; 0 before the first."]
+    bytes: Annotated[int, "The bytes that are needed."]
+    primitive: Annotated[str, "Its primitive."]
+    source: Annotated[str, "The user's line that it comes from; empty if that is not known."]
+
+
+class LiveValues(TypedDict):
+    """Values that are alive together, equal in type, in line and in what they are."""
+
+    kind: Annotated[
+        str,
+        "`argument`, `constant`, `result`, `room` for a result that is made later, `value` that an "
+        "equation makes, `row` of what a loop goes over.",
+    ]
+    count: Annotated[int, "How many they are."]
+    type: Annotated[str, "Their type."]
+    bytes: Annotated[int, "The bytes of all of them."]
+    name: Annotated[str, "The path of an argument or result, with `*` for numbers that differ."]
+    primitive: Annotated[str, "What makes them; empty of arguments and constants."]
+    source: Annotated[str, "The user's line that makes them; empty if that is not known."]
+    reader: Annotated[str, "The primitive that reads them last; empty if they live to the end."]
+    reader_source: Annotated[str, "The line that it comes from."]
+
+
+class ProgramMemory(TypedDict):
+    """The memory that a program needs."""
+
+    name: Annotated[str, "The name of the program."]
+    peak_bytes: Annotated[
+        int, "The bytes that it needs: the sum of the four that follow, less `donated_bytes`."
+    ]
+    argument_bytes: Annotated[int, "Those of arguments."]
+    result_bytes: Annotated[int, "Those of results, which have room from the start."]
+    constant_bytes: Annotated[int, "Those of constants."]
+    temporary_bytes: Annotated[int, "Those of all else, where that is most."]
+    donated_bytes: Annotated[int, "Those of results that are written where an argument was."]
+    at: Annotated[MemoryPoint, "Where it needs most."]
+    live: Annotated[list[LiveValues], "What is alive there, the largest first."]
+    curve: Annotated[list[MemoryPoint], "From the first equation to the last: 1001 points at most."]
+
+
+class MemoryDocument(TypedDict):
+    """`memory`, of one program."""
+
+    peak_bytes: Annotated[int, "The bytes that the first program needs."]
+    at: Annotated[MemoryPoint, "Where it needs most."]
+    live: Annotated[list[LiveValues], "What is alive there, the largest first."]
+    programs: Annotated[list[ProgramMemory], "Each program."]
+
+
 class Reader(TypedDict):
     """An equation of the backward pass."""
 
@@ -617,6 +670,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "unzip": (UnzipDocument,),
     "outline": (OutlineDocument,),
     "cost": (CostDocument,),
+    "memory": (MemoryDocument,),
     "residuals": (ResidualsDocument,),
     "why": (WhyDocument, PathDocument),
     "vmap": (VmapDocument,),

@@ -57,7 +57,7 @@ def test_what_several_kernels_read_is_computed_again_unless_it_is_costly():
         return function
 
     assert estimated(shared(lambda x: x * x), X) == 0
-    assert estimated(shared(jnp.exp), X) == SIZE
+    assert estimated(lambda x: tuple(y[:1] for y in shared(jnp.exp)(x)), X) == SIZE
 
 
 def test_a_result_made_later_lends_its_buffer():
@@ -66,6 +66,11 @@ def test_a_result_made_later_lends_its_buffer():
 
     assert estimated(function, X) == SIZE
     assert estimated(lambda x: function(x)[:1], X) == 2 * SIZE
+
+
+def test_a_result_that_is_computed_element_by_element_takes_the_place_of_its_operand():
+    assert estimated(lambda x: jnp.sin(x @ x), X) == 0
+    assert estimated(lambda x: (jnp.exp(x) + 1, jnp.exp(x) + 2), X) == 0
 
 
 def test_a_loop_needs_what_its_body_needs_and_a_branch_the_larger_of_its_bodies():

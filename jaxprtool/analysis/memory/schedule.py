@@ -1,0 +1,207 @@
+"""When the kernels of a body run, and how long its values lie in memory.
+
+What is written to memory is what `analysis.kernels` says. Kernels run as early as their operands
+are there, as XLA for the CPU runs them, and a value lives until the last kernel that reads it. In
+the body of a loop a row of what the loop goes over is a value of its own if a product or the like
+reads it, and what goes round is written in place if its old value has been read by then.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jaxprtool.analysis.kernels import Kernels, Node
+from jaxprtool.ir.regions import Region, Regions
+from jaxprtool.ir.traits import traits
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """A value in memory, from the kernel that makes it to the last that reads it.
+
+    Attributes:
+        value: The number of the value; see `Kernels`.
+        size: Its bytes.
+        start: When it is made.
+        end: When it is read for the last time.
+        last: The number of the node that then reads it; None if that is not told.
+    """
+
+    value: int
+    size: int
+    start: int
+    end: int
+    last: int | None = None
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How values pass from one round of a loop to the next, by position in its body.
+
+    Attributes:
+        carried: Each argument that goes round, by the result that takes its place.
+        sliced: The arguments that are rows of what the loop goes over.
+        stacked: The results that become a row of what the loop gives.
+    """
+
+    carried: tuple[tuple[int, int], ...]
+    sliced: tuple[int, ...]
+    stacked: tuple[int, ...]
+
+
+def rounds(held: Regions, region: Region) -> Rounds | None:
+    """Return how values pass from round to round in a body; None if it does not go round."""
+    if not held.repeats or region.decides:
+        return None
+    places = {operand: i for i, operand in enumerate(region.ins)}
+    carried = {i: places[back] for i, back in enumerate(region.back) if back is not None}
+    going = {operand for operand, _ in held.carried}
+    ins = enumerate(zip(region.ins, region.fixed, strict=True))
+    sliced = (i for i, (operand, fixed) in ins if not fixed and operand not in going)
+    stacked = (i for i in range(len(region.outs)) if i not in carried)
+    return Rounds(tuple(carried.items()), tuple(sliced), tuple(stacked))
+
+
+class Schedule:
+    """When the kernels of a body run, and how long values live.
+
+    Args:
+        kernels: What is written.
+        rounds: How values go round, if it is the body of a loop.
+
+    Attributes:
+        kernels: What is written.
+        order: The numbers of the nodes that are kernels, as they run.
+        temporaries: The values that are written and no results; of a loop, those too that are
+            results of a round and have no place yet.
+        results: The results; they live to the end. Those of a loop are its temporaries.
+        last_read: When each value is read for the last time, and -1 if it is not.
+    """
+
+    def __init__(self, kernels: Kernels, rounds: Rounds | None = None) -> None:
+        self.kernels = kernels
+        #: The level after which a value can be read, written and inlined: that of its kernel is one
+        #: more than those of what it reads.
+        self._written = [0] * len(kernels.sizes)
+        self._inlined = [0] * len(kernels.sizes)
+        levels = self._levels()
+        self.order = sorted(levels, key=levels.__getitem__)
+        self._times = {number: time for time, number in enumerate(self.order)}
+        self._starts = [levels[number] for number in self.order]
+        self.temporaries: list[Buffer] = []
+        self.results: list[Buffer] = []
+        self.last_read = [-1] * len(kernels.sizes)
+        self._last_node: list[int | None] = [None] * len(kernels.sizes)
+        self._buffers()
+        if rounds is not None:
+            self._go_round(rounds)
+
+    def in_place(self, buffer: Buffer) -> bool:
+        """Return True if a value may be written where an operand lies read for the last time.
+
+        That is so if it is computed element by element, or is the operand with elements replaced.
+        """
+        return writes_in_place(self.kernels.nodes[self.kernels.maker[buffer.value]])
+
+    def _levels(self) -> dict[int, int]:
+        kernels, levels = self.kernels, dict[int, int]()
+        for number, node in enumerate(kernels.nodes):
+            if node.absorbed:
+                continue
+            level, fusible = 0, node.fusible
+            for v in node.reads:
+                level = max(level, self._level(v, fusible))
+            for v, _ in node.broadcast:
+                level = max(level, self._level(v, True) + 1)
+            for made in node.makes:
+                self._inlined[made], self._written[made] = level, level + 1
+            if not fusible or kernels.written[node.makes[0]]:
+                levels[number] = level
+        return levels
+
+    def _level(self, value: int, fusible: bool) -> int:
+        inlined = fusible and self.kernels.inlined[value]
+        return self._inlined[value] if inlined else self._written[value]
+
+    def _buffers(self) -> None:
+        kernels, end = self.kernels, len(self.order)
+        written, inlined = self.last_read, [-1] * len(kernels.sizes)
+
+        def read(value: int, number: int, fusible: bool, time: int) -> None:
+            uses = inlined if fusible and kernels.inlined[value] else written
+            if time > uses[value]:
+                uses[value] = time
+                if uses is written:
+                    self._last_node[value] = number
+
+        for number in range(len(kernels.nodes) - 1, -1, -1):
+            node = kernels.nodes[number]
+            if node.absorbed:
+                continue
+            time = self._times.get(number, -1)
+            if node.fusible:
+                time = max(time, inlined[node.makes[0]])
+            for value in node.reads:
+                read(value, number, node.fusible, time)
+            for value, size in node.broadcast:
+                start = min(time, bisect_left(self._starts, self._level(value, True)))
+                read(value, number, True, start)
+                self.temporaries.append(Buffer(value, size, start, time, number))
+        results = set(kernels.results)
+        for number, time in self._times.items():
+            for value in kernels.nodes[number].makes:
+                size, last = kernels.sizes[value], self._last_node[value]
+                if value in results:
+                    self.results.append(Buffer(value, size, time, end))
+                else:
+                    until = max(time, written[value])
+                    self.temporaries.append(Buffer(value, size, time, until, last))
+
+    # --- loops ------------------------------------------------------------------------------------
+
+    def _go_round(self, rounds: Rounds) -> None:
+        kernels, made = self.kernels, {each.value: each for each in self.results}
+        self.results = []
+        for position, argument in rounds.carried:
+            buffer = made.get(self._outcome(position))
+            if buffer is not None and not self._takes_place(buffer, self._argument(argument)):
+                self.temporaries.append(buffer)
+                del made[buffer.value]
+        for position in rounds.stacked:
+            buffer = made.pop(self._outcome(position), None)
+            if buffer is None:
+                continue
+            buffer.end, buffer.last = self.last_read[buffer.value], self._last_node[buffer.value]
+            if not kernels.nodes[kernels.maker[buffer.value]].fusible or buffer.end >= 0:
+                buffer.end = max(buffer.start, buffer.end)
+                self.temporaries.append(buffer)
+        for value in self._read_from_memory(map(self._argument, rounds.sliced)):
+            last = self._last_node[value]
+            size, end = kernels.sizes[value], self.last_read[value]
+            self.temporaries.append(Buffer(value, size, 0, end, last))
+
+    def _argument(self, position: int) -> int:
+        return len(self.kernels.jaxpr.constvars) + position
+
+    def _outcome(self, position: int) -> int:
+        """Return the value that a result is; -1 if it is a literal."""
+        value = self.kernels.given[position]
+        return -1 if value is None else value
+
+    def _takes_place(self, result: Buffer, argument: int) -> bool:
+        """Return True if a result of a round is written where the argument was that it replaces."""
+        last = self.last_read[argument]
+        return result.start > last or (result.start == last and self.in_place(result))
+
+    def _read_from_memory(self, values: Iterable[int]) -> set[int]:
+        """Return those of some values that a kernel takes from memory as they are."""
+        asked = set(values)
+        nodes = (node for node in self.kernels.nodes if not node.fusible and not node.absorbed)
+        return {value for node in nodes for value in node.reads if value in asked}
+
+
+def writes_in_place(node: Node) -> bool:
+    """Return True if a kernel may write where an operand lies that it is the last to read."""
+    return node.fusible or traits(node.eqn).updates

@@ -1,0 +1,79 @@
+"""`jaxprtool memory`: what fills the memory where a function needs most."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import OUTPUT, Panel
+from jaxprtool.cli.progress import Told
+from jaxprtool.cli.start import start_jax
+from jaxprtool.files import file_written_whole
+
+if TYPE_CHECKING:
+    from jaxprtool.render.documents import MemoryDocument
+
+_Top = Annotated[
+    int, Panel("What is shown").option("--top", "N", "Show the N largest groups.", min=1)
+]
+_Plot = Annotated[
+    str | None,
+    OUTPUT.option("--plot", "FILE.svg|FILE.png", "Draw the curve, too, with matplotlib."),
+]
+
+
+@options.command
+def memory(
+    function: options.Function,
+    passes: options.Passes = None,
+    plugin: options.Plugin = None,
+    top: _Top = 20,
+    plot: _Plot = None,
+    json: options.Json = False,
+    *,
+    told: Told,
+) -> None:
+    """Show the memory that a function needs, and what fills it where it needs most.
+
+    Nothing is compiled: it is an estimate of what XLA needs once it has fused equations. Equal
+    values are one row, with the line that makes them and the equation that reads them last.
+
+    [bold]Examples[/]
+
+      jaxprtool memory samples/transformer.py:loss -p grad
+      jaxprtool memory samples/transformer.py:train_step --top 5 --plot memory.svg
+    """
+    from jaxprtool.render import memory_picture
+
+    kind = None if plot is None else memory_picture.kind_of(plot)
+    start_jax(told, function.x64)
+    from jaxprtool.analysis.memory import memory as found_memory
+    from jaxprtool.cli import watch
+    from jaxprtool.render import memory as render
+
+    pipeline = options.pipeline(passes, plugin)
+    program = function.trace(function.find(told), pipeline, told)
+    programs = options.each(watch.run(pipeline, program, told))
+    if plot is not None:
+        options.only_program("--plot draws", programs)
+    told("counting")
+    found = [found_memory(each) for _, each in programs]
+    if plot is not None and kind is not None:
+        told("drawing")
+        with file_written_whole(plot) as file:
+            file.write(memory_picture.picture(found[0], kind))
+    if json:
+        documents = [render.memory_document(each) for each in found]
+        first = documents[0]
+        document: MemoryDocument = {
+            "peak_bytes": first["peak_bytes"],
+            "at": first["at"],
+            "live": first["live"],
+            "programs": documents,
+        }
+        output.write_json(document)
+        return
+    for i, each in enumerate(found):
+        if i:
+            output.write("")
+        output.write_rendered(render.memory_table(each, output.width(), top))

@@ -1,0 +1,185 @@
+"""The memory that a program needs, as a curve and a table for the terminal, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from jaxprtool.ir.quantities import in_bytes
+from jaxprtool.render import documents, theme
+from jaxprtool.render.rendering import Rendering
+from jaxprtool.render.stats import new_table
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.memory import Live, Memory, Point
+
+#: The lines of a curve, and the most columns of it.
+_HEIGHT, _WIDEST = 12, 120
+
+#: The most marks of the curve's axis.
+_MARKS = 4
+
+
+def memory_table(found: Memory, width: int, top: int) -> Rendering:
+    """Return a program's curve, and a row for each of the `top` largest groups at its peak.
+
+    Args:
+        found: The memory that the program needs.
+        width: How many columns of characters there are.
+        top: So many groups are shown.
+    """
+    parts: list[RenderableType] = [Text(_heading(found), style=theme.HEADING), Text(_sum(found))]
+    if found.temporary_bytes:
+        parts += [Text(), _curve(found, min(width, _WIDEST))]
+    if found.live:
+        table = new_table("")
+        table.title = None
+        for column in ("share", "bytes"):
+            table.add_column(column, justify="right")
+        table.add_column("values", style=theme.TYPE, overflow="fold")
+        table.add_column("what it is, and what reads it last", overflow="fold")
+        for each in found.live[:top]:
+            table.add_row(*_cells(each, found.peak_bytes))
+        if len(found.live) > top:
+            rest = sum(each.bytes for each in found.live[top:])
+            more = Text(f"… {len(found.live) - top:,} more", style=theme.COMMENT)
+            table.add_row(_share(rest, found.peak_bytes), in_bytes(rest), "", more)
+        parts += [Text(), table]
+    return Rendering(Group(*parts), width)
+
+
+def _heading(found: Memory) -> str:
+    where = " ".join(filter(None, (found.at.source, found.at.primitive)))
+    return f"{found.name}: {in_bytes(found.peak_bytes)}{f', most at {where}' if where else ''}"
+
+
+def _sum(found: Memory) -> str:
+    parts = {
+        "arguments": found.argument_bytes,
+        "results": found.result_bytes,
+        "constants": found.constant_bytes,
+        "temporaries": found.temporary_bytes,
+    }
+    text = ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items() if size)
+    if found.donated_bytes:
+        text += f"; {in_bytes(found.donated_bytes)} of the results lie in donated arguments"
+    return text
+
+
+def _cells(live: Live, peak: int) -> list[str | Text]:
+    values = f"{live.count:,} x {live.type}" if live.count > 1 else live.type
+    return [_share(live.bytes, peak), in_bytes(live.bytes), values, _what(live)]
+
+
+def _share(size: int, peak: int) -> str:
+    return f"{size / peak:.1%}" if peak else ""
+
+
+def _what(live: Live) -> Text:
+    if live.kind in ("argument", "constant", "result"):
+        return Text(live.name, style=theme.BINDER)
+    if live.kind == "room":
+        what = Text(f"room for {live.name}", style=theme.BINDER)
+        what.append(f"\nmade later by {live.primitive}", style=theme.COMMENT)
+        return what.append(_at(live.source), style=theme.COMMENT)
+    if live.kind == "row" and live.name:
+        what = Text(f"a row of {live.name}", style=theme.BINDER)
+    else:
+        what = Text(live.source or "no line known", style=theme.BINDER)
+        what.append(f" {live.primitive}", style=theme.PRIMITIVE)
+        what.append(", a row of it" if live.kind == "row" else "")
+    if live.reader:
+        where = _at("" if live.reader_source == live.source else live.reader_source)
+        what.append(f"\nuntil {live.reader}{where}", style=theme.COMMENT)
+    return what
+
+
+def _at(source: str) -> str:
+    return f" at {source}" if source else ""
+
+
+# --- the curve --------------------------------------------------------------------------------
+
+
+def _curve(found: Memory, width: int) -> Text:
+    """Return the curve as text: dots of Braille, from no byte to a little more than the peak."""
+    import plotext
+
+    plotext.terminal.limit(False, False)  # the width is ours, whatever the terminal's
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(width, _HEIGHT)
+    signal = figure.signal(*zip(*_steps(found, width), strict=True), marker="braille")
+    figure.draw(signal.fillx())
+    ticks = marks(found.peak_bytes, _MARKS)
+    figure.ruler("y").lim(0, found.peak_bytes).ticks(ticks, list(map(in_bytes, ticks)))
+    figure.ruler("x").ticks([found.at.position], ["peak"])
+    figure.label("equations as they run", "x")
+    text = figure.build().string(colorless=True)
+    return Text("\n".join(line.rstrip() for line in text.splitlines()), no_wrap=True)
+
+
+def marks(peak: int, most: int) -> list[int]:
+    """Return the multiples of a power of two up to a number of bytes, so many at most."""
+    step = 1
+    while peak > most * step:
+        step *= 2
+    return list(range(0, peak + 1, step))
+
+
+def _steps(found: Memory, width: int) -> Iterator[tuple[float, int]]:
+    """Yield points so close that the area below them is filled: two for each column of dots."""
+    last, curve, number = found.curve[-1].position, iter(found.curve), 4 * width
+    point = next(curve)
+    following = next(curve, None)
+    for i in range(number + 1):
+        position, highest = i * last / number, 0
+        while following is not None and following.position <= position:
+            point, following = following, next(curve, None)
+            highest = max(highest, point.bytes)
+        yield position, max(highest, point.bytes)
+
+
+# --- as JSON ----------------------------------------------------------------------------------
+
+
+def memory_document(found: Memory) -> documents.ProgramMemory:
+    """Return the document of the memory that a program needs."""
+    return {
+        "name": found.name,
+        "peak_bytes": found.peak_bytes,
+        "argument_bytes": found.argument_bytes,
+        "result_bytes": found.result_bytes,
+        "constant_bytes": found.constant_bytes,
+        "temporary_bytes": found.temporary_bytes,
+        "donated_bytes": found.donated_bytes,
+        "at": _point(found.at),
+        "live": list(map(_live, found.live)),
+        "curve": list(map(_point, found.curve)),
+    }
+
+
+def _point(point: Point) -> documents.MemoryPoint:
+    return {
+        "position": point.position,
+        "bytes": point.bytes,
+        "primitive": point.primitive,
+        "source": point.source,
+    }
+
+
+def _live(live: Live) -> documents.LiveValues:
+    return {
+        "kind": live.kind,
+        "count": live.count,
+        "type": live.type,
+        "bytes": live.bytes,
+        "name": live.name,
+        "primitive": live.primitive,
+        "source": live.source,
+        "reader": live.reader,
+        "reader_source": live.reader_source,
+    }

@@ -1,0 +1,256 @@
+"""memory: the peak, what is alive there, where, and the curve; beside what XLA says."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxprtool
+from jaxprtool import jaxcompat, memory, trace
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.jaxcompat.batching import NO_SOURCE
+from jaxprtool.loading.argspec import read_args
+from tests.programs.samples import sample_files, sample_programs
+
+X = jnp.full((256, 256), 0.5)
+SIZE = X.nbytes
+HERE = "test_memory.py:"
+
+
+def found(function, *args):
+    return memory(trace(function, *args))
+
+
+def line(function, below):
+    return f"{HERE}{function.__code__.co_firstlineno + below}"
+
+
+def adds_up(each):
+    """The parts of a peak are the peak."""
+    parts = each.argument_bytes + each.result_bytes + each.constant_bytes + each.temporary_bytes
+    assert each.peak_bytes == parts - each.donated_bytes == sum(live.bytes for live in each.live)
+    assert each.at.bytes == each.peak_bytes == max(point.bytes for point in each.curve)
+    assert [live.bytes for live in each.live] == sorted((v.bytes for v in each.live), reverse=True)
+    return True
+
+
+def of_kind(each, kind):
+    return [live for live in each.live if live.kind == kind]
+
+
+# --- what is alive --------------------------------------------------------------------------------
+
+
+def test_values_are_named_by_the_line_that_makes_them_and_what_reads_them_last():
+    def function(x):
+        y = jnp.sin(x)
+        z = jnp.cos(x)
+        return (y @ z).sum()
+
+    each = found(function, X)
+    assert adds_up(each) and each.temporary_bytes == 3 * SIZE
+    assert each.at.primitive == "dot_general" and each.at.source.endswith(line(function, 3))
+    made = {live.primitive: live for live in of_kind(each, "value")}
+    assert made.keys() == {"sin", "cos", "dot_general"}
+    assert made["sin"].source.endswith(line(function, 1)) and made["sin"].type == "f32[256,256]"
+    assert made["sin"].reader == "dot_general"
+    assert made["sin"].reader_source.endswith(line(function, 3))
+
+
+def test_equal_values_are_one_row():
+    def function(params, x):
+        return sum((jnp.sin(x @ w) @ w for w in params), x).sum()
+
+    each = found(function, [jnp.ones((256, 256))] * 3, X)
+    assert adds_up(each)
+    (params,) = [live for live in of_kind(each, "argument") if live.count > 1]
+    assert (params.name, params.count, params.bytes) == ("params[*]", 3, 3 * SIZE)
+
+
+def test_what_is_fused_is_not_alive():
+    each = found(lambda x: jnp.sin(x) * 2 + 1, X)
+    assert adds_up(each) and each.peak_bytes == 2 * SIZE
+    assert found(jnp.sin, jnp.float32(1)).peak_bytes == 8
+
+
+def test_results_have_room_from_the_start_in_which_other_values_may_lie():
+    def function(x):
+        y = jnp.sin(x) @ x
+        return y @ x
+
+    each = found(function, X)
+    assert adds_up(each) and each.temporary_bytes == SIZE
+    assert found(lambda x: (x, x), X).result_bytes == 2 * SIZE
+
+
+def test_constants_count():
+    each = found(lambda x: x @ X, X)
+    assert adds_up(each) and each.constant_bytes == SIZE
+    assert [live.type for live in of_kind(each, "constant")] == ["f32[256,256]"]
+
+
+def test_a_program_of_no_equations_has_a_peak():
+    each = found(lambda x: x, X)
+    assert adds_up(each) and each.peak_bytes == 2 * SIZE
+    assert (each.at.primitive, each.at.source, len(each.curve)) == ("", "", 1)
+    assert found(lambda: ()).peak_bytes == 0
+
+
+# --- loops, branches and calls --------------------------------------------------------------------
+
+
+def test_the_peak_is_found_inside_of_a_loop_and_what_is_alive_around_it_counts():
+    def function(x, w):
+        outside = jnp.exp(x)
+
+        @jax.jit
+        def called(x):
+            def body(x, _):
+                wide = jnp.sin(jnp.concatenate([x, x]))
+                return wide.T @ wide, None
+
+            return jax.lax.scan(body, x, length=3)[0]
+
+        return (called(x) @ outside).sum() + w
+
+    each = found(function, X, 1.0)
+    assert adds_up(each)
+    inside = {live.primitive: live for live in of_kind(each, "value")}
+    assert inside["sin"].source.endswith(line(function, 6))
+    assert inside["exp"].source.endswith(line(function, 1)) and inside["exp"].bytes == SIZE
+    assert each.at.source.endswith(line(function, 6))
+
+
+def test_stacked_results_lie_in_memory_once_and_rows_that_a_product_reads_too():
+    def function(xs, x):
+        def body(x, w):
+            y = w @ x
+            return x + 1, jnp.sin(y)
+
+        return jax.lax.scan(body, x, xs)[1].sum()
+
+    each = found(function, jnp.ones((10, 256, 256)), X)
+    assert adds_up(each)
+    stacked = next(live for live in of_kind(each, "value") if live.type == "f32[10,256,256]")
+    assert stacked.bytes == 10 * SIZE and stacked.source.endswith(line(function, 3))
+    (row,) = of_kind(each, "row")
+    assert (row.name, row.type, row.bytes) == ("xs", "f32[256,256]", SIZE)
+
+
+def test_a_branch_needs_what_the_larger_of_its_bodies_does():
+    def function(i, x):
+        return jax.lax.switch(i, [lambda x: x + 1, lambda x: jnp.sin(x) @ x], x)
+
+    each = found(function, 1, X)
+    assert adds_up(each) and each.at.source.endswith(line(function, 1))
+    assert math.isclose(each.temporary_bytes, SIZE, rel_tol=0.01)
+
+
+def test_a_curve_has_a_point_for_each_equation_that_writes_and_goes_into_loops():
+    def function(x):
+        def body(x, _):
+            return jnp.sin(x) @ x, None
+
+        return jax.lax.scan(body, x @ x, length=5)[0]
+
+    each = found(function, X)
+    assert [point.primitive for point in each.curve] == ["", "dot_general", "sin", "dot_general"]
+    assert [point.position for point in each.curve] == [0, 1, 2, 3]
+    assert each.curve[0].bytes == each.argument_bytes + each.result_bytes
+
+
+def test_a_long_curve_has_a_thousand_points_and_the_peak():
+    def function(x):
+        for _ in range(1500):
+            x = jnp.sin(x) @ x
+        return x
+
+    each = found(function, jnp.ones((4, 4)))
+    assert adds_up(each) and len(each.curve) <= 1001
+    assert each.curve[-1].position >= 2990
+
+
+# --- donation -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("donate", [(), (0,)])
+def test_a_result_takes_the_place_of_a_donated_argument(donate):
+    def step(state, x):
+        return state + jnp.sin(x @ x), x.sum()
+
+    each = memory(jaxprtool.trace(jax.jit(step, donate_argnums=donate), X, X))
+    assert adds_up(each) and each.donated_bytes == SIZE * len(donate)
+    assert each.peak_bytes == measured(step, donate, X, X)
+
+
+# --- beside XLA -----------------------------------------------------------------------------------
+
+
+def measured(function, donate, *args):
+    compiled = jax.jit(function, donate_argnums=donate).lower(*args).compile()
+    told = compiled.memory_analysis()
+    sizes = told.argument_size_in_bytes, told.output_size_in_bytes, told.temp_size_in_bytes
+    table = 8 * len(jax.tree.leaves(jax.eval_shape(function, *args)))  # where the results lie
+    return sum(sizes) - told.alias_size_in_bytes - (table if table > 8 else 0)
+
+
+def layers(params, x):
+    def layer(x, w):
+        hidden = jax.nn.gelu(x @ w["up"])
+        return x + jax.nn.softmax(x @ x.T) @ hidden @ w["down"], None
+
+    return jnp.square(jax.lax.scan(layer, x, params)[0]).sum()
+
+
+def unrolled(params, x):
+    for i in range(4):
+        x = jnp.tanh(x @ params["up"][i]) @ params["down"][i] + x
+    return jnp.square(x).sum()
+
+
+PARAMS = {"up": jnp.ones((4, 64, 256)), "down": jnp.ones((4, 256, 64))}
+
+
+@pytest.mark.parametrize("function", [layers, jax.grad(layers), jax.grad(unrolled)])
+def test_peaks_are_those_of_xla_within_a_fifth(function):
+    x = jnp.ones((512, 64))
+    each = found(function, PARAMS, x)
+    assert adds_up(each)
+    assert each.peak_bytes == pytest.approx(measured(function, (), PARAMS, x), rel=0.2)
+
+
+# --- what else is asked of it ---------------------------------------------------------------------
+
+
+def test_symbolic_sizes_are_refused():
+    program = trace(lambda x, y: x @ y, *read_args("f32[n,d], f32[d,n]")[0])
+    with pytest.raises(UnsupportedError, match="needs sizes that are numbers") as refused:
+        memory(program)
+    assert "specialize(n=…, d=…)" in refused.value.hint
+    assert memory(program.apply("specialize(n=4, d=8)")).argument_bytes == 2 * 4 * 4 * 8
+
+
+def test_calls_within_calls_end():
+    def doubled(f):
+        return jax.jit(lambda x: f(x) + f(x * 2))
+
+    f = jax.jit(jnp.sin)
+    for _ in range(40):
+        f = doubled(f)
+    assert adds_up(found(f, X))
+
+
+def test_a_program_without_sources_has_its_primitives():
+    jaxpr = jaxprtool.trace(lambda x: jnp.sin(x) @ x, X).jaxpr
+    body = jaxcompat.open_jaxpr(jaxpr)
+    bare = [eqn.replace(source_info=NO_SOURCE) for eqn in body.eqns]
+    each = memory(jaxcompat.replace_jaxpr(jaxpr, eqns=bare))
+    assert adds_up(each) and (each.at.source, each.at.primitive) == ("", "sin")
+    assert {live.source for live in each.live} == {""}
+
+
+@pytest.mark.parametrize("file", sample_files())
+def test_samples_add_up(file):
+    for case in sample_programs(file):
+        assert adds_up(memory(case.program())), case.name

@@ -1,0 +1,86 @@
+"""`jaxprtool memory` shows the peak, a curve, and what is alive at the peak."""
+
+import json
+import re
+import textwrap
+
+import pytest
+
+FUNCTIONS = """
+    import jax
+    import jax.numpy as jnp
+
+    def loss(params, x):
+        for w in params:
+            x = jnp.sin(x @ w)
+        return (x @ x.T).sum()
+
+    def square(x):
+        return x @ x
+"""
+
+LOSS = "memory", "filled.py:loss", "--args", "[f32[64,64], f32[64,64], f32[64,64]], f32[128,64]"
+
+
+@pytest.fixture(autouse=True)
+def filled(folder):
+    (folder / "filled.py").write_text(textwrap.dedent(FUNCTIONS))
+    return folder
+
+
+def test_a_page_has_the_peak_a_curve_and_what_is_alive(cli):
+    found = cli(*LOSS, "-p", "grad(argnums=0)")
+    heading, totals, *_ = found.out.splitlines()
+    assert found.code == 0 and re.match(r"loss: \d+\.\d KiB, most at filled.py:\d \w+$", heading)
+    assert totals.startswith("arguments 80.0 KiB, results 48.0 KiB, temporaries")
+    assert "3 x f32[64,64]" in found.out and "params[*]" in found.out
+    assert re.search(r"filled.py:\d \w+\n +until \w+", found.out)
+    assert "⣿⣿⣿" in found.out and "peak\n" in found.out
+    assert max(map(len, found.out.splitlines())) <= 80
+    assert re.search(r"… \d+ more", cli(*LOSS, "--top", "1").out)
+
+
+def test_json_has_what_the_page_has(cli):
+    found = json.loads(cli(*LOSS, "--json").out)
+    assert found["peak_bytes"] == sum(live["bytes"] for live in found["live"])
+    assert found["at"].keys() == {"position", "bytes", "primitive", "source"}
+    assert found["at"]["bytes"] == found["peak_bytes"]
+    (program,) = found["programs"]
+    assert program["name"] == "loss" and program["argument_bytes"] == 80 * 1024
+    assert max(point["bytes"] for point in program["curve"]) == found["peak_bytes"]
+
+
+def test_several_programs_have_a_page_each(cli):
+    found = cli(*LOSS, "-p", "vjp")
+    assert "loss_forward: " in found.out and "\n\nloss_backward: " in found.out
+    assert len(json.loads(cli(*LOSS, "-p", "vjp", "--json").out)["programs"]) == 2
+
+
+@pytest.mark.parametrize("end, start", [("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_the_curve_is_a_picture(cli, filled, end, start):
+    found = cli(*LOSS, "--plot", f"curve.{end}")
+    assert found.code == 0 and found.out.startswith("loss: ")
+    assert (filled / f"curve.{end}").read_bytes().startswith(start)
+
+
+def test_a_program_file_without_sources_has_primitives(cli, filled):
+    assert cli("opt", "filled.py:square", "--args", "f32[64,64]", "-o", "bare.jaxpr").code == 0
+    file = filled / "bare.jaxpr"
+    file.write_text(re.sub(r"\s*#.*|sources = .*", "", file.read_text()))
+    found = cli("memory", "bare.jaxpr")
+    assert found.code == 0 and "filled.py" not in found.out
+    assert found.out.splitlines()[1] == "arguments 16.0 KiB, results 16.0 KiB"
+
+
+def test_mistakes_are_one_line(cli, monkeypatch):
+    found = cli("memory", "filled.py:square", "--args", "f32[n,n]")
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith("error: the memory of square needs sizes that are numbers\nhint: ")
+    found = cli(*LOSS, "--plot", "curve.gif")
+    assert found.code == 2 and found.err.startswith("error: cannot draw 'curve.gif'")
+    found = cli(*LOSS, "-p", "vjp", "--plot", "curve.svg")
+    assert found.code == 2 and found.err.startswith("error: --plot draws one program")
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    found = cli(*LOSS, "--plot", "curve.svg")
+    assert found.code == 2 and 'pip install "jaxprtool[plot]"' in found.err
+    assert cli(*LOSS, "--top", "0").code == 2

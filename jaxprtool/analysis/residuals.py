@@ -79,6 +79,13 @@ def residuals(
     return tuple(sorted(found, key=lambda each: -(each.bytes or 0)))
 
 
+def kept_values(forward: Program, backward: Program) -> list[Atom]:
+    """Return the results of the forward half that the backward half takes."""
+    main = jax.tree.unflatten(forward.out_tree, range(forward.out_tree.num_leaves))[0]
+    first = len(jax.tree.leaves(main))
+    return jaxcompat.open_jaxpr(forward.jaxpr).outvars[first : first + _count(backward)]
+
+
 def total_bytes(backward: Program) -> int | None:
     """Return the bytes of all residuals that a backward half takes; None if one is symbolic."""
     sizes = [size_of(aval) for aval in backward.in_avals[: _count(backward)]]
@@ -104,9 +111,7 @@ class _Reading:
         self._makers = Makers(self._jaxpr)
         back = jaxcompat.open_jaxpr(backward.jaxpr)
         self._flow = DataFlow(back)
-        main = jax.tree.unflatten(forward.out_tree, range(forward.out_tree.num_leaves))[0]
-        first, count = len(jax.tree.leaves(main)), _count(backward)
-        kept = self._jaxpr.outvars[first : first + count]
+        kept = kept_values(forward, backward)
         #: Each residual as a variable of the forward half, and as one of the backward half.
         self.pairs = list(zip(kept, back.invars, strict=False))
         self._maker = {v: self._maker_of(v) for v in kept if type(v) is not Literal}

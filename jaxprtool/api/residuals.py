@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxprtool import jaxcompat
 from jaxprtool.analysis import residuals as analysis
 from jaxprtool.analysis.residuals import Residual
+from jaxprtool.api.budget import Proposal, checkpoint_names, proposal
 from jaxprtool.ir.checkpoint_policies import MAKERS, POLICIES
-from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.quantities import bytes_of
 from jaxprtool.passes.transforms.calls import Checkpoint
 from jaxprtool.passes.transforms.linear import Vjp
 
@@ -37,23 +37,28 @@ class Residuals:
         total_bytes: The bytes of all residuals; None if sizes are symbolic.
         residuals: The residuals, the largest first.
         policies: The bytes that are kept under each policy of `jax.checkpoint`, around all of it.
+        proposal: What to save so that a budget is kept; None if none was asked for.
     """
 
     name: str
     total_bytes: int | None
     residuals: tuple[Residual, ...]
     policies: Mapping[str, int | None]
+    proposal: Proposal | None = None
 
 
-def residuals(program: Program) -> Residuals:
+def residuals(program: Program, budget: int | str | None = None) -> Residuals:
     """Return what the gradient of a program keeps between its forward and backward half.
 
     Args:
         program: A `Program` of results that can be differentiated.
+        budget: So many bytes may be kept, `"8GiB"`: adds a proposal what to save.
 
     Raises:
+        ArgumentsError: If no choice of values to save keeps the budget, or it cannot be read.
         UnsupportedError: As the pass `vjp` does.
     """
+    limit = bytes_of(budget) if isinstance(budget, str) else budget
     policies = _policies(program)
     halves = Vjp()(program)
     forward, backward = halves["forward"], halves["backward"]
@@ -66,6 +71,7 @@ def residuals(program: Program) -> Residuals:
         analysis.total_bytes(backward),
         analysis.residuals(forward, backward, policies),
         totals,
+        None if limit is None else proposal(program, halves, limit),
     )
 
 
@@ -77,9 +83,3 @@ def _policies(program: Program) -> dict[str, Any]:
         listed = ", ".join(map(repr, names))
         found[f"save_only_these_names({listed})"] = MAKERS["save_only_these_names"](*names)
     return found
-
-
-def checkpoint_names(program: Program) -> list[str]:
-    """Return the names that `checkpoint_name` gives in a program."""
-    eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
-    return sorted({str(e.params["name"]) for e in eqns if e.primitive.name == "name"})

@@ -13,6 +13,12 @@ from jaxprtool.errors import PipelineError
 _Top = Annotated[
     int, Panel("What is shown").option("--top", "N", "Show the N largest residuals.", min=1)
 ]
+_Budget = Annotated[
+    str | None,
+    Panel("What is shown").option(
+        "--budget", "SIZE", "Propose what to save so that no more is kept: 8GiB, 500MB, 2e9 bytes."
+    ),
+]
 
 
 @options.command
@@ -21,6 +27,7 @@ def residuals(
     passes: options.Passes = None,
     plugin: options.Plugin = None,
     top: _Top = 20,
+    budget: _Budget = None,
     json: options.Json = False,
     *,
     told: Told,
@@ -28,26 +35,30 @@ def residuals(
     """Show what the gradient of a function keeps between its two passes: the residuals.
 
     For each its line, what reads it, and the operations that it takes to compute it again from the
-    others; and how many bytes are kept under each policy of jax.checkpoint.
+    others; and how many bytes are kept under each policy of jax.checkpoint. With --budget, which
+    values to save so that all that is kept fits, and what that costs.
 
     [bold]Examples[/]
 
       jaxprtool residuals samples/transformer.py:loss
       jaxprtool residuals samples/transformer.py:loss -p "checkpoint(policy='dots_saveable')"
+      jaxprtool residuals samples/transformer.py:loss --budget 40KiB
     """
     start_jax(told, function.x64)
     from jaxprtool.api.residuals import residuals as found_residuals
     from jaxprtool.cli import watch
     from jaxprtool.ir.program import Program
+    from jaxprtool.ir.quantities import bytes_of
     from jaxprtool.render import residuals as render
 
+    limit = None if budget is None else bytes_of(budget)
     pipeline = options.pipeline(passes, plugin)
     program = function.trace(function.find(told), pipeline, told)
     result = watch.run(pipeline, program, told)
     if not isinstance(result, Program):
         raise PipelineError("residuals are of one program, and the passes give several")
     told("differentiating")
-    found = found_residuals(result)
+    found = found_residuals(result, limit)
     if json:
         output.write_json(render.residuals_document(found))
     else:

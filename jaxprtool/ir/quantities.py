@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from jaxprtool.errors import ArgumentsError
+
 
 def plural(count: int, noun: str) -> str:
     """Return a count as text: `1 equation`, `2 equations`."""
@@ -24,3 +28,20 @@ def with_prefix(number: float) -> str:
             return f"{number:,}" if not prefix else f"{number:.1f} {prefix}"
         number /= 1000
     return f"{number:,.1f} E"
+
+
+_BYTES = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
+
+
+def bytes_of(text: str) -> int:
+    """Return the number of bytes that text stands for: `8GiB`, `500 MB`, `2e9`.
+
+    Raises:
+        ArgumentsError: If it stands for none.
+    """
+    read = _BYTES.fullmatch(text.strip())
+    if read is None:
+        raise ArgumentsError(f"'{text}' is not a number of bytes such as 8GiB, 500MB or 2e9")
+    number, prefix, binary = read.groups()
+    unit = (1024 if binary else 1000) ** (" kmgt".index(prefix.lower()) if prefix else 0)
+    return int(float(number) * unit)

@@ -195,6 +195,33 @@ class SourceNames:
                 return value.value if _NAME.fullmatch(value.value) else None
         return None
 
+    def text(self, frame: UserFrame) -> str | None:
+        """The expression as the file has it, on one line."""
+        _, node = self._find(frame)
+        if not isinstance(node, ast.expr):
+            return None
+        text = ast.get_source_segment("".join(linecache.getlines(frame.file)), node)
+        return None if text is None else " ".join(text.split())
+
+    def target(self, frame: UserFrame) -> str | None:
+        """The name that an expression is assigned to as it is."""
+        file, node = self._find(frame)
+        match file.parents.get(node) if isinstance(node, ast.expr) else node:
+            case ast.Assign(targets=[*_, target]) | ast.AnnAssign(target=target):
+                return _target(target)
+            case ast.NamedExpr(target=target) | ast.AugAssign(target=target):
+                return _target(target)
+        return None
+
+    def called(self, frame: UserFrame) -> str | None:
+        """The function or class that an expression calls: `Dense` of `nn.Dense(3)(x)`."""
+        _, node = self._find(frame)
+        while isinstance(node, ast.Call):
+            node = node.func
+            if isinstance(node, ast.Name | ast.Attribute):
+                return _target(node)
+        return None
+
     def _find(self, frame: UserFrame) -> tuple[_File, Any]:
         if frame.file not in self._files:
             self._files[frame.file] = _File(_parsed(frame.file))

@@ -282,6 +282,26 @@ class Residual(TypedDict):
     policies: Annotated[list[str], "The policies of `jax.checkpoint` that would drop it."]
 
 
+class SavedValue(TypedDict):
+    """A value that a proposal saves."""
+
+    name: Annotated[str, "What `checkpoint_name` calls it."]
+    source: Annotated[str, "The user's line that computes it."]
+    code: Annotated[str, "The expression to name; empty if it has the name already."]
+    bytes: Annotated[int, "What saving it keeps, in all rounds of loops."]
+
+
+class Proposal(TypedDict):
+    """What to save so that a gradient keeps a budget."""
+
+    budget: Annotated[int, "The bytes that may be kept."]
+    policy: Annotated[str, "The policy of `jax.checkpoint`; empty if all fits without one."]
+    values: Annotated[list[SavedValue], "What is saved, the largest first."]
+    total_bytes: Annotated[int, "The bytes that are kept with it, measured."]
+    flops: Annotated[int, "The FLOPs of the gradient with it."]
+    flops_before: Annotated[int, "The FLOPs of the gradient without."]
+
+
 class ResidualsDocument(TypedDict):
     """`residuals`."""
 
@@ -289,6 +309,7 @@ class ResidualsDocument(TypedDict):
     total_bytes: Annotated[int | None, "The bytes of all residuals; null where unknown."]
     residuals: Annotated[list[Residual], "The residuals, the largest first."]
     policies: Annotated[dict[str, int | None], "The bytes that are kept under each policy."]
+    proposal: Annotated[Proposal | None, "What to save within `--budget`; null without one."]
 
 
 # --- why ------------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +17,7 @@ from jaxprtool.render.stats import new_table
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.residuals import Residual
+    from jaxprtool.api.budget import Proposal, SavedValue
     from jaxprtool.api.residuals import Residuals
 
 
@@ -33,8 +36,11 @@ def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
     if len(found.residuals) > top:
         more = Text(f"… {len(found.residuals) - top:,} more", style=theme.COMMENT)
         table.add_row("", "", "", "", more)
-    parts = [table, Text()] if found.residuals else [Text(heading), Text()]
-    return Rendering(Group(*parts, _policies(found)), width)
+    parts: list[RenderableType] = [table, Text()] if found.residuals else [Text(heading), Text()]
+    parts.append(_policies(found))
+    if found.proposal is not None:
+        parts += [Text(), *_proposal(found.name, found.proposal, width)]
+    return Rendering(Group(*parts), width)
 
 
 def _cells(residual: Residual, total: int | None) -> list[str | Text]:
@@ -74,6 +80,42 @@ def _policies(found: Residuals) -> Table:
     return table
 
 
+def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType]:
+    """Yield what to save within a budget: what is named where, the policy, and what it costs."""
+    heading = f"within {in_bytes(found.budget)}"
+    if not found.policy:
+        yield Text(f"{heading}: all that {name} keeps fits, without a policy")
+        return
+    if found.values:
+        table = new_table(f"{heading}, save {plural(len(found.values), 'name')}")
+        table.add_column("bytes", justify="right")
+        table.add_column("line", style=theme.BINDER, overflow="fold")
+        table.add_column("what is saved", overflow="fold")
+        for value in found.values:
+            table.add_row(in_bytes(value.bytes), value.source, _to_write(value))
+        yield from (table, Text())
+    else:
+        yield Text(f"{heading}, save nothing")
+    policy = f"jax.checkpoint({name}, policy=jax.checkpoint_policies.{found.policy})"
+    # It is broken between names alone, so that it can be pasted.
+    lines = textwrap.TextWrapper(
+        width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    yield Text(lines.fill(policy))
+    if found.values and not any(value.code for value in found.values):
+        yield Text(f"as a pass: checkpoint(policy={found.policy!r})")
+    more = found.flops / found.flops_before - 1 if found.flops_before else 0
+    took, takes = (with_prefix(flops) for flops in (found.flops_before, found.flops))
+    kept = in_bytes(found.total_bytes)
+    yield Text(f"keeps {kept}, for {more:.1%} more FLOPs: {takes} instead of {took}")
+
+
+def _to_write(value: SavedValue) -> Text:
+    if not value.code:
+        return Text(value.name)
+    return Text(f'checkpoint_name({value.code}, "{value.name}")')
+
+
 def _size(number: int | None) -> str:
     return "?" if number is None else in_bytes(number)
 
@@ -88,6 +130,21 @@ def residuals_document(found: Residuals) -> documents.ResidualsDocument:
         "total_bytes": found.total_bytes,
         "residuals": list(map(_document, found.residuals)),
         "policies": dict(found.policies),
+        "proposal": None if found.proposal is None else _proposal_document(found.proposal),
+    }
+
+
+def _proposal_document(found: Proposal) -> documents.Proposal:
+    return {
+        "budget": found.budget,
+        "policy": found.policy,
+        "values": [
+            {"name": v.name, "source": v.source, "code": v.code, "bytes": v.bytes}
+            for v in found.values
+        ],
+        "total_bytes": found.total_bytes,
+        "flops": found.flops,
+        "flops_before": found.flops_before,
     }
 
 

@@ -71,6 +71,14 @@ def test_the_price_of_what_hangs_on_a_chain_that_is_not_kept_counts_the_chain_on
     assert prices == [8, 8 + 16, 8 + 32]
 
 
+def test_a_loop_may_begin_with_a_number():
+    def count(w):
+        return jax.lax.scan(lambda c, x: (c * jnp.sin(x), None), 1.0, w)[0]
+
+    (cosine,) = [r for r in residuals(trace(count, W[0])).residuals if r.primitive == "cos"]
+    assert cosine.recompute == 8
+
+
 def test_a_policy_names_what_it_drops_and_what_it_keeps():
     found = residuals(trace(net, W, X))
     named = "save_only_these_names('hidden')"

@@ -11,6 +11,9 @@ FUNCTIONS = """
     def loss(w, x):
         return jnp.sin(x @ w).sum()
 
+    def deep(w, x):
+        return jnp.sin(jnp.sin(jnp.sin(x @ w))).sum()
+
     def count(i):
         return i + 1
 """
@@ -38,8 +41,26 @@ def test_json_has_what_the_table_has(cli):
     assert found["policies"]["nothing_saveable"] == 384
 
 
+def test_a_budget_has_names_to_save_and_where_to_put_them(cli):
+    found = cli(*LOSS, "--budget", "400")
+    assert found.code == 0 and "within 400 bytes, save nothing" in found.out
+    found = cli(*LOSS, "--budget", "1KiB").out
+    assert "within 1.0 KiB: all that loss keeps fits, without a policy" in found
+    args = "residuals", "kept.py:deep", "--args", "f32[8,8], f32[4,8]"
+    found = cli(*args, "--budget", "700").out
+    assert "checkpoint_name(x @ w, " in found
+    assert "policy=jax.checkpoint_policies.save_only_these_names(" in found
+    document = json.loads(cli(*args, "--budget", "700", "--json").out)["proposal"]
+    assert document["policy"].startswith("save_only_these_names('")
+    assert document["total_bytes"] <= document["budget"] == 700
+
+
 def test_mistakes_are_one_line(cli):
     found = cli(*LOSS, "-p", "vjp")
     assert (found.code, found.out) == (2, "")
     assert found.err.startswith("error: residuals are of one program")
     assert cli(*LOSS, "--top", "0").code == 2
+    found = cli(*LOSS, "--budget", "much")
+    assert (found.code, found.out) == (2, "") and "'much' is not a number of bytes" in found.err
+    found = cli(*LOSS, "--budget", "5")
+    assert (found.code, found.out) == (2, "") and "the least is 384" in found.err

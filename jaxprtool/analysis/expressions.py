@@ -1,0 +1,135 @@
+"""The expressions in the user's code whose values `checkpoint_name` can name.
+
+    hidden = jnp.tanh(x @ w)        x @ w, and jnp.tanh(x @ w)
+
+The value of an expression is what its equations give to those of others. All that a library
+computes for one expression of the user's is inside of it, and cannot be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.dataflow import DataFlow
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.source_names import SourceNames, range_of
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Var
+from jaxprtool.jaxcompat.places import UserFrame
+
+
+def nameable_values(jaxpr: Jaxpr) -> dict[UserFrame, list[Var]]:
+    """Return the values of each expression of the user's in a jaxpr, at every depth.
+
+    These are numbers with a fraction, and computed: what is only moved is left out, and so is what
+    a custom derivative computes, which its rule stands for.
+    """
+    return _Search(jaxpr).found
+
+
+class Named(NamedTuple):
+    """What an expression's value is to be called.
+
+    Attributes:
+        name: The name.
+        source: Where the expression is: `model.py:13`.
+        code: The expression; "" if the file is gone.
+    """
+
+    name: str
+    source: str
+    code: str
+
+
+def named(found: Mapping[UserFrame, Sequence[Var]], primitives: Mapping[Var, str]) -> list[Named]:
+    """Return names for the values of expressions: what the source calls them, or what makes them.
+
+    Several may have the same.
+
+    Args:
+        found: The values of each expression.
+        primitives: The primitive that computes each value.
+    """
+    names, frames = SourceNames(), frames_now()
+    places = set(map(range_of, found))
+    called = []
+    for frame, values in found.items():
+        name = names.target(frame) or names.called(frame)
+        if name is None and names.returned(frame, places - {range_of(frame)}):
+            name = _function(frame)
+        called.append(name or primitives[values[0]])
+    texts = (names.text(frame) or "" for frame in found)
+    sources = map(frames.text, found)
+    return list(map(Named, called, sources, texts))
+
+
+def _function(frame: UserFrame) -> str | None:
+    """Return the function that a frame is in, or its class: `Block` of `Block.__call__`."""
+    names = [name for name in frame.function.split(".") if name.isidentifier()]
+    return next((name for name in reversed(names) if not name.startswith("__")), None)
+
+
+class _Search:
+    def __init__(self, jaxpr: Jaxpr) -> None:
+        self._frames = frames_now()
+        self._flow = DataFlow(jaxpr)
+        self._inside: dict[Jaxpr, set[UserFrame | None]] = {}
+        self.found: dict[UserFrame, list[Var]] = {}
+        todo, seen = [jaxpr], {jaxpr}
+        for body in todo:
+            for eqn in body.eqns:
+                for inner in self._look_at(body, eqn):
+                    if inner not in seen:
+                        seen.add(inner)
+                        todo.append(inner)
+
+    def _look_at(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> list[Jaxpr]:
+        """Add the values of an equation that can be named; return the bodies to look into."""
+        frame, like = self._frame(eqn), traits(eqn)
+        if frame is not None and not like.moves:
+            for var in eqn.outvars:
+                if (
+                    type(var) is not DropVar
+                    and _is_inexact(var)
+                    and self._leaves(jaxpr, var, frame)
+                ):
+                    self.found.setdefault(frame, []).append(var)
+        held = None if like.custom_derivative else regions(eqn)
+        return [] if held is None or not self._opens(held) else _bodies(held)
+
+    def _frame(self, eqn: JaxprEqn) -> UserFrame | None:
+        place = self._frames.place(eqn)
+        return (
+            place.frame if place is not None and self._frames.is_users(place.frame.file) else None
+        )
+
+    def _leaves(self, jaxpr: Jaxpr, var: Var, frame: UserFrame) -> bool:
+        """Return True if another expression reads a value, or it is a result."""
+        readers = self._flow.readers(jaxpr, var)
+        return bool(self._flow.results(jaxpr, var)) or any(
+            self._frame(jaxpr.eqns[position]) != frame for position in readers
+        )
+
+    def _opens(self, held: Regions) -> bool:
+        """Return False for a call of a library's function: all in it is of one expression."""
+        if held.kind != "call":
+            return True
+        (body,) = _bodies(held)
+        if body not in self._inside:
+            self._inside[body] = set(map(self._frame, equations(body)))
+        return len(self._inside[body]) > 1
+
+
+def _bodies(held: Regions) -> list[Jaxpr]:
+    return list(map(jaxcompat.open_jaxpr, held.bodies))
+
+
+def _is_inexact(var: Var) -> bool:
+    dtype = getattr(var.aval, "dtype", None)
+    return dtype is not None and bool(jnp.issubdtype(dtype, jnp.inexact))

@@ -1,0 +1,187 @@
+"""A proposal of what `jax.checkpoint` should save so that a gradient keeps a number of bytes.
+
+The names to save are chosen by a model (`analysis.saving`), and proven: the program is put under
+`jax.checkpoint` with them and differentiated. Where it then keeps other than the model says, the
+choice is made again with what was learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.cost import cost
+from jaxprtool.analysis.expressions import Named, nameable_values, named
+from jaxprtool.analysis.residuals import kept_values, total_bytes
+from jaxprtool.analysis.saving import Saving
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.paths import unique
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.quantities import in_bytes
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.transforms.calls import Checkpoint
+from jaxprtool.passes.transforms.linear import Vjp
+from jaxprtool.passes.transforms.named_values import name_values
+
+#: How often a choice is made again with what was learnt of the one before.
+_TRIES = 5
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """A value that a proposal saves.
+
+    Attributes:
+        name: What `checkpoint_name` calls it.
+        source: The user's line, `model.py:13`.
+        code: The expression to put into `checkpoint_name`; "" if it has the name already, or the
+            source is gone.
+        bytes: What saving it keeps, in all rounds of loops.
+    """
+
+    name: str
+    source: str
+    code: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What to save so that a gradient keeps a budget.
+
+    Attributes:
+        budget: The bytes that may be kept.
+        policy: The policy of `jax.checkpoint`, as source; "" if everything fits without one.
+        values: What is saved, the largest first.
+        total_bytes: The bytes that are kept, measured: the program was differentiated so.
+        flops: The FLOPs of the gradient with the policy.
+        flops_before: The FLOPs of the gradient without.
+    """
+
+    budget: int
+    policy: str
+    values: tuple[SavedValue, ...]
+    total_bytes: int
+    flops: int
+    flops_before: int
+
+
+def proposal(program: Program, halves: Programs, budget: int) -> Proposal:
+    """Return what to save so that the gradient of a program keeps a budget.
+
+    Args:
+        program: The program.
+        halves: What the pass `vjp` makes of it.
+        budget: So many bytes may be kept.
+
+    Raises:
+        ArgumentsError: If no choice keeps the budget, which says the least that one does; if sizes
+            are symbolic.
+    """
+    kept, flops = total_bytes(halves["backward"]), _flops(halves)
+    if kept is None:
+        hint = 'write them in --args, or -p "specialize(n=512)"'
+        raise ArgumentsError("a budget needs sizes that are numbers", hint)
+    if kept <= budget:
+        return Proposal(budget, "", (), kept, flops, flops)
+    candidates, places = _with_names(program)
+    named_halves = Vjp()(candidates)
+    jaxpr = jaxcompat.open_jaxpr(named_halves["forward"].jaxpr)
+    model = Saving(jaxpr, kept_values(named_halves["forward"], named_halves["backward"]))
+    proven = _choose(candidates, model, budget)
+    largest = sorted(proven.names, key=lambda name: -model.bytes[name])
+    chosen = [places[name] for name in largest]
+    names = unique([each.name for each in chosen])
+    values = [
+        SavedValue(name, each.source, each.code, model.bytes[label])
+        for name, each, label in zip(names, chosen, largest, strict=True)
+    ]
+    policy = _policy(names)
+    return Proposal(budget, policy, tuple(values), proven.bytes, proven.flops, flops)
+
+
+def _flops(halves: Programs) -> Any:
+    """Return the FLOPs of a gradient, of both of its halves."""
+    return sum(cost(half).total.work.flops for _, half in halves.items())
+
+
+# --- what can be saved ------------------------------------------------------------------------
+
+
+def checkpoint_names(program: Program) -> list[str]:
+    """Return the names that `checkpoint_name` gives in a program."""
+    return sorted({str(eqn.params["name"]) for eqn in _names(program)})
+
+
+def _names(program: Program) -> list[JaxprEqn]:
+    eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
+    return [eqn for eqn in eqns if eqn.primitive.name == "name"]
+
+
+def _with_names(program: Program) -> tuple[Program, dict[str, Named]]:
+    """Return a program with labels for the values of the user's expressions, and where these are.
+
+    A program that has names gets no others: they are the labels.
+    """
+    frames = frames_now()
+    if eqns := _names(program):
+        lines = {str(eqn.params["name"]): BEHIND.join(frames.texts(eqn)) for eqn in eqns[::-1]}
+        return program, {name: Named(name, line, "") for name, line in lines.items()}
+    jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
+    found = nameable_values(jaxpr)
+    primitives = {v: str(e.primitive.name) for e in equations(jaxpr) for v in e.outvars}
+    places = {str(number): each for number, each in enumerate(named(found, primitives))}
+    labels = {
+        v: label for label, values in zip(places, found.values(), strict=True) for v in values
+    }
+    return name_values(program, labels), places
+
+
+# --- which of it is saved ---------------------------------------------------------------------
+
+
+class _Proven(NamedTuple):
+    """Names to save, and what the gradient keeps and takes with them, measured."""
+
+    names: tuple[str, ...]
+    bytes: int
+    flops: int
+
+
+def _choose(program: Program, model: Saving, budget: int) -> _Proven:
+    """Return the names that are best of those that keep a budget."""
+    proven: dict[tuple[str, ...], _Proven] = {}
+    limit = budget
+    for _ in range(_TRIES):
+        names = model.choose(limit)
+        if names is None or names in proven:
+            break
+        proven[names] = _prove(program, names)
+        limit = budget + model.kept(names) - proven[names].bytes
+    if not any(each.bytes <= budget for each in proven.values()):
+        for names in ((), model.least()):
+            proven.setdefault(names, _prove(program, names))
+    fitting = [each for each in proven.values() if each.bytes <= budget]
+    if not fitting:
+        least = min(each.bytes for each in proven.values())
+        raise ArgumentsError(
+            f"no choice of values to save keeps {program.name} within {budget:,} bytes: the least "
+            f"is {least:,}, with the arguments that are read again",
+            f"a budget of {least}, which is {in_bytes(least)}, can be kept",
+        )
+    return min(fitting, key=lambda each: (each.flops, each.bytes))
+
+
+def _prove(program: Program, names: Sequence[str]) -> _Proven:
+    """Return what the gradient of a program keeps if it is checkpointed with names saved."""
+    halves = Vjp()(Checkpoint(_policy(names))(program))
+    return _Proven(tuple(names), total_bytes(halves["backward"]) or 0, _flops(halves))
+
+
+def _policy(names: Sequence[str]) -> str:
+    """Return the policy that saves names, as source."""
+    return f"save_only_these_names({', '.join(map(repr, names))})" if names else "nothing_saveable"

@@ -1,10 +1,12 @@
 """Derivatives of masked programs, in reverse twice, with NaN in all padding."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+from jaxprtool import trace
 from tests.programs.case import Case
 from tests.programs.masking import prove_masked
 from tests.programs.symbolic import symbolic_program
@@ -41,3 +43,20 @@ def test_padding_stays_apart_in_second_derivatives(function, axes):
         args[1] = args[1][0]
     found = prove_masked(symbolic_program(Case(function.__name__, function, tuple(args)), axes), 1)
     assert found["reverse, twice"] == 1, found
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("select, first", [(lax.max, -np.inf), (lax.min, np.inf), (lax.add, 0.0)])
+def test_a_pool_whose_windows_leave_rows_over_is_differentiated_after_it_is_masked(
+    select, first, stride
+):
+    def f(x):
+        return (lax.reduce_window(x, first, select, (2,), (stride,), "VALID") ** 2).sum()
+
+    (n,) = jax.export.symbolic_shape("n")
+    masked = trace(f, jax.ShapeDtypeStruct((n,), np.float32)).apply("mask(n=6)")
+    x = np.float32([3, 1, 4, 1, 5, 9])
+    for length in range(2, 7):
+        found = jax.grad(lambda x, length=length: masked(x, length))(x)
+        np.testing.assert_array_equal(found[:length], jax.grad(f)(x[:length]))
+        assert not found[length:].any()

@@ -107,6 +107,24 @@ def _placed(masking: Masking, x: Padded, axes: Sequence[_Axis], blank: Any) -> _
     return _Placed(Padded(array, facts), padding, dilation)
 
 
+def _cut(placed: _Placed) -> _Placed:
+    """Return an operand without the rows behind the last window.
+
+    XLA takes no negative padding where it selects in windows, as the derivative of a maximum does.
+    """
+    apart = [d == 1 for d in placed.dilation]
+    behind = [min(0, p[1]) if one else 0 for one, p in zip(apart, placed.padding, strict=True)]
+    array = _longer(placed.x.array, behind)
+    padding = [(low, high - n) for (low, high), n in zip(placed.padding, behind, strict=True)]
+    return _Placed(Padded(array, placed.x.facts), padding, placed.dilation)
+
+
+def _longer(array: Any, rows: Sequence[int]) -> Any:
+    """Return an array with so many zeros behind it along each axis, or so many elements fewer."""
+    config = [(0, n, 0) for n in rows]
+    return lax.pad(array, np.zeros((), array.dtype), config) if any(rows) else array
+
+
 def _with(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
     return (*items[:index], item, *items[index + 1 :])
 
@@ -208,7 +226,7 @@ def _mixed(masking: Masking, axes: Sequence[_Axis]) -> list[int]:
 def _pooled(masking: Masking, eqn: JaxprEqn, x: Padded, blank: Any, *inits: Padded) -> Any:
     shape = eqn.outvars[0].aval.shape
     axes = _axes_of(masking, eqn, x.shape, shape)
-    placed = _placed(masking, x, axes, blank)
+    placed = _cut(_placed(masking, x, axes, blank))
     more = {"padding": tuple(placed.padding), "base_dilation": tuple(placed.dilation)}
     made = masking.bind(eqn, placed.x, *inits, **more)
     (array,) = made if eqn.primitive.multiple_results else (made,)
@@ -252,30 +270,22 @@ def _rejected(eqn: JaxprEqn, dtype: Any) -> Any:
 def _select_and_gather_add(masking: Masking, eqn: JaxprEqn, tangent: Padded, x: Padded) -> Any:
     shape = eqn.outvars[0].aval.shape
     axes = _axes_of(masking, eqn, x.shape, shape)
-    moving = _placed(masking, tangent, axes, 0)
-    placed = _placed(masking, x, axes, _rejected(eqn, x.dtype))
+    moving = _cut(_placed(masking, tangent, axes, 0))
+    placed = _cut(_placed(masking, x, axes, _rejected(eqn, x.dtype)))
     more = {"padding": tuple(placed.padding), "base_dilation": tuple(placed.dilation)}
     made = masking.bind(eqn, moving.x, placed.x, **more)
     return masking.apart(made, shape, _mixed(masking, axes), active=tangent.active)
-
-
-def _longer(array: Any, rows: Sequence[int]) -> Any:
-    """Return an array with so many zeros behind it along each axis, or so many elements fewer."""
-    config = [(0, n, 0) for n in rows]
-    return lax.pad(array, np.zeros((), array.dtype), config) if any(rows) else array
 
 
 @rule(mask_rules, "select_and_scatter_add")
 def _select_and_scatter_add(masking: Masking, eqn: JaxprEqn, source: Padded, x: Padded) -> Any:
     axes = _axes_of(masking, eqn, x.shape, source.shape)
     placed = _placed(masking, x, axes, _rejected(eqn, x.dtype))
+    cut = _cut(placed)
     source_array = masking.filled(source, dict.fromkeys(_mixed(masking, axes), 0))
-    # XLA takes no negative padding here: rows behind the last window are cut, and put back as 0.
-    behind = [min(0, high) for _, high in placed.padding]
-    reached = _longer(placed.x.array, behind)
-    padding = tuple((low, max(0, high)) for low, high in placed.padding)
-    made = masking.bind(eqn, source_array, reached, padding=padding)
-    made = _longer(made, [-n for n in behind])
+    made = masking.bind(eqn, source_array, cut.x.array, padding=tuple(cut.padding))
+    behind = zip(placed.x.array.shape, cut.x.array.shape, strict=True)
+    made = _longer(made, [whole - left for whole, left in behind])
     moved = [each for each in axes if masking.bounds.is_masked(each.low)]
     if not moved:
         return made

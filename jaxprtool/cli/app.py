@@ -21,6 +21,7 @@ from jaxprtool.cli.memory import memory
 from jaxprtool.cli.opt import opt
 from jaxprtool.cli.outline import outline
 from jaxprtool.cli.passes import passes
+from jaxprtool.cli.report import report
 from jaxprtool.cli.residuals import residuals
 from jaxprtool.cli.run import run
 from jaxprtool.cli.shapecheck import shapecheck
@@ -45,7 +46,7 @@ app = typer.Typer(
     epilog=_EPILOG,
 )
 for command in (
-    *(show, browse, cost, memory, residuals, why, opt, run, emit, unzip, vmap),
+    *(show, browse, cost, memory, residuals, why, report, opt, run, emit, unzip, vmap),
     *(outline, shapecheck, passes, explain, backends),
 ):
     app.command(context_settings=_HELP)(command)
@@ -80,6 +81,7 @@ def _top(
       jaxprtool memory samples/transformer.py:loss -p grad
       jaxprtool residuals samples/transformer.py:loss
       jaxprtool why samples/transformer.py:loss "params['positions']"
+      jaxprtool report samples/transformer.py:loss -p grad -o report.html
       jaxprtool opt  samples/transformer.py:loss -p dce --stats
       jaxprtool run  samples/transformer.py:loss --backend cpu
       jaxprtool emit samples/transformer.py:loss --to stablehlo

@@ -18,7 +18,6 @@ from jaxprtool.formats.emission import STDOUT, Emission, Format
 if TYPE_CHECKING:
     from jaxprtool.api.targets import Given
     from jaxprtool.api.verification import Verifier
-    from jaxprtool.cli.watch import Watcher
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.passes.pipeline import Pipeline
@@ -171,7 +170,7 @@ def opt(
     _write_outlined(watcher.outlined)
     _write_rolled(watcher.rolled)
     if as_page:
-        _write_page(_states(watcher, programs), places, out)
+        _write_page(watch.states(watcher, programs), places, out)
     elif out is not None:
         output.write_files(
             programs, Emission(Format.jaxpr, callbacks=callbacks, source=places.source), out
@@ -217,20 +216,6 @@ def _write_page(states: Sequence[State], places: options.Places, out: str | None
         names=True, terse=True, **options.listed(places.source is not False, places.frames)
     )
     output.write_page(page(states, shown, stats, work_by_equation), out)
-
-
-def _states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[State]:
-    """Return the programs as they were traced and after each pass."""
-    from jaxprtool.analysis.stats import count_equations
-    from jaxprtool.render.page import State
-
-    traced, *made = watcher.states or [dict(programs)]
-    states = [State(traced, after=sum(map(count_equations, traced.values())))]
-    for state, row in zip(made, watcher.rows, strict=True):
-        which = f", {row['program']}" if len(states[-1].programs) > 1 else ""
-        counts = row["equations_before"], row["equations_after"]
-        states.append(State(state, row["pass"] + which, row["seconds"], *counts))
-    return states
 
 
 def _verify(verifier: Verifier, given: Given, told: Told) -> int:

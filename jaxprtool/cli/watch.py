@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.cli import options, output
@@ -10,6 +12,9 @@ from jaxprtool.cli.progress import Told
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.pipeline import Observer, Pipeline, Step
 from jaxprtool.render.documents import PassRun
+
+if TYPE_CHECKING:
+    from jaxprtool.render.page import State
 
 
 def run(
@@ -104,6 +109,19 @@ class Watcher(Observer):
                 programs[name if self._several else result.name] = result
         self._several |= isinstance(result, Programs)
         self.states.append(programs)
+
+
+def states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[State]:
+    """Return the programs as they were traced and after each pass."""
+    from jaxprtool.render.page import State
+
+    traced, *made = watcher.states or [dict(programs)]
+    states = [State(traced, after=sum(map(count_equations, traced.values())))]
+    for state, row in zip(made, watcher.rows, strict=True):
+        which = f", {row['program']}" if len(states[-1].programs) > 1 else ""
+        counts = row["equations_before"], row["equations_after"]
+        states.append(State(state, row["pass"] + which, row["seconds"], *counts))
+    return states
 
 
 def _dump(when: str, program: Program) -> None:

@@ -29,13 +29,14 @@ def loss(params, x):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """The pages of `show` and of `opt`."""
+    """The pages of `show`, `opt` and `report`."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "model.py").write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(["show", "model.py:loss", "-o", "show.html", "--depth", "0"]) == 0
         assert main(["opt", "model.py:loss", "-p", "simplify, dce, dce", "-o", "opt.html"]) == 0
+        assert main(["report", "model.py:loss", "-p", "grad, dce", "-o", "report.html"]) == 0
     return folder
 
 
@@ -298,3 +299,45 @@ def test_a_notebook_cell_folds_without_a_script(opened, pages, monkeypatch):
     assert page.one("[data-scope=layer] strong").text == "layer"
     page.one("[data-scope=layer] > summary").click()
     assert not page.one("[data-scope=layer] p").is_displayed()
+
+
+def test_a_report_shows_cost_memory_and_residuals_in_place_of_the_listing(opened):
+    page = opened("report.html")
+    for name in ("cost", "memory", "residuals"):
+        page.one(f"#view-{name}").click()
+        shown = {each: page.one(f"#report-{each}").is_displayed() for each in VIEWS}
+        assert shown == {each: each == name for each in VIEWS}
+        assert not page.one("main").is_displayed() and page.one("aside").is_displayed()
+    page.one("#view-equations").click()
+    assert page.one("main").is_displayed() and not page.one("#report-cost").is_displayed()
+
+
+def test_columns_of_a_report_sort(opened):
+    page = opened("report.html")
+    page.one("#view-cost").click()
+    table = "#report-cost table:last-of-type"
+    head = page.one(f"{table} th:nth-child(3) button")
+    sizes = (
+        f"return [...document.querySelectorAll('{table} td:nth-child(3)')].map(c => +c.dataset.n)"
+    )
+    for order, falling in (("descending", True), ("ascending", False)):
+        head.click()
+        found = page.driver.execute_script(sizes)
+        assert len(found) > 2 and found == sorted(found, reverse=falling)
+        assert head.find_element(By.XPATH, "..").get_attribute("aria-sort") == order
+    page.one(f"{table} th:last-child button").click()
+    assert page.texts(f"{table} td:last-child") == sorted(
+        page.texts(f"{table} td:last-child"), key=str.lower, reverse=True
+    )
+
+
+def test_a_line_of_a_report_leads_to_the_source_and_a_pass_back_to_the_listing(opened):
+    page = opened("report.html")
+    page.one("#view-cost").click()
+    page.one("#report-cost td a").click()
+    assert page.one("aside :target").is_displayed() and page.one("#report-cost").is_displayed()
+    page.one("nav label").click()
+    assert page.one("main").is_displayed()
+
+
+VIEWS = ("cost", "memory", "residuals")

@@ -26,6 +26,7 @@ from jaxprtool.ir.changes import Changes, changes
 from jaxprtool.ir.program import Program
 from jaxprtool.render.lines import printable
 from jaxprtool.render.overview import facts
+from jaxprtool.render.page.report import Report, views
 from jaxprtool.render.page.sources import Sources
 from jaxprtool.render.page.view import Listing, listing
 from jaxprtool.render.rendering import ShowOptions
@@ -93,6 +94,7 @@ def page(
     options: ShowOptions,
     describe: Callable[[Program], Stats],
     costs: Callable[[Program], Mapping[int, Work]],
+    report: Report | None = None,
 ) -> str:
     """Return a page of programs, or of what passes have made of them, with a tab for each pass.
 
@@ -102,6 +104,7 @@ def page(
             Nested jaxprs are open at first as deep as `depth`, or as far as they are in sight.
         describe: Returns the size of a program.
         costs: Returns what the equations of a program cost, at every depth, by their `id`.
+        report: What else is known, each in a view of its own.
     """
     sources = Sources(options)
     tabs = _tabs(states, options, sources, describe, costs)
@@ -115,6 +118,7 @@ def page(
         tabs=tabs,
         shown=shown,
         files=sources.files(),
+        views=list(views(report, sources.line_of)) if report is not None else [],
         counts=tabs[shown].counts,
         heated=any(tab.heated for tab in tabs),
         linked=set().union(*(tab.counts for tab in tabs)),

@@ -79,6 +79,15 @@ class Sources:
         """Return the files that are shown, in the order in which they were come across."""
         return [file for file in self._files.values() if file is not None]
 
+    def line_of(self, name: str) -> Place | None:
+        """Return a line by its name, `model.py:9`; None if its file is not shown."""
+        path, _, number = name.rpartition(":")
+        for file in self.files():
+            if file.path == path and number.isdecimal() and 0 < int(number) <= len(file.lines):
+                code = Markup(file.lines[int(number) - 1].strip())
+                return Place(name, "", f"f{file.number}-{number}", code)
+        return None
+
     def _found(self, eqn: JaxprEqn) -> Place | None:
         place = self._frames.place(eqn)
         if place is None:

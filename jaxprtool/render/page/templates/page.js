@@ -205,6 +205,7 @@ async function show(wanted) {
 for (const [i, tab] of tabs.entries())
   tab.addEventListener("change", () => {
     history.replaceState(null, "", `#p${i}-`);
+    element("view-equations")?.click();
     show(i);
   });
 
@@ -219,12 +220,26 @@ function prepare() {
   tabs[state]?.parentElement.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
+// --- the views of a report ------------------------------------------------------------------------
+
+for (const button of document.querySelectorAll(".view th button"))
+  button.addEventListener("click", () => {
+    const head = button.parentElement, at = head.cellIndex, body = head.closest("table").tBodies[0];
+    const down = head.ariaSort !== "descending";
+    for (const other of head.parentElement.cells) other.ariaSort = null;
+    head.ariaSort = down ? "descending" : "ascending";
+    const value = (row) => row.cells[at].dataset.n ?? row.cells[at].textContent;
+    const compare = (a, b) => a - b || String(a).localeCompare(b, "en", { numeric: true });
+    body.append(...[...body.rows].sort((a, b) => compare(value(a), value(b)) * (down ? -1 : 1)));
+  });
+
 // --- where the address leads ----------------------------------------------------------------------
 
 async function follow() {
   const hash = decodeURIComponent(location.hash.slice(1)), [, number, rest] = hash.match(/^(?:p(\d+)-)?(.*)$/s);
   if (number) await show(+number);
   const row = element(hash) && rowOf(element(hash));
+  if (rest.startsWith("q=") || row) element("view-equations")?.click();
   if (rest.startsWith("q=")) {
     query.value = rest.slice(2);
     search();

@@ -1,0 +1,97 @@
+"""`jaxprtool report`: one page of what a program is, costs, needs and keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.progress import Told
+from jaxprtool.cli.start import start_jax
+from jaxprtool.errors import JaxprToolError, OutputError
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.memory import Memory
+    from jaxprtool.api.residuals import Residuals
+    from jaxprtool.ir.program import Program
+
+_Out = Annotated[str | None, options.out_option("Write the page here.", "FILE.html")]
+
+
+@options.command
+def report(
+    function: options.Function,
+    passes: options.Passes = None,
+    plugin: options.Plugin = None,
+    out: _Out = None,
+    *,
+    told: Told,
+) -> None:
+    """Write a page of a function: its listing after each pass, cost, memory and residuals.
+
+    The costs and the memory are those of what the passes make, the residuals those that a gradient
+    of the function itself keeps.
+
+    [bold]Examples[/]
+
+      jaxprtool report samples/transformer.py:loss -o report.html
+      jaxprtool report samples/transformer.py:loss -p "grad, -O2" -o report.html
+    """
+    if out is None:
+        raise OutputError("report writes a page, and -o does not say where", "add -o report.html")
+    output.check_out("report", out, False, (), "jaxprtool opt TARGET", page=True)
+    start_jax(told, function.x64)
+    from jaxprtool.analysis.cost import cost
+    from jaxprtool.analysis.cost.all_runs import work_by_equation
+    from jaxprtool.analysis.stats import stats
+    from jaxprtool.cli import watch
+    from jaxprtool.render.page import page
+    from jaxprtool.render.page.report import Report
+    from jaxprtool.render.rendering import ShowOptions
+
+    pipeline = options.pipeline(passes, plugin)
+    watcher = watch.Watcher(False, False, frozenset(), True)
+    traced = function.trace(function.find(told), pipeline, told)
+    programs = options.each(watch.run(pipeline, traced, told, watcher))
+    told("counting")
+    groupings = ("line", "scope", "primitive")
+    known = Report(
+        [cost(program, by) for _, program in programs for by in groupings],  # type: ignore[arg-type]
+        [_memory(program) for _, program in programs],
+        _residuals(traced),
+    )
+    told("rendering")
+    shown = ShowOptions(names=True, terse=True, **options.listed(True, None))
+    states = watch.states(watcher, programs)
+    output.write_page(page(states, shown, stats, work_by_equation, known), out)
+
+
+def _memory(program: Program) -> Memory | str:
+    """Return the memory that a program needs, or why that is not known."""
+    from jaxprtool.analysis.memory import memory
+
+    try:
+        return memory(program)
+    except JaxprToolError as error:
+        return str(error)
+
+
+def _residuals(program: Program) -> Residuals | str:
+    """Return what the gradient of a loss keeps; of what is no loss, that it has none."""
+    from jaxprtool.api.residuals import residuals
+
+    if not _is_loss(program.out_avals):
+        return f"{program.name} has no residuals here: its result is not one floating-point number"
+    try:
+        return residuals(program)
+    except JaxprToolError as error:
+        return str(error)
+
+
+def _is_loss(results: Sequence[object]) -> bool:
+    import jax.numpy as jnp
+
+    return len(results) == 1 and all(
+        getattr(aval, "shape", None) == () and jnp.issubdtype(aval.dtype, jnp.floating)  # type: ignore[attr-defined]
+        for aval in results
+    )

@@ -11,9 +11,11 @@ from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import JaxprToolError, OutputError
 
 if TYPE_CHECKING:
+    from jaxprtool.analysis.cost import By
     from jaxprtool.analysis.memory import Memory
     from jaxprtool.api.residuals import Residuals
     from jaxprtool.ir.program import Program
+    from jaxprtool.jaxcompat import Aval
 
 _Out = Annotated[str | None, options.out_option("Write the page here.", "FILE.html")]
 
@@ -54,9 +56,9 @@ def report(
     traced = function.trace(function.find(told), pipeline, told)
     programs = options.each(watch.run(pipeline, traced, told, watcher))
     told("counting")
-    groupings = ("line", "scope", "primitive")
+    groupings: tuple[By, ...] = ("line", "scope", "primitive")
     known = Report(
-        [cost(program, by) for _, program in programs for by in groupings],  # type: ignore[arg-type]
+        [cost(program, by) for _, program in programs for by in groupings],
         [_memory(program) for _, program in programs],
         _residuals(traced),
     )
@@ -88,10 +90,8 @@ def _residuals(program: Program) -> Residuals | str:
         return str(error)
 
 
-def _is_loss(results: Sequence[object]) -> bool:
+def _is_loss(results: Sequence[Aval]) -> bool:
     import jax.numpy as jnp
 
-    return len(results) == 1 and all(
-        getattr(aval, "shape", None) == () and jnp.issubdtype(aval.dtype, jnp.floating)  # type: ignore[attr-defined]
-        for aval in results
-    )
+    found = [(getattr(a, "shape", None), getattr(a, "dtype", None)) for a in results]
+    return len(found) == 1 and found[0][0] == () and jnp.issubdtype(found[0][1], jnp.floating)

@@ -28,6 +28,9 @@ _MOST = 500
 #: Finds a line of source.
 _Lines = Callable[[str], "Place | None"]
 
+#: What stands for groups without a name.
+_UNNAMED = {"line": "no line known", "scope": "outside of all scopes"}
+
 #: The size of the curve's picture, in pixels.
 _WIDTH, _HEIGHT = 800, 220
 
@@ -172,7 +175,7 @@ def _cost_row(cost: Cost, group: Group, line_of: _Lines) -> list[Cell]:
         cells.append(Cell("" if percent is None else f"{percent:.1f}%", percent, percent=percent))
     intensity = work.flops / work.bytes if cells[0].number and cells[2].number else None
     cells.append(Cell("" if intensity is None else f"{intensity:.1f}", intensity))
-    name = group.path[-1] if group.path else group.name or "none"
+    name = group.path[-1] if group.path else group.name or _UNNAMED.get(cost.by, "")
     place = line_of(group.name) if group.line is not None else None
     behind = f"{BEHIND}{group.behind}" if group.behind else ""
     cells.append(Cell(name + behind, None, place, max(len(group.path) - 1, 0)))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.program import Program, Programs, load, trace, unzip
     from jaxprtool.api.residuals import residuals
     from jaxprtool.api.shapecheck import shapecheck
+    from jaxprtool.api.source import source
     from jaxprtool.api.vmap import vmap
     from jaxprtool.execute.verify import verify
     from jaxprtool.formats.jaxpr.read import read
@@ -64,6 +65,7 @@ _HOME = {
     "rewrite": "jaxprtool.passes.patterns",
     "shapecheck": "jaxprtool.api.shapecheck",
     "sow": "jaxprtool.primitives",
+    "source": "jaxprtool.api.source",
     "static": "jaxprtool.loading.example",
     "to_python": "jaxprtool.formats.python.emit",
     "trace": "jaxprtool.api.program",
@@ -102,6 +104,7 @@ __all__ = [
     "residuals",
     "rewrite",
     "shapecheck",
+    "source",
     "sow",
     "static",
     "to_python",

@@ -5,7 +5,8 @@
     model.py:30             the equations that come from a line
     b, hidden               a variable of the listing, by its letter or by what the user calls it
 
-A name that stands for several of these needs the word before it: `argument:b`, `variable:b`.
+A name stands for an argument or a result if there is one, and for a variable if not: a listing has
+all letters. A word before it says what is meant: `variable:b`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ from jaxprtool.jaxcompat.places import UserFrame
 Kind = Literal["argument", "result", "line", "variable"]
 
 _KINDS: tuple[Kind, ...] = get_args(Kind)
-
-_ARTICLES = {"argument": "an argument", "result": "a result", "line": "a line"}
 
 _LINE = re.compile(r"(.+):(\d+)")
 
@@ -87,18 +86,16 @@ class _Points:
         if colon and word in _KINDS:
             kinds, what = (word,), rest
         what = what.strip()
-        found = [each for kind in kinds if (each := getattr(self, f"_{kind}")(what)) is not None]
-        different: dict[object, Point] = {}
-        for each in found:
-            key = frozenset(each.start.values) or frozenset(each.start.equations.items())
-            different.setdefault(key, each)
-        if len(different) > 1:
-            said = " and ".join(_ARTICLES.get(each.kind, "a variable") for each in found)
-            hint = " or ".join(f"'{each.kind}:{what}'" for each in found)
-            raise PointError(f"'{what}' is {said} of {self._about.name}", f"write {hint}")
-        if not found:
+        ends = [getattr(self, f"_{kind}")(what) for kind in kinds if kind in ("argument", "result")]
+        if len(ends) == 2 and None not in ends:
+            hint = f"write 'argument:{what}' or 'result:{what}'"
+            raise PointError(f"'{what}' is an argument and a result of {self._about.name}", hint)
+        found: Point | None = next((each for each in ends if each is not None), None)
+        for kind in kinds:
+            found = found or getattr(self, f"_{kind}")(what)
+        if found is None:
             raise self._missing(kinds, what)
-        return found[0]
+        return found
 
     def _argument(self, what: str) -> Point | None:
         names = [each.name for each in self._about.arguments]

@@ -133,7 +133,7 @@ class _Slices:
     def __init__(self, about: Border):
         self._about = about
         self._frames = frames_now()
-        self._whole = _Lines(self._frames).of(everything(about.jaxpr))
+        self._whole = EquationsByLine(self._frames).of(everything(about.jaxpr))
 
     def forward(self, start: Point) -> Slice:
         run = forward_slice(self._about.jaxpr, start.start)
@@ -146,7 +146,7 @@ class _Slices:
         return self._slice(run, arguments=_chosen(names, run.arguments))
 
     def _slice(self, run: Run, **border: tuple[str, ...]) -> Slice:
-        counts = _Lines(self._frames).of(run)
+        counts = EquationsByLine(self._frames).of(run)
         lines = tuple(self._lines(counts))
         return Slice(
             sum(line.equations for line in lines),
@@ -168,8 +168,8 @@ def _chosen(names: list[str], flags: tuple[bool, ...]) -> tuple[str, ...]:
     return tuple(name for name, flag in zip(names, flags, strict=True) if flag)
 
 
-class _Lines:
-    """The equations of runs by line, each run's counted once.
+class EquationsByLine:
+    """The equations of parts of programs by line, each part's counted once.
 
     The line is the nearest of the user's. A body of a library's that has none has that of the
     equation which holds it.

@@ -26,6 +26,7 @@ from jaxprtool.cli.residuals import residuals
 from jaxprtool.cli.run import run
 from jaxprtool.cli.shapecheck import shapecheck
 from jaxprtool.cli.show import show
+from jaxprtool.cli.source import source
 from jaxprtool.cli.unzip import unzip
 from jaxprtool.cli.vmap import vmap
 from jaxprtool.cli.why import why
@@ -46,7 +47,7 @@ app = typer.Typer(
     epilog=_EPILOG,
 )
 for command in (
-    *(show, browse, cost, memory, residuals, why, report, opt, run, emit, unzip, vmap),
+    *(show, browse, cost, source, memory, residuals, why, report, opt, run, emit, unzip, vmap),
     *(outline, shapecheck, passes, explain, backends),
 ):
     app.command(context_settings=_HELP)(command)
@@ -78,6 +79,7 @@ def _top(
       jaxprtool show jax.numpy:linalg.det --args "f32[4,4]"
       jaxprtool browse samples/transformer.py:loss
       jaxprtool cost samples/transformer.py:loss -p grad
+      jaxprtool source samples/transformer.py:loss -p grad
       jaxprtool memory samples/transformer.py:loss -p grad
       jaxprtool residuals samples/transformer.py:loss
       jaxprtool why samples/transformer.py:loss "params['positions']"

@@ -39,7 +39,7 @@ _By = Annotated[
     ),
 ]
 _Top = Annotated[int, _COUNTED.option("--top", "N", "Show the N dearest groups.", min=1)]
-_Device = Annotated[
+Device = Annotated[
     str | None,
     _COUNTED.option(
         "--device",
@@ -66,7 +66,7 @@ def cost(
     plugin: options.Plugin = None,
     by: _By = By.line,
     top: _Top = 20,
-    device: _Device = None,
+    device: Device = None,
     seconds: _Seconds = None,
     measure: _Measure = False,
     json: options.Json = False,

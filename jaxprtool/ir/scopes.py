@@ -211,6 +211,20 @@ def _name_scopes(text: str) -> _Names:
     return _Names(transforms, tuple(scopes))
 
 
+def is_backward(eqn: JaxprEqn) -> bool:
+    """Return True if an equation is of the part of a gradient that goes back."""
+    names = jaxcompat.name_stack(eqn)
+    return "transpose(" in names and any(map(_is_transposed, names.split("/")))
+
+
+def _is_transposed(part: str) -> bool:
+    while wrapped := _WRAPPED.fullmatch(part):
+        if wrapped[1] == "transpose":
+            return True
+        part = wrapped[2]
+    return False
+
+
 def _in_scopes(
     rows: Sequence[tuple[tuple[str, ...], tuple[_Level, ...]]],
 ) -> list[tuple[_Level, ...]]:

@@ -16,7 +16,7 @@ from operator import or_
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.equations import bodies, is_flat
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.structured import holds_jaxpr, views
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var
@@ -101,7 +101,9 @@ class _Everything:
 
     def run(self, jaxpr: Jaxpr) -> Run:
         if jaxpr not in self._known:
-            inside = {i: self.within(eqn) for i, eqn in enumerate(jaxpr.eqns)}
+            inside: dict[int, tuple[Run, ...]] = dict.fromkeys(range(len(jaxpr.eqns)), ())
+            if not is_flat(jaxpr):
+                inside = {i: self.within(eqn) for i, eqn in enumerate(jaxpr.eqns)}
             ins, outs = (True,) * len(jaxpr.invars), (True,) * len(jaxpr.outvars)
             self._known[jaxpr] = Run(jaxpr, ins, outs, inside)
         return self._known[jaxpr]
@@ -163,9 +165,10 @@ class _Forward(_Slicer):
         reached |= self._values.get(jaxpr, set())
         begins = self._equations.get(jaxpr, ())
         inside: dict[int, tuple[Run, ...]] = {}
+        flat = is_flat(jaxpr)
         for i, eqn in enumerate(jaxpr.eqns):
             first = id(eqn) in begins
-            held = _regions(eqn)
+            held = None if flat else _regions(eqn)
             if not (
                 first
                 or any(type(v) is not Literal and v in reached for v in eqn.invars)
@@ -239,10 +242,11 @@ class _Backward(_Slicer):
         needed |= self._values.get(jaxpr, set())
         begins = self._equations.get(jaxpr, ())
         inside: dict[int, tuple[Run, ...]] = {}
-        for i in range(len(jaxpr.eqns) - 1, -1, -1):
-            eqn = jaxpr.eqns[i]
+        flat, eqns = is_flat(jaxpr), jaxpr.eqns
+        for i in range(len(eqns) - 1, -1, -1):
+            eqn = eqns[i]
             first = id(eqn) in begins
-            held = _regions(eqn)
+            held = None if flat else _regions(eqn)
             if not (
                 first
                 or not needed.isdisjoint(eqn.outvars)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ _UNNAMED = {
 _LEAST = 20
 
 #: The number of a group that has a range, and of one that is counted for one round.
-_RANGE, _PER_ROUND = " to ", "*"
+RANGE, _PER_ROUND = " to ", "*"
 
 
 def cost_table(
@@ -51,7 +52,7 @@ def cost_table(
     shown, rest = found.groups[:top], found.groups[top:]
     if found.by == "scope":
         shown = tuple(sorted(shown, key=_in_tree(shown)))
-    table = new_table(f"{found.name}: {_total(found.total)}")
+    table = new_table(f"{found.name}: {total_text(found.total)}")
     table.add_column("share", justify="right")
     if device is not None:
         table.add_column("at least", justify="right")
@@ -59,7 +60,7 @@ def cost_table(
     for column in ("FLOPs", "bytes", "FLOPs/B"):
         table.add_column(column, justify="right")
     table.add_column(found.by, style=theme.BINDER, overflow="fold")
-    whole = _weight(found.total, device)
+    whole = weight_of(found.total, device)
     rows = [[*_cells(group, whole, device)] for group in shown]
     headings = [str(column.header) for column in table.columns[:-1]]
     taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
@@ -75,27 +76,28 @@ def cost_table(
     return Rendering(Parts(*parts), width)
 
 
-def _total(total: Group) -> str:
-    flops, most = _number(total, "flops") or "0", total.work.flops
-    unit = "FLOP" if type(most) is int and flops == with_prefix(most) else " FLOP"
-    return f"{flops}{unit}, {_in_bytes(total.work.bytes)}"
+def total_text(total: Group) -> str:
+    """Return what a program costs in all: `108.6 MFLOP, 9.5 MiB`."""
+    flops = number_text(total, "flops") or "0"
+    unit = "FLOP" if re.search(r" [a-zA-Z]$", flops) else " FLOP"
+    return f"{flops}{unit}, {bytes_text(total.work.bytes)}"
 
 
 def _cells(group: Group, whole: float | None, device: Device | None) -> Iterator[str]:
-    weight = _weight(group, device)
+    weight = weight_of(group, device)
     yield f"{weight / whole:.1%}" if whole and weight is not None else ""
     if device is not None:
         bound = device.bound(group)
         yield from (duration(bound.seconds), bound.limit)
     work = group.work
-    yield _number(group, "flops") or "·"
-    yield _in_bytes(work.bytes) if type(work.bytes) is not int or work.bytes else "·"
+    yield number_text(group, "flops") or "·"
+    yield bytes_text(work.bytes) if type(work.bytes) is not int or work.bytes else "·"
     known = type(work.flops) is int and type(work.bytes) is int and work.bytes
     yield f"{work.flops / work.bytes:.1f}" if known else ""
 
 
-def _weight(group: Group, device: Device | None) -> float | None:
-    """Return what a group's share is of: its time, or its FLOPs; None if these are symbolic."""
+def weight_of(group: Group, device: Device | None) -> float | None:
+    """Return what the share of a group is of: its time, or FLOPs; None if these are symbolic."""
     if device is not None:
         return device.bound(group).seconds
     work = group.work
@@ -103,17 +105,19 @@ def _weight(group: Group, device: Device | None) -> float | None:
     return number if type(number) is int else None
 
 
-def _number(group: Group, field: str) -> str:
+def number_text(group: Group, field: str) -> str:
+    """Return a number of a group's work as text, or its range; nothing of 0."""
     least, most = getattr(group.least, field), getattr(group.work, field)
     if type(most) is int and most == 0:
         return ""
     mark = _PER_ROUND if group.per_round else ""
     if type(least) is int and type(most) is int and least != most:
-        return f"{with_prefix(least)}{_RANGE}{with_prefix(most)}{mark}"
+        return f"{with_prefix(least)}{RANGE}{with_prefix(most)}{mark}"
     return f"{with_prefix(most) if type(most) is int else most}{mark}"
 
 
-def _in_bytes(number: Any) -> str:
+def bytes_text(number: Any) -> str:
+    """Return a number of bytes as text, which may be symbolic."""
     return in_bytes(number) if type(number) is int else f"{number} bytes"
 
 
@@ -146,12 +150,12 @@ def _name(found: Cost, group: Group, width: int) -> Text:
 def _lines(found: Cost, device: Device | None, seconds: float | None) -> Iterator[str]:
     """Yield what there is to say below the table."""
     for field, noun in (("transcendentals", "transcendental"), ("random_numbers", "random number")):
-        if number := _number(found.total, field):
+        if number := number_text(found.total, field):
             yield f"{number} {noun}s"
     if found.per_device is not None:
-        yield f"on each device: {_total(found.per_device)}"
+        yield f"on each device: {total_text(found.per_device)}"
     for each in found.collectives:
-        yield f"{each.name}: {_in_bytes(each.work.bytes_communicated)}"
+        yield f"{each.name}: {bytes_text(each.work.bytes_communicated)}"
     if device is not None:
         bound = device.bound(found.total)
         yield f"on {device.name}: at least {duration(bound.seconds)}, limited by {bound.limit}"
@@ -179,10 +183,10 @@ def cost_document(
     return {
         "name": found.name,
         "by": found.by,
-        "total": _document(found.total, device),
-        "per_device": None if each is None else _document(each, device),
-        "groups": [_document(group, device) for group in found.groups],
-        "collectives": [_document(group, None) for group in found.collectives],
+        "total": group_document(found.total, device),
+        "per_device": None if each is None else group_document(each, device),
+        "groups": [group_document(group, device) for group in found.groups],
+        "collectives": [group_document(group, None) for group in found.collectives],
         "unknown": dict(found.unknown),
         "seconds": seconds,
         "utilisation": (
@@ -191,7 +195,8 @@ def cost_document(
     }
 
 
-def _document(group: Group, device: Device | None) -> documents.GroupCost:
+def group_document(group: Group, device: Device | None) -> documents.GroupCost:
+    """Return the document of what a group of equations costs."""
     numbers: Mapping[str, Any] = {
         name: _jsonable(getattr(group.work, name)) for name in group.work.__slots__
     }
@@ -212,5 +217,10 @@ def _jsonable(number: Any) -> int | str:
 
 def symbols_in(found: Cost) -> bool:
     """Return True if a number of a program's cost is symbolic."""
-    numbers: Sequence[Any] = found.total.work.numbers()
+    return is_symbolic(found.total)
+
+
+def is_symbolic(group: Group) -> bool:
+    """Return True if a number of what a group costs is symbolic."""
+    numbers: Sequence[Any] = group.work.numbers()
     return any(type(number) is not int for number in numbers)

@@ -261,6 +261,43 @@ class MemoryDocument(TypedDict):
     programs: Annotated[list[ProgramMemory], "Each program."]
 
 
+class SourceLineCost(TypedDict):
+    """What a line of a file costs."""
+
+    line: Annotated[int, "The line, from 1."]
+    equations: Annotated[int, "How many equations come from it, where they run."]
+    total: Annotated[GroupCost, "What they cost."]
+    forward: NotRequired[Annotated[GroupCost, "Of a gradient: the part that goes forward."]]
+    backward: NotRequired[Annotated[GroupCost, "Of a gradient: the part that goes back."]]
+    residual_bytes: NotRequired[
+        Annotated[int, "The bytes of the residuals that it computes, if residuals are counted."]
+    ]
+
+
+class SourceFileCost(TypedDict):
+    """What the lines of a file cost."""
+
+    file: Annotated[str, "The path, from the folder of the user's files on."]
+    lines: Annotated[list[SourceLineCost], "The lines that equations come from, in order."]
+
+
+class ProgramSource(TypedDict):
+    """What the lines that a program comes from cost."""
+
+    name: Annotated[str, "The name of the program."]
+    total: Annotated[GroupCost, "All of it."]
+    files: Annotated[list[SourceFileCost], "The user's files."]
+    elsewhere: Annotated[int, "How many equations come from no line of these."]
+    residual_bytes: Annotated[int | None, "The bytes of all residuals; null if not counted."]
+    unknown: Annotated[dict[str, int], "Primitives of unknown cost, with their equations."]
+
+
+class SourceDocument(TypedDict):
+    """`source`."""
+
+    programs: Annotated[list[ProgramSource], "Each program."]
+
+
 class Reader(TypedDict):
     """An equation of the backward pass."""
 
@@ -692,6 +729,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "outline": (OutlineDocument,),
     "cost": (CostDocument,),
     "memory": (MemoryDocument,),
+    "source": (SourceDocument,),
     "residuals": (ResidualsDocument,),
     "why": (WhyDocument, PathDocument),
     "vmap": (VmapDocument,),

@@ -41,9 +41,14 @@ class Sources:
         linecache.checkcache()
 
 
+def is_of_session(file: str) -> bool:
+    """Return True if a file is none: a cell of a notebook, or what was typed at a prompt."""
+    return file.startswith("<")
+
+
 def _read(file: str) -> str:
-    if not os.path.isfile(file) and not os.path.isabs(file):
-        return ""  # of a program that was written elsewhere, or of a session
+    if not (os.path.isabs(file) or os.path.isfile(file) or is_of_session(file)):
+        return ""  # of a program that was written elsewhere
     return "".join(linecache.getlines(file)).expandtabs(4)
 
 

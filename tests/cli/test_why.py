@@ -115,16 +115,30 @@ def test_what_is_not_there_is_one_line_with_the_nearest(cli, what, fault, hint):
     assert found.err.count("\n") <= 2 and (hint is None or hint in found.err)
 
 
-def test_a_name_of_two_values_needs_a_word(cli):
-    found = cli("why", *TWICE, "b")
-    assert found.code == 0  # the variable b is the argument b
-    found = cli("why", *TWICE, "c")
-    assert found.code == 0 and found.out.startswith("c reaches")
+def test_an_argument_comes_before_a_variable_of_its_name():
     program = jaxprtool.trace(lambda b, a: (a * 2, b), 1.0, 2.0)
-    with pytest.raises(jaxprtool.errors.PointError, match="an argument and a variable") as error:
-        jaxprtool.why(program, "b")
-    assert "'argument:b' or 'variable:b'" in error.value.hint
-    assert jaxprtool.why(program, "argument:b").forward.results == ("result[1]",)
+    assert jaxprtool.why(program, "b").forward.results == ("result[1]",)
+    assert jaxprtool.why(program, "variable:b").forward.results == ("result[0]",)
+
+
+def test_a_name_of_an_argument_and_a_result_needs_a_word():
+    program = jaxprtool.trace(lambda result, x: {"loss": x * 2, "aux": result}, 1.0, 2.0)
+    with pytest.raises(jaxprtool.errors.PointError, match="an argument and a result") as error:
+        jaxprtool.why(program, "result")
+    assert "'argument:result' or 'result:result'" in error.value.hint
+    assert jaxprtool.why(program, "argument:result").forward.results == ("result['aux']",)
+    assert jaxprtool.why(program, "loss").back.arguments == ("x",)
+
+
+def test_files_of_one_name_are_told_by_their_folders(cli, folder):
+    (folder / "other").mkdir()
+    (folder / "other" / "kept.py").write_text((folder / "kept.py").read_text())
+    call = "kept.twice(x, x) + other.kept.twice(x, x)"
+    (folder / "both.py").write_text(f"import kept, other.kept\ndef both(x):\n    return {call}\n")
+    both = "both.py:both", "--args", "f32[3]"
+    assert cli("why", *both, "other/kept.py:13").out.startswith("other/kept.py:13 reaches")
+    assert cli("why", *both, "kept.py:13").out.startswith("kept.py:13 reaches")
+    assert cli("why", *both, "both.py:3").code == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from jaxprtool.analysis.cost.bodies import Bodies
 from jaxprtool.analysis.cost.groupings import (
@@ -20,6 +20,7 @@ from jaxprtool.analysis.cost.groupings import (
     ByLine,
     ByName,
     ByScope,
+    BySide,
     Line,
     Whole,
     argument_names,
@@ -121,6 +122,49 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
         tuple(sorted((each for each in collectives if each.name), key=order)),
         dict(bodies.unknown),
     )
+
+
+class Sides(NamedTuple):
+    """What the equations of a line cost.
+
+    Attributes:
+        total: All of them.
+        forward: Those that are not of the backward part of a gradient.
+        backward: Those that are.
+    """
+
+    total: Group
+    forward: Group
+    backward: Group
+
+
+@dataclass(frozen=True)
+class CostBySide:
+    """What a program costs by line, forward and backward.
+
+    Attributes:
+        total: All of it.
+        lines: What each line costs; None stands for no known line.
+        unknown: The primitives of which no cost is known, with how many equations they have.
+    """
+
+    total: Group
+    lines: Mapping[Line | None, Sides]
+    unknown: Mapping[str, int]
+
+
+def cost_by_side(program: Program | AnyJaxpr) -> CostBySide:
+    """Return what a program costs by line, the parts of gradients that go back told apart."""
+    jaxpr = border(program).jaxpr
+    bodies = Bodies(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE))
+    sums = Sums(bodies, BySide(frames_now()))[jaxpr]
+    total = _group(_merged(("", tally) for tally in sums.values()).get("", Tally()))
+    sides: dict[Line | None, Sides] = {}
+    for line in dict.fromkeys(line for line, _ in sums):
+        both = [sums.get((line, backward), Tally()) for backward in (False, True)]
+        merged = _merged(("", tally) for tally in both)[""]
+        sides[line] = Sides(*map(_group, (merged, *both)))
+    return CostBySide(total, sides, dict(bodies.unknown))
 
 
 def _total(bodies: Bodies, jaxpr: Jaxpr, all_devices: bool = True) -> Group:

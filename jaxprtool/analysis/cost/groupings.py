@@ -16,9 +16,10 @@ from jaxprtool.analysis.cost.bodies import Body, Item
 from jaxprtool.analysis.cost.tallies import Key
 from jaxprtool.ir.equations import holders
 from jaxprtool.ir.frames import Frames, Place
-from jaxprtool.ir.scopes import Part, Scope, ScopeReader
+from jaxprtool.ir.scopes import Part, Scope, ScopeReader, is_backward
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.places import UserFrame
 
 
@@ -127,6 +128,34 @@ class ByLine:
     def _line(self, place: Place) -> Line:
         frame = place.frame
         return Line(frame.file, frame.line, self._frames.is_users(frame.file))
+
+
+class BySide:
+    """Groups by line, and whether they are of the part of a gradient that goes back.
+
+    Args:
+        frames: Which files are the user's.
+    """
+
+    def __init__(self, frames: Frames) -> None:
+        self._lines = ByLine(frames)
+        # By the traceback and the name stack, which many equations have in common.
+        self._known: dict[tuple[int, int], tuple[Line | None, bool]] = {}
+
+    def key(self, item: Item, body: Body) -> tuple[Line | None, bool]:
+        info, calls = item.eqn.source_info, item.node.calls
+        if calls:
+            return self._lines.key(item, body), any(map(is_backward, (*calls, item.eqn)))
+        at = identity(info.traceback), identity(info.name_stack)
+        found = self._known.get(at)
+        if found is None:
+            found = self._known[at] = self._lines.key(item, body), is_backward(item.eqn)
+        return found
+
+    def lifted(self, key: Key, item: Item, body: Body, number: int) -> tuple[Line | None, bool]:
+        line, backward = key
+        line = self._lines.lifted(line, item, body, number)
+        return line, backward or any(map(is_backward, (*item.node.calls, item.eqn)))
 
 
 # --- scopes ---------------------------------------------------------------------------------------

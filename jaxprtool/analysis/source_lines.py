@@ -1,0 +1,144 @@
+"""A user's source files, with what each line costs, forward and backward, and what it keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from jaxprtool.analysis.cost import Group, Sides, cost_by_side
+from jaxprtool.analysis.cost.work import NOTHING
+from jaxprtool.analysis.residuals import Residual
+from jaxprtool.analysis.slices import EquationsByLine
+from jaxprtool.ir.border import border
+from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.slicing import everything
+from jaxprtool.jaxcompat import AnyJaxpr
+
+_NONE = Group("", NOTHING, NOTHING)
+_NOTHING = Sides(_NONE, _NONE, _NONE)
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line that equations come from.
+
+    Attributes:
+        number: The line, from 1.
+        equations: How many equations come from it, where they run.
+        total: What they cost.
+        forward: What those cost that are not of the backward part of a gradient.
+        backward: What those cost that are.
+        kept: The bytes of the residuals that it computes; 0 if these are not known.
+    """
+
+    number: int
+    equations: int
+    total: Group
+    forward: Group
+    backward: Group
+    kept: int = 0
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of the user's.
+
+    Attributes:
+        file: The file.
+        path: What it is called, from the user's folder on.
+        lines: The lines that equations come from, in order.
+    """
+
+    file: str
+    path: str
+    lines: tuple[SourceLine, ...]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The residuals of a program, in bytes.
+
+    Attributes:
+        total: All of them; of those whose sizes are symbolic, none.
+        arguments: Those that are arguments.
+        elsewhere: Those that no line of the user's computes.
+    """
+
+    total: int
+    arguments: int
+    elsewhere: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the lines of a user's source cost.
+
+    Attributes:
+        name: The program.
+        total: What all of it costs.
+        files: The files, those with the most equations first.
+        elsewhere: How many equations come from no line of the user's.
+        has_backward: Whether there is the backward part of a gradient.
+        unknown: The primitives of which no cost is known, with how many equations they have.
+        kept: The residuals; None if these are not known.
+        why_not_kept: If they were wanted, why they are not known.
+    """
+
+    name: str
+    total: Group
+    files: tuple[SourceFile, ...]
+    elsewhere: int
+    has_backward: bool
+    unknown: Mapping[str, int]
+    kept: Kept | None = None
+    why_not_kept: str = ""
+
+
+def source_lines(program: Program | AnyJaxpr) -> Source:
+    """Return what each line of the user's source costs."""
+    about, frames = border(program), frames_now()
+    costs = cost_by_side(program)
+    counts = EquationsByLine(frames).of(everything(about.jaxpr))
+    by_file: dict[str, list[SourceLine]] = {}
+    elsewhere = 0
+    for line, count in counts.items():
+        if line is None or not line.own:
+            elsewhere += count.total()
+            continue
+        found = costs.lines.get(line, _NOTHING)
+        each = SourceLine(line.line, count.total(), found.total, found.forward, found.backward)
+        by_file.setdefault(line.file, []).append(each)
+    files = [
+        SourceFile(file, frames.path(file), tuple(sorted(lines, key=lambda each: each.number)))
+        for file, lines in by_file.items()
+    ]
+    files.sort(key=lambda each: -sum(line.equations for line in each.lines))
+    backward = any(is_some(each.backward) for each in costs.lines.values())
+    return Source(about.name, costs.total, tuple(files), elsewhere, backward, costs.unknown)
+
+
+def is_some(group: Group) -> bool:
+    """Return True if a group does anything."""
+    return any(type(number) is not int or number for number in group.work.numbers())
+
+
+def with_residuals(source: Source, residuals: Iterable[Residual]) -> Source:
+    """Return the lines with the bytes of the residuals that they compute."""
+    total = arguments = 0
+    kept: Counter[str] = Counter()
+    for each in residuals:
+        size = each.bytes or 0
+        total += size
+        if each.argument:
+            arguments += size
+        else:
+            kept[each.source.partition(BEHIND)[0]] += size
+    files = []
+    for file in source.files:
+        lines = (
+            replace(line, kept=kept.pop(f"{file.path}:{line.number}", 0)) for line in file.lines
+        )
+        files.append(replace(file, lines=tuple(lines)))
+    return replace(source, files=tuple(files), kept=Kept(total, arguments, kept.total()))

@@ -1,0 +1,54 @@
+"""`source`: what each line of a user's source costs, and what it keeps for a backward pass.
+
+found = jaxprtool.source(program)
+found.files[0].lines[0].total.work.flops
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+
+from jaxprtool.analysis.residuals import residuals as found_residuals
+from jaxprtool.analysis.source_lines import Source, source_lines, with_residuals
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.program import Program
+from jaxprtool.passes.transforms.linear import Vjp
+
+
+def source(program: Program, *, residuals: bool | None = None) -> Source:
+    """Return what each line of the user's source costs.
+
+    Args:
+        program: A `Program`.
+        residuals: Whether to count the bytes that each line keeps for the gradient. Unless it is
+            said, they are counted of what gives one float, as a loss does, and is no gradient.
+
+    Raises:
+        UnsupportedError: If residuals are wanted, and `vjp` raises it.
+    """
+    found = source_lines(program)
+    if residuals or (residuals is None and _is_loss(program) and not found.has_backward):
+        try:
+            halves = Vjp()(program)
+        except JaxprToolError as fault:
+            if residuals:
+                raise
+            return replace(found, why_not_kept=fault.message)
+        kept = found_residuals(halves["forward"], halves["backward"], {})
+        found = with_residuals(found, kept)
+    return found
+
+
+def _is_loss(program: Program) -> bool:
+    """Whether a program gives one float, and takes another to differentiate by."""
+
+    def is_float(aval: object) -> bool:
+        return jnp.issubdtype(getattr(aval, "dtype", None), jnp.floating)
+
+    return (
+        [getattr(aval, "shape", None) for aval in program.out_avals] == [()]
+        and all(map(is_float, program.out_avals))
+        and any(map(is_float, program.in_avals))
+    )

@@ -1,0 +1,148 @@
+"""`jaxprtool source` shows the user's files with what each line costs beside it."""
+
+import json
+import textwrap
+
+import pytest
+
+FUNCTIONS = """
+    import jax
+    import jax.numpy as jnp
+
+
+    def layer(w, x):
+        # a comment
+        return jnp.sin(x @ w)
+
+
+    def loss(w, x):
+        hidden = layer(w, x)
+        shape = x.shape
+        return hidden.sum()
+
+
+    def picked(x):
+        return jax.lax.cond(x[0] > 0, jnp.sin, lambda x: x @ jnp.outer(x, x), x)
+
+
+    def counted(x):
+        return jax.lax.while_loop(lambda c: c < 3, lambda c: c * 2, x.sum())
+"""
+
+LOSS = "source", "kept.py:loss", "--args", "f32[8,8], f32[4,8]"
+
+
+@pytest.fixture(autouse=True)
+def kept(folder):
+    (folder / "kept.py").write_text(textwrap.dedent(FUNCTIONS).lstrip())
+
+
+def rows(text):
+    """The lines of a file that are shown, by number: the words before the number."""
+    _, heading, *lines = text.partition("kept.py")[2].partition("\n\n")[0].splitlines()
+    end = len(heading)
+    numbered = ((line[end : end + 4], line[:end].split()) for line in lines)
+    return {int(number): words for number, words in numbered if number.strip().isdecimal()}
+
+
+def test_lines_that_matter_have_numbers_and_the_functions_that_they_are_in(cli):
+    found = cli(*LOSS)
+    assert found.code == 0
+    assert found.out.startswith("loss: 543 FLOP, 644 bytes, keeps 512 bytes\n\nkept.py\n")
+    shown = rows(found.out)
+    assert set(shown) == {5, 6, 7, 10, 11, 12, 13}
+    assert shown[5] == shown[6] == shown[11] == []
+    assert shown[7][:2] == ["94.6%", "512"] and "bytes" in shown[7]
+    assert "    return jnp.sin(x @ w)" in found.out and "…" in found.out
+    assert "384 bytes of what is kept are arguments" in found.out
+
+
+def test_whole_files_with_full(cli):
+    shown = rows(cli(*LOSS, "--full").out)
+    assert set(shown) == set(range(1, 22))
+    assert shown[7][0] == "94.6%" and shown[20] == []
+
+
+def test_the_parts_of_a_gradient_are_told_apart(cli):
+    found = cli(*LOSS, "-p", "grad(argnums=(0, 1))")
+    assert "forward" in found.out and "backward" in found.out and "keeps" not in found.out
+    document = json.loads(cli(*LOSS, "-p", "grad(argnums=(0, 1))", "--json").out)
+    (file,) = document["programs"][0]["files"]
+    line = next(line for line in file["lines"] if line["line"] == 7)
+    assert line["total"]["flops"] == line["forward"]["flops"] + line["backward"]["flops"]
+    assert line["backward"]["flops"] >= 2 * 2 * 4 * 8 * 8
+
+
+def test_json_has_all_lines_and_adds_up_to_what_cost_says(cli):
+    (program,) = json.loads(cli(*LOSS, "--json").out)["programs"]
+    cost = json.loads(cli("cost", *LOSS[1:], "--json").out)
+    (file,) = program["files"]
+    assert program["total"] == cost["total"]
+    for key in ("flops", "transcendentals", "bytes_read", "bytes_written"):
+        assert sum(line["total"][key] for line in file["lines"]) == cost["total"][key]
+    assert [line["line"] for line in file["lines"]] == [7, 13]
+    assert sum(line["residual_bytes"] for line in file["lines"]) == 128
+    assert program["residual_bytes"] == 512 and program["elsewhere"] == 0
+
+
+def test_residuals_are_those_of_a_loss_unless_it_is_said(cli):
+    assert "keeps" not in cli(*LOSS, "--no-residuals").out
+    layer = "source", "kept.py:layer", "--args", "f32[8,8], f32[4,8]"
+    assert "keeps" not in cli(*layer).out and "keeps" in cli(*layer, "--residuals").out
+    counted = "source", "kept.py:counted", "--args", "f32[8]"
+    assert "what is kept is not known: vjp of counted" in cli(*counted).out.replace("\n", " ")
+    refused = cli(*counted, "--residuals")
+    assert (refused.code, refused.out) == (2, "") and refused.err.startswith("error: vjp of")
+
+
+def test_time_on_a_device_symbols_branches_and_loops(cli):
+    assert "at least" in cli(*LOSS, "--device", "h100").out
+    symbols = "source", "kept.py:layer", "--args", "f32[n,n], f32[4,n]"
+    assert "8*n^2" in cli(*symbols).out
+    refused = cli(*symbols, "--device", "h100")
+    assert refused.code == 2 and refused.err.startswith("error: a time needs sizes")
+    assert "≤ 194" in cli("source", "kept.py:picked", "--args", "f32[8]").out
+    counted = cli("source", "kept.py:counted", "--args", "f32[8]").out
+    assert "9*" in counted and "* with one round" in counted
+
+
+def test_what_has_no_lines_is_one_line(cli):
+    found = cli("source", "jax.numpy:matmul", "--args", "f32[3,3], f32[3,3]")
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith("error: no line of your files is known of the equations of matmul")
+
+
+def test_files_that_are_not_at_hand_or_have_changed(cli, folder):
+    assert cli("emit", *LOSS[1:], "-o", "loss.jaxpr").code == 0
+    found = cli("source", "loss.jaxpr").out
+    assert "kept.py (its text is not at hand)" in found and "94.6%" in found
+    assert "jnp.sin" not in found
+    cli("emit", *LOSS[1:], "-o", "bare.jaxpr", "--no-source")
+    assert cli("source", "bare.jaxpr").err.startswith("error: no line of your files")
+
+
+def test_a_line_that_is_empty_now_says_that_the_file_has_changed(folder):
+    import jaxprtool
+    from jaxprtool.render.source import source_text
+
+    program = jaxprtool.load("kept.py:loss", "f32[8,8], f32[4,8]")
+    text = (folder / "kept.py").read_text().replace("    return jnp.sin", "\n    return jnp.sin")
+    (folder / "kept.py").write_text(text)
+    shown = source_text(jaxprtool.source(program), 80, False, None).plain()
+    assert "kept.py (changed since: there is nothing on line 7 now)" in shown
+
+
+def test_cells_of_notebooks_have_their_text():
+    import linecache
+
+    import jax.numpy as jnp
+
+    import jaxprtool
+    from jaxprtool.render.source import source_text
+
+    name, code = "<ipython-input-7-abc>", "def cell(x):\n    return jnp.sin(x) @ x\n"
+    linecache.cache[name] = len(code), None, code.splitlines(True), name
+    space = {"jnp": jnp}
+    exec(compile(code, name, "exec"), space)
+    found = jaxprtool.source(jaxprtool.trace(space["cell"], jnp.ones(8)))
+    assert "return jnp.sin(x) @ x" in source_text(found, 80, False, None).plain()

@@ -132,12 +132,13 @@ def test_a_name_of_an_argument_and_a_result_needs_a_word():
 
 def test_files_of_one_name_are_told_by_their_folders(cli, folder):
     (folder / "other").mkdir()
-    (folder / "other" / "kept.py").write_text((folder / "kept.py").read_text())
-    call = "kept.twice(x, x) + other.kept.twice(x, x)"
-    (folder / "both.py").write_text(f"import kept, other.kept\ndef both(x):\n    return {call}\n")
+    for path in ("alike.py", "other/alike.py"):
+        (folder / path).write_text((folder / "kept.py").read_text())
+    call = "alike.twice(x, x) + other.alike.twice(x, x)"
+    (folder / "both.py").write_text(f"import alike, other.alike\ndef both(x):\n    return {call}\n")
     both = "both.py:both", "--args", "f32[3]"
-    assert cli("why", *both, "other/kept.py:13").out.startswith("other/kept.py:13 reaches")
-    assert cli("why", *both, "kept.py:13").out.startswith("kept.py:13 reaches")
+    assert cli("why", *both, "other/alike.py:13").out.startswith("other/alike.py:13 reaches")
+    assert cli("why", *both, "alike.py:13").out.startswith("alike.py:13 reaches")
     assert cli("why", *both, "both.py:3").code == 0
 
 

@@ -1,4 +1,4 @@
-"""Draw the terminal at the top of the README: `python -m tests.documentation.picture`."""
+"""Draw the terminals in the README: `python -m tests.documentation.picture`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ from rich.text import Text
 from jaxprtool.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-PATH = ROOT / "docs" / "listing.svg"
+DOCS = ROOT / "docs"
 
-#: Commands, with the lines of the terminal of each: a program at first sight, and one whole.
-COMMANDS = {
-    "show samples/layers.py:loss": 30,
-    "show samples/batching.py:loss --names --source --terse --depth 0": 40,
+#: The pictures, with the commands of each, and the lines of the terminal of each command: a program
+#: at first sight, and one whole; where its FLOPs go, and what fills the memory.
+PICTURES = {
+    "listing": {
+        "show samples/layers.py:loss": 30,
+        "show samples/batching.py:loss --names --source --terse --depth 0": 40,
+    },
+    "where": {
+        "cost samples/transformer.py:loss --top 3": 40,
+        "memory samples/transformer.py:loss --top 3": 40,
+    },
 }
 WIDTH = 92
 
@@ -44,9 +51,9 @@ class _Terminal(io.StringIO):
         return 1  # of which only the size is asked
 
 
-def printed(command: str) -> str:
-    """Return what a command prints in colours on a terminal."""
-    size = os.terminal_size((WIDTH, COMMANDS[command]))
+def printed(command: str, lines: int) -> str:
+    """Return what a command prints in colours on a terminal of so many lines."""
+    size = os.terminal_size((WIDTH, lines))
     with (
         mock.patch.dict(os.environ, FORCE_COLOR="1", TERM="xterm"),
         mock.patch("os.get_terminal_size", return_value=size),
@@ -56,22 +63,23 @@ def printed(command: str) -> str:
     return re.sub(r" +$", "", terminal.getvalue(), flags=re.MULTILINE).rstrip("\n")
 
 
-def screen() -> Text:
-    """Return the commands, each with what it prints."""
+def screen(name: str) -> Text:
+    """Return the commands of a picture, each with what it prints."""
     parts = [
-        Text.assemble((f"$ jaxprtool {command}\n", "bold"), Text.from_ansi(printed(command)))
-        for command in COMMANDS
+        Text.assemble((f"$ jaxprtool {command}\n", "bold"), Text.from_ansi(printed(command, lines)))
+        for command, lines in PICTURES[name].items()
     ]
     return Text("\n\n").join(parts)
 
 
-def picture() -> str:
-    """Return the picture of the terminal, as SVG."""
+def picture(name: str) -> str:
+    """Return a picture of the terminal, as SVG."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(screen(), highlight=False)
-    return console.export_svg(title="jaxprtool", theme=THEME, unique_id="listing")
+    console.print(screen(name), highlight=False)
+    return console.export_svg(title="jaxprtool", theme=THEME, unique_id=name)
 
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    PATH.write_text(picture())
+    for each in PICTURES:
+        (DOCS / f"{each}.svg").write_text(picture(each))

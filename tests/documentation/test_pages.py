@@ -4,6 +4,8 @@ import re
 import tomllib
 from xml.etree import ElementTree
 
+import pytest
+
 from tests.documentation import json_page, picture
 from tests.documentation.blocks import PAGES, ROOT
 
@@ -58,9 +60,10 @@ def test_the_page_of_json_documents_is_the_one_that_is_made_of_the_types():
     assert PAGES["docs/json.md"] == json_page.page()
 
 
-def test_the_picture_shows_what_its_commands_print(monkeypatch):
+@pytest.mark.parametrize("name", picture.PICTURES)
+def test_a_picture_shows_what_its_commands_print(monkeypatch, name):
     monkeypatch.chdir(ROOT)
-    drawn = ElementTree.parse(picture.PATH).iter("{http://www.w3.org/2000/svg}text")
+    drawn = ElementTree.parse(picture.DOCS / f"{name}.svg").iter("{http://www.w3.org/2000/svg}text")
     shown = "".join("".join(text.itertext()) for text in drawn)
-    printed = picture.screen().plain
+    printed = picture.screen(name).plain
     assert "".join(shown.split()).removeprefix("jaxprtool") == "".join(printed.split())

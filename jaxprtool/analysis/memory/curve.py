@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,14 +35,6 @@ class Point:
     source: str
 
 
-class _Step(NamedTuple):
-    """A point, with the equations around it and its own."""
-
-    position: int
-    bytes: int
-    eqns: tuple[JaxprEqn, ...]
-
-
 def curve(memory: BodyMemory, base: int, frames: Frames) -> tuple[Point, ...]:
     """Return the curve of a program.
 
@@ -50,31 +43,56 @@ def curve(memory: BodyMemory, base: int, frames: Frames) -> tuple[Point, ...]:
         base: The bytes of these.
         frames: Which lines are the user's.
     """
-    steps = list[_Step]()
-    _go(memory, base, (), steps, _Sizes())
-    stretch = -(-len(steps) // MOST_POINTS)
-    highest = (
-        max(steps[start : start + stretch], key=lambda step: step.bytes)
-        for start in range(0, len(steps), stretch or 1)
-    )
-    points = (
-        Point(step.position, step.bytes, step.eqns[-1].primitive.name, frames.line_of(step.eqns))
-        for step in highest
-    )
-    return (Point(0, base, "", ""), *points)
+    runs, needs = list[_Run](), list[int]()
+    _go(memory, base, (), runs, needs, _Sizes())
+    stretch = -(-len(needs) // MOST_POINTS) or 1
+    points = [Point(0, base, "", "")]
+    for start in range(0, len(needs), stretch):
+        place = max(range(start, min(start + stretch, len(needs))), key=needs.__getitem__)
+        run = runs[bisect_right(runs, place, key=lambda run: run.start) - 1]
+        node = run.memory.node(run.time + place - run.start)
+        line = frames.line_of((*run.around, *node.calls, node.eqn))
+        points.append(Point(place + 1, needs[place], node.eqn.primitive.name, line))
+    return tuple(points)
+
+
+class _Run(NamedTuple):
+    """Equations of a body that run one after the other.
+
+    Attributes:
+        start: The place of the first on the curve.
+        memory: The body.
+        time: When the first runs.
+        around: The equations around them, the outermost first.
+    """
+
+    start: int
+    memory: BodyMemory
+    time: int
+    around: tuple[JaxprEqn, ...]
 
 
 def _go(
-    memory: BodyMemory, base: int, around: tuple[JaxprEqn, ...], steps: list[_Step], sizes: _Sizes
+    memory: BodyMemory,
+    base: int,
+    around: tuple[JaxprEqn, ...],
+    runs: list[_Run],
+    needs: list[int],
+    sizes: _Sizes,
 ) -> None:
+    """Add what a body needs; bodies in it stand in the place of their equations."""
     goes_into = sizes.of(memory) <= _MOST_GONE_INTO
-    for time, need in enumerate(memory.needs):
-        inner, node = memory.inner.get(time), memory.node(time)
-        eqns = (*around, *node.calls, node.eqn)
-        if inner is None or not inner.memory.needs or not goes_into:
-            steps.append(_Step(len(steps) + 1, base + need, eqns))
-        else:
-            _go(inner.memory, base + need - inner.memory.peak, eqns, steps, sizes)
+    start = 0
+    for time, inner in memory.inner.items() if goes_into else ():
+        if not inner.memory.needs:
+            continue
+        runs.append(_Run(len(needs), memory, start, around))
+        needs += [base + need for need in memory.needs[start:time]]
+        node, outside = memory.node(time), base + memory.needs[time] - inner.memory.peak
+        _go(inner.memory, outside, (*around, *node.calls, node.eqn), runs, needs, sizes)
+        start = time + 1
+    runs.append(_Run(len(needs), memory, start, around))
+    needs += [base + need for need in memory.needs[start:]]
 
 
 class _Sizes:

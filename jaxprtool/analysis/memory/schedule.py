@@ -16,6 +16,9 @@ from jaxprtool.analysis.kernels import Kernels, Node
 from jaxprtool.ir.regions import Region, Regions
 from jaxprtool.ir.traits import traits
 
+#: The arrays of words that Threefry goes round with, beside the one that it gives.
+_WORDS = 3
+
 
 @dataclass(slots=True, eq=False)
 class Buffer:
@@ -95,6 +98,7 @@ class Schedule:
         self.last_read = [-1] * len(kernels.sizes)
         self._last_node: list[int | None] = [None] * len(kernels.sizes)
         self._buffers()
+        self._begin_loops()
         if rounds is not None:
             self._go_round(rounds)
 
@@ -151,13 +155,28 @@ class Schedule:
                 self.temporaries.append(Buffer(value, size, start, time, number))
         results = set(kernels.results)
         for number, time in self._times.items():
+            draws = traits(kernels.nodes[number].eqn).draws
             for value in kernels.nodes[number].makes:
                 size, last = kernels.sizes[value], self._last_node[value]
+                if draws:
+                    words = (Buffer(value, size, time, time, number) for _ in range(_WORDS))
+                    self.temporaries += words
                 if value in results:
                     self.results.append(Buffer(value, size, time, end))
                 else:
                     until = max(time, written[value])
                     self.temporaries.append(Buffer(value, size, time, until, last))
+
+    def _begin_loops(self) -> None:
+        """Have what a loop begins with, and nothing else reads, end where its last value begins."""
+        buffers = {buffer.value: buffer for buffer in self.temporaries}
+        for number, time in self._times.items():
+            node = self.kernels.nodes[number]
+            for operand, _ in node.held.carried if node.held is not None else ():
+                value = node.places[operand]
+                buffer = None if value is None else buffers.get(value)
+                if buffer is not None and buffer.end == time and node.places.count(value) == 1:
+                    buffer.end = time - 1
 
     # --- loops ------------------------------------------------------------------------------------
 

@@ -112,3 +112,23 @@ def test_samples_are_estimated(file):
     for case in sample_programs(file):
         found = temporary_memory(case.program())
         assert found is not None and found >= 0, case.name
+
+
+def test_drawing_random_bits_takes_three_arrays_more():
+    def drawn(key):
+        return jax.random.bits(key, (256, 256)).sum()
+
+    key = jax.random.key(0)
+    found = temporary_memory(jaxprtool.trace(drawn, key))
+    told = jax.jit(drawn).lower(key).compile().memory_analysis().temp_size_in_bytes
+    assert found == 4 * SIZE == pytest.approx(told, rel=0.01)
+
+
+def test_what_a_loop_begins_with_becomes_what_goes_round():
+    def body(x, _):
+        return x + 1, None
+
+    def function(x):
+        return (jax.lax.scan(body, x @ x, length=3)[0] @ x)[:1]
+
+    assert estimated(function, X) == 2 * SIZE  # the last carry, and the product

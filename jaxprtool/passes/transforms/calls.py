@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -25,6 +26,7 @@ from jaxprtool.passes.batch.axis import Axis
 from jaxprtool.passes.inline import Inline
 from jaxprtool.passes.transforms.closed import Closed
 from jaxprtool.passes.transforms.retrace import chosen, function_of, retraced
+from jaxprtool.passes.transforms.scoped_checkpoint import checkpoint_scopes
 
 __all__ = ["Checkpoint", "Closed", "DisableJit", "Jit", "NamedCall", "Pmap"]
 
@@ -45,9 +47,13 @@ class Checkpoint(Pass):
             `dots_saveable` or `save_only_these_names('a', 'b')`, or, from Python, a policy
             itself.
         prevent_cse: Keep XLA from making one of what is computed twice.
+        only: Do it to the scopes and the bodies of loops that a pattern names, `Block_*` or
+            `GPT/Block_3`, each in a call of its own. A scope is one that a module opens, or a
+            function that is called, and the body of a loop has the name of its function.
 
     Raises:
-        PipelineError: If there is no policy of that name.
+        PipelineError: If there is no policy of that name, or no scope that `only` names.
+        UnsupportedError: If such a scope has effects.
 
     Example:
         $ jaxprtool opt model.py:loss -p "checkpoint(policy='dots_saveable'), grad"
@@ -58,11 +64,15 @@ class Checkpoint(Pass):
 
     policy: Any = None
     prevent_cse: bool = True
+    only: str | None = None
 
     def __call__(self, program: Program) -> Program:
         """Raises PipelineError for a policy that JAX does not have."""
         policy = policy_of(self.policy) if isinstance(self.policy, str) else self.policy
-        fun = jax.checkpoint(function_of(program), prevent_cse=self.prevent_cse, policy=policy)
+        checkpointed = partial(jax.checkpoint, prevent_cse=self.prevent_cse, policy=policy)
+        if self.only is not None:
+            return checkpoint_scopes(program, self.only, checkpointed)
+        fun = checkpointed(function_of(program))
         return retraced(program, self.name, fun, out_names=program.out_names)
 
 

@@ -1,0 +1,184 @@
+"""`jax.checkpoint` on parts of a program: on its scopes, and the bodies of its loops.
+
+    checkpoint(only='Block_*', policy='dots_saveable')
+
+A scope is what `ir.scopes` says: a name scope as modules open them, or a function that is called.
+The body of a loop is one too, by the name of its function. Of scopes in scopes the outermost that
+matches is taken. Its equations follow one another; they become one call, which computes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import PipelineError, UnsupportedError, did_you_mean
+from jaxprtool.ir.equations import free_variables, named
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import regions
+from jaxprtool.ir.rewrite import Writer, rewrite
+from jaxprtool.ir.scopes import Part, Scope, ScopeReader
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Var
+
+#: So many scopes are named where none matches.
+_SHOWN = 8
+
+#: Puts a function under `jax.checkpoint`.
+Checkpointed = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def checkpoint_scopes(program: Program, only: str, checkpointed: Checkpointed) -> Program:
+    """Return a program whose scopes of some name are under `jax.checkpoint`, each in a call.
+
+    Args:
+        program: The program.
+        only: A pattern as of `fnmatch`, of the end of a scope's path: `Block_*`, `GPT/Block_3`.
+        checkpointed: Puts a function under `jax.checkpoint`.
+
+    Raises:
+        PipelineError: If no scope matches.
+        UnsupportedError: If one has effects, which would happen again in a backward pass.
+    """
+    plan = _Plan(only)
+    plan.look_into(jaxcompat.open_jaxpr(program.jaxpr), ())
+    if not plan.groups:
+        known = list(plan.seen)
+        more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+        there = f"its scopes are: {', '.join(known[:_SHOWN])}{more}" if known else None
+        raise PipelineError(
+            f"checkpoint: no scope of {program.name} matches '{only}'",
+            did_you_mean(only, known) or there or "it has no scopes",
+        )
+    jaxpr = rewrite(
+        program.jaxpr, lambda writer: _Rule(writer, plan, checkpointed), outside_in=True
+    )
+    return program.replace(jaxpr=jaxpr)
+
+
+@dataclass(eq=False)
+class _Group:
+    """Equations of a body that become one call, told by their first results.
+
+    Attributes:
+        last: The first result of the last of them.
+        results: What is read of them by others.
+        eqns: Those that the walk has come by, with their operands as they are now.
+    """
+
+    last: Var
+    results: list[Var]
+    eqns: list[JaxprEqn] = field(default_factory=list)
+
+
+class _Plan:
+    """Which equations of which bodies become calls."""
+
+    def __init__(self, only: str) -> None:
+        self._pattern = only.split("/")
+        self._scopes = ScopeReader()
+        self._known: set[Jaxpr] = set()
+        self.groups: dict[Var, _Group] = {}
+        self.seen: dict[str, None] = {}
+
+    def look_into(self, jaxpr: Jaxpr, path: tuple[str, ...]) -> None:
+        """Add the scopes of a body, which is in some scopes itself."""
+        if jaxpr in self._known:
+            return
+        self._known.add(jaxpr)
+        read: dict[Var, int] = {}
+        for position, eqn in enumerate(jaxpr.eqns):
+            read.update(dict.fromkeys(free_variables([eqn]), position))
+        read.update(dict.fromkeys(free_variables((), jaxpr.outvars), len(jaxpr.eqns)))
+        positions = {id(eqn): position for position, eqn in enumerate(jaxpr.eqns)}
+
+        def walk(parts: Sequence[Part], path: tuple[str, ...]) -> None:
+            for part in parts:
+                inside = (*path, *_names_of(part))
+                if self._matches(inside, len(path)):
+                    eqns = list(_equations(part))
+                    self._add(jaxpr, eqns, read, positions[id(eqns[-1])])
+                elif isinstance(part, Scope):
+                    walk(part.parts, inside)
+                else:
+                    self._look_inside(part, inside)
+
+        if path and self._matches(path, len(path) - 1) and jaxpr.eqns:
+            self._add(jaxpr, jaxpr.eqns, read, len(jaxpr.eqns) - 1)
+        else:
+            walk(self._scopes.parts(jaxpr), path)
+
+    def _look_inside(self, eqn: JaxprEqn, path: tuple[str, ...]) -> None:
+        held = None if traits(eqn).custom_derivative else regions(eqn)
+        for body in () if held is None else map(jaxcompat.open_jaxpr, held.bodies):
+            name = body.debug_info.func_name
+            loop = held is not None and held.kind == "loop" and name.isidentifier()
+            self.look_into(body, (*path, name) if loop else path)
+
+    def _matches(self, path: tuple[str, ...], start: int) -> bool:
+        """Return True if the path of a scope, up to one of its names from `start`, matches."""
+        self.seen.update(dict.fromkeys(path[start:]))
+        count = len(self._pattern)
+        return any(
+            all(map(_is_like, path[end - count : end], self._pattern))
+            for end in range(max(start + 1, count), len(path) + 1)
+        )
+
+    def _add(self, jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], read: dict[Var, int], last: int) -> None:
+        for eqn in eqns:
+            if eqn.effects or not eqn.outvars:
+                raise UnsupportedError(
+                    f"checkpoint: the {named(eqn)} has an effect, which would happen again in a "
+                    "backward pass"
+                )
+        group = _Group(
+            eqns[-1].outvars[0],
+            [v for eqn in eqns for v in eqn.outvars if read.get(v, -1) > last],
+        )
+        self.groups.update((eqn.outvars[0], group) for eqn in eqns)
+
+
+def _names_of(part: Part) -> tuple[str, ...]:
+    """Return the scopes that a part is: of an equation, those that it is in alone."""
+    text = part.name if isinstance(part, Scope) else ""
+    return tuple(text.split("/")) if text else ()
+
+
+def _is_like(name: str, pattern: str) -> bool:
+    """Return True if a scope's name matches: `Block #2`, as that or as `Block`."""
+    return any(fnmatchcase(each, pattern) for each in (name, name.partition(" #")[0]))
+
+
+def _equations(part: Part) -> Iterator[JaxprEqn]:
+    if isinstance(part, Scope):
+        for each in part.parts:
+            yield from _equations(each)
+    else:
+        yield part
+
+
+class _Rule:
+    """The rule of one body: it collects the equations of a group and writes a call for them."""
+
+    def __init__(self, writer: Writer, plan: _Plan, checkpointed: Checkpointed) -> None:
+        self._writer, self._plan, self._checkpointed = writer, plan, checkpointed
+
+    def __call__(self, eqn: JaxprEqn) -> Sequence[Atom] | None:
+        group = self._plan.groups.get(eqn.outvars[0]) if eqn.outvars else None
+        if group is None:
+            return None
+        group.eqns.append(eqn)
+        if eqn.outvars[0] is group.last:
+            self._write(group)
+        return [self._writer.env.get(v, v) for v in eqn.outvars]
+
+    def _write(self, group: _Group) -> None:
+        operands = list(free_variables(group.eqns))
+        debug = jaxcompat.DebugInfo("checkpoint", "checkpoint", None, None)
+        closed = jaxcompat.new_jaxpr((), (), operands, group.results, group.eqns, debug)
+        fun = self._checkpointed(jaxcompat.jaxpr_as_fun(closed))
+        outs = self._writer.trace(fun, operands, group.eqns[0])
+        self._writer.env.update(zip(group.results, outs, strict=True))

@@ -1,0 +1,102 @@
+"""checkpoint(only=...): scopes and bodies of loops are calls of their own, and compute the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxprtool import jaxcompat, residuals, trace
+from jaxprtool.errors import PipelineError, UnsupportedError
+from jaxprtool.ir.equations import equations
+
+RANDOM = np.random.default_rng(0)
+W = RANDOM.normal(0, 0.3, (8, 8)).astype(np.float32)
+X = RANDOM.normal(size=(4, 8)).astype(np.float32)
+
+
+def block(w, x):
+    return x + jnp.tanh(jnp.sin(x @ w) @ w)
+
+
+def scopes(w, x):
+    for i in range(3):
+        with jax.named_scope(f"Block_{i}"):
+            y = jnp.sin(x)
+            with jax.named_scope("Inner"):
+                z = jnp.cos(y @ w) * y
+            x = x + z
+        x = x * 2
+    return x.sum()
+
+
+def functions(w, x):
+    x = block(w, x)
+    x = jnp.exp(-x)
+    return block(w, x).sum()
+
+
+def scanned(w, x):
+    def layer(x, _):
+        x = block(w, x)
+        return x, x.sum()
+
+    x, sums = jax.lax.scan(layer, x, length=3)
+    return x.sum() + sums.sum()
+
+
+def remats(program):
+    eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
+    return [eqn for eqn in eqns if eqn.primitive.name == "remat2"]
+
+
+@pytest.mark.parametrize(
+    ("fun", "only", "count"),
+    [
+        (scopes, "Block_*", 3),
+        (scopes, "Block_1", 1),
+        (scopes, "Inner", 3),
+        (scopes, "Block_2/Inner", 1),
+        (scopes, "Block_?/I*", 3),
+        (functions, "block", 2),
+        (scanned, "layer", 1),
+    ],
+)
+@pytest.mark.parametrize("policy", ["nothing_saveable", "dots_saveable"])
+def test_each_scope_is_a_call_and_gradients_are_the_same(fun, only, count, policy):
+    program = trace(fun, W, X)
+    found = program.apply(f"checkpoint(only='{only}', policy='{policy}')")
+    jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(found.jaxpr))
+    assert len(remats(found)) == count
+    np.testing.assert_array_equal(found(W, X), program(W, X))
+    grads = jax.jit(jax.grad(found, (0, 1)))(W, X)
+    for one, other in zip(grads, jax.grad(fun, (0, 1))(W, X), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("fun", "only"), [(scopes, "Block_*"), (scanned, "layer")])
+def test_less_is_kept(fun, only):
+    program = trace(fun, W, X)
+    few = program.apply(f"checkpoint(only='{only}')")
+    some = program.apply(f"checkpoint(only='{only}', policy='dots_saveable')")
+    sizes = [residuals(each).total_bytes for each in (few, some, program)]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[1] < sizes[2]
+
+
+def test_a_scope_that_is_not_there_is_refused_with_the_nearest():
+    with pytest.raises(PipelineError, match="no scope of scopes matches 'Blok_1'") as error:
+        trace(scopes, W, X).apply("checkpoint(only='Blok_1')")
+    assert "Block_1" in error.value.hint
+    with pytest.raises(PipelineError, match="no scope") as error:
+        trace(jnp.sin, X).apply("checkpoint(only='Block_*')")
+    assert error.value.hint == "it has no scopes"
+
+
+def test_effects_are_refused():
+    def fun(x):
+        with jax.named_scope("Block"):
+            y = jnp.sin(x)
+            jax.debug.print("{}", y.sum())
+            return jnp.cos(y)
+
+    with pytest.raises(UnsupportedError, match=r"test_scoped_checkpoint.py.* has an effect"):
+        trace(fun, X).apply("checkpoint(only='Block')")

@@ -86,6 +86,8 @@ class _Points:
         if colon and word in _KINDS:
             kinds, what = (word,), rest
         what = what.strip()
+        if not what:
+            raise PointError("a name is empty: an argument, a result, a line or a variable")
         ends = [getattr(self, f"_{kind}")(what) for kind in kinds if kind in ("argument", "result")]
         if len(ends) == 2 and None not in ends:
             hint = f"write 'argument:{what}' or 'result:{what}'"

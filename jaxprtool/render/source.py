@@ -213,9 +213,11 @@ class _File:
 
     def _belongs(self, near: int, number: int) -> bool:
         """Whether a line near another is of the same block."""
-        is_before = near < number
-        is_inside = number <= len(self._code) and self._depth(near) >= self._depth(number)
-        return bool(self._code[near - 1].plain.strip()) and (is_before or is_inside)
+        depth = self._depth(near)
+        is_inside = number <= len(self._code) and depth >= self._depth(number)
+        return (
+            depth > 0 and bool(self._code[near - 1].plain.strip()) and (near < number or is_inside)
+        )
 
     def _around(self, number: int) -> Iterator[int]:
         """Yield the lines where the functions and classes begin that a line is in."""

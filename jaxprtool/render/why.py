@@ -61,6 +61,8 @@ def told_of(found: Why) -> list[tuple[Slice, str, str]]:
 
 
 def _part(found: Slice) -> str:
+    if not found.equations:
+        return f"none of {plural(found.of, 'equation')}" if found.of > 1 else "no equation"
     if found.equations == found.of:
         return f"all {plural(found.of, 'equation')}" if found.of != 1 else "the one equation"
     return f"{found.equations:,} of {plural(found.of, 'equation')}"
@@ -68,6 +70,8 @@ def _part(found: Slice) -> str:
 
 def _named(noun: str, chosen: Sequence[str], names: Sequence[str]) -> str:
     """Return `2 of 3 results: loss, aux; not step`."""
+    if not names:
+        return f"no {noun}"
     if len(names) == 1:
         own = f" {names[0]}" if names[0] != noun else ""
         return f"{'' if chosen else 'not '}the {noun}{own}"

@@ -3,9 +3,11 @@
 import json
 import textwrap
 
+import jax.numpy as jnp
 import pytest
 
 import jaxprtool
+from jaxprtool.render.why import slices_by_line
 
 FUNCTIONS = """
     import jax
@@ -107,6 +109,7 @@ def test_show_uses_leaves_out_what_is_not_touched(cli):
         ("other.py:5", "no equation of loss comes from a file 'other.py'", "kept.py"),
         ("nothing", "no argument, result, line or variable 'nothing'", "arguments: params, x"),
         ("variable:nothing", "no variable 'nothing'", None),
+        ("", "a name is empty", None),
     ],
 )
 def test_what_is_not_there_is_one_line_with_the_nearest(cli, what, fault, hint):
@@ -140,6 +143,21 @@ def test_files_of_one_name_are_told_by_their_folders(cli, folder):
     assert cli("why", *both, "other/alike.py:13").out.startswith("other/alike.py:13 reaches")
     assert cli("why", *both, "alike.py:13").out.startswith("alike.py:13 reaches")
     assert cli("why", *both, "both.py:3").code == 0
+
+
+@pytest.mark.parametrize(
+    "function, what, told",
+    [
+        (lambda x: (1.0, x), "[0]", "result[0] depends on no equation and not the argument x"),
+        (lambda x: (x, x), "x", "x reaches no equation and all 2 results"),
+        (lambda: jnp.arange(3.0).sum(), "result", "result depends on all 2 equations and no"),
+        (lambda x, y: jnp.sin(jnp.cos(x)), "y", "y reaches none of 2 equations and not the result"),
+    ],
+)
+def test_nothing_and_all_are_said_in_words(function, what, told):
+    arguments = [jnp.ones(3)] * function.__code__.co_argcount
+    found = jaxprtool.why(jaxprtool.trace(function, *arguments), what)
+    assert slices_by_line(found, 100).plain().startswith(told)
 
 
 @pytest.mark.parametrize(

@@ -118,3 +118,72 @@ def test_a_loop_may_begin_with_a_literal():
 
     found = residuals(trace(total, np.ones(3, np.float32)))
     assert {each.type for each in found.residuals} == {"f32[3]"}
+
+
+def in_scan(w, x):
+    body = jax.checkpoint(lambda y, _: (named_layer(w, y), None), policy=POLICY)
+    return jax.lax.scan(body, x, length=3)[0].sum()
+
+
+def named_layer(w, x):
+    return jnp.sin(checkpoint_name(jnp.tanh(x @ w), "hidden"))
+
+
+POLICY = jax.checkpoint_policies.save_only_these_names("hidden")
+
+
+@jax.custom_vjp
+def custom(w, x):
+    return jnp.sin(x @ w)
+
+
+custom.defvjp(
+    lambda w, x: (jnp.sin(x @ w), (w, checkpoint_name(jnp.cos(x @ w), "cosine"), x)),
+    lambda kept, g: ((kept[2].T @ (kept[1] * g)), (kept[1] * g) @ kept[0].T),
+)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        in_scan,
+        lambda w, x: jax.checkpoint(in_scan, policy=POLICY)(w, x),
+        lambda w, x: jax.checkpoint(
+            lambda w, x: jax.checkpoint(named_layer, policy=POLICY)(w, x).sum(), policy=POLICY
+        )(w, x),
+        lambda w, x: jax.jit(jax.checkpoint(named_layer, policy=POLICY))(w, x).sum(),
+        lambda w, x: jax.checkpoint(
+            named_layer,
+            policy=jax.checkpoint_policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=["hidden"],
+                names_which_can_be_offloaded=[],
+                offload_src="device",
+                offload_dst="pinned_host",
+            ),
+        )(w, x).sum(),
+        lambda w, x: jax.checkpoint(
+            named_layer,
+            policy=jax.checkpoint_policies.save_any_names_but_these("other"),
+        )(w, x).sum(),
+        lambda w, x: jax.checkpoint(
+            named_layer,
+            policy=jax.checkpoint_policies.save_from_both_policies(
+                POLICY, jax.checkpoint_policies.dots_saveable
+            ),
+        )(w, x).sum(),
+    ],
+)
+def test_under_each_policy_a_value_has_its_name(fun):
+    found = residuals(trace(fun, W, X)).residuals
+    assert [each.primitive for each in found if each.name == "hidden"] == ["name"]
+    line = named_layer.__code__.co_firstlineno + 1
+    (hidden,) = [each for each in found if each.name]
+    assert hidden.source.endswith(f"{START}{line}")
+
+
+def test_readers_are_found_through_loops_and_rules():
+    found = by_primitive(residuals(trace(lambda w, x: custom(w, x).sum(), W, X)))
+    assert {each.primitive for each in found["w"].readers} == {"dot_general"}
+    assert found["name"].name == "cosine" and found["name"].readers
+    weights = by_primitive(residuals(trace(in_scan, W, X)))["w"]
+    assert weights.readers[0].primitive == "dot_general"

@@ -13,7 +13,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import Kernels, Node
 from jaxprtool.analysis.memory.schedule import Buffer
 from jaxprtool.analysis.memory.walk import BodyMemory
-from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import Frames
 from jaxprtool.ir.makers import Makers
 from jaxprtool.ir.regions import Regions, regions
@@ -188,7 +188,7 @@ class LiveValues:
     ) -> Value:
         kernels = level.kernels
         reader, place = self._reader(buffer, kernels, around)
-        kind = type_of(_aval(kernels, buffer.value))
+        kind = type_of(_aval(kernels, buffer))
         if kernels.maker[buffer.value] < 0:
             name, primitive, source = self._origin(buffer.value, level, outer)
             return Value("row", kind, buffer.size, name, primitive, source, reader, place)
@@ -255,11 +255,17 @@ def _around(levels: Sequence[Level]) -> tuple[JaxprEqn, ...]:
     return tuple(eqn for level in levels for eqn in (*level.node.calls, level.node.eqn))
 
 
-def _aval(kernels: Kernels, value: int) -> Aval:
+def _aval(kernels: Kernels, buffer: Buffer) -> Aval:
+    value = buffer.value
     if kernels.maker[value] < 0:
-        return (*kernels.jaxpr.constvars, *kernels.jaxpr.invars)[value].aval
-    node = kernels.nodes[kernels.maker[value]]
-    return node.eqn.outvars[node.makes.index(value)].aval
+        aval = (*kernels.jaxpr.constvars, *kernels.jaxpr.invars)[value].aval
+    else:
+        node = kernels.nodes[kernels.maker[value]]
+        aval = node.eqn.outvars[node.makes.index(value)].aval
+    if buffer.last is None or size_of(aval) == buffer.size:
+        return aval
+    # It is broadcast for a reduction, to what that is of.
+    return kernels.nodes[buffer.last].eqn.invars[0].aval
 
 
 def _is_alive(buffer: Buffer, time: int) -> bool:

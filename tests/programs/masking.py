@@ -222,11 +222,11 @@ class _Proof:
         return bool(jaxcompat.open_jaxpr(self.masked.program.jaxpr).effects)
 
     @property
-    def _pads_by_zero(self) -> bool:
-        """True if there is a convolution: XLA may or may not multiply the zeros of its padding by
-        what is infinite, and masks are more such zeros."""
+    def _takes_no_specials(self) -> bool:
+        """True if what is infinite meets padding: XLA may or may not multiply it by the zeros of a
+        convolution, and a `cumlogsumexp` of several rows has no derivative there, as of one row."""
         eqns = equations(jaxcompat.open_jaxpr(self.found.program.jaxpr))
-        return any(eqn.primitive.name == "conv_general_dilated" for eqn in eqns)
+        return any(eqn.primitive.name in ("conv_general_dilated", "cumlogsumexp") for eqn in eqns)
 
     @cached_property
     def references(self) -> list[_Reference]:
@@ -238,7 +238,7 @@ class _Proof:
             if program is None:
                 continue
             args = [on_host(x) for x in self.found.arguments(sizes)]
-            if i % 2 and not self._pads_by_zero:
+            if i % 2 and not self._takes_no_specials:
                 args = [with_specials(x, self.rng) for x in args]
             try:
                 values = [on_host(x) for x in evaluate(program.jaxpr, args, interpret)]

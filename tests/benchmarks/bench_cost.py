@@ -10,26 +10,31 @@ function itself, and has the time that this takes in its own.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import logging
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import print_saved_residuals
 from jax.experimental.roofline import roofline
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jaxprtool import cost, trace
+from jaxprtool import cost, memory, residuals, trace
 from jaxprtool.ir.quantities import with_prefix
 from tests.benchmarks.gradient_models import losses
 from tests.benchmarks.mapped_models import scanned_transformer, tokens, transformer_parameters
-from tests.benchmarks.models import synthetic
+from tests.benchmarks.models import synthetic, transformer_loss, transformer_shapes
 
 
 def median(function: Callable[[], Any], rounds: int) -> float:
@@ -67,6 +72,45 @@ def _roofline(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
     return float(found.unfused_flops)
 
 
+def of_ways(rounds: int) -> Table:
+    """How long it takes to be told something of the gradient of a transformer of 12 layers."""
+    shapes = transformer_shapes(12)
+    args = jax.tree.map(lambda each: jnp.ones(each.shape, each.dtype), shapes)
+    loss, gradient = trace(transformer_loss, *shapes), jax.grad(transformer_loss)
+    program, lowered = trace(gradient, *shapes), jax.jit(gradient).lower(*shapes)
+    table = Table("what is asked", "s")
+    for name, way in {
+        "cost": lambda: cost(program),
+        "memory": lambda: memory(program),
+        "residuals, and the bytes under each policy": lambda: residuals(loss),
+        "print_saved_residuals, which traces": lambda: _silently(
+            lambda: print_saved_residuals(transformer_loss, *shapes)
+        ),
+        "cost_analysis of what is lowered": lowered.cost_analysis,
+        "cost_analysis and memory_analysis of what is compiled": lambda: _compiled(gradient, shapes),
+        "a step under jax.profiler, which compiles": lambda: _profiled(gradient, args),
+    }.items():
+        table.add_row(name, f"{median(way, rounds):.2f}")
+    return table
+
+
+def _silently(function: Callable[[], Any]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        function()
+
+
+def _compiled(function: Callable[..., Any], shapes: tuple[Any, ...]) -> Any:
+    jax.clear_caches()
+    compiled = jax.jit(function).lower(*shapes).compile()
+    return compiled.cost_analysis(), compiled.memory_analysis()
+
+
+def _profiled(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    jax.clear_caches()
+    with tempfile.TemporaryDirectory() as folder, jax.profiler.trace(folder):
+        jax.block_until_ready(jax.jit(function)(*args))
+
+
 def of_sizes(sizes: list[int], rounds: int) -> Table:
     """How long the cost of many equations takes."""
     table = Table("equations", *(f"s, by {by}" for by in ("line", "scope", "primitive")))
@@ -89,4 +133,5 @@ if __name__ == "__main__":
     logging.getLogger("jax.experimental.roofline.roofline").setLevel(logging.ERROR)
     console = Console()
     console.print(of_models(options.rounds))
+    console.print(of_ways(options.rounds))
     console.print(of_sizes([int(each) for each in options.sizes.split(",")], options.rounds))

@@ -42,7 +42,7 @@ def residuals(
 
       jaxprtool residuals samples/transformer.py:loss
       jaxprtool residuals samples/transformer.py:loss -p "checkpoint(policy='dots_saveable')"
-      jaxprtool residuals samples/transformer.py:loss --budget 40KiB
+      jaxprtool residuals samples/transformer.py:loss --budget 4MiB
     """
     start_jax(told, function.x64)
     from jaxprtool.api.residuals import residuals as found_residuals

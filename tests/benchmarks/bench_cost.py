@@ -87,7 +87,7 @@ def of_ways(rounds: int) -> Table:
             lambda: print_saved_residuals(transformer_loss, *shapes)
         ),
         "cost_analysis of what is lowered": lowered.cost_analysis,
-        "cost_analysis and memory_analysis of what is compiled": lambda: _compiled(gradient, shapes),
+        "cost_analysis, memory_analysis, which compile": lambda: _compiled(gradient, shapes),
         "a step under jax.profiler, which compiles": lambda: _profiled(gradient, args),
     }.items():
         table.add_row(name, f"{median(way, rounds):.2f}")

@@ -112,14 +112,6 @@ def test_a_linear_function_keeps_nothing(fun):
     assert found.total_bytes == 0 and found.residuals == ()
 
 
-def test_a_loop_may_begin_with_a_literal():
-    def total(x):
-        return jax.lax.scan(lambda c, row: (jnp.sin(c * row), None), 0.5, x)[0]
-
-    found = residuals(trace(total, np.ones(3, np.float32)))
-    assert {each.type for each in found.residuals} == {"f32[3]"}
-
-
 def in_scan(w, x):
     body = jax.checkpoint(lambda y, _: (named_layer(w, y), None), policy=POLICY)
     return jax.lax.scan(body, x, length=3)[0].sum()

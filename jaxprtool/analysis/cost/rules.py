@@ -123,6 +123,7 @@ def _clamp(eqn: JaxprEqn) -> Work:
 @rule(cost_rules, "axis_index", "dim_as_value", "create_token", "after_all", "empty", "random_seed")
 @rule(cost_rules, "debug_callback", "debug_print", "io_callback", "inspect_sharding", "sow")
 @rule(cost_rules, "variable", "empty_ref", "new_ref", "free_ref", "freeze", "platform_index")
+@rule(cost_rules, "empty2", "zeros_like")
 def _no_arithmetic(eqn: JaxprEqn) -> Work:
     return NOTHING
 

@@ -1,4 +1,4 @@
-"""Equinox's and Lineax's primitives, in `.jaxpr` files and as Python.
+"""Equinox's and Lineax's primitives, in `.jaxpr` files and as Python, and what they cost.
 
 jaxprtool imports this package when it meets one of these primitives. Most are written by their
 parameters, or as calls of `equinox.internal`. A primitive that takes any Python object
@@ -6,7 +6,7 @@ parameters, or as calls of `equinox.internal`. A primitive that takes any Python
 tree: modules by their classes and fields, and `operand` for each array.
 """
 
-from jaxprtool_equinox import files, source  # noqa: F401  (they fill the tables)
+from jaxprtool_equinox import costs, files, source  # noqa: F401  (they fill the tables)
 from jaxprtool_equinox.modules import enumeration, filtered, function, hoisted, module, operand, tag
 
 __all__ = ["enumeration", "filtered", "function", "hoisted", "module", "operand", "tag"]

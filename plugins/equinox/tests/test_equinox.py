@@ -183,3 +183,22 @@ def test_without_the_plugin_one_line_names_it(tmp_path, monkeypatch):
 def test_modules_are_made_without_running_their_code():
     made = modules.module("lineax._operator.MatrixLinearOperator", matrix=MATRIX, tags=frozenset())
     assert isinstance(made, lx.MatrixLinearOperator)
+
+
+def test_what_they_cost_is_known():
+    def body(carry):
+        step, out = carry
+        return step + 1, out.at[step].set(out[step] * 2)
+
+    def loop(x):
+        carry = jnp.int32(0), x
+        return eqxi.while_loop(lambda c: c[0] < 3, body, carry, kind="checkpointed", max_steps=4)[1]
+
+    for fun in (reductions, loop, jax.grad(lambda x: loop(x).sum())):
+        assert jaxprtool.cost(jaxprtool.trace(fun, X)).unknown == {}, fun
+    found = jaxprtool.cost(jaxprtool.trace(reductions, X), "primitive").groups
+    assert {g.name: g.work.flops for g in found if g.name.startswith("unvmap")} == {
+        "unvmap_any": 2,
+        "unvmap_all": 2,
+        "unvmap_max": 2,
+    }

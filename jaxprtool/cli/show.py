@@ -149,8 +149,10 @@ def show(
     from jaxprtool.render.rendering import ShowOptions
 
     programs = options.each(watch.run(pipeline, program, told))
-    told("following values" if uses else "")
-    sliced = {} if uses is None else _slice(programs, uses)
+    sliced = {}
+    if uses is not None:
+        told("following values")
+        sliced = _slice(programs, uses)
     told("" if pager else "rendering")  # on the terminal, it is the pager's
     if only:
         _note_missing(only, programs)

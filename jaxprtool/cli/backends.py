@@ -9,7 +9,7 @@ from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
 
 if TYPE_CHECKING:
-    from jaxprtool.render.documents import BackendsDocument
+    from jaxprtool.render.documents.passes import BackendsDocument
 
 
 @options.command

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.targets import ProgramEntry
     from jaxprtool.ir.program import Program
     from jaxprtool.loading.load import Entry
-    from jaxprtool.render.documents import CostDocument
+    from jaxprtool.render.documents.analyses import CostDocument
 
 _COUNTED = Panel("What is counted")
 

@@ -13,7 +13,7 @@ from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import PipelineError, did_you_mean
 
 if TYPE_CHECKING:
-    from jaxprtool.render.documents import (
+    from jaxprtool.render.documents.passes import (
         PassDocument,
         PipelineDocument,
         PrimitiveDocument,

@@ -11,7 +11,7 @@ from jaxprtool.cli.start import start_jax
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
-    from jaxprtool.render.documents import MemoryDocument
+    from jaxprtool.render.documents.analyses import MemoryDocument
 
 _Top = Annotated[
     int, Panel("What is shown").option("--top", "N", "Show the N largest groups.", min=1)

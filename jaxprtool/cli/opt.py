@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.passes.pipeline import Pipeline
-    from jaxprtool.render.documents import OptDocument, PassRun
+    from jaxprtool.render.documents.programs import OptDocument, PassRun
     from jaxprtool.render.page import State
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxprtool.execute.run import RunReport
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.outline import Outline
-    from jaxprtool.render.documents import OutlineDocument
+    from jaxprtool.render.documents.analyses import OutlineDocument
 
 _OUTLINED = Panel("What is outlined")
 

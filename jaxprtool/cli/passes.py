@@ -10,7 +10,7 @@ from jaxprtool.cli import options, output
 from jaxprtool.errors import PluginError
 
 if TYPE_CHECKING:
-    from jaxprtool.render.documents import PassesDocument, PassSummary
+    from jaxprtool.render.documents.passes import PassesDocument, PassSummary
 
 #: The groups of our own passes, in the order in which they are listed; plug-ins may add others.
 _GROUPS = "clean up", "transform", "split", "schedule and compile"

@@ -19,7 +19,7 @@ from jaxprtool.errors import OutputError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
-    from jaxprtool.render.documents import ShowDocument, StatsDocument
+    from jaxprtool.render.documents.programs import ShowDocument, StatsDocument
     from jaxprtool.render.listing import Listing
     from jaxprtool.render.rendering import Rendering, ShowOptions
 

@@ -12,7 +12,7 @@ from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
-    from jaxprtool.render.documents import SourceDocument
+    from jaxprtool.render.documents.analyses import SourceDocument
 
 _Residuals = Annotated[
     bool | None,

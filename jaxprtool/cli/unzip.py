@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxprtool.execute.halves import HalvesReport
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.unzip.programs import VariableLeaf
-    from jaxprtool.render.documents import UnzipDocument
+    from jaxprtool.render.documents.programs import UnzipDocument
 
 _SPLIT = Panel("How it is split")
 

@@ -16,7 +16,7 @@ from jaxprtool.ir.notation import expressions
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.batch import Batch
-    from jaxprtool.render.documents import PassRun, VmapDocument
+    from jaxprtool.render.documents.programs import PassRun, VmapDocument
 
 _MAPPED = Panel("How it is mapped")
 

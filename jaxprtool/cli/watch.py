@@ -11,7 +11,7 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.progress import Told
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.pipeline import Observer, Pipeline, Step
-from jaxprtool.render.documents import PassRun
+from jaxprtool.render.documents.programs import PassRun
 
 if TYPE_CHECKING:
     from jaxprtool.render.page import State

@@ -13,8 +13,8 @@ from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.signatures import value_text
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
-from jaxprtool.render import documents
 from jaxprtool.render.comments import source_line
+from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 from jaxprtool.render.rows import Reader
 

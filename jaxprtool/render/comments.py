@@ -11,7 +11,7 @@ from jaxprtool.ir.notation.tokens import Comment, SourceLine
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.places import UserFrame
-from jaxprtool.render import documents
+from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.rendering import ShowOptions
 
 

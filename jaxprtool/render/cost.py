@@ -12,7 +12,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
-from jaxprtool.render import documents, theme
+from jaxprtool.render import theme
+from jaxprtool.render.documents import analyses as documents
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.runs import duration
 from jaxprtool.render.stats import new_table

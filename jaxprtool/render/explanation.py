@@ -19,7 +19,7 @@ from jaxprtool.render.prose import Code, Prose
 from jaxprtool.render.rendering import Rendering
 
 if TYPE_CHECKING:
-    from jaxprtool.render.documents import (
+    from jaxprtool.render.documents.passes import (
         Option,
         PassDocument,
         PipelineDocument,

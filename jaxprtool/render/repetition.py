@@ -13,7 +13,8 @@ from rich.text import Text
 
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.quantities import in_bytes, plural
-from jaxprtool.render import documents, theme
+from jaxprtool.render import theme
+from jaxprtool.render.documents import analyses as documents
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.runs import duration
 from jaxprtool.render.stats import new_table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
-from jaxprtool.render import documents
+from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.grid import grid
 from jaxprtool.render.lines import Cell, printable
 from jaxprtool.render.listing import Listing

@@ -11,7 +11,7 @@ from rich.console import Group as Parts
 from rich.text import Text
 
 from jaxprtool.ir.quantities import in_bytes, plural
-from jaxprtool.render import documents, theme
+from jaxprtool.render import theme
 from jaxprtool.render.cost import (
     RANGE,
     bytes_text,
@@ -20,6 +20,7 @@ from jaxprtool.render.cost import (
     total_text,
     weight_of,
 )
+from jaxprtool.render.documents import analyses as documents
 from jaxprtool.render.grid import GAP
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.runs import duration

@@ -8,7 +8,7 @@ from jaxprtool.ir.border import NamedValue
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.render.comments import SourceComments, source_line
-from jaxprtool.render.documents import Variable
+from jaxprtool.render.documents.programs import Variable
 from jaxprtool.render.rendering import Rendering, ShowOptions
 from jaxprtool.render.stats import values_table
 

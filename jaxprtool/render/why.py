@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jaxprtool.ir.border import covering
 from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName, SourceLine, Type
 from jaxprtool.ir.quantities import plural
-from jaxprtool.render import documents
+from jaxprtool.render.documents import analyses as documents
 from jaxprtool.render.grid import GAP
 from jaxprtool.render.lines import Cell, cut, printable, wrapped
 from jaxprtool.render.listing import Listing

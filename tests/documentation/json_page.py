@@ -21,7 +21,7 @@ _HEAD = """# JSON documents
 `--json` makes every command print one JSON document on stdout, which is of the type given here.
 {about}
 
-<!-- Made from jaxprtool/render/documents.py by `python -m tests.documentation.json_page`. -->
+<!-- Made from jaxprtool/render/documents/ by `python -m tests.documentation.json_page`. -->
 
 | command | documents |
 | --- | --- |

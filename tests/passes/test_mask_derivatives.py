@@ -60,3 +60,17 @@ def test_a_pool_whose_windows_leave_rows_over_is_differentiated_after_it_is_mask
         found = jax.grad(lambda x, length=length: masked(x, length))(x)
         np.testing.assert_array_equal(found[:length], jax.grad(f)(x[:length]))
         assert not found[length:].any()
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_singular_matrix_has_no_derivative_where_it_meets_no_rows(left):
+    def f(a, b):
+        return lax.linalg.triangular_solve(a, b, left_side=left).sum()
+
+    (m,) = jax.export.symbolic_shape("m")
+    types = [(3, 3), (3, m) if left else (m, 3)]
+    program = trace(f, *(jax.ShapeDtypeStruct(shape, np.float32) for shape in types))
+    masked = program.apply("mask(m=2)")
+    singular, b = jnp.zeros((3, 3)), jnp.ones((3, 2) if left else (2, 3))
+    assert not jax.grad(lambda a: masked(a, b, 0))(singular).any()
+    assert jnp.isnan(jax.grad(lambda a: masked(a, b, 1))(singular)).any()

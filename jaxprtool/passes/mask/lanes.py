@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -81,7 +82,12 @@ def _permutation(masking: Masking, eqn: JaxprEqn, pivots: Padded) -> Any:
 def _triangular_solve(masking: Masking, eqn: JaxprEqn, a: Padded, b: Padded) -> Any:
     rows, columns = b.ndim - 2, b.ndim - 1
     solved, free = (rows, columns) if eqn.params["left_side"] else (columns, rows)
-    matrices = Padded(_with_identity(masking, a), Facts.unknown(a.shape, active=a.active))
+    array = _with_identity(masking, a)
+    if a.active and masking.bounds.is_masked(b.shape[free]):
+        # Of no rows there is no derivative, though the solution in the padding may be NaN.
+        ones = jnp.broadcast_to(jnp.eye(array.shape[-1], dtype=array.dtype), array.shape)
+        array = lax.select(masking.size(b.shape[free]) > 0, array, ones)
+    matrices = Padded(array, Facts.unknown(a.shape, active=a.active))
     return masking.apply(
         lambda a, b: masking.bind(eqn, a, b),
         [matrices, b],

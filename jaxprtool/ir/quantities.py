@@ -14,11 +14,13 @@ def plural(count: int, noun: str) -> str:
 
 def in_bytes(count: float) -> str:
     """Return a number of bytes as text: `1.5 MiB`."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:,} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+    if count < 1024:
+        return f"{count:,} byte{'' if count == 1 else 's'}"
+    for unit in ("KiB", "MiB", "GiB"):
         count /= 1024
-    return f"{count:.1f} TiB"
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"
 
 
 def with_prefix(number: float) -> str:

@@ -11,6 +11,7 @@ from rich.console import Group as Parts
 from rich.console import RenderableType
 from rich.text import Text
 
+from jaxprtool.ir.frames import BEHIND
 from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
 from jaxprtool.render import theme
 from jaxprtool.render.documents import analyses as documents
@@ -71,7 +72,7 @@ def cost_table(
         more = Text(f"… {len(rest):,} more", style=theme.COMMENT)
         table.add_row(*[""] * (len(table.columns) - 1), more)
     parts: list[RenderableType] = [table]
-    lines = list(_lines(found, device, seconds))
+    lines = list(notes(found, device, seconds))
     if lines:
         parts += [Text(), *map(Text, lines)]
     return Rendering(Parts(*parts), width)
@@ -134,13 +135,10 @@ def _in_tree(groups: Sequence[Group]) -> Callable[[Group], Any]:
 
 
 def _name(found: Cost, group: Group, width: int) -> Text:
+    text, behind = name_texts(found, group)
     if not group.name:
-        return Text(_UNNAMED[found.by], style=theme.COMMENT)
-    if found.by == "scope":
-        return Text("  " * (len(group.path) - 1) + group.path[-1])
-    name = Text(group.name)
-    if group.behind:
-        name.append(f" ← {group.behind}", style=theme.COMMENT)
+        return Text(text, style=theme.COMMENT)
+    name = Text("  " * (len(group.path) - 1) + text).append(behind, style=theme.COMMENT)
     if group.line is not None and (code := linecache.getline(*group.line[:2]).strip()):
         line = Text("\n" + code, style=theme.COMMENT)
         line.truncate(width, overflow="ellipsis")
@@ -148,8 +146,19 @@ def _name(found: Cost, group: Group, width: int) -> Text:
     return name
 
 
-def _lines(found: Cost, device: Device | None, seconds: float | None) -> Iterator[str]:
-    """Yield what there is to say below the table."""
+def name_texts(found: Cost, group: Group) -> tuple[str, str]:
+    """Return what a group is called, and what is behind it: `model.py:9`, ` ← flax/core.py:3`.
+
+    A scope is called by its last part.
+    """
+    if not group.name:
+        return _UNNAMED[found.by], ""
+    behind = f"{BEHIND}{group.behind}" if group.behind else ""
+    return (group.path[-1] if group.path else group.name), behind
+
+
+def notes(found: Cost, device: Device | None, seconds: float | None) -> Iterator[str]:
+    """Yield what there is to say beside the table."""
     for field, noun in (("transcendentals", "transcendental"), ("random_numbers", "random number")):
         if number := number_text(found.total, field):
             yield f"{number} {noun}s"

@@ -12,7 +12,7 @@ from jaxprtool.ir.quantities import in_bytes
 from jaxprtool.render import theme
 from jaxprtool.render.documents import analyses as documents
 from jaxprtool.render.rendering import Rendering
-from jaxprtool.render.stats import new_table
+from jaxprtool.render.stats import described, new_table
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Live, Memory, Point
@@ -32,7 +32,9 @@ def memory_table(found: Memory, width: int, top: int) -> Rendering:
         width: How many columns of characters there are.
         top: So many groups are shown.
     """
-    parts: list[RenderableType] = [Text(_heading(found), style=theme.HEADING), Text(_sum(found))]
+    parts: list[RenderableType] = [Text(peak_text(found), style=theme.HEADING)]
+    if kinds := kinds_text(found):
+        parts.append(Text(kinds))
     if found.temporary_bytes:
         parts += [Text(), _curve(found, min(width, _WIDEST))]
     if found.live:
@@ -43,7 +45,9 @@ def memory_table(found: Memory, width: int, top: int) -> Rendering:
         table.add_column("values", style=theme.TYPE, overflow="fold")
         table.add_column("what it is, and what reads it last", overflow="fold")
         for each in found.live[:top]:
-            table.add_row(*_cells(each, found.peak_bytes))
+            share = _share(each.bytes, found.peak_bytes)
+            what = described(*what_texts(each), how_long_text(each))
+            table.add_row(share, in_bytes(each.bytes), values_text(each), what)
         if len(found.live) > top:
             rest = sum(each.bytes for each in found.live[top:])
             more = Text(f"… {len(found.live) - top:,} more", style=theme.COMMENT)
@@ -52,50 +56,61 @@ def memory_table(found: Memory, width: int, top: int) -> Rendering:
     return Rendering(Group(*parts), width)
 
 
-def _heading(found: Memory) -> str:
-    where = " ".join(filter(None, (found.at.source, found.at.primitive)))
+def _share(size: int, peak: int) -> str:
+    return f"{size / peak:.1%}" if peak else ""
+
+
+# --- texts ------------------------------------------------------------------------------------
+
+
+def peak_text(found: Memory) -> str:
+    """Return what a program needs, and where: `loss: 1.5 MiB, most at model.py:9 dot_general`."""
+    where = place_text(found.at)
     return f"{found.name}: {in_bytes(found.peak_bytes)}{f', most at {where}' if where else ''}"
 
 
-def _sum(found: Memory) -> str:
-    parts = {
+def kinds_text(found: Memory) -> str:
+    """Return what the peak is made of: `arguments 1.0 MiB, temporaries 512 bytes`."""
+    kinds = {
         "arguments": found.argument_bytes,
         "results": found.result_bytes,
         "constants": found.constant_bytes,
         "temporaries": found.temporary_bytes,
     }
-    text = ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items() if size)
+    text = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items() if size)
     if found.donated_bytes:
         text += f"; {in_bytes(found.donated_bytes)} of the results lie in donated arguments"
     return text
 
 
-def _cells(live: Live, peak: int) -> list[str | Text]:
-    values = f"{live.count:,} x {live.type}" if live.count > 1 else live.type
-    return [_share(live.bytes, peak), in_bytes(live.bytes), values, _what(live)]
+def place_text(point: Point) -> str:
+    """Return the line and the primitive that a program is at; empty before the first equation."""
+    return " ".join(filter(None, (point.source, point.primitive)))
 
 
-def _share(size: int, peak: int) -> str:
-    return f"{size / peak:.1%}" if peak else ""
+def values_text(live: Live) -> str:
+    """Return how many values there are, and their type: `3 x f32[8]`."""
+    return f"{live.count:,} x {live.type}" if live.count > 1 else live.type
 
 
-def _what(live: Live) -> Text:
+def what_texts(live: Live) -> tuple[str, str]:
+    """Return what values are called, or their line, and what makes them."""
     if live.kind in ("argument", "constant", "result"):
-        return Text(live.name, style=theme.BINDER)
+        return live.name, ""
     if live.kind == "room":
-        what = Text(f"room for {live.name}", style=theme.BINDER)
-        what.append(f"\nmade later by {live.primitive}", style=theme.COMMENT)
-        return what.append(_at(live.source), style=theme.COMMENT)
+        return f"room for {live.name}", ""
     if live.kind == "row" and live.name:
-        what = Text(f"a row of {live.name}", style=theme.BINDER)
-    else:
-        what = Text(live.source or "no line known", style=theme.BINDER)
-        what.append(f" {live.primitive}", style=theme.PRIMITIVE)
-        what.append(", a row of it" if live.kind == "row" else "")
-    if live.reader:
-        where = _at("" if live.reader_source == live.source else live.reader_source)
-        what.append(f"\nuntil {live.reader}{where}", style=theme.COMMENT)
-    return what
+        return f"a row of {live.name}", ""
+    row = ", a row of it" if live.kind == "row" else ""
+    return live.source or "no line known", live.primitive + row
+
+
+def how_long_text(live: Live) -> str:
+    """Return until when values live, or from when on: `until add at model.py:9`."""
+    if live.kind == "room":
+        return f"made later by {live.primitive}{_at(live.source)}"
+    where = _at("" if live.reader_source == live.source else live.reader_source)
+    return f"until {live.reader}{where}" if live.reader else ""
 
 
 def _at(source: str) -> str:

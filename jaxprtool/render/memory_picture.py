@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jaxprtool.errors import OutputError
 from jaxprtool.ir.quantities import in_bytes
-from jaxprtool.render.memory import marks
+from jaxprtool.render.memory import marks, place_text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
@@ -46,9 +46,8 @@ def picture(found: Memory, kind: str) -> bytes:
         axes.step(positions, [point.bytes for point in found.curve], where="post")
         axes.plot([found.at.position], [found.at.bytes], "o", markersize=4)
         axes.set_title(f"{found.name}: {in_bytes(found.peak_bytes)}", loc="left", parse_math=False)
-        where = " ".join(filter(None, (found.at.source, found.at.primitive)))
         axes.annotate(
-            where,
+            place_text(found.at),
             (found.at.position, found.at.bytes),
             xytext=(0, 6),
             textcoords="offset points",

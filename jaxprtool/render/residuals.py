@@ -14,7 +14,7 @@ from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
 from jaxprtool.render import theme
 from jaxprtool.render.documents import analyses as documents
 from jaxprtool.render.rendering import Rendering
-from jaxprtool.render.stats import new_table
+from jaxprtool.render.stats import described, new_table
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.residuals import Residual
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
     """Return a row for each of the `top` largest residuals, and the bytes under each policy."""
-    size = _size(found.total_bytes)
-    heading = f"{found.name} keeps {plural(len(found.residuals), 'residual')}, {size}"
+    heading = total_text(found)
     table = new_table(heading)
     for column in ("share", "bytes"):
         table.add_column(column, justify="right")
@@ -46,27 +45,8 @@ def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
 
 def _cells(residual: Residual, total: int | None) -> list[str | Text]:
     share = f"{residual.bytes / total:.1%}" if total and residual.bytes is not None else ""
-    again = "" if residual.argument else _operations(residual)
-    return [share, _size(residual.bytes), residual.type, again, _what(residual)]
-
-
-def _operations(residual: Residual) -> str:
-    number = residual.recompute
-    return with_prefix(number) if type(number) is int else str(number)
-
-
-def _what(residual: Residual) -> Text:
-    if residual.argument:
-        what = Text(residual.argument, style=theme.BINDER)
-    else:
-        what = Text(residual.source or "no line known", style=theme.BINDER)
-        what.append(f" {residual.name or residual.primitive}", style=theme.PRIMITIVE)
-    for reader in residual.readers[:1]:
-        where = f" at {reader.source}" if reader.source not in ("", residual.source) else ""
-        more = len(residual.readers) - 1
-        others = f" and {more} more" if more else ""
-        what.append(f"\nfor {reader.primitive}{where}{others}", style=theme.COMMENT)
-    return what
+    what = described(*what_texts(residual), readers_text(residual))
+    return [share, size_text(residual.bytes), residual.type, recompute_text(residual), what]
 
 
 def _policies(found: Residuals) -> Table:
@@ -75,9 +55,7 @@ def _policies(found: Residuals) -> Table:
     table.add_column("bytes", justify="right")
     table.add_column("largest that it drops", style=theme.COMMENT, overflow="fold")
     for name, size in found.policies.items():
-        dropped = next((each for each in found.residuals if name in each.policies), None)
-        what = "" if dropped is None else f"{dropped.type} {dropped.name or dropped.primitive}"
-        table.add_row(name, _size(size), what)
+        table.add_row(name, size_text(size), dropped_text(found, name))
     return table
 
 
@@ -117,8 +95,49 @@ def _to_write(value: SavedValue) -> Text:
     return Text(f'checkpoint_name({value.code}, "{value.name}")')
 
 
-def _size(number: int | None) -> str:
+# --- texts ------------------------------------------------------------------------------------
+
+
+def total_text(found: Residuals) -> str:
+    """Return how much is kept in all: `loss keeps 3 residuals, 1.5 MiB`."""
+    kept = plural(len(found.residuals), "residual")
+    return f"{found.name} keeps {kept}, {size_text(found.total_bytes)}"
+
+
+def size_text(number: int | None) -> str:
+    """Return a number of bytes as text; "?" where it is unknown."""
     return "?" if number is None else in_bytes(number)
+
+
+def recompute_text(residual: Residual) -> str:
+    """Return the operations that compute a residual again; empty of an argument."""
+    number = residual.recompute
+    if residual.argument:
+        return ""
+    return with_prefix(number) if type(number) is int else str(number)
+
+
+def what_texts(residual: Residual) -> tuple[str, str]:
+    """Return the argument that a residual is, or its line and what computes it."""
+    if residual.argument:
+        return residual.argument, ""
+    return residual.source or "no line known", residual.name or residual.primitive
+
+
+def readers_text(residual: Residual) -> str:
+    """Return what reads a residual: `for dot_general at model.py:9 and 2 more`."""
+    if not residual.readers:
+        return ""
+    reader, *others = residual.readers
+    where = f" at {reader.source}" if reader.source not in ("", residual.source) else ""
+    more = f" and {len(others)} more" if others else ""
+    return f"for {reader.primitive}{where}{more}"
+
+
+def dropped_text(found: Residuals, policy: str) -> str:
+    """Return the largest residual that a policy drops: `f32[8] tanh`; empty if it drops none."""
+    dropped = next((each for each in found.residuals if policy in each.policies), None)
+    return "" if dropped is None else f"{dropped.type} {dropped.name or dropped.primitive}"
 
 
 # --- as JSON ----------------------------------------------------------------------------------

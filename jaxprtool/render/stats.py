@@ -101,3 +101,13 @@ def new_table(heading: str) -> Table:
         pad_edge=False,
         show_edge=False,
     )
+
+
+def described(name: str, made: str, below: str) -> Text:
+    """Return a cell that says what a value is, what makes it, and below that what becomes of it."""
+    text = Text(name, style=theme.BINDER)
+    if made:
+        text.append(f" {made}", style=theme.PRIMITIVE)
+    if below:
+        text.append(f"\n{below}", style=theme.COMMENT)
+    return text

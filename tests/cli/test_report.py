@@ -1,6 +1,9 @@
 """`jaxprtool report` writes one page of listing, cost, memory and residuals."""
 
+import re
 import textwrap
+from html import unescape
+from itertools import pairwise
 
 import pytest
 
@@ -16,6 +19,13 @@ MODEL = """
 
     def step(params, x):
         return jax.grad(loss)(params, x)
+
+    def layers(weights, x, deep):
+        rows = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), x), x, weights)[0]
+        return jax.lax.cond(deep, lambda x: (x @ x.T).sum(), lambda x: x[0, 0], rows)
+
+    def sin(x):
+        return jnp.sin(x)
 """
 
 
@@ -44,6 +54,35 @@ def test_what_is_no_loss_has_no_residuals_and_symbolic_sizes_no_memory(cli, fold
     assert "its result is not one floating-point number" in text
     assert "the memory of step needs sizes that are numbers" in text
     assert "32*n^2" in text or "n^2" in text  # cost has polynomials
+
+
+def said(page):
+    """What a page says in its facts and cells, one after the other."""
+    found = re.findall(r"<(?:p class=.facts.|td[^>]*)>(.*?)</(?:p|td)>", page.read_text(), re.S)
+    return [unescape(re.sub(r" ?<code>.*?</code>|<[^>]+>", "", text)) for text in found]
+
+
+def told(printed):
+    """The cells and lines of what a terminal shows, but for headings, code and curves."""
+    for line, below in pairwise([*printed.splitlines(), ""]):
+        is_heading = below.startswith("─")
+        if line and not is_heading and not re.search("[─│┤┬]|jax|^ +peak|equations as", line):
+            yield from re.split("   +", line.strip())
+
+
+@pytest.mark.parametrize("command", ["cost", "memory", "residuals"])
+def test_the_page_says_what_the_terminal_does(cli, terminal, folder, command):
+    args = "--args", "f32[4,16,16], f32[8,16], bool[]"
+    assert cli("report", "model.py:layers", *args, "-o", "report.html").code == 0
+    on_page = " | ".join(said(folder / "report.html"))
+    printed = list(told(terminal(command, "model.py:layers", *args, columns=200)))
+    assert len(printed) > 10 and [cell for cell in printed if cell not in on_page] == []
+
+
+def test_a_program_of_no_bytes_has_no_list_of_them(cli, folder):
+    assert cli("report", "model.py:sin", "--args", "f32[0]", "-o", "report.html").code == 0
+    assert "sin: 0 bytes" in said(folder / "report.html")
+    assert cli("memory", "model.py:sin", "--args", "f32[0]").out.startswith("sin: 0 bytes\n\nshare")
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,23 @@
 """What a report has beside its listing: tables of cost, the memory's curve, and residuals.
 
-Each view is made of tables, whose columns sort, and of one picture. Lines of the user's lead to the
-source that stands beside.
+Each view is made of tables, whose columns sort, and of curves. They say what the tables of the
+terminal say; lines of the user's lead to the source that stands beside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-from markupsafe import Markup
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxprtool.ir.frames import BEHIND
-from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
-from jaxprtool.render.lines import printable
+from jaxprtool.ir.quantities import in_bytes
+from jaxprtool.render import cost, memory, residuals
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
-    from jaxprtool.analysis.memory import Live, Memory, Point
+    from jaxprtool.analysis.memory import Live, Memory
+    from jaxprtool.analysis.residuals import Residual
     from jaxprtool.api.residuals import Residuals
     from jaxprtool.render.page.sources import Place
 
@@ -28,11 +27,8 @@ _MOST = 500
 #: Finds a line of source.
 _Lines = Callable[[str], "Place | None"]
 
-#: What stands for groups without a name.
-_UNNAMED = {"line": "no line known", "scope": "outside of all scopes"}
-
-#: The size of the curve's picture, in pixels.
-_WIDTH, _HEIGHT = 800, 220
+#: A curve is so wide and so high, in units of its picture.
+_SCALE = 1000
 
 
 @dataclass(frozen=True)
@@ -77,6 +73,23 @@ class Table(NamedTuple):
     more: int
 
 
+class Step(NamedTuple):
+    """A part of a curve that is level: from where to where, how high, and what is said of it."""
+
+    left: float
+    right: float
+    top: float
+    text: str
+
+
+class Curve(NamedTuple):
+    """A curve: what it is of, its peak, and its parts."""
+
+    label: str
+    peak: str
+    steps: Sequence[Step]
+
+
 class View(NamedTuple):
     """A view of the page, beside that of the equations.
 
@@ -84,13 +97,13 @@ class View(NamedTuple):
         name: What it is called: `cost`.
         facts: What is said first.
         tables: Its tables.
-        pictures: Its pictures, as SVG.
+        curves: Its curves.
     """
 
     name: str
     facts: Sequence[str]
     tables: Sequence[Table] = ()
-    pictures: Sequence[Markup] = ()
+    curves: Sequence[Curve] = ()
 
 
 def views(report: Report, line_of: _Lines) -> Iterator[View]:
@@ -100,113 +113,88 @@ def views(report: Report, line_of: _Lines) -> Iterator[View]:
         report: What is known.
         line_of: Returns a line of a file that is shown, by its name: `model.py:9`.
     """
-    several = len({cost.name for cost in report.costs}) > 1
-    tables = [_cost_table(cost, line_of, several) for cost in report.costs if cost.groups]
+    several = len({each.name for each in report.costs}) > 1
+    tables = [_cost_table(each, line_of, several) for each in report.costs if each.groups]
     yield View("cost", list(dict.fromkeys(map(_cost_fact, report.costs))), tables)
     known = [each for each in report.memories if not isinstance(each, str)]
     yield View(
         "memory",
         [each if isinstance(each, str) else _memory_fact(each) for each in report.memories],
         [_memory_table(each, line_of) for each in known],
-        [_curve(each) for each in known],
+        list(map(_curve, known)),
     )
     found = report.residuals
     if isinstance(found, str):
         yield View("residuals", [found])
     else:
         tables = [_residuals_table(found, line_of), _policies_table(found)]
-        yield View("residuals", [_residuals_fact(found)], tables)
+        yield View("residuals", [residuals.total_text(found)], tables)
 
 
 def _table(
     caption: str, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[Cell]]
 ) -> Table:
-    shown = [[cell._replace(text=_text(cell.text)) for cell in row] for row in rows[:_MOST]]
-    return Table(_text(caption), columns, shown, len(rows) - len(shown))
-
-
-def _text(text: str) -> str:
-    return "".join(printable([text]))
+    return Table(caption, columns, rows[:_MOST], max(len(rows) - _MOST, 0))
 
 
 def _linked(source: str, line_of: _Lines) -> Place | None:
     return line_of(source.partition(BEHIND)[0])
 
 
+def _joined(texts: Sequence[str]) -> str:
+    return " ".join(filter(None, texts))
+
+
+def _share(part: Any, whole: Any) -> Cell:
+    """Return the cell of a part of a whole; empty if one of them is symbolic, or not known."""
+    percent = 100 * part / whole if type(part) is type(whole) is int and whole else None
+    return Cell("" if percent is None else f"{percent:.1f}%", percent, percent=percent)
+
+
 # --- cost -------------------------------------------------------------------------------------
 
 
-def _cost_fact(cost: Cost) -> str:
-    total = cost.total.work
-    facts = [f"{_number(total.flops)} FLOPs", _size(total.bytes)]
-    if total.transcendentals != 0:
-        facts.append(f"{_number(total.transcendentals)} transcendentals")
-    if cost.total.per_round:
-        facts.append("one round of each loop whose rounds are not known")
-    if cost.unknown:
-        facts.append(f"without {', '.join(cost.unknown)}, of which the cost is not known")
-    return f"{cost.name}: {', '.join(facts)}"
+def _cost_fact(found: Cost) -> str:
+    return "; ".join(
+        (f"{found.name}: {cost.total_text(found.total)}", *cost.notes(found, None, None))
+    )
 
 
-def _cost_table(cost: Cost, line_of: _Lines, several: bool) -> Table:
-    of = f"{cost.name}, by {cost.by}" if several else f"by {cost.by}"
+def _cost_table(found: Cost, line_of: _Lines, several: bool) -> Table:
     columns = (
         ("FLOPs", True),
         ("share", True),
         ("bytes", True),
         ("share", True),
         ("FLOPs/B", True),
-        (cost.by, False),
+        (found.by, False),
     )
-    return _table(of, columns, [_cost_row(cost, group, line_of) for group in cost.groups])
+    rows = [_cost_row(found, group, line_of) for group in found.groups]
+    return _table(f"{found.name}, by {found.by}" if several else f"by {found.by}", columns, rows)
 
 
-def _cost_row(cost: Cost, group: Group, line_of: _Lines) -> list[Cell]:
-    work, whole = group.work, cost.total.work
-    cells = []
-    for number, total, text in (
-        (work.flops, whole.flops, _number),
-        (work.bytes, whole.bytes, _size),
-    ):
-        known = type(number) is int and type(total) is int
-        percent = 100 * number / total if known and total else None
-        order = float(number) if known else None
-        cells.append(Cell(text(number), order))
-        cells.append(Cell("" if percent is None else f"{percent:.1f}%", percent, percent=percent))
-    intensity = work.flops / work.bytes if cells[0].number and cells[2].number else None
-    cells.append(Cell("" if intensity is None else f"{intensity:.1f}", intensity))
-    name = group.path[-1] if group.path else group.name or _UNNAMED.get(cost.by, "")
-    place = line_of(group.name) if group.line is not None else None
-    behind = f"{BEHIND}{group.behind}" if group.behind else ""
-    cells.append(Cell(name + behind, None, place, max(len(group.path) - 1, 0)))
-    return cells
-
-
-def _number(number: object) -> str:
-    return with_prefix(number) if isinstance(number, int) else str(number)
-
-
-def _size(number: object) -> str:
-    return in_bytes(number) if isinstance(number, int) else f"{number} bytes"
+def _cost_row(found: Cost, group: Group, line_of: _Lines) -> list[Cell]:
+    flops, size = (n if type(n) is int else None for n in (group.work.flops, group.work.bytes))
+    intensity = flops / size if flops is not None and size else None
+    return [
+        Cell(cost.number_text(group, "flops") or "0", flops),
+        _share(cost.weight_of(group, None), cost.weight_of(found.total, None)),
+        Cell(cost.bytes_text(group.work.bytes), size),
+        _share(size, found.total.work.bytes),
+        Cell("" if intensity is None else f"{intensity:.1f}", intensity),
+        Cell(
+            "".join(cost.name_texts(found, group)),
+            place=line_of(group.name) if group.line is not None else None,
+            indent=max(len(group.path) - 1, 0),
+        ),
+    ]
 
 
 # --- memory -----------------------------------------------------------------------------------
 
 
 def _memory_fact(found: Memory) -> str:
-    parts = (
-        ("arguments", found.argument_bytes),
-        ("results", found.result_bytes),
-        ("constants", found.constant_bytes),
-        ("temporaries", found.temporary_bytes),
-    )
-    said = ", ".join(f"{name} {in_bytes(size)}" for name, size in parts if size)
-    return f"{found.name}: {in_bytes(found.peak_bytes)} at the peak ({said}){_at(found.at)}"
-
-
-def _at(point: Point) -> str:
-    where = " ".join(filter(None, (point.source, point.primitive)))
-    return f", at {where}" if where else ""
+    return "; ".join(filter(None, (memory.peak_text(found), memory.kinds_text(found))))
 
 
 def _memory_table(found: Memory, line_of: _Lines) -> Table:
@@ -214,62 +202,39 @@ def _memory_table(found: Memory, line_of: _Lines) -> Table:
         ("bytes", True),
         ("share", True),
         ("values", False),
-        ("what", False),
-        ("until", False),
+        ("what it is", False),
+        ("how long", False),
     )
     rows = [_live_row(each, found.peak_bytes, line_of) for each in found.live]
     return _table(f"alive at the peak of {found.name}", columns, rows)
 
 
 def _live_row(live: Live, peak: int, line_of: _Lines) -> list[Cell]:
-    percent = 100 * live.bytes / (peak or 1)
-    values = f"{live.count:,} x {live.type}" if live.count > 1 else live.type
-    if live.kind == "room":
-        what = f"room for {live.name}, made later by {live.primitive}"
-    elif live.source:
-        what = f"{live.source} {live.primitive}"
-    else:
-        what = live.name or live.primitive
-    until = " ".join(filter(None, (live.reader, live.reader_source)))
+    until = live.source if live.kind == "room" else live.reader_source
     return [
         Cell(in_bytes(live.bytes), live.bytes),
-        Cell(f"{percent:.1f}%", percent, percent=percent),
-        Cell(values, live.count),
-        Cell(what, None, _linked(live.source, line_of)),
-        Cell(until, None, _linked(live.reader_source, line_of)),
+        _share(live.bytes, peak),
+        Cell(memory.values_text(live), live.count),
+        Cell(_joined(memory.what_texts(live)), place=_linked(live.source, line_of)),
+        Cell(memory.how_long_text(live), place=_linked(until, line_of)),
     ]
 
 
-def _curve(found: Memory) -> Markup:
-    """Return the curve as SVG: from no byte to the peak, over the equations as they run."""
+def _curve(found: Memory) -> Curve:
+    """Return the curve from no byte to the peak, over the equations as they run."""
     points, peak = found.curve, max(found.peak_bytes, 1)
-    last = max(points[-1].position, 1) if points else 1
-    path, areas = [f"M0 {_HEIGHT}"], []
-    ends = [*(point.position for point in points[1:]), last + 1]
+    last = points[-1].position + 1
+    ends = [*(point.position for point in points[1:]), last]
+    steps = []
     for point, end in zip(points, ends, strict=True):
-        left, right = (round(_WIDTH * at / (last + 1), 1) for at in (point.position, end))
-        top = round(_HEIGHT * (1 - point.bytes / peak), 1)
-        path.append(f"L{left} {top}H{right}")
-        title = Markup("<title>{}{}</title>").format(in_bytes(point.bytes), _text(_at(point)))
-        areas.append(
-            Markup('<rect x="{}" width="{}" height="{}">{}</rect>').format(
-                left, round(max(right - left, 0.1), 1), _HEIGHT, title
-            )
-        )
-    path.append(f"L{_WIDTH} {_HEIGHT}Z")
+        left, right = (round(_SCALE * at / last, 1) for at in (point.position, end))
+        top = round(_SCALE * (1 - point.bytes / peak), 1)
+        steps.append(Step(left, right, top, f"{in_bytes(point.bytes)} {memory.place_text(point)}"))
     label = f"{found.name}: memory from the first equation to the last"
-    return Markup(
-        '<figure><svg viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">'
-        '<path d="{}"/>{}</svg><figcaption>{} at the peak; point at the curve</figcaption></figure>'
-    ).format(_WIDTH, _HEIGHT, _text(label), "".join(path), Markup("").join(areas), in_bytes(peak))
+    return Curve(label, in_bytes(found.peak_bytes), steps)
 
 
 # --- residuals --------------------------------------------------------------------------------
-
-
-def _residuals_fact(found: Residuals) -> str:
-    size = "" if found.total_bytes is None else f", {in_bytes(found.total_bytes)}"
-    return f"{found.name} keeps {plural(len(found.residuals), 'residual')}{size}"
 
 
 def _residuals_table(found: Residuals, line_of: _Lines) -> Table:
@@ -278,38 +243,36 @@ def _residuals_table(found: Residuals, line_of: _Lines) -> Table:
         ("share", True),
         ("type", False),
         ("again", True),
-        ("what", False),
-        ("for", False),
+        ("what it is", False),
+        ("what reads it", False),
     )
-    rows = []
-    for each in found.residuals:
-        known = found.total_bytes and each.bytes is not None
-        percent = 100 * (each.bytes or 0) / (found.total_bytes or 1) if known else None
-        again = each.recompute if isinstance(each.recompute, int) else None
-        what = each.argument or f"{each.source} {each.name or each.primitive}"
-        reader = each.readers[0] if each.readers else None
-        rows.append(
-            [
-                Cell("?" if each.bytes is None else in_bytes(each.bytes), each.bytes),
-                Cell("" if percent is None else f"{percent:.1f}%", percent, percent=percent),
-                Cell(each.type),
-                Cell("" if each.argument else _number(each.recompute), again),
-                Cell(what, None, _linked(each.source, line_of)),
-                Cell(
-                    f"{reader.primitive} {reader.source}" if reader else "",
-                    None,
-                    _linked(reader.source, line_of) if reader else None,
-                ),
-            ]
-        )
+    rows = [_residual_row(each, found.total_bytes, line_of) for each in found.residuals]
     return _table("residuals", columns, rows)
 
 
+def _residual_row(each: Residual, total: int | None, line_of: _Lines) -> list[Cell]:
+    reader = each.readers[0].source if each.readers else ""
+    return [
+        Cell(residuals.size_text(each.bytes), each.bytes),
+        _share(each.bytes, total),
+        Cell(each.type),
+        Cell(
+            residuals.recompute_text(each),
+            each.recompute if type(each.recompute) is int else None,
+        ),
+        Cell(_joined(residuals.what_texts(each)), place=_linked(each.source, line_of)),
+        Cell(residuals.readers_text(each), place=_linked(reader, line_of)),
+    ]
+
+
 def _policies_table(found: Residuals) -> Table:
+    columns = (("bytes", True), ("policy", False), ("largest that it drops", False))
     rows = [
-        [Cell("?" if size is None else in_bytes(size), size), Cell(name)]
+        [
+            Cell(residuals.size_text(size), size),
+            Cell(name),
+            Cell(residuals.dropped_text(found, name)),
+        ]
         for name, size in found.policies.items()
     ]
-    return _table(
-        "kept under each policy of jax.checkpoint", (("bytes", True), ("policy", False)), rows
-    )
+    return _table("kept under each policy of jax.checkpoint", columns, rows)

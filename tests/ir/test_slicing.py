@@ -7,31 +7,14 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.slicing import Start, backward_slice, everything, forward_slice
-
-x = jnp.arange(3.0)
-
-
-def top_of(fun, *args):
-    return jaxcompat.open_jaxpr(jaxprtool.trace(fun, *(args or (x,))).jaxpr)
+from tests.ir.bodies import X, called, looped, top_of, value
 
 
 def names(top, run):
     members = run.members()
     return sorted(eqn.primitive.name for eqn in equations(top) if id(eqn) in members)
-
-
-def value(top, primitive):
-    """The first result of the one equation of a primitive."""
-    (found,) = [
-        (jaxpr, eqn.outvars[0])
-        for jaxpr in DataFlow(top).holders
-        for eqn in jaxpr.eqns
-        if eqn.primitive.name == primitive
-    ]
-    return found
 
 
 def both(top, primitive):
@@ -50,20 +33,6 @@ def needed(top, result):
 def straight(a):
     b = jnp.sin(a)
     return jnp.cos(b) + jnp.tan(a), jnp.exp(b)
-
-
-def called(a):
-    inner = jax.jit(lambda p, q: (jnp.cos(p), jnp.tan(q)))
-    b, c = inner(jnp.sin(a), jnp.exp(a))
-    return jnp.tanh(b), jnp.log(c)
-
-
-def looped(a):
-    def step(carry, row):
-        return (carry[0] + jnp.cos(row), carry[1] * 2.0), jnp.sin(carry[0])
-
-    (p, q), rows = lax.scan(step, (a[0], a[1]), a)
-    return jnp.tan(p), jnp.exp(q), jnp.log(rows)
 
 
 def test_along_straight_code():
@@ -122,7 +91,7 @@ def test_a_call_has_only_what_flows_through_it():
     def fun(a, b):
         return inner(a, a)[0], inner(b, b)[1]
 
-    top = top_of(fun, x, x)
+    top = top_of(fun, X, X)
     assert reached(top, 0) == (True, False) and reached(top, 1) == (False, True)
     assert needed(top, 0) == (True, False) and needed(top, 1) == (False, True)
     assert names(top, backward_slice(top, Start([(top, top.outvars[0])]))) == ["cos", "jit"]
@@ -132,7 +101,7 @@ def test_a_result_does_not_depend_on_carries_that_never_meet_it():
     def fun(a, b):
         return lax.scan(lambda c, row: ((c[0] * 2, c[1] + row), c[1]), (a[0], b[0]), b)
 
-    top = top_of(fun, x, x)
+    top = top_of(fun, X, X)
     assert reached(top, 0) == (True, False, False)
     assert needed(top, 0) == (True, False) and needed(top, 2) == (False, True)
 
@@ -143,7 +112,7 @@ def test_a_carry_reaches_what_it_becomes_after_several_rounds():
         return (first, first, second), third
 
     def fun(a):
-        (_, _, last), rows = lax.scan(step, (a, x, x), None, length=5)
+        (_, _, last), rows = lax.scan(step, (a, X, X), None, length=5)
         return last, rows
 
     assert reached(top_of(fun), 0) == (True, True)
@@ -157,7 +126,7 @@ def test_refs_hold_what_was_written_before_they_are_read():
         ref[...] = b
         return early, ref[...]
 
-    top = top_of(fun, x, x)
+    top = top_of(fun, X, X)
     assert reached(top, 1) == (False, True)
     assert needed(top, 0) == (True, False)
 

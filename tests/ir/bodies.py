@@ -1,0 +1,41 @@
+"""A call and a loop through which values flow, and where in them an equation is."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import jaxprtool
+from jaxprtool import jaxcompat
+from jaxprtool.ir.dataflow import DataFlow
+
+X = jnp.arange(3.0)
+
+
+def top_of(fun, *args):
+    """The jaxpr of a function, of three numbers if it is not said of what."""
+    return jaxcompat.open_jaxpr(jaxprtool.trace(fun, *(args or (X,))).jaxpr)
+
+
+def value(top, primitive):
+    """The first result of the one equation of a primitive, with the body that it is in."""
+    (found,) = [
+        (jaxpr, eqn.outvars[0])
+        for jaxpr in DataFlow(top).holders
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == primitive
+    ]
+    return found
+
+
+def called(a):
+    inner = jax.jit(lambda p, q: (jnp.cos(p), jnp.tan(q)))
+    b, c = inner(jnp.sin(a), jnp.exp(a))
+    return jnp.tanh(b), jnp.log(c)
+
+
+def looped(a):
+    def step(carry, row):
+        return (carry[0] + jnp.cos(row), carry[1] * 2.0), jnp.sin(carry[0])
+
+    (p, q), rows = lax.scan(step, (a[0], a[1]), a)
+    return jnp.tan(p), jnp.exp(q), jnp.log(rows)

@@ -120,6 +120,14 @@ def _product(operation: Any) -> bool:
     return 0 < steps <= MOST_STEPS and len({str(t.element_type) for t in types}) == 1
 
 
+def _convolution(operation: Any) -> bool:
+    """Whether a convolution is small, and gives examples before features; else it may end the
+    process."""
+    numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
+    in_order = numbers.output_batch_dimension < numbers.output_feature_dimension
+    return in_order and _product(operation)
+
+
 def _windows(operation: Any) -> bool:
     """Whether windows are small."""
     window = ir.DenseI64ArrayAttr(operation.attributes["window_dimensions"])
@@ -132,7 +140,7 @@ _CONDITIONS = {
     "remainder": _of_floats,
     "power": _of_floats,
     "compare": _in_order,
-    "convolution": _product,
+    "convolution": _convolution,
     "dot_general": _product,
     "reduce_window": _windows,
 }

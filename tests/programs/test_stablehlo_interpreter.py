@@ -26,6 +26,13 @@ FUNCTIONS = {
         np.ones((1, 0, 5), np.float32),
         np.ones((3, 0, 2), np.float32),
     ),
+    "a convolution that gives features before examples": (
+        lambda x, y: lax.conv_general_dilated(
+            x, y, (1,), "VALID", dimension_numbers=("HCN", "HIO", "HCN")
+        ),
+        np.ones((5, 2, 3), np.float32),
+        np.ones((3, 2, 2), np.float32),
+    ),
     "NaN in order": (lax.sort, NUMBERS),
     "complex numbers in order": (lax.sort, NUMBERS.astype(np.complex64)),
     "a call": (jnp.linalg.qr, ONES),

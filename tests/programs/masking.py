@@ -39,6 +39,7 @@ from tests.programs.directions import (
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS, has_refs
 from tests.programs.interpreter import evaluate
 from tests.programs.padding import KINDS, cut, padded, with_specials
+from tests.programs.promises import NOT_AS_PROMISED, keeps_promises
 from tests.programs.recorder import recording
 from tests.programs.rounding import differences_but_for_rounding
 from tests.programs.stablehlo_interpreter import interpret
@@ -54,9 +55,6 @@ MOST_SIZES = 7
 #: What XLA raises for sizes that JAX has not checked, such as those of a `reduce` of several, and
 #: JAX for what it has traced and cannot lower, such as derivatives of the largest complex number.
 NOT_RUN = (TypeError, ValueError, jax.errors.JaxRuntimeError)
-
-#: What came of a program whose indices are out of bounds at small sizes, against what it says.
-NOT_AS_PROMISED = "not as promised: indices out of bounds"
 
 Apply = Callable[[Any, Sequence[Any]], Sequence[Any]]
 
@@ -75,23 +73,10 @@ def prove_masked(found: SymbolicProgram, seed: int, *, bound: int = BOUND) -> Co
             proof = _Proof(found, dict.fromkeys(found.program.symbols, bound), seed)
         except UnsupportedError as error:
             return Counter({"programs": 1, f"refused: {refusal(error)}": 1})
-        outcomes = Counter({"programs": 1})
-        try:
-            outcomes += proof.at_sizes()
-            if proof.is_thorough:
-                outcomes += proof.mapped() + proof.compiled() + _derivative_first(found, seed)
-        except AssertionError:
-            if not promises(found.program):
-                raise
-            outcomes[NOT_AS_PROMISED] += 1
+        outcomes = Counter({"programs": 1}) + proof.at_sizes()
+        if proof.is_thorough:
+            outcomes += proof.mapped() + proof.compiled() + _derivative_first(found, seed)
     return outcomes
-
-
-def promises(program: Program) -> bool:
-    """Whether indices are promised to be in bounds, which they may not be at small sizes."""
-    eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
-    promise = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    return any(eqn.params.get("mode") == promise for eqn in eqns)
 
 
 def refusal(error: UnsupportedError) -> str:
@@ -244,6 +229,9 @@ class _Proof:
                 values = [on_host(x) for x in evaluate(program.jaxpr, args, interpret)]
             except NOT_RUN:
                 self.outcomes["not run at that size"] += 1
+                continue
+            if not keeps_promises(self.found.program, sizes, args):
+                self.outcomes[NOT_AS_PROMISED] += 1
                 continue
             yield _Reference(sizes, program, args, values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -23,8 +24,8 @@ def marked(cases: Iterable[str], mark: Any, *unmarked: str) -> list[Any]:
     return [name if name in unmarked else pytest.param(name, marks=mark) for name in cases]
 
 
-def prove(fun: Callable[..., Any], types: str, seed: int = 3, least: int = 3) -> None:
-    """Prove a function at every size up to a bound: see `prove_masked`. Integers are 0 to 3.
+def prove(fun: Callable[..., Any], types: str, seed: int = 3, least: int = 3) -> Counter[str]:
+    """Return what came of a function at every size to a bound: `prove_masked`. Integers are 0 to 3.
 
     Raises:
         AssertionError: If it is wrong, refused, or there were fewer sizes at which it is defined.
@@ -45,6 +46,7 @@ def prove(fun: Callable[..., Any], types: str, seed: int = 3, least: int = 3) ->
     outcomes = prove_masked(found, seed)
     refused = [each for each in outcomes if each.startswith("refused")]
     assert outcomes["sizes"] >= least and not refused, outcomes
+    return outcomes
 
 
 def _random(like: jax.ShapeDtypeStruct, seed: int) -> Any:

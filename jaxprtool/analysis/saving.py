@@ -23,8 +23,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.by_equation import Operations
@@ -180,6 +178,10 @@ class Saving:
         return sizes
 
     def _solve(self, cost: Any, budget: int | None) -> tuple[str, ...] | None:
+        # Seldom needed, and slow to import.
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import coo_array
+
         count, names = len(self._work), len(self._order)
         lower = np.zeros(count + names)
         lower[self._seeds] = 1

@@ -50,6 +50,19 @@ def test_help_and_usage_errors_import_neither_jax_nor_numpy(command):
     )
 
 
+def test_residuals_without_a_budget_import_no_solver(folder):
+    (folder / "kept.py").write_text("import jax.numpy as jnp\ndef f(x): return jnp.sin(x).sum()\n")
+    script = (
+        "import sys; from jaxprtool.cli.main import main; "
+        "assert main(['residuals', 'kept.py:f', '--args', 'f32[3]']) == 0; "
+        "assert 'scipy' not in sys.modules"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.parametrize("words", ["s", "show exam", "show example.py:f", "opt x.py:f -p d"])
 def test_completion_imports_neither_jax_nor_numpy(folder, words):
     (folder / "example.py").write_text("import jax\ndef first(x): ...\ndef fast(x): ...\n")

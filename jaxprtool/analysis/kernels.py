@@ -27,6 +27,7 @@ from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.symbols import Sizes, value_of
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat.identity import identity
 
 #: Which calls are opened.
 Opens: typing.TypeAlias = typing.Literal["inlined", "all", "none"]
@@ -110,7 +111,8 @@ class Kernels:
     def _open(self, jaxpr: Jaxpr, env: dict[Var, int | None], calls: tuple[JaxprEqn, ...]) -> None:
         """Add the nodes of a body, in whose place calls are opened; None is a literal."""
         for eqn in jaxpr.eqns:
-            reads = [None if type(v) is Literal else env[v] for v in eqn.invars]
+            # Tuples of numbers, which the garbage collector need not look at.
+            reads = tuple([None if type(v) is Literal else env[v] for v in eqn.invars])
             held = regions(eqn)
             if held is not None and held.kind == "call" and self._is_opened(eqn):
                 body, region = jaxcompat.open_jaxpr(held.bodies[0]), held.regions[0]
@@ -121,16 +123,14 @@ class Kernels:
                 for out, atom in zip(region.outs, body.outvars, strict=True):
                     assert out is not None
                     env[eqn.outvars[out]] = None if type(atom) is Literal else inner[atom]
-            elif _is_operand(eqn):
+            elif traits(eqn).gives and _is_operand(eqn):
                 env.update(zip(eqn.outvars, reads, strict=False))
             else:
                 number = len(self.nodes)
                 makes = tuple([self._value(v.aval, number) for v in eqn.outvars])
                 env.update(zip(eqn.outvars, makes, strict=True))
-                # Tuples of numbers, which the garbage collector need not look at.
-                places = tuple(reads)
                 own = tuple([v for v in reads if v is not None])
-                self.nodes.append(Node(eqn, held, own, makes, fuses(eqn), places, calls))
+                self.nodes.append(Node(eqn, held, own, makes, fuses(eqn), reads, calls))
 
     def _is_opened(self, eqn: JaxprEqn) -> bool:
         if self._opens == "inlined":
@@ -138,9 +138,9 @@ class Kernels:
         return self._opens == "all"
 
     def _value(self, aval: Aval, maker: int) -> int:
-        known = self._measures.get(id(aval))
+        known = self._measures.get(identity(aval))
         if known is None:
-            known = self._measures[id(aval)] = self._measured(aval)
+            known = self._measures[identity(aval)] = self._measured(aval)
         size, count = known
         self.sizes.append(size)
         self.maker.append(maker)

@@ -11,6 +11,7 @@ from jaxprtool.analysis.cost.work import NOTHING
 from jaxprtool.analysis.residuals import Residual
 from jaxprtool.analysis.slices import EquationsByLine
 from jaxprtool.ir.border import border
+from jaxprtool.ir.collector import without_collector
 from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.slicing import everything
@@ -96,6 +97,7 @@ class Source:
     why_not_kept: str = ""
 
 
+@without_collector()
 def source_lines(program: Program | AnyJaxpr) -> Source:
     """Return what each line of the user's source costs."""
     about, frames = border(program), frames_now()
@@ -121,7 +123,7 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
 
 def is_some(group: Group) -> bool:
     """Return True if a group does anything."""
-    return any(type(number) is not int or number for number in group.work.numbers())
+    return any(type(number) is not int or number for number in group.work)
 
 
 def with_residuals(source: Source, residuals: Iterable[Residual]) -> Source:

@@ -324,7 +324,8 @@ class Regions:
 
 def regions(eqn: JaxprEqn) -> Regions | None:
     """Return the regions of an equation, or None if its primitive has no view that tells them."""
-    if eqn.primitive.name not in views and not holds_jaxpr(eqn.params.values()):
+    params = eqn.params
+    if not params or (eqn.primitive.name not in views and not holds_jaxpr(params.values())):
         return None  # the table of views is spared most equations
     structured = view(eqn)
     return None if structured is None or structured.edges is None else Regions.of(structured)

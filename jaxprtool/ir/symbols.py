@@ -24,6 +24,7 @@ from jaxprtool.ir.equations import equations
 from jaxprtool.ir.notation import expressions
 from jaxprtool.ir.notation.types import SizeExpression
 from jaxprtool.jaxcompat import AnyJaxpr, Aval
+from jaxprtool.jaxcompat.identity import identity
 
 #: Sizes by symbol: numbers, or symbolic dimensions.
 Sizes = Mapping[str, Any]
@@ -63,12 +64,15 @@ def symbols_of(jaxpr: AnyJaxpr) -> dict[str, Any]:
     A function may close over some: the types of arguments, whose symbols are the first, lack them.
     """
     body = jaxcompat.open_jaxpr(jaxpr)
-    found = symbolic_sizes(v.aval for v in body.invars)
+    # JAX makes each type once, so that few are looked into.
+    avals = {identity(v.aval): v.aval for v in body.invars}
+    found = []
     for eqn in equations(body):
-        found += symbolic_sizes(v.aval for v in eqn.outvars)
+        for v in eqn.outvars:
+            avals[identity(v.aval)] = v.aval
         if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
             found.append(eqn.params["dim"])
-    return _symbols_in(found)
+    return _symbols_in([*symbolic_sizes(avals.values()), *found])
 
 
 def _symbols_in(sizes: Iterable[Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group as Parts
@@ -207,12 +207,10 @@ def cost_document(
 
 def group_document(group: Group, device: Device | None) -> documents.GroupCost:
     """Return the document of what a group of equations costs."""
-    numbers: Mapping[str, Any] = {
-        name: _jsonable(getattr(group.work, name)) for name in group.work.__slots__
-    }
+    numbers = group.work.map(_jsonable)._asdict()
     document: dict[str, Any] = {"name": group.name, **numbers, "per_round": group.per_round}
     if group.least != group.work:
-        document["least"] = {n: _jsonable(getattr(group.least, n)) for n in group.work.__slots__}
+        document["least"] = group.least.map(_jsonable)._asdict()
     if group.behind:
         document["library"] = group.behind
     if device is not None:
@@ -232,5 +230,5 @@ def symbols_in(found: Cost) -> bool:
 
 def is_symbolic(group: Group) -> bool:
     """Return True if a number of what a group costs is symbolic."""
-    numbers: Sequence[Any] = group.work.numbers()
+    numbers: Sequence[Any] = group.work
     return any(type(number) is not int for number in numbers)

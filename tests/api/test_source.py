@@ -38,6 +38,18 @@ def test_lines_add_up_to_the_cost(passes):
     assert found.has_backward == ("grad" in passes)
 
 
+def test_of_branches_the_whole_costs_what_the_dearest_does():
+    def branches(flag, w, x):
+        return jax.lax.cond(
+            flag,
+            lambda: (x @ w).sum(),
+            lambda: jnp.sin(x).sum(),
+        )
+
+    program = trace(branches, True, W, X)
+    assert source(program).total == cost(program).total
+
+
 def test_a_product_goes_back_twice():
     start = net.__code__.co_firstlineno
     line = lines_of(source(trace(net, W, X).apply("grad(argnums=(0, 1))")))[start + 2]

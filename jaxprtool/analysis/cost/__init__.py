@@ -31,6 +31,7 @@ from jaxprtool.analysis.cost.groupings import (
 from jaxprtool.analysis.cost.tallies import Sums, Tallies, Tally
 from jaxprtool.analysis.cost.work import Work
 from jaxprtool.ir.border import Border, border
+from jaxprtool.ir.collector import without_collector
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import symbols_of, value_of
@@ -94,6 +95,7 @@ class Cost:
     unknown: Mapping[str, int]
 
 
+@without_collector()
 def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
     """Return what a program costs: in all, and by groups of its equations.
 
@@ -153,18 +155,18 @@ class CostBySide:
     unknown: Mapping[str, int]
 
 
+@without_collector()
 def cost_by_side(program: Program | AnyJaxpr) -> CostBySide:
     """Return what a program costs by line, the parts of gradients that go back told apart."""
     jaxpr = border(program).jaxpr
     bodies = Bodies(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE))
     sums = Sums(bodies, BySide(frames_now()))[jaxpr]
-    total = _group(_merged(("", tally) for tally in sums.values()).get("", Tally()))
     sides: dict[Line | None, Sides] = {}
     for line in dict.fromkeys(line for line, _ in sums):
         both = [sums.get((line, backward), Tally()) for backward in (False, True)]
         merged = _merged(("", tally) for tally in both)[""]
         sides[line] = Sides(*map(_group, (merged, *both)))
-    return CostBySide(total, sides, dict(bodies.unknown))
+    return CostBySide(_total(bodies, jaxpr), sides, dict(bodies.unknown))
 
 
 def _total(bodies: Bodies, jaxpr: Jaxpr, all_devices: bool = True) -> Group:

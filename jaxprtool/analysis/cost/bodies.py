@@ -132,7 +132,7 @@ def _run_bodies(node: Node) -> tuple[Jaxpr, ...]:
     """Return the bodies of an equation whose cost is that of its bodies."""
     if node.held is not None:
         return tuple(map(jaxcompat.open_jaxpr, node.held.bodies))
-    if cost_rules.get(node.eqn.primitive.name) is not None:
+    if not node.eqn.params or cost_rules.get(node.eqn.primitive.name) is not None:
         return ()
     return tuple(jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(node.eqn))
 
@@ -151,7 +151,9 @@ def _with_bytes(work: Work, node: Node, kernels: Kernels, sizes: Sequence[Any]) 
     if node.absorbed:
         return work
     if not (read or written):
-        for value in {*node.reads, *(value for value, _ in node.broadcast)}:
+        values = set(node.reads)
+        values.update([value for value, _ in node.broadcast])
+        for value in values:
             if kernels.written[value] and not (node.fusible and kernels.inlined[value]):
                 read += sizes[value]
     if not written:

@@ -15,7 +15,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.bodies import Body, Item
 from jaxprtool.analysis.cost.tallies import Key
 from jaxprtool.ir.equations import holders
-from jaxprtool.ir.frames import Frames, Place
+from jaxprtool.ir.frames import Frames
 from jaxprtool.ir.scopes import Part, Scope, ScopeReader, is_backward
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
@@ -103,18 +103,16 @@ class ByLine:
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
+        # By the traceback, which many equations have in common.
+        self._known: dict[int, Line | None] = {}
         #: The frames of libraries behind each line.
         self.behind: defaultdict[Line, dict[UserFrame | None, None]] = defaultdict(dict)
 
     def key(self, item: Item, body: Body) -> Line | None:
         found = None
         for eqn in (item.eqn, *reversed(item.node.calls)):
-            place = self._frames.place(eqn)
-            if place is None:
-                continue
-            line = self._line(place)
-            if line.own:
-                self.behind[line][place.library] = None
+            line = self._line(eqn)
+            if line is not None and line.own:
                 return line
             found = found or line
         return found
@@ -125,9 +123,17 @@ class ByLine:
         around = self.key(item, body)
         return around if key is None or (around is not None and around.own) else key
 
-    def _line(self, place: Place) -> Line:
-        frame = place.frame
-        return Line(frame.file, frame.line, self._frames.is_users(frame.file))
+    def _line(self, eqn: JaxprEqn) -> Line | None:
+        at = identity(eqn.source_info.traceback)
+        if at not in self._known:
+            place, line = self._frames.place(eqn), None
+            if place is not None:
+                file, number = place.frame[:2]
+                line = Line(file, number, self._frames.is_users(file))
+                if line.own:
+                    self.behind[line][place.library] = None
+            self._known[at] = line
+        return self._known[at]
 
 
 class BySide:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxprtool import jaxcompat
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What is done by an equation, or by several.
 
     Attributes:
@@ -45,29 +42,23 @@ class Work:
         """Return what is done in so many rounds, or on so many devices."""
         return self if count == 1 else self.map(lambda number: number * count)
 
-    def numbers(self) -> tuple[Any, ...]:
-        """Return the numbers, in the order of the fields."""
-        return _numbers(self)
-
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: Work) -> Work:  # type: ignore[override]
         return total((self, other))
 
     def map(self, function: Callable[[Any], Any]) -> Work:
         """Return a function of each number."""
-        return Work(*map(function, self.numbers()))
+        return Work(*map(function, self))
 
 
 #: The names of what is counted.
-FIELDS = tuple(field.name for field in fields(Work))
-
-_numbers = attrgetter(*FIELDS)
+FIELDS = Work._fields
 
 NOTHING = Work()
 
 
 def total(works: Iterable[Work]) -> Work:
     """Return the sum of some works."""
-    return Work(*map(sum, zip(*map(_numbers, works), strict=True)))
+    return Work(*map(sum, zip(*works, strict=True)))
 
 
 def largest(works: Iterable[Work]) -> Work:
@@ -83,7 +74,7 @@ def smallest(works: Iterable[Work]) -> Work:
 def _reduced(works: Iterable[Work], symbolic: Callable[[Any, Any], Any]) -> Work:
     first, *others = works
     for each in others:
-        first = Work(*map(symbolic, first.numbers(), each.numbers()))
+        first = Work(*map(symbolic, first, each))
     return first
 
 

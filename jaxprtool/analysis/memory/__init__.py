@@ -25,6 +25,7 @@ from jaxprtool.analysis.memory.temporary import (
 from jaxprtool.analysis.memory.walk import Bodies, BodyMemory
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.border import Border, NamedValue, border
+from jaxprtool.ir.collector import without_collector
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import symbols_of
@@ -70,6 +71,7 @@ class Memory:
     curve: tuple[Point, ...]
 
 
+@without_collector()
 def memory(program: Program | AnyJaxpr) -> Memory:
     """Return the memory that a program needs once it is compiled, estimated.
 

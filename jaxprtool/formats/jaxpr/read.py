@@ -6,11 +6,9 @@ and JAX's own type checker sees every equation before the program is given.
 
 from __future__ import annotations
 
-import gc
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 import jax
@@ -27,6 +25,7 @@ from jaxprtool.formats.jaxpr.source import FileText
 from jaxprtool.formats.jaxpr.source_comments import source_infos
 from jaxprtool.formats.jaxpr.types import TypeReader
 from jaxprtool.ir.bounds import Bound
+from jaxprtool.ir.collector import without_collector
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import DebugInfo
 
@@ -79,23 +78,8 @@ def parse(data: str | bytes, name: str, path: Path | None = None) -> Program:
     text = data if isinstance(data, str) else _decoded(data, name)
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     # What is ignored are warnings of odd escapes, and of odd parameters.
-    with warnings.catch_warnings(action="ignore"), _without_collector():
+    with warnings.catch_warnings(action="ignore"), without_collector():
         return _program(FileText(name, text), path)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Spare the garbage collector looking through what is being made, again and again.
-
-    All of it lives until the program is done; that takes half of the time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _program(source: FileText, path: Path | None) -> Program:

@@ -19,6 +19,7 @@ import jax
 
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError, described
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.quantities import in_bytes
 from jaxprtool.ir.symbols import symbolic_sizes
 from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
@@ -100,7 +101,7 @@ class Entry:
         if self.factory_seconds < LONG or not size:
             return None
         return (
-            f"the factory took {self.factory_seconds:.0f} s and made {size / 2**20:,.1f} MiB of "
+            f"the factory took {self.factory_seconds:.0f} s and made {in_bytes(size)} of "
             "values; jax.eval_shape(init, ...) in it makes their types alone, which are enough here"
         )
 

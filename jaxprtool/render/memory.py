@@ -101,8 +101,10 @@ def what_texts(live: Live) -> tuple[str, str]:
         return f"room for {live.name}", ""
     if live.kind == "row" and live.name:
         return f"a row of {live.name}", ""
-    row = ", a row of it" if live.kind == "row" else ""
-    return live.source or "no line known", live.primitive + row
+    if live.name:
+        return f"{live.name}, broadcast", ""
+    note = {"row": ", a row of it", "broadcast": ", broadcast"}.get(live.kind, "")
+    return live.source or "no line known", live.primitive + note
 
 
 def how_long_text(live: Live) -> str:

@@ -21,7 +21,9 @@ from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
 
 #: What a value is: an argument, a constant, a result, the room for one that is made later, a value
 #: that an equation makes, or a row of what a loop goes over.
-Kind: TypeAlias = typing.Literal["argument", "constant", "result", "room", "value", "row"]
+Kind: TypeAlias = typing.Literal[
+    "argument", "constant", "result", "room", "value", "row", "broadcast"
+]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Live:
         type: Their type.
         bytes: The bytes of all of them together.
         name: The path of an argument or result, with `*` for numbers that differ; of a row, that of
-            what the loop goes over, if it is an argument.
+            what the loop goes over, and of what is broadcast, its own, if it is an argument.
         primitive: What makes them; "" of arguments and constants.
         source: The user's line that makes them, with the library's behind; "" if not known.
         reader: The primitive that reads them last; "" if they live to the end, or a round's.
@@ -188,12 +190,17 @@ class LiveValues:
     ) -> Value:
         kernels = level.kernels
         reader, place = self._reader(buffer, kernels, around)
-        kind = type_of(_aval(kernels, buffer))
-        if kernels.maker[buffer.value] < 0:
-            name, primitive, source = self._origin(buffer.value, level, outer)
-            return Value("row", kind, buffer.size, name, primitive, source, reader, place)
-        made = self.made(kernels, buffer.value, around)
-        return Value("value", kind, buffer.size, "", *made, reader, place)
+        aval = _aval(kernels, buffer.value)
+        is_made = kernels.maker[buffer.value] >= 0
+        if is_made:
+            origin = ("", *self.made(kernels, buffer.value, around))
+        else:
+            origin = self._origin(buffer.value, level, outer)
+        kind: Kind = "value" if is_made else "row"
+        if buffer.last is not None and size_of(aval) != buffer.size:
+            # It is broadcast for a reduction, to what that is of.
+            kind, aval = "broadcast", kernels.nodes[buffer.last].eqn.invars[0].aval
+        return Value(kind, type_of(aval), buffer.size, *origin, reader, place)
 
     def _reader(
         self, buffer: Buffer, kernels: Kernels, around: Sequence[JaxprEqn]
@@ -255,17 +262,11 @@ def _around(levels: Sequence[Level]) -> tuple[JaxprEqn, ...]:
     return tuple(eqn for level in levels for eqn in (*level.node.calls, level.node.eqn))
 
 
-def _aval(kernels: Kernels, buffer: Buffer) -> Aval:
-    value = buffer.value
+def _aval(kernels: Kernels, value: int) -> Aval:
     if kernels.maker[value] < 0:
-        aval = (*kernels.jaxpr.constvars, *kernels.jaxpr.invars)[value].aval
-    else:
-        node = kernels.nodes[kernels.maker[value]]
-        aval = node.eqn.outvars[node.makes.index(value)].aval
-    if buffer.last is None or size_of(aval) == buffer.size:
-        return aval
-    # It is broadcast for a reduction, to what that is of.
-    return kernels.nodes[buffer.last].eqn.invars[0].aval
+        return (*kernels.jaxpr.constvars, *kernels.jaxpr.invars)[value].aval
+    node = kernels.nodes[kernels.maker[value]]
+    return node.eqn.outvars[node.makes.index(value)].aval
 
 
 def _is_alive(buffer: Buffer, time: int) -> bool:

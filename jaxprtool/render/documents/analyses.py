@@ -69,7 +69,7 @@ class LiveValues(TypedDict):
     kind: Annotated[
         str,
         "`argument`, `constant`, `result`, `room` for a result that is made later, `value` that an "
-        "equation makes, `row` of what a loop goes over.",
+        "equation makes, `row` of what a loop goes over, what is `broadcast` for a reduction.",
     ]
     count: Annotated[int, "How many they are."]
     type: Annotated[str, "Their type."]

@@ -74,13 +74,14 @@ def test_what_is_fused_is_not_alive():
     assert found(jnp.sin, jnp.float32(1)).peak_bytes == 8
 
 
-def test_what_is_broadcast_for_a_reduction_has_the_type_after():
-    def function(x, scale):
-        return (x * jnp.exp(scale)[:, None]).sum(1) @ x
-
-    each = found(function, X, X[0])
-    (wide,) = [live for live in of_kind(each, "value") if live.bytes == SIZE]
-    assert adds_up(each) and wide.type == "f32[256,256]"
+def test_what_is_broadcast_for_a_reduction_has_the_type_after_and_says_so():
+    x = jnp.ones((256, 256))  # X is weakly typed, so that its sum has another operand
+    computed = found(lambda x, scale: (x * jnp.exp(scale)[:, None]).sum(1) @ x, x, x[0])
+    given = found(lambda x, scale: (x * scale[:, None]).sum(1) @ x, x, x[0])
+    for each, name, primitive in ((computed, "", "exp"), (given, "scale", "")):
+        (wide,) = of_kind(each, "broadcast")
+        assert adds_up(each) and (wide.type, wide.bytes) == ("f32[256,256]", SIZE)
+        assert (wide.name, wide.primitive, wide.reader) == (name, primitive, "reduce_sum")
 
 
 def test_results_have_room_from_the_start_in_which_other_values_may_lie():

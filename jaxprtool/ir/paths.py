@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 
 import jax
@@ -51,3 +52,18 @@ def path_steps(path: str) -> list[str]:
             case _:
                 return []
         node = node.value
+
+
+#: What tells the layers of a pytree apart.
+_NUMBER = re.compile(r"(\d+)")
+
+
+def without_numbers(path: str) -> str:
+    """Return a path with `*` for each number, as it is for all layers: `params['Block_*']['w']`."""
+    return _NUMBER.sub("*", path)
+
+
+def common_path(names: Sequence[str]) -> str:
+    """Return paths that differ in numbers alone as one, with `*` for the numbers that differ."""
+    parts = zip(*map(_NUMBER.split, names), strict=True)
+    return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
 from jaxprtool.render import theme
 from jaxprtool.render.documents import analyses as documents
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
-    """Return a row for each of the `top` largest residuals, and the bytes under each policy."""
+    """Return a row for each of the `top` largest groups, and the bytes under each policy."""
     heading = total_text(found)
     table = new_table(heading)
     for column in ("share", "bytes"):
@@ -31,10 +34,11 @@ def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
     table.add_column("type", style=theme.TYPE, overflow="fold")
     table.add_column("again", justify="right")
     table.add_column("what it is, and what reads it", overflow="fold")
-    for residual in found.residuals[:top]:
-        table.add_row(*_cells(residual, found.total_bytes))
-    if len(found.residuals) > top:
-        more = Text(f"… {len(found.residuals) - top:,} more", style=theme.COMMENT)
+    groups = grouped(found.residuals)
+    for count, residual in groups[:top]:
+        table.add_row(*_cells(count, residual, found.total_bytes))
+    if len(groups) > top:
+        more = Text(f"… {len(groups) - top:,} more", style=theme.COMMENT)
         table.add_row("", "", "", "", more)
     parts: list[RenderableType] = [table, Text()] if found.residuals else [Text(heading), Text()]
     parts.append(_policies(found))
@@ -43,10 +47,11 @@ def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
     return Rendering(Group(*parts), width)
 
 
-def _cells(residual: Residual, total: int | None) -> list[str | Text]:
+def _cells(count: int, residual: Residual, total: int | None) -> list[str | Text]:
     share = f"{residual.bytes / total:.1%}" if total and residual.bytes is not None else ""
     what = described(*what_texts(residual), readers_text(residual))
-    return [share, size_text(residual.bytes), residual.type, recompute_text(residual), what]
+    type_ = type_text(count, residual)
+    return [share, size_text(residual.bytes), type_, recompute_text(residual), what]
 
 
 def _policies(found: Residuals) -> Table:
@@ -96,6 +101,35 @@ def _to_write(value: SavedValue) -> Text:
 
 
 # --- texts ------------------------------------------------------------------------------------
+
+
+def grouped(residuals: Sequence[Residual]) -> list[tuple[int, Residual]]:
+    """Return residuals that the layers of a model have in common as one, and how many they are.
+
+    The one has the bytes of all, and what computing all of them again takes. The largest is first.
+    """
+    groups: defaultdict[tuple[object, ...], list[Residual]] = defaultdict(list)
+    for each in residuals:
+        what, *made = what_texts(each)
+        alike = without_numbers(what) if each.argument else what, *made, readers_text(each)
+        groups[each.type, each.policies, *alike].append(each)
+    merged = [(len(group), _merged(group)) for group in groups.values()]
+    return sorted(merged, key=lambda pair: -(pair[1].bytes or 0))
+
+
+def _merged(group: Sequence[Residual]) -> Residual:
+    sizes = [each.bytes for each in group if each.bytes is not None]
+    return replace(
+        group[0],
+        argument=common_path([each.argument for each in group]),
+        bytes=sum(sizes) if len(sizes) == len(group) else None,
+        recompute=sum(each.recompute for each in group),
+    )
+
+
+def type_text(count: int, residual: Residual) -> str:
+    """Return how many residuals there are, and their type: `3 x f32[8]`."""
+    return f"{count:,} x {residual.type}" if count > 1 else residual.type
 
 
 def total_text(found: Residuals) -> str:

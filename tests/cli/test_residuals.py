@@ -1,6 +1,7 @@
 """`jaxprtool residuals` shows what a gradient keeps, why, and what policies would keep."""
 
 import json
+import re
 import textwrap
 
 import pytest
@@ -13,6 +14,11 @@ FUNCTIONS = """
 
     def deep(w, x):
         return jnp.sin(jnp.sin(jnp.sin(x @ w))).sum()
+
+    def stack(layers, x):
+        for layer in layers:
+            x = jnp.sin(x @ layer["w"])
+        return x.sum()
 
     def count(i):
         return i + 1
@@ -32,6 +38,17 @@ def test_a_table_has_each_residual_and_the_policies(cli):
     assert "kept.py:5 cos" in found.out and "for dot_general at kept.py:5" in found.out
     assert "nothing_saveable" in found.out
     assert "… 2 more" in cli(*LOSS, "--top", "1").out
+
+
+def test_what_layers_have_in_common_is_one_row(cli):
+    layers = ", ".join(["{'w': f32[8,8]}"] * 12)
+    args = "residuals", "kept.py:stack", "--args", f"[{layers}], f32[4,8]"
+    found = cli(*args).out
+    assert found.startswith("stack keeps 36 residuals, 6.0 KiB\n")
+    assert re.search(r"3.0 KiB   12 x f32\[8,8\] +layers\[\*\]\['w'\]\n", found)
+    assert re.search(r"1.5 KiB   12 x f32\[4,8\] +6.5 k   kept.py:12 cos\n +for mul", found)
+    assert "… 2 more" in cli(*args, "--top", "2").out
+    assert len(json.loads(cli(*args, "--json").out)["residuals"]) == 36
 
 
 def test_json_has_what_the_table_has(cli):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import typing
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from jaxprtool.analysis.memory.walk import BodyMemory
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import Frames
 from jaxprtool.ir.makers import Makers
+from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
 
@@ -108,7 +108,7 @@ def grouped(values: Iterable[Value]) -> tuple[Live, ...]:
     """Return equal values as one, the largest together first."""
     groups = defaultdict[tuple[object, ...], list[Value]](list)
     for value in values:
-        same = _pattern(value.name), value.kind, value.type, *value[4:]
+        same = without_numbers(value.name), value.kind, value.type, *value[4:]
         groups[same].append(value)
     found = (
         Live(
@@ -116,26 +116,12 @@ def grouped(values: Iterable[Value]) -> tuple[Live, ...]:
             len(group),
             group[0].type,
             sum(value.bytes for value in group),
-            group[0].name if len(group) == 1 else _common(group),
+            common_path([value.name for value in group]),
             *group[0][4:],
         )
         for group in groups.values()
     )
     return tuple(sorted(found, key=lambda each: -each.bytes))
-
-
-#: What tells the parts of a pytree apart, and where paths are cut to find it.
-_NUMBER = re.compile(r"(\d+)")
-
-
-def _pattern(name: str) -> str:
-    return _NUMBER.sub("*", name)
-
-
-def _common(group: Sequence[Value]) -> str:
-    """Return the names of values as one, with `*` for the numbers that differ."""
-    parts = zip(*(_NUMBER.split(value.name) for value in group), strict=True)
-    return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
 
 
 class LiveValues:

@@ -246,16 +246,17 @@ def _residuals_table(found: Residuals, line_of: _Lines) -> Table:
         ("what it is", False),
         ("what reads it", False),
     )
-    rows = [_residual_row(each, found.total_bytes, line_of) for each in found.residuals]
+    groups = residuals.grouped(found.residuals)
+    rows = [_residual_row(*group, found.total_bytes, line_of) for group in groups]
     return _table("residuals", columns, rows)
 
 
-def _residual_row(each: Residual, total: int | None, line_of: _Lines) -> list[Cell]:
+def _residual_row(count: int, each: Residual, total: int | None, line_of: _Lines) -> list[Cell]:
     reader = each.readers[0].source if each.readers else ""
     return [
         Cell(residuals.size_text(each.bytes), each.bytes),
         _share(each.bytes, total),
-        Cell(each.type),
+        Cell(residuals.type_text(count, each), count),
         Cell(
             residuals.recompute_text(each),
             each.recompute if type(each.recompute) is int else None,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.shapecheck import shapecheck
     from jaxprtool.api.source import source
     from jaxprtool.api.vmap import vmap
+    from jaxprtool.execute.nans import find_nan
     from jaxprtool.execute.verify import verify
     from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.formats.jaxpr.write import write
@@ -51,6 +52,7 @@ _HOME = {
     "dce_jaxpr": "jaxprtool.passes.dce",
     "equivalent": "jaxprtool.ir.equivalence",
     "example": "jaxprtool.loading.example",
+    "find_nan": "jaxprtool.execute.nans",
     "flow_path": "jaxprtool.analysis.flow_paths",
     "jit": "jaxprtool.api.jit",
     "load": "jaxprtool.api.program",

@@ -58,7 +58,7 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
     Raises ArgumentsError for arguments that do not fit, and UnsupportedError for a program that
     cannot run: one that has free named axes, or takes a ref.
     """
-    arguments = None if args is None else _flat(before, args)
+    arguments = None if args is None else flat_arguments(before, args)
     if before.symbols or after.symbols:
         before, after = at_one_size(before, after, arguments)
     for program in (before, after):
@@ -70,8 +70,8 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
     runs.compare(after)
 
 
-def _flat(program: Program, args: object) -> list[Any]:
-    """The flat arguments: of a call, its keyword arguments last, or of any other pytree."""
+def flat_arguments(program: Program, args: object) -> list[Any]:
+    """Return the flat arguments: of a call, its keyword arguments last, or of any other pytree."""
     positional, keywords = jax.tree.unflatten(program.in_tree, program.in_avals)
     if isinstance(args, tuple | list) and len(args) == len(positional) + len(keywords):
         with suppress(StructureError):

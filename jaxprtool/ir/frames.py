@@ -149,26 +149,29 @@ class Frames:
         shown = place.chosen(choice)
         return tuple(map(self.text, (shown.frame, *shown.behind)))
 
-    def line_of(self, eqns: Sequence[JaxprEqn]) -> str:
-        """Return the user's line of the innermost of some equations that has one.
+    def place_of(self, eqns: Sequence[JaxprEqn]) -> Place | None:
+        """Return where the innermost of some equations comes from that has a line of the user's.
 
         Args:
             eqns: An equation behind those whose bodies it is in, the outermost first.
 
         Returns:
-            `model.py:9 ← flax/linen/linear.py:199`; a library's line if none has one of the user's,
-            and "" if none is known.
+            A place in a library if none has a line of the user's, and None if none is known.
         """
         best: Place | None = None
         for eqn in reversed(eqns):
             place = self.place(eqn)
             if place is not None and self.is_users(place.frame.file):
-                best = place
-                break
+                return place
             best = best or place
-        if best is None:
+        return best
+
+    def line_of(self, eqns: Sequence[JaxprEqn]) -> str:
+        """Return the line of `place_of`, as `model.py:9 ← flax/linen/linear.py:199`, or ""."""
+        place = self.place_of(eqns)
+        if place is None:
             return ""
-        chosen = best.chosen("mine")
+        chosen = place.chosen("mine")
         return BEHIND.join(map(self.text, (chosen.frame, *chosen.behind)))
 
     def text(self, frame: UserFrame) -> str:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.dtypes import is_extended, is_foreign
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, While, view
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
@@ -72,10 +73,12 @@ class Interpreter:
         def read(atom: Atom) -> Any:
             return self.constant(atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
 
-        for eqn in closed.eqns:
+        for eqn, dead in zip(closed.eqns, _last_read(closed), strict=True):
             with eqn.ctx.manager:
                 results = self.equation(eqn, [read(atom) for atom in eqn.invars])
             env.update(zip(eqn.outvars, results, strict=True))
+            for var in dead:
+                del env[var]
         return [read(atom) for atom in closed.outvars]
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
@@ -117,6 +120,23 @@ class Interpreter:
             if not self.concrete(more):
                 return self.decided(carry, more)
             carry = self.enter(loop.body, [*body_consts, *carry], more)
+
+
+_last_reads = JaxprCache()
+
+
+def _last_read(closed: ClosedJaxpr) -> list[list[Var]]:
+    """Return, for each equation of a jaxpr, the variables that nothing reads after it."""
+    known = _last_reads.of(closed)
+    if "last" not in known:
+        alive = {v for v in closed.outvars if type(v) is not Literal}
+        found: list[list[Var]] = []
+        for eqn in reversed(closed.eqns):
+            here = dict.fromkeys(v for v in (*eqn.invars, *eqn.outvars) if type(v) is not Literal)
+            found.append([v for v in here if v not in alive])
+            alive.update(here)
+        known["last"] = found[::-1]
+    return known["last"]  # type: ignore[no-any-return]
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:

@@ -39,6 +39,8 @@ class Traits:
         elementwise: Computes each element of its results from those of the operands in the same
             place; an operand of rank 0 is broadcast.
         bilinear: Is linear in each of its two operands, and sums over axes of both.
+        keeps_finite: Gives a NaN only if an operand has one, and an infinity only if an operand has
+            one, or a NaN.
         stops_derivative: Its result has no derivative.
         gives: What the result is of the first operand. "same": the operand itself; "layout": all
             its elements, in another shape or order, or repeated; "part": some of its elements;
@@ -76,6 +78,7 @@ class Traits:
     shape_exact: bool = False
     elementwise: bool = False
     bilinear: bool = False
+    keeps_finite: bool = False
     stops_derivative: bool = False
     gives: Literal["", "same", "layout", "part", "cast"] = ""
     moves: bool = False
@@ -205,6 +208,14 @@ add_traits(
     *("select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin"),
     *("sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "tie", "xor", "zeta"),
     elementwise=True,
+)
+add_traits(
+    *("abs", "atan", "broadcast_in_dim", "ceil", "clamp", "concatenate", "conj", "copy", "cummax"),
+    *("cummin", "device_put", "dynamic_slice", "dynamic_update_slice", "erf", "erfc", "floor"),
+    *("imag", "logistic", "max", "min", "name", "neg", "optimization_barrier", "pad", "pvary"),
+    *("real", "reshape", "rev", "round", "select_n", "sharding_constraint", "sign", "slice", "sort"),
+    *("split", "squeeze", "stop_gradient", "tanh", "tie", "tile", "transpose"),
+    keeps_finite=True,
 )
 add_traits("stop_gradient", stops_derivative=True)
 add_traits("dot_general", bilinear=True)

@@ -1,0 +1,270 @@
+"""Where NaNs and infinities come from.
+
+    found = jaxprtool.find_nan(program, (params, batch))
+    found.first.source, found.first.reaches
+
+The program runs equation by equation, at every depth and in every round (`search`). Results are
+those of each equation by itself: where a compiler fuses several, they may round otherwise.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.execute.meshes import concrete_mesh, placed
+from jaxprtool.execute.nans.search import Search
+from jaxprtool.execute.nans.states import NAN
+from jaxprtool.execute.nans.steps import Origin, Step, Value
+from jaxprtool.execute.nans.ways import element, first_place, place_after
+from jaxprtool.execute.run import failures_reported
+from jaxprtool.execute.summary import plain
+from jaxprtool.execute.verify import flat_arguments, require_runnable
+from jaxprtool.ir.dtypes import as_array
+from jaxprtool.ir.equations import equations, named, type_of
+from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.nonfinite import unchecked
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.scopes import is_backward
+from jaxprtool.jaxcompat import JaxprEqn
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value that an equation was given, or one on the way to it.
+
+    Attributes:
+        type: Its type.
+        argument: The argument that it is, or "".
+        primitive: What computes it; "" of an argument or a constant.
+        source: The user's line that computes it; "" if that is not known.
+        low: Its least number; None if it has none.
+        high: Its greatest number.
+        nans: How many NaNs are in it.
+        infs: How many infinities are in it.
+        element: Its element where the first is that is not finite, if it has one there.
+    """
+
+    type: str
+    argument: str
+    primitive: str
+    source: str
+    low: float | None
+    high: float | None
+    nans: int
+    infs: int
+    element: Any
+
+
+@dataclass(frozen=True)
+class BadValue:
+    """A NaN or an infinity that an equation makes of values that have none, or an argument has.
+
+    Attributes:
+        kind: "NaN" or "infinity".
+        argument: The argument that has it, or "".
+        primitive: What makes it; "" of an argument.
+        source: The user's line that it comes from, with the library's behind.
+        code: What is written in that line, if its file is there.
+        scope: The name scopes around the equation.
+        path: The equations around it, the outermost first: `scan at model.py:7`.
+        iteration: The number of the round of each loop around it, from 0.
+        times: How often it makes one.
+        type: The type of the result.
+        count: How many elements of the result are such.
+        size: How many elements the result has.
+        position: The position of the first.
+        devices: The devices on which it is, if the result is on several.
+        operands: What the equation was given.
+        way: The values that led to it, the nearest first.
+        reaches: The results of the program that are not finite because of it.
+        dropped: If it reaches none, the last equation that read it.
+        leads_to: The equations that make another NaN or infinity of it.
+        forward: In the backward part of a gradient, the equation that it is the derivative of.
+    """
+
+    kind: str
+    argument: str
+    primitive: str
+    source: str
+    code: str
+    scope: str
+    path: tuple[str, ...]
+    iteration: tuple[int, ...]
+    times: int
+    type: str
+    count: int
+    size: int
+    position: tuple[int, ...]
+    devices: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    way: tuple[Operand, ...]
+    reaches: tuple[str, ...]
+    dropped: str
+    leads_to: tuple[str, ...]
+    forward: str
+
+
+@dataclass(frozen=True)
+class NanSearch:
+    """What was found.
+
+    Attributes:
+        name: The program.
+        found: Every NaN and infinity that is made: those that reach a result first, each kind in
+            the order of the program.
+    """
+
+    name: str
+    found: tuple[BadValue, ...]
+
+    @property
+    def first(self) -> BadValue | None:
+        """The first that reaches a result, or else the first; None if nothing was found."""
+        return self.found[0] if self.found else None
+
+
+def find_nan(program: Program, args: object) -> NanSearch:
+    """Find the equations that make a NaN or an infinity of values that have none.
+
+    A value is followed to the results: what a `where` drops reaches none. Prints and other calls
+    that give nothing are not made.
+
+    Args:
+        program: A `Program`.
+        args: Its arguments, as a tuple, or as any pytree of the same leaves.
+
+    Raises:
+        ArgumentsError: If the arguments do not fit.
+        UnsupportedError: If the program has free named axes, or takes a ref.
+    """
+    arguments = flat_arguments(program, args)
+    if program.symbols:
+        program = program.at(list(map(np.shape, arguments)))
+    require_runnable(program)
+    arguments = program.with_sizes([as_array(x) for x in arguments])
+    mesh = concrete_mesh(program, arguments)
+    if mesh is not None:
+        arguments = placed(program, arguments, mesh)
+    set_mesh = jax.set_mesh(mesh) if mesh is not None else jax.transfer_guard("allow")
+    with unchecked(), jax.transfer_guard("allow"), set_mesh, failures_reported(program):
+        search = Search(program.jaxpr, arguments, program.arg_names)
+        reading = _Reading(program, frames_now())
+        found = [reading.bad_value(origin) for origin in search.origins]
+    return NanSearch(program.name, tuple(sorted(found, key=lambda each: not each.reaches)))
+
+
+class _Reading:
+    """What is found, in words."""
+
+    def __init__(self, program: Program, frames: Frames) -> None:
+        self._program, self._frames = program, frames
+
+    def bad_value(self, origin: Origin) -> BadValue:
+        step, value = origin.step, next(x for x in origin.results if x.state & origin.state)
+        array, place = plain(value.data), first_place(value)
+        wrong = np.isnan(array) if origin.state == NAN else np.isinf(array)
+        names = self._program.out_names
+        return BadValue(
+            kind="NaN" if origin.state == NAN else "infinity",
+            argument=origin.name,
+            primitive="" if step is None else str(step.eqn.primitive.name),
+            source=self._source(step),
+            code=self._code(step),
+            scope=_scope(step),
+            path=() if step is None else tuple(map(named, step.around)),
+            iteration=() if step is None else step.rounds,
+            times=origin.times,
+            type=type_of(jax.typeof(value.data)),
+            count=int(wrong.sum()),
+            size=array.size,
+            position=place,
+            devices=tuple(_devices(value.data, origin.state)),
+            operands=tuple(self._operands(origin, place)),
+            way=tuple(self._way(origin, place)),
+            reaches=tuple(names[i] for i in origin.reached),
+            dropped="" if origin.dropped is None or origin.reached else named(origin.dropped.eqn),
+            leads_to=tuple(named(o.step.eqn) for o in origin.led_to if o.step is not None),
+            forward=self._forward(step),
+        )
+
+    def _source(self, step: Step | None) -> str:
+        return "" if step is None else self._frames.line_of((*step.around, step.eqn))
+
+    def _code(self, step: Step | None) -> str:
+        place = None if step is None else self._frames.place_of((*step.around, step.eqn))
+        if place is None:
+            return ""
+        return " ".join(linecache.getline(place.frame.file, place.frame.line).split())
+
+    def _operands(self, origin: Origin, place: tuple[int, ...]) -> Iterator[Operand]:
+        if origin.step is not None:
+            within = place_after(origin.step, place)
+            yield from (self._operand(x, within) for x in origin.operands)
+
+    def _way(self, origin: Origin, place: tuple[int, ...] | None) -> Iterator[Operand]:
+        step = origin.step
+        for value in origin.way:
+            if step is not None:
+                place = place_after(step, place)
+            yield self._operand(value, place)
+            step = value.step
+
+    def _operand(self, value: Value, place: tuple[int, ...] | None) -> Operand:
+        low, high, nans, infs = _range(value.data)
+        return Operand(
+            type_of(jax.typeof(value.data)),
+            value.name,
+            "" if value.step is None else str(value.step.eqn.primitive.name),
+            self._source(value.step),
+            low,
+            high,
+            nans,
+            infs,
+            element(value, place),
+        )
+
+    def _forward(self, step: Step | None) -> str:
+        """Return the first equation that comes from the same place and is not of a backward part.
+
+        JAX gives the equations of a derivative the place of what they are the derivative of.
+        """
+        if step is None or not is_backward(step.eqn):
+            return ""
+        traceback = step.eqn.source_info.traceback
+        for eqn in equations(jaxcompat.open_jaxpr(self._program.jaxpr)):
+            if eqn.source_info.traceback == traceback and not is_backward(eqn):
+                return named(eqn)
+        return ""
+
+
+def _scope(step: Step | None) -> str:
+    around: Sequence[JaxprEqn] = () if step is None else (*step.around, step.eqn)
+    return "/".join(filter(None, map(jaxcompat.name_stack, around)))
+
+
+def _range(data: Any) -> tuple[float | None, float | None, int, int]:
+    """Return the least and the greatest number of an array, and how many are NaN and infinite."""
+    array = plain(data)
+    if array.dtype.kind not in "fciu" or not array.size:
+        return None, None, 0, 0
+    sizes = np.abs(array) if array.dtype.kind == "c" else array
+    numbers = sizes[~np.isnan(array)]
+    nans, infs = array.size - numbers.size, int(np.isinf(array).sum())
+    if not numbers.size:
+        return None, None, nans, infs
+    return numbers.min().item(), numbers.max().item(), nans, infs
+
+
+def _devices(data: Any, state: int) -> Iterator[str]:
+    """Yield the devices on which a value that is on several is not finite."""
+    shards = getattr(data, "addressable_shards", ())
+    wrong = np.isnan if state == NAN else np.isinf
+    if len(shards) > 1:
+        yield from (str(s.device) for s in shards if wrong(plain(s.data)).any())

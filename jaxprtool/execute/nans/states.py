@@ -1,0 +1,58 @@
+"""What is not finite in an array, and which equations can make it so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import AbstractRef, JaxprEqn, Literal
+
+#: The states of an array, as bits: all finite, an infinity in it, a NaN in it.
+FINITE, INF, NAN = 0, 1, 2
+
+
+def has_state(value: Any) -> bool:
+    """Return True if a value is an array of numbers that need not be finite."""
+    if isinstance(value, float | complex):
+        return True
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or isinstance(jax.typeof(value), AbstractRef):
+        return False
+    return not is_extended(dtype) and bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def nonfinite(value: Any) -> tuple[Any, Any]:
+    """Return whether an array has a NaN, and whether it has an infinity; it may be traced."""
+    if not has_state(value):
+        return False, False
+    return jnp.isnan(value).any(), jnp.isinf(value).any()
+
+
+@jax.jit
+def _state(array: Any) -> Any:
+    nan, inf = nonfinite(array)
+    return NAN * nan.astype(np.uint8) + INF * inf.astype(np.uint8)
+
+
+def state_of(value: Any) -> int:
+    """Return the state of a value; what has no numbers is finite."""
+    if not has_state(value):
+        return FINITE
+    if isinstance(value, float | complex | np.generic):
+        return NAN * bool(np.isnan(value)) + INF * bool(np.isinf(value))
+    return int(_state(value))
+
+
+def may_make(eqn: JaxprEqn) -> bool:
+    """Return True if an equation may make a NaN or an infinity of operands that have none.
+
+    A NaN that is written into the program excuses nobody: the equation that reads it makes it.
+    """
+    if not traits(eqn).keeps_finite:
+        return True
+    return any(type(atom) is Literal and state_of(atom.val) & NAN for atom in eqn.invars)

@@ -1,0 +1,97 @@
+"""Values as they are followed: the steps that made them, and where what is not finite comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from jaxprtool.execute.nans.states import FINITE, INF, state_of
+from jaxprtool.jaxcompat import JaxprEqn
+
+
+@dataclass(eq=False)
+class Step:
+    """One execution of an equation.
+
+    Attributes:
+        eqn: The equation.
+        around: The equations whose bodies it is in, the outermost first.
+        rounds: The number of the round of each loop around it.
+        operands: What it was given; nothing, once that is forgotten.
+    """
+
+    eqn: JaxprEqn
+    around: tuple[JaxprEqn, ...]
+    rounds: tuple[int, ...]
+    operands: Sequence[Value]
+
+
+@dataclass(eq=False)
+class Origin:
+    """A NaN or an infinity that was made.
+
+    Attributes:
+        state: Which it is.
+        step: The equation that made it; None of an argument.
+        name: The argument that it came with, or "".
+        results: What the equation gave, or the argument.
+        operands: What the equation was given.
+        way: The values that led to it, the nearest first.
+        times: How often it made one.
+        reached: The positions of the results that have what comes of it.
+        dropped: The last equation that read what comes of it, and gave what is finite.
+        led_to: The origins that were made of it.
+    """
+
+    state: int
+    step: Step | None
+    name: str
+    results: Sequence[Value]
+    operands: Sequence[Value] = ()
+    way: Sequence[Value] = ()
+    times: int = 1
+    reached: list[int] = field(default_factory=list)
+    dropped: Step | None = None
+    led_to: list[Origin] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Value:
+    """A value: the step that made it, and the origins of what is not finite in it."""
+
+    data: Any
+    step: Step | None = None
+    origins: tuple[Origin, ...] = ()
+    name: str = ""
+
+    @cached_property
+    def state(self) -> int:
+        """What is not finite in it."""
+        return state_of(self.data)
+
+
+class Written(Value):
+    """A literal or a constant: a NaN in it does not excuse the equation that reads it."""
+
+    @cached_property
+    def state(self) -> int:
+        return state_of(self.data) & INF
+
+
+def origins_of(values: Iterable[Value]) -> tuple[Origin, ...]:
+    """Return the origins of some values, each once."""
+    return union(origin for value in values for origin in value.origins)
+
+
+def union(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+    """Return origins, each once."""
+    return tuple(dict.fromkeys(origins))
+
+
+def tainted(value: Value, origins: Sequence[Origin]) -> Value:
+    """Return a value with these origins, if it is not finite."""
+    if origins and value.state != FINITE:
+        value.origins = tuple(origins)
+    return value

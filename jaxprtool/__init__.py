@@ -93,6 +93,7 @@ __all__ = [
     "dce_jaxpr",
     "equivalent",
     "example",
+    "find_nan",
     "flow_path",
     "jit",
     "load",

@@ -18,6 +18,7 @@ from jaxprtool.cli.cost import cost
 from jaxprtool.cli.emit import emit
 from jaxprtool.cli.explain import explain
 from jaxprtool.cli.memory import memory
+from jaxprtool.cli.nans import nans
 from jaxprtool.cli.opt import opt
 from jaxprtool.cli.outline import outline
 from jaxprtool.cli.passes import passes
@@ -47,8 +48,8 @@ app = typer.Typer(
     epilog=_EPILOG,
 )
 for command in (
-    *(show, browse, cost, source, memory, residuals, why, report, opt, run, emit, unzip, vmap),
-    *(outline, shapecheck, passes, explain, backends),
+    *(show, browse, cost, source, memory, residuals, why, report, opt, run, nans, emit, unzip),
+    *(vmap, outline, shapecheck, passes, explain, backends),
 ):
     app.command(context_settings=_HELP)(command)
 
@@ -86,6 +87,7 @@ def _top(
       jaxprtool report samples/transformer.py:loss -p grad -o report.html
       jaxprtool opt  samples/transformer.py:loss -p dce --stats
       jaxprtool run  samples/transformer.py:loss --backend cpu
+      jaxprtool nans samples/transformer.py:loss -p grad
       jaxprtool emit samples/transformer.py:loss --to stablehlo
       jaxprtool unzip samples/mlp_variables.py:net -o net/
       jaxprtool vmap samples/batching.py:loss --in-axes "(None, 0)" --axis-size 32

@@ -119,6 +119,26 @@ def _random(program: Program, seed: int) -> list[Any]:
     return [random_argument(program, i, seed) for i in range(len(program.in_avals))]
 
 
+def fitting(program: Program, arguments: Sequence[object]) -> list[Any]:
+    """Return flat arguments as arrays of the types that a program takes.
+
+    Raises:
+        ArgumentsError: If their number or a type is another, or a size is beyond its bound.
+    """
+    arrays = [as_array(x) for x in arguments]
+    if len(arrays) != len(program.in_avals):
+        raise ArgumentsError(
+            f"{program.name} takes {len(program.in_avals)} arrays, not {len(arrays)}"
+        )
+    for name, aval, value in zip(program.arg_names, program.in_avals, arrays, strict=True):
+        if (aval.shape, aval.dtype) != (value.shape, value.dtype):
+            raise ArgumentsError(
+                f"argument '{name}' of {program.name} is {type_of(aval)}, "
+                f"not {type_of(jax.typeof(value))}"
+            )
+    return program.with_sizes(arrays)
+
+
 class Runs:
     """A program on fixed arguments, run when it is first compared; errors say what `inputs` are."""
 
@@ -127,20 +147,8 @@ class Runs:
         self, program: Program, arguments: Sequence[object], inputs: str = "the values given"
     ):
         self.program, self._inputs = program, inputs
-        self._arguments = [as_array(x) for x in arguments]
+        self._arguments = fitting(program, arguments)
         self._run: _Run | None = None
-        if len(self._arguments) != len(program.in_avals):
-            raise ArgumentsError(
-                f"{program.name} takes {len(program.in_avals)} arrays, not {len(self._arguments)}"
-            )
-        pairs = zip(program.arg_names, program.in_avals, self._arguments, strict=True)
-        for name, aval, value in pairs:
-            if (aval.shape, aval.dtype) != (value.shape, value.dtype):
-                raise ArgumentsError(
-                    f"argument '{name}' of {program.name} is {type_of(aval)}, "
-                    f"not {type_of(jax.typeof(value))}"
-                )
-        program.with_sizes(self._arguments)
 
     @unchecked()
     @jax.transfer_guard("allow")

@@ -213,7 +213,17 @@ add_traits(
     *("abs", "atan", "broadcast_in_dim", "ceil", "clamp", "concatenate", "conj", "copy", "cummax"),
     *("cummin", "device_put", "dynamic_slice", "dynamic_update_slice", "erf", "erfc", "floor"),
     *("imag", "logistic", "max", "min", "name", "neg", "optimization_barrier", "pad", "pvary"),
-    *("real", "reshape", "rev", "round", "select_n", "sharding_constraint", "sign", "slice", "sort"),
+    *(
+        "real",
+        "reshape",
+        "rev",
+        "round",
+        "select_n",
+        "sharding_constraint",
+        "sign",
+        "slice",
+        "sort",
+    ),
     *("split", "squeeze", "stop_gradient", "tanh", "tie", "tile", "transpose"),
     keeps_finite=True,
 )

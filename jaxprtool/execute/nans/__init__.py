@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +23,11 @@ from jaxprtool.execute.meshes import concrete_mesh, placed
 from jaxprtool.execute.nans.search import Search
 from jaxprtool.execute.nans.states import NAN
 from jaxprtool.execute.nans.steps import Origin, Step, Value
-from jaxprtool.execute.nans.ways import element, first_place, place_after
+from jaxprtool.execute.nans.ways import count_of, element, first_place, place_after
 from jaxprtool.execute.run import failures_reported
 from jaxprtool.execute.summary import plain
-from jaxprtool.execute.verify import flat_arguments, require_runnable
-from jaxprtool.ir.dtypes import as_array
-from jaxprtool.ir.equations import equations, named, type_of
+from jaxprtool.execute.verify import fitting, flat_arguments, require_runnable
+from jaxprtool.ir.equations import equations, type_of
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.program import Program
@@ -77,7 +77,8 @@ class BadValue:
         iteration: The number of the round of each loop around it, from 0.
         times: How often it makes one.
         type: The type of the result.
-        count: How many elements of the result are such.
+        count: How many elements of the result are such; 0 in loops of a `shard_map`, of which no
+            more is known than the equation and the devices.
         size: How many elements the result has.
         position: The position of the first.
         devices: The devices on which it is, if the result is on several.
@@ -130,7 +131,7 @@ class NanSearch:
         return self.found[0] if self.found else None
 
 
-def find_nan(program: Program, args: object) -> NanSearch:
+def find_nan(program: Program, args: object, device: jax.Device | None = None) -> NanSearch:
     """Find the equations that make a NaN or an infinity of values that have none.
 
     A value is followed to the results: what a `where` drops reaches none. Prints and other calls
@@ -139,6 +140,7 @@ def find_nan(program: Program, args: object) -> NanSearch:
     Args:
         program: A `Program`.
         args: Its arguments, as a tuple, or as any pytree of the same leaves.
+        device: Where to run it; if not given, where JAX and its arguments have it.
 
     Raises:
         ArgumentsError: If the arguments do not fit.
@@ -148,12 +150,15 @@ def find_nan(program: Program, args: object) -> NanSearch:
     if program.symbols:
         program = program.at(list(map(np.shape, arguments)))
     require_runnable(program)
-    arguments = program.with_sizes([as_array(x) for x in arguments])
-    mesh = concrete_mesh(program, arguments)
-    if mesh is not None:
-        arguments = placed(program, arguments, mesh)
-    set_mesh = jax.set_mesh(mesh) if mesh is not None else jax.transfer_guard("allow")
-    with unchecked(), jax.transfer_guard("allow"), set_mesh, failures_reported(program):
+    arguments = fitting(program, arguments)
+    with unchecked(), jax.transfer_guard("allow"), failures_reported(program), ExitStack() as stack:
+        mesh = concrete_mesh(program, arguments, device)
+        if mesh is not None:
+            arguments = placed(program, arguments, mesh)
+            stack.enter_context(jax.set_mesh(mesh))
+        elif device is not None:
+            arguments = [jax.device_put(a, device) for a in arguments]
+            stack.enter_context(jax.default_device(device))
         search = Search(program.jaxpr, arguments, program.arg_names)
         reading = _Reading(program, frames_now())
         found = [reading.bad_value(origin) for origin in search.origins]
@@ -167,9 +172,8 @@ class _Reading:
         self._program, self._frames = program, frames
 
     def bad_value(self, origin: Origin) -> BadValue:
-        step, value = origin.step, next(x for x in origin.results if x.state & origin.state)
-        array, place = plain(value.data), first_place(value)
-        wrong = np.isnan(array) if origin.state == NAN else np.isinf(array)
+        step, value = origin.step, next((x for x in origin.results if x.state & origin.state), None)
+        place = () if value is None else first_place(value)
         names = self._program.out_names
         return BadValue(
             kind="NaN" if origin.state == NAN else "infinity",
@@ -178,24 +182,35 @@ class _Reading:
             source=self._source(step),
             code=self._code(step),
             scope=_scope(step),
-            path=() if step is None else tuple(map(named, step.around)),
+            path=tuple(self._path(step)),
             iteration=() if step is None else step.rounds,
             times=origin.times,
-            type=type_of(jax.typeof(value.data)),
-            count=int(wrong.sum()),
-            size=array.size,
+            type=type_of(_type(origin, value)),
+            count=0 if value is None else count_of(value, origin.state),
+            size=np.size(_type(origin, value)),
             position=place,
-            devices=tuple(_devices(value.data, origin.state)),
+            devices=origin.devices or tuple(_devices(value, origin.state)),
             operands=tuple(self._operands(origin, place)),
-            way=tuple(self._way(origin, place)),
+            way=tuple(self._operand(*each) for each in origin.way),
             reaches=tuple(names[i] for i in origin.reached),
-            dropped="" if origin.dropped is None or origin.reached else named(origin.dropped.eqn),
-            leads_to=tuple(named(o.step.eqn) for o in origin.led_to if o.step is not None),
+            dropped="" if origin.reached else self._named(origin.dropped),
+            leads_to=tuple(self._named(each.step) for each in origin.led_to),
             forward=self._forward(step),
         )
 
     def _source(self, step: Step | None) -> str:
         return "" if step is None else self._frames.line_of((*step.around, step.eqn))
+
+    def _named(self, step: Step | None) -> str:
+        """Return an equation for a message: `log at model.py:9`."""
+        if step is None:
+            return ""
+        return " at ".join(filter(None, (str(step.eqn.primitive.name), self._source(step))))
+
+    def _path(self, step: Step | None) -> Iterator[str]:
+        around = () if step is None else step.around
+        for depth, eqn in enumerate(around):
+            yield self._named(Step(eqn, around[:depth], (), ()))
 
     def _code(self, step: Step | None) -> str:
         place = None if step is None else self._frames.place_of((*step.around, step.eqn))
@@ -207,14 +222,6 @@ class _Reading:
         if origin.step is not None:
             within = place_after(origin.step, place)
             yield from (self._operand(x, within) for x in origin.operands)
-
-    def _way(self, origin: Origin, place: tuple[int, ...] | None) -> Iterator[Operand]:
-        step = origin.step
-        for value in origin.way:
-            if step is not None:
-                place = place_after(step, place)
-            yield self._operand(value, place)
-            step = value.step
 
     def _operand(self, value: Value, place: tuple[int, ...] | None) -> Operand:
         low, high, nans, infs = _range(value.data)
@@ -231,17 +238,22 @@ class _Reading:
         )
 
     def _forward(self, step: Step | None) -> str:
-        """Return the first equation that comes from the same place and is not of a backward part.
+        """Return the equation that an equation of a backward part is the derivative of, if any.
 
-        JAX gives the equations of a derivative the place of what they are the derivative of.
+        JAX gives both the same place; where several have it, it is one of the same primitive.
         """
         if step is None or not is_backward(step.eqn):
             return ""
-        traceback = step.eqn.source_info.traceback
-        for eqn in equations(jaxcompat.open_jaxpr(self._program.jaxpr)):
-            if eqn.source_info.traceback == traceback and not is_backward(eqn):
-                return named(eqn)
-        return ""
+        place = self._frames.of(step.eqn)
+        alike = [
+            eqn
+            for eqn in equations(jaxcompat.open_jaxpr(self._program.jaxpr))
+            if not is_backward(eqn) and self._frames.of(eqn) == place
+        ]
+        same = [eqn for eqn in alike if eqn.primitive is step.eqn.primitive]
+        if not place or not alike:
+            return ""
+        return self._named(Step((same or alike)[0], (), (), ()))
 
 
 def _scope(step: Step | None) -> str:
@@ -251,6 +263,8 @@ def _scope(step: Step | None) -> str:
 
 def _range(data: Any) -> tuple[float | None, float | None, int, int]:
     """Return the least and the greatest number of an array, and how many are NaN and infinite."""
+    if isinstance(jax.typeof(data), jaxcompat.AbstractRef):
+        return None, None, 0, 0
     array = plain(data)
     if array.dtype.kind not in "fciu" or not array.size:
         return None, None, 0, 0
@@ -262,9 +276,16 @@ def _range(data: Any) -> tuple[float | None, float | None, int, int]:
     return numbers.min().item(), numbers.max().item(), nans, infs
 
 
-def _devices(data: Any, state: int) -> Iterator[str]:
+def _type(origin: Origin, value: Value | None) -> Any:
+    if value is not None:
+        return jax.typeof(value.data)
+    assert origin.step is not None
+    return origin.step.eqn.outvars[0].aval
+
+
+def _devices(value: Value | None, state: int) -> Iterator[str]:
     """Yield the devices on which a value that is on several is not finite."""
-    shards = getattr(data, "addressable_shards", ())
+    shards = [] if value is None else getattr(value.data, "addressable_shards", [])
     wrong = np.isnan if state == NAN else np.isinf
     if len(shards) > 1:
         yield from (str(s.device) for s in shards if wrong(plain(s.data)).any())

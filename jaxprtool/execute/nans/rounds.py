@@ -1,9 +1,9 @@
 """Rounds of a loop, compiled: they run until an equation makes a NaN or an infinity.
 
-Each equation of the body, at any depth, has a flag: it is set if a result has a NaN and no operand
-has one, or if a result has an infinity and all operands are finite. A loop stops before the first
-round in which a flag is set that is not to be ignored, so that this round can be run again,
-equation by equation.
+Each equation of the body, at any depth, has flags, which are the bits of `states`: NAN is set if a
+result has a NaN and no operand has one, INF if a result has an infinity and all operands are
+finite. A loop stops before the first round in which a flag is set that is not to be ignored, so
+that this round can be run again, equation by equation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.nans.states import may_make, nonfinite
+from jaxprtool.execute.nans.states import INF, NAN, may_make, nonfinite
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.structured import Cond, Scan, While, view
@@ -98,7 +98,7 @@ def _chosen(found: Any, old: Sequence[Any], new: Sequence[Any]) -> list[Any]:
     return [jnp.where(found, a, b) for a, b in zip(old, new, strict=True)]
 
 
-class _Traced:
+class Traced:
     """A traced value; what it holds is asked for only where it matters."""
 
     def __init__(self, data: Any):
@@ -110,7 +110,7 @@ class _Traced:
         return nonfinite(self.data)
 
 
-class _Written(_Traced):
+class _Written(Traced):
     """A literal or a constant: a NaN in it does not excuse the equation that reads it."""
 
     @cached_property
@@ -119,24 +119,25 @@ class _Written(_Traced):
 
 
 class Checked(Interpreter):
-    """Evaluates a jaxpr while JAX traces, with a flag for each equation.
+    """Evaluates a jaxpr while JAX traces, with flags for each equation.
 
     Args:
-        numbers: The number of each equation's flag, by its `id`.
+        numbers: The number of each equation's flags, by its `id`.
+        axes: The axes of the mesh that flags vary over, in a `shard_map`.
     """
 
-    def __init__(self, numbers: Mapping[int, int]):
-        self._numbers = numbers
+    def __init__(self, numbers: Mapping[int, int], axes: tuple[Any, ...] = ()):
+        self._numbers, self._axes = numbers, axes
         self._single: dict[int, Any] = {}
         self._whole: list[Any] = []
 
     def results(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
         """Return the results of a body, as arrays."""
-        return [value.data for value in self.run(body, list(map(_Traced, arguments)))]
+        return [value.data for value in self.run(body, list(map(Traced, arguments)))]
 
     def flags(self) -> Any:
         """Return the flags of what has been evaluated."""
-        found = jnp.zeros(len(self._numbers), bool)
+        found = self._none()
         if self._single:
             places = jnp.array(list(self._single))
             found = found.at[places].set(jnp.stack(list(self._single.values())))
@@ -144,27 +145,37 @@ class Checked(Interpreter):
             found |= flags
         return found
 
-    def constant(self, value: object, aval: Aval) -> _Traced:
+    def _none(self) -> Any:
+        """Return flags of which none is set."""
+        flags = jnp.zeros(len(self._numbers), jnp.uint8)
+        return jax.lax.pcast(flags, self._axes, to="varying") if self._axes else flags
+
+    def constant(self, value: object, aval: Aval) -> Traced:
         return _Written(value)
 
-    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[_Traced]:
-        results = list(map(_Traced, bind(eqn, [x.data for x in operands])))
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Traced]:
+        results = self.bound(eqn, operands)
         if may_make(eqn):
             made = self._made(operands, results)
             number = self._numbers[id(eqn)]
-            self._single[number] = self._single.get(number, False) | made
+            self._single[number] = self._single.get(number, jnp.uint8(0)) | made
         return results
 
+    def bound(self, eqn: JaxprEqn, operands: Sequence[Traced]) -> list[Traced]:
+        """Return the results of an equation."""
+        return list(map(Traced, bind(eqn, [x.data for x in operands])))
+
     @staticmethod
-    def _made(operands: Sequence[_Traced], results: Sequence[_Traced]) -> Any:
+    def _made(operands: Sequence[Traced], results: Sequence[Traced]) -> Any:
         given_nan = given_inf = nan = inf = jnp.array(False)
         for x in results:
             nan, inf = nan | x.state[0], inf | x.state[1]
         for x in operands:
             given_nan, given_inf = given_nan | x.state[0], given_inf | x.state[1]
-        return (nan & ~given_nan) | (inf & ~(given_nan | given_inf))
+        made_nan, made_inf = nan & ~given_nan, inf & ~(given_nan | given_inf)
+        return made_nan.astype(jnp.uint8) * NAN | made_inf.astype(jnp.uint8) * INF
 
-    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[_Traced]:
+    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Traced]:
         held = view(eqn)
         data = [x.data for x in operands]
         match held:
@@ -179,18 +190,18 @@ class Checked(Interpreter):
 
     def _inside(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return the results of a body, and its flags."""
-        inner = Checked(self._numbers)
+        inner = Checked(self._numbers, self._axes)
         return inner.results(body, arguments), inner.flags()
 
-    def _noted(self, found: tuple[Sequence[Any], Any]) -> list[_Traced]:
+    def _noted(self, found: tuple[Sequence[Any], Any]) -> list[Traced]:
         results, flags = found
         self._whole.append(flags)
-        return list(map(_Traced, results))
+        return list(map(Traced, results))
 
     def _branch(self, body: ClosedJaxpr) -> Callable[[Any], Any]:
         return lambda operands: self._inside(body, operands)
 
-    def _scanned(self, scan: Scan, data: list[Any]) -> list[_Traced]:
+    def _scanned(self, scan: Scan, data: list[Any]) -> list[Traced]:
         n, k = len(scan.consts), len(scan.carry)
 
         def one(state: Any, rows: Any) -> Any:
@@ -198,13 +209,13 @@ class Checked(Interpreter):
             outs, new = self._inside(scan.body, [*data[:n], *carry, *rows])
             return (outs[:k], flags | new), outs[k:]
 
-        start = data[n : n + k], jnp.zeros(len(self._numbers), bool)
+        start = data[n : n + k], self._none()
         (carry, flags), ys = jax.lax.scan(
             one, start, data[n + k :], scan.length, scan.reverse, scan.unroll
         )
         return self._noted(([*carry, *ys], flags))
 
-    def _looped(self, loop: While, data: list[Any]) -> list[_Traced]:
+    def _looped(self, loop: While, data: list[Any]) -> list[Traced]:
         c, b = len(loop.cond_consts), len(loop.body_consts)
         deciding, consts, carry = data[:c], data[c : c + b], data[c + b :]
 

@@ -21,13 +21,14 @@ import jax.numpy as jnp
 
 from jaxprtool.execute.effects import Effects, leaves_the_program
 from jaxprtool.execute.nans.rounds import body_equations, scan_rounds, while_rounds
+from jaxprtool.execute.nans.shards import can_be_checked, run_checked
 from jaxprtool.execute.nans.states import FINITE, INF, NAN, may_make
 from jaxprtool.execute.nans.steps import Origin, Step, Value, Written, origins_of, tainted, union
 from jaxprtool.execute.nans.ways import way_to
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.interpret import Interpreter, bind, row_of
 from jaxprtool.ir.structural_key import Keyless, structure
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, View, While, view
+from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
 
 #: So many equations of a loop run one by one before its rounds are compiled.
@@ -109,6 +110,8 @@ class Search(Interpreter):
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Value]:
         held = view(eqn)
+        if isinstance(held, ShardMap) and can_be_checked(held):
+            return self._sharded(held, operands)
         if not isinstance(held, Scan | While | Cond | Call | CustomJVP):
             return self.evaluate(eqn, operands)
         with self._inside(eqn, held):
@@ -168,7 +171,7 @@ class Search(Interpreter):
         size = sum(getattr(x, "nbytes", 0) for x in given)
         self._remembered.append((step, size))
         self._bytes += size
-        while self._bytes > _REMEMBERED:
+        while self._bytes > _REMEMBERED and len(self._remembered) > 1:
             old, size = self._remembered.popleft()
             old.operands = ()
             self._bytes -= size
@@ -200,6 +203,22 @@ class Search(Interpreter):
         self.origins.append(origin)
         self._by_equation[id(step.eqn)] = origin
         return origin
+
+    def _sharded(self, held: ShardMap, operands: list[Value]) -> list[Value]:
+        """Return the results of a `shard_map`, which is compiled as a whole."""
+        outs, found = run_checked(held, _data(operands))
+        step = self._step(held.eqn, operands, outs)
+        seen = len(self.origins)
+        for made in found:
+            around = (*step.around, held.eqn)
+            inner = Step(made.eqn, around, step.rounds, list(map(Value, made.operands)))
+            results = list(map(Value, made.results))
+            way = way_to(inner, results) if results else ()
+            origin = Origin(made.state, inner, "", results, inner.operands, way)
+            origin.devices = made.devices
+            self.origins.append(origin)
+        origins = union([*origins_of(operands), *self.origins[seen:]])
+        return [tainted(Value(x, step), origins) for x in outs]
 
     # --- loops ------------------------------------------------------------------------------------
 
@@ -288,7 +307,7 @@ class _Ignored:
     """The flags of a loop's equations that are known to have made something."""
 
     def __init__(self, loop: Scan | While):
-        self.flags = jnp.zeros(len(body_equations(loop)), bool)
+        self.flags = jnp.zeros(len(body_equations(loop)), jnp.uint8)
 
     def add(self, flags: Any) -> None:
         """Ignore more flags."""
@@ -304,10 +323,6 @@ def _compiles(loop: Scan | While) -> bool:
         return False
     stacked = loop.ys if isinstance(loop, Scan) else ()
     return not any(is_extended(var.aval.dtype) for var in stacked)
-
-
-def _data(values: Iterable[Value]) -> list[Any]:
-    return [value.data for value in values]
 
 
 def _data(values: Sequence[Value]) -> list[Any]:

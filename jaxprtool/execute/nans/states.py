@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxprtool.execute.summary import plain
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, JaxprEqn, Literal
@@ -43,9 +44,17 @@ def state_of(value: Any) -> int:
     """Return the state of a value; what has no numbers is finite."""
     if not has_state(value):
         return FINITE
-    if isinstance(value, float | complex | np.generic):
-        return NAN * bool(np.isnan(value)) + INF * bool(np.isinf(value))
-    return int(_state(value))
+    if isinstance(value, jax.Array) and not _is_on_host(value):
+        return int(_state(value))
+    # NumPy reads the memory of the CPU as it is, and compiles nothing.
+    array = plain(value)
+    if np.isfinite(array).all():
+        return FINITE
+    return NAN * bool(np.isnan(array).any()) + INF * bool(np.isinf(array).any())
+
+
+def _is_on_host(array: jax.Array) -> bool:
+    return len(array.devices()) == 1 and next(iter(array.devices())).platform == "cpu"
 
 
 def may_make(eqn: JaxprEqn) -> bool:

@@ -1,11 +1,11 @@
-"""Values as they are followed: the steps that made them, and where what is not finite comes from."""
+"""Values as they are followed: which step made each, and where what is not finite comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxprtool.execute.nans.states import FINITE, INF, state_of
 from jaxprtool.jaxcompat import JaxprEqn
@@ -42,6 +42,7 @@ class Origin:
         times: How often it made one.
         reached: The positions of the results that have what comes of it.
         dropped: The last equation that read what comes of it, and gave what is finite.
+        devices: The devices of a `shard_map` that it was made on.
         led_to: The origins that were made of it.
     """
 
@@ -50,10 +51,11 @@ class Origin:
     name: str
     results: Sequence[Value]
     operands: Sequence[Value] = ()
-    way: Sequence[Value] = ()
+    way: Sequence[OnWay] = ()
     times: int = 1
     reached: list[int] = field(default_factory=list)
     dropped: Step | None = None
+    devices: tuple[str, ...] = ()
     led_to: list[Origin] = field(default_factory=list)
 
 
@@ -78,6 +80,18 @@ class Written(Value):
     @cached_property
     def state(self) -> int:
         return state_of(self.data) & INF
+
+
+class OnWay(NamedTuple):
+    """A value that led to what was found.
+
+    Attributes:
+        value: The value.
+        place: Where in it the element is that led there; None if that is not known.
+    """
+
+    value: Value
+    place: tuple[int, ...] | None
 
 
 def origins_of(values: Iterable[Value]) -> tuple[Origin, ...]:

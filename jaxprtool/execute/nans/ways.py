@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxprtool.execute.nans.states import NAN, has_state
-from jaxprtool.execute.nans.steps import Step, Value, Written
+from jaxprtool.execute.nans.steps import OnWay, Step, Value, Written
 from jaxprtool.execute.summary import plain
 from jaxprtool.ir.traits import traits
 
@@ -16,15 +16,16 @@ from jaxprtool.ir.traits import traits
 _LONGEST = 12
 
 
-def way_to(step: Step, results: Sequence[Value]) -> list[Value]:
+def way_to(step: Step, results: Sequence[Value]) -> list[OnWay]:
     """Return the values that led to what a step gave: from its operands back to an argument.
 
     At each step it is the operand that is most likely to blame: where the step computes element by
     element, by the element at the first place that is not finite, else by all elements. A zero is
-    likelier than a large number, and what is not finite likeliest.
+    likelier than a large number, and what is not finite likeliest. Values that were only moved are
+    left out.
     """
-    found: list[Value] = []
-    place = first_place(next(x for x in results if x.state))
+    found: list[OnWay] = []
+    place: tuple[int, ...] | None = first_place(next(x for x in results if x.state))
     current: Step | None = step
     while current is not None and len(found) < _LONGEST:
         place = place_after(current, place)
@@ -33,9 +34,16 @@ def way_to(step: Step, results: Sequence[Value]) -> list[Value]:
         if not operands:
             break
         value = max(operands, key=lambda x: _suspicion(x, place))
-        found.append(value)
         current = value.step
+        if current is None or not traits(current.eqn).moves:
+            found.append(OnWay(value, place))
     return found
+
+
+def count_of(value: Value, state: int) -> int:
+    """Return how many elements are NaN, or infinite."""
+    array = plain(value.data)
+    return int((np.isnan(array) if state == NAN else np.isinf(array)).sum())
 
 
 def first_place(value: Value) -> tuple[int, ...]:

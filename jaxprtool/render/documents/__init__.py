@@ -16,6 +16,7 @@ from jaxprtool.render.documents.analyses import (
     SourceDocument,
     WhyDocument,
 )
+from jaxprtool.render.documents.checks import NansDocument
 from jaxprtool.render.documents.passes import (
     BackendsDocument,
     PassDocument,
@@ -44,6 +45,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "source": (SourceDocument,),
     "residuals": (ResidualsDocument,),
     "why": (WhyDocument, PathDocument),
+    "nans": (NansDocument,),
     "vmap": (VmapDocument,),
     "passes": (PassesDocument,),
     "explain": (PassDocument, PipelineDocument, PrimitiveDocument),

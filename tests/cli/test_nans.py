@@ -1,0 +1,94 @@
+"""`jaxprtool nans` names the first equation that makes a NaN or an infinity."""
+
+import json
+import textwrap
+
+import numpy as np
+import pytest
+
+FUNCTIONS = """
+    import jax
+    import jax.numpy as jnp
+
+    def norm(x):
+        return x / jnp.sqrt((x * x).sum())
+
+    def loss(params, batch):
+        x, _ = jax.lax.scan(lambda x, w: (norm(x * w), None), batch["x"], params)
+        jax.debug.print("seen")
+        return jnp.where(x > 0, jnp.log(x), 0.0).sum()
+
+    def case():
+        return loss, (jnp.array([[1.0, 2.0], [0.0, 0.0], [1.0, 2.0]]), {"x": jnp.ones(2)})
+"""
+
+LOSS = "nans", "bad.py:case", "--factory"
+
+
+@pytest.fixture(autouse=True)
+def bad(folder):
+    (folder / "bad.py").write_text(textwrap.dedent(FUNCTIONS))
+    return folder
+
+
+def test_the_first_that_reaches_a_result_is_shown_with_its_line_round_and_operands(cli):
+    found = cli(*LOSS)
+    assert found.code == 1 and found.err == ""
+    heading, _, line, *facts = found.out.splitlines()
+    assert (
+        heading == "loss: div makes a NaN, which reaches no result: select_n at bad.py:11 drops it"
+    )
+    assert line == "bad.py:6  return x / jnp.sqrt((x * x).sum())"
+    assert facts[0] == "gives  f32[2], all NaN, the first at [0]"
+    assert "round  1 (the first is 0)" in facts
+    assert any(fact.split()[:3] == ["sqrt", "bad.py:6", "f32[]"] for fact in facts)
+    assert max(map(len, found.out.splitlines())) <= 80
+
+
+def test_all_are_listed_those_that_reach_a_result_first(cli):
+    found = cli(*LOSS, "-p", "grad", "--all")
+    rows = [row.split() for row in found.out.splitlines() if "bad.py" in row]
+    reach = ["no" not in row for row in rows]
+    assert found.code == 1 and len(rows) > 1
+    assert reach == sorted(reach, reverse=True) and reach[0]
+
+
+def test_json_has_the_first_and_all(cli):
+    found = cli(*LOSS, "--json")
+    document = json.loads(found.out)
+    assert found.code == 1 and document["found"] and document["primitive"] == "div"
+    assert (document["source"], document["iteration"]) == ("bad.py:6", [1])
+    assert document["path"] == ["scan at bad.py:9"]
+    assert document["operands"][1]["high"] == 0.0
+    assert document["all"][0]["kind"] == "NaN"
+
+
+def test_nothing_found_is_said_and_ends_with_0(cli):
+    found = cli("nans", "jax.numpy:exp", "--args", "arange(4.)")
+    assert (found.code, found.out) == (0, "exp: no equation makes a NaN or an infinity\n")
+    assert not json.loads(cli("nans", "jax.numpy:exp", "--args", "arange(4.)", "--json").out)[
+        "found"
+    ]
+
+
+def test_an_argument_with_a_nan_is_named(cli, bad):
+    np.save(bad / "x.npy", np.array([1.0, np.nan], np.float32))
+    found = cli("nans", "jax.numpy:sin", "--args", "load('x.npy')")
+    assert found.code == 1
+    assert found.out.startswith("sin: a NaN comes with the argument x and reaches result\n")
+
+
+def test_random_values_are_told_of(cli):
+    found = cli("nans", "jax.numpy:log", "--args", "f32[64]")
+    assert found.code == 1 and "x filled with random values (--seed 0)" in found.err
+
+
+def test_mistakes_are_one_line(cli):
+    for arguments in (
+        ("nans", "bad.py:nothing"),
+        ("nans", "jax.numpy:sin", "--args", "arange(3.)", "--backend", "nowhere"),
+        ("nans", "jax.numpy:sin", "--args", "arange(3.)", "-p", "vjp"),
+    ):
+        found = cli(*arguments)
+        assert found.code == 2 and found.out == ""
+        assert sum(line.startswith("error: ") for line in found.err.splitlines()) == 1

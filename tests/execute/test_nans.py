@@ -1,0 +1,313 @@
+"""find_nan names the equations that make NaNs and infinities, and where these go."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxprtool
+from jaxprtool.errors import ArgumentsError, UnsupportedError
+from jaxprtool.execute import nans
+from jaxprtool.execute.nans import find_nan
+from tests.programs import harness_programs
+
+X = jnp.arange(4.0)
+
+
+def found_in(function, *args):
+    return find_nan(jaxprtool.trace(function, *args), args).found
+
+
+def only(function, *args):
+    (found,) = found_in(function, *args)
+    return found
+
+
+def line_of(text):
+    """The place of a line of this file that ends with a comment."""
+    with open(__file__) as file:
+        number = next(n for n, line in enumerate(file, 1) if line.rstrip().endswith(f"# {text}"))
+    return f"tests/execute/test_nans.py:{number}"
+
+
+# --- which equation ---------------------------------------------------------------------------
+
+
+def test_the_equation_that_makes_an_infinity_is_named_with_its_operands_and_position():
+    found = only(lambda x: jnp.log(x) + 1.0, X)  # the logarithm
+    assert (found.kind, found.primitive, found.reaches) == ("infinity", "log", ("result",))
+    assert found.source == line_of("the logarithm")
+    assert found.code.startswith("found = only(lambda x: jnp.log(x) + 1.0")
+    assert (found.type, found.count, found.size, found.position) == ("f32[4]", 1, 4, (0,))
+    (operand,) = found.operands
+    assert (operand.argument, operand.low, operand.high, operand.element) == ("x", 0.0, 3.0, 0.0)
+
+
+def test_nothing_is_found_where_all_is_finite():
+    result = find_nan(jaxprtool.trace(jnp.exp, X), (X,))
+    assert result.found == () and result.first is None
+
+
+def test_a_mask_of_infinities_is_no_fault_and_a_row_of_nothing_else_is():
+    def attention(scores, mask):
+        return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
+
+    scores, mask = jnp.ones((2, 3)), jnp.array([[True, False, True], [True, True, False]])
+    assert found_in(attention, scores, mask) == ()
+    found = only(attention, scores, mask.at[1].set(False))
+    assert (found.kind, found.primitive, found.position) == ("NaN", "sub", (1, 0))
+
+
+def test_a_nan_that_the_program_holds_is_made_by_what_reads_it():
+    found = only(lambda x: jnp.where(x > 1.0, x, jnp.nan), X)
+    assert found.kind == "NaN" and found.reaches == ("result",)
+    constant = np.array([1.0, np.nan, 3.0, 4.0], np.float32)
+    assert only(lambda x: x * constant, X).primitive == "mul"
+
+
+def test_an_argument_that_has_a_nan_is_named():
+    found = only(lambda p: jnp.sin(p["w"]).sum(), {"w": X.at[2].set(jnp.nan)})
+    assert (found.argument, found.primitive, found.position) == ("p['w']", "", (2,))
+    assert found.reaches == ("result",)
+    assert found_in(lambda x: jnp.exp(-x), X.at[2].set(jnp.inf)) == ()
+
+
+def test_what_is_dropped_is_told_from_what_reaches_a_result():
+    def safe(x):
+        y = jnp.where(x > 0, jnp.log(x), 0.0)
+        return y, jnp.sqrt(x - 1.0)
+
+    reaching, dropped = found_in(safe, X)
+    assert reaching.primitive == "sqrt" and reaching.reaches == ("result[1]",)
+    assert dropped.primitive == "log" and dropped.reaches == ()
+    assert dropped.dropped.startswith("select_n")
+
+
+def test_a_nan_made_of_an_infinity_is_a_fault_of_its_own():
+    def function(x):
+        y = jnp.log(x)
+        return y - y
+
+    infinity, nan = found_in(function, X)
+    assert infinity.kind == "infinity" and nan.kind == "NaN" and nan.primitive == "sub"
+    assert len(infinity.leads_to) == 1 and infinity.leads_to[0].startswith("sub")
+
+
+def test_the_way_goes_back_to_an_argument_by_the_element_to_blame():
+    def loss(params, x):
+        hidden = jnp.maximum(x @ params["w"], 0.0)
+        return 1.0 / hidden
+
+    found = only(loss, {"w": jnp.array([[1.0, -1.0]])}, jnp.ones((3, 1)))
+    assert found.position == (0, 1)
+    assert [each.primitive or each.argument for each in found.way[:2]] == ["max", "dot_general"]
+    assert found.way[0].element == 0.0 and found.way[1].element == -1.0
+    assert found.way[-1].argument in ("params['w']", "x")
+
+
+def test_in_a_backward_pass_the_forward_equation_is_named():
+    def loss(x):
+        y = x * 1e30  # the forward product
+        return y.sum() * 1e30
+
+    found = only(jax.value_and_grad(loss), jnp.zeros(3))
+    assert (found.kind, found.primitive, found.reaches) == ("infinity", "mul", ("result[1]",))
+    assert found.forward == f"mul at {line_of('the forward product')}"
+
+
+# --- where it is ------------------------------------------------------------------------------
+
+
+def of_rounds(count, start=10.0, reverse=False):
+    def function(xs):
+        def body(carry, x):
+            carry = jnp.sqrt(carry - x)
+            return carry**2, carry
+
+        return lax.scan(body, start, xs, reverse=reverse)
+
+    return function, jnp.zeros(count).at[count // 2].set(1e9)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("count", [5, 501])
+def test_the_round_of_a_scan_is_named_whether_it_is_compiled_or_not(count, reverse):
+    function, xs = of_rounds(count, reverse=reverse)
+    found = only(function, xs)
+    assert (found.kind, found.primitive, found.iteration) == ("NaN", "sqrt", (count // 2,))
+    assert len(found.path) == 1 and found.path[0].startswith("scan")
+    assert found.operands[0].low == pytest.approx(-1e9)
+    assert set(found.reaches) == {"result[0]", "result[1]"}
+
+
+@pytest.mark.parametrize("count", [5, 5000])
+def test_the_round_of_a_while_loop_is_named(count):
+    def function(x, n):
+        def body(state):
+            i, x = state
+            return i + 1, jnp.where(i == n // 2, jnp.log(x - x), x * 1.0)
+
+        return lax.while_loop(lambda state: state[0] < n, body, (0, x))
+
+    infinity = found_in(function, 2.0, count)[0]
+    assert (infinity.kind, infinity.primitive) == ("infinity", "log")
+    assert infinity.times >= 1 and infinity.path[0].startswith("while")
+
+
+def test_the_first_round_that_goes_wrong_is_named_late_in_a_while_loop():
+    def function(x):
+        return lax.while_loop(
+            lambda state: state[0] < 4000, lambda s: (s[0] + 1, jnp.sqrt(s[1] - 1.0) ** 2), (0, x)
+        )
+
+    found = only(function, 1000.5)
+    assert found.primitive == "sqrt" and found.iteration[0] in range(995, 1005)
+    assert found.reaches == ("result[1]",)
+
+
+def test_rounds_of_nested_loops_are_named_from_the_outside_inwards():
+    def function(x):
+        def inner(j, c):
+            i, x = c
+            bad = (i == 7) & (j == 3)
+            return i, jnp.where(bad, jnp.log(x - 9.0), x)
+
+        def outer(i, x):
+            return lax.fori_loop(0, 40, inner, (i, x))[1]
+
+        return lax.fori_loop(0, 40, outer, x)
+
+    found = only(function, 2.0)
+    assert found.primitive == "log"
+    assert found.iteration == (0, 0)  # it is computed in each round, and dropped in most
+    assert found.reaches == ("result",)
+
+
+def test_branches_calls_and_custom_rules_are_entered():
+    @jax.custom_jvp
+    def root(x):
+        return jnp.sqrt(x)
+
+    root.defjvp(lambda primals, tangents: (root(*primals), tangents[0]))
+
+    @jax.jit
+    def inner(x):
+        return lax.cond(x.sum() > 0, lambda x: root(-x), lambda x: x, x)
+
+    found = only(lambda x: inner(x) + 1.0, X)
+    assert (found.primitive, found.count) == ("sqrt", 3)
+    assert [each.split()[0] for each in found.path][:2] == ["jit", "cond"]
+
+
+def test_an_equation_that_runs_often_is_found_once_with_a_count():
+    @jax.jit
+    def layer(x):
+        return jnp.log(x * 0.0)
+
+    found = found_in(lambda x: (layer(x), layer(x + 1.0)), X)
+    assert [(f.primitive, f.times) for f in found] == [("log", 2)]
+
+
+def test_values_in_refs_are_followed():
+    def function(x):
+        ref = jax.new_ref(x)
+        ref[...] = jnp.log(ref[...])
+        ref[...] += 1.0
+        return ref[...], x
+
+    found = only(function, X)
+    assert found.primitive == "log" and found.reaches == ("result[0]",)
+
+
+def test_loops_with_effects_and_keys_are_run_too():
+    def function(key, x):
+        def body(carry, _):
+            key, x = carry
+            key, one = jax.random.split(key)
+            jax.debug.print("{}", x)
+            return (key, jnp.log(x) * jax.random.normal(one)), key
+
+        return lax.scan(body, (key, x), None, length=200)
+
+    found = found_in(function, jax.random.key(0), 0.5)
+    assert found[0].primitive == "log" and found[0].kind == "NaN"
+
+    def silent(key, x):
+        def body(state):
+            i, key, x = state
+            key, one = jax.random.split(key)
+            return i + 1, key, jnp.log(x) * jax.random.normal(one)
+
+        return lax.while_loop(lambda s: s[0] < 3000, body, (0, key, x))[2]
+
+    assert found_in(silent, jax.random.key(0), 0.5)[0].primitive == "log"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e5m2", "complex64"])
+def test_every_kind_of_number_is_looked_at(dtype):
+    found = only(lambda x: x / (x - x), jnp.ones(3, dtype))
+    assert found.primitive == "div" and found.count == 3
+
+
+def test_a_fault_in_a_shard_map_is_found_on_its_device():
+    devices = jax.devices()[:1]
+    mesh = jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Auto,), devices=devices)
+    spec = jax.sharding.PartitionSpec("d")
+
+    def shard(x):
+        return lax.psum(jnp.log(x), "d")
+
+    function = jax.shard_map(
+        shard, mesh=mesh, in_specs=spec, out_specs=jax.sharding.PartitionSpec()
+    )
+    found = only(function, X)
+    assert found.primitive == "log" and found.devices == (str(devices[0]),)
+    assert found.operands[0].low == 0.0 and found.reaches == ("result",)
+
+
+# --- what is refused, and how much is kept ----------------------------------------------------
+
+
+def test_arguments_that_do_not_fit_and_free_axes_are_refused():
+    with pytest.raises(ArgumentsError, match="takes 1 arrays, not 2"):
+        find_nan(jaxprtool.trace(jnp.sin, X), (X, X))
+    with pytest.raises(ArgumentsError, match=r"argument 'x' of sin is f32\[4\], not f32\[3\]"):
+        find_nan(jaxprtool.trace(jnp.sin, X), (X[:3],))
+    free = jaxprtool.trace(lambda x: lax.psum(x, "i"), X, axis_env=[("i", 2)])
+    with pytest.raises(UnsupportedError, match="free named axes 'i'"):
+        find_nan(free, (X,))
+
+
+def test_symbolic_sizes_are_those_of_the_arguments():
+    symbolic = jaxprtool.load("jax.numpy:log", args="f32[n]")
+    assert find_nan(symbolic, (X,)).first.type == "f32[4]"
+
+
+def test_a_way_ends_where_more_would_have_to_be_kept(monkeypatch):
+    monkeypatch.setattr(nans.search, "_REMEMBERED", 0)
+    found = only(lambda x: jnp.log(jnp.sin(x) * 2.0), X)
+    assert [each.primitive for each in found.way] == ["mul"]
+
+
+def test_switches_of_jax_do_not_stop_the_search():
+    with jax.debug_nans(True):
+        assert only(lambda x: jnp.where(x > 0, jnp.sqrt(-x), 0.0) + 1.0, X).primitive == "sqrt"
+
+
+# --- JAX's own test programs ------------------------------------------------------------------
+
+
+def test_every_result_that_has_a_nan_is_reached_by_what_is_found():
+    looked_at = 0
+    for case in harness_programs(40):
+        before = case.program()
+        args = jax.tree.leaves(case.args)
+        search = find_nan(before, args)
+        reached = {name for found in search.found for name in found.reaches}
+        leaves = jax.tree.leaves(before(*case.args))
+        for name, value in zip(before.out_names, leaves, strict=True):
+            if jnp.issubdtype(value.dtype, jnp.inexact) and bool(jnp.isnan(value).any()):
+                assert name in reached, case.name
+                looked_at += 1
+    assert looked_at

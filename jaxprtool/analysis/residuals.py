@@ -6,7 +6,7 @@ forward half computes; it is needed where the backward half reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.makers import Maker, Makers
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,12 @@ def kept_values(forward: Program, backward: Program) -> list[Atom]:
 
 def total_bytes(backward: Program) -> int | None:
     """Return the bytes of all residuals that a backward half takes; None if one is symbolic."""
-    sizes = [size_of(aval) for aval in backward.in_avals[: _count(backward)]]
+    return total_size(backward.in_avals[: _count(backward)])
+
+
+def total_size(avals: Iterable[Aval]) -> int | None:
+    """Return the bytes of values of some types; None if one is symbolic."""
+    sizes = list(map(size_of, avals))
     return None if None in sizes else sum(size or 0 for size in sizes)
 
 

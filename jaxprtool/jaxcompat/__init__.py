@@ -68,6 +68,7 @@ from jaxprtool.jaxcompat.checking import (
     inside_shard_map,
     registered_primitives,
 )
+from jaxprtool.jaxcompat.checkpointed import CheckpointedJvp
 from jaxprtool.jaxcompat.custom_rules import (
     BWD_GIVES_LOGS,
     JVPRule,

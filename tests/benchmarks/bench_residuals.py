@@ -1,8 +1,9 @@
 """Residuals beside JAX's `print_saved_residuals`: `python tests/benchmarks/bench_residuals.py`.
 
-A gradient of many equations. Seconds of CPU time, once each:
-tracing, what `vjp` takes, what the analysis of its halves takes, and JAX's function, which traces
-and differentiates on its own.
+Gradients of a transformer, of the samples' and of many equations. Seconds of CPU time, once each:
+tracing, what `residuals` takes in all, and its parts: what `vjp` takes, what the analysis of its
+halves takes, and the bytes under each policy; then JAX's function, which traces and differentiates
+on its own, and knows no policies.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import print_saved_residuals
+from rich.console import Console
+from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jaxprtool
 from jaxprtool.analysis.residuals import residuals
+from jaxprtool.analysis.stats import count_equations
+from jaxprtool.api.residuals import bytes_by_policy, policies_of
+from jaxprtool.passes.transforms.retrace import function_of
+from tests.benchmarks.models import transformer_loss, transformer_shapes
 
 
 def deep(layers: int) -> Callable[..., Any]:
@@ -41,19 +49,34 @@ def timed(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
     return result, time.process_time() - start
 
 
-def measure(name: str, fun: Callable[..., Any], *args: Any) -> None:
-    program, tracing = timed(jaxprtool.trace, fun, *args)
+def measure(table: Table, name: str, trace: Callable[[], jaxprtool.Program]) -> None:
+    program, tracing = timed(trace)
+    _, whole = timed(jaxprtool.residuals, program)
+    jax.clear_caches()
     halves, splitting = timed(program.apply, "vjp")
     _, reading = timed(residuals, halves["forward"], halves["backward"], {})
+    _, weighing = timed(bytes_by_policy, program, policies_of(program))
+    jax.clear_caches()
+    args = jax.tree.unflatten(
+        program.in_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in program.in_avals]
+    )
     with contextlib.redirect_stdout(io.StringIO()):
-        _, theirs = timed(print_saved_residuals, fun, *args)
-    times = f"trace {tracing:.2f}, vjp {splitting:.2f}, analysis {reading:.2f}, JAX's {theirs:.2f}"
-    print(f"{name}: {len(program.jaxpr.eqns):,} equations: {times}")
+        _, theirs = timed(lambda: print_saved_residuals(function_of(program), *args[0], **args[1]))
+    times = (tracing, whole, splitting, reading, weighing, theirs)
+    table.add_row(name, f"{count_equations(program.jaxpr):,}", *(f"{each:.2f}" for each in times))
 
 
 def main() -> None:
+    columns = ("trace", "residuals", "vjp", "analysis", "policies", "JAX's")
+    table = Table("", "equations", *(f"s, {each}" for each in columns))
+    shapes = transformer_shapes(12)
+    measure(table, "12 layers", lambda: jaxprtool.trace(transformer_loss, *shapes))
+    sample = Path(__file__).parents[2] / "samples" / "transformer.py"
+    measure(table, "the sample", lambda: jaxprtool.load(f"{sample}:loss"))
+    ones = jnp.ones(8), jnp.ones(8)
     for layers in (1000, 3000):
-        measure(f"{layers} layers", deep(layers), jnp.ones(8), jnp.ones(8))
+        measure(table, f"{layers} rounds", lambda n=layers: jaxprtool.trace(deep(n), *ones))
+    Console().print(table)
 
 
 if __name__ == "__main__":

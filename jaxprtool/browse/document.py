@@ -185,7 +185,7 @@ class Document:
 
     def _ends(self, node: Node, noun: str, sizes: Sequence[int | None]) -> list[str]:
         known = [size for size in sizes if size is not None]
-        size = Comment(f"  {in_bytes(sum(known))}") if known else ""
+        size = Comment(f"  {in_bytes(sum(known))}") if len(known) == len(sizes) > 0 else ""
         return [ParameterToken(plural(len(sizes), noun)), size]
 
     def _argument(self, node: Node) -> list[str]:

@@ -59,9 +59,15 @@ class NamedLengths(NamedValue):
 
 
 def size_of_values(noun: str, values: Sequence[NamedValue]) -> str:
-    """Return how many values there are, and their bytes: `215 arguments, 2.7 MiB`."""
-    size = sum(value.bytes or 0 for value in values)
-    return f"{plural(len(values), noun)}, {in_bytes(size)}"
+    """Return how many values there are, and their bytes if known: `215 arguments, 2.7 MiB`."""
+    size = bytes_of_values(values)
+    return plural(len(values), noun) + ("" if size is None else f", {in_bytes(size)}")
+
+
+def bytes_of_values(values: Sequence[NamedValue]) -> int | None:
+    """Return the bytes of values together; None if those of one are not known."""
+    known = [value.bytes for value in values if value.bytes is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 @dataclass(frozen=True)
@@ -71,13 +77,13 @@ class ValueGroup:
     Attributes:
         name: What the user calls the pytree.
         values: How many flat values it has.
-        bytes: Their bytes, as far as these are known.
+        bytes: Their bytes, if known.
         type: The type, if it is one value, and the largest value of a size.
     """
 
     name: str
     values: int
-    bytes: int
+    bytes: int | None
     type: str | None
 
 
@@ -169,7 +175,7 @@ def grouped(values: Sequence[NamedValue], most: int = 6) -> tuple[ValueGroup, ..
         ValueGroup(
             name,
             len(group),
-            sum(value.bytes or 0 for value in group),
+            bytes_of_values(group),
             group[0].described if len(group) == 1 else None,
         )
         for name, group in groups.items()

@@ -134,7 +134,8 @@ def _label(text: str) -> Cell:
 def _size(group: ValueGroup) -> str:
     if group.type is not None:
         return Type(group.type)
-    return f"{plural(group.values, 'array')} of {in_bytes(group.bytes)}"
+    size = "" if group.bytes is None else f" of {in_bytes(group.bytes)}"
+    return plural(group.values, "array") + size
 
 
 def _held(body: HeldBody) -> str:

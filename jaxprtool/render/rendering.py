@@ -85,10 +85,11 @@ class Rendering:
     def plain(self) -> str:
         """The text, without colours and without a newline at its end."""
         file = io.StringIO()
-        Console(file=file, width=self.width, color_system=None).print(self.renderable)
+        Console(file=file, width=self.width, color_system=None, markup=False).print(self.renderable)
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # Wrapping is done here, at our width, also where the caller prints with soft_wrap=True.
-        options = options.update(width=self.width, no_wrap=False, overflow="fold")
+        # A type such as f32[n] is not markup.
+        options = options.update(width=self.width, no_wrap=False, overflow="fold", markup=False)
         yield from console.render(self.renderable, options)

@@ -135,7 +135,8 @@ def type_text(count: int, residual: Residual) -> str:
 def total_text(found: Residuals) -> str:
     """Return how much is kept in all: `loss keeps 3 residuals, 1.5 MiB`."""
     kept = plural(len(found.residuals), "residual")
-    return f"{found.name} keeps {kept}, {size_text(found.total_bytes)}"
+    size = "" if found.total_bytes is None else f", {in_bytes(found.total_bytes)}"
+    return f"{found.name} keeps {kept}{size}"
 
 
 def size_text(number: int | None) -> str:

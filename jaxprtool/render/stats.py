@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool.ir.border import NamedValue
-from jaxprtool.ir.quantities import in_bytes, plural
+from jaxprtool.ir.border import NamedValue, size_of_values
+from jaxprtool.ir.quantities import plural
 from jaxprtool.render import theme
 from jaxprtool.render.rendering import Rendering
 
@@ -76,8 +76,7 @@ def values_table(
 
     `most` is how many of them are shown, where more are only counted.
     """
-    known = sum(value.bytes or 0 for value in values)
-    grid = new_table(f"{plural(len(values), what)}, {in_bytes(known)}")
+    grid = new_table(size_of_values(what, values))
     grid.add_column(what, style=theme.BINDER, overflow="fold")
     grid.add_column("type", style=theme.TYPE, overflow="fold")
     grid.add_column("bytes", justify="right")

@@ -81,3 +81,8 @@ def test_mistakes_are_one_line(cli):
     assert (found.code, found.out) == (2, "") and "'much' is not a number of bytes" in found.err
     found = cli(*LOSS, "--budget", "5")
     assert (found.code, found.out) == (2, "") and "the least is 384" in found.err
+
+
+def test_types_of_a_symbolic_program_are_shown_whole(cli):
+    found = cli("residuals", "kept.py:loss", "--args", "f32[d,d], f32[n,d]")
+    assert found.out.startswith("loss keeps 3 residuals\n") and "f32[n,d]" in found.out

@@ -46,6 +46,14 @@ def test_a_page_shows_what_is_written_in_the_lines_that_equations_come_from(prog
     assert any("equations  x = jax.nn.silu(x @ w)" in line for line in page(program, 120))
 
 
+def test_bytes_that_depend_on_a_symbol_are_left_out():
+    n, d = jax.export.symbolic_shape("n, d")
+    weights = [jax.ShapeDtypeStruct((d, d), jnp.float32)] * 30
+    symbolic = jaxprtool.trace(deep, weights, jax.ShapeDtypeStruct((n, d), jnp.float32))
+    text = "\n".join(page(symbolic))
+    assert "31 arguments; 1 result, 4 bytes" in text and "30 arrays\n" in text, text
+
+
 def test_long_rows_of_variables_are_cut_and_counted(program):
     assert any("{ lambda ;" in line and "… " in line for line in page(program, 80, 60))
 

@@ -24,6 +24,7 @@ from markupsafe import Markup
 from jaxprtool.ir.border import border
 from jaxprtool.ir.changes import Changes, changes
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.render.lines import printable
 from jaxprtool.render.overview import facts
 from jaxprtool.render.page.report import Report, views
@@ -31,7 +32,6 @@ from jaxprtool.render.page.sources import Sources
 from jaxprtool.render.page.view import Listing, listing
 from jaxprtool.render.rendering import ShowOptions
 from jaxprtool.render.runs import duration
-from jaxprtool.render.stats import in_bytes, plural
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost.work import Work

@@ -6,6 +6,7 @@ and what is not in the grammar is refused by name and column:
     f32[8,128]  bf16[]  key<fry>[2]     an abstract array, by the type that a jaxpr prints
     f32[n,2*n]                          with symbolic dimensions, the same in all arguments
     f32[_,3]                            with one that is like no other
+    f32[n<=64]  f32[2<=n<=64,2*n]       and what is known of one
     f32[8@x]                            laid out over an explicit axis of the mesh that is set
     5  2.5  True  1j                    a scalar, weakly typed as in Python
     {'w': ...}  [...]  (...)  None      pytrees
@@ -48,17 +49,28 @@ class Symbols(Mapping[str, Any]):
     def __init__(self, known: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._scope: object = next((size.scope for size in known.values()), None)
         self._found = dict(known)
+        self._constraints: dict[str, None] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._found:
             from jax import export  # seldom needed, and slow to import
 
-            self._scope = self._scope or export.SymbolicScope()
+            self._scope = self._scope or export.SymbolicScope(tuple(self._constraints))
             try:
                 (self._found[name],) = export.symbolic_shape(name, scope=self._scope)
             except ValueError:  # min, max and the like, which have a meaning there
                 raise ValueError(f"'{name}' cannot name one") from None
         return self._found[name]
+
+    def constrain(self, constraints: Iterable[str]) -> None:
+        """Take what is known of dimensions, `n <= 64`.
+
+        A scope has to know it from the beginning: it raises ValueError once there is a symbol.
+        """
+        new = dict.fromkeys(text for text in constraints if text not in self._constraints)
+        if new and self._scope:
+            raise ValueError(f"{next(iter(new))} is to be said of arguments")
+        self._constraints |= new
 
     def unnamed(self) -> Any:
         """A symbolic dimension of its own, for a size that is written `_`."""
@@ -135,6 +147,9 @@ def read_strings(
         return jax.tree.map(lambda x: read(x) if _is_string(x) and set(x) & set("[(") else x, node)
 
     try:
+        for leaf in jax.tree.leaves(tree):
+            if _is_string(leaf) and "[" in leaf and "=" in leaf:
+                _reader_of_one(leaf, module, symbols)  # takes what it says of symbols
         return jax.tree.map(
             read_node, tree, is_leaf=lambda node: not isinstance(node, tuple | list | dict)
         )
@@ -150,11 +165,16 @@ def require_sequence(types: object) -> None:
         )
 
 
-def _read_one(text: str, module: ModuleType | None, symbols: Symbols) -> Any:
+def _reader_of_one(text: str, module: ModuleType | None, symbols: Symbols) -> _Reader:
     what = f"the example argument {text[:40]!r}"
     reader = _Reader(text, what, module, symbols)
     if len(reader.source.args) != 1 or reader.source.keywords:
         raise ArgumentsError(f"{what} does not hold one value", "give one string per argument")
+    return reader
+
+
+def _read_one(text: str, module: ModuleType | None, symbols: Symbols) -> Any:
+    reader = _reader_of_one(text, module, symbols)
     return reader.argument(reader.source.args[0])
 
 
@@ -165,6 +185,8 @@ class _Reader:
         self.source = expressions.read(text, what, ArgumentsError, types=True)
         self.module = module
         self.symbols = symbols
+        for start, end in self.source.types.items():
+            self._constrain(start, self.source.text[start:end])
 
     def argument(self, node: ast.expr) -> Any:
         """An argument, or a part of one. A whole file is a dict of its arrays."""
@@ -213,6 +235,20 @@ class _Reader:
         return self._item(node)
 
     # --- types
+
+    def _constrain(self, start: int, text: str) -> None:
+        """Take what the text of a type says of symbols."""
+        if "=" not in text:
+            return
+        try:
+            parsed = types.parse(text)
+        except ValueError:  # the type is refused when it is read
+            return
+        for dim in parsed.dims:
+            try:
+                self.symbols.constrain(types.constrained(dim)[1])
+            except ValueError as error:
+                raise self.source.fail_at(start + dim.at, f"not a dimension: {error}") from None
 
     def _type(self, where: slice) -> jax.ShapeDtypeStruct:
         text, start = self.source.text[where], where.start
@@ -275,6 +311,7 @@ class _Reader:
         if dim.size.strip() == "_":
             return self.symbols.unnamed()
         try:
+            dim, _ = types.constrained(dim)
             size = types.size_in(self.source, start, dim)(self.symbols)
         except (ValueError, ArithmeticError, TypeError) as error:  # of symbolic dimensions
             detail = " ".join(str(error).split())

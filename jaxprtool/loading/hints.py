@@ -158,15 +158,47 @@ def value_needed(text: str, name: str, given: Mapping[str, object]) -> tuple[str
 #: What JAX says, and Python, of a symbol for a size where the function wants a number.
 _SYMBOL_ASKED = re.compile(r"Symbolic dimension .*?'|'_DimExpr'")
 
+_LINEAR = r"(?P<name>\w+)(?: (?P<sign>[+-]) (?P<added>\d+))?"
+
+#: A comparison of a symbol, and what is added to it, with a number.
+_COMPARED = re.compile(rf"'{_LINEAR}' (?P<by>[<>]=?) '(?P<to>\d+)'")
+
+#: The size of a slice that is cut where an array ends, as `table[:n]` is.
+_CUT = re.compile(rf"min\((?P<to>\d+), {_LINEAR}\)")
+
 
 def _size_needed(text: str) -> tuple[str, str | None]:
     """Return what JAX says of a symbolic size that is asked for, shorter, and a hint."""
+    said = re.split(r"[. ]+(?:This error arises for|Using symbolic scope)", text)[0].rstrip(".")
+    if "Cannot divide evenly the sizes" in text:
+        return said, "of type f32[8*n] there are a multiple of 8 rows"
+    cut = _CUT.search(text)
+    if cut and "incompatible shapes" in text:
+        return said, _no_more(cut["name"], _limit(cut))
     if not _SYMBOL_ASKED.search(text):
         return text, None
-    said = text.partition(" This error arises for")[0].rstrip(".")
     if "comparison" in said:
-        return said, "a symbol is any size from 1 on: of type f32[n+1] there are at least two rows"
+        return said, _comparison_hint(said)
     return said, "a symbol is no number: x.shape[0] can be one, len(x) and float(x.shape[0]) cannot"
+
+
+def _limit(found: re.Match[str]) -> int:
+    """Return what a symbol itself is compared with."""
+    return int(found["to"]) - int(f"{found['sign'] or ''}{found['added'] or 0}")
+
+
+def _no_more(name: str, most: int) -> str:
+    return f"f32[{name}<={most}] says that there are no more than {most} rows"
+
+
+def _comparison_hint(said: str) -> str:
+    """Return how types say that a comparison of sizes is true, or that it is not."""
+    found = _COMPARED.search(said)
+    if found is None:
+        return "a symbol is any size from 1 on: of type f32[n+1] there are at least two rows"
+    name, least = found["name"], _limit(found) + (found["by"] in (">", "<="))
+    more = f"f32[{name}+{least - 1}], or f32[{name}>={least}], that there are at least {least}"
+    return f"{_no_more(name, least - 1)}, {more}" if least > 1 else _no_more(name, 1)
 
 
 def _is_setting(value: object) -> bool:

@@ -88,6 +88,34 @@ def test_symbolic_dimensions_are_shared_by_all_arguments():
     assert jax.eval_shape(jnp.add, *same).shape == same[0].shape
 
 
+@pytest.mark.parametrize(
+    ("text", "constraints"),
+    [
+        ("f32[m,3], f32[n<=64]", ["n <= 64"]),
+        ("f32[ 2 <= n <= 64 ], f32[n,m>=2]", ["2 <= n", "n <= 64", "m >= 2"]),
+        ("f32[n<=64], f32[n<=64,64>=2*n]", ["n <= 64", "64 >= 2*n"]),
+    ],
+)
+def test_sizes_have_the_bounds_that_types_say(text, constraints):
+    for args in (read_args(text)[0], read_strings(text.split(", "))):
+        assert str(args[0].shape[0]) in "mn"
+        found = jaxcompat.symbolic_constraints(args[0].shape[0].scope)
+        assert [each.text for each in found] == constraints
+
+
+def test_a_table_is_as_long_as_a_size_may_be():
+    def positions(tokens):
+        return jnp.ones((64, 3))[: tokens.shape[0]] + tokens[:, None]
+
+    (tokens,), _ = read_args("i32[n<=64]")
+    assert str(jax.eval_shape(positions, tokens).shape) == "(n, 3)"
+
+
+def test_claimed_results_say_nothing_of_sizes():
+    with pytest.raises(ArgumentsError, match="n <= 64 is to be said of arguments"):
+        argspec.read_results("f32[n<=64]", {"n": one("f32[n]").shape[0]})
+
+
 SIZES = """floordiv(n,2) n^2 3*n^2-n*m 2*n^2*m^3 mod(n,2)+1 max(n,1) min(n,max(m,floordiv(n+1,2)))
 -2*n+m mod(-n,3) max(3,4) 2^3"""
 
@@ -114,6 +142,11 @@ def test_sizes_are_read_as_jax_reads_them(size):
         ("f32[:]", "a slice is not allowed in --args (column 5)"),
         ("f32[n//0]", "not a dimension"),
         ("f32[max]", "'max' cannot name one (column 5)"),
+        ("f32[n<65]", "'n<65' does not say what a size is, as n<=64 and 2<=n<=64 do (column 5)"),
+        ("f32[3], f32[n<=m]", "'n<=m' does not say what a size is"),
+        ("f32[_<=3]", "'_<=3' does not say what a size is"),
+        ("f32[2<=3]", "'2<=3' does not say what a size is"),
+        ("f32[3,n=3]", "'n=3' does not say what a size is, as n<=64 and 2<=n<=64 do (column 7)"),
         ("f32[f(3)]", "a call is not allowed"),
         ("f32[99999999999999999999]", "more than 64 bits"),
         ("f32", "the type f32 needs a shape (column 1) | write f32[] for a scalar"),

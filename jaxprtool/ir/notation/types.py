@@ -1,7 +1,7 @@
 """The notation of types, as a jaxpr prints them: one grammar for all who read types.
 
     f32[8,128]   key<fry>[2]   bf16[]          dtype and shape
-    f32[2*n,128]                               symbolic dimensions
+    f32[2*n,128]   f32[2<=n<=64]              symbolic dimensions, and what `--args` say of them
     f32[8@x,4@(y,z)]                           dimensions that are laid out over axes of a mesh
     f32[2]{V:i}   f32[2]{U:(j,k)}              varying, unreduced, reduced over axes of a mesh
     f32<host>[3]                               in another memory space
@@ -111,6 +111,29 @@ def _dimension(text: str, at: int) -> Dimension:
         return Dimension(text, (), at)
     size, _, axes = text.partition("@")
     return Dimension(size.rstrip(), tuple(_names(axes)), at)
+
+
+#: What compares sizes; `n < 65` is `n <= 64`.
+_COMPARISON = re.compile(r"\s*([<>=]=|[<>=])\s*")
+
+
+def constrained(dim: Dimension) -> tuple[Dimension, list[str]]:
+    """Return a dimension `2 <= n <= 64` as `n`, and what is said of that: `2 <= n`, `n <= 64`.
+
+    Raises:
+        ValueError: If it compares other than numbers with one size, by other than `<=` and `>=`.
+    """
+    parts = _COMPARISON.split(dim.size)
+    if len(parts) == 1:
+        return dim, []
+    sizes, signs = parts[::2], parts[1::2]
+    named = [i for i, size in enumerate(sizes) if not size.isdecimal()]
+    if len(named) != 1 or not set(signs) <= {"<=", ">="} or sizes[named[0]] == "_":
+        raise ValueError(f"'{dim.size}' does not say what a size is, as n<=64 and 2<=n<=64 do")
+    (place,) = named
+    at = dim.at + dim.size.rindex(sizes[place]) if place else dim.at
+    pairs = zip(sizes, signs, sizes[1:], strict=False)
+    return dim._replace(size=sizes[place], at=at), [" ".join(pair) for pair in pairs]
 
 
 def _named_axes(text: str) -> dict[str, list[str]]:

@@ -28,7 +28,8 @@ def nameable_values(jaxpr: Jaxpr) -> dict[UserFrame, list[Var]]:
     """Return the values of each expression of the user's in a jaxpr, at every depth.
 
     These are numbers with a fraction, and computed: what is only moved is left out, and so is what
-    a custom derivative computes, which its rule stands for.
+    a custom derivative computes, which its rule stands for. What `checkpoint_name` has named, and
+    what it alone reads, is left out too.
     """
     return _Search(jaxpr).found
 
@@ -92,7 +93,7 @@ class _Search:
     def _look_at(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> list[Jaxpr]:
         """Add the values of an equation that can be named; return the bodies to look into."""
         frame, like = self._frame(eqn), traits(eqn)
-        if frame is not None and not like.moves:
+        if frame is not None and not like.moves and not like.names_value:
             for var in eqn.outvars:
                 if (
                     type(var) is not DropVar
@@ -110,10 +111,10 @@ class _Search:
         )
 
     def _leaves(self, jaxpr: Jaxpr, var: Var, frame: UserFrame) -> bool:
-        """Return True if another expression reads a value, or it is a result."""
-        readers = self._flow.readers(jaxpr, var)
+        """Return True if an expression reads a value, other than to name it, or it is a result."""
+        readers = (jaxpr.eqns[position] for position in self._flow.readers(jaxpr, var))
         return bool(self._flow.results(jaxpr, var)) or any(
-            self._frame(jaxpr.eqns[position]) != frame for position in readers
+            self._frame(eqn) != frame and not traits(eqn).names_value for eqn in readers
         )
 
     def _opens(self, held: Regions) -> bool:

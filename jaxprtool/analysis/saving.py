@@ -19,7 +19,7 @@ rounds, and what a loop carries is needed as long as it is not saved in each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,13 @@ from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
 #: Beside the operations that it spares: what saving all values costs, as a part of all operations,
-#: and what one more name does. So a value is only named if that spares something.
-_ALL_BYTES, _ONE_NAME = 1e-2, 2e-3
+#: and what one more name does, if it is there and if it is new. So a value is only named if that
+#: spares something.
+_ALL_BYTES, _ONE_NAME, _NEW_NAME = 1e-2, 1e-3, 2e-3
 
-#: How near to the best a choice has to be, and how long it may take, in seconds.
-_GAP, _SECONDS = 1e-3, 20
+#: How near to the best a choice has to be, and after how many nodes of the search the best one so
+#: far is taken: not after so much time, which would choose by how fast a machine is.
+_GAP, _NODES = 1e-3, 500
 
 
 class Saving:
@@ -47,9 +49,11 @@ class Saving:
     Args:
         jaxpr: The open jaxpr of the forward half, with `name` equations.
         residuals: Its results that the backward half takes.
+        given: The names that the user's program has.
     """
 
-    def __init__(self, jaxpr: Jaxpr, residuals: list[Atom]) -> None:
+    def __init__(self, jaxpr: Jaxpr, residuals: list[Atom], given: Collection[str] = ()) -> None:
+        self._given = given
         self._flow, self._operations = DataFlow(jaxpr), Operations()
         self._times = {jaxpr: 1}
         self._numbers: dict[Any, int] = {}
@@ -72,7 +76,7 @@ class Saving:
         whole, sizes = sum(self._work) or 1, self._sizes()
         cost = np.concatenate([np.array(self._work, float) / whole, np.zeros(names)])
         cost += sizes / (sizes.sum() or 1) * _ALL_BYTES
-        cost[count:] += _ONE_NAME
+        cost[count:] += [_ONE_NAME if name in self._given else _NEW_NAME for name in self._order]
         return self._solve(cost, budget)
 
     def least(self) -> tuple[str, ...]:
@@ -201,7 +205,7 @@ class Saving:
         if budget is not None:
             unit = max(budget, 1)
             constraints.append(LinearConstraint(self._sizes()[None] / unit, -np.inf, budget / unit))
-        options = {"mip_rel_gap": _GAP, "time_limit": _SECONDS}
+        options = {"mip_rel_gap": _GAP, "node_limit": _NODES}
         found = milp(
             cost,
             integrality=kinds,

@@ -91,16 +91,19 @@ def proposal(program: Program, halves: Programs, budget: int) -> Proposal:
     candidates, places = _with_names(program)
     named_halves = Vjp()(candidates)
     jaxpr = jaxcompat.open_jaxpr(named_halves["forward"].jaxpr)
-    model = Saving(jaxpr, kept_values(named_halves["forward"], named_halves["backward"]))
+    given = checkpoint_names(program)
+    model = Saving(jaxpr, kept_values(named_halves["forward"], named_halves["backward"]), given)
     proven = _choose(candidates, model, budget)
     largest = sorted(proven.names, key=lambda name: -model.bytes[name])
-    chosen = [places[name] for name in largest]
-    names = unique([each.name for each in chosen])
+    new = [label for label in largest if label not in given]
+    # A new name is none that the program has: its other values would be saved, too.
+    called = unique([*given, *(places[label].name for label in new)])[len(given) :]
+    names = {**dict(zip(given, given, strict=True)), **dict(zip(new, called, strict=True))}
     values = [
-        SavedValue(name, each.source, each.code, model.bytes[label])
-        for name, each, label in zip(names, chosen, largest, strict=True)
+        SavedValue(names[label], places[label].source, places[label].code, model.bytes[label])
+        for label in largest
     ]
-    policy = _policy(names)
+    policy = _policy([value.name for value in values])
     return Proposal(budget, policy, tuple(values), proven.bytes, proven.flops, flops)
 
 
@@ -125,19 +128,18 @@ def _names(program: Program) -> list[JaxprEqn]:
 def _with_names(program: Program) -> tuple[Program, dict[str, Named]]:
     """Return a program with labels for the values of the user's expressions, and where these are.
 
-    A program that has names gets no others: they are the labels.
+    A value that has a name keeps it as its label.
     """
-    frames = frames_now()
-    if eqns := _names(program):
-        lines = {str(eqn.params["name"]): BEHIND.join(frames.texts(eqn)) for eqn in eqns[::-1]}
-        return program, {name: Named(name, line, "") for name, line in lines.items()}
-    jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
+    frames, jaxpr = frames_now(), jaxcompat.open_jaxpr(program.jaxpr)
+    places: dict[str, Named] = {}
+    for eqn in _names(program):
+        name = str(eqn.params["name"])
+        places.setdefault(name, Named(name, BEHIND.join(frames.texts(eqn)), ""))
     found = nameable_values(jaxpr)
     primitives = {v: str(e.primitive.name) for e in equations(jaxpr) for v in e.outvars}
-    places = {str(number): each for number, each in enumerate(named(found, primitives))}
-    labels = {
-        v: label for label, values in zip(places, found.values(), strict=True) for v in values
-    }
+    new = unique([*places, *map(str, range(len(found)))])[len(places) :]
+    labels = {v: label for label, each in zip(new, found.values(), strict=True) for v in each}
+    places.update(zip(new, named(found, primitives), strict=True))
     return name_values(program, labels), places
 
 

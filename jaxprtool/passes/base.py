@@ -52,6 +52,10 @@ class Pass:
     #: The field that takes all options by other names, as a dict: `specialize(n=512)`.
     more_options: ClassVar[str] = ""
 
+    #: The fields whose text the pass reads itself, which need no quotes in a pipeline:
+    #: `policy=save_only_these_names('a')`.
+    expressions: ClassVar[frozenset[str]] = frozenset()
+
     def __call__(self, program: Program) -> Program | Programs:
         raise NotImplementedError
 

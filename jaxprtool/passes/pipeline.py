@@ -234,18 +234,7 @@ def _step(source: expressions.Source, node: ast.expr) -> Step:
             raise source.fail(
                 node, f"'-{source.segment(node)}' is no pipeline", f"there are: {known}"
             )
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    call = node
-    if isinstance(node, ast.Call):
-        call = node.func
-        args = [source.literal(a) for a in node.args]
-        for keyword in node.keywords:
-            if keyword.arg is None:
-                raise source.fail(node, "unpacking with '**' is not allowed in the pipeline")
-            if keyword.arg in kwargs:
-                raise source.fail(node, f"option '{keyword.arg}' is given twice")
-            kwargs[keyword.arg] = source.literal(keyword.value)
+    call = node.func if isinstance(node, ast.Call) else node
     only, _, name = _dotted(call).rpartition(".")
     if not name:
         raise source.fail(
@@ -253,7 +242,25 @@ def _step(source: expressions.Source, node: ast.expr) -> Step:
         )
     if name in levels and call is node:
         return Step(_level(name), only or None)
-    return Step(build(registry.find(name), args, kwargs), only or None)
+    cls = registry.find(name)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    if isinstance(node, ast.Call):
+        args = [source.literal(a) for a in node.args]
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise source.fail(node, "unpacking with '**' is not allowed in the pipeline")
+            if keyword.arg in kwargs:
+                raise source.fail(node, f"option '{keyword.arg}' is given twice")
+            kwargs[keyword.arg] = _option(source, keyword.arg in cls.expressions, keyword.value)
+    return Step(build(cls, args, kwargs), only or None)
+
+
+def _option(source: expressions.Source, is_expression: bool, node: ast.expr) -> Any:
+    """Return the value of an option: a literal, or the text of what the pass is to read."""
+    if is_expression and isinstance(node, ast.Name | ast.Attribute | ast.Call):
+        return ast.unparse(node)
+    return source.literal(node)
 
 
 def _dotted(node: ast.expr) -> str:

@@ -43,9 +43,9 @@ class Checkpoint(Pass):
     computes its values a second time instead of keeping them.
 
     Args:
-        policy: What may be kept all the same: one of `jax.checkpoint_policies` as text,
-            `dots_saveable` or `save_only_these_names('a', 'b')`, or, from Python, a policy
-            itself.
+        policy: What may be kept all the same: one of `jax.checkpoint_policies`,
+            `dots_saveable` or `save_only_these_names('a', 'b')`, with or without quotes around
+            it; from Python as text, or a policy itself.
         prevent_cse: Keep XLA from making one of what is computed twice.
         only: Do it to the scopes and the bodies of loops that a pattern names, `Block_*` or
             `GPT/Block_3`, each in a call of its own. A scope is one that a module opens, or a
@@ -56,11 +56,12 @@ class Checkpoint(Pass):
         UnsupportedError: If such a scope has effects.
 
     Example:
-        $ jaxprtool opt model.py:loss -p "checkpoint(policy='dots_saveable'), grad"
+        $ jaxprtool opt model.py:loss -p "checkpoint(policy=dots_saveable), grad"
     """
 
     name: ClassVar[str] = "checkpoint"
     group: ClassVar[str] = "transform"
+    expressions: ClassVar[frozenset[str]] = frozenset({"policy"})
 
     policy: Any = None
     prevent_cse: bool = True

@@ -26,6 +26,7 @@ def primitives(program):
 
 
 POLICIES = {
+    "jax.checkpoint_policies.dots_saveable": policies.dots_saveable,
     "dots_saveable": policies.dots_saveable,
     "checkpoint_policies.nothing_saveable": policies.nothing_saveable,
     "save_only_these_names('a', 'b')": policies.save_only_these_names("a", "b"),
@@ -40,9 +41,11 @@ POLICIES = {
 }
 
 
+@pytest.mark.parametrize("quote", ['"', ""])
 @pytest.mark.parametrize("text", POLICIES)
-def test_checkpoint_takes_jaxs_policies_as_text(text):
-    program = trace(model, X).apply(f'checkpoint(policy="{text}", prevent_cse=False)')
+def test_checkpoint_takes_jaxs_policies_with_or_without_quotes(text, quote):
+    policy = f"{quote}{text}{quote}"
+    program = trace(model, X).apply(f"checkpoint(policy={policy}, prevent_cse=False)")
     direct = jax.checkpoint(model, policy=POLICIES[text], prevent_cse=False)
     assert difference(program, trace(direct, X)) is None
 
@@ -73,6 +76,13 @@ def test_a_checkpointed_program_recomputes_in_its_gradient():
 def test_a_policy_that_jax_does_not_have_is_told(text, says):
     with pytest.raises(PipelineError, match=says):
         trace(model, X).apply(f'checkpoint(policy="{text}")')
+
+
+def test_what_is_no_policy_and_has_no_quotes_is_told():
+    with pytest.raises(PipelineError, match="no checkpoint policy 'dots'"):
+        trace(model, X).apply("checkpoint(policy=dots)")
+    with pytest.raises(PipelineError, match="arithmetic is not allowed"):
+        trace(model, X).apply("checkpoint(policy=dots_saveable + dots_saveable)")
 
 
 @pytest.mark.parametrize(

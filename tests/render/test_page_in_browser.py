@@ -341,3 +341,17 @@ def test_a_line_of_a_report_leads_to_the_source_and_a_pass_back_to_the_listing(o
 
 
 VIEWS = ("cost", "memory", "residuals")
+
+
+def test_on_a_narrow_screen_no_pane_covers_another(opened, chromium):
+    metrics = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        page = opened("report.html")
+        listing, source = page.one("main").rect, page.one("aside").rect
+        assert listing["y"] + listing["height"] <= source["y"] + 1  # rounded
+        page.one("#view-cost").click()
+        name = page.one("#report-cost td:last-child").rect
+        assert name["width"] > 150 and page.one("#report-cost").rect["width"] <= 420
+    finally:
+        chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -55,6 +55,7 @@ class Cell(NamedTuple):
         place: The line of source that it leads to.
         indent: How deep it stands, in a tree.
         percent: The part of the whole, which is drawn behind it.
+        below: What stands below it.
     """
 
     text: str
@@ -62,6 +63,7 @@ class Cell(NamedTuple):
     place: Place | None = None
     indent: int = 0
     percent: float | None = None
+    below: Cell | None = None
 
 
 class Table(NamedTuple):
@@ -83,11 +85,11 @@ class Step(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A curve: what it is of, its peak, and its parts."""
+    """A curve: what it is of, its parts, and the marks of its axis, each with how high it is."""
 
     label: str
-    peak: str
     steps: Sequence[Step]
+    marks: Sequence[tuple[float, str]]
 
 
 class View(NamedTuple):
@@ -202,36 +204,39 @@ def _memory_table(found: Memory, line_of: _Lines) -> Table:
         ("bytes", True),
         ("share", True),
         ("values", False),
-        ("what it is", False),
-        ("how long", False),
+        ("what it is, and what reads it last", False),
     )
     rows = [_live_row(each, found.peak_bytes, line_of) for each in found.live]
     return _table(f"alive at the peak of {found.name}", columns, rows)
 
 
 def _live_row(live: Live, peak: int, line_of: _Lines) -> list[Cell]:
-    until = live.source if live.kind == "room" else live.reader_source
+    until = _linked(live.source if live.kind == "room" else live.reader_source, line_of)
     return [
         Cell(in_bytes(live.bytes), live.bytes),
         _share(live.bytes, peak),
         Cell(memory.values_text(live), live.count),
-        Cell(_joined(memory.what_texts(live)), place=_linked(live.source, line_of)),
-        Cell(memory.how_long_text(live), place=_linked(until, line_of)),
+        Cell(
+            _joined(memory.what_texts(live)),
+            place=_linked(live.source, line_of),
+            below=Cell(memory.how_long_text(live), place=until),
+        ),
     ]
 
 
 def _curve(found: Memory) -> Curve:
     """Return the curve from no byte to the peak, over the equations as they run."""
-    points, peak = found.curve, max(found.peak_bytes, 1)
+    points, highest = found.curve, max(found.peak_bytes, 1)
     last = points[-1].position + 1
     ends = [*(point.position for point in points[1:]), last]
     steps = []
     for point, end in zip(points, ends, strict=True):
         left, right = (round(_SCALE * at / last, 1) for at in (point.position, end))
-        top = round(_SCALE * (1 - point.bytes / peak), 1)
+        top = round(_SCALE * (1 - point.bytes / highest), 1)
         steps.append(Step(left, right, top, f"{in_bytes(point.bytes)} {memory.place_text(point)}"))
     label = f"{found.name}: memory from the first equation to the last"
-    return Curve(label, in_bytes(found.peak_bytes), steps)
+    marks = [(round(100 * size / highest, 1), in_bytes(size)) for size in memory.marks(highest, 4)]
+    return Curve(label, steps, marks)
 
 
 # --- residuals --------------------------------------------------------------------------------
@@ -243,8 +248,7 @@ def _residuals_table(found: Residuals, line_of: _Lines) -> Table:
         ("share", True),
         ("type", False),
         ("again", True),
-        ("what it is", False),
-        ("what reads it", False),
+        ("what it is, and what reads it", False),
     )
     groups = residuals.grouped(found.residuals)
     rows = [_residual_row(*group, found.total_bytes, line_of) for group in groups]
@@ -261,8 +265,11 @@ def _residual_row(count: int, each: Residual, total: int | None, line_of: _Lines
             residuals.recompute_text(each),
             each.recompute if type(each.recompute) is int else None,
         ),
-        Cell(_joined(residuals.what_texts(each)), place=_linked(each.source, line_of)),
-        Cell(residuals.readers_text(each), place=_linked(reader, line_of)),
+        Cell(
+            _joined(residuals.what_texts(each)),
+            place=_linked(each.source, line_of),
+            below=Cell(residuals.readers_text(each), place=_linked(reader, line_of)),
+        ),
     ]
 
 

@@ -1,0 +1,57 @@
+"""checkpoint(only=…) on random programs and samples, and in the sweep on JAX's test programs.
+
+Each result is type-checked, and `tests.programs.same` compares values to the bit, and gradients.
+"""
+
+from __future__ import annotations
+
+import hypothesis
+from hypothesis import given, settings
+
+from jaxprtool.errors import PipelineError, UnsupportedError
+from jaxprtool.passes.transforms.calls import Checkpoint
+from tests.programs import prove, random_programs, sample_programs
+from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
+from tests.sweep.parts import Part
+
+
+def prove_scoped(number: int, case) -> str:
+    """Put all outermost scopes of a program under `jax.checkpoint`; says what came of it."""
+    policy = (None, "dots_saveable")[number % 2]
+    try:
+        prove(case, Checkpoint(policy, only="*"))
+    except PipelineError:
+        return "no scopes"
+    except UnsupportedError as error:
+        assert "effect" in error.message
+        return "refused"
+    return "same"
+
+
+@settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+@given(random_programs())
+def test_random_programs(program):
+    prove_scoped(0, program.case())
+
+
+def test_a_sample():
+    outcomes = [prove_scoped(i, case) for i, case in enumerate(sample_programs("branches.py"))]
+    assert "same" in outcomes
+
+
+SWEEP = [
+    Part("scoped checkpoint: harnesses", Harnesses(), prove_scoped),
+    Part(
+        "scoped checkpoint: random programs",
+        RandomPrograms(200),
+        prove_scoped,
+        expected=lambda n: n["same"] > 40,
+    ),
+    Part("scoped checkpoint: samples", Samples(), prove_scoped),
+]

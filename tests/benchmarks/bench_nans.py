@@ -1,0 +1,108 @@
+"""The search for a NaN beside JAX's means: `python tests/benchmarks/bench_nans.py`.
+
+A NaN is planted in the gradient of a transformer and of a scan over many rounds. Seconds of CPU
+time, in a process that has compiled nothing: compiling and running the program, `find_nan`, the
+same again, JAX's `debug_nans` under `disable_jit`, and `checkify`; and what each of them says.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import checkify
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jaxprtool
+from tests.benchmarks.models import transformer_loss, transformer_shapes
+
+
+def layers(number: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the gradient of a transformer, and parameters of which some are zero."""
+    shapes = transformer_shapes(number)
+    values = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def loss(*args: Any) -> Any:
+        return jnp.sqrt(transformer_loss(*args) * 0.0)
+
+    return jax.grad(loss), values
+
+
+def rounds(number: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the gradient of a scan, which goes wrong in the middle of its rounds."""
+
+    def loss(w: Any, xs: Any) -> Any:
+        def body(carry: Any, x: Any) -> Any:
+            return jnp.sqrt(jnp.tanh(carry @ w) + 1.0 - x), None
+
+        return jax.lax.scan(body, jnp.ones((8, 32)), xs)[0].sum()
+
+    xs = jnp.zeros(number).at[number // 2].set(3.0)
+    return jax.grad(loss), (jnp.eye(32) / 32, xs)
+
+
+def plain(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    jax.block_until_ready(jax.jit(function)(*args))
+    return ""
+
+
+def ours(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    first = jaxprtool.find_nan(jaxprtool.trace(function, *args), args).first
+    return "nothing" if first is None else f"{first.primitive} {first.source} {first.iteration}"
+
+
+def debug_nans(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    try:
+        with jax.debug_nans(True), jax.debug_infs(True), jax.disable_jit():
+            function(*args)
+    except FloatingPointError as error:
+        return str(error).splitlines()[0]
+    return "nothing"
+
+
+def checked(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    error, _ = jax.jit(checkify.checkify(function, errors=checkify.nan_checks))(*args)
+    return (error.get() or "nothing").splitlines()[0]
+
+
+PROGRAMS = {"4 layers": (layers, 4), "12 layers": (layers, 12), "1000 rounds": (rounds, 1000)}
+MEANS = {"compile and run": plain, "find_nan": ours, "debug_nans": debug_nans, "checkify": checked}
+
+
+def measured(program: str, means: str, results: Any) -> None:
+    """Put the seconds of the first and of the second time into a queue, and what was said."""
+    make, number = PROGRAMS[program]
+    function, args = make(number)
+    times = []
+    for _ in range(2):
+        start = time.process_time()
+        said = MEANS[means](function, args)
+        times.append(time.process_time() - start)
+    results.put((*times, said))
+
+
+def main() -> None:
+    table = Table("", "by", "s, first", "s, again", "says")
+    spawn = multiprocessing.get_context("spawn")
+    for program in PROGRAMS:
+        for means in MEANS:
+            results = spawn.Queue()
+            process = spawn.Process(target=measured, args=(program, means, results))
+            process.start()
+            first, again, said = results.get()
+            process.join()
+            table.add_row(program, means, f"{first:.2f}", f"{again:.2f}", said)
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()

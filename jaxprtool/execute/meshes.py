@@ -20,7 +20,7 @@ from jaxprtool.ir.program import Program
 
 def mesh_in_types(program: Program) -> AbstractMesh | None:
     """The mesh that the types of a program's arguments and results are for, if there is one."""
-    meshes = (_mesh_of(aval) for aval in (*program.in_avals, *program.out_avals))
+    meshes = (mesh_of(aval) for aval in (*program.in_avals, *program.out_avals))
     return next((mesh for mesh in meshes if mesh is not None), None)
 
 
@@ -35,7 +35,7 @@ def concrete_mesh(
     wanted = mesh_in_types(program)
     if wanted is None:
         return None
-    known = [jax.sharding.get_mesh(), *map(_mesh_of, arguments)]
+    known = [jax.sharding.get_mesh(), *map(mesh_of, arguments)]
     if device is None:
         for mesh in known:
             if isinstance(mesh, Mesh) and not mesh.empty and _alike(mesh.abstract_mesh, wanted):
@@ -60,14 +60,14 @@ def placed(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
     """The arguments on the devices of a mesh, as their types say; what is there already stays."""
     return [
         value
-        if _mesh_of(aval) is None or _mesh_of(value) == mesh
+        if mesh_of(aval) is None or mesh_of(value) == mesh
         else jax.device_put(value, NamedSharding(mesh, aval.sharding.spec))
         for value, aval in zip(arguments, program.in_avals, strict=True)
     ]
 
 
-def _mesh_of(value: object) -> Any:
-    """The mesh that an array or a type of one is on; None if it is on none."""
+def mesh_of(value: object) -> Any:
+    """Return the mesh that an array or a type of one is on; None if it is on none."""
     mesh = getattr(getattr(value, "sharding", None), "mesh", None)
     return None if mesh is None or mesh.empty else mesh
 

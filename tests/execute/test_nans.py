@@ -10,6 +10,7 @@ import jaxprtool
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.execute import nans
 from jaxprtool.execute.nans import find_nan
+from jaxprtool.ir.interpret import bind
 from tests.programs import harness_programs
 
 X = jnp.arange(4.0)
@@ -130,15 +131,29 @@ def of_rounds(count, start=10.0, reverse=False):
     return function, jnp.zeros(count).at[count // 2].set(1e9)
 
 
+@pytest.fixture
+def by_hand(monkeypatch):
+    """The equations that run one by one, by primitive."""
+    names = []
+
+    def counted(eqn, operands):
+        names.append(eqn.primitive.name)
+        return bind(eqn, operands)
+
+    monkeypatch.setattr(nans.search, "bind", counted)
+    return names
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("count", [5, 501])
-def test_the_round_of_a_scan_is_named_whether_it_is_compiled_or_not(count, reverse):
+def test_the_round_of_a_scan_is_named_whether_it_is_compiled_or_not(count, reverse, by_hand):
     function, xs = of_rounds(count, reverse=reverse)
     found = only(function, xs)
     assert (found.kind, found.primitive, found.iteration) == ("NaN", "sqrt", (count // 2,))
     assert len(found.path) == 1 and found.path[0].startswith("scan")
     assert found.operands[0].low == pytest.approx(-1e9)
     assert set(found.reaches) == {"result[0]", "result[1]"}
+    assert by_hand.count("sqrt") == (5 if count == 5 else 1)
 
 
 @pytest.mark.parametrize("count", [5, 5000])
@@ -155,7 +170,7 @@ def test_the_round_of_a_while_loop_is_named(count):
     assert infinity.times >= 1 and infinity.path[0].startswith("while")
 
 
-def test_the_first_round_that_goes_wrong_is_named_late_in_a_while_loop():
+def test_the_first_round_that_goes_wrong_is_named_late_in_a_while_loop(by_hand):
     def function(x):
         return lax.while_loop(
             lambda state: state[0] < 4000, lambda s: (s[0] + 1, jnp.sqrt(s[1] - 1.0) ** 2), (0, x)
@@ -163,6 +178,7 @@ def test_the_first_round_that_goes_wrong_is_named_late_in_a_while_loop():
 
     found = only(function, 1000.5)
     assert found.primitive == "sqrt" and found.iteration[0] in range(995, 1005)
+    assert 0 < by_hand.count("sqrt") < 200
     assert found.reaches == ("result[1]",)
 
 

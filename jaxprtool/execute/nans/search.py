@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool.execute.effects import Effects, leaves_the_program
+from jaxprtool.execute.meshes import mesh_of
 from jaxprtool.execute.nans.rounds import body_equations, scan_rounds, while_rounds
 from jaxprtool.execute.nans.shards import can_be_checked, run_checked
 from jaxprtool.execute.nans.states import FINITE, INF, NAN, may_make
@@ -318,8 +319,7 @@ def _compiles(loop: Scan | While) -> bool:
     """Return True if the rounds of a loop can be compiled, and run again."""
     if loop.eqn.effects:
         return False
-    avals = [var.aval for var in (*loop.eqn.invars, *loop.eqn.outvars)]
-    if any(getattr(getattr(a, "sharding", None), "mesh", None) for a in avals):
+    if any(mesh_of(atom.aval) is not None for atom in (*loop.eqn.invars, *loop.eqn.outvars)):
         return False
     stacked = loop.ys if isinstance(loop, Scan) else ()
     return not any(is_extended(var.aval.dtype) for var in stacked)

@@ -7,7 +7,7 @@ which is evaluated on the rows of all examples.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -102,7 +102,7 @@ def ragged_vmap(
         )
     known = _all_lengths(values, axes, names)
     count = _number_of_lanes(values, axes, axis_size, known, names)
-    symbols = _symbols(values, tuple(known))
+    symbols = _symbols(values, known)
     sizes = _sizes(known, symbols, count)
     axis = Axis(None, count)
     lanes = jaxcompat.Lanes(axis.data, debug)
@@ -214,18 +214,21 @@ def _number_of_lanes(
 
 
 @cache
-def _own_symbols(names: tuple[str, ...]) -> dict[str, Any]:
+def _own_symbols(longest: tuple[tuple[str, int | None], ...]) -> dict[str, Any]:
     """Return symbols, always the same: types with others would be other types to JAX's caches."""
-    return dict(zip(names, jax.export.symbolic_shape(",".join(names)), strict=True))
+    names = [name for name, _ in longest]
+    bounds = [f"{name} <= {most}" for name, most in longest if most is not None]
+    symbols = jax.export.symbolic_shape(",".join(names), constraints=bounds)
+    return dict(zip(names, symbols, strict=True))
 
 
-def _symbols(values: Sequence[Any], axes: tuple[str, ...]) -> dict[str, Any]:
+def _symbols(values: Sequence[Any], known: Mapping[str, _Lengths]) -> dict[str, Any]:
     """Return the symbols for the lengths: of the scope of symbols that are there already."""
     there = symbolic_sizes(map(jax.typeof, jax.tree.leaves(list(values))))
     if not there:
-        return _own_symbols(axes)
-    new = ",".join(f"{name}_of_one" for name in axes)
-    return dict(zip(axes, jax.export.symbolic_shape(new, scope=there[0].scope), strict=True))
+        return _own_symbols(tuple((name, each.longest) for name, each in known.items()))
+    new = ",".join(f"{name}_of_one" for name in known)
+    return dict(zip(known, jax.export.symbolic_shape(new, scope=there[0].scope), strict=True))
 
 
 def _sizes(known: dict[str, _Lengths], symbols: dict[str, Any], lanes: Any) -> Sizes:

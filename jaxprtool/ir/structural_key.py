@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -236,6 +237,11 @@ def _digest(array: np.ndarray) -> bytes:
 _digests: dict[int, tuple[Any, bytes]] = process_cache({})
 
 
+def _forget(digests: dict[int, Any], number: int, _: Any) -> None:
+    """Drop the digest of an array that is gone, after this module when the process ends."""
+    digests.pop(number, None)
+
+
 def _device_digest(array: Any) -> bytes:
     known = _digests.get(id(array))
     if known is not None and known[0]() is array:
@@ -243,5 +249,5 @@ def _device_digest(array: Any) -> bytes:
     number = id(array)
     with jax.ensure_compile_time_eval():  # also while JAX traces what is around
         digest = _digest(np.asarray(physical(array)))
-    _digests[number] = ref(array, lambda _: _digests.pop(number, None)), digest
+    _digests[number] = ref(array, partial(_forget, _digests, number)), digest
     return digest

@@ -167,11 +167,14 @@ _COMPARED = re.compile(rf"'{_LINEAR}' (?P<by>[<>]=?) '(?P<to>\d+)'")
 _CUT = re.compile(rf"min\((?P<to>\d+), {_LINEAR}\)")
 
 
+_MULTIPLE = "of type f32[8*n] there are a multiple of 8 rows"
+
+
 def _size_needed(text: str) -> tuple[str, str | None]:
     """Return what JAX says of a symbolic size that is asked for, shorter, and a hint."""
     said = re.split(r"[. ]+(?:This error arises for|Using symbolic scope)", text)[0].rstrip(".")
     if "Cannot divide evenly the sizes" in text:
-        return said, "of type f32[8*n] there are a multiple of 8 rows"
+        return said, _MULTIPLE
     cut = _CUT.search(text)
     if cut and "incompatible shapes" in text:
         return said, _no_more(cut["name"], _limit(cut))
@@ -194,6 +197,8 @@ def _no_more(name: str, most: int) -> str:
 def _comparison_hint(said: str) -> str:
     """Return how types say that a comparison of sizes is true, or that it is not."""
     found = _COMPARED.search(said)
+    if "floordiv" in said or "mod(" in said:
+        return _MULTIPLE
     if found is None:
         return "a symbol is any size from 1 on: of type f32[n+1] there are at least two rows"
     name, least = found["name"], _limit(found) + (found["by"] in (">", "<="))

@@ -371,3 +371,26 @@ def test_what_does_not_fit_is_said_in_one_line(call, message):
     with pytest.raises((JaxprToolError, ValueError)) as error:
         call()
     assert message in str(error.value).replace("int32[", "i32[").replace("i64", "i32")
+
+
+TABLE = jnp.arange(32.0).reshape(8, 4)
+
+#: Functions of an example of up to 6 rows, which cut a table of 8.
+CUT = {
+    "x[:n]": lambda x: TABLE[: x.shape[0]] * x,
+    "x[2:n+2]": lambda x: (TABLE[2 : x.shape[0] + 2] * x).sum(0),
+    "columns": lambda x: TABLE.T[:, : x.shape[0]].T * x,
+    "slice": lambda x: lax.slice(TABLE, (1, 0), (x.shape[0] + 1, 4)) * x,
+    "dynamic slice": lambda x: lax.dynamic_slice_in_dim(TABLE, 2, x.shape[0]) * x,
+    "two axes": lambda x: (TABLE @ TABLE.T)[: x.shape[0], : x.shape[0]] @ x,
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("lengths", [[3, 0, 5], [1, 6, 2]])
+def test_what_all_examples_share_is_cut_to_the_rows_of_each(name, lengths):
+    values = jnp.asarray(np.random.default_rng(0).normal(size=(sum(lengths), 4)), jnp.float32)
+    batch = Ragged(values, jnp.array(lengths), longest=6)
+    found = list(vmap(CUT[name])(batch))
+    for one, example in zip(found, batch, strict=True):
+        np.testing.assert_allclose(one, CUT[name](example), rtol=1e-4, atol=1e-4)

@@ -260,6 +260,11 @@ def test_values_that_python_asks_for_are_static(model, name, args, hint):
             "of type f32[8*n] there are a multiple of 8 rows",
         ),
         (
+            lambda x: x if x.shape[0] // 2 > 3 else 2 * x,
+            "Symbolic dimension comparison 'floordiv(n, 2)' > '3' is inconclusive | "
+            "of type f32[8*n] there are a multiple of 8 rows",
+        ),
+        (
             lambda x: x / len(x),
             "'_DimExpr' object cannot be interpreted as an integer | "
             "a symbol is no number: x.shape[0] can be one, len(x) and float(x.shape[0]) cannot",

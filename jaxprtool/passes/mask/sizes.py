@@ -154,7 +154,7 @@ def check_constraints(what: str, symbols: Mapping[str, Any], bounds: Mapping[str
             if not (low == high == least == most if constraint.equal else low >= most):
                 raise ArgumentsError(
                     f"{what}: not all sizes from 0 fit the constraint {constraint.text}",
-                    "write what it says into the types, as in f32[8*n], or trace without it",
+                    "write what it says into the types, as in f32[8*n] and f32[n+1], or omit it",
                 )
 
 

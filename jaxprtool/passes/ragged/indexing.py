@@ -12,8 +12,8 @@ from jax.lax import GatherScatterMode
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.ragged.layout import first_rows, shifted
-from jaxprtool.passes.ragged.table import Ragging, ragged_rules
-from jaxprtool.passes.ragged.values import Lanes, Value
+from jaxprtool.passes.ragged.table import Ragging, ragged_rules, taken
+from jaxprtool.passes.ragged.values import Lanes, Shared, Value
 
 
 @rule(ragged_rules, "gather")
@@ -24,7 +24,8 @@ def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     if indices.is_packed and indices.axis == len(indices.shape) - 1:
         return None  # the parts of an index are ragged
     if not x.is_packed:
-        return ragging.bind(eqn, x, indices)
+        cut = ragging.sizes.axes(eqn.params["slice_sizes"])
+        return _shared_window(ragging, eqn, x, indices) if cut else ragging.bind(eqn, x, indices)
     axis = x.axis
     if axis in numbers.operand_batching_dims:
         at = numbers.operand_batching_dims.index(axis)
@@ -84,6 +85,26 @@ def _window(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     if isinstance(indices.kind, Lanes):
         start = ragging.at_rows(start, sizes[axis])
     return shifted(ragging, x, start, sizes[axis])
+
+
+def _shared_window(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+    """Read as many rows as its lane has of what all lanes share, as `table[:n]` does."""
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    (axis, *others) = ragging.sizes.axes(sizes)
+    same = all(
+        size == n for i, (size, n) in enumerate(zip(sizes, x.shape, strict=True)) if i != axis
+    )
+    simple = numbers.start_index_map == (axis,) and not numbers.collapsed_slice_dims
+    shared = isinstance(indices.kind, Shared) and indices.shape == (1,)
+    if others or not (same and simple and shared):
+        return None
+    if eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP:
+        return None
+    size = sizes[axis]
+    last = x.shape[axis] - ragging.lengths(size)
+    starts = jnp.clip(indices.array[0].astype(jnp.int32), 0, last)
+    rows = ragging.at_rows(starts, size) + ragging.positions(size)
+    return taken(x.array, rows, axis)
 
 
 def _is_whole(x: Value, sizes: Sequence[Any]) -> bool:

@@ -136,6 +136,8 @@ def _rev(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 @rule(ragged_rules, "slice")
 def _slice(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    if not x.is_packed:
+        return None
     axis, size = x.axis, x.size
     start, limit = eqn.params["start_indices"], eqn.params["limit_indices"]
     strides = eqn.params["strides"] or (1,) * len(start)

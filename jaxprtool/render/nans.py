@@ -39,7 +39,7 @@ def first_found(found: NanSearch, width: int) -> Rendering:
     parts.append(facts)
     if not first.argument:
         parts += [Text(), _values("what it was given", first.operands)]
-        if len(first.way) > 1 or first.way[:1] != first.operands[:1]:
+        if first.way and first.way != first.operands:
             parts += [Text(), _values("what led to it, the nearest first", first.way)]
     others = len(found.found) - 1
     if others:

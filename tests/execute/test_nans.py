@@ -60,9 +60,10 @@ def test_a_mask_of_infinities_is_no_fault_and_a_row_of_nothing_else_is():
     assert (found.kind, found.primitive, found.position) == ("NaN", "sub", (1, 0))
 
 
-def test_a_nan_that_the_program_holds_is_made_by_what_reads_it():
+def test_a_nan_that_the_program_holds_is_a_fault_if_it_reaches_a_result():
     found = only(lambda x: jnp.where(x > 1.0, x, jnp.nan), X)
     assert found.kind == "NaN" and found.reaches == ("result",)
+    assert found_in(lambda x: jnp.where(x < 9.0, x, jnp.nan), X) == ()
     constant = np.array([1.0, np.nan, 3.0, 4.0], np.float32)
     assert only(lambda x: x * constant, X).primitive == "mul"
 

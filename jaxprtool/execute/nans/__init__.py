@@ -28,7 +28,7 @@ from jaxprtool.execute.run import failures_reported
 from jaxprtool.execute.summary import plain
 from jaxprtool.execute.verify import fitting, flat_arguments, require_runnable
 from jaxprtool.ir.equations import equations, type_of
-from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.frames import BEHIND, Frames, frames_now
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.scopes import is_backward
@@ -161,7 +161,9 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
             stack.enter_context(jax.default_device(device))
         search = Search(program.jaxpr, arguments, program.arg_names)
         reading = _Reading(program, frames_now())
-        found = [reading.bad_value(origin) for origin in search.origins]
+        found = [
+            reading.bad_value(each) for each in search.origins if each.reached or not each.held
+        ]
     return NanSearch(program.name, tuple(sorted(found, key=lambda each: not each.reaches)))
 
 
@@ -202,10 +204,11 @@ class _Reading:
         return "" if step is None else self._frames.line_of((*step.around, step.eqn))
 
     def _named(self, step: Step | None) -> str:
-        """Return an equation for a message: `log at model.py:9`."""
+        """Return an equation for a message, without the library's line: `log at model.py:9`."""
         if step is None:
             return ""
-        return " at ".join(filter(None, (str(step.eqn.primitive.name), self._source(step))))
+        own = self._source(step).partition(BEHIND)[0]
+        return " at ".join(filter(None, (str(step.eqn.primitive.name), own)))
 
     def _path(self, step: Step | None) -> Iterator[str]:
         around = () if step is None else step.around

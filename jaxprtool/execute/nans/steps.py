@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from jaxprtool.execute.nans.states import FINITE, INF, state_of
+from jaxprtool.execute.nans.states import FINITE, INF, NAN, state_of
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -57,6 +57,12 @@ class Origin:
     dropped: Step | None = None
     devices: tuple[str, ...] = ()
     led_to: list[Origin] = field(default_factory=list)
+
+    @property
+    def held(self) -> bool:
+        """Whether it is a NaN that the program holds, on purpose unless it reaches a result."""
+        written = (x for x in self.operands if isinstance(x, Written))
+        return self.state == NAN and any(state_of(x.data) & NAN for x in written)
 
 
 @dataclass(eq=False)

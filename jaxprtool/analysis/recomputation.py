@@ -79,7 +79,11 @@ class Recomputation:
             body = jaxcompat.open_jaxpr(held.bodies[number])
             around = self._levels[key[:-1]].kept
             given = zip(held.regions[number].outs, body.outvars, strict=True)
-            kept = {atom for out, atom in given if out is not None and eqn.outvars[out] in around}
+            kept = {
+                atom
+                for out, atom in given
+                if type(atom) is not Literal and out is not None and eqn.outvars[out] in around
+            }
             self._levels[key] = _Level(held, body, number, frozenset(kept - set(body.invars)))
         return self._levels[key]
 

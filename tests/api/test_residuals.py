@@ -79,6 +79,16 @@ def test_a_loop_may_begin_with_a_number():
     assert cosine.recompute == 8
 
 
+def test_a_loop_may_stack_a_number_that_is_kept():
+    def loss(x, ws):
+        one = np.float32(1.0)
+        c, ones = jax.lax.scan(lambda c, w: (jnp.sin(c * w), one), x, ws)
+        return (jnp.sin(ws) * ones).sum() + c.sum()
+
+    found = residuals(trace(loss, W[0], jnp.ones(4))).residuals
+    assert [r.recompute for r in found if r.primitive == "cos" and "4," in r.type] == [64]
+
+
 def test_a_policy_names_what_it_drops_and_what_it_keeps():
     found = residuals(trace(net, W, X))
     named = "save_only_these_names('hidden')"

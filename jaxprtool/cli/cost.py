@@ -6,10 +6,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.options import Panel
+from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import OutputError
+from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import ProgramEntry
@@ -57,6 +58,12 @@ _Seconds = Annotated[
 _Measure = Annotated[
     bool, _COUNTED.flag("--measure", "Compile it, run it here, and take the time of that.")
 ]
+_Pprof = Annotated[
+    str | None,
+    OUTPUT.option(
+        "--pprof", "FILE.pb.gz", "Write a profile by calls, too, for pprof and speedscope."
+    ),
+]
 
 
 @options.command
@@ -69,6 +76,7 @@ def cost(
     device: Device = None,
     seconds: _Seconds = None,
     measure: _Measure = False,
+    pprof: _Pprof = None,
     json: options.Json = False,
     *,
     told: Told,
@@ -104,6 +112,10 @@ def cost(
             "a time needs sizes that are numbers",
             'write them in --args, or -p "specialize(n=512)"',
         )
+    if pprof is not None:
+        program = options.only_program("--pprof is of", [(each.name, each) for each in programs])
+        with file_written_whole(pprof) as file:
+            file.write(_profile(program))
     taken = [_seconds(p, entry, traced, told) if measure else seconds for p in programs]
     if json:
         documents = [
@@ -121,6 +133,19 @@ def cost(
         if i:
             output.write("")
         output.write_rendered(render.cost_table(each, output.width(), top, on, time))
+
+
+def _profile(program: Program) -> bytes:
+    """Return what a program costs by the calls of its equations, as a profile."""
+    from jaxprtool.analysis.cost.stacks import cost_by_stack
+    from jaxprtool.formats.pprof import Sample, profile
+
+    kinds = [("flops", "count"), ("transcendentals", "count"), ("bytes", "bytes")]
+    found = [
+        Sample(*each.stack, (each.work.flops, each.work.transcendentals, each.work.bytes))
+        for each in cost_by_stack(program)
+    ]
+    return profile(program.name, kinds, found)
 
 
 def _seconds(program: Program, entry: Entry | ProgramEntry, traced: Program, told: Told) -> float:

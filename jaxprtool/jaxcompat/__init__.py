@@ -179,6 +179,7 @@ from jaxprtool.jaxcompat.printing import (
     printed_jaxprs,
     printing_rule,
 )
+from jaxprtool.jaxcompat.profiles import pprof
 from jaxprtool.jaxcompat.retyped_rules import closes_over_sizes, retyped_rules
 from jaxprtool.jaxcompat.roofline import roofline_flops
 from jaxprtool.jaxcompat.running import (

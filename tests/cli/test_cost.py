@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from jaxprtool.jaxcompat.profiles import read_pprof
+
 FUNCTIONS = """
     import jax
     import jax.numpy as jnp
@@ -80,6 +82,35 @@ def test_mistakes_are_one_line(cli, options, message):
     found = cli(*LOOP, *options)
     assert found.code == 2 and found.err.startswith("error: ") and message in found.err
     assert found.out == ""
+
+
+def test_a_profile_has_the_stacks_and_the_total_of_the_table(cli, folder):
+    assert cli(*LOOP, "--pprof", "cost.pb.gz").code == 0
+    profile = json.loads(read_pprof((folder / "cost.pb.gz").read_bytes()))
+    strings = profile["stringTable"]
+    kinds = [strings[int(kind["type"])] for kind in profile["sampleType"]]
+    assert kinds == ["flops", "transcendentals", "bytes"]
+    totals = [sum(int(row["value"][i]) for row in profile["sample"]) for i in range(3)]
+    work = json.loads(cli(*LOOP, "--json").out)["total"]
+    assert totals == [work["flops"], 0, work["bytes_read"] + work["bytes_written"]]
+    names = {each["id"]: strings[int(each["name"])] for each in profile["function"]}
+    lines = {each["id"]: each["line"][0] for each in profile["location"]}
+    stacks = [
+        [names[lines[place]["functionId"]] for place in row["locationId"]]
+        for row in profile["sample"]
+    ]
+    assert ["dot_general", "loop.<locals>.<lambda>"] in [stack[:2] for stack in stacks]
+
+
+def test_a_profile_is_of_one_program_of_known_sizes(cli, folder):
+    several = cli(*LOOP, "-p", "vjp", "--pprof", "cost.pb.gz")
+    symbolic = cli("cost", "costs.py:until", "--args", "f32[n]", "--pprof", "cost.pb.gz")
+    for found, message in (
+        (several, "error: --pprof is of one program, and the passes gave "),
+        (symbolic, "error: a profile needs sizes that are numbers"),
+    ):
+        assert found.code == 2 and found.out == "" and found.err.startswith(message)
+    assert not (folder / "cost.pb.gz").exists()
 
 
 def test_times_need_numbers(cli):

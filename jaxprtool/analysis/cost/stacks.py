@@ -1,0 +1,77 @@
+"""What equations cost by the calls that they come from, as a profiler has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxprtool.analysis.cost.bodies import Bodies, Body, Item
+from jaxprtool.analysis.cost.tallies import Sums
+from jaxprtool.analysis.cost.work import Work
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.border import border
+from jaxprtool.ir.collector import without_collector
+from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import symbols_of
+from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
+from jaxprtool.jaxcompat.places import UserFrame
+
+
+class Stack(NamedTuple):
+    """Where equations of one primitive come from.
+
+    Attributes:
+        frames: The calls, the user's and those of libraries, the innermost first.
+        primitive: The primitive.
+    """
+
+    frames: tuple[UserFrame, ...]
+    primitive: str
+
+
+@dataclass(frozen=True)
+class StackCost:
+    """What the equations of a stack do, at most."""
+
+    stack: Stack
+    work: Work
+
+
+@without_collector()
+def cost_by_stack(program: Program | AnyJaxpr) -> list[StackCost]:
+    """Return what a program costs by the calls that its equations come from.
+
+    Raises:
+        ArgumentsError: If a size is symbolic.
+    """
+    about = border(program)
+    if symbols_of(about.jaxpr):
+        raise ArgumentsError(
+            "a profile needs sizes that are numbers",
+            'write them in --args, or -p "specialize(n=512)"',
+        )
+    sums = Sums(Bodies({}), _ByStack(frames_now()))[about.jaxpr]
+    return [StackCost(stack, tally.most) for stack, tally in sums.items()]
+
+
+class _ByStack:
+    """Groups by stack."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+
+    def key(self, item: Item, body: Body) -> Stack:
+        frames: tuple[UserFrame, ...] = ()
+        for eqn in (item.eqn, *reversed(item.node.calls)):
+            frames = self._around(frames, eqn)
+        return Stack(frames, str(item.eqn.primitive.name))
+
+    def lifted(self, key: Stack, item: Item, body: Body, number: int) -> Stack:
+        return key._replace(frames=self._around(key.frames, item.eqn))
+
+    def _around(self, frames: tuple[UserFrame, ...], eqn: JaxprEqn) -> tuple[UserFrame, ...]:
+        """Return a stack with the calls around it, unless it has them: up to the user's own."""
+        if any(self._frames.is_users(frame.file) for frame in frames):
+            return frames
+        return (*frames, *self._frames.of(eqn))

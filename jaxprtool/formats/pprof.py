@@ -1,0 +1,67 @@
+"""Samples by stack as a profile that pprof and speedscope open."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat.places import UserFrame
+
+
+class Sample(NamedTuple):
+    """A row of a profile.
+
+    Attributes:
+        frames: The calls, the innermost first.
+        name: What is called there.
+        values: A number for each kind of sample.
+    """
+
+    frames: Sequence[UserFrame]
+    name: str
+    values: Sequence[int]
+
+
+class _Numbers(dict[Any, int]):
+    """Numbers for what is asked for, from 1 on."""
+
+    def __init__(self) -> None:
+        self._next = count(1)
+
+    def __missing__(self, key: Hashable) -> int:
+        self[key] = next(self._next)
+        return self[key]
+
+
+def profile(name: str, kinds: Sequence[tuple[str, str]], samples: Iterable[Sample]) -> bytes:
+    """Return a profile, compressed.
+
+    Args:
+        name: What it is of.
+        kinds: What is counted, each with its unit: `("flops", "count")`.
+        samples: The rows. What is called is the innermost function of each.
+    """
+    strings, functions, locations = _Numbers(), _Numbers(), _Numbers()
+    strings[""] = 0
+    rows = []
+    for sample in samples:
+        innermost = functions["", sample.name]
+        places = [locations[innermost, 0]]
+        places += [locations[functions[f.file, f.function], f.line] for f in sample.frames]
+        rows.append({"location_id": places, "value": list(map(int, sample.values))})
+    document = {
+        "sample_type": [{"type": strings[kind], "unit": strings[unit]} for kind, unit in kinds],
+        "sample": rows,
+        "location": [
+            {"id": number, "line": [{"function_id": function, "line": line}]}
+            for (function, line), number in locations.items()
+        ],
+        "function": [
+            {"id": number, "name": strings[called], "filename": strings[file]}
+            for (file, called), number in functions.items()
+        ],
+        "comment": [strings[name]],
+    }
+    return jaxcompat.pprof({**document, "string_table": list(strings)})

@@ -226,6 +226,26 @@ def test_an_equation_that_runs_often_is_found_once_with_a_count():
     assert [(f.primitive, f.times) for f in found] == [("log", 2)]
 
 
+@pytest.mark.parametrize("count", [4, 400])
+def test_an_equation_that_makes_an_infinity_and_then_a_nan_is_found_for_each(count):
+    def function(x):
+        return lax.scan(lambda x, _: (jnp.log(x), None), x, None, length=count)[0]
+
+    infinity, nan = found_in(function, 1.0)
+    assert (infinity.kind, infinity.iteration, infinity.times) == ("infinity", (1,), 1)
+    assert (nan.kind, nan.iteration, nan.times) == ("NaN", (2,), 1)
+    assert len(infinity.leads_to) == 1 and nan.leads_to == ()
+
+
+def test_what_is_dropped_in_each_round_stops_a_compiled_loop_once(by_hand):
+    def both(c, x):
+        bad = jnp.log(x * c)
+        return jnp.where(jnp.isfinite(bad), bad, c), None
+
+    found = found_in(lambda x: lax.scan(lambda c, _: both(c, x), x, None, length=400)[0], X - 1.0)
+    assert {f.primitive for f in found} == {"log"} and by_hand.count("log") == len(found)
+
+
 def test_values_in_refs_are_followed():
     def function(x):
         ref = jax.new_ref(x)

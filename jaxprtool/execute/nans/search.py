@@ -68,7 +68,7 @@ class Search(Interpreter):
 
     def __init__(self, closed: ClosedJaxpr, arguments: Sequence[Any], names: Sequence[str]):
         self.origins: list[Origin] = []
-        self._by_equation: dict[int, Origin] = {}
+        self._by_equation: dict[tuple[int, int], Origin] = {}
         self._effects = Effects()
         self._frames: list[_Frame] = []
         self._refs: dict[int, tuple[Origin, ...]] = {}
@@ -148,8 +148,9 @@ class Search(Interpreter):
             made = self._made(step, operands, [*results, *contents])
             if made is not None:
                 for origin in origins:
-                    origin.led_to.append(made)
-                origins = (*origins, made)
+                    if made is not origin and made not in origin.led_to:
+                        origin.led_to.append(made)
+                origins = union([*origins, made])
         if origins:
             for x in (*results, *contents):
                 tainted(x, origins)
@@ -195,14 +196,21 @@ class Search(Interpreter):
             state = INF
         else:
             return None
-        known = self._by_equation.get(id(step.eqn))
+        return self._found(state, step, operands, results)
+
+    def _found(
+        self, state: int, step: Step, operands: Sequence[Value], results: Sequence[Value]
+    ) -> Origin:
+        """Return the origin of what an equation made: of all that it makes of a kind, one."""
+        known = self._by_equation.get((id(step.eqn), state))
         if known is not None:
             known.times += 1
             return known
         # Now, before what led to it is forgotten.
-        origin = Origin(state, step, "", results, tuple(operands), way_to(step, results))
+        way = way_to(step, results) if results else ()
+        origin = Origin(state, step, "", results, tuple(operands), way)
         self.origins.append(origin)
-        self._by_equation[id(step.eqn)] = origin
+        self._by_equation[id(step.eqn), state] = origin
         return origin
 
     def _sharded(self, held: ShardMap, operands: list[Value]) -> list[Value]:
@@ -214,10 +222,8 @@ class Search(Interpreter):
             around = (*step.around, held.eqn)
             inner = Step(made.eqn, around, step.rounds, list(map(Value, made.operands)))
             results = list(map(Value, made.results))
-            way = way_to(inner, results) if results else ()
-            origin = Origin(made.state, inner, "", results, inner.operands, way)
-            origin.devices = made.devices
-            self.origins.append(origin)
+            origin = self._found(made.state, inner, inner.operands, results)
+            origin.devices = tuple(dict.fromkeys([*origin.devices, *made.devices]))
         origins = union([*origins_of(operands), *self.origins[seen:]])
         return [tainted(Value(x, step), origins) for x in outs]
 
@@ -225,14 +231,14 @@ class Search(Interpreter):
 
     def _scanned(self, scan: Scan, operands: list[Value]) -> list[Value]:
         """Return the results of a scan, whose rounds are compiled."""
-        rounds, ignored = self._rounds(scan, scan_rounds), _Ignored(scan)
+        rounds = self._rounds(scan, scan_rounds)
         n, k = len(scan.consts), len(scan.carry)
         consts, carry, xs = operands[:n], operands[n : n + k], operands[n + k :]
         ys = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in scan.ys]
         frame, number, seen = self._frames[-1], 0, len(self.origins)
         while True:
-            found, data, ys, flags = rounds(
-                ignored.flags, jnp.int32(number), _data(carry), ys, _data(consts), _data(xs)
+            found, data, ys, _ = rounds(
+                self._known(scan), jnp.int32(number), _data(carry), ys, _data(consts), _data(xs)
             )
             carry = self._carried(carry, data, operands, seen, int(found) > number)
             number = int(found)
@@ -243,7 +249,6 @@ class Search(Interpreter):
             outs = self.enter(scan.body, [*consts, *carry, *(self.row(x, place) for x in xs)])
             carry = outs[:k]
             ys = [y.at[place].set(out.data) for y, out in zip(ys, outs[k:], strict=True)]
-            ignored.add(flags)
             number += 1
         step = self._step(scan.eqn, operands, ys)
         stacked = [Value(y, step) for y in ys]
@@ -252,7 +257,6 @@ class Search(Interpreter):
 
     def _looped(self, loop: While, operands: list[Value]) -> list[Value]:
         """Return the results of a while loop, whose rounds are compiled if there are many."""
-        ignored = _Ignored(loop)
         c, b = len(loop.cond_consts), len(loop.body_consts)
         deciding, consts, carry = operands[:c], operands[c : c + b], operands[c + b :]
         frame, number, seen = self._frames[-1], 0, len(self.origins)
@@ -261,8 +265,8 @@ class Search(Interpreter):
         while bool(more.data):
             if number >= first:
                 rounds = self._rounds(loop, while_rounds)
-                found, data, going, flags = rounds(
-                    ignored.flags,
+                found, data, going, _ = rounds(
+                    self._known(loop),
                     jnp.int32(number),
                     _data(carry),
                     more.data,
@@ -273,7 +277,6 @@ class Search(Interpreter):
                 number = int(found)
                 if not bool(going):
                     break
-                ignored.add(flags)
             frame.entered = 2 * number + 1
             carry = self.enter(loop.body, [*consts, *carry])
             (more,) = self.enter(loop.cond, [*deciding, *carry])
@@ -290,6 +293,17 @@ class Search(Interpreter):
         origins = union([*origins_of(operands), *self.origins[seen:]])
         return [tainted(Value(x, step), origins) for x in data]
 
+    def _known(self, loop: Scan | While) -> Any:
+        """Return the flags of a loop's equations that need not stop it: of what is found already.
+
+        What is flagged in compiled rounds and not made by hand is not among them.
+        """
+        flags = []
+        for eqn in body_equations(loop):
+            nan, inf = ((id(eqn), state) in self._by_equation for state in (NAN, INF))
+            flags.append(NAN | INF if nan else INF * inf)
+        return jnp.array(flags, jnp.uint8)
+
     def _rounds(self, loop: Scan | While, make: Any) -> Any:
         """Return the compiled rounds of a loop, which those of the same structure share."""
         try:
@@ -302,17 +316,6 @@ class Search(Interpreter):
         if key not in self._compiled:
             self._compiled[key] = make(loop)
         return self._compiled[key]
-
-
-class _Ignored:
-    """The flags of a loop's equations that are known to have made something."""
-
-    def __init__(self, loop: Scan | While):
-        self.flags = jnp.zeros(len(body_equations(loop)), jnp.uint8)
-
-    def add(self, flags: Any) -> None:
-        """Ignore more flags."""
-        self.flags = self.flags | flags
 
 
 def _compiles(loop: Scan | While) -> bool:

@@ -40,10 +40,10 @@ def browse(
     entry = function.find(told)
     program = function.trace(entry, pipeline, told)
     from jaxprtool.browse.states import Recorder
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
 
     recorder = Recorder(program)
-    watch.run(pipeline, program, told, recorder)
+    pipeline_steps.run(pipeline, program, told, recorder)
     told("")  # the terminal is the browser's
     gc.freeze()  # the program stays, and is large
     from jaxprtool.browse import app

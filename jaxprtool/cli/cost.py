@@ -97,14 +97,14 @@ def cost(
     start_jax(told, function.x64)
     from jaxprtool.analysis.cost import cost as found_cost
     from jaxprtool.analysis.cost.devices import device_named
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.render import cost as render
 
     on = None if device is None else device_named(device)
     pipeline = options.pipeline(passes, plugin)
     entry = function.find(told)
     traced = function.trace(entry, pipeline, told)
-    programs = [each for _, each in options.each(watch.run(pipeline, traced, told))]
+    programs = [each for _, each in options.each(pipeline_steps.run(pipeline, traced, told))]
     told("counting")
     found = [found_cost(each, by.value) for each in programs]
     if (on is not None or measure) and any(map(render.symbols_in, found)):

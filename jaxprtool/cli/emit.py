@@ -117,9 +117,9 @@ def emit(
     emission = _on_platforms(emission)
     pipeline = options.pipeline(passes, plugin)
     program = function.trace(function.find(told), pipeline, told)
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
 
-    programs = options.each(watch.run(pipeline, program, told))
+    programs = options.each(pipeline_steps.run(pipeline, program, told))
     told(f"emitting {to}")
     if out in (None, STDOUT):
         _print(programs, emission)

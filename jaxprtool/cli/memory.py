@@ -48,12 +48,12 @@ def memory(
     kind = None if plot is None else memory_picture.kind_of(plot)
     start_jax(told, function.x64)
     from jaxprtool.analysis.memory import memory as found_memory
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.render import memory as render
 
     pipeline = options.pipeline(passes, plugin)
     program = function.trace(function.find(told), pipeline, told)
-    programs = options.each(watch.run(pipeline, program, told))
+    programs = options.each(pipeline_steps.run(pipeline, program, told))
     if plot is not None:
         options.only_program("--plot draws", programs)
     told("counting")

@@ -44,7 +44,7 @@ def nans(
     start_jax(told, function.x64)
     use_cache(True)
     from jaxprtool.api.targets import given_to
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.execute.fill import fill
     from jaxprtool.execute.nans import find_nan
     from jaxprtool.execute.run import choose_device
@@ -54,7 +54,7 @@ def nans(
     require_device(backend)
     entry = function.find(told, True, types, pipeline)
     traced = function.trace(entry, pipeline, told)
-    programs = options.each(watch.run(pipeline, traced, told))
+    programs = options.each(pipeline_steps.run(pipeline, traced, told))
     given = given_to(options.only_program("nans are searched in", programs), entry, traced)
     filled = fill(given.program, given.values, seed)
     device = choose_device(given.program, backend, None)

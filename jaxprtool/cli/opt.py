@@ -137,13 +137,13 @@ def opt(
         use_cache(not no_cache)
     from jaxprtool.api.targets import Given, given_to
     from jaxprtool.api.verification import Verifier
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.passes.patterns import NamedRewrites
 
     users = NamedRewrites(rewrite or ())
     named = None if level is None else f"-O{level}"
     pipeline = users.before(options.pipeline(", ".join(filter(None, (passes, named))), plugin))
-    watcher = watch.Watcher(
+    watcher = pipeline_steps.Watcher(
         print_before_all, print_after_all, _checked(print_after, pipeline), as_page
     )
     entry = function.find(told, verify, types, pipeline)
@@ -151,7 +151,9 @@ def opt(
     given = Given(program, dict(zip(program.arg_names, entry.arguments(), strict=True)))
     verifier = Verifier(watcher, output.note) if verify else None
     try:
-        result = watch.run(pipeline, program, told, verifier or watcher, check=not no_check)
+        result = pipeline_steps.run(
+            pipeline, program, told, verifier or watcher, check=not no_check
+        )
     except JaxprToolError:
         if verifier is not None:
             _verify(verifier, given, told)  # a pass that went wrong may be why a later one failed
@@ -170,7 +172,7 @@ def opt(
     _write_outlined(watcher.outlined)
     _write_rolled(watcher.rolled)
     if as_page:
-        _write_page(watch.states(watcher, programs), places, out)
+        _write_page(pipeline_steps.states(watcher, programs), places, out)
     elif out is not None:
         output.write_files(
             programs, Emission(Format.jaxpr, callbacks=callbacks, source=places.source), out
@@ -190,16 +192,16 @@ def opt(
         _write_pages(programs, [] if stats or timing else watcher.rows)
     if stats or timing:
         sys.stdout.flush()
-        watch.write_rows(watcher.rows, stats, timing)
+        pipeline_steps.write_rows(watcher.rows, stats, timing)
 
 
 def _write_pages(programs: Sequence[tuple[str, Program]], rows: list[PassRun]) -> None:
     """Show the programs; on a terminal, below what each pass did."""
     above = 0
     if rows and sys.stdout.isatty():
-        from jaxprtool.cli import watch
+        from jaxprtool.cli import pipeline_steps
 
-        watch.write_rows(rows, equations=True, timing=True)
+        pipeline_steps.write_rows(rows, equations=True, timing=True)
         output.say("")
         above = len(rows) + 4  # the heading, a rule, the sum and an empty line
     output.write_pages(programs, above)

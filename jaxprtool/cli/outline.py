@@ -89,7 +89,7 @@ def outline(
         hint = "add --compile"
         raise OutputError("--backend goes with --compile, without which nothing runs", hint)
     start_jax(told, function.x64)
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.passes.outline import Outline
     from jaxprtool.render import repetition as render
 
@@ -100,7 +100,7 @@ def outline(
     entry = function.find(told, runs=compile)
     start = time.perf_counter()
     traced = function.trace(entry, pipeline, told)
-    programs = options.each(watch.run(pipeline, traced, told))
+    programs = options.each(pipeline_steps.run(pipeline, traced, told))
     trace_time = time.perf_counter() - start
     told("outlining")
     outlined = [_outlined(outlining, program) for _, program in programs]
@@ -146,7 +146,7 @@ def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
 
 def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:
     """Return a program outlined, and how many seconds that took."""
-    from jaxprtool.cli.watch import Watcher
+    from jaxprtool.cli.pipeline_steps import Watcher
     from jaxprtool.passes.pipeline import Pipeline, Step
 
     watcher = Watcher(before_all=False, after_all=False, after=frozenset())

@@ -46,15 +46,15 @@ def report(
     from jaxprtool.analysis.cost import cost
     from jaxprtool.analysis.cost.all_runs import work_by_equation
     from jaxprtool.analysis.stats import stats
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.render.page import page
     from jaxprtool.render.page.report import Report
     from jaxprtool.render.rendering import ShowOptions
 
     pipeline = options.pipeline(passes, plugin)
-    watcher = watch.Watcher(False, False, frozenset(), True)
+    watcher = pipeline_steps.Watcher(False, False, frozenset(), True)
     traced = function.trace(function.find(told), pipeline, told)
-    programs = options.each(watch.run(pipeline, traced, told, watcher))
+    programs = options.each(pipeline_steps.run(pipeline, traced, told, watcher))
     told("counting")
     groupings: tuple[By, ...] = ("line", "scope", "primitive")
     known = Report(
@@ -64,7 +64,7 @@ def report(
     )
     told("rendering")
     shown = ShowOptions(names=True, terse=True, **options.listed(True, None))
-    states = watch.states(watcher, programs)
+    states = pipeline_steps.states(watcher, programs)
     output.write_page(page(states, shown, stats, work_by_equation, known), out)
 
 

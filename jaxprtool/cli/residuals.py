@@ -46,7 +46,7 @@ def residuals(
     """
     start_jax(told, function.x64)
     from jaxprtool.api.residuals import residuals as found_residuals
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.ir.program import Program
     from jaxprtool.ir.quantities import bytes_of
     from jaxprtool.render import residuals as render
@@ -54,7 +54,7 @@ def residuals(
     limit = None if budget is None else bytes_of(budget)
     pipeline = options.pipeline(passes, plugin)
     program = function.trace(function.find(told), pipeline, told)
-    result = watch.run(pipeline, program, told)
+    result = pipeline_steps.run(pipeline, program, told)
     if not isinstance(result, Program):
         raise PipelineError("residuals are of one program, and the passes give several")
     told("differentiating")

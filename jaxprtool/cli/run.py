@@ -66,7 +66,7 @@ def run(
     start_jax(told, function.x64)
     use_cache(not no_cache)
     from jaxprtool.api.targets import given_to
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.execute import run
     from jaxprtool.execute.fill import fill
     from jaxprtool.render import runs
@@ -81,7 +81,9 @@ def run(
         traced = function.trace(entry, pipeline, told)
         trace_time = time.perf_counter() - start
         start = time.perf_counter()
-        program = options.only_program("run takes", options.each(watch.run(pipeline, traced, told)))
+        program = options.only_program(
+            "run takes", options.each(pipeline_steps.run(pipeline, traced, told))
+        )
         pass_time = time.perf_counter() - start
         given = given_to(program, entry, traced)
         filled = fill(given.program, given.values, seed)

@@ -145,10 +145,10 @@ def show(
     pipeline = options.pipeline(passes, plugin)
     entry = function.find(told)
     program = function.trace(entry, pipeline, told)
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.render.rendering import ShowOptions
 
-    programs = options.each(watch.run(pipeline, program, told))
+    programs = options.each(pipeline_steps.run(pipeline, program, told))
     sliced = {}
     if uses is not None:
         told("following values")

@@ -49,14 +49,14 @@ def source(
     start_jax(told, function.x64)
     from jaxprtool.analysis.cost.devices import device_named
     from jaxprtool.api.source import source as found_source
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.render import source as render
     from jaxprtool.render.cost import is_symbolic
 
     on = None if device is None else device_named(device)
     pipeline = options.pipeline(passes, plugin)
     program = function.trace(function.find(told), pipeline, told)
-    programs = options.each(watch.run(pipeline, program, told))
+    programs = options.each(pipeline_steps.run(pipeline, program, told))
     told("counting")
     found = [found_source(each, residuals=residuals) for _, each in programs]
     for each in found:

@@ -115,7 +115,7 @@ def unzip(
     start_jax(told, function.x64)
     if run:
         use_cache(not no_cache)
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.execute.halves import run_halves
     from jaxprtool.ir.program import Programs
     from jaxprtool.passes.unzip.request import Request
@@ -130,7 +130,7 @@ def unzip(
         parts = Request(key_args, tag, auto, known).split(traced, entry.position)
         split_time = time.perf_counter() - start
         halves = Programs({"init": parts.init, "apply": parts.apply})
-        programs = options.each(watch.run(pipeline, halves, told))
+        programs = options.each(pipeline_steps.run(pipeline, halves, told))
         variables, ran = parts.leaves(), None
         if run:
             with printed_by_functions(json):

@@ -118,15 +118,15 @@ def vmap(
     written = (Format.jaxpr, Format.python)
     output.check_out("vmap", out, json, written, 'jaxprtool emit TARGET -p "batch(...)"')
     start_jax(told, function.x64)
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.passes.batch import Batch
     from jaxprtool.passes.pipeline import Pipeline, Step
 
     batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name or None, chunk)
     pipeline = Pipeline((Step(batch), *options.pipeline(passes, plugin).steps))
-    watcher = watch.Watcher(before_all=False, after_all=False, after=frozenset())
+    watcher = pipeline_steps.Watcher(before_all=False, after_all=False, after=frozenset())
     program = function.trace(function.find(told), pipeline, told)
-    programs = options.each(watch.run(pipeline, program, told, watcher))
+    programs = options.each(pipeline_steps.run(pipeline, program, told, watcher))
     row = watcher.rows[0]
     told("rendering")
     if out is not None:

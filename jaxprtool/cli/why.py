@@ -96,12 +96,12 @@ def why(
     start_jax(told, function.x64)
     from jaxprtool.analysis.flow_paths import flow_path
     from jaxprtool.analysis.slices import why as found_why
-    from jaxprtool.cli import watch
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.render import why as render
 
     pipeline = options.pipeline(passes, plugin)
     program = function.trace(function.find(told), pipeline, told)
-    programs = options.each(watch.run(pipeline, program, told))
+    programs = options.each(pipeline_steps.run(pipeline, program, told))
     program = options.only_program("why is of", programs)
     told("following values")
     if path is not None:

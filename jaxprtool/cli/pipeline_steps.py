@@ -1,4 +1,4 @@
-"""Watching a pipeline: where it is, programs between passes, and what each pass did, on stderr."""
+"""The steps of a pipeline as they run: where it is, programs between passes, what each did."""
 
 from __future__ import annotations
 

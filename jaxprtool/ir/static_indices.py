@@ -98,7 +98,8 @@ def _without(
     live = set(_variables(results))
     left: list[JaxprEqn] = []
     for eqn in reversed(eqns):
-        if live.isdisjoint(eqn.outvars) and indices.issuperset(eqn.outvars):
+        gives_indices = eqn.outvars and indices.issuperset(eqn.outvars)
+        if gives_indices and live.isdisjoint(eqn.outvars):
             continue
         live.update(_variables(eqn.invars))
         left.append(eqn)

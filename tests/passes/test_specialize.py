@@ -71,7 +71,19 @@ def references(x, y):
     return ref[...] * x.sum()
 
 
-FUNCTIONS = [statistics, loops, shared, random, references]
+def effects(x, y):
+    """Effects without a result, beside indices that are known once the size is."""
+    jax.debug.print("{}", y.sum())
+    ref = jax.new_ref(y)
+
+    def double():
+        ref[...] *= 2.0
+
+    lax.cond(y.sum() > 0, double, lambda: None)
+    return x[1:]
+
+
+FUNCTIONS = [statistics, loops, shared, random, references, effects]
 
 
 @pytest.mark.parametrize("fun", FUNCTIONS)

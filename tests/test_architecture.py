@@ -24,7 +24,7 @@ FLOORS = [
     {"primitives"},
     {"ir"},
     {"jaxcompat"},
-    {"files"},
+    {"files", "processes"},
     {"errors", "__init__"},
 ]
 LEVEL = {room: i for i, floor in enumerate(FLOORS) for room in floor}

@@ -1,0 +1,246 @@
+"""Commands run as children with limits, that never outlive this process.
+
+Each command runs under a supervisor (see `supervisor`), which kills it and all that it has started
+when it ends, when it is out of time, and when this process ends: on Ctrl-C, SIGTERM, SIGKILL or a
+crash.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Any
+
+_SUPERVISOR = os.path.join(os.path.dirname(__file__), "supervisor.py")
+
+#: Bytes of each stream that are kept: the last ones.
+_KEPT = 1 << 24
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command has ended.
+
+    Attributes:
+        status: Its exit status, or None if it was killed.
+        signal: The signal that killed it, as `SIGSEGV`, or None.
+        stdout: What it wrote, at most the last 16 MiB.
+        stderr: The same of its other stream.
+        seconds: How long it ran.
+        timed_out: Whether it was killed because it ran longer than it was given.
+    """
+
+    status: int | None
+    signal: str | None
+    stdout: str
+    stderr: str
+    seconds: float
+    timed_out: bool = False
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it died of a signal of its own, as a compiler that crashes does."""
+        return self.signal is not None and not self.timed_out
+
+    def __str__(self) -> str:
+        """Say on one line how it ended: `SIGABRT: F0000 ... Check failed: ...`."""
+        if self.timed_out:
+            return f"out of time after {self.seconds:.0f} s"
+        how = f"exit status {self.status}" if self.signal is None else self.signal
+        said = last_words(self.stderr)
+        return f"{how}: {said}" if said else how
+
+
+def last_words(stderr: str) -> str:
+    """Return the line of what a command wrote that says why it died, or else the last one.
+
+    A fatal check of XLA's comes before the stack, an exception after it.
+    """
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    fatal = [line for line in lines if "Check fail" in line or "Fatal Python error" in line]
+    said = (fatal or lines[-1:] or [""])[0]
+    return said if len(said) <= 300 else said[:297] + "..."
+
+
+class Child:
+    """A command that is running; killed at the end of a `with` block, if it has not ended.
+
+    Args:
+        command: The program and its arguments.
+        memory: Bytes that each of its processes may have of its own, where the system counts them.
+        cwd: The folder to run in.
+        env: The environment to run in.
+        options: What else `subprocess.Popen` takes.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        memory: int | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ):
+        reading, self._lifeline = os.pipe()
+        given: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            **options,
+        }
+        try:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", _SUPERVISOR, str(reading), str(memory or 0), *command],
+                pass_fds=(reading,),
+                start_new_session=True,
+                cwd=cwd,
+                env=env,
+                **given,
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(reading)
+        self._started, self._killed = time.monotonic(), False
+        self._lock = threading.Lock()
+
+    def kill(self) -> None:
+        """Kill the command with all that it has started. Returns at once."""
+        with self._lock:
+            if not self._killed:
+                self._killed = True
+                os.close(self._lifeline)
+
+    def wait(self, seconds: float | None = None) -> Outcome:
+        """Wait until the command has ended, or is out of time, counted from its start."""
+        deadline = None if seconds is None else self._started + seconds
+        read, in_time = self._read(deadline)
+        if in_time:
+            try:
+                left = None if deadline is None else max(0, deadline - time.monotonic())
+                self.popen.wait(left)
+            except subprocess.TimeoutExpired:
+                in_time = False
+        if not in_time:
+            self.kill()
+            more, _ = self._read(None)
+            read = [old + new for old, new in zip(read, more, strict=True)]
+        code = self.popen.wait()
+        stdout, stderr = (each.decode(errors="replace") for each in read)
+        return Outcome(
+            status=code if code >= 0 and not self._killed else None,
+            signal="SIGKILL" if self._killed else _signal_name(code),
+            stdout=stdout,
+            stderr=stderr,
+            seconds=time.monotonic() - self._started,
+            timed_out=not in_time,
+        )
+
+    def _read(self, deadline: float | None) -> tuple[list[bytes], bool]:
+        """Return what is written to both streams until they close, and whether they did in time."""
+        streams: list[IO[bytes] | None] = [self.popen.stdout, self.popen.stderr]
+        read = [bytearray(), bytearray()]
+        with selectors.DefaultSelector() as selector:
+            for number, stream in enumerate(streams):
+                if stream is not None:
+                    selector.register(stream, selectors.EVENT_READ, number)
+            while selector.get_map():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                for key, _ in selector.select(left):
+                    some = os.read(key.fd, 1 << 16)
+                    if not some:
+                        selector.unregister(key.fileobj)
+                    read[key.data] += some
+                    if len(read[key.data]) > 2 * _KEPT:
+                        del read[key.data][:-_KEPT]
+            in_time = not selector.get_map()
+        return [bytes(each[-_KEPT:]) for each in read], in_time
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+        self.popen.wait()
+        for stream in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+
+
+def _signal_name(code: int) -> str | None:
+    if code >= 0:
+        return None
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        return f"signal {-code}"
+
+
+def run(
+    command: Sequence[str],
+    *,
+    seconds: float | None = None,
+    memory: int | None = None,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run a command to its end, or until it is out of time. See `Child` for the arguments."""
+    with Child(command, memory=memory, cwd=cwd, env=env) as child:
+        return child.wait(seconds)
+
+
+def run_each(
+    commands: Iterable[Sequence[str]],
+    jobs: int,
+    *,
+    seconds: float | None = None,
+    memory: int | None = None,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[tuple[int, Outcome]]:
+    """Run commands, `jobs` side by side, and yield the number of each and its outcome as they end.
+
+    A command is drawn from `commands` when there is room for it. Where the iterator is closed, what
+    still runs is killed.
+    """
+    left = enumerate(commands)
+    running: dict[Future[Outcome], tuple[int, Child]] = {}
+    with ThreadPoolExecutor(jobs) as threads:
+        try:
+            while True:
+                while len(running) < jobs and (drawn := next(left, None)):
+                    child = Child(drawn[1], memory=memory, cwd=cwd, env=env)
+                    running[threads.submit(_waited, child, seconds)] = (drawn[0], child)
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    number, _ = running.pop(future)
+                    yield number, future.result()
+        finally:
+            for _, child in running.values():
+                child.kill()
+
+
+def _waited(child: Child, seconds: float | None) -> Outcome:
+    with child:
+        return child.wait(seconds)

@@ -1,0 +1,161 @@
+"""Commands in processes of their own: none outlives its limits, this process, or its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxprtool import processes
+
+#: Starts a process that starts another, in a session of its own; writes the numbers of both.
+FAMILY = """
+import os, subprocess, sys, time
+if sys.argv[1:]:
+    inner = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    with open(sys.argv[1] + ".new", "w") as file:
+        file.write(f"{os.getpid()} {inner.pid}")
+    os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(300)
+"""
+#: Runs that family by way of jaxprtool.processes.
+PARENT = """
+import sys
+from jaxprtool import processes
+processes.run([sys.executable, "-c", sys.argv[1], sys.argv[2]])
+"""
+
+
+def python(code, *arguments):
+    return [sys.executable, "-c", code, *arguments]
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def family(path):
+    wait_for(path.exists)
+    return [int(word) for word in path.read_text().split()]
+
+
+def test_a_command_ends_with_its_status_and_what_it_wrote():
+    done = processes.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
+    assert (done.status, done.signal, done.stdout, done.stderr) == (3, None, "out\n", "err\n")
+    assert not done.timed_out and not done.crashed and str(done) == "exit status 3: err"
+
+
+def test_a_command_that_is_not_there_says_so():
+    done = processes.run(["./no-such-command"])
+    assert done.status == 127 and str(done).endswith("./no-such-command: No such file or directory")
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGKILL", "SIGFPE"])
+def test_a_crash_is_told_by_its_signal(name):
+    done = processes.run(python(f"import os, signal; os.kill(os.getpid(), signal.{name})"))
+    assert done.crashed and done.status is None and str(done) == name
+
+
+def test_a_fatal_check_of_xla_is_what_is_said_of_a_crash():
+    code = "import os, sys; print('F1 a.cc:1] Check failed: x\\n*** stack', file=sys.stderr, "
+    done = processes.run(python(code + "flush=True); os.abort()"))
+    assert str(done) == "SIGABRT: F1 a.cc:1] Check failed: x"
+
+
+def test_out_of_time_the_whole_family_is_killed(tmp_path):
+    done = processes.run(python(FAMILY, str(tmp_path / "pids")), seconds=1)
+    assert done.timed_out and not done.crashed and str(done) == "out of time after 1 s"
+    assert not any(map(is_alive, family(tmp_path / "pids")))
+
+
+def test_what_a_command_leaves_behind_is_killed_and_not_waited_for(tmp_path):
+    command = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 300' & echo done; sleep 0.2"
+    done = processes.run(["sh", "-c", command])
+    assert done.status == 0 and done.stdout == "done\n" and done.seconds < 100
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def test_out_of_memory_is_an_error_of_the_command():
+    done = processes.run(python("bytearray(1 << 30)"), memory=1 << 28)
+    assert done.status == 1 and str(done).endswith("MemoryError")
+    assert processes.run(python("bytearray(1 << 26)"), memory=1 << 28).status == 0
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT", "SIGSEGV"])
+def test_children_die_with_their_parent(name, tmp_path):
+    pids = tmp_path / "pids"
+    parent = subprocess.Popen(python(PARENT, FAMILY, str(pids)), stderr=subprocess.DEVNULL)
+    children = family(pids)
+    assert all(map(is_alive, children))
+    parent.send_signal(getattr(signal, name))
+    parent.wait(30)
+    wait_for(lambda: not any(map(is_alive, children)))
+
+
+def test_a_command_outlives_the_thread_that_started_it():
+    import threading
+
+    started = []
+    command = ["sh", "-c", "sleep 0.3; echo done"]
+    thread = threading.Thread(target=lambda: started.append(processes.Child(command)))
+    thread.start()
+    thread.join()
+    with started[0] as child:
+        assert child.wait().stdout == "done\n"
+
+
+def test_commands_run_side_by_side_and_are_drawn_as_there_is_room():
+    drawn = []
+
+    def commands():
+        for seconds in ("0.4", "0", "0"):
+            drawn.append(seconds)
+            yield ["sleep", seconds]
+
+    ended = [(number, len(drawn)) for number, _ in processes.run_each(commands(), 2)]
+    assert ended[0] == (1, 2) and sorted(number for number, _ in ended) == [0, 1, 2]
+
+
+def test_commands_side_by_side_are_killed_when_no_more_is_asked_for(tmp_path):
+    pids = tmp_path / "pids"
+
+    def commands():
+        yield python(FAMILY, str(pids))
+        wait_for(pids.exists)
+        yield ["true"]
+
+    running = processes.run_each(commands(), 2)
+    assert next(running)[0] == 1
+    children = family(pids)
+    running.close()
+    assert not any(map(is_alive, children))
+
+
+def test_of_what_a_command_writes_without_end_the_last_is_kept():
+    done = processes.run(python("import os\nfor _ in range(80): os.write(1, b'a' * (1 << 20))"))
+    assert set(done.stdout) == {"a"} and len(done.stdout) == 1 << 24
+
+
+def test_a_command_that_closes_its_streams_is_waited_for():
+    assert processes.run(["sh", "-c", "exec >&- 2>&-; sleep 0.2; exit 4"]).status == 4
+    assert processes.run(["sh", "-c", "exec >&- 2>&-; sleep 300"], seconds=0.3).timed_out
+
+
+def test_no_descriptor_is_left_open():
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        processes.run(["true"])
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.flow_paths import flow_path
     from jaxprtool.analysis.memory import memory
     from jaxprtool.analysis.slices import why
+    from jaxprtool.api.compare import compare
     from jaxprtool.api.jit import jit
     from jaxprtool.api.lower import make_jaxpr, xla_computation
     from jaxprtool.api.mask import mask
@@ -48,6 +49,7 @@ _HOME = {
     "Rewrite": "jaxprtool.passes.patterns",
     "batch_jaxpr": "jaxprtool.passes.batch.jaxprs",
     "clear_caches": "jaxprtool.ir.caches",
+    "compare": "jaxprtool.api.compare",
     "cost": "jaxprtool.analysis.cost",
     "dce_jaxpr": "jaxprtool.passes.dce",
     "equivalent": "jaxprtool.ir.equivalence",
@@ -89,6 +91,7 @@ __all__ = [
     "Rewrite",
     "batch_jaxpr",
     "clear_caches",
+    "compare",
     "cost",
     "dce_jaxpr",
     "equivalent",

@@ -14,6 +14,7 @@ from typer.main import get_command
 from jaxprtool.cli import completion, errors
 from jaxprtool.cli.backends import backends
 from jaxprtool.cli.browse import browse
+from jaxprtool.cli.compare import compare
 from jaxprtool.cli.cost import cost
 from jaxprtool.cli.emit import emit
 from jaxprtool.cli.explain import explain
@@ -48,8 +49,8 @@ app = typer.Typer(
     epilog=_EPILOG,
 )
 for command in (
-    *(show, browse, cost, source, memory, residuals, why, report, opt, run, nans, emit, unzip),
-    *(vmap, outline, shapecheck, passes, explain, backends),
+    *(show, browse, cost, source, memory, residuals, why, report, opt, run, nans, compare, emit),
+    *(unzip, vmap, outline, shapecheck, passes, explain, backends),
 ):
     app.command(context_settings=_HELP)(command)
 
@@ -88,6 +89,7 @@ def _top(
       jaxprtool opt  samples/transformer.py:loss -p dce --stats
       jaxprtool run  samples/transformer.py:loss --backend cpu
       jaxprtool nans samples/transformer.py:loss -p grad
+      jaxprtool compare samples/transformer.py:loss -p "" -p "-O2"
       jaxprtool emit samples/transformer.py:loss --to stablehlo
       jaxprtool unzip samples/mlp_variables.py:net -o net/
       jaxprtool vmap samples/batching.py:loss --in-axes "(None, 0)" --axis-size 32

@@ -99,6 +99,12 @@ def complete_backend(incomplete: str) -> list[str]:
     return [name for name in known if name.startswith(incomplete)]
 
 
+def complete_backends(incomplete: str) -> list[str]:
+    """Lists of platforms that begin with what is typed, the last of them completed."""
+    before, comma, typed = incomplete.rpartition(",")
+    return [before + comma + name for name in complete_backend(typed)]
+
+
 def answer(command: Any, arguments: Sequence[str], program: str) -> None:
     """Print what the shell asks for, which it does through the environment.
 

@@ -15,7 +15,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -161,6 +161,10 @@ class Function:
             parser=mesh_axes,
         ),
     ] = None
+
+    def of(self, target: str) -> Function:
+        """Return the same for another TARGET."""
+        return replace(self, target=target)
 
     def find(
         self,

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.compare import Difference, difference, values_agree
+from jaxprtool.execute.compare.arrays import Difference, difference, values_agree
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.interpret import bind
 from jaxprtool.ir.structured import holds_jaxpr

@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import Details
-from jaxprtool.execute.compare import as_numpy, type_of, values_agree
+from jaxprtool.execute.compare.arrays import as_numpy, type_of, values_agree
 from jaxprtool.execute.effects import Effects, leaves_the_program
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.interpret import Interpreter, bind, row_of

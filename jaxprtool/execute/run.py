@@ -154,21 +154,13 @@ def run(
     if repeat is None:
         repeat = 0 if program.jaxpr.effects else REPEATS
     check = FiniteCheck.from_config()
-    mesh = concrete_mesh(program, arguments, device)
-    if mesh is not None:
-        device, arguments = None, placed(program, arguments, mesh)
-    place = nullcontext() if device is None else jax.default_device(device)
-    # Arguments and constants are put on the device by us, not by the user's own code.
-    transfers = jax.transfer_guard("allow")
-    with place, unchecked(), transfers, nullcontext() if mesh is None else jax.set_mesh(mesh):
-        if device is not None:
-            arguments = [jax.device_put(a, device) for a in arguments]
-        made = _compile(program, arguments, told)
+    with ready(program, arguments, device) as (arguments, device):
+        made = compiled(program, arguments, told)
         told(f"running {program.name}")
         with failures_reported(program):
-            first_time, outs = _timed(made.call, *_copied(program, arguments))
+            first_time, outs = _timed(made.call, *copied(program, arguments))
             program.require_finite(check, arguments, outs)
-            times = [_timed(made.call, *_copied(program, arguments))[0] for _ in range(repeat)]
+            times = [_timed(made.call, *copied(program, arguments))[0] for _ in range(repeat)]
     median = statistics.median(times) if times else None
     return RunReport(
         program.name,
@@ -182,7 +174,27 @@ def run(
     )
 
 
-def _copied(program: Program, arguments: Sequence[object]) -> list[object]:
+@contextmanager
+def ready(
+    program: Program, arguments: Sequence[object], device: jax.Device | None
+) -> Iterator[tuple[Sequence[object], jax.Device | None]]:
+    """Put arguments where a program runs: on its mesh if it has one, or else on a device.
+
+    Yields them, and the device, which is None on a mesh. No switch of JAX's checks numbers here.
+    """
+    mesh = concrete_mesh(program, arguments, device)
+    if mesh is not None:
+        device, arguments = None, placed(program, arguments, mesh)
+    place = nullcontext() if device is None else jax.default_device(device)
+    # Arguments and constants are put on the device by us, not by the user's own code.
+    transfers = jax.transfer_guard("allow")
+    with place, unchecked(), transfers, nullcontext() if mesh is None else jax.set_mesh(mesh):
+        if device is not None:
+            arguments = [jax.device_put(a, device) for a in arguments]
+        yield arguments, device
+
+
+def copied(program: Program, arguments: Sequence[object]) -> list[object]:
     """The arguments for one call: copies of those that it donates, which are needed again."""
     donated = program.jit_keywords.get("donate_argnums", ())
     return [
@@ -192,7 +204,7 @@ def _copied(program: Program, arguments: Sequence[object]) -> list[object]:
 
 
 @dataclass(frozen=True)
-class _Compiled:
+class Compiled:
     """A function from flat arguments to flat results, and what it took to make it."""
 
     call: Callable
@@ -203,16 +215,16 @@ class _Compiled:
     memory: Memory | None = None
 
 
-def _compile(
+def compiled(
     program: Program, arguments: Sequence[object], told: Callable[[str], object]
-) -> _Compiled:
+) -> Compiled:
     """Compile a program; under `jax_disable_jit` its equations are, one by one, when they run."""
     fun = jaxcompat.jaxpr_as_fun(program.jaxpr)
     checked = jaxcompat.has_checks(program.jaxpr)
     if checked:
         fun = checkify.checkify(fun)
     if jax.config.jax_disable_jit:
-        return _Compiled(_thrower(fun) if checked else fun)
+        return Compiled(_thrower(fun) if checked else fun)
     told(f"lowering {program.name}")
     try:
         traced = jax.jit(fun, **program.jit_keywords).trace(*arguments)
@@ -226,7 +238,7 @@ def _compile(
         raise UnsupportedError(f"{program.name} cannot be compiled: {_one_line(error)}") from error
     call = _thrower(compiled) if checked else compiled
     memory = _memory(compiled)
-    return _Compiled(call, lower_time, compile_time, compile_cpu, hits() > 0, memory)
+    return Compiled(call, lower_time, compile_time, compile_cpu, hits() > 0, memory)
 
 
 def _memory(compiled: jax.stages.Compiled) -> Memory | None:

@@ -32,7 +32,7 @@ from jaxprtool.errors import (
     UnsupportedError,
     described,
 )
-from jaxprtool.execute.compare import Difference, difference, values_agree
+from jaxprtool.execute.compare.arrays import Difference, difference, values_agree
 from jaxprtool.execute.effects import Effects, Event, effects_differ, leaves_the_program
 from jaxprtool.execute.execution_trace import ExecutionTrace, first_difference
 from jaxprtool.execute.fill import random_argument

@@ -184,6 +184,7 @@ from jaxprtool.jaxcompat.retyped_rules import closes_over_sizes, retyped_rules
 from jaxprtool.jaxcompat.roofline import roofline_flops
 from jaxprtool.jaxcompat.running import (
     callback_failures,
+    default_tolerance,
     has_checks,
     keep_backend_probing_quiet,
     primitive_test_programs,

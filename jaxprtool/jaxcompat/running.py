@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr
 
@@ -61,6 +62,13 @@ def callback_failures() -> Iterator[list[BaseException]]:
         for logger, propagate in zip(loggers, before, strict=True):
             logger.removeHandler(handler)
             logger.propagate = propagate
+
+
+def default_tolerance(dtype: Any) -> float:
+    """Return the error, absolute and relative, that JAX's tests tolerate of a dtype by default."""
+    from jax._src.public_test_util import default_tolerance as tolerances
+
+    return float(tolerances().get(np.dtype(dtype), 0))
 
 
 def has_checks(jaxpr: AnyJaxpr) -> bool:

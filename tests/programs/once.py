@@ -11,7 +11,7 @@ import jax
 
 import jaxprtool.api.program  # noqa: F401  # shows a program as text
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.execute.compare import as_numpy
+from jaxprtool.execute.compare.arrays import as_numpy
 from jaxprtool.ir.equivalence import equivalent
 from jaxprtool.ir.program import Program
 from tests.programs.symbolic import SymbolicProgram

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.execute.compare import (
+from jaxprtool.execute.compare.arrays import (
     Comparison,
     Difference,
     bits_agree,

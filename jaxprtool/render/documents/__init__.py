@@ -16,7 +16,7 @@ from jaxprtool.render.documents.analyses import (
     SourceDocument,
     WhyDocument,
 )
-from jaxprtool.render.documents.checks import NansDocument
+from jaxprtool.render.documents.checks import CompareDocument, NansDocument
 from jaxprtool.render.documents.passes import (
     BackendsDocument,
     PassDocument,
@@ -46,6 +46,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "residuals": (ResidualsDocument,),
     "why": (WhyDocument, PathDocument),
     "nans": (NansDocument,),
+    "compare": (CompareDocument,),
     "vmap": (VmapDocument,),
     "passes": (PassesDocument,),
     "explain": (PassDocument, PipelineDocument, PrimitiveDocument),

@@ -1,4 +1,4 @@
-"""Documents of what is found while a program runs: NaNs and infinities."""
+"""Documents of what is found while a program runs: NaNs and infinities, and differences."""
 
 from __future__ import annotations
 
@@ -56,3 +56,49 @@ class NansDocument(TypedDict):
     iteration: Annotated[list[int], "The number of the round of each loop around it, from 0."]
     operands: Annotated[list[FoundOperand], "What it was given."]
     all: Annotated[list[FoundValue], "Every one; those that reach a result first."]
+
+
+class MeasureDocument(TypedDict):
+    """How a value of a variant differs from the reference's; what is not finite has no error."""
+
+    name: Annotated[str, "What it is: the path of a result."]
+    type: Annotated[str, "Its type."]
+    reference_type: Annotated[str, "The type of the reference's."]
+    equal: Annotated[bool, "Whether types and bits are the same, any NaN being like any other."]
+    within: Annotated[bool, "Whether every element is within tolerance."]
+    rtol: Annotated[float, "The relative error that is tolerated."]
+    atol: Annotated[float, "The absolute error that is tolerated."]
+    absolute: Annotated[float | None, "The largest absolute error; null of what has no numbers."]
+    relative: Annotated[float | None, "The largest relative error, where the reference is not 0."]
+    ulps: Annotated[int | None, "The largest error in units in the last place; null of no floats."]
+    cosine: Annotated[float | None, "The cosine of the angle between both; null of one element."]
+    nans: Annotated[int, "How many NaNs it has."]
+    reference_nans: Annotated[int, "How many NaNs the reference's has."]
+    differing: Annotated[int, "How many elements have other bits."]
+    beyond: Annotated[int, "How many elements are beyond tolerance."]
+    size: Annotated[int, "How many elements there are."]
+    position: Annotated[
+        list[int] | None, "The position of the first beyond tolerance, or of the largest error."
+    ]
+
+
+class VariantDocument(TypedDict):
+    """A variant beside the reference."""
+
+    name: Annotated[str, "What it is called: `-O2, gpu`."]
+    error: Annotated[str, "Why it has no results, as the signal that killed it; or empty."]
+    equal: Annotated[bool, "Whether all results are equal to the bit."]
+    within: Annotated[bool, "Whether all results are within tolerance."]
+    results: Annotated[list[MeasureDocument], "How each result differs; none if it failed."]
+
+
+class CompareDocument(TypedDict):
+    """`compare`: variants of a program on the same inputs."""
+
+    name: Annotated[str, "The name of the program."]
+    reference: Annotated[str, "The variant that the others are compared with: the first."]
+    inputs: Annotated[str, "What the inputs are."]
+    random: Annotated[list[str], "The arguments that are random."]
+    within: Annotated[bool, "Whether all variants ran, and are within tolerance."]
+    error: Annotated[str, "Why the reference has no results; or empty."]
+    variants: Annotated[list[VariantDocument], "The others."]

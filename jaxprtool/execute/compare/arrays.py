@@ -78,7 +78,7 @@ def _by_how_much(a: np.ndarray, b: np.ndarray, wrong: np.ndarray) -> Details:
     if not jnp.issubdtype(a.dtype, jnp.inexact):
         return []
     relative, absolute = _tolerances(a)
-    a, b = _wide(a), _wide(b)
+    a, b = wide(a), wide(b)
     finite = wrong & np.isfinite(a) & np.isfinite(b)
     if not finite.any():
         return []
@@ -106,18 +106,19 @@ def values_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if not jnp.issubdtype(a.dtype, jnp.inexact):
         return a == b
     relative, absolute = _tolerances(a)
-    return np.isclose(_wide(a), _wide(b), rtol=relative, atol=absolute, equal_nan=True)
+    return np.isclose(wide(a), wide(b), rtol=relative, atol=absolute, equal_nan=True)
 
 
 def _tolerances(a: np.ndarray) -> tuple[float, float]:
     """Return the relative and the absolute error that is rounding, in an array of floats."""
     relative = _ROUNDINGS * float(jnp.finfo(a.dtype).eps)
-    a = _wide(a)
+    a = wide(a)
     sizes = np.abs(a[np.isfinite(a)])
     return relative, relative * max(1.0, float(sizes.max())) if sizes.size else relative
 
 
-def _wide(x: np.ndarray) -> np.ndarray:
+def wide(x: np.ndarray) -> np.ndarray:
+    """Return numbers as double precision, or as complex numbers of it."""
     return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
 
 

@@ -1,0 +1,126 @@
+"""`jaxprtool compare`: variants of a function on the same inputs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from jaxprtool.cli import completion, options, output
+from jaxprtool.cli.options import PASSES, Panel, names
+from jaxprtool.cli.progress import Told
+from jaxprtool.cli.run import printed_by_functions
+from jaxprtool.cli.start import start_jax, use_cache
+
+_VARIANTS = Panel("Variants")
+_TOLERANCE = Panel("What is tolerated")
+
+_Others = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TARGET]…",
+        help="Other functions or programs of the same arguments.",
+        show_default=False,
+        autocompletion=completion.complete_target,
+    ),
+]
+_Passes = Annotated[
+    list[str] | None,
+    PASSES.option(
+        "-p, --passes",
+        "PIPELINE",
+        'Passes to run first: a variant for each -p. -p "" is the function as it is traced.',
+        autocompletion=completion.complete_passes,
+    ),
+]
+_Backends = Annotated[
+    Any,
+    _VARIANTS.option(
+        "--backends",
+        "NAME,…",
+        "A variant for each backend: cpu,gpu.",
+        parser=names,
+        autocompletion=completion.complete_backends,
+    ),
+]
+_Precision = Annotated[
+    Any,
+    _VARIANTS.option(
+        "--precision",
+        "NAME,…",
+        "A variant for each precision of matrix products that name none: default,highest.",
+        parser=names,
+    ),
+]
+_OpByOp = Annotated[
+    bool,
+    _VARIANTS.flag("--op-by-op", "Each variant also one equation at a time, so nothing is fused."),
+]
+_Rtol = Annotated[
+    float | None,
+    _TOLERANCE.option(
+        "--rtol",
+        "ERROR",
+        "Relative error; else what JAX's tests tolerate of the dtype: 1e-6 of f32, 1e-2 of bf16.",
+        min=0,
+    ),
+]
+_Atol = Annotated[
+    float | None, _TOLERANCE.option("--atol", "ERROR", "Absolute error; else the same.", min=0)
+]
+
+
+@options.command
+def compare(
+    function: options.Function,
+    others: _Others = None,
+    types: options.Types = None,
+    passes: _Passes = None,
+    plugin: options.Plugin = None,
+    backends: _Backends = None,
+    precision: _Precision = None,
+    op_by_op: _OpByOp = False,
+    rtol: _Rtol = None,
+    atol: _Atol = None,
+    seed: options.Seed = 0,
+    json: options.Json = False,
+    *,
+    told: Told,
+) -> None:
+    """Run variants of a function on the same inputs, and say how far their results are apart.
+
+    Variants are all of TARGETs x pipelines x precisions x backends. The first is the reference.
+    Exit code 1 if a result is not within tolerance of its own.
+
+    [bold]Examples[/]
+
+      jaxprtool compare samples/transformer.py:loss -p "" -p "-O2"
+      jaxprtool compare samples/transformer.py:loss --op-by-op --rtol 1e-5
+    """
+    start_jax(told, function.x64)
+    use_cache(True)
+    from jaxprtool.api.compare import Axes, comparison, planned
+    from jaxprtool.api.targets import given_to
+    from jaxprtool.execute.compare.measures import Tolerance
+    from jaxprtool.render import compare as render
+
+    pipelines = [options.pipeline(text, plugin) for text in passes or [""]]
+    axes = Axes(pipelines, backends or (None,), precision or (None,), op_by_op)
+    axes.require_backends()
+    targets = [function, *(function.of(target) for target in others or [])]
+    entries = [each.find(told, True, types, pipelines[0]) for each in targets]
+    traced = [
+        each.trace(entry, pipelines[0], told) for each, entry in zip(targets, entries, strict=True)
+    ]
+    labels = [each.target for each in targets]
+    plan = planned(list(zip(labels, traced, strict=True)), axes, told)
+    inputs = partial(given_to, entry=entries[0], traced=traced[0])
+    with printed_by_functions(json):
+        found = comparison(plan, inputs, Tolerance(rtol, atol), seed, told)
+    if json:
+        output.write_json(render.compare_document(found))
+    else:
+        output.write_rendered(render.comparison(found, output.width()))
+    if not found.within:
+        raise typer.Exit(1)

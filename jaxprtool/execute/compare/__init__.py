@@ -1,0 +1,1 @@
+"""Comparing: arrays with one another, variants of a program, and where two of them part."""

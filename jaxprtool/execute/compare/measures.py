@@ -1,0 +1,197 @@
+"""How far two arrays are apart: bits, errors, units in the last place, angle, and NaNs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.execute.compare.arrays import as_numpy, bits_agree, wide
+from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.equations import type_of
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The errors that are tolerated: |b - a| <= atol + rtol |a|, where a is the reference.
+
+    Attributes:
+        rtol: The relative error; None is what JAX's own tests tolerate of the dtype.
+        atol: The absolute error; the same.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    def of(self, *dtypes: Any) -> tuple[float, float]:
+        """Return the relative and the absolute tolerance of values of these dtypes."""
+        if any(map(_is_exact, dtypes)):
+            return 0.0, 0.0
+        usual = max(map(jaxcompat.default_tolerance, dtypes))
+        return usual if self.rtol is None else self.rtol, usual if self.atol is None else self.atol
+
+
+def _is_exact(dtype: Any) -> bool:
+    """Return True for what has no errors: booleans, keys, and what holds nothing."""
+    return is_extended(dtype) or dtype in (np.dtype(bool), jax.dtypes.float0)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a value differs from the one that it is compared with.
+
+    What is not finite in either array has no error.
+
+    Attributes:
+        name: What it is called: the path of a result.
+        reference_type: The type of what it is compared with.
+        type: Its type.
+        equal: Whether types and bits are the same, any NaN being equal to any NaN.
+        within: Whether each element is within tolerance; NaNs and infinities are to be the same.
+        rtol: The relative tolerance.
+        atol: The absolute tolerance.
+        differing: How many elements have other bits.
+        beyond: How many elements are beyond tolerance.
+        size: How many elements there are.
+        position: The position of the first that is beyond tolerance, or else of the largest error;
+            None if no element differs.
+        absolute: The largest absolute error; None of what has no numbers.
+        relative: The largest error relative to the reference, where that is not zero.
+        ulps: The largest error in units in the last place; None if the dtypes are not the same
+            floating-point dtype.
+        cosine: The cosine of the angle between the two; None of fewer than two elements.
+        nans: How many NaNs the reference has, and how many this has.
+    """
+
+    name: str
+    reference_type: str
+    type: str
+    equal: bool
+    within: bool
+    rtol: float
+    atol: float
+    differing: int
+    beyond: int
+    size: int
+    position: tuple[int, ...] | None
+    absolute: float | None
+    relative: float | None
+    ulps: int | None
+    cosine: float | None
+    nans: tuple[int, int]
+
+
+@jax.transfer_guard("allow")
+def measured(name: str, reference: Any, value: Any, tolerance: Tolerance) -> Measure:
+    """Return how a value differs from another of the same shape."""
+    kinds = type_of(jax.typeof(reference)), type_of(jax.typeof(value))
+    if not all(hasattr(x, "dtype") for x in (reference, value)):  # tokens, which hold nothing
+        return Measure(
+            name, *kinds, True, True, 0.0, 0.0, 0, 0, 0, None, None, None, None, None, (0, 0)
+        )
+    extended = any(is_extended(x.dtype) for x in (reference, value) if hasattr(x, "dtype"))
+    a, b = as_numpy(reference), as_numpy(value)
+    rtol, atol = (0.0, 0.0) if extended else tolerance.of(a.dtype, b.dtype)
+    same = _same_bits(a, b)
+    within = same | _within(a, b, rtol, atol)
+    absolute, relative, place = _errors(a, b, same)
+    if not within.all():
+        place = tuple(map(int, np.argwhere(~within)[0]))
+    return Measure(
+        name,
+        *kinds,
+        equal=bool(same.all()) and kinds[0] == kinds[1],
+        within=bool(within.all()),
+        rtol=rtol,
+        atol=atol,
+        differing=int((~same).sum()),
+        beyond=int((~within).sum()),
+        size=a.size,
+        position=place,
+        absolute=None if extended else absolute,
+        relative=None if extended else relative,
+        ulps=None if extended else _ulps(a, b),
+        cosine=None if extended else _cosine(a, b),
+        nans=(_nans(a), _nans(b)),
+    )
+
+
+def _same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if a.dtype == jax.dtypes.float0 or b.dtype == jax.dtypes.float0:
+        return np.full(a.shape, a.dtype == b.dtype)
+    if a.dtype != b.dtype:  # equal if all that each has is in the other, too
+        return bits_agree(wide(a), wide(b))
+    return bits_agree(a, b)
+
+
+def _within(a: np.ndarray, b: np.ndarray, rtol: float, atol: float) -> np.ndarray:
+    if not (rtol or atol) or jax.dtypes.float0 in (a.dtype, b.dtype):
+        return np.zeros(a.shape, bool)  # what has the same bits is within tolerance already
+    return np.isclose(wide(b), wide(a), rtol=rtol, atol=atol, equal_nan=True)
+
+
+def _errors(
+    a: np.ndarray, b: np.ndarray, same: np.ndarray
+) -> tuple[float | None, float | None, tuple[int, ...] | None]:
+    """Return the largest absolute and relative error, and where the first of these is."""
+    if jax.dtypes.float0 in (a.dtype, b.dtype) or bool in (a.dtype, b.dtype):
+        wrong = np.argwhere(~same)
+        return None, None, tuple(map(int, wrong[0])) if len(wrong) else None
+    if same.all():
+        return 0.0, 0.0, None
+    a, b = wide(a), wide(b)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not (finite & ~same).any():
+        return 0.0, 0.0, tuple(map(int, np.argwhere(~same)[0]))
+    errors = np.zeros(a.shape)
+    errors[finite] = np.abs(b[finite] - a[finite])
+    sizes = np.abs(a)
+    known = finite & (sizes > 0)
+    relative = float((errors[known] / sizes[known]).max()) if known.any() else None
+    place = np.unravel_index(int(errors.argmax()), errors.shape)
+    return float(errors.max()), relative, tuple(map(int, place))
+
+
+def _ulps(a: np.ndarray, b: np.ndarray) -> int | None:
+    """Return the largest difference in units in the last place, of what is finite in both."""
+    if a.dtype != b.dtype or not jnp.issubdtype(a.dtype, jnp.inexact):
+        return None
+    if np.iscomplexobj(a):
+        return max(_ulps(a.real, b.real) or 0, _ulps(a.imag, b.imag) or 0)
+    info = jnp.finfo(a.dtype)
+    if info.bits != 8 * a.dtype.itemsize or float(info.min) >= 0:
+        return None
+    finite = np.isfinite(a) & np.isfinite(b)
+    (sign_a, size_a), (sign_b, size_b) = (_sign_and_size(x[finite]) for x in (a, b))
+    apart = np.where(
+        sign_a == sign_b,
+        np.maximum(size_a, size_b) - np.minimum(size_a, size_b),
+        size_a + size_b,
+    )
+    return int(apart.max(initial=0))
+
+
+def _sign_and_size(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sign of floats, and their magnitude as the number of floats below it."""
+    bits = 8 * x.dtype.itemsize
+    whole = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}").astype(np.uint64)
+    sign = whole >> np.uint64(bits - 1)
+    return sign, whole & np.uint64((1 << (bits - 1)) - 1)
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float | None:
+    if a.size < 2 or not all(jnp.issubdtype(x.dtype, jnp.inexact) for x in (a, b)):
+        return None
+    a, b = wide(a).ravel(), wide(b).ravel()
+    finite = np.isfinite(a) & np.isfinite(b)
+    a, b = a[finite], b[finite]
+    sizes = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+    return float(np.vdot(a, b).real) / sizes if sizes else None
+
+
+def _nans(x: np.ndarray) -> int:
+    return int(np.isnan(x).sum()) if jnp.issubdtype(x.dtype, jnp.inexact) else 0

@@ -1,0 +1,149 @@
+"""Variants of a program: run on the same inputs, and compared with the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError, described
+from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
+from jaxprtool.execute.run import choose_device, compiled, copied, failures_reported, ready
+from jaxprtool.execute.verify import require_runnable
+from jaxprtool.ir.dtypes import as_array
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.interpret import Interpreter
+from jaxprtool.ir.program import Program
+
+Told = Callable[[str], object]
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A program, and how it is run.
+
+    Attributes:
+        name: What it is called: `-O2 on gpu`.
+        program: The program.
+        platform: The backend; None is where JAX and its arguments have it.
+        op_by_op: Whether each equation runs by itself, and nothing is compiled as a whole.
+    """
+
+    name: str
+    program: Program
+    platform: str | None = None
+    op_by_op: bool = False
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A variant beside the first.
+
+    Attributes:
+        name: What it is called.
+        results: How each result differs; none if it failed.
+        error: Why it has no results, on one line, or "".
+    """
+
+    name: str
+    results: tuple[Measure, ...]
+    error: str = ""
+
+    @property
+    def within(self) -> bool:
+        """Whether it ran, and every result is within tolerance."""
+        return not self.error and all(each.within for each in self.results)
+
+    @property
+    def equal(self) -> bool:
+        """Whether it ran, and every result has the same type and bits."""
+        return not self.error and all(each.equal for each in self.results)
+
+
+class Runner:
+    """Runs a variant; it is compiled once for all inputs."""
+
+    def __init__(self, variant: Variant, told: Told = lambda doing: None):
+        require_runnable(variant.program)
+        self.variant, self._told = variant, told
+        self._device = choose_device(variant.program, variant.platform, None)
+        self._call: Callable[..., Any] | None = None
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return the results for flat arguments.
+
+        Raises UnsupportedError if the program cannot be compiled, BackendError if the device cannot
+        run it, and UserFunctionError if a callback or a check of the user's fails.
+        """
+        program = self.variant.program
+        with ready(program, arguments, self._device) as (there, _), failures_reported(program):
+            if self.variant.op_by_op:
+                self._told(f"running {self.variant.name}")
+                try:
+                    outs = Interpreter().run(program.jaxpr, there)
+                except JaxprToolError:
+                    raise
+                except (TypeError, ValueError, NotImplementedError) as error:
+                    raise UnsupportedError(
+                        f"{program.name} cannot be run op by op: {described(error)}"
+                    ) from error
+            else:
+                if self._call is None:
+                    self._call = compiled(program, there, self._told).call
+                self._told(f"running {self.variant.name}")
+                outs = self._call(*copied(program, there))
+            return list(jax.block_until_ready(list(map(as_array, outs))))
+
+
+def compared(
+    variant: Variant, reference: Sequence[Any], run: Callable[[], Sequence[Any]], t: Tolerance
+) -> Compared:
+    """Return how the results that `run` gives differ from those of the reference."""
+    try:
+        results = run()
+    except JaxprToolError as error:
+        return Compared(variant.name, (), error.message)
+    names = variant.program.out_names
+    triples = zip(names, reference, results, strict=True)
+    return Compared(variant.name, tuple(measured(*triple, t) for triple in triples))
+
+
+def arguments_of(variant: Variant, reference: Program, arguments: Sequence[Any]) -> list[Any]:
+    """Return the arguments of a variant, of those of the reference: by name, or else in order.
+
+    Raises ArgumentsError if it takes others, or gives results of other shapes.
+    """
+    program = variant.program
+    given = dict(zip(reference.arg_names, arguments, strict=True))
+    if given.keys() >= set(program.arg_names):
+        values = [given[name] for name in program.arg_names]
+    else:
+        values = list(arguments)
+    avals = [jax.typeof(value) for value in values]
+    if list(map(_type, avals)) != list(map(_type, program.in_avals)):
+        raise _others("takes", reference, variant)
+    shapes = [[getattr(v, "shape", None) for v in p.out_avals] for p in (reference, program)]
+    if shapes[0] != shapes[1]:
+        raise _others("gives", reference, variant)
+    return values
+
+
+def _type(aval: Any) -> Any:
+    return getattr(aval, "shape", None), getattr(aval, "dtype", None)
+
+
+def _others(verb: str, reference: Program, variant: Variant) -> ArgumentsError:
+    """Return the error of two programs of other arguments or results: the first that differs."""
+    pairs = [p.arguments if verb == "takes" else p.results for p in (reference, variant.program)]
+    texts = [[f"{name}: {type_of(aval)}" for name, aval in values] for values in pairs]
+    first = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), None)
+    if first is None:
+        first = min(map(len, texts))
+    old, new = (each[first] if first < len(each) else "nothing" for each in texts)
+    what = "arguments" if verb == "takes" else "results"
+    return ArgumentsError(
+        f"{variant.name} cannot be compared, since it {verb} other {what}: {new}, where "
+        f"the first {verb} {old}"
+    )

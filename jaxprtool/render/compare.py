@@ -1,0 +1,193 @@
+"""Variants beside the first of them, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from jaxprtool.ir.quantities import plural, with_prefix
+from jaxprtool.render import theme
+from jaxprtool.render.documents import CompareDocument, checks
+from jaxprtool.render.rendering import Rendering
+from jaxprtool.render.stats import new_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from jaxprtool.api.compare import Comparison
+    from jaxprtool.execute.compare.measures import Measure
+    from jaxprtool.execute.compare.variants import Compared
+
+#: Of more results than this those are shown that differ most.
+MOST_RESULTS = 16
+
+#: Types stand beside names where there are so many columns.
+_WIDE = 110
+
+
+def comparison(found: Comparison, width: int) -> Rendering:
+    """Return a table for each variant, with a row for each result."""
+    parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING)]
+    for each in found.variants:
+        parts += [Text(), _variant(each, width)]
+    return Rendering(Group(*parts), width)
+
+
+def heading(found: Comparison) -> str:
+    """Return what is compared with what."""
+    if found.error:
+        return f"{found.name}: nothing to compare with: {found.reference}: {found.error}"
+    return f"{found.name}: compared with {found.reference}, on {found.inputs}"
+
+
+def verdict(variant: Compared) -> str:
+    """Return how a variant's results are, on one line."""
+    if variant.error:
+        return f"{variant.name}: {variant.error}"
+    count = len(variant.results)
+    what = plural(count, "result")
+    if variant.equal:
+        return f"{variant.name}: {what}, equal to the bit"
+    same = sum(each.equal for each in variant.results)
+    bits = f"{same} equal to the bit" if same else "none equal to the bit"
+    beyond = sum(not each.within for each in variant.results)
+    if not beyond:
+        return f"{variant.name}: {what}, {bits}, all within tolerance"
+    return f"{variant.name}: {what}, {bits}, {beyond} beyond tolerance"
+
+
+def _variant(variant: Compared, width: int) -> RenderableType:
+    rows = worst(variant.results)
+    said = Text(verdict(variant), style=theme.HEADING)
+    if variant.error or variant.equal or not rows:
+        return said
+    table = new_table("")
+    table.title = None  # a longer one than the table is wide would be broken
+    table.add_column("result", overflow="fold")
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for each in rows:
+        name = Text(each.name, style=theme.BINDER)
+        if width >= _WIDE or each.type != each.reference_type:
+            name.append(f" {types(each)}", style=theme.TYPE)
+        table.add_row(name, *cells(each))
+    return Group(said, _with_rest(table, len(variant.results) - len(rows)))
+
+
+def types(each: Measure) -> str:
+    """Return the type of a result, and that of the reference if it has another."""
+    same = each.type == each.reference_type
+    return each.type if same else f"{each.type}, not {each.reference_type}"
+
+
+def _with_rest(table: Table, left: int) -> RenderableType:
+    if not left:
+        return table
+    more = f"{plural(left, 'more result')}, which differ less: --json has all"
+    return Group(table, Text(more, style=theme.COMMENT))
+
+
+def worst(results: Sequence[Measure]) -> list[Measure]:
+    """Return the results that differ most, in their order: those beyond tolerance before others."""
+    if len(results) <= MOST_RESULTS:
+        return list(results)
+    by_error = sorted(results, key=lambda each: (each.within, each.equal, -_error(each)))
+    chosen = {id(each) for each in by_error[:MOST_RESULTS]}
+    return [each for each in results if id(each) in chosen]
+
+
+def _error(each: Measure) -> float:
+    """Return the largest error in units of what is tolerated."""
+    return (each.absolute or 0.0) / (each.atol or each.rtol or 1.0)
+
+
+#: What is said of a result: errors, and how many elements are beyond tolerance.
+COLUMNS = ("absolute", "relative", "ULPs", "cosine", "beyond")
+
+
+def cells(each: Measure) -> list[str]:
+    """Return what is said of a result, as `COLUMNS` has it."""
+    if each.equal:
+        return ["same bits", "", "", "", ""]
+    return [
+        _number(each.absolute),
+        _number(each.relative),
+        "" if each.ulps is None else with_prefix(each.ulps),
+        _cosine(each.cosine),
+        _beyond(each),
+    ]
+
+
+def _number(error: float | None) -> str:
+    return "" if error is None else f"{error:.2g}"
+
+
+def _cosine(cosine: float | None) -> str:
+    """Return a cosine as text, near 1 how far it is from there."""
+    if cosine is None:
+        return ""
+    below = 1 - cosine
+    return "1" if below < 1e-12 else f"1-{below:.0e}" if below < 1e-3 else f"{cosine:.3f}"
+
+
+def _beyond(each: Measure) -> str:
+    """Return how many elements are beyond tolerance, and NaNs that are not in both."""
+    a, b = each.nans
+    nans = "" if a == b else f", {b:,} NaN, not {a:,}"
+    if not each.beyond:
+        return "none" + nans
+    if each.size < 1000:
+        return f"{each.beyond} of {each.size}{nans}"
+    return f"{100 * each.beyond / each.size:.2g}%{nans}"
+
+
+# --- as JSON --------------------------------------------------------------------------------------
+
+
+def compare_document(found: Comparison) -> CompareDocument:
+    """Return the document of a comparison."""
+    return {
+        "name": found.name,
+        "reference": found.reference,
+        "inputs": found.inputs,
+        "random": list(found.random),
+        "within": found.within,
+        "error": found.error,
+        "variants": list(map(_document, found.variants)),
+    }
+
+
+def _document(variant: Compared) -> checks.VariantDocument:
+    return {
+        "name": variant.name,
+        "error": variant.error,
+        "equal": variant.equal,
+        "within": variant.within,
+        "results": list(map(measure_document, variant.results)),
+    }
+
+
+def measure_document(each: Measure) -> checks.MeasureDocument:
+    """Return the document of how a value differs."""
+    return {
+        "name": each.name,
+        "type": each.type,
+        "reference_type": each.reference_type,
+        "equal": each.equal,
+        "within": each.within,
+        "rtol": each.rtol,
+        "atol": each.atol,
+        "absolute": each.absolute,
+        "relative": each.relative,
+        "ulps": each.ulps,
+        "cosine": each.cosine,
+        "nans": each.nans[1],
+        "reference_nans": each.nans[0],
+        "differing": each.differing,
+        "beyond": each.beyond,
+        "size": each.size,
+        "position": None if each.position is None else list(each.position),
+    }

@@ -1,0 +1,74 @@
+"""`jaxprtool compare` says how far variants of a function are apart."""
+
+import json
+import textwrap
+
+import pytest
+
+FUNCTIONS = """
+    import jax.numpy as jnp, jaxprtool
+
+    @jaxprtool.example("f32[64]")
+    def exact(x):
+        return {"double": 2 * x, "kept": x}
+
+    @jaxprtool.example("f32[64]")
+    def rounded(x):
+        return {"double": x + x, "kept": x.astype(jnp.bfloat16).astype(jnp.float32)}
+
+    @jaxprtool.example("f32[3]")
+    def other(x):
+        return x
+"""
+
+
+@pytest.fixture(autouse=True)
+def parts(folder):
+    (folder / "parts.py").write_text(textwrap.dedent(FUNCTIONS))
+    return folder
+
+
+def test_results_that_are_beyond_tolerance_are_told_and_the_exit_code_is_1(cli):
+    found = cli("compare", "parts.py:exact", "parts.py:rounded")
+    assert found.code == 1 and found.err == ""
+    heading, _, verdict, _, _, same, kept = found.out.splitlines()
+    assert heading == "exact: compared with parts.py:exact, on random values, seed 0"
+    assert verdict == "parts.py:rounded: 2 results, 1 equal to the bit, 1 beyond tolerance"
+    assert same.split() == ["result['double']", "same", "bits"]
+    assert kept.startswith("result['kept']") and kept.endswith("of 64")
+    assert max(map(len, found.out.splitlines())) <= 80
+
+
+def test_a_wider_tolerance_is_exit_code_0(cli):
+    found = cli("compare", "parts.py:exact", "parts.py:rounded", "--rtol", "0.01")
+    assert found.code == 0 and "all within tolerance" in found.out
+
+
+def test_json_has_every_number(cli):
+    found = cli("compare", "parts.py:exact", "parts.py:rounded", "--json")
+    document = json.loads(found.out)
+    double, kept = document["variants"][0]["results"]
+    assert found.code == 1 and document["within"] is False
+    assert double["equal"] and not kept["within"]
+    assert 0 < kept["absolute"] < 0.01 and kept["ulps"] > 1000 and kept["rtol"] == 1e-6
+
+
+def test_pipelines_are_variants(cli):
+    found = cli("compare", "parts.py:exact", "-p", "", "-p", "-O1")
+    assert found.code == 0
+    assert "-O1: 2 results, equal to the bit" in found.out
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ((), "there is but one variant"),
+        (("parts.py:other",), "parts.py:other cannot be compared, since it takes other arguments"),
+        (("--backends", "cpu,abacus"), "no backend 'abacus'"),
+        (("--precision", "default,hihgest"), "'hihgest' is no precision"),
+        (("--rtol", "-1"), "--rtol"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(cli, arguments, said):
+    found = cli("compare", "parts.py:exact", *arguments)
+    assert found.code == 2 and said in found.err.splitlines()[0]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -31,11 +32,16 @@ def room_for(bounds: Bounds, whole: Any, size: Any) -> Any:
     return past if past > 0 else 0
 
 
-def with_room(array: Any, room: Sequence[Any]) -> Any:
-    """Return an array with zeros after its ends."""
+def with_room(array: Any, room: Sequence[Any], blank: Any = 0) -> Any:
+    """Return an array with a number, or keys of zeros, after its ends."""
     if not any(room):
         return array
-    return lax.pad(array, np.zeros((), array.dtype), [(0, more, 0) for more in room])
+    config = [(0, more, 0) for more in room]
+    if isinstance(array.dtype, np.dtype):
+        return lax.pad(array, np.asarray(blank, array.dtype), config)
+    # JAX traces a `pad` of random keys, and cannot lower it.
+    data = lax.pad(jax.random.key_data(array), np.uint32(0), [*config, (0, 0, 0)])
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
 
 
 def window_at(array: Any, starts: Sequence[Any], sizes: Sequence[Any]) -> Any:
@@ -214,9 +220,9 @@ def _concatenate(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
         start = start + x.shape[axis]
     whole = bounds.padded(start)
     length = max(whole, *ends)
-    blank = np.zeros((), first.dtype) if held is None else held
-    after = [(0, length - ends[0] if i == axis else 0, 0) for i in range(first.ndim)]
-    array, start = lax.pad(first.array, blank, after), first.shape[axis]
+    blank = 0 if held is None else held
+    after = [length - ends[0] if i == axis else 0 for i in range(first.ndim)]
+    array, start = with_room(first.array, after, blank), first.shape[axis]
     for x in rest:
         at = [jnp.int32(0)] * first.ndim
         at[axis] = jnp.asarray(masking.size(start), np.int32)

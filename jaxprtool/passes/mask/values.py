@@ -135,8 +135,8 @@ class Filled:
 
 def result_facts(made: Any, shape: Sequence[Any], active: bool, varies: bool) -> tuple[Any, Facts]:
     """Return the array that a rule returned, and what is known of it."""
-    fills = dict(made.fills) if isinstance(made, Filled) else {}
     array = made.array if isinstance(made, Filled) else made
+    fills = dict(made.fills) if isinstance(made, Filled) and is_number(array) else {}
     held = tuple(
         fill(fills[i], array.dtype) if fills.get(i) is not None else None for i in range(len(shape))
     )

@@ -91,3 +91,12 @@ def test_what_moves_elements(name):
 @pytest.mark.parametrize("name", marked(INDEXING, pytest.mark.sweep, *EVERY_DAY))
 def test_indexing(name):
     prove(INDEXING[name], "f32[n,4], i32[n]")
+
+
+def test_random_keys_move_as_numbers_do():
+    def bits(x):
+        keys = jax.random.split(jax.random.key(0), x.shape[0])
+        moved = jnp.concatenate([keys[::-1], keys])
+        return jax.vmap(jax.random.bits)(moved)
+
+    prove(bits, "f32[n]", seed=1)

@@ -90,6 +90,7 @@ class _Proof:
         self.rng = np.random.RandomState(seed)
         self.others = {n: size for n, size in found.choices[0].items() if n != name}
         self.outcomes: Counter[str] = Counter()
+        self.shared = [on_host(x) for x in found.arguments(found.choices[0])]
         made, layout = _ragged(found.program, name, (None, "packed", "padded")[seed % 3])
         type_check(made)
         lanes = [lane for n in self._lengths() if (lane := self._lane(n))]
@@ -131,12 +132,13 @@ class _Proof:
         except (JaxprToolError, CheckError, ZeroDivisionError):
             self.outcomes["not defined at that length"] += 1
             return None
-        args = [on_host(x) for x in self.found.arguments(sizes)]
+        own = [on_host(x) for x in self.found.arguments(sizes)]
         shift = int(self.rng.randint(4))
         axes = map(self._axis, self.found.program.in_avals)
+        # The values that a random program draws for a shared argument depend on the length.
         args = [
-            x if axis is None else _numpy(x).roll(x, shift, axis)
-            for x, axis in zip(args, axes, strict=True)
+            shared if axis is None else _numpy(x).roll(x, shift, axis)
+            for x, shared, axis in zip(own, self.shared, axes, strict=True)
         ]
         try:
             values = evaluate(program.jaxpr, args, interpret)

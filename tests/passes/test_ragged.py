@@ -373,6 +373,18 @@ def test_an_equation_that_cannot_be_done_by_lanes_is_named():
         traced(fun, "f32[n]").apply("ragged(axis='n', lanes=2)")
 
 
+def test_an_effect_on_what_all_lanes_share_stays(capfd):
+    def fun(x, w):
+        w = jax.jit(lambda x, w: (x, w + 1))(x, w)[1]
+        jax.debug.print("{} and {}", 7, w)
+        return x * w
+
+    program = traced(fun, "f32[n], f32[]").apply("ragged(axis='n', lanes=3)")
+    jax.block_until_ready(program(np.ones(7), 1.0, FILLED))
+    jax.effects_barrier()
+    assert capfd.readouterr().out == "7 and 2.0\n"
+
+
 def test_a_bound_that_an_equation_needs_is_asked_for():
     def fun(x):
         return jnp.roll(x @ x.T, 1, 0).sum(1)

@@ -279,7 +279,8 @@ class Writing:
         same = all(a is b for a, b in zip(operands, eqn.invars, strict=True))
         effects = eqn.effects
         if effects and not same:
-            names = dict(zip(eqn.invars, operands, strict=True))
+            pairs = zip(eqn.invars, operands, strict=True)
+            names = {old: new for old, new in pairs if type(old) is not Literal}
             effects = jaxcompat.renamed_effects(effects, names)
         self.eqns.append(eqn if same else eqn.replace(invars=operands, effects=effects))
 

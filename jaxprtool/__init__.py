@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import cost
+    from jaxprtool.analysis.diff import diff
     from jaxprtool.analysis.flow_paths import flow_path
     from jaxprtool.analysis.memory import memory
     from jaxprtool.analysis.slices import why
@@ -52,6 +53,7 @@ _HOME = {
     "compare": "jaxprtool.api.compare",
     "cost": "jaxprtool.analysis.cost",
     "dce_jaxpr": "jaxprtool.passes.dce",
+    "diff": "jaxprtool.analysis.diff",
     "equivalent": "jaxprtool.ir.equivalence",
     "example": "jaxprtool.loading.example",
     "find_nan": "jaxprtool.execute.nans",
@@ -94,6 +96,7 @@ __all__ = [
     "compare",
     "cost",
     "dce_jaxpr",
+    "diff",
     "equivalent",
     "example",
     "find_nan",

@@ -56,6 +56,25 @@ def difference(p: object, q: object) -> str | None:
     return None
 
 
+def has_rules(eqn: JaxprEqn) -> bool:
+    """Whether an equation calls a function with custom derivatives."""
+    return eqn.primitive.name in _RULES
+
+
+def same_rules(p: JaxprEqn, q: JaxprEqn) -> bool:
+    """Whether two calls of one custom function, of one kind, have the same rules, as jaxprs.
+
+    Raises UnsupportedError if one of these cannot be traced.
+    """
+    follow = _RULES[p.primitive.name]
+    try:
+        with rules_followed():
+            _Comparison().parameters(follow(p), follow(q))
+    except _Different:
+        return False
+    return True
+
+
 class _Different(Exception):
     """The difference found, and where: innermost place first."""
 
@@ -131,7 +150,7 @@ class _Comparison:
 
     def _equations(self, p: JaxprEqn, q: JaxprEqn) -> None:
         if p.primitive is not q.primitive:
-            p, q = map(_classic, (p, q))
+            p, q = map(as_classic, (p, q))
         _check(p.primitive is q.primitive, p.primitive.name, q.primitive.name)
         _at("operands", self._atoms, p.invars, q.invars)
         if p.params is not q.params:
@@ -143,15 +162,16 @@ class _Comparison:
 
     def _params(self, p: JaxprEqn, q: JaxprEqn) -> None:
         readable = readable_params.get(p.primitive.name, lambda eqn: eqn.params)
-        self._named(readable(p), readable(q))
+        self.parameters(readable(p), readable(q))
         if p.primitive.name in _RULES:
             keys = rule_key(p), rule_key(q)
             if keys[0] != keys[1] and keys not in self._rules:
                 self._rules.add(keys)
                 rule = _RULES[p.primitive.name]
-                self._named(rule(p), rule(q))
+                self.parameters(rule(p), rule(q))
 
-    def _named(self, p: Params, q: Params) -> None:
+    def parameters(self, p: Params, q: Params) -> None:
+        """Compare parameters by name."""
         # JAX's rules take a parameter that is None for one that is not there.
         for name in sorted(p.keys() | q.keys()):
             a, b = p.get(name), q.get(name)
@@ -179,7 +199,7 @@ class _Comparison:
             _check(_same_plain(p, q), p, q)
 
 
-def _classic(eqn: JaxprEqn) -> JaxprEqn:
+def as_classic(eqn: JaxprEqn) -> JaxprEqn:
     """An equation as a file has it, in which there are no objects with rules of their own."""
     return classic(eqn) if eqn.primitive.name == jaxcompat.CALL_HIGH else eqn
 

@@ -222,6 +222,15 @@ def _array_key(array: np.ndarray | jax.Array) -> Hashable:
     return "array", (place, weak), array.dtype, array.shape, _device_digest(array)
 
 
+def array_digest(array: np.ndarray | jax.Array) -> tuple[Hashable, ...] | None:
+    """A key for an array by dtype, shape and content, wherever it is; None if that is unknown."""
+    if isinstance(array, np.ndarray):
+        return None if array.dtype.hasobject else (array.dtype, array.shape, _digest(array))
+    if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
+        return None
+    return array.dtype, array.shape, _device_digest(array)
+
+
 #: Longer arrays are known by a digest of as many bytes; shorter ones by their content.
 _DIGEST = 32
 

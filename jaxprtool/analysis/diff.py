@@ -1,0 +1,448 @@
+"""In what two programs differ: hunks of equations that were removed, added or changed.
+
+    diff(p, q).verdict
+    diff(p, q).hunks[0].lines[0].source
+
+Programs are matched as graphs (`ir.counterparts`), so that names, source lines, and the order of
+equations that do not depend on each other make no difference.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.cost import cost
+from jaxprtool.analysis.cost.work import Work
+from jaxprtool.analysis.stats import count_equations
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.border import Border, border
+from jaxprtool.ir.counterparts import MatchedBody, counterparts
+from jaxprtool.ir.differences import (
+    Difference,
+    differences,
+    has_other_operand_types,
+    type_difference,
+)
+from jaxprtool.ir.equation_keys import is_cast
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
+from jaxprtool.jaxcompat import Literal as LiteralAtom
+
+#: How much two programs have in common.
+Verdict: TypeAlias = Literal["equivalent", "same up to constants", "same up to dtypes", "different"]
+
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a program is.
+
+    Attributes:
+        name: Its name.
+        equations: Its equations, at every depth.
+        work: The FLOPs, bytes and the like that it costs.
+    """
+
+    name: str
+    equations: int
+    work: Work
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """An equation that only one program has, or that has a counterpart which differs.
+
+    Attributes:
+        kind: "removed", "added" or "changed".
+        before: The equation in the first program; None if it was added.
+        after: The equation in the second; None if it was removed. If both are None, it is the
+            results or the constants of the body that differ.
+        differences: In what they differ.
+        source: The user's line of the equation, with the library's behind; "" if not known.
+        source_before: Of a changed equation, its line in the first program.
+    """
+
+    kind: Literal["removed", "added", "changed"]
+    before: JaxprEqn | None
+    after: JaxprEqn | None
+    differences: tuple[Difference, ...] = ()
+    source: str = ""
+    source_before: str = ""
+
+    @property
+    def equation(self) -> JaxprEqn | None:
+        """The equation in the second program, or else in the first."""
+        return self.after or self.before
+
+
+@dataclass(frozen=True, eq=False)
+class Hunk:
+    """Lines of one body with no equation between them that is in both programs.
+
+    Attributes:
+        body: The body, in both programs.
+        path: The equations around it, the outermost first: `scan at model.py:14`.
+        lines: The lines.
+    """
+
+    body: MatchedBody
+    path: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+
+class BorderChange(NamedTuple):
+    """An argument, a result or a named axis that only one program has, or of another type.
+
+    Attributes:
+        what: "argument", "result" or "axis".
+        name: What it is called.
+        before: Its type in the first program; "" if it was added.
+        after: Its type in the second; "" if it was removed.
+        is_dtype: Whether only the dtype is another.
+    """
+
+    what: Literal["argument", "result", "axis"]
+    name: str
+    before: str
+    after: str
+    is_dtype: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Diff:
+    """In what two programs differ.
+
+    Attributes:
+        before: The size of the first program.
+        after: The size of the second.
+        borders: The programs, as what reads them needs them.
+        border: The arguments, results and axes that differ.
+        hunks: What differs in equations.
+        retyped: Equations that differ only in types, since what they read does.
+        bodies: The bodies that correspond.
+    """
+
+    before: Size
+    after: Size
+    borders: tuple[Border, Border]
+    border: tuple[BorderChange, ...]
+    hunks: tuple[Hunk, ...]
+    retyped: tuple[Line, ...]
+    bodies: tuple[MatchedBody, ...]
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """The lines of all hunks."""
+        return [line for hunk in self.hunks for line in hunk.lines]
+
+    @property
+    def removed(self) -> list[Line]:
+        """The equations that only the first program has."""
+        return [line for line in self.lines if line.kind == "removed"]
+
+    @property
+    def added(self) -> list[Line]:
+        """The equations that only the second program has."""
+        return [line for line in self.lines if line.kind == "added"]
+
+    @property
+    def changed(self) -> list[Line]:
+        """The equations that differ from their counterparts."""
+        return [line for line in self.lines if line.kind == "changed"]
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """How much the programs have in common."""
+        kinds = {
+            "dtype" if line.equation is not None and is_cast(line.equation) else "equation"
+            for line in (*self.removed, *self.added)
+        }
+        changed = (*self.changed, *self.retyped)
+        kinds |= {each.kind for line in changed for each in line.differences}
+        kinds |= {"dtype" if each.is_dtype else "border" for each in self.border}
+        if not kinds:
+            return "equivalent"
+        if kinds == {"constant"}:
+            return "same up to constants"
+        return "same up to dtypes" if kinds == {"dtype"} else "different"
+
+    @property
+    def is_equivalent(self) -> bool:
+        """Whether the programs are the same up to names, source lines and order."""
+        return self.verdict == "equivalent"
+
+
+def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
+    """Match two programs and return in what they differ.
+
+    Names, source lines, and the order of equations that do not depend on each other make no
+    difference, nor do the names of functions that are called. Arguments and results correspond
+    by position if the structures of both programs are the same, and else by name.
+
+    Args:
+        p: A program, or a closed jaxpr.
+        q: Another one.
+
+    Returns:
+        The verdict, and what was removed, added or changed from `p` to `q`.
+
+    Raises:
+        UnsupportedError: If a custom rule of theirs cannot be traced.
+    """
+    about = border(p), border(q)
+    arguments, results = _corresponding(p, q, about)
+    try:
+        bodies = counterparts(_held(p), _held(q), arguments, results)
+        found = _Found()
+        for body in bodies:
+            found.add(body)
+    except RecursionError:
+        message = "the programs hold more within each other than can be compared"
+        raise UnsupportedError(message) from None
+    return Diff(
+        _size(p, about[0]),
+        _size(q, about[1]),
+        about,
+        tuple(_border_changes(p, q, about, bodies[0], arguments, results)),
+        tuple(found.hunks),
+        tuple(found.retyped),
+        tuple(bodies),
+    )
+
+
+def _held(program: Program | AnyJaxpr) -> AnyJaxpr:
+    return program.jaxpr if isinstance(program, Program) else program
+
+
+def _size(program: Program | AnyJaxpr, about: Border) -> Size:
+    return Size(about.name, count_equations(program), cost(program).total.work)
+
+
+# --- the border -----------------------------------------------------------------------------------
+
+_Pairs: TypeAlias = list[tuple[int, int]]
+
+
+def _corresponding(p: object, q: object, about: tuple[Border, Border]) -> tuple[_Pairs, _Pairs]:
+    """Return the arguments and the results that correspond, by position."""
+    trees = isinstance(p, Program) and isinstance(q, Program)
+    same = (p.in_tree == q.in_tree, p.out_tree == q.out_tree) if trees else (False, False)  # type: ignore[attr-defined]
+    ins = [[value.name for value in each.arguments] for each in about]
+    outs = [[value.name for value in each.outputs] for each in about]
+    return _by_name(ins[0], ins[1], same[0]), _by_name(outs[0], outs[1], same[1])
+
+
+def _by_name(old: Sequence[str], new: Sequence[str], in_place: bool) -> _Pairs:
+    """Return pairs of positions: of one name, and of what is left those that have one index."""
+    if in_place:
+        return [(i, i) for i in range(len(old))]
+    places = {name: j for j, name in enumerate(new)}
+    pairs = {i: places.pop(name) for i, name in enumerate(old) if name in places}
+    left = [i for i in range(len(old)) if i not in pairs]
+    if len(left) == len(places):
+        pairs.update(zip(left, sorted(places.values()), strict=True))
+    return sorted(pairs.items())
+
+
+def _border_changes(
+    p: object,
+    q: object,
+    about: tuple[Border, Border],
+    body: MatchedBody,
+    arguments: _Pairs,
+    results: _Pairs,
+) -> Iterator[BorderChange]:
+    jaxprs = [jaxcompat.open_jaxpr(each.jaxpr) for each in about]
+    whats: tuple[tuple[Any, ...], ...] = (
+        ("argument", arguments, [each.arguments for each in about], [x.invars for x in jaxprs]),
+        ("result", results, [each.outputs for each in about], [x.outvars for x in jaxprs]),
+    )
+    for what, pairs, names, atoms in whats:
+        kept = {i for i, _ in pairs}, {j for _, j in pairs}
+        for i, j in pairs:
+            kind = type_difference(body.keys, atoms[0][i].aval, atoms[1][j].aval)
+            if kind:
+                types = names[0][i].type, names[1][j].type
+                yield BorderChange(what, names[1][j].name, *types, kind == "dtype")
+        for i, value in enumerate(names[0]):
+            if i not in kept[0]:
+                yield BorderChange(what, value.name, value.type, "")
+        for j, value in enumerate(names[1]):
+            if j not in kept[1]:
+                yield BorderChange(what, value.name, "", value.type)
+    axes = [dict(x.axis_env) if isinstance(x, Program) else {} for x in (p, q)]
+    for name in dict.fromkeys((*axes[0], *axes[1])):
+        sizes = [str(each.get(name, "")) for each in axes]
+        if sizes[0] != sizes[1]:
+            yield BorderChange("axis", str(name), sizes[0], sizes[1])
+
+
+# --- equations ------------------------------------------------------------------------------------
+
+
+class _Found:
+    """The hunks of bodies, as they are looked at."""
+
+    def __init__(self) -> None:
+        self.hunks: list[Hunk] = []
+        self.retyped: list[Line] = []
+        self._frames = frames_now()
+
+    def add(self, body: MatchedBody) -> None:
+        """Add what differs in a body."""
+        path: tuple[str, ...] | None = None
+        for lines in _runs(self._rows(body)):
+            path = tuple(map(self._named, body.path)) if path is None else path
+            self.hunks.append(Hunk(body, path, tuple(_removed_first(lines))))
+
+    def _named(self, pair: tuple[JaxprEqn, JaxprEqn]) -> str:
+        eqn = pair[1]
+        name, place = eqn.params.get("name"), self._source(eqn)
+        called = f" {name}" if isinstance(name, str) else ""
+        return eqn.primitive.name + called + (f" at {place}" if place else "")
+
+    def _source(self, eqn: JaxprEqn) -> str:
+        return self._frames.line_of([eqn])
+
+    def _rows(self, body: MatchedBody) -> Iterator[Line | None]:
+        """Yield the lines of a body in order, and None for what is in both programs."""
+        before, after = (each.eqns for each in body.bodies)
+        moved = _out_of_order(body)
+        gone: list[Line] = []
+        gone_before: dict[int, list[Line]] = {}
+        for i, eqn in enumerate(before):
+            if i not in body.pairs:
+                gone.append(Line("removed", eqn, None, source=self._source(eqn)))
+            elif gone:
+                gone_before[body.pairs[i]], gone = gone, []
+        partners = {j: i for i, j in body.pairs.items()}
+        if found := tuple(_constants(body)):
+            yield Line("changed", None, None, found)
+        for j, eqn in enumerate(after):
+            yield from gone_before.get(j, ())
+            if j not in partners:
+                yield Line("added", None, eqn, source=self._source(eqn))
+            else:
+                yield self._changed(body, before[partners[j]], eqn, j in moved)
+        yield from gone
+        if found := tuple(_results(body)):
+            yield Line("changed", None, None, found)
+
+    def _changed(self, body: MatchedBody, old: JaxprEqn, new: JaxprEqn, moved: bool) -> Line | None:
+        """Return the line of two counterparts, or None if they are the same."""
+        found = differences(body, old, new)
+        if moved:
+            found.append(Difference("parameter", "order", "", 0, None, None))
+        if not found:
+            return None
+        line = Line("changed", old, new, tuple(found), self._source(new), self._source(old))
+        if _follows(body, line):
+            self.retyped.append(line)
+            return None
+        return line
+
+
+def _follows(body: MatchedBody, line: Line) -> bool:
+    """Return True if two counterparts differ only in types, since what they read does."""
+    assert line.before is not None and line.after is not None
+    types = [
+        getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
+        for eqn in (line.before, line.after)
+    ]
+    return all(
+        each.kind in ("dtype", "shape")
+        and (each.part != "parameter" or [each.before, each.after] == types)
+        for each in line.differences
+    ) and has_other_operand_types(body, line.before, line.after)
+
+
+def _constants(body: MatchedBody) -> Iterator[Difference]:
+    """Yield the constants of a body that have another value, or that only one program has."""
+    keys = [body.keys.constants(each) for each in (body.before, body.after)]
+    variables = [each.constvars for each in body.bodies]
+    places = {id(var): j for j, var in enumerate(variables[1])}
+    kept = set()
+    for i, var in enumerate(variables[0]):
+        partner = body.counterpart(var)
+        j = places.get(id(partner))
+        if j is None:
+            yield Difference("operand", "constant", "", i, var, None)
+            continue
+        kept.add(j)
+        kind = type_difference(body.keys, var.aval, variables[1][j].aval)
+        if kind or keys[0][i] != keys[1][j]:
+            yield Difference(kind or "constant", "constant", "", j, var, variables[1][j])
+    for j, var in enumerate(variables[1]):
+        if j not in kept:
+            yield Difference("operand", "constant", "", j, None, var)
+
+
+def _results(body: MatchedBody) -> Iterator[Difference]:
+    """Yield the results of a body that are other values."""
+    for place, (old, new) in enumerate(body.results):
+        if isinstance(old, LiteralAtom) and isinstance(new, LiteralAtom):
+            if not body.agree(old, new):
+                yield Difference("constant", "result of the body", "", place, old, new)
+        elif body.is_rewired(old, new):
+            yield Difference("operand", "result of the body", "", place, old, new)
+
+
+def _out_of_order(body: MatchedBody) -> frozenset[int]:
+    """Return the equations of the second body whose effects come in another order than before."""
+    before = body.bodies[0].eqns
+    places = [
+        j
+        for i, j in body.pairs.items()
+        if before[i].effects and not jaxcompat.only_names_axes(before[i].effects)
+    ]
+    return frozenset(places) - set(_longest_rise(places))
+
+
+def _longest_rise(numbers: Sequence[int]) -> Iterator[int]:
+    """Yield a longest part of different numbers that rises, the largest first."""
+    ends: list[int] = []
+    ranks: list[int] = []
+    for number in numbers:
+        rank = bisect_left(ends, number)
+        ends[rank : rank + 1] = [number]
+        ranks.append(rank)
+    wanted = len(ends) - 1
+    for number, rank in zip(reversed(numbers), reversed(ranks), strict=True):
+        if rank == wanted:
+            wanted -= 1
+            yield number
+
+
+def _runs(rows: Iterable[Line | None]) -> Iterator[list[Line]]:
+    """Yield the lines that have nothing between them."""
+    run: list[Line] = []
+    for row in rows:
+        if row is not None:
+            run.append(row)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _removed_first(lines: Sequence[Line]) -> list[Line]:
+    """Return lines with what was removed before what was added, between what was changed."""
+    ordered: list[Line] = []
+    added: list[Line] = []
+    for line in lines:
+        if line.kind == "added":
+            added.append(line)
+            continue
+        if line.kind == "changed":
+            ordered += added
+            added = []
+        ordered.append(line)
+    return ordered + added

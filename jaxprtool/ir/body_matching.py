@@ -1,0 +1,507 @@
+"""Pairs of equations that correspond in two bodies, their own bodies left aside.
+
+The bodies are graphs, and equations are paired from what is most alike to what is least, see
+`ir.counterparts`. Each step looks at each equation, and at each operand, a few times, so that the
+time grows with the size of the bodies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.equation_keys import EquationKeys, Likeness, Origins
+from jaxprtool.ir.regions import regions
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var
+
+#: Of equations that are alike, so many are looked at for the one that fits best.
+_MOST_ALIKE = 16
+
+#: How many steps around equations is looked for what tells them apart, in turn.
+_RADII = (4, 1, 0)
+
+#: How many values without counterpart are followed up to those that have one.
+_MOST_FOLLOWED = 256
+
+
+class Side:
+    """One of two bodies that are matched.
+
+    Args:
+        keys: What numbers its equations.
+        held: The body, as its equation holds it.
+        arguments: The numbers of the arguments that have a counterpart, by position.
+        results: Likewise of the results.
+    """
+
+    def __init__(
+        self,
+        keys: EquationKeys,
+        held: AnyJaxpr,
+        arguments: dict[int, int],
+        results: dict[int, int],
+    ):
+        self._keys = keys
+        self.held = held
+        self.jaxpr = jaxcompat.open_jaxpr(held)
+        self.eqns = self.jaxpr.eqns
+        self._arguments: list[Hashable] = [
+            ("argument", arguments[i]) if i in arguments else ("argument", id(var))
+            for i, var in enumerate(self.jaxpr.invars)
+        ]
+        self._results = results
+        self._own: dict[Likeness, list[int]] = {}
+        self._origins: dict[Likeness, Origins] = {}
+
+    @cached_property
+    def makers(self) -> dict[int, tuple[int, int]]:
+        """The equation that binds each variable, and which of its results that is."""
+        return {
+            id(var): (i, k) for i, eqn in enumerate(self.eqns) for k, var in enumerate(eqn.outvars)
+        }
+
+    @cached_property
+    def readers(self) -> dict[int, list[tuple[int, int]]]:
+        """The equations that read each variable, with the position of the operand."""
+        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for i, eqn in enumerate(self.eqns):
+            for place, atom in enumerate(eqn.invars):
+                if type(atom) is not Literal:
+                    found[id(atom)].append((i, place))
+        return found
+
+    def own(self, likeness: Likeness) -> list[int]:
+        """Return the keys of the equations, operands left out."""
+        if likeness not in self._own:
+            self._own[likeness] = [self._keys.equation(eqn, likeness) for eqn in self.eqns]
+        return self._own[likeness]
+
+    def origins(self, likeness: Likeness) -> Origins:
+        """Return numbers of all values by what they are computed from."""
+        if likeness not in self._origins:
+            self._origins[likeness] = Origins(self._keys, self.held, self._arguments, likeness)
+        return self._origins[likeness]
+
+    def uses(self, likeness: Likeness) -> list[int]:
+        """Return a number for each equation by all that is computed from it."""
+        number = self._keys.number
+        uses: dict[int, list[int]] = defaultdict(list)
+        for i, atom in enumerate(self.jaxpr.outvars):
+            if i in self._results:
+                uses[id(atom)].append(number(("result", self._results[i])))
+        found: list[int] = []
+        for own, eqn in zip(reversed(self.own(likeness)), reversed(self.eqns), strict=True):
+            results = [tuple(sorted(uses.pop(id(var), ()))) for var in eqn.outvars]
+            key = number((own, "used", *results))
+            for i, atom in enumerate(eqn.invars):
+                if type(atom) is not Literal:
+                    uses[id(atom)].append(number((key, "operand", i)))
+            found.append(key)
+        return found[::-1]
+
+    def front(self, var: Var, known: dict[int, Var]) -> list[Var] | None:
+        """Return the nearest `known` variables that one is computed from; None if that is far."""
+        found: list[Var] = []
+        todo, seen = [var], {id(var)}
+        while todo:
+            each = todo.pop()
+            if id(each) in known:
+                found.append(each)
+            elif id(each) in self.makers:
+                for atom in self.eqns[self.makers[id(each)][0]].invars:
+                    if type(atom) is not Literal and id(atom) not in seen:
+                        seen.add(id(atom))
+                        todo.append(atom)
+            if len(seen) > _MOST_FOLLOWED:
+                return None
+        return found
+
+
+class Matching:
+    """The pairs of two bodies, while they are found.
+
+    Attributes:
+        pairs: The positions of the equations that correspond.
+        order: The same in the order in which that was found.
+        partner: The variable of the one body that corresponds to one of the other, by `id`.
+        back: The same, the other way round.
+        taken: The equations of the second body that have a counterpart.
+        values: The variables that correspond, in the order in which that was found.
+        results: The results of the bodies that correspond.
+    """
+
+    def __init__(
+        self,
+        keys: EquationKeys,
+        bodies: tuple[AnyJaxpr, AnyJaxpr],
+        arguments: Sequence[tuple[int, int]],
+        results: Sequence[tuple[int, int]],
+    ):
+        numbers = [
+            (
+                {pair[k]: n for n, pair in enumerate(arguments)},
+                {pair[k]: n for n, pair in enumerate(results)},
+            )
+            for k in (0, 1)
+        ]
+        self.sides = Side(keys, bodies[0], *numbers[0]), Side(keys, bodies[1], *numbers[1])
+        self._keys = keys
+        self.pairs: dict[int, int] = {}
+        self.partner: dict[int, Var] = {}
+        self.back: dict[int, Var] = {}
+        self.taken: set[int] = set()
+        self.order: list[tuple[int, int]] = []
+        self.values: list[tuple[Var, Var]] = []
+        a, b = (side.jaxpr for side in self.sides)
+        for i, j in arguments:
+            self._correspond(a.invars[i], b.invars[j])
+        for i, j in self._constants():
+            self._correspond(a.constvars[i], b.constvars[j])
+        self.results = [(a.outvars[i], b.outvars[j]) for i, j in results]
+
+    def run(self) -> None:
+        """Find all pairs."""
+        self._pair_in_order(*(self._by_variables(side) for side in self.sides))
+        for likeness in Likeness:
+            if self._is_done(likeness):
+                continue
+            origins = [side.origins(likeness).equations for side in self.sides]
+            if not self._is_done(likeness):
+                uses = [side.uses(likeness) for side in self.sides]
+                self._pair_in_order(
+                    *(list(zip(*each, strict=True)) for each in zip(origins, uses, strict=True))
+                )
+                self._pair_in_order(*origins)
+                self._pair_in_order(*uses)
+            spread = _Spread(self, likeness)
+            spread.run()
+            for radius in _RADII:
+                if not self._is_done(likeness):
+                    self._pair_unique(likeness, radius, spread)
+            if not self._is_done(likeness):
+                spread.bridge()
+                self._pair_rest(likeness, spread)
+
+    # --- what is known ----------------------------------------------------------------------------
+
+    def unpaired(self) -> tuple[list[int], list[int]]:
+        """Return the equations that have no counterpart, by their positions."""
+        a, b = (range(len(side.eqns)) for side in self.sides)
+        return [i for i in a if i not in self.pairs], [j for j in b if j not in self.taken]
+
+    def is_free(self, i: int, j: int) -> bool:
+        """Return True if neither of two equations has a counterpart."""
+        return i not in self.pairs and j not in self.taken
+
+    def agree(self, old: Atom, new: Atom) -> bool:
+        """Return True if two variables correspond, or one has the value of the other's partner."""
+        partner = self.partner.get(id(old))
+        return partner is not None and (partner is new or self.is_equal(partner, new))
+
+    def is_equal(self, a: Atom, b: Atom) -> bool:
+        """Return True if two variables of the second body have one value."""
+        values = self.sides[1].origins(Likeness.SAME).values
+        return a is b or values.get(id(a), id(a)) == values.get(id(b), id(b))
+
+    def conflict(self, i: int, j: int) -> bool:
+        """Return True if two equations read values that have counterparts, but other ones."""
+        operands = zip(self.sides[0].eqns[i].invars, self.sides[1].eqns[j].invars, strict=False)
+        return any(
+            id(x) in self.partner and id(y) in self.back and not self.agree(x, y)
+            for x, y in operands
+        )
+
+    def _is_done(self, likeness: Likeness) -> bool:
+        """Return True if no two equations are left that are alike."""
+        left = self.unpaired()
+        if not (left[0] and left[1]):
+            return True
+        keys = (side.own(likeness) for side in self.sides)
+        first, second = ({own[i] for i in each} for own, each in zip(keys, left, strict=True))
+        return first.isdisjoint(second)
+
+    # --- pairing ----------------------------------------------------------------------------------
+
+    def pair(self, i: int, j: int) -> None:
+        """Pair two equations, and their results."""
+        self.pairs[i] = j
+        self.order.append((i, j))
+        self.taken.add(j)
+        old, new = self.sides[0].eqns[i], self.sides[1].eqns[j]
+        for k, m in self.result_pairs(old, new):
+            self._correspond(old.outvars[k], new.outvars[m])
+
+    def result_pairs(self, old: JaxprEqn, new: JaxprEqn) -> list[tuple[int, int]]:
+        """Return which results of two counterparts correspond, by their positions.
+
+        Of a loop that carries more values, those do that are carried from operands that do.
+        """
+        counts = len(old.outvars), len(new.outvars)
+        if counts[0] == counts[1]:
+            return [(k, k) for k in range(counts[0])]
+        inside = regions(old), regions(new)
+        pairs: dict[int, int] = {}
+        if inside[0] and inside[1]:
+            begun = [
+                (each.carried, eqn) for each, eqn in zip(inside, (old, new), strict=True) if each
+            ]
+            for operand, result in begun[0][0]:
+                for other, theirs in begun[1][0]:
+                    if theirs not in pairs.values() and self.agree(
+                        old.invars[operand], new.invars[other]
+                    ):
+                        pairs[result] = theirs
+                        break
+        types = [[str(var.aval) for var in eqn.outvars] for eqn in (old, new)]
+        taken = set(pairs), set(pairs.values())
+        return [*pairs.items(), *_in_order(enumerate(types[0]), enumerate(types[1]), taken)]
+
+    def _correspond(self, v: Var, w: Var) -> None:
+        if id(v) not in self.partner and id(w) not in self.back:
+            self.partner[id(v)], self.back[id(w)] = w, v
+            self.values.append((v, w))
+
+    def _constants(self) -> Iterator[tuple[int, int]]:
+        """Yield the constants that correspond: those of one value, then those of one type."""
+        keys = [self._keys.constants(side.held) for side in self.sides]
+        types = [[str(var.aval) for var in side.jaxpr.constvars] for side in self.sides]
+        taken: tuple[set[int], set[int]] = set(), set()
+        for old, new in (keys, types):
+            yield from _in_order(enumerate(old), enumerate(new), taken)
+
+    def _by_variables(self, side: Side) -> list[Hashable]:
+        """A key for each equation by the variables that it binds, which many passes keep."""
+        own = side.own(Likeness.SAME)
+        return [(key, *map(id, eqn.outvars)) for key, eqn in zip(own, side.eqns, strict=True)]
+
+    def _pair_in_order(self, old: Sequence[Hashable], new: Sequence[Hashable]) -> None:
+        """Pair equations by their keys; of several with one key, in order."""
+        left = self.unpaired()
+        olds, news = (
+            [(i, keys[i]) for i in each] for keys, each in zip((old, new), left, strict=True)
+        )
+        for i, j in _in_order(olds, news, (set(), set())):
+            self.pair(i, j)
+
+    def _pair_unique(self, likeness: Likeness, radius: int, spread: _Spread) -> None:
+        """Pair equations that are the only ones of their kind in what is around them."""
+        left = self.unpaired()
+        keys = [_around(self, k, left[k], likeness, radius) for k in (0, 1)]
+        by_key: tuple[dict[Hashable, list[int]], ...] = defaultdict(list), defaultdict(list)
+        for each, found in zip(keys, by_key, strict=True):
+            for i, key in each.items():
+                found[key].append(i)
+        for key, olds in by_key[0].items():
+            news = by_key[1].get(key, [])
+            if len(olds) == len(news) and (len(olds) == 1 or radius == _RADII[0]):
+                for i, j in zip(olds, news, strict=True):
+                    if self.is_free(i, j) and not self.conflict(i, j):
+                        self.pair(i, j)
+        spread.run()
+
+    def _pair_rest(self, likeness: Likeness, spread: _Spread) -> None:
+        """Pair what is left with the best of those alike that has something in common with it."""
+        left = self.unpaired()
+        own = [side.own(likeness) for side in self.sides]
+        free: dict[int, deque[int]] = defaultdict(deque)
+        for j in left[1]:
+            free[own[1][j]].append(j)
+        for i in left[0]:
+            if i in self.pairs or own[0][i] not in free:
+                continue
+            found = self.best(i, free[own[0][i]], likeness)
+            if found is not None:
+                self.pair(i, found)
+                spread.run()
+
+    def best(self, i: int, free: deque[int], likeness: Likeness, least: int = 1) -> int | None:
+        """Take from those alike the one that fits best; None if none fits at all."""
+        best, most = None, 2 * least - 1
+        while free and free[0] in self.taken:
+            free.popleft()
+        for place, j in enumerate(islice(free, _MOST_ALIKE)):
+            if j not in self.taken and (fit := self._fit(i, j, likeness)) > most:
+                best, most = place, fit
+        if best is None:
+            return None
+        found = free[best]
+        del free[best]
+        return found
+
+    def _fit(self, i: int, j: int, likeness: Likeness) -> int:
+        """Return how well two equations fit; at most 1 if they have nothing in common."""
+        old, new = self.sides[0].eqns[i], self.sides[1].eqns[j]
+        same_line = _place(old) == _place(new)
+        if likeness is Likeness.KIND:
+            reads = Counter(id(self.partner[id(x)]) for x in old.invars if id(x) in self.partner)
+            common = (reads & Counter(map(id, new.invars))).total()
+        elif self.conflict(i, j):
+            return 0
+        else:
+            common = sum(map(self.agree, old.invars, new.invars))
+        if not any(type(x) is not Literal for x in (*old.invars, *new.invars)):
+            common += 1
+        for v, w in zip(old.outvars, new.outvars, strict=False):
+            common += self._common_readers(v, w)
+        return 2 * common + same_line
+
+    def _common_readers(self, v: Var, w: Var) -> int:
+        """Return 1 if equations that correspond read two variables at the same place."""
+        readers = self.sides[0].readers.get(id(v), ())
+        others = self.sides[1].readers.get(id(w), ())
+        if not (readers and others):
+            return 0
+        theirs = set(others[:_MOST_ALIKE])
+        return int(any((self.pairs.get(i), at) in theirs for i, at in readers[:_MOST_ALIKE]))
+
+
+class _Spread:
+    """Pairs what gives operands to pairs, or reads their results, if that is alike.
+
+    `run` goes on from the pairs that were made since it last ran.
+    """
+
+    def __init__(self, matching: Matching, likeness: Likeness):
+        self._matching = matching
+        self._likeness = likeness
+        self._own = [side.own(likeness) for side in matching.sides]
+        self._eqns = [side.eqns for side in matching.sides]
+        self._next_value = self._next_pair = 0
+        self._unclear: list[tuple[deque[int], deque[int]]] = []
+        for v, w in matching.results:
+            self._upwards(v, w)
+
+    def run(self) -> None:
+        """Pair all that can be reached."""
+        matching = self._matching
+        while True:
+            if self._next_pair < len(matching.order):
+                i, j = matching.order[self._next_pair]
+                self._next_pair += 1
+                for x, y in zip(self._eqns[0][i].invars, self._eqns[1][j].invars, strict=False):
+                    self._upwards(x, y)
+            elif self._next_value < len(matching.values):
+                self._downwards(*matching.values[self._next_value])
+                self._next_value += 1
+            elif self._unclear:
+                self._clear(*self._unclear.pop())
+            else:
+                break
+
+    def bridge(self) -> None:
+        """Pair readers of values that correspond, where equations were put before one of them."""
+        matching = self._matching
+        taken: tuple[Container[int], ...] = matching.pairs, matching.taken
+        at = 0
+        while at < len(matching.values):
+            pair = matching.values[at]
+            at += 1
+            for k, taken_here in enumerate(taken):
+                readers = matching.sides[k].readers.get(id(pair[k]), ())
+                free = [(i, place) for i, place in readers[:_MOST_ALIKE] if i not in taken_here]
+                for i, place in free:
+                    self._over(1 - k, pair[1 - k], i, place)
+            self.run()
+
+    def _over(self, which: int, var: Var, i: int, place: int) -> None:
+        """Pair an equation with one that reads at a place what is computed of a variable."""
+        matching = self._matching
+        side, taken = matching.sides[which], (matching.pairs, matching.taken)[which]
+        for put, _ in side.readers.get(id(var), ())[:_MOST_ALIKE]:
+            for result in side.eqns[put].outvars if put not in taken else ():
+                for j, at in side.readers.get(id(result), ())[:_MOST_ALIKE]:
+                    if at == place:
+                        self._try(*((i, j) if which == 1 else (j, i)))
+
+    def _upwards(self, x: Atom, y: Atom) -> None:
+        """Pair the equations that bind two operands of counterparts."""
+        a, b = self._matching.sides
+        made, other = a.makers.get(id(x)), b.makers.get(id(y))
+        if made and other and made[1] == other[1]:
+            self._try(made[0], other[0])
+
+    def _downwards(self, v: Var, w: Var) -> None:
+        """Pair the equations that read two values that correspond."""
+        groups: tuple[dict[Hashable, list[int]], ...] = defaultdict(list), defaultdict(list)
+        for k, (side, var) in enumerate(zip(self._matching.sides, (v, w), strict=True)):
+            taken = self._matching.pairs if k == 0 else self._matching.taken
+            for i, place in side.readers.get(id(var), ()):
+                if i not in taken:
+                    groups[k][self._own[k][i], place].append(i)
+        for key, olds in groups[0].items():
+            news = groups[1].get(key)
+            if news and len(olds) == len(news) == 1:
+                self._try(olds[0], news[0])
+            elif news:
+                self._unclear.append((deque(olds), deque(news)))
+
+    def _clear(self, olds: deque[int], news: deque[int]) -> None:
+        """Pair equations that are alike and read the same value, by what else they read."""
+        for i in olds:
+            if i not in self._matching.pairs:
+                j = self._matching.best(i, news, self._likeness)
+                if j is not None:
+                    self._matching.pair(i, j)
+
+    def _try(self, i: int, j: int) -> None:
+        matching = self._matching
+        alike = self._own[0][i] == self._own[1][j]
+        if alike and matching.is_free(i, j) and not matching.conflict(i, j):
+            matching.pair(i, j)
+
+
+def _place(eqn: JaxprEqn) -> object:
+    """What tells where an equation comes from, in any version of its file: its scope."""
+    return jaxcompat.name_stack(eqn)
+
+
+def _in_order(
+    old: Iterable[tuple[int, Hashable]],
+    new: Iterable[tuple[int, Hashable]],
+    taken: tuple[set[int], set[int]],
+) -> Iterator[tuple[int, int]]:
+    """Yield pairs of one key that are not taken yet, and take them."""
+    waiting: dict[Hashable, deque[int]] = defaultdict(deque)
+    for j, key in new:
+        if j not in taken[1]:
+            waiting[key].append(j)
+    for i, key in old:
+        if i not in taken[0] and (found := waiting.get(key)):
+            j = found.popleft()
+            taken[0].add(i)
+            taken[1].add(j)
+            yield i, j
+
+
+def _around(
+    matching: Matching, which: int, left: Sequence[int], likeness: Likeness, radius: int
+) -> dict[int, Hashable]:
+    """Return a key for each equation of a side that is left: what it reads, and what reads it.
+
+    What has a counterpart is known by that, other variables by the equations that bind them, and
+    so on for so many steps.
+    """
+    side = matching.sides[which]
+    own, makers, readers = side.own(likeness), side.makers, side.readers
+    labels = {id(pair[which]): number for number, pair in enumerate(matching.values)}
+    known = {pair[which]: -1 - number for number, pair in enumerate(matching.order)}
+    up = {i: own[i] for i in left}
+    down = up
+    for _ in range(radius):
+        higher, lower = {}, {}
+        for i in left:
+            operands: list[int | None] = []
+            for atom in side.eqns[i].invars:
+                maker = up.get(makers[id(atom)][0]) if id(atom) in makers else None
+                operands.append(labels.get(id(atom)) if maker is None else -1 - maker)
+            higher[i] = hash((up[i], *operands))
+            reads = [
+                tuple(sorted((known.get(r) or down[r], at) for r, at in readers.get(id(var), ())))
+                for var in side.eqns[i].outvars
+            ]
+            lower[i] = hash((down[i], *reads))
+        up, down = higher, lower
+    return {i: (up[i], down[i]) for i in left}

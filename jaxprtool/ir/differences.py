@@ -1,0 +1,154 @@
+"""In what two equations that correspond differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.ir.counterparts import MatchedBody
+from jaxprtool.ir.equation_keys import EquationKeys, Likeness, is_dtype, is_label, parameters
+from jaxprtool.ir.equivalence import has_rules, same_rules
+from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn
+from jaxprtool.jaxcompat import Literal as LiteralAtom
+
+#: What differs: the value of a constant, a dtype, a shape, a parameter, or which value is read.
+Kind: TypeAlias = Literal["constant", "dtype", "shape", "parameter", "operand"]
+
+#: Where it is: in an equation, in the order of effects, or at the end or beginning of a body.
+Part: TypeAlias = Literal[
+    "operand", "result", "parameter", "rules", "order", "constant", "result of the body"
+]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which two equations differ.
+
+    Attributes:
+        kind: What it is.
+        part: Where it is.
+        name: The name of the parameter.
+        place: The position of the operand or result.
+        before: The value of the one: an atom, a type, or what the parameter is.
+        after: The value of the other. Either is None where there is no such thing.
+    """
+
+    kind: Kind
+    part: Part
+    name: str
+    place: int
+    before: Any
+    after: Any
+
+
+def differences(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> list[Difference]:
+    """Return in what two counterparts differ, what is in their bodies left out."""
+    keys = matched.keys
+    if keys.equation(old, Likeness.SAME) == keys.equation(new, Likeness.SAME):
+        return list(_operands(matched, old, new))
+    return [
+        *_parameters(keys, old, new),
+        *_operands(matched, old, new),
+        *_results(matched, old, new),
+    ]
+
+
+def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Difference]:
+    olds, news = parameters(old), parameters(new)
+    for name in sorted(olds.keys() | news.keys()):
+        a, b = olds.get(name), news.get(name)
+        if is_label(old, name) or keys.value_or_bodies(a) == keys.value_or_bodies(b):
+            continue
+        kind: Kind = "dtype" if is_dtype(a) and is_dtype(b) else "parameter"
+        yield Difference(kind, "parameter", name, 0, a, b)
+    if has_rules(old) and not same_rules(old, new):
+        yield Difference("parameter", "rules", "rules", 0, None, None)
+    effects = [", ".join(sorted({type(e).__name__ for e in eqn.effects})) for eqn in (old, new)]
+    if effects[0] != effects[1] and not holds_jaxpr(old.params.values()):
+        yield Difference("parameter", "parameter", "effects", 0, *effects)
+    if old.ctx is not new.ctx:
+        yield Difference("parameter", "parameter", "context", 0, old.ctx, new.ctx)
+
+
+def _operands(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> Iterator[Difference]:
+    for i in range(max(len(old.invars), len(new.invars))):
+        a = old.invars[i] if i < len(old.invars) else None
+        b = new.invars[i] if i < len(new.invars) else None
+        if a is None or b is None:
+            yield Difference("operand", "operand", "", i, a, b)
+        elif type(a) is LiteralAtom and type(b) is LiteralAtom:
+            yield from _literals(matched.keys, i, a, b)
+        elif matched.is_rewired(a, b):
+            yield Difference("operand", "operand", "", i, a, b)
+
+
+def _literals(
+    keys: EquationKeys, place: int, a: LiteralAtom, b: LiteralAtom
+) -> Iterator[Difference]:
+    if keys.literal(a) == keys.literal(b):
+        return
+    other_type = type_difference(keys, a.aval, b.aval)
+    if other_type is None or not _same_number(a, b):
+        yield Difference("constant", "operand", "", place, a, b)
+    if other_type:
+        yield Difference(other_type, "operand", "", place, a, b)
+
+
+def _same_number(a: LiteralAtom, b: LiteralAtom) -> bool:
+    """Whether two literals of different dtypes are one number, as far as these can tell."""
+    if _extreme(a) and _extreme(a) == _extreme(b):
+        return True
+    values = [np.asarray(x.val) for x in (a, b)]
+    return any(
+        np.array_equal(values[i].astype(x.aval.dtype), values[1 - i].astype(x.aval.dtype), True)
+        for i, x in enumerate((b, a))
+    )
+
+
+def _extreme(literal: LiteralAtom) -> str:
+    """Return whether a literal is the least or the largest number of its dtype."""
+    dtype = literal.aval.dtype
+    try:
+        limits = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
+    except ValueError:
+        return ""
+    number = np.asarray(literal.val).astype(dtype)
+    return "least" if number == limits.min else "largest" if number == limits.max else ""
+
+
+def _results(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> Iterator[Difference]:
+    pairs = matched.result_pairs(old, new)
+    for i, j in pairs:
+        a, b = old.outvars[i].aval, new.outvars[j].aval
+        if kind := type_difference(matched.keys, a, b):
+            yield Difference(kind, "result", "", j, a, b)
+    kept = {i for i, _ in pairs}, {j for _, j in pairs}
+    for i, var in enumerate(old.outvars):
+        if i not in kept[0]:
+            yield Difference("shape", "result", "", i, var.aval, None)
+    for j, var in enumerate(new.outvars):
+        if j not in kept[1]:
+            yield Difference("shape", "result", "", j, None, var.aval)
+
+
+def type_difference(keys: EquationKeys, a: Aval, b: Aval) -> Kind | None:
+    """Return in what two types differ, "dtype" or "shape"; None if they are the same."""
+    if keys.type_number(a) == keys.type_number(b):
+        return None
+    shapes = [tuple(map(str, getattr(x, "shape", ()))) for x in (a, b)]
+    return "dtype" if type(a) is type(b) and shapes[0] == shapes[1] else "shape"
+
+
+def has_other_operand_types(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> bool:
+    """Return True if a variable that an equation reads has another type than its counterpart."""
+
+    def is_other(a: Atom, b: Atom) -> bool:
+        literal = type(a) is LiteralAtom or type(b) is LiteralAtom
+        return not literal and type_difference(matched.keys, a.aval, b.aval) is not None
+
+    return any(map(is_other, old.invars, new.invars))

@@ -1,0 +1,176 @@
+"""In what two programs differ: the verdict, and hunks with the user's lines."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import jaxprtool
+
+x = jnp.arange(6.0)
+other = x + 1
+rows = jnp.ones((5, 6))
+
+
+def traced(fun, *args):
+    jax.clear_caches()
+    return jaxprtool.trace(fun, *(args or (x,)))
+
+
+def lines(p, q):
+    """The verdict, and the primitives of what was removed, added and changed."""
+    found = jaxprtool.diff(p, q)
+    kinds = found.removed, found.added, found.changed
+    names = (" ".join(each.equation.primitive.name for each in kind) for kind in kinds)
+    return found.verdict, *names
+
+
+def compare(before, after, *args):
+    return lines(traced(before, *args), traced(after, *args))
+
+
+def loop(step):
+    return lambda a: lax.scan(lambda c, row: (step(c, row), c), a, rows)
+
+
+def chain(times, extra=()):
+    def fun(a):
+        for i in range(times):
+            if i in extra:
+                a = a + 1.0
+            a = jnp.sin(a) * 2.0 + a
+        return a
+
+    return fun
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        chain(3),
+        loop(lambda c, row: jax.nn.relu(c) + row),
+        lambda a: jnp.where(a > 0, jax.nn.softmax(a), jax.nn.gelu(a)),
+        lambda a: lax.cond(a[0] > 0, jnp.sin, jnp.cos, a),
+        lambda a: jax.random.normal(jax.random.key(0), (3,)) + a[0],
+        jax.grad(lambda a: loop(lambda c, row: jnp.tanh(c) * row)(a)[0].sum()),
+    ],
+)
+def test_a_program_is_equivalent_to_itself_traced_again_and_read_from_a_file(fun, tmp_path):
+    program, again = traced(fun), traced(lambda a: fun(a))
+    jaxprtool.write(program, tmp_path / "a.jaxpr")
+    for other in (program, again, jaxprtool.read(tmp_path / "a.jaxpr")):
+        assert lines(program, other) == ("equivalent", "", "", "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        (lambda a: a * 2.0, lambda a: a * 3.0, ("same up to constants", "", "", "mul")),
+        (lambda a: a + x, lambda a: a + other, ("same up to constants", "", "", "results")),
+        (lambda a: jnp.cos(a + 1), jnp.cos, ("different", "add", "", "")),
+        (jnp.cos, lambda a: jnp.cos(a + 1), ("different", "", "add", "")),
+        (jnp.cos, jnp.sin, ("different", "cos", "sin", "")),
+        (lambda a: a - a[::-1], lambda a: a[::-1] - a, ("different", "", "", "sub")),
+        (lambda a: a.sum(), lambda a: a.max(), ("different", "reduce_sum", "reduce_max", "")),
+        (
+            lambda a: jnp.dot(a, a, precision="highest"),
+            lambda a: jnp.dot(a, a),
+            ("different", "", "", "dot_general"),
+        ),
+        (
+            loop(lambda c, row: jnp.tanh(c) * row),
+            loop(lambda c, row: jnp.tanh(c + 1) * row),
+            ("different", "", "add", ""),
+        ),
+        (
+            lambda a: lax.cond(a[0] > 0, jnp.sin, jnp.cos, a),
+            lambda a: lax.cond(a[0] > 0, jnp.sin, jnp.tan, a),
+            ("different", "cos", "tan", ""),
+        ),
+        (lambda a: (jnp.sin(a), jnp.cos(a)), lambda a: (jnp.cos(a), jnp.sin(a)), ("different",)),
+    ],
+)
+def test_verdicts(before, after, found):
+    p, q = traced(before), traced(after)
+    verdict = jaxprtool.diff(p, q).verdict
+    assert verdict == found[0] == jaxprtool.diff(q, p).verdict
+    if len(found) > 1 and found[3] != "results":
+        assert lines(p, q) == found
+        assert lines(q, p) == (found[0], found[2], found[1], found[3])
+
+
+def test_dtypes():
+    half = x.astype(jnp.bfloat16)
+
+    def fun(a, b):
+        return jnp.where(a > 0, a * 0.1, jnp.finfo(a.dtype).min) @ b
+
+    single = traced(fun, x, x)
+    assert jaxprtool.diff(single, traced(fun, half, half)).verdict == "same up to dtypes"
+    cast = traced(lambda a, b: fun(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)), x, x)
+    found = jaxprtool.diff(single, cast)
+    assert found.verdict == "same up to dtypes" and len(found.added) == 2
+    # What follows from the casts alone is not listed.
+    assert not found.removed and not found.changed and len(found.retyped) > 2
+
+
+def test_order_makes_no_difference_but_that_of_effects_does():
+    def fun(a):
+        b, c = jnp.sin(a), jnp.cos(a)
+        return b * c
+
+    def swapped(a):
+        c, b = jnp.cos(a), jnp.sin(a)
+        return b * c
+
+    assert compare(fun, swapped) == ("equivalent", "", "", "")
+
+    def printed(first, second):
+        def fun(a):
+            jax.debug.print(first, a)
+            jax.debug.print(second, a * 2)
+            return a
+
+        return fun
+
+    assert jaxprtool.diff(*[traced(printed("a {}", "b {}"))] * 2).is_equivalent
+    assert not jaxprtool.diff(
+        traced(printed("a {}", "b {}")), traced(printed("b {}", "a {}"))
+    ).is_equivalent
+
+
+@pytest.mark.parametrize("extra", [(0,), (7,), (19,), (3, 9), (2, 9, 16)])
+def test_what_is_inserted_in_a_chain_is_found_alone(extra):
+    found = jaxprtool.diff(traced(chain(20)), traced(chain(20, extra)))
+    assert [[line.kind for line in hunk.lines] for hunk in found.hunks] == [["added"]] * len(extra)
+    assert {line.equation.primitive.name for line in found.added} == {"add"}
+
+
+def test_arguments_are_matched_by_name_if_there_are_others():
+    def fun(params):
+        return jnp.tanh(params["b"]) @ params["c"]
+
+    def more(params):
+        return jnp.tanh(params["b"] + params["a"]) @ params["c"]
+
+    p = traced(fun, {"b": x, "c": x})
+    found = jaxprtool.diff(p, traced(more, {"a": x, "b": x, "c": x}))
+    assert [(each.what, each.name, each.before) for each in found.border] == [
+        ("argument", "params['a']", "")
+    ]
+    assert [line.equation.primitive.name for line in found.lines] == ["add"]
+    assert jaxprtool.diff(p, traced(fun, {"b": x[:3], "c": x[:3]})).verdict == "different"
+
+
+def test_lines_have_a_place_and_hunks_a_path():
+    def inner(c, row):
+        return jnp.tanh(c * 3.0) + row
+
+    found = jaxprtool.diff(
+        traced(loop(lambda c, row: jnp.tanh(c * 2.0) + row)), traced(loop(inner))
+    )
+    (hunk,) = found.hunks
+    (line,) = hunk.lines
+    assert hunk.path[0].startswith("scan at ") and "test_diff.py:" in line.source
+    assert [(d.kind, d.part, d.place) for d in line.differences] == [("constant", "operand", 1)]
+    assert found.before.equations == found.after.equations and found.after.work.flops > 0

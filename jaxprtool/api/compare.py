@@ -15,9 +15,11 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from jaxprtool.api.bisect import Bisection
 from jaxprtool.api.targets import Given
 from jaxprtool.errors import ArgumentsError, JaxprToolError, PipelineError
 from jaxprtool.execute import backends as devices
+from jaxprtool.execute.compare.bisection import Parting
 from jaxprtool.execute.compare.measures import Tolerance
 from jaxprtool.execute.compare.variants import (
     Compared,
@@ -48,6 +50,7 @@ class Comparison:
         random: The names of the arguments that are random.
         variants: The others, each with how its results differ.
         error: Why the reference has no results, and so nothing could be compared, or "".
+        partings: Where those that are not within tolerance part from the reference, if asked for.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Comparison:
     random: tuple[str, ...]
     variants: tuple[Compared, ...]
     error: str = ""
+    partings: tuple[Parting, ...] = ()
 
     @property
     def within(self) -> bool:
@@ -93,12 +97,19 @@ class Planned:
     Attributes:
         variant: The variant.
         target: The number of the program that it is made of.
-        states: The program as it was traced, and after each pass, with what was run.
+        states: The program as it was traced, and after each pass that has changed it, with what
+            that is called.
+        precision: What its products are told that name no precision.
     """
 
     variant: Variant
     target: int
     states: tuple[tuple[str, Program], ...]
+    precision: str | None
+
+    def at_state(self, program: Program) -> Variant:
+        """Return the variant with another program, which is told of the precision too."""
+        return replace(self.variant, program=told_precision(program, self.precision))
 
 
 def compare(
@@ -112,6 +123,7 @@ def compare(
     rtol: float | None = None,
     atol: float | None = None,
     seed: int = 0,
+    bisect: bool = False,
 ) -> Comparison:
     """Run variants on the same inputs, and return how their results differ from the first's.
 
@@ -128,6 +140,7 @@ def compare(
             the dtype.
         atol: The absolute error; the same.
         seed: Of random values.
+        bisect: Whether to search for the pass and the equation at which variants part.
 
     Raises:
         ArgumentsError: If the arguments do not fit, or two programs take or give others.
@@ -146,7 +159,7 @@ def compare(
         return Given(program, *refitted(program, given))
 
     plan = planned([(each.name, each) for each in traced], axes)
-    return comparison(plan, inputs, Tolerance(rtol, atol), seed)
+    return comparison(plan, inputs, Tolerance(rtol, atol), seed, bisect)
 
 
 def comparison(
@@ -154,34 +167,43 @@ def comparison(
     inputs: Callable[[Program], Given],
     tolerance: Tolerance,
     seed: int = 0,
+    bisect: bool = False,
     told: Told = lambda doing: None,
 ) -> Comparison:
     """Return what the variants of a plan give; `inputs` says what a program is run on."""
-    first, *others = (each.variant for each in plan)
-    given = inputs(first.program)
-    first = replace(first, program=given.program)
+    given = inputs(plan[0].variant.program)
     filled = fill(given.program, given.values, seed)
     shapes = [getattr(value, "shape", ()) for value in filled.arguments]
-    others = [_at(each, shapes) for each in others]
-    values = {each.name: arguments_of(each, first.program, filled.arguments) for each in others}
+    reference, *others = (_at(each, shapes) for each in plan)
+    first = reference.variant
+    pairs = [(each, arguments_of(each.variant, first.program, filled.arguments)) for each in others]
     text = _inputs(len(filled.arguments), filled.random, seed)
     found = Comparison(first.program.name, first.name, text, filled.random, ())
     try:
-        reference = Runner(first, told)(filled.arguments)
+        results = Runner(first, told)(filled.arguments)
     except JaxprToolError as error:
         return replace(found, error=error.message)
-    results = tuple(
-        compared(each, reference, partial(Runner(each, told), values[each.name]), tolerance)
-        for each in others
+    variants = tuple(
+        compared(each.variant, results, partial(Runner(each.variant, told), values), tolerance)
+        for each, values in pairs
     )
-    return replace(found, variants=results)
+    partings: tuple[Parting, ...] = ()
+    if bisect:
+        search = Bisection(reference, filled.arguments, results, tolerance, told)
+        partings = tuple(
+            search.of(each, done.values)
+            for each, done in zip(others, variants, strict=True)
+            if not (done.within or done.error)
+        )
+    return replace(found, variants=variants, partings=partings)
 
 
-def _at(variant: Variant, shapes: Sequence[Sequence[Any]]) -> Variant:
+def _at(planned: Planned, shapes: Sequence[Sequence[Any]]) -> Planned:
     """Return a variant at the sizes of some arguments, if its program has symbols."""
+    variant = planned.variant
     if not variant.program.symbols:
-        return variant
-    return replace(variant, program=variant.program.at(shapes))
+        return planned
+    return replace(planned, variant=replace(variant, program=variant.program.at(shapes)))
 
 
 def _inputs(count: int, random: Sequence[str], seed: int) -> str:
@@ -221,9 +243,9 @@ def planned(
                 said += [precision or "its own precision"] if len(axes.precisions) > 1 else []
                 said += [platform or "its own device"] if len(axes.backends) > 1 else []
                 said += [("op by op" if steps else "compiled")] if axes.op_by_op else []
-                there = [(text, _told(each, precision)) for text, each in states]
-                variant = Variant(", ".join(said), there[-1][1], platform, steps)
-                found.append(Planned(variant, number, tuple(there)))
+                program = told_precision(states[-1][1], precision)
+                variant = Variant(", ".join(said), program, platform, steps)
+                found.append(Planned(variant, number, tuple(states), precision))
     if len(found) < 2:
         raise ArgumentsError(
             "there is but one variant, and nothing to compare it with",
@@ -243,7 +265,8 @@ def _named_apart(found: Sequence[Planned]) -> list[Planned]:
     ]
 
 
-def _told(program: Program, precision: str | None) -> Program:
+def told_precision(program: Program, precision: str | None) -> Program:
+    """Return a program whose products are told a precision, if there is one to be told."""
     return program if precision is None else with_precision(program, precision)
 
 

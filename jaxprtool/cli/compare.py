@@ -69,6 +69,12 @@ _Rtol = Annotated[
 _Atol = Annotated[
     float | None, _TOLERANCE.option("--atol", "ERROR", "Absolute error; else the same.", min=0)
 ]
+_Bisect = Annotated[
+    bool,
+    Panel("Where they part").flag(
+        "--bisect", "Find the pass and the first equation at which variants part."
+    ),
+]
 
 
 @options.command
@@ -78,12 +84,14 @@ def compare(
     types: options.Types = None,
     passes: _Passes = None,
     plugin: options.Plugin = None,
+    rewrite: options.Rewrite = None,
     backends: _Backends = None,
     precision: _Precision = None,
     op_by_op: _OpByOp = False,
     rtol: _Rtol = None,
     atol: _Atol = None,
     seed: options.Seed = 0,
+    bisect: _Bisect = False,
     json: options.Json = False,
     *,
     told: Told,
@@ -97,15 +105,20 @@ def compare(
 
       jaxprtool compare samples/transformer.py:loss -p "" -p "-O2"
       jaxprtool compare samples/transformer.py:loss --op-by-op --rtol 1e-5
+      jaxprtool compare samples/transformer.py:loss -p grad -p "grad, -O2" --bisect
     """
     start_jax(told, function.x64)
     use_cache(True)
     from jaxprtool.api.compare import Axes, comparison, planned
     from jaxprtool.api.targets import given_to
     from jaxprtool.execute.compare.measures import Tolerance
+    from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.render import compare as render
 
+    users = NamedRewrites(rewrite or ())
     pipelines = [options.pipeline(text, plugin) for text in passes or [""]]
+    if rewrite and not passes:
+        pipelines.append(users.before(pipelines[0]))
     axes = Axes(pipelines, backends or (None,), precision or (None,), op_by_op)
     axes.require_backends()
     targets = [function, *(function.of(target) for target in others or [])]
@@ -117,7 +130,7 @@ def compare(
     plan = planned(list(zip(labels, traced, strict=True)), axes, told)
     inputs = partial(given_to, entry=entries[0], traced=traced[0])
     with printed_by_functions(json):
-        found = comparison(plan, inputs, Tolerance(rtol, atol), seed, told)
+        found = comparison(plan, inputs, Tolerance(rtol, atol), seed, bisect, told)
     if json:
         output.write_json(render.compare_document(found))
     else:

@@ -40,15 +40,6 @@ _Level = Annotated[
         "-O", "0|1|2|3", "A named pipeline, run after the passes of -p: `jaxprtool explain -O1`."
     ),
 ]
-_Rewrite = Annotated[
-    list[str] | None,
-    PASSES.option(
-        "--rewrite",
-        "FILE.py",
-        "Run the rewrites (@jaxprtool.rewrite) of a file before other passes, "
-        "or where -p names them. May be repeated.",
-    ),
-]
 _NoCheck = Annotated[
     bool, PASSES.flag("--no-check", "Do not type-check the program after each pass.")
 ]
@@ -92,7 +83,7 @@ def opt(
     passes: options.Passes = None,
     level: _Level = None,
     plugin: options.Plugin = None,
-    rewrite: _Rewrite = None,
+    rewrite: options.Rewrite = None,
     no_check: _NoCheck = False,
     verify: _Verify = False,
     no_cache: options.NoCache = False,

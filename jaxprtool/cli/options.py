@@ -228,6 +228,15 @@ Plugin = Annotated[
         "--plugin", "FILE|MODULE", "Import passes from plugin.py or from a module. May be repeated."
     ),
 ]
+Rewrite = Annotated[
+    list[str] | None,
+    PASSES.option(
+        "--rewrite",
+        "FILE.py",
+        "Run the rewrites (@jaxprtool.rewrite) of a file before other passes, "
+        "or where -p names them. May be repeated.",
+    ),
+]
 Types = Annotated[
     str | None,
     FUNCTION.option(

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from jaxprtool.ir.quantities import plural, with_prefix
+from jaxprtool.ir.quantities import plural
 from jaxprtool.render import theme
 from jaxprtool.render.documents import CompareDocument, checks
+from jaxprtool.render.measures import COLUMNS, cells, measure_document, types
+from jaxprtool.render.parting import parting, parting_document
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.stats import new_table
 
@@ -33,6 +35,8 @@ def comparison(found: Comparison, width: int) -> Rendering:
     parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING)]
     for each in found.variants:
         parts += [Text(), _variant(each, width)]
+    for where in found.partings:
+        parts += [Text(), parting(where)]
     return Rendering(Group(*parts), width)
 
 
@@ -77,12 +81,6 @@ def _variant(variant: Compared, width: int) -> RenderableType:
     return Group(said, _with_rest(table, len(variant.results) - len(rows)))
 
 
-def types(each: Measure) -> str:
-    """Return the type of a result, and that of the reference if it has another."""
-    same = each.type == each.reference_type
-    return each.type if same else f"{each.type}, not {each.reference_type}"
-
-
 def _with_rest(table: Table, left: int) -> RenderableType:
     if not left:
         return table
@@ -104,46 +102,6 @@ def _error(each: Measure) -> float:
     return (each.absolute or 0.0) / (each.atol or each.rtol or 1.0)
 
 
-#: What is said of a result: errors, and how many elements are beyond tolerance.
-COLUMNS = ("absolute", "relative", "ULPs", "cosine", "beyond")
-
-
-def cells(each: Measure) -> list[str]:
-    """Return what is said of a result, as `COLUMNS` has it."""
-    if each.equal:
-        return ["same bits", "", "", "", ""]
-    return [
-        _number(each.absolute),
-        _number(each.relative),
-        "" if each.ulps is None else with_prefix(each.ulps),
-        _cosine(each.cosine),
-        _beyond(each),
-    ]
-
-
-def _number(error: float | None) -> str:
-    return "" if error is None else f"{error:.2g}"
-
-
-def _cosine(cosine: float | None) -> str:
-    """Return a cosine as text, near 1 how far it is from there."""
-    if cosine is None:
-        return ""
-    below = 1 - cosine
-    return "1" if below < 1e-12 else f"1-{below:.0e}" if below < 1e-3 else f"{cosine:.3f}"
-
-
-def _beyond(each: Measure) -> str:
-    """Return how many elements are beyond tolerance, and NaNs that are not in both."""
-    a, b = each.nans
-    nans = "" if a == b else f", {b:,} NaN, not {a:,}"
-    if not each.beyond:
-        return "none" + nans
-    if each.size < 1000:
-        return f"{each.beyond} of {each.size}{nans}"
-    return f"{100 * each.beyond / each.size:.2g}%{nans}"
-
-
 # --- as JSON --------------------------------------------------------------------------------------
 
 
@@ -157,6 +115,7 @@ def compare_document(found: Comparison) -> CompareDocument:
         "within": found.within,
         "error": found.error,
         "variants": list(map(_document, found.variants)),
+        "partings": list(map(parting_document, found.partings)),
     }
 
 
@@ -167,27 +126,4 @@ def _document(variant: Compared) -> checks.VariantDocument:
         "equal": variant.equal,
         "within": variant.within,
         "results": list(map(measure_document, variant.results)),
-    }
-
-
-def measure_document(each: Measure) -> checks.MeasureDocument:
-    """Return the document of how a value differs."""
-    return {
-        "name": each.name,
-        "type": each.type,
-        "reference_type": each.reference_type,
-        "equal": each.equal,
-        "within": each.within,
-        "rtol": each.rtol,
-        "atol": each.atol,
-        "absolute": each.absolute,
-        "relative": each.relative,
-        "ulps": each.ulps,
-        "cosine": each.cosine,
-        "nans": each.nans[1],
-        "reference_nans": each.nans[0],
-        "differing": each.differing,
-        "beyond": each.beyond,
-        "size": each.size,
-        "position": None if each.position is None else list(each.position),
     }

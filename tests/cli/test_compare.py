@@ -72,3 +72,51 @@ def test_pipelines_are_variants(cli):
 def test_bad_input_is_one_line_and_exit_code_2(cli, arguments, said):
     found = cli("compare", "parts.py:exact", *arguments)
     assert found.code == 2 and said in found.err.splitlines()[0]
+
+
+WRONG = """
+    import jax, jaxprtool
+
+    @jaxprtool.rewrite(x="f32[n]")
+    def twice(x):
+        return jax.numpy.sin(x) * 2.0
+
+    @twice.to
+    def _(x):
+        return jax.numpy.sin(x) * 2.5
+
+    @jaxprtool.example("f32[8]")
+    def f(x):
+        for _ in range(3):
+            x = jax.numpy.sin(x) * 2.0 + x
+        return x
+"""
+
+
+def test_bisect_names_the_pass_and_the_equation(cli, folder):
+    (folder / "wrong.py").write_text(textwrap.dedent(WRONG))
+    found = cli(
+        *("compare", "wrong.py:f", "-p", "dce", "-p", "dce, cse, twice, dce, -O1"),
+        *("--rewrite", "wrong.py", "--bisect"),
+    )
+    lines = found.out.splitlines()
+    where = next(i for i, line in enumerate(lines) if " parts from " in line)
+    assert found.code == 1
+    assert " by twice (pass 1 of " in lines[where] and lines[where].endswith("at mul")
+    assert lines[where + 1].startswith("wrong.py:15  x = jax.numpy.sin(x) * 2.0 + x")
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_rewrite_alone_is_a_variant(cli, folder):
+    (folder / "wrong.py").write_text(textwrap.dedent(WRONG))
+    found = cli("compare", "wrong.py:f", "--rewrite", "wrong.py", "--bisect", "--json")
+    (where,) = json.loads(found.out)["partings"]
+    assert (where["pass"], where["primitive"]) == ("twice", "mul")
+    given, literal = where["operands"]
+    assert given["equal"] and literal["absolute"] == 0.5
+
+
+def test_bisect_of_two_functions_and_of_a_mode_names_no_pass(cli):
+    found = cli("compare", "parts.py:exact", "parts.py:rounded", "--bisect", "--json")
+    (where,) = json.loads(found.out)["partings"]
+    assert where["pass"] == "" and where["found"] and where["passes"] == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -45,11 +45,13 @@ class Compared:
         name: What it is called.
         results: How each result differs; none if it failed.
         error: Why it has no results, on one line, or "".
+        values: The results themselves.
     """
 
     name: str
     results: tuple[Measure, ...]
     error: str = ""
+    values: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def within(self) -> bool:
@@ -107,20 +109,24 @@ def compared(
         return Compared(variant.name, (), error.message)
     names = variant.program.out_names
     triples = zip(names, reference, results, strict=True)
-    return Compared(variant.name, tuple(measured(*triple, t) for triple in triples))
+    return Compared(variant.name, tuple(measured(*each, t) for each in triples), "", tuple(results))
+
+
+def positions_of(program: Program, reference: Program) -> list[int]:
+    """Return which arguments of the reference a program's are: by name, or else in order."""
+    places = {name: i for i, name in enumerate(reference.arg_names)}
+    if places.keys() >= set(program.arg_names):
+        return [places[name] for name in program.arg_names]
+    return list(range(len(reference.arg_names)))
 
 
 def arguments_of(variant: Variant, reference: Program, arguments: Sequence[Any]) -> list[Any]:
-    """Return the arguments of a variant, of those of the reference: by name, or else in order.
+    """Return the arguments of a variant, of those of the reference.
 
     Raises ArgumentsError if it takes others, or gives results of other shapes.
     """
     program = variant.program
-    given = dict(zip(reference.arg_names, arguments, strict=True))
-    if given.keys() >= set(program.arg_names):
-        values = [given[name] for name in program.arg_names]
-    else:
-        values = list(arguments)
+    values = [arguments[i] for i in positions_of(program, reference)]
     avals = [jax.typeof(value) for value in values]
     if list(map(_type, avals)) != list(map(_type, program.in_avals)):
         raise _others("takes", reference, variant)

@@ -92,6 +92,33 @@ class VariantDocument(TypedDict):
     results: Annotated[list[MeasureDocument], "How each result differs; none if it failed."]
 
 
+# Not a class body: "pass" is a keyword of Python.
+PartingDocument = TypedDict(
+    "PartingDocument",
+    {
+        "variant": Annotated[str, "The variant."],
+        "found": Annotated[bool, "Whether an equation was found."],
+        "why": Annotated[str, "Why none was; or empty."],
+        "pass": Annotated[str, "The pass that makes the difference; empty if it is none."],
+        "place": Annotated[int, "Which of the passes that is, from 1."],
+        "passes": Annotated[int, "How many passes there are."],
+        "strict": Annotated[bool, "Whether it shows only where each element is held to tolerance."],
+        "primitive": Annotated[str, "What gives other values first."],
+        "source": Annotated[str, "The user's line, with the library's behind; empty if not known."],
+        "scope": Annotated[str, "The name scopes around it."],
+        "path": Annotated[list[str], "The equations around it, the outermost first."],
+        "iteration": Annotated[list[int], "The number of the round of each loop around, from 0."],
+        "counterpart": Annotated[str, "The equation of the variant, if that is another."],
+        "parameters": Annotated[list[str], "The parameters that it has otherwise there."],
+        "operands": Annotated[list[MeasureDocument], "How what it is given differs."],
+        "results": Annotated[list[MeasureDocument], "How what it gives differs."],
+        "removed": Annotated[list[str], "Equations of the reference alone, between these."],
+        "added": Annotated[list[str], "Equations of the variant alone, between these."],
+    },
+)
+PartingDocument.__doc__ = "The first equation at which a variant parts from the reference."
+
+
 class CompareDocument(TypedDict):
     """`compare`: variants of a program on the same inputs."""
 
@@ -102,3 +129,4 @@ class CompareDocument(TypedDict):
     within: Annotated[bool, "Whether all variants ran, and are within tolerance."]
     error: Annotated[str, "Why the reference has no results; or empty."]
     variants: Annotated[list[VariantDocument], "The others."]
+    partings: Annotated[list[PartingDocument], "With `--bisect`, where each parts that differs."]

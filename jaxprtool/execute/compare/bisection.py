@@ -1,0 +1,194 @@
+"""Where two variants part, in words."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.execute.compare.judging import Judge
+from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
+from jaxprtool.execute.compare.parting import Found, Pair, Path, Search
+from jaxprtool.execute.compare.pieces import Machine
+from jaxprtool.execute.compare.variants import Variant
+from jaxprtool.ir.frames import BEHIND, Frames, frames_now
+from jaxprtool.ir.regions import regions
+from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
+
+#: So many equations without a counterpart are named.
+MOST_NAMED = 6
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where a variant parts from the reference.
+
+    Attributes:
+        reference: What the one is called.
+        variant: What the other is called.
+        step: The pass that makes the difference; "" if it is none.
+        place: Which of the passes that is, from 1; 0 if none.
+        passes: How many passes there are.
+        found: Whether an equation was found.
+        why: Why none was, or "".
+        strict: Whether it was found only by holding each element to the tolerance.
+        primitive: What gives other values first.
+        source: The user's line that it comes from, with the library's behind.
+        code: What is written in that line, if its file is there.
+        scope: The name scopes around it.
+        path: The equations around it, the outermost first.
+        iteration: The number of the round of each loop around it, from 0.
+        counterpart: The equation of the variant, if that is another: `cos at model.py:7`.
+        parameters: The parameters that it has otherwise.
+        operands: How the values differ that it is computed from.
+        results: How those differ that it gives.
+        removed: Equations of the reference alone, between these.
+        added: Those of the variant alone.
+        at_call: Whether there is a call among all these equations.
+    """
+
+    reference: str
+    variant: str
+    step: str = ""
+    place: int = 0
+    passes: int = 0
+    found: bool = False
+    why: str = ""
+    strict: bool = False
+    primitive: str = ""
+    source: str = ""
+    code: str = ""
+    scope: str = ""
+    path: tuple[str, ...] = ()
+    iteration: tuple[int, ...] = ()
+    counterpart: str = ""
+    parameters: tuple[str, ...] = ()
+    operands: tuple[Measure, ...] = ()
+    results: tuple[Measure, ...] = ()
+    removed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    at_call: bool = False
+
+
+def parting(
+    variants: tuple[Variant, Variant],
+    arguments: tuple[Sequence[Any], Sequence[Any]],
+    results: tuple[Sequence[Any], Sequence[Any]] | None,
+    tolerance: Tolerance,
+    told: Callable[[str], object] = lambda doing: None,
+    positions: Sequence[tuple[int, int]] | None = None,
+) -> Parting:
+    """Return the first equation at which a variant parts from the reference.
+
+    Args:
+        variants: The reference, and the other.
+        arguments: What each is given.
+        results: What each gives, if that is known.
+        tolerance: What is tolerated.
+        told: Is told what is done.
+        positions: The positions of the arguments that correspond, if not in one order.
+    """
+    machines: Any = tuple(Machine(*each) for each in zip(variants, arguments, strict=True))
+    bodies: Any = tuple(each.program.jaxpr for each in variants)
+    given = machines[0].arguments, machines[1].arguments
+    names = variants[0].name, variants[1].name
+    for strict in (False, True):
+        search = Search(Judge(tolerance, strict), machines, told)
+        found = search.find(bodies, given, results, positions=positions)
+        if found is not None:
+            return _Reading(variants[0], found, tolerance).parting(*names, strict)
+    return Parting(*names, why="every result is within tolerance")
+
+
+class _Reading:
+    """What was found, in words."""
+
+    def __init__(self, variant: Variant, found: Found, tolerance: Tolerance):
+        self._program, self._found, self._tolerance = variant.program, found, tolerance
+        self._frames: Frames = frames_now()
+
+    def parting(self, reference: str, variant: str, strict: bool) -> Parting:
+        found = self._found
+        old, new = found.eqns
+        path = tuple(each.eqn for each in found.path)
+        shown = old or new
+        if not found.results:
+            return Parting(reference, variant, why=_FUSED, path=self._path(found.path))
+        around = (*path, *((shown,) if shown is not None else ()))
+        same = new is None or (old is not None and old.primitive.name == new.primitive.name)
+        place = self._frames.place_of(around)
+        return Parting(
+            reference,
+            variant,
+            found=True,
+            strict=strict,
+            primitive="" if shown is None else str(shown.primitive.name),
+            source=self._frames.line_of(around),
+            code="" if place is None else _line(place.frame.file, place.frame.line),
+            scope="/".join(filter(None, map(jaxcompat.name_stack, around))),
+            path=self._path(found.path),
+            iteration=tuple(each.round for each in found.path if each.round is not None),
+            counterpart="" if same or new is None else self._named(new, path),
+            parameters=_other_parameters(old, new),
+            operands=tuple(map(self._measured, found.operands)),
+            results=tuple(map(self._measured, found.results)),
+            removed=tuple(self._named(eqn, path) for eqn in found.between[0]),
+            added=tuple(self._named(eqn, path) for eqn in found.between[1]),
+            at_call=any(map(_is_call, (old, new, *found.between[0], *found.between[1]))),
+        )
+
+    def _path(self, path: Path) -> tuple[str, ...]:
+        eqns = [each.eqn for each in path]
+        return tuple(self._named(eqn, tuple(eqns[:i])) for i, eqn in enumerate(eqns))
+
+    def _named(self, eqn: JaxprEqn, path: Sequence[JaxprEqn]) -> str:
+        """Return an equation without the library's line: `log at model.py:9`."""
+        own = self._frames.line_of((*path, eqn)).partition(BEHIND)[0]
+        return " at ".join(filter(None, (str(eqn.primitive.name), own)))
+
+    def _measured(self, pair: Pair) -> Measure:
+        (a, b), (old, new) = self._found.sides, pair
+        return measured(self._name(old), a.value(old), b.value(new), self._tolerance)
+
+    def _name(self, atom: Atom) -> str:
+        """Return what a value of the reference is called: an argument, or what computes it."""
+        path, body = self._found.path, self._found.sides[0].jaxpr
+        while not isinstance(atom, Literal):
+            maker = next((eqn for eqn in body.eqns if atom in eqn.outvars), None)
+            if maker is not None:
+                return self._named(maker, [each.eqn for each in path])
+            if atom not in body.invars:
+                return "a constant"
+            place = body.invars.index(atom)
+            if not path:
+                return self._program.arg_names[place]
+            atom, body, path = path[-1].operands[place], path[-1].around, path[:-1]
+        return "a literal"
+
+
+_FUSED = (
+    "no equation gives other values once those on the way are results too: the variants part only "
+    "where the compiler fuses several"
+)
+
+
+def _is_call(eqn: JaxprEqn | None) -> bool:
+    held = None if eqn is None else regions(eqn)
+    return held is not None and held.kind == "call"
+
+
+def _other_parameters(old: JaxprEqn | None, new: JaxprEqn | None) -> tuple[str, ...]:
+    """Return the parameters that two equations of one primitive have otherwise, bodies aside."""
+    if old is None or new is None or old.primitive is not new.primitive:
+        return ()
+    if holds_jaxpr(old.params.values()):
+        return ()
+    pairs = ((k, old.params[k], new.params.get(k)) for k in old.params)
+    return tuple(f"{k}: {b} in place of {a}" for k, a, b in pairs if str(a) != str(b))
+
+
+def _line(file: str, line: int) -> str:
+    return " ".join(linecache.getline(file, line).split())

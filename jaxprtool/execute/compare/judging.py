@@ -1,0 +1,74 @@
+"""When values on the way to a result count as other values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.execute.compare.arrays import as_numpy, bits_agree, wide
+from jaxprtool.execute.compare.measures import Tolerance
+from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.jaxcompat import AbstractRef
+
+#: So many roundings in a row are no difference, unless nothing else is found.
+_ROUNDINGS = 64
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Tells which elements of two arrays are other values.
+
+    Attributes:
+        tolerance: What is tolerated of results.
+        strict: Whether each element is held to it. Otherwise errors are measured by the largest
+            element, 64 roundings are tolerated at least, and masks may differ: what they choose
+            tells. So what cancels out, which rounding alone makes differ, is passed over.
+    """
+
+    tolerance: Tolerance
+    strict: bool = False
+
+    @jax.transfer_guard("allow")
+    def wrong(self, reference: Any, value: Any) -> np.ndarray:
+        """Return which elements of an array are others than those of the reference."""
+        if not (hasattr(reference, "dtype") and hasattr(value, "dtype")):
+            return np.zeros((), bool)  # tokens
+        if np.shape(reference) != np.shape(value):
+            return np.ones(np.shape(value), bool)
+        extended = is_extended(reference.dtype)
+        a, b = as_numpy(reference), as_numpy(value)
+        if jax.dtypes.float0 in (a.dtype, b.dtype):
+            return np.zeros(a.shape, bool)
+        inexact = jnp.issubdtype(a.dtype, jnp.inexact) and jnp.issubdtype(b.dtype, jnp.inexact)
+        if extended or not inexact:
+            if a.dtype == bool and a.ndim and not self.strict:
+                return np.zeros(a.shape, bool)
+            wrong = a != b
+            while wrong.ndim > np.ndim(reference):  # of keys, whose numbers have an axis more
+                wrong = wrong.any(-1)
+            return wrong
+        return ~(bits_agree(wide(a), wide(b)) | self._near(a, b))
+
+    def _near(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        rtol, atol = self.tolerance.of(a.dtype, b.dtype)
+        if not self.strict:
+            rounding = _ROUNDINGS * max(float(jnp.finfo(x.dtype).eps) for x in (a, b))
+            sizes = np.abs(wide(a)[np.isfinite(a)])
+            largest = float(sizes.max(initial=0.0))
+            given = 0.0 if self.tolerance.atol is None else atol
+            rtol, atol = 0.0, max(rtol, rounding) * largest + given
+        return np.isclose(wide(b), wide(a), rtol=rtol, atol=atol, equal_nan=True)
+
+    def differ(self, reference: Any, value: Any) -> bool:
+        """Return True if some element is another value."""
+        return bool(self.wrong(reference, value).any())
+
+
+def comparable(var: Any) -> bool:
+    """Return True if the values of a variable can be compared: it is an array, and no ref."""
+    aval = var.aval
+    return not isinstance(aval, AbstractRef) and getattr(aval, "shape", None) is not None

@@ -1,0 +1,336 @@
+"""The first equation at which two variants part.
+
+Both are run piece by piece, on the same inputs. At some cuts through the reference all values that
+are read behind the cut are compared with those that correspond in the other; between the last cut
+where all agree and the first where some do not, the search goes on from the values there. It goes
+into calls, the branch that is taken, and the first round of a loop that parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from jaxprtool import jaxcompat
+from jaxprtool.execute.compare.judging import Judge, comparable
+from jaxprtool.execute.compare.pieces import Machine, Side, needed
+from jaxprtool.execute.compare.rounds import first_round
+from jaxprtool.ir.counterparts import MatchedBody, counterparts
+from jaxprtool.ir.interpret import branch_of
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.structured import Cond, Scan, ShardMap, While, view
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+#: So many cuts are compared at once.
+CUTS = 32
+
+#: A variable of the reference, and the one that corresponds to it; of results either may be a
+#: literal.
+Pair: TypeAlias = tuple[Any, Any]
+
+
+class Entered(NamedTuple):
+    """An equation of the reference whose body is gone into.
+
+    Attributes:
+        eqn: The equation.
+        round: The number of the round, if it is a loop.
+        around: The body that it is in.
+        operands: The operand that each argument of its body is, or is in the first round.
+    """
+
+    eqn: JaxprEqn
+    round: int | None
+    around: Jaxpr
+    operands: Sequence[Atom]
+
+
+#: The equations that are gone into, the outermost first.
+Path: TypeAlias = tuple[Entered, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Where two variants part.
+
+    Attributes:
+        sides: The bodies in which they do.
+        path: What is around them, in the reference.
+        eqns: The equation that gives other values, of each; None if no equation of its own does.
+        results: What they give that is not the same.
+        operands: The values that correspond which it is computed from.
+        between: Equations of each, without a counterpart, that are on the way from these.
+    """
+
+    sides: tuple[Side, Side]
+    path: Path
+    eqns: tuple[JaxprEqn | None, JaxprEqn | None]
+    results: Sequence[Pair]
+    operands: Sequence[Pair]
+    between: tuple[Sequence[JaxprEqn], Sequence[JaxprEqn]]
+
+
+class Matches:
+    """Which variables of two programs correspond, body by body."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[tuple[Jaxpr, Jaxpr], MatchedBody] = {}
+
+    def of(
+        self, a: Jaxpr, b: Jaxpr, arguments: Sequence[tuple[int, int]] | None
+    ) -> Callable[[Var], Var | None]:
+        """Return the function from a variable of one body to its counterpart in the other.
+
+        `arguments` are the positions of those that correspond, if these are not in one order.
+        """
+        if a is b:
+            return lambda var: var
+        if (a, b) not in self._bodies:
+            for each in counterparts(a, b, arguments):
+                self._bodies.setdefault(each.bodies, each)
+        return self._bodies[a, b].counterpart
+
+
+class Search:
+    """A search for where two variants part.
+
+    Args:
+        judge: Tells which values are others.
+        machines: What runs each.
+        told: Is told what is done.
+    """
+
+    def __init__(
+        self, judge: Judge, machines: tuple[Machine, Machine], told: Callable[[str], object]
+    ):
+        self._judge, self._machines, self._told = judge, machines, told
+        self._matches = Matches()
+
+    def find(
+        self,
+        bodies: tuple[ClosedJaxpr, ClosedJaxpr],
+        arguments: tuple[Sequence[Any], Sequence[Any]],
+        results: tuple[Sequence[Any], Sequence[Any]] | None = None,
+        path: Path = (),
+        positions: Sequence[tuple[int, int]] | None = None,
+    ) -> Found | None:
+        """Return where two bodies part, on arguments that agree.
+
+        Args:
+            bodies: The bodies.
+            arguments: What each is given.
+            results: What each gives, if that is known.
+            path: What is around them.
+            positions: The positions of the arguments that correspond, if not in one order.
+
+        Returns:
+            Nothing if all their results agree.
+        """
+        a, b = (Side(*each) for each in zip(self._machines, bodies, arguments, strict=True))
+        outs = list(zip(a.jaxpr.outvars, b.jaxpr.outvars, strict=True))
+        if results is None:
+            results = a.values(a.jaxpr.outvars), b.values(b.jaxpr.outvars)
+        values = zip(outs, *results, strict=True)
+        wrong = [pair for pair, x, y in values if self._judge.differ(x, y)]
+        if not wrong:
+            return None
+        partner = self._matches.of(a.jaxpr, b.jaxpr, positions)
+        return self._inward(_Level(self._judge, a, b, partner, wrong).found(path, self._told))
+
+    def _inward(self, found: Found) -> Found:
+        """Return where in the bodies of an equation it is that two variants part, if they do."""
+        old, new = found.eqns
+        if old is None or new is None or type(view(old)) is not type(view(new)):
+            return found
+        inner = self._inside(found, old, new)
+        return found if inner is None else inner
+
+    def _inside(self, found: Found, old: JaxprEqn, new: JaxprEqn) -> Found | None:
+        a, b = regions(old), regions(new)
+        if a is None or b is None or isinstance(a.view, ShardMap):
+            return None
+        if (len(old.invars), len(old.outvars)) != (len(new.invars), len(new.outvars)):
+            return None
+        x, y = found.sides
+        operands = x.values(old.invars), y.values(new.invars)
+        number = None
+        match a.view, b.view:
+            case (Scan() | While()) as loop, (Scan() | While()) as other:
+                if len(loop.carry) != len(other.carry):
+                    return None
+                self._told(f"looking for the round of {old.primitive.name}")
+                results = x.values(old.outvars), y.values(new.outvars)
+                loops = loop, other
+                part = first_round(self._judge, self._machines, loops, operands, results)
+                if part is None:
+                    return None
+                bodies, given, number = part.bodies, part.arguments, part.number
+            case Cond() as cond, Cond() as other_cond:
+                bodies = (
+                    branch_of(cond, operands[0][0]),
+                    branch_of(other_cond, operands[1][0]),
+                )
+                given = operands[0][1:], operands[1][1:]
+            case _ if a.kind == "call" and b.kind == "call":
+                bodies = a.bodies[0], b.bodies[0]
+                pairs = zip((a, b), operands, strict=True)
+                of_a, of_b = ([values[i] for i in e.regions[0].ins] for e, values in pairs)
+                given = of_a, of_b
+            case _:
+                return None
+        entered = Entered(old, number, x.jaxpr, _given_to(a, bodies[0]))
+        return self.find(bodies, given, None, (*found.path, entered))
+
+
+def _given_to(held: Regions, body: ClosedJaxpr) -> list[Atom]:
+    """Return the operand that each argument of a body of an equation is."""
+    opened = jaxcompat.open_jaxpr(body)
+    which = [jaxcompat.open_jaxpr(each) for each in held.bodies].index(opened)
+    return [held.eqn.invars[i] for i in held.regions[which].ins]
+
+
+class _Level:
+    """Two bodies, some of whose results differ.
+
+    Args:
+        judge: Tells which values are others.
+        a: The reference's.
+        b: The other's.
+        partner: Which variable of `b` corresponds to one of `a`.
+        wrong: The results that differ.
+    """
+
+    def __init__(
+        self,
+        judge: Judge,
+        a: Side,
+        b: Side,
+        partner: Callable[[Var], Var | None],
+        wrong: Sequence[Pair],
+    ):
+        self._judge, self._a, self._b, self._wrong = judge, a, b, wrong
+        self._partners: dict[Var, Var] = {}
+        outs = {old for old, _ in wrong if not isinstance(old, Literal)}
+        self._eqns = needed(a.jaxpr, outs, ())
+        for var in [
+            *a.jaxpr.invars,
+            *a.jaxpr.constvars,
+            *(v for e in self._eqns for v in e.outvars),
+        ]:
+            other = partner(var)
+            if other is not None and comparable(var) and var.aval.shape == other.aval.shape:
+                self._partners[var] = other
+        self._defined = {v: i for i, eqn in enumerate(self._eqns) for v in eqn.outvars}
+        self._last = {v: i for i, eqn in enumerate(self._eqns) for v in _variables(eqn.invars)}
+        self._last |= dict.fromkeys(outs, len(self._eqns))
+        self._roots = dict(_roots(self._eqns, self._partners))
+        self._points = [
+            i for i, eqn in enumerate(self._eqns) if any(v in self._partners for v in eqn.outvars)
+        ]
+
+    def found(self, path: Path, told: Callable[[str], object]) -> Found:
+        """Return the first point at which values differ that correspond, or else the results."""
+        low, high = -1, len(self._points)
+        while high - low > 1:
+            told(f"comparing {high - low:,} equations")
+            low, high = self._narrowed(low, high)
+        if high == len(self._points):
+            return self._at_results(path)
+        eqn = self._eqns[self._points[high]]
+        pairs = [(v, self._partners[v]) for v in eqn.outvars if v in self._partners]
+        self._know(pairs)
+        wrong = [pair for pair in pairs if self._differ(pair)]
+        other = self._b.makers.get((wrong or pairs)[0][1])
+        return self._found(path, (eqn, other), wrong or pairs)
+
+    def _narrowed(self, low: int, high: int) -> tuple[int, int]:
+        """Return two points nearer to one another, of which the first agrees and the second not."""
+        inside = high - low - 1
+        count = min(CUTS, inside)
+        cuts = sorted({low + 1 + (i + 1) * inside // count - 1 for i in range(count)})
+        fronts = {cut: self._front(cut) for cut in cuts}
+        self._know([pair for front in fronts.values() for pair in front])
+        for cut in cuts:
+            if any(map(self._differ, fronts[cut])):
+                high = cut
+                break
+            low = cut
+        if high - low > 1:
+            kept = self._front(low) if low >= 0 else []
+            self._a.forget(old for old, _ in kept)
+            self._b.forget(new for _, new in kept)
+        return low, high
+
+    def _front(self, point: int) -> list[Pair]:
+        """Return the values that are read behind a point, or those that these come from."""
+        place = self._points[point]
+        alive = (v for v, i in self._defined.items() if i <= place < self._last.get(v, -1))
+        roots = dict.fromkeys(root for v in alive for root in self._roots[v])
+        return [(v, self._partners[v]) for v in roots]
+
+    def _know(self, pairs: Sequence[Pair]) -> None:
+        self._a.know(old for old, _ in pairs)
+        self._b.know(new for _, new in pairs)
+
+    def _differ(self, pair: Pair) -> bool:
+        return self._judge.differ(self._a.value(pair[0]), self._b.value(pair[1]))
+
+    def _at_results(self, path: Path) -> Found:
+        self._know(self._wrong)
+        wrong = [pair for pair in self._wrong if self._differ(pair)]
+        if not wrong:
+            return Found((self._a, self._b), path, (None, None), [], [], ((), ()))
+        old, new = wrong[0]
+        eqns = self._a.makers.get(old), self._b.makers.get(new)  # type: ignore[arg-type]
+        return self._found(path, eqns, wrong)
+
+    def _found(
+        self, path: Path, eqns: tuple[JaxprEqn | None, JaxprEqn | None], wrong: Sequence[Pair]
+    ) -> Found:
+        known = set(self._partners) - {old for old, _ in wrong}
+        others = {new: old for old, new in self._partners.items() if old in known}
+        removed = _between(self._a, [old for old, _ in wrong], known)
+        added = _between(self._b, [new for _, new in wrong], others.keys())
+        operands = {v: None for eqn in removed for v in _variables(eqn.invars) if v in known}
+        operands |= {
+            others[v]: None for eqn in added for v in _variables(eqn.invars) if v in others
+        }
+        pairs: list[Pair] = [(v, self._partners[v]) for v in operands]
+        pairs += _literals(*eqns)
+        self._know(pairs)
+        between = tuple(
+            [eqn for eqn in found if eqn is not own]
+            for found, own in zip((removed, added), eqns, strict=True)
+        )
+        return Found((self._a, self._b), path, eqns, wrong, pairs, between)  # type: ignore[arg-type]
+
+
+def _variables(atoms: Sequence[Atom]) -> Iterator[Var]:
+    return (atom for atom in atoms if not isinstance(atom, Literal))
+
+
+def _literals(old: JaxprEqn | None, new: JaxprEqn | None) -> Iterator[Pair]:
+    """Yield the operands at the same places of which one is a literal."""
+    if old is not None and new is not None and len(old.invars) == len(new.invars):
+        for pair in zip(old.invars, new.invars, strict=True):
+            if any(isinstance(atom, Literal) for atom in pair):
+                yield pair
+
+
+def _roots(
+    eqns: Sequence[JaxprEqn], partners: dict[Var, Var]
+) -> Iterator[tuple[Var, frozenset[Var]]]:
+    """Yield each variable, with those that have a partner which it is, or is computed from."""
+    found: dict[Var, frozenset[Var]] = {}
+    for eqn in eqns:
+        given = (found.get(v, frozenset()) for v in _variables(eqn.invars))
+        others = frozenset().union(*given)
+        for var in eqn.outvars:
+            found[var] = frozenset([var]) if var in partners else others
+    yield from found.items()
+
+
+def _between(side: Side, wanted: Sequence[Atom], known: Any) -> list[JaxprEqn]:
+    """Return the equations that compute values from those that have a counterpart."""
+    return needed(side.jaxpr, list(_variables(wanted)), known)

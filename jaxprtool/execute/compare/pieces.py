@@ -1,0 +1,156 @@
+"""Pieces of a program: the equations that some values need, from others that are known.
+
+A piece is run as its variant is: compiled as a whole, or one equation at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError, described
+from jaxprtool.execute.compare.variants import Variant
+from jaxprtool.execute.meshes import concrete_mesh, placed
+from jaxprtool.execute.run import choose_device, failures_reported
+from jaxprtool.ir.dtypes import as_array
+from jaxprtool.ir.equations import free_variables
+from jaxprtool.ir.interpret import Interpreter
+from jaxprtool.ir.nonfinite import unchecked
+from jaxprtool.jaxcompat import (
+    AbstractRef,
+    Atom,
+    ClosedJaxpr,
+    DebugInfo,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+)
+
+_DEBUG = DebugInfo("piece", "piece", None, None)
+
+
+class Machine:
+    """Where and how a variant runs.
+
+    Args:
+        variant: The variant.
+        arguments: Its flat arguments.
+    """
+
+    def __init__(self, variant: Variant, arguments: Sequence[Any]):
+        program = variant.program
+        self._program, self.op_by_op = program, variant.op_by_op
+        self._device = choose_device(program, variant.platform, None)
+        self._mesh = concrete_mesh(program, arguments, self._device)
+        with self.running():
+            if self._mesh is not None:
+                self.arguments = placed(program, arguments, self._mesh)
+            elif self._device is not None:
+                self.arguments = [jax.device_put(a, self._device) for a in arguments]
+            else:
+                self.arguments = list(arguments)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run what is in the block where the variant runs."""
+        mesh, device = self._mesh, None if self._mesh is not None else self._device
+        there = nullcontext() if device is None else jax.default_device(device)
+        on_mesh = nullcontext() if mesh is None else jax.set_mesh(mesh)
+        allowed = jax.transfer_guard("allow")
+        with there, on_mesh, unchecked(), allowed, failures_reported(self._program):
+            yield
+
+    def run(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+        """Return the results of a body.
+
+        Raises UnsupportedError if it cannot be compiled.
+        """
+        with self.running():
+            if self.op_by_op:
+                return list(map(as_array, Interpreter().run(body, arguments)))
+            return list(self.called(jaxcompat.jaxpr_as_fun(body), *arguments))
+
+    def called(self, fun: Any, *arguments: Any) -> Any:
+        """Return what a function gives, compiled."""
+        try:
+            compiled = jax.jit(fun).trace(*arguments).lower().compile()
+        except Exception as error:  # lowering rules raise what they like
+            name = self._program.name
+            raise UnsupportedError(
+                f"a piece of {name} cannot be compiled: {described(error)}"
+            ) from error
+        return jax.block_until_ready(compiled(*arguments))
+
+
+class Side:
+    """A body that a variant runs, and what is known of its values.
+
+    Args:
+        machine: What runs it.
+        body: The body.
+        arguments: What it is given.
+    """
+
+    def __init__(self, machine: Machine, body: ClosedJaxpr, arguments: Sequence[Any]):
+        self.machine, self.body = machine, body
+        jaxpr = jaxcompat.open_jaxpr(body)
+        self.jaxpr: Jaxpr = jaxpr
+        self._given: dict[Var, Any] = dict(zip(jaxpr.constvars, body.consts, strict=True))
+        self._given.update(zip(jaxpr.invars, arguments, strict=True))
+        self._known = dict(self._given)
+        self.makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+
+    def know(self, wanted: Iterable[Atom]) -> None:
+        """Compute values, as one piece, from what is known."""
+        missing = [v for v in dict.fromkeys(map(_hashable, wanted)) if v is not None]
+        missing = [v for v in missing if v not in self._known]
+        if missing:
+            eqns = needed(self.jaxpr, missing, self._known)
+            free = list(free_variables(eqns, missing))
+            piece = jaxcompat.new_jaxpr((), (), free, missing, eqns, _DEBUG)
+            values = self.machine.run(piece, [self._known[v] for v in free])
+            self._known.update(zip(missing, values, strict=True))
+
+    def value(self, atom: Atom) -> Any:
+        """Return a value that is known."""
+        return as_array(atom.val) if isinstance(atom, Literal) else self._known[atom]
+
+    def values(self, atoms: Sequence[Atom]) -> list[Any]:
+        """Return values, which are computed if they are not known."""
+        self.know(atoms)
+        return list(map(self.value, atoms))
+
+    def forget(self, but: Iterable[Var]) -> None:
+        """Keep what the body was given, and some values; the others are known no more."""
+        kept = {v: self._known[v] for v in but if v in self._known}
+        self._known = {**self._given, **kept}
+
+
+def _hashable(atom: Atom) -> Var | None:
+    return None if isinstance(atom, Literal) else atom
+
+
+def needed(jaxpr: Jaxpr, wanted: Iterable[Var], known: Collection[Var]) -> list[JaxprEqn]:
+    """Return the equations that compute some variables from those that are known.
+
+    What is in a ref is not known: all equations before that touch one are among them.
+    """
+    needs, refs = set(wanted), set[Var]()
+    eqns: list[JaxprEqn] = []
+    for eqn in reversed(jaxpr.eqns):
+        operands = [v for v in eqn.invars if not isinstance(v, Literal)]
+        if needs.isdisjoint(eqn.outvars) and refs.isdisjoint(operands):
+            continue
+        eqns.append(eqn)
+        for var in operands:
+            if isinstance(var.aval, AbstractRef):
+                refs.add(var)
+                needs.add(var)
+            elif var not in known:
+                needs.add(var)
+    return eqns[::-1]

@@ -1,0 +1,182 @@
+"""The first equation at which two variants part: planted faults are found."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import jaxprtool
+from jaxprtool.execute.compare.bisection import parting
+from jaxprtool.execute.compare.judging import Judge
+from jaxprtool.execute.compare.measures import Tolerance
+from jaxprtool.execute.compare.variants import Variant
+
+X = np.linspace(0.5, 1.5, 8, dtype=np.float32)
+
+
+def parted(right, wrong, *args, op_by_op=False, **tolerance):
+    """Where two functions part on the same arguments."""
+    first = Variant("right", jaxprtool.trace(right, *args))
+    second = Variant("wrong", jaxprtool.trace(wrong, *args), op_by_op=op_by_op)
+    flat = jax.tree.leaves(args)
+    return parting((first, second), (flat, flat), None, Tolerance(**tolerance))
+
+
+def chain(factor):
+    """A hundred equations, of which one multiplies by a factor of its own."""
+
+    def f(x):
+        for i in range(50):
+            x = jnp.sin(x) * (factor if i == 47 else 1.5)
+        return x, x.sum()
+
+    return f
+
+
+def test_the_first_of_many_equations_is_found_with_the_literal_that_is_another():
+    found = parted(chain(1.5), chain(1.6), X)
+    assert (found.found, found.strict, found.primitive) == (True, False, "mul")
+    assert found.source.startswith("tests/execute/test_parting.py:")
+    given, literal = found.operands
+    assert given.equal and given.name.startswith("sin at ")
+    assert literal.name == "a literal" and literal.absolute == pytest.approx(0.1)
+    assert found.results[0].relative == pytest.approx(0.1 / 1.5, rel=1e-3)
+
+
+def test_programs_that_agree_have_no_parting():
+    found = parted(chain(1.5), chain(1.5), X)
+    assert not found.found and found.why == "every result is within tolerance"
+
+
+def test_it_is_searched_in_calls_and_in_the_branch_that_is_taken():
+    def f(factor):
+        @jax.jit
+        def inner(x):
+            return jnp.cos(x) * factor
+
+        def outer(x):
+            return lax.cond(x.sum() > 0, lambda x: inner(x) + 1, lambda x: x, x)
+
+        return outer
+
+    found = parted(f(2.0), f(2.5), X)
+    assert found.primitive == "mul"
+    assert [each.split()[0] for each in found.path] == ["cond", "jit"]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("op_by_op", [False, True])
+def test_the_round_of_a_scan_is_found_by_its_carry(reverse, op_by_op):
+    def f(factor):
+        def body(x, i):
+            return jnp.where(i == 5, jnp.sin(x) * factor, jnp.cos(x)), None
+
+        return lambda x: lax.scan(body, x, jnp.arange(16), reverse=reverse)[0]
+
+    found = parted(f(1.0), f(1.5), X, op_by_op=op_by_op)
+    assert found.iteration == (10 if reverse else 5,)
+    assert found.primitive == "mul" and found.path[0].startswith("scan at ")
+
+
+def test_the_round_of_a_scan_is_found_by_what_it_stacks():
+    def f(factor):
+        def body(x, row):
+            return x, jnp.where(row[0] == 7, row * factor, row)
+
+        return lambda xs: lax.scan(body, 0.0, xs, reverse=True)
+
+    found = parted(f(1.0), f(1.5), np.arange(36.0, dtype=np.float32).reshape(12, 3) - 2)
+    assert found.iteration == (8,)  # from the last row, of which the fourth begins with 7
+    assert found.primitive == "mul" and found.operands[0].name == "xs"
+
+
+def test_the_round_of_a_while_loop_is_found_and_what_decides_on_it():
+    def f(factor, most):
+        def body(state):
+            i, x = state
+            return i + 1, jnp.where(i == 9, x * factor, jnp.cos(x))
+
+        return lambda x: lax.while_loop(lambda state: state[0] < most, body, (0, x))
+
+    found = parted(f(1.0, 20), f(1.5, 20), X)
+    assert found.iteration == (9,) and found.primitive == "mul"
+    longer = parted(f(1.0, 20), f(1.0, 21), X)
+    assert longer.iteration == (20,) and longer.primitive == "lt"
+
+
+def test_a_loop_in_a_loop_has_two_rounds():
+    def f(factor):
+        def inner(x, j):
+            return jnp.where((j == 2) & (x[0] > 1.4), x * factor, x + 0.1), None
+
+        def outer(x, _):
+            return lax.scan(inner, x, jnp.arange(4))[0] * 0.9, None
+
+        return lambda x: lax.scan(outer, x, None, length=5)[0]
+
+    found = parted(f(1.0), f(1.5), X)
+    assert len(found.iteration) == 2 and found.iteration[1] == 2
+
+
+def test_of_two_programs_those_equations_are_told_that_the_one_has_alone():
+    def right(x):
+        return jnp.cos(x / jnp.sqrt(x * x + 1.0))
+
+    def wrong(x):
+        return jnp.cos(x * lax.rsqrt(x * x + 1.0) * 1.01)
+
+    found = parted(right, wrong, X)
+    assert found.found and found.operands and all(each.within for each in found.operands)
+    assert {each.split()[0] for each in found.added} & {"rsqrt", "mul"}
+
+
+def test_arguments_correspond_by_position_and_results_may_be_arguments():
+    found = parted(lambda x: (x, x + 1), lambda x: (x * 2, x + 1), X)
+    assert found.found and found.results[0].relative == 1.0
+
+
+def test_keys_integers_and_refs_are_compared_on_the_way():
+    def f(shift):
+        def g(key, x):
+            ref = jax.new_ref(x)
+            ref[...] += jax.random.randint(jax.random.split(key)[0], (8,), 0, 9) + shift
+            return ref[...] * 2
+
+        return g
+
+    found = parted(f(0), f(1), jax.random.key(0), X)
+    assert found.found and found.primitive in ("add", "mul")
+
+
+def test_a_shard_map_is_one_equation():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+
+    def f(factor):
+        return jax.shard_map(
+            lambda x: jnp.sin(x) * factor, mesh=mesh, in_specs=P("x"), out_specs=P("x")
+        )
+
+    assert parted(f(1.0), f(2.0), X).primitive == "shard_map"
+
+
+def test_rounding_alone_is_found_only_by_the_strict_tolerance():
+    def right(x):
+        return x * 3.0
+
+    def wrong(x):
+        return x * np.float32(3.0000007)
+
+    found = parted(right, wrong, X, rtol=1e-9, atol=1e-9)
+    assert found.found and found.strict and found.primitive == "mul"
+
+
+def test_a_judge_measures_by_the_largest_element_unless_it_is_strict():
+    a, b = np.array([1000.0, 1e-6], np.float32), np.array([1000.0, 5e-6], np.float32)
+    assert not Judge(Tolerance()).differ(a, b)
+    assert Judge(Tolerance(), strict=True).differ(a, b)
+    assert Judge(Tolerance()).differ(a, np.array([1000.0, np.nan], np.float32))
+    mask = np.array([True, False])
+    assert not Judge(Tolerance()).differ(mask, ~mask)
+    assert Judge(Tolerance()).differ(np.bool_(True), np.bool_(False))

@@ -27,6 +27,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import Sizes, found_sizes, symbolic_sizes
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
+from jaxprtool.loading.elsewhere import Elsewhere, written_elsewhere
 from jaxprtool.loading.load import Entry
 from jaxprtool.loading.trace import BoundCall, StaticArguments
 from jaxprtool.loading.typed_call import Arguments
@@ -107,6 +108,15 @@ def find(
         return ProgramEntry(program, own, given)
     values = fitted(program, *given)
     return ProgramEntry(program.at([getattr(value, "shape", ()) for value in values]), values)
+
+
+def find_elsewhere(place: Elsewhere, options: Sequence[str]) -> ProgramEntry:
+    """The program that a TARGET is in a git revision, or as another Python traces it.
+
+    `options` are those of `jaxprtool opt`. Raises what `written_elsewhere` does.
+    """
+    with written_elsewhere(place, options) as file:
+        return find(file)  # type: ignore[return-value]
 
 
 def is_file(target: str) -> bool:

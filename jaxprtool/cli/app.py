@@ -16,6 +16,7 @@ from jaxprtool.cli.backends import backends
 from jaxprtool.cli.browse import browse
 from jaxprtool.cli.compare import compare
 from jaxprtool.cli.cost import cost
+from jaxprtool.cli.diff import diff
 from jaxprtool.cli.emit import emit
 from jaxprtool.cli.explain import explain
 from jaxprtool.cli.memory import memory
@@ -49,8 +50,8 @@ app = typer.Typer(
     epilog=_EPILOG,
 )
 for command in (
-    *(show, browse, cost, source, memory, residuals, why, report, opt, run, nans, compare, emit),
-    *(unzip, vmap, outline, shapecheck, passes, explain, backends),
+    *(show, browse, cost, source, memory, residuals, why, report, opt, diff, run, nans, compare),
+    *(emit, unzip, vmap, outline, shapecheck, passes, explain, backends),
 ):
     app.command(context_settings=_HELP)(command)
 
@@ -90,6 +91,7 @@ def _top(
       jaxprtool run  samples/transformer.py:loss --backend cpu
       jaxprtool nans samples/transformer.py:loss -p grad
       jaxprtool compare samples/transformer.py:loss -p "" -p "-O2"
+      jaxprtool diff samples/transformer.py:loss@HEAD samples/transformer.py:loss
       jaxprtool emit samples/transformer.py:loss --to stablehlo
       jaxprtool unzip samples/mlp_variables.py:net -o net/
       jaxprtool vmap samples/batching.py:loss --in-axes "(None, 0)" --axis-size 32

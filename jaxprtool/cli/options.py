@@ -195,6 +195,18 @@ class Function:
                 output.note(needless)
             return entry
 
+    def arguments(self) -> list[str]:
+        """Return these options as a command line has them, without TARGET."""
+        listed = {
+            "--args": self.args,
+            "--static-argnums": ",".join(map(str, self.static_argnums or ())),
+            "--static-argnames": ",".join(self.static_argnames or ()),
+            "--mesh": ",".join(f"{axis}={size}" for axis, size in (self.mesh or {}).items()),
+        }
+        flags = {"--factory": self.factory, "--x64": self.x64}
+        given = [part for name, value in listed.items() if value for part in (name, value)]
+        return [*given, *(name for name, flag in flags.items() if flag)]
+
     def trace(self, entry: Entry | ProgramEntry, pipeline: Pipeline, told: Told) -> Program:
         """Return the program of an entry, with the named axes that the passes of a pipeline bind.
 

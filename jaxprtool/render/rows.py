@@ -47,6 +47,7 @@ class Reader:
         if named:
             naming = Naming(about.jaxpr, self._notation)
             naming.name_all()
+            self._variables = naming.variables
             self.shared = naming.shared
             self._names = naming.variables
         self._parameters: dict[Signature, list[str]] = {}
@@ -54,6 +55,18 @@ class Reader:
     def name(self, var: Var) -> str:
         """Return the name of a variable, as in the listing."""
         return self._names[var]
+
+    def names(self) -> set[str]:
+        """Return the names of all variables that have one."""
+        return {name[1:] for name in self._variables.spaced.values()}
+
+    def rename(self, var: Var, name: str) -> None:
+        """Call a variable otherwise than the listing does."""
+        self._variables[var] = name
+
+    def value_text(self, eqn: JaxprEqn, parameter: str) -> str:
+        """Return the text of a parameter that is no jaxpr."""
+        return self._notation.text(eqn.params.get(parameter))
 
     def type_of(self, atom: Atom) -> Type:
         """Return the type of a variable or literal as a binder bears it: `:f32[3]`."""

@@ -19,6 +19,9 @@ KEYWORD = Style(color="blue", bold=True)
 COMMENT = Style(dim=True)
 SHARED_NAME = Style(color="red")
 HEADING = Style(bold=True)
+REMOVED = Style(color="red")
+ADDED = Style(color="green")
+CHANGED = Style(color="magenta")
 
 #: The style of each class of token; plain strings have none.
 STYLES: dict[type[str], Style] = {
@@ -31,4 +34,8 @@ STYLES: dict[type[str], Style] = {
     tokens.Comment: COMMENT,
     tokens.SharedName: SHARED_NAME,
     tokens.Heading: HEADING,
+    tokens.RemovedToken: REMOVED,
+    tokens.AddedToken: ADDED,
+    tokens.ChangedToken: CHANGED,
+    tokens.SourceLine: BINDER,
 }

@@ -71,6 +71,24 @@ class SharedName(Token):
     __slots__ = ()
 
 
+class RemovedToken(Token):
+    """In a diff, what only the first program has."""
+
+    __slots__ = ()
+
+
+class AddedToken(Token):
+    """In a diff, what only the second program has."""
+
+    __slots__ = ()
+
+
+class ChangedToken(Token):
+    """In a diff, the mark of what both programs have, and is not the same."""
+
+    __slots__ = ()
+
+
 class Heading(Token):
     """The heading of a column."""
 

@@ -17,6 +17,7 @@ from jaxprtool.render.documents.analyses import (
     WhyDocument,
 )
 from jaxprtool.render.documents.checks import CompareDocument, NansDocument
+from jaxprtool.render.documents.diffs import DiffDocument
 from jaxprtool.render.documents.passes import (
     BackendsDocument,
     PassDocument,
@@ -47,6 +48,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "why": (WhyDocument, PathDocument),
     "nans": (NansDocument,),
     "compare": (CompareDocument,),
+    "diff": (DiffDocument,),
     "vmap": (VmapDocument,),
     "passes": (PassesDocument,),
     "explain": (PassDocument, PipelineDocument, PrimitiveDocument),

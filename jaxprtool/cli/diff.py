@@ -1,0 +1,169 @@
+"""`jaxprtool diff`: in what two programs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jaxprtool.cli import completion, options, output
+from jaxprtool.cli.options import FUNCTION, OUTPUT, PASSES, Function, Panel
+from jaxprtool.cli.progress import Told
+from jaxprtool.cli.start import start_jax
+from jaxprtool.errors import TargetError
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.program import Program
+
+_OTHER = Panel("Other releases of JAX")
+
+
+@dataclass(frozen=True)
+class Two(Function):
+    """A group of options: two TARGETs, how they are found, and what they are called with."""
+
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="A function, package.module:function or path/file.py:function, or a program, "
+            "file.jaxpr; as it was in a git revision: model.py:loss@HEAD~1.",
+            show_default=False,
+            autocompletion=completion.complete_target,
+        ),
+    ]
+    other: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[B]",
+            help="Another; A itself without it, with other passes, arguments or JAX.",
+            show_default=False,
+            autocompletion=completion.complete_target,
+        ),
+    ] = None
+    args: Annotated[
+        list[str] | None,
+        FUNCTION.option(
+            "--args",
+            "EXPR",
+            "The arguments of both: \"{'w': f32[3,4]}, f32[8,3]\"; given twice, of A and of B.",
+        ),
+    ] = None  # type: ignore[assignment]
+
+    def each(self) -> tuple[Function, Function]:
+        """Return the options of either."""
+        given = {field.name: getattr(self, field.name) for field in fields(Function)}
+        targets = self.target, self.other or self.target
+        pairs = zip(targets, both("--args", self.args), strict=True)
+        a, b = (Function(**{**given, "target": t, "args": args}) for t, args in pairs)
+        return a, b
+
+
+def both(option: str, values: Sequence[str] | None) -> tuple[str | None, str | None]:
+    """Return the values of an option for A and for B, which one value is for both."""
+    if len(values or ()) > 2:
+        count = len(values or ())
+        raise typer.BadParameter(f"{option} is given {count} times, and there are two programs")
+    given = list(values or ())
+    return (given[0], given[-1]) if given else (None, None)
+
+
+_Passes = Annotated[
+    list[str] | None,
+    PASSES.option(
+        "-p, --passes",
+        "PIPELINE",
+        'Passes to run on both first; given twice, on A and on B: -p "" -p dce. Without B, A is '
+        "compared with what they make of it.",
+        autocompletion=completion.complete_passes,
+    ),
+]
+_Stat = Annotated[bool, OUTPUT.flag("--stat", "How many equations of each line differ, not which.")]
+
+
+_JaxA = Annotated[
+    str | None,
+    _OTHER.option("--jax-a", "PYTHON", "Trace A by the Python of another environment."),
+]
+_JaxB = Annotated[
+    str | None,
+    _OTHER.option("--jax-b", "PYTHON", "Likewise B. jaxprtool must be installed there."),
+]
+
+
+@options.command
+def diff(
+    two: Two,
+    passes: _Passes = None,
+    plugin: options.Plugin = None,
+    jax_a: _JaxA = None,
+    jax_b: _JaxB = None,
+    stat: _Stat = False,
+    json: options.Json = False,
+    pager: options.Pager = False,
+    *,
+    told: Told,
+) -> None:
+    """Show in what two programs differ: what was removed, added or changed, at which line.
+
+    They are matched as graphs: names, lines, and the order of equations that do not depend on each
+    other make no difference. Exit code 1 if they differ.
+
+    [bold]Examples[/]
+
+      jaxprtool diff samples/transformer.py:loss@HEAD samples/transformer.py:loss
+      jaxprtool diff samples/transformer.py:loss -p -O2
+      jaxprtool opt samples/rnn.py:loss -o - | jaxprtool diff - samples/rnn.py:loss
+      jaxprtool diff samples/rnn.py:loss -p grad -p "grad, dce" --stat
+    """
+    start_jax(told, two.x64)
+    from jaxprtool.analysis.diff import diff as compare
+    from jaxprtool.render import diff as render
+
+    found = compare(*_programs(two, (jax_a, jax_b), passes, plugin, told))
+    told("rendering")
+    if json:
+        output.write_json(render.diff_document(found))
+    else:
+        shown = render.diff_stat if stat else render.diff_text
+        with output.paged(pager):
+            output.write_rendered(shown(found, output.width()))
+    if not found.is_equivalent:
+        raise typer.Exit(1)
+
+
+def _programs(
+    two: Two,
+    pythons: tuple[str | None, str | None],
+    passes: list[str] | None,
+    plugin: list[str] | None,
+    told: Told,
+) -> list[Program]:
+    """Return the two programs, after their passes."""
+    from jaxprtool.api.targets import find_elsewhere
+    from jaxprtool.cli import pipeline_steps
+    from jaxprtool.loading.elsewhere import elsewhere
+
+    if two.other is None and len(passes or ()) == 1:
+        passes = ["", *(passes or ())]
+    several = [len(each or ()) > 1 for each in (passes, two.args)]
+    if two.other is None and not any((*several, pythons[0] != pythons[1])):
+        raise TargetError(
+            f"there is nothing to compare {two.target} with",
+            "name another program, or passes: -p dce",
+        )
+    programs = []
+    for function, text, python in zip(two.each(), both("-p", passes), pythons, strict=True):
+        pipeline = options.pipeline(text, plugin)
+        place = elsewhere(function.target, python)
+        if place.is_here:
+            entry = function.find(told, pipeline=pipeline)
+        else:
+            told(f"tracing {place}")
+            entry = find_elsewhere(place, function.arguments())
+        traced = function.trace(entry, pipeline, told)
+        made = options.each(pipeline_steps.run(pipeline, traced, told))
+        programs.append(options.only_program("diff compares", made))
+    return programs

@@ -1,0 +1,193 @@
+"""A TARGET as a git revision has it, or as another Python traces it: in a process of its own.
+
+The files of the revision are unpacked into a folder that is gone afterwards, and `jaxprtool opt`
+writes the program to a `.jaxpr` file there. So modules of two revisions, or two releases of JAX, do
+not meet in one process, and the user's own files stay as they are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+
+import jaxprtool
+from jaxprtool import processes
+from jaxprtool.errors import JaxprToolError, TargetError, UserFunctionError
+
+_FUNCTION_RAISED = UserFunctionError.exit_code
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Where a TARGET is traced.
+
+    Attributes:
+        target: The TARGET, without its revision.
+        revision: The git revision, if it is not the files as they are.
+        python: The Python that traces it, if it is not this one.
+    """
+
+    target: str
+    revision: str | None = None
+    python: str | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is traced in this process, of the files as they are."""
+        return self.revision is None and self.python is None
+
+    def __str__(self) -> str:
+        at = "" if self.revision is None else f"@{self.revision}"
+        by = "" if self.python is None else f", traced by {self.python}"
+        return f"{self.target}{at}{by}"
+
+
+def elsewhere(target: str, python: str | None = None) -> Elsewhere:
+    """Read a TARGET that may have a revision: `model.py:loss@HEAD~1`, `loss.jaxpr@main`."""
+    place, at, revision = target.rpartition("@")
+    if at and (":" in place or place.endswith(".jaxpr")) and not os.path.exists(target):
+        return Elsewhere(place, revision, python)
+    return Elsewhere(target, None, python)
+
+
+@contextmanager
+def written_elsewhere(place: Elsewhere, options: Sequence[str]) -> Iterator[str]:
+    """Trace a TARGET elsewhere, and yield the path of the program's file while it is there.
+
+    Args:
+        place: The TARGET, and where it is traced.
+        options: Options of `jaxprtool opt`, such as `--args`.
+
+    Raises:
+        TargetError: If there is no such revision or Python, or the function cannot be loaded.
+        UserFunctionError: If it raises.
+    """
+    python = _python(place)
+    with tempfile.TemporaryDirectory(prefix="jaxprtool-") as folder:
+        file = os.path.join(folder, "program.jaxpr")
+        target, cwd = place.target, os.getcwd()
+        path: list[str] = []
+        if place.revision is not None:
+            files = os.path.join(folder, "files")
+            target, cwd, path = _unpacked(place, files)
+        command = [python, "-P", "-m", "jaxprtool", "opt", target, "-o", file]
+        env = dict(os.environ)
+        if path:
+            env["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [env.get("PYTHONPATH")])])
+        command += ["--callbacks", "stub", *options]
+        outcome = processes.run(command, cwd=cwd, env=env)
+        if outcome.status != 0:
+            raise _fault(place, outcome)
+        yield file
+
+
+def _python(place: Elsewhere) -> str:
+    if place.python is None:
+        return sys.executable
+    found = shutil.which(os.path.expanduser(place.python))
+    if found is None:
+        hint = "name the interpreter of an environment, such as .venv/bin/python"
+        raise TargetError(f"'{place.python}' is no Python that can be run", hint)
+    return os.path.abspath(found)
+
+
+def _fault(place: Elsewhere, outcome: processes.Outcome) -> JaxprToolError:
+    """Return what went wrong, as the other process said it."""
+    lines = outcome.stderr.splitlines()
+    said = [line.partition(": ")[2] for line in lines if line.startswith("error: ")]
+    hints = [line.partition(": ")[2] for line in lines if line.startswith("hint: ")]
+    if not said and "No module named jaxprtool" in outcome.stderr:
+        python = place.python or sys.executable
+        return TargetError(f"{python} has no jaxprtool", f"{python} -m pip install jaxprtool")
+    kind = UserFunctionError if outcome.status == _FUNCTION_RAISED else TargetError
+    message = f"{place}: {said[-1] if said else outcome}"
+    return kind(message, hints[-1] if hints else None)
+
+
+# --- revisions ------------------------------------------------------------------------------------
+
+
+def _unpacked(place: Elsewhere, folder: str) -> tuple[str, str, list[str]]:
+    """Unpack the files of a revision into a folder.
+
+    Returns:
+        The TARGET in them, the folder to run in, and the folders to import from.
+    """
+    path, colon, _ = place.target.rpartition(":")
+    path = path if colon else place.target
+    is_file = os.path.isfile(path) or path.endswith((".py", ".jaxpr")) or os.sep in path
+    base = os.path.dirname(os.path.abspath(path)) if is_file else os.getcwd()
+    while not os.path.isdir(base):  # of a file that was there once
+        base = os.path.dirname(base)
+    top = os.path.realpath(_git(base, "rev-parse", "--show-toplevel").strip())
+    revision = f"{place.revision}^{{commit}}"
+    commit = _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", revision).strip()
+    if not commit:
+        raise TargetError(f"{place}: there is no revision '{place.revision}' in {top}")
+    imported = [] if is_file else [_root_of(place, path, top)]
+    archive = f"{folder}.tar"
+    _git(top, "archive", "--format=tar", "-o", archive, commit)
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter=_inside)
+    cwd = os.path.realpath(os.getcwd())
+    there = os.path.join(folder, _below(cwd, top) or "")
+    os.makedirs(there, exist_ok=True)
+    own = os.path.dirname(os.path.dirname(os.path.abspath(jaxprtool.__file__)))
+    imported += [each for each in map(os.path.realpath, sys.path) if each != os.path.realpath(own)]
+    mapped = [below for each in imported if (below := _below(each, top)) is not None]
+    target = place.target
+    if is_file:
+        inside = _below(os.path.realpath(os.path.abspath(path)), top)
+        if inside is None:
+            raise TargetError(f"{place}: '{path}' is a link to a file that is not in {top}")
+        whole = os.path.join(folder, inside)
+        target = os.path.relpath(whole, there) + target[len(path) :]
+    return target, there, [os.path.join(folder, each) for each in dict.fromkeys(mapped)]
+
+
+def _inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Leave out links that lead out of the folder."""
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None
+
+
+def _below(path: str, top: str) -> str | None:
+    """Return a path as it is from a folder above it; None if it does not lie in that."""
+    inside = os.path.relpath(path, top)
+    return None if inside.split(os.sep)[0] == os.pardir else inside
+
+
+def _root_of(place: Elsewhere, module: str, top: str) -> str:
+    """Return the folder from which a module is imported."""
+    name = module.partition(".")[0]
+    spec = PathFinder.find_spec(name, [os.getcwd(), *sys.path]) or importlib.util.find_spec(name)
+    files = [spec.origin, *(spec.submodule_search_locations or ())] if spec is not None else []
+    for file in filter(None, files):
+        root = os.path.dirname(os.path.realpath(file))
+        if file == spec.origin and spec.submodule_search_locations:  # type: ignore[union-attr]
+            root = os.path.dirname(root)
+        if _below(root, top) is not None:
+            return root
+    raise TargetError(f"{place}: the module '{name}' is not in the git repository {top}")
+
+
+def _git(folder: str, *arguments: str) -> str:
+    """Return what git prints; nothing if it is asked to be quiet about what is not there."""
+    if shutil.which("git") is None:
+        raise TargetError("revisions need git, which is not installed")
+    outcome = processes.run(["git", "-C", folder, *arguments])
+    if outcome.status == 0 or "--quiet" in arguments:
+        return outcome.stdout
+    if "not a git repository" in outcome.stderr:
+        raise TargetError(f"{folder} is in no git repository, so that it has no revisions")
+    raise TargetError(f"git {arguments[0]}: {processes.last_words(outcome.stderr)}")

@@ -1,0 +1,349 @@
+"""In what two programs differ, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxprtool.ir.equations import bodies, type_of
+from jaxprtool.ir.notation.selection import Selection, equations
+from jaxprtool.ir.notation.tokens import (
+    AddedToken,
+    BinderToken,
+    ChangedToken,
+    Comment,
+    Heading,
+    ParameterToken,
+    PrimitiveName,
+    RemovedToken,
+    SourceLine,
+)
+from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.render.documents import DiffDocument, diffs
+from jaxprtool.render.grid import columns
+from jaxprtool.render.lines import Cell, printable, wrapped
+from jaxprtool.render.listing import Listing
+from jaxprtool.render.rendering import ShowOptions
+from jaxprtool.render.rows import Reader
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.diff import BorderChange, Diff, Hunk, Line, Size
+    from jaxprtool.ir.differences import Difference
+
+_MARKS = {
+    "removed": RemovedToken("- "),
+    "added": AddedToken("+ "),
+    "changed": ChangedToken("~ "),
+}
+
+#: What is broken goes on so much further to the right.
+_INDENT = "      "
+
+
+def diff_text(found: Diff, width: int) -> Listing:
+    """Return the verdict, the sizes of both programs, and the hunks with the user's lines."""
+    lines = [*_summary(found), *_sizes(found, width)]
+    lines += _border(found, width)
+    lines += _hunks(found, width)
+    if found.retyped:
+        lines += [[], [Comment(_retyped(found))]]
+    tokens = [token for line in lines for token in ("\n", *line)]
+    return Listing(printable(tokens[1:]))
+
+
+def diff_stat(found: Diff, width: int) -> Listing:
+    """Return the verdict, the sizes, and how many equations of each line differ."""
+    lines = [*_summary(found), *_sizes(found, width)]
+    counts: dict[str, Counter[str]] = {}
+    for line in found.lines:
+        counts.setdefault(line.source or "an unknown line", Counter())[line.kind] += 1
+    rows: list[Sequence[Cell]] = []
+    for source, kinds in counts.items():
+        marks = [
+            [type(mark)(f"{mark.strip()}{kinds[kind]:,}")] if kinds[kind] else []
+            for kind, mark in _MARKS.items()
+        ]
+        rows.append([[SourceLine(source)], *marks])
+    if rows:
+        lines += [[], [*columns(rows, width)]]
+    tokens = [token for line in lines for token in ("\n", *line)]
+    return Listing(printable(tokens[1:]))
+
+
+def _summary(found: Diff) -> Iterator[list[str]]:
+    names = dict.fromkeys((found.before.name, found.after.name))
+    counts = [
+        f"{len(each):,} {what}"
+        for what, each in (
+            ("removed", found.removed),
+            ("added", found.added),
+            ("changed", found.changed),
+        )
+        if each
+    ]
+    rest = f": {', '.join(counts)}" if counts else ""
+    yield [Heading(f"{' → '.join(names)}: {found.verdict}{rest}")]
+
+
+def _sizes(found: Diff, width: int) -> Iterator[list[str]]:
+    """Yield a table of what both programs cost, unless that is the same."""
+    rows: list[Sequence[Cell]] = []
+    for what, text in _QUANTITIES:
+        old, new = text(found.before), text(found.after)
+        same = old == new
+        rows.append(
+            [[Comment(what)], [old] if same else [RemovedToken(old), " → ", AddedToken(new)]]
+        )
+    yield []
+    yield [*columns(rows, width)]
+
+
+def _number(number: Any) -> str:
+    return with_prefix(number) if isinstance(number, int | float) else str(number)
+
+
+def _bytes(number: Any) -> str:
+    return in_bytes(number) if isinstance(number, int | float) else str(number)
+
+
+_QUANTITIES: tuple[tuple[str, Any], ...] = (
+    ("equations", lambda size: f"{size.equations:,}"),
+    ("FLOPs", lambda size: _number(size.work.flops)),
+    ("bytes", lambda size: _bytes(size.work.bytes)),
+)
+
+
+def _border(found: Diff, width: int) -> Iterator[list[str]]:
+    if found.border:
+        yield []
+    for each in found.border:
+        what = [f"{each.what} ", BinderToken(each.name), ": "]
+        if each.before and each.after:
+            types = [RemovedToken(each.before), " → ", AddedToken(each.after)]
+            yield [_MARKS["changed"], *what, *types]
+        else:
+            kind = "removed" if each.before else "added"
+            yield [_MARKS[kind], *what, each.before or each.after]
+
+
+def _retyped(found: Diff) -> str:
+    have = "has" if len(found.retyped) == 1 else "have"
+    return (
+        f"{plural(len(found.retyped), 'more equation')} {have} other types, as what they read has"
+    )
+
+
+# --- hunks ------------------------------------------------------------------------------------
+
+
+def _hunks(found: Diff, width: int) -> Iterator[list[str]]:
+    """Yield the lines of hunks; those that are alike once, with their number."""
+    if not found.hunks:
+        return
+    texts = _Texts(found)
+    alike: dict[Hashable, list[Hunk]] = {}
+    for hunk in found.hunks:
+        alike.setdefault(texts.key(hunk), []).append(hunk)
+    for hunks in alike.values():
+        hunk = hunks[0]
+        yield []
+        places = [[Comment(f"in {', in '.join(reversed(hunk.path))}")]] if hunk.path else []
+        times = [[Comment(f"{len(hunks):,} times")]] if len(hunks) > 1 else []
+        for tokens in (*places, *times):
+            yield from map(list, wrapped(tokens, width))
+        source = None
+        for line in hunk.lines:
+            if line.source != source and line.equation is not None:
+                source = line.source
+                yield from map(list, wrapped(_source(line), width))
+            yield from _broken(line, texts.line(hunk, line), width)
+
+
+def _source(line: Line) -> list[str]:
+    first, arrow, behind = line.source.partition(" ← ")
+    if not first:
+        return [Comment("an unknown line")]
+    return [SourceLine(first), *([Comment(arrow + behind)] if behind else [])]
+
+
+def _broken(line: Line, tokens: list[str], width: int) -> Iterator[list[str]]:
+    """Yield the lines that an equation takes, the first behind its mark."""
+    room = width - len(_INDENT)
+    for number, rest in enumerate(wrapped(tokens, room)):
+        yield ["  ", _MARKS[line.kind], *rest] if number == 0 else [_INDENT, *rest]
+
+
+class _Texts:
+    """The texts of equations; variables that correspond have the name of the second program."""
+
+    def __init__(self, found: Diff):
+        options = ShowOptions(names=True, terse=True)
+        self._readers = tuple(Reader(about, options) for about in found.borders)
+        self._count = Selection().count
+        self._name_alike(found)
+
+    def _name_alike(self, found: Diff) -> None:
+        old, new = self._readers
+        taken = new.names()
+        for body in found.bodies:
+            known = set()
+            for v, w in body.values:
+                old.rename(v, new.name(w))
+                known.add(id(v))
+            for eqn in body.bodies[0].eqns:
+                for var in eqn.outvars:
+                    if id(var) not in known and (name := old.name(var)) in taken:
+                        old.rename(var, f"{name}'" if name != "_" else name)
+
+    def key(self, hunk: Hunk) -> Hashable:
+        """Return what hunks have in common that differ only in names."""
+        numbers = hunk.body.keys.equation
+        lines = [
+            (
+                line.kind,
+                line.source,
+                *(eqn and numbers(eqn, 0) for eqn in (line.before, line.after)),  # type: ignore[arg-type]
+                len(line.differences),
+            )
+            for line in hunk.lines
+        ]
+        alone = id(hunk) if any(line.equation is None for line in hunk.lines) else None
+        return hunk.path, tuple(lines), alone
+
+    def line(self, hunk: Hunk, line: Line) -> list[str]:
+        """Return the tokens of a line."""
+        if line.before is not None and line.after is not None:
+            return self._changed(line.before, line.after, line.differences)
+        if line.equation is None:
+            return [token for each in line.differences for token in self._of_body(hunk, each)][1:]
+        reader = self._readers[line.before is None]
+        return [*reader.line(line.equation, types=True), *self._inside(line.equation)]
+
+    def _inside(self, eqn: JaxprEqn) -> list[str]:
+        """Return how many equations are in the bodies of an equation."""
+        held = bodies(eqn)
+        if not held:
+            return []
+        return [Comment(f" {{{equations(sum(self._count(body) for _, body in held))}}}")]
+
+    def _of_body(self, hunk: Hunk, difference: Difference) -> list[str]:
+        what = difference.part
+        if what == "constant":
+            old, new = difference.before, difference.after
+            var = old if new is None else new
+            reader = self._readers[new is not None]
+            said = "is gone" if new is None else "is new" if old is None else "has another value"
+            return [
+                ", ",
+                "constant ",
+                BinderToken(reader.name(var)),
+                reader.type_of(var),
+                f" {said}",
+            ]
+        pair = [
+            reader.operand(atom)
+            for reader, atom in zip(
+                self._readers, (difference.before, difference.after), strict=True
+            )
+        ]
+        return [", ", f"result {difference.place} of the body: ", *_arrow(*pair)]
+
+    def _changed(
+        self, old: JaxprEqn, new: JaxprEqn, differences: Sequence[Difference]
+    ) -> list[str]:
+        """Return the tokens of an equation that differs, with what it was before what it is."""
+        after = self._readers[1]
+        at = {(each.part, each.name or each.place): each for each in differences}
+        tokens: list[str] = []
+        for j, var in enumerate(new.outvars):
+            tokens += " ", BinderToken(after.name(var))
+            found = at.get(("result", j))
+            if found is None or found.before is None:
+                tokens.append(after.type_of(var))
+            else:
+                tokens += [":", *_arrow(type_of(found.before), type_of(found.after))]
+        tokens += [" = "] if tokens else []
+        names = [
+            {"": ""} | reader.parameters(eqn)
+            for reader, eqn in zip(self._readers, (old, new), strict=True)
+        ]
+        pairs: list[str] = []
+        for name in sorted(
+            {*names[1], *(d.name for d in differences if d.part == "parameter")} - {""}
+        ):
+            if ("parameter", name) not in at:
+                pairs += " ", ParameterToken(f"{name}="), names[1][name]
+                continue
+            texts = [
+                texts.get(name) or reader.value_text(eqn, name)
+                for texts, reader, eqn in zip(names, self._readers, (old, new), strict=True)
+            ]
+            pairs += " ", ParameterToken(f"{name}="), *_arrow(*texts)
+        parameters = ["[", *pairs[1:], "]"] if pairs else []
+        tokens += [PrimitiveName(new.primitive.name), *parameters]
+        for i in range(max(len(old.invars), len(new.invars))):
+            atoms = [eqn.invars[i] if i < len(eqn.invars) else None for eqn in (old, new)]
+            if ("operand", i) in at:
+                texts = [
+                    "nothing" if atom is None else reader.operand(atom)
+                    for reader, atom in zip(self._readers, atoms, strict=True)
+                ]
+                tokens += [" (", *_arrow(*texts), ")"]
+            else:
+                tokens += " ", after.operand(atoms[1])  # type: ignore[arg-type]
+        said = {"rules": "with other rules of derivatives", "order": "in another order"}
+        more = [Comment(f"  {said[d.part]}") for d in differences if d.part in said]
+        return [*tokens[1 if new.outvars else 0 :], *self._inside(new), *more]
+
+
+def _arrow(old: str, new: str) -> list[str]:
+    return [RemovedToken(old), " → ", AddedToken(new)]
+
+
+# --- as JSON ----------------------------------------------------------------------------------
+
+
+def diff_document(found: Diff) -> DiffDocument:
+    """Return the document of a diff."""
+    texts = _Texts(found) if found.hunks else None
+    lines: dict[str, list[diffs.DiffLine]] = {"removed": [], "added": [], "changed": []}
+    for number, hunk in enumerate(found.hunks):
+        for line in hunk.lines:
+            assert texts is not None
+            lines[line.kind].append(
+                {
+                    "hunk": number,
+                    "primitive": "" if line.equation is None else line.equation.primitive.name,
+                    "text": "".join(texts.line(hunk, line)),
+                    "source": line.source,
+                    "path": list(hunk.path),
+                    "differs_in": sorted({each.kind for each in line.differences}),
+                }
+            )
+    return {
+        "verdict": found.verdict,
+        "removed": lines["removed"],
+        "added": lines["added"],
+        "changed": lines["changed"],
+        "retyped": len(found.retyped),
+        "border": [_border_document(each) for each in found.border],
+        "before": _size_document(found.before),
+        "after": _size_document(found.after),
+    }
+
+
+def _border_document(change: BorderChange) -> diffs.BorderChange:
+    return {
+        "what": change.what,
+        "name": change.name,
+        "before": change.before,
+        "after": change.after,
+    }
+
+
+def _size_document(size: Size) -> diffs.DiffSize:
+    work = size.work
+    flops, count = (n if isinstance(n, int | float) else str(n) for n in (work.flops, work.bytes))
+    return {"name": size.name, "equations": size.equations, "flops": flops, "bytes": count}

@@ -1,0 +1,142 @@
+"""`jaxprtool diff` says in what two programs differ, and at which of the user's lines."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+BEFORE = """
+    import jax
+    import jax.numpy as jnp
+    import jaxprtool
+
+    @jaxprtool.example("f32[6]")
+    def loss(a):
+        c, _ = jax.lax.scan(lambda c, row: (jnp.tanh(c * 2.0) + row, None), a, jnp.ones((5, 6)))
+        return (c * c).sum()
+"""
+AFTER = BEFORE.replace("2.0", "3.0").replace("(c * c)", "jnp.abs(c)")
+
+
+@pytest.fixture(autouse=True)
+def model(folder):
+    (folder / "old.py").write_text(textwrap.dedent(BEFORE))
+    (folder / "new.py").write_text(textwrap.dedent(AFTER))
+    return folder
+
+
+def test_what_differs_is_shown_with_its_lines_and_the_exit_code_is_1(cli):
+    found = cli("diff", "old.py:loss", "new.py:loss")
+    assert found.code == 1 and found.err == ""
+    heading, _, equations, *_ = lines = found.out.splitlines()
+    assert heading == "loss: different: 1 removed, 1 added, 1 changed"
+    assert equations.split() == ["equations", "7"]
+    assert "in scan at new.py:8" in lines
+    assert "  ~ e:f32[6] = mul c (2.0:f32[] → 3.0:f32[])" in lines
+    one_sided = [line.split() for line in lines if line.startswith(("  - ", "  + "))]
+    assert [(mark, op) for mark, _, _, op, *_ in one_sided] == [("-", "mul"), ("+", "abs")]
+    assert "old.py:9" in lines and "new.py:9" in lines
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_same_program_gives_one_line_and_exit_code_0(cli, folder):
+    cli("opt", "old.py:loss", "-o", "loss.jaxpr")
+    for other in ("old.py:loss", "loss.jaxpr"):
+        found = cli("diff", "old.py:loss", other)
+        assert found.code == 0 and found.out.startswith("loss: equivalent\n")
+
+
+def test_json(cli):
+    document = json.loads(cli("diff", "old.py:loss", "new.py:loss", "--json").out)
+    assert document["verdict"] == "different"
+    assert [each["primitive"] for each in document["removed"]] == ["mul"]
+    assert [each["source"] for each in document["added"]] == ["new.py:9"]
+    (changed,) = document["changed"]
+    assert changed["differs_in"] == ["constant"] and changed["path"] == ["scan at new.py:8"]
+
+
+def test_stat_counts_by_line(cli):
+    found = cli("diff", "old.py:loss", "new.py:loss", "--stat").out.splitlines()
+    assert {tuple(line.split()) for line in found[-3:]} == {
+        ("old.py:9", "-1"),
+        ("new.py:9", "+1"),
+        ("new.py:8", "~1"),
+    }
+
+
+def test_passes_and_arguments_of_one_or_both(cli):
+    assert cli("diff", "old.py:loss", "-p", "grad").code == 1
+    assert cli("diff", "old.py:loss", "-p", "grad", "-p", "grad").code == 0
+    assert cli("diff", "old.py:loss", "old.py:loss", "-p", "grad").code == 0
+    found = cli("diff", "old.py:loss", "--args", "f32[6]", "--args", "bf16[6]")
+    assert found.code in (1, 3)
+    nothing = cli("diff", "old.py:loss")
+    assert nothing.code == 2 and "nothing to compare" in nothing.err
+    many = cli("diff", "old.py:loss", "-p", "", "-p", "dce", "-p", "cse")
+    assert many.code == 2 and "there are two programs" in many.err
+
+
+# --- revisions, other environments ----------------------------------------------------------------
+
+
+def git(*arguments):
+    who = "-c", "user.name=A", "-c", "user.email=a@b"
+    subprocess.run(["git", *who, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(folder):
+    git("init", "-q")
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").write_text("")
+    (folder / "package" / "scale.py").write_text("FACTOR = 2.0\n")
+    model = "from package.scale import FACTOR\n\ndef loss(a):\n    return (a * FACTOR).sum()\n"
+    (folder / "package" / "model.py").write_text(model)
+    (folder / "broken.py").write_text("import nothing_of_the_kind\n")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    (folder / "package" / "scale.py").write_text("FACTOR = 3.0\n")
+    (folder / "broken.py").write_text("def loss(a):\n    return a\n")
+    return folder
+
+
+def test_a_revision_is_traced_with_its_own_modules(cli, repository, tmp_path_factory):
+    for target in ("package/model.py:loss", "package.model:loss"):
+        found = cli("diff", f"{target}@HEAD", target, "--args", "f32[6]")
+        assert "same up to constants: 1 changed" in found.out and found.code == 1, found.err
+        assert "(2.0:f32[] → 3.0:f32[])" in found.out and "package/model.py:4" in found.out
+    status = subprocess.run(["git", "status", "--short"], capture_output=True, text=True).stdout
+    assert status.split() == ["M", "broken.py", "M", "package/scale.py"]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("package/model.py:loss@nowhere", "there is no revision 'nowhere'"),
+        ("broken.py:loss@HEAD", "No module named 'nothing_of_the_kind'"),
+        ("package/other.py:loss@HEAD", "no file 'package/other.py'"),
+        ("jax.numpy:sin@HEAD", "the module 'jax' is not in the git repository"),
+    ],
+)
+def test_revisions_that_are_not_there(cli, repository, target, said):
+    found = cli("diff", target, "broken.py:loss", "--args", "f32[6]")
+    assert found.code in (2, 3) and said in found.err and found.err.count("error:") == 1
+
+
+def test_where_there_is_no_repository(cli):
+    found = cli("diff", "old.py:loss@HEAD", "new.py:loss")
+    assert found.code == 2 and "is in no git repository" in found.err
+
+
+def test_another_python_traces(cli, folder):
+    found = cli("diff", "old.py:loss", "new.py:loss", "--jax-b", sys.executable)
+    assert found.code == 1 and "(2.0:f32[] → 3.0:f32[])" in found.out
+    missing = cli("diff", "old.py:loss", "--jax-b", "nowhere/python")
+    assert missing.code == 2 and "is no Python" in missing.err
+    bare = folder / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    bare.chmod(0o755)
+    found = cli("diff", "old.py:loss", "--jax-b", "./python")
+    assert found.code == 2 and "has no jaxprtool" in found.err

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.vmap import vmap
     from jaxprtool.execute.nans import find_nan
     from jaxprtool.execute.verify import verify
+    from jaxprtool.execute.watch import watch
     from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.formats.jaxpr.write import write
     from jaxprtool.formats.python.emit import python_rules, to_python
@@ -79,6 +80,7 @@ _HOME = {
     "variable": "jaxprtool.primitives",
     "verify": "jaxprtool.execute.verify",
     "vmap": "jaxprtool.api.vmap",
+    "watch": "jaxprtool.execute.watch",
     "why": "jaxprtool.analysis.slices",
     "write": "jaxprtool.formats.jaxpr.write",
     "xla_computation": "jaxprtool.api.lower",
@@ -122,6 +124,7 @@ __all__ = [
     "variable",
     "verify",
     "vmap",
+    "watch",
     "why",
     "write",
     "xla_computation",

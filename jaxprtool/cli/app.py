@@ -32,6 +32,7 @@ from jaxprtool.cli.show import show
 from jaxprtool.cli.source import source
 from jaxprtool.cli.unzip import unzip
 from jaxprtool.cli.vmap import vmap
+from jaxprtool.cli.watch import watch
 from jaxprtool.cli.why import why
 
 PROGRAM = "jaxprtool"
@@ -50,8 +51,8 @@ app = typer.Typer(
     epilog=_EPILOG,
 )
 for command in (
-    *(show, browse, cost, source, memory, residuals, why, report, opt, diff, run, nans, compare),
-    *(emit, unzip, vmap, outline, shapecheck, passes, explain, backends),
+    *(show, browse, cost, source, memory, residuals, why, report, opt, diff, run, nans),
+    *(watch, compare, emit, unzip, vmap, outline, shapecheck, passes, explain, backends),
 ):
     app.command(context_settings=_HELP)(command)
 
@@ -90,6 +91,7 @@ def _top(
       jaxprtool opt  samples/transformer.py:loss -p dce --stats
       jaxprtool run  samples/transformer.py:loss --backend cpu
       jaxprtool nans samples/transformer.py:loss -p grad
+      jaxprtool watch samples/transformer.py:loss --by scope
       jaxprtool compare samples/transformer.py:loss -p "" -p "-O2"
       jaxprtool diff samples/transformer.py:loss@HEAD samples/transformer.py:loss
       jaxprtool emit samples/transformer.py:loss --to stablehlo

@@ -15,7 +15,7 @@ from jaxprtool.cli.start import start_jax, use_cache
 from jaxprtool.errors import OutputError
 from jaxprtool.files import file_written_whole
 
-_Device = Annotated[
+Device = Annotated[
     int | None,
     RUN.option(
         "--device", "N", "Number of the backend's device. A program with a mesh runs on all of it."
@@ -45,7 +45,7 @@ def run(
     passes: options.Passes = None,
     plugin: options.Plugin = None,
     backend: options.Backend = None,
-    device: _Device = None,
+    device: Device = None,
     repeat: _Repeat = None,
     seed: options.Seed = 0,
     no_cache: options.NoCache = False,

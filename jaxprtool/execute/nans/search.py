@@ -13,48 +13,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxprtool.execute.effects import Effects, leaves_the_program
-from jaxprtool.execute.meshes import mesh_of
+from jaxprtool.execute.loops import BY_HAND, Frame, can_be_compiled
 from jaxprtool.execute.nans.rounds import body_equations, scan_rounds, while_rounds
 from jaxprtool.execute.nans.shards import can_be_checked, run_checked
 from jaxprtool.execute.nans.states import FINITE, INF, NAN, may_make
 from jaxprtool.execute.nans.steps import Origin, Step, Value, Written, origins_of, tainted, union
 from jaxprtool.execute.nans.ways import way_to
-from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.interpret import Interpreter, bind, row_of
 from jaxprtool.ir.structural_key import Keyless, structure
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
 
-#: So many equations of a loop run one by one before its rounds are compiled.
-_BY_HAND = 300
-
 #: Values that nothing reads any more are kept, for the ways that lead to what is found, as long as
 #: they take no more bytes.
 _REMEMBERED = 1 << 28
-
-
-@dataclass(eq=False)
-class _Frame:
-    """An equation whose bodies are running, and how many were entered."""
-
-    eqn: JaxprEqn
-    held: View
-    entered: int = 0
-
-    @property
-    def round(self) -> int | None:
-        """The number of the round of a loop."""
-        if isinstance(self.held, Scan):
-            number = self.entered - 1
-            return self.held.length - 1 - number if self.held.reverse else number
-        return (self.entered - 1) // 2 if isinstance(self.held, While) else None
 
 
 class Search(Interpreter):
@@ -70,7 +48,7 @@ class Search(Interpreter):
         self.origins: list[Origin] = []
         self._by_equation: dict[tuple[int, int], Origin] = {}
         self._effects = Effects()
-        self._frames: list[_Frame] = []
+        self._frames: list[Frame] = []
         self._refs: dict[int, tuple[Origin, ...]] = {}
         self._remembered: deque[tuple[Step, int]] = deque()
         self._bytes = 0
@@ -118,15 +96,15 @@ class Search(Interpreter):
         with self._inside(eqn, held):
             if isinstance(held, Scan) and isinstance(held.length, int):
                 equations = held.length * len(body_equations(held))
-                if equations > _BY_HAND and _compiles(held):
+                if equations > BY_HAND and can_be_compiled(held):
                     return self._scanned(held, operands)
-            if isinstance(held, While) and _compiles(held):
+            if isinstance(held, While) and can_be_compiled(held):
                 return self._looped(held, operands)
             return super().equation(eqn, operands)
 
     @contextmanager
     def _inside(self, eqn: JaxprEqn, held: View) -> Iterator[None]:
-        self._frames.append(_Frame(eqn, held))
+        self._frames.append(Frame(eqn, held))
         yield
         self._frames.pop()
 
@@ -260,7 +238,7 @@ class Search(Interpreter):
         c, b = len(loop.cond_consts), len(loop.body_consts)
         deciding, consts, carry = operands[:c], operands[c : c + b], operands[c + b :]
         frame, number, seen = self._frames[-1], 0, len(self.origins)
-        first = _BY_HAND // max(len(body_equations(loop)), 1)
+        first = BY_HAND // max(len(body_equations(loop)), 1)
         (more,) = self.enter(loop.cond, [*deciding, *carry])
         while bool(more.data):
             if number >= first:
@@ -316,16 +294,6 @@ class Search(Interpreter):
         if key not in self._compiled:
             self._compiled[key] = make(loop)
         return self._compiled[key]
-
-
-def _compiles(loop: Scan | While) -> bool:
-    """Return True if the rounds of a loop can be compiled, and run again."""
-    if loop.eqn.effects:
-        return False
-    if any(mesh_of(atom.aval) is not None for atom in (*loop.eqn.invars, *loop.eqn.outvars)):
-        return False
-    stacked = loop.ys if isinstance(loop, Scan) else ()
-    return not any(is_extended(var.aval.dtype) for var in stacked)
 
 
 def _data(values: Sequence[Value]) -> list[Any]:

@@ -33,6 +33,7 @@ from jaxprtool.render.documents.programs import (
     UnzipDocument,
     VmapDocument,
 )
+from jaxprtool.render.documents.watched import WatchDocument
 
 #: The documents of each command.
 DOCUMENTS: dict[str, tuple[type, ...]] = {
@@ -47,6 +48,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "residuals": (ResidualsDocument,),
     "why": (WhyDocument, PathDocument),
     "nans": (NansDocument,),
+    "watch": (WatchDocument,),
     "compare": (CompareDocument,),
     "diff": (DiffDocument,),
     "vmap": (VmapDocument,),

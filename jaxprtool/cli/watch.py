@@ -1,0 +1,206 @@
+"""`jaxprtool watch`: the values that a function computes on the way, in a few numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import OUTPUT, RUN, Panel
+from jaxprtool.cli.progress import Told
+from jaxprtool.cli.run import Device, note_random, printed_by_functions, require_device, save_arrays
+from jaxprtool.cli.start import start_jax, use_cache
+from jaxprtool.errors import OutputError
+from jaxprtool.files import file_written_whole
+
+if TYPE_CHECKING:
+    from jaxprtool.execute.watch import Stopped
+    from jaxprtool.ir.program import Program
+
+_WATCHED = Panel("What is watched")
+
+
+class By(StrEnum):
+    """What values are grouped by."""
+
+    line = "line"
+    scope = "scope"
+    equation = "equation"
+
+
+def rounds(text: str) -> tuple[int | slice, ...]:
+    """Return the numbers and slices of a list such as `0,10,-1` or `::100`."""
+    found: list[int | slice] = []
+    for part in text.split(","):
+        if re.fullmatch(r"\s*-?\d+\s*", part):
+            found.append(int(part))
+            continue
+        ends = part.split(":")
+        if len(ends) not in (2, 3) or not all(re.fullmatch(r"\s*(-?\d+)?\s*", e) for e in ends):
+            raise typer.BadParameter(f"'{text}' is not a list of rounds such as 0,10,-1 or ::100")
+        numbers = [int(end) if end.strip() else None for end in ends]
+        if numbers[2:] == [0]:
+            raise typer.BadParameter(f"'{part}' has a step of 0")
+        found.append(slice(*numbers))
+    return tuple(found)
+
+
+_By = Annotated[
+    By,
+    _WATCHED.option(
+        "--by",
+        "<line|scope|equation>",
+        "A row for each of your lines, scopes that modules open, or equations.",
+    ),
+]
+_Only = Annotated[
+    Any,
+    _WATCHED.option(
+        "--only",
+        "NAME,…",
+        "Only what these primitives compute: dot_general,conv*",
+        parser=options.names,
+    ),
+]
+_Rounds = Annotated[
+    Any,
+    _WATCHED.option(
+        "--rounds",
+        "N,…",
+        "These rounds of loops, each in a row of its own: 0,10,-1 or ::100; else all in one.",
+        parser=rounds,
+    ),
+]
+_Break = Annotated[
+    str | None,
+    RUN.option(
+        "--break",
+        "LINE",
+        "Open a prompt behind this line (model.py:12, or 12 in TARGET's file) with its values.",
+    ),
+]
+_Save = Annotated[
+    str | None,
+    OUTPUT.option(
+        "--save",
+        "FILE.npz",
+        "Write the values, by the names of --by equation; bfloat16 as float32.",
+    ),
+]
+
+
+@options.command
+def watch(
+    function: options.Function,
+    types: options.Types = None,
+    passes: options.Passes = None,
+    plugin: options.Plugin = None,
+    by: _By = By.line,
+    only: _Only = None,
+    rounds: _Rounds = None,
+    backend: options.Backend = None,
+    device: Device = None,
+    seed: options.Seed = 0,
+    stop: _Break = None,
+    save: _Save = None,
+    json: options.Json = False,
+    pager: options.Pager = False,
+    *,
+    told: Told,
+) -> None:
+    """Run a function and summarise the values that it computes on the way.
+
+    Range, mean, deviation, zeros, NaNs and infinities, a histogram of exponents, and what bf16, f16
+    and fp8 would lose; into calls, branches, every round of loops and backward passes.
+
+    [bold]Examples[/]
+
+      jaxprtool watch samples/rnn.py:loss -p grad
+      jaxprtool watch samples/rnn.py:loss --by equation --only dot_general
+      jaxprtool watch samples/rnn.py:loss --rounds 0,-1 --save values.npz
+    """
+    if save == "-":
+        raise OutputError("--save takes a file: what watch prints goes to stdout")
+    start_jax(told, function.x64)
+    use_cache(True)
+    from jaxprtool.api.targets import given_to
+    from jaxprtool.cli import pipeline_steps
+    from jaxprtool.execute.fill import fill
+    from jaxprtool.execute.run import choose_device
+    from jaxprtool.execute.watch import watch
+    from jaxprtool.render import watch as render
+
+    pipeline = options.pipeline(passes, plugin)
+    require_device(backend, device)
+    entry = function.find(told, True, types, pipeline)
+    with file_written_whole(save) if save else contextlib.nullcontext() as file:
+        traced = function.trace(entry, pipeline, told)
+        programs = options.each(pipeline_steps.run(pipeline, traced, told))
+        given = given_to(options.only_program("values are watched in", programs), entry, traced)
+        filled = fill(given.program, given.values, seed)
+        chosen = choose_device(given.program, backend, device)
+        stops = _equations_of(given.program, stop, function.target) if stop else frozenset[int]()
+        told("" if stop else f"running {given.program.name}, equation by equation")
+        with printed_by_functions(json):
+            found = watch(
+                given.program,
+                filled.arguments,
+                by=by.value,
+                only=only,
+                rounds=rounds,
+                values=save is not None,
+                device=chosen,
+                stops=stops,
+                stop=_prompt,
+            )
+        if file:
+            save_arrays(found.values, file)
+    note_random(filled.random, seed, given.aside)
+    for each in found.left_out:
+        output.note(f"inside {each}, in a shard_map, nothing is watched")
+    if json:
+        output.write_json(render.watch_document(found))
+        return
+    with output.paged(pager):
+        output.write_rendered(render.watched_text(found, output.width()))
+
+
+def _equations_of(program: Program, line: str, target: str) -> frozenset[int]:
+    """Return the equations that come from a line, by `id`."""
+    from jaxprtool.analysis.points import point
+
+    file = target.rpartition(":")[0]
+    if line.isdigit():
+        if not file.endswith(".py"):
+            raise OutputError(f"'{line}' is a line of no file", f"--break FILE.py:{line}")
+        line = f"{file}:{line}"
+    ids = point(program, f"line:{line}").start.equations.values()
+    return frozenset(each for of_body in ids for each in of_body)
+
+
+def _prompt(stopped: Stopped) -> None:
+    """Open a prompt with the values of a line; it ends with Ctrl-D, and the run with `exit()`."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    rounds = ", ".join(map(str, stopped.iteration))
+    about = stopped.source + (f", round {rounds}" if rounds else "")
+    named = {name: value for name, value in stopped.values.items() if name.isidentifier()}
+    local = {"np": np, "jnp": jnp, **named, "values": dict(stopped.values)}
+    lines = [f"{name}: {getattr(x, 'aval', x)}" for name, x in stopped.values.items()]
+    banner = "\n".join([about, *(f"  {each}" for each in lines), "values has all; Ctrl-D goes on"])
+    try:
+        try:
+            from IPython import embed  # type: ignore[import-not-found]
+        except ImportError:
+            import code
+
+            code.interact(banner, local=local, exitmsg="")
+        else:
+            embed(user_ns=local, banner1=banner, colors="neutral")
+    except SystemExit:
+        raise typer.Exit from None

@@ -1,0 +1,122 @@
+"""Values as a program computes them, in a few numbers.
+
+    watched = jaxprtool.watch(program, (params, batch), by="line")
+    watched.rows[0].numbers.high
+
+The program runs equation by equation, at every depth and in every round (`stepping`). Results are
+those of each equation by itself: where a compiler fuses several, they may round otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import get_args
+
+import jax
+import numpy as np
+
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.execute.meshes import concrete_mesh, placed
+from jaxprtool.execute.run import failures_reported
+from jaxprtool.execute.verify import fitting, flat_arguments, require_runnable
+from jaxprtool.execute.watch.numbers import Lost, Numbers
+from jaxprtool.execute.watch.recorder import By, Recorder, WatchedRow
+from jaxprtool.execute.watch.selected import Rounds
+from jaxprtool.execute.watch.stepping import Stepping
+from jaxprtool.execute.watch.stops import Stopped, runs_of, stopping
+from jaxprtool.ir.nonfinite import unchecked
+from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
+from jaxprtool.jaxcompat import JaxprEqn
+
+__all__ = ["Lost", "Numbers", "Stopped", "Watched", "WatchedRow", "watch"]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What was watched.
+
+    Attributes:
+        name: The program.
+        by: What values are grouped by.
+        rows: The groups, in the order of the program.
+        values: If they were asked for, the values of each result of an equation, by the name that
+            its row has if they are grouped by equation. In a loop there is an axis in front, of all
+            its executions in the order of rounds.
+        left_out: The loops in a `shard_map` whose insides are not watched.
+    """
+
+    name: str
+    by: By
+    rows: tuple[WatchedRow, ...]
+    values: Mapping[str, np.ndarray]
+    left_out: tuple[str, ...]
+
+
+def watch(
+    program: Program,
+    args: object,
+    *,
+    by: By = "line",
+    only: Sequence[str] | None = None,
+    rounds: Sequence[int | slice] | None = None,
+    values: bool = False,
+    device: jax.Device | None = None,
+    stops: Collection[int] = (),
+    stop: Callable[[Stopped], None] | None = None,
+) -> Watched:
+    """Run a program and summarise the values that its equations compute.
+
+    By line and by scope, floats are summarised, and not what only moves them. Prints and other
+    calls that give nothing are not made.
+
+    Args:
+        program: A `Program`.
+        args: Its arguments, as a tuple, or as any pytree of the same leaves.
+        by: What a row is of: `"line"`, `"scope"` or `"equation"`.
+        only: Patterns of primitives, as `"dot_general"` or `"conv*"`; all if None.
+        rounds: The rounds of loops to watch, each in a row of its own: numbers, from the end if
+            they are negative, and slices. None stands for all, in one row.
+        values: Whether the values themselves are kept, too.
+        device: Where to run it; if not given, where JAX and its arguments have it.
+        stops: Equations by `id`; `stop` is called behind each run of them.
+        stop: Takes the values of these equations.
+
+    Raises:
+        ArgumentsError: If the arguments do not fit.
+        UnsupportedError: If the program has free named axes, or takes a ref.
+    """
+    if by not in get_args(By):
+        raise ArgumentsError(f"values are watched by line, scope or equation, not by {by!r}")
+    arguments = flat_arguments(program, args)
+    if program.symbols:
+        program = program.at(list(map(np.shape, arguments)))
+    require_runnable(program)
+    arguments = fitting(program, arguments)
+    chosen = Rounds(rounds)
+    selection = None if only is None else Selection(only=only)
+    recorder = Recorder(program, by, chosen, values, selection is None)
+
+    def wanted(eqn: JaxprEqn) -> bool:
+        return selection.fits(eqn) if selection is not None else not _has_steps(eqn)
+
+    kept, last = runs_of(program, stops)
+    run = Stepping(wanted, chosen, recorder.take, kept, last, stopping(program, stop))
+    with unchecked(), jax.transfer_guard("allow"), failures_reported(program), ExitStack() as stack:
+        mesh = concrete_mesh(program, arguments, device)
+        if mesh is not None:
+            arguments = placed(program, arguments, mesh)
+            stack.enter_context(jax.set_mesh(mesh))
+        elif device is not None:
+            arguments = [jax.device_put(a, device) for a in arguments]
+            stack.enter_context(jax.default_device(device))
+        run.run(program.jaxpr, arguments)
+    return Watched(program.name, by, recorder.rows(), recorder.values(), tuple(run.left_out))
+
+
+def _has_steps(eqn: JaxprEqn) -> bool:
+    """Return True if equations inside an equation are watched, and not the equation."""
+    return isinstance(view(eqn), Scan | While | Cond | Call | CustomJVP | ShardMap)

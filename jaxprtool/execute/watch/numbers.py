@@ -1,0 +1,351 @@
+"""Values in a few numbers: range, mean, and what narrower formats would lose of their magnitudes.
+
+Magnitudes are counted in bins. A bin is a power of two, cut where a format begins to overflow or
+to round to zero, so that what a format loses is a sum of bins and exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.execute.summary import plain
+from jaxprtool.ir.dtypes import array_dtypes, is_extended
+from jaxprtool.jaxcompat import AbstractRef, DType
+
+#: The formats that magnitudes are compared with, by their short names.
+FORMATS = ("bf16", "f16", "f8_e5m2", "f8_e4m3fn")
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a format would lose of some values, as fractions of all elements.
+
+    Attributes:
+        overflow: Those that are finite, and beyond its largest number.
+        underflow: Those that are not zero, and would be.
+        subnormal: Those that it has with fewer digits.
+    """
+
+    overflow: float
+    underflow: float
+    subnormal: float
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Values in a few numbers.
+
+    Attributes:
+        size: How many elements there are, of all executions.
+        low: The least that is no NaN; None if there is none. Of complex numbers, magnitudes.
+        high: The greatest.
+        mean: The mean of those that are finite.
+        deviation: Their standard deviation.
+        zeros: How many are zero.
+        nans: How many are NaN.
+        infs: How many are infinite.
+        subnormals: How many are subnormal numbers of their own type.
+        exponents: How many have a magnitude of at least 2 ** e and less than 2 ** (e + 1), by e.
+            What is less than the least normal number counts as one power below that.
+        lost: What narrower formats would lose, by their short names; empty of integers.
+    """
+
+    size: int
+    low: float | None
+    high: float | None
+    mean: float | None
+    deviation: float | None
+    zeros: int
+    nans: int
+    infs: int
+    subnormals: int
+    exponents: Mapping[int, int]
+    lost: Mapping[str, Lost]
+
+
+def has_numbers(value: Any) -> bool:
+    """Return True if a value is an array of numbers or booleans."""
+    aval = jax.typeof(value)
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None or isinstance(aval, AbstractRef) or dtype == jax.dtypes.float0:
+        return False
+    return not is_extended(dtype)
+
+
+def is_inexact(dtype: DType) -> bool:
+    """Return True if a dtype is one of floats or complex numbers."""
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+# --- bins -------------------------------------------------------------------------------------
+
+
+class _Bins:
+    """The bins of the magnitudes of f32 or f64.
+
+    A bin is a range of bit patterns: those of larger magnitudes are larger integers.
+    """
+
+    def __init__(self, bits: int):
+        self.float = np.dtype(f"f{bits // 8}")
+        self.int = np.dtype(f"u{bits // 8}")
+        #: The shift that leaves the exponent of a bit pattern without its sign.
+        self.shift = int(np.finfo(self.float).nmant)
+        self.without_sign = self.int.type((1 << (bits - 1)) - 1)
+        fields = 1 << (bits - 1 - self.shift)
+        powers = np.arange(fields, dtype=self.int) << self.int.type(self.shift)
+        self.infinity = int(powers[-1])
+        limits = {name: (*_limits(array_dtypes()[name]),) for name in FORMATS}
+        cuts = {1, self.infinity + 1}
+        cuts |= {self.pattern(x) for limit in limits.values() for x in limit}
+        #: Where bins begin besides at powers.
+        self.cuts = sorted(cuts - set(powers.tolist()))
+        self.starts = np.array(sorted({*powers.tolist(), *self.cuts}), self.int)
+        self.limits = {name: [self.pattern(x) for x in limit] for name, limit in limits.items()}
+        _, exponents = np.frexp(self.starts.view(self.float))
+        least = int(np.finfo(self.float).minexp) - 1
+        self.exponents = np.maximum(exponents - 1, least)
+
+    def pattern(self, number: float) -> int:
+        return int(np.array(number, self.float).view(self.int))
+
+    def between(self, counts: np.ndarray, first: int, end: int) -> int:
+        """Return how many magnitudes have a bit pattern from `first` on, before `end`."""
+        return int(counts[(self.starts >= first) & (self.starts < end)].sum())
+
+
+@cache
+def _bins(dtype: np.dtype) -> _Bins:
+    return _Bins(64 if dtype == np.float64 else 32)
+
+
+def _limits(dtype: DType) -> Iterator[float]:
+    """Yield the magnitudes at which a format begins, is normal, and overflows."""
+    info = jnp.finfo(dtype)
+    half = np.float32(float(info.smallest_subnormal) / 2)
+    # Halfway, numbers are rounded to the even one, which is not the same in all formats.
+    yield float(half if half.astype(dtype) != 0 else np.nextafter(half, np.float32(np.inf)))
+    yield float(info.tiny)
+    most = float(info.max)
+    step = 2.0 ** (math.frexp(most)[1] - 1 - int(info.nmant))
+    beyond = np.float32(most + step / 2)
+    with np.errstate(over="ignore"):
+        fits = np.isfinite(beyond.astype(dtype).astype(np.float32))
+    yield float(np.nextafter(beyond, np.float32(np.inf)) if fits else beyond)
+
+
+# --- measuring --------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """What is known of values so far; tallies can be added."""
+
+    size: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    finite: int = 0
+    mean: float = 0.0
+    deviation: float = 0.0
+    zeros: int = 0
+    nans: int = 0
+    infs: int = 0
+    subnormals: int = 0
+    counts: np.ndarray | None = None
+
+    def add(self, other: Tally) -> None:
+        """Add the values of another tally."""
+        both = self.finite + other.finite
+        if both:
+            part, apart = other.finite / both, other.mean - self.mean
+            variance = (1 - part) * self.deviation**2 + part * other.deviation**2
+            self.deviation = math.sqrt(variance + part * (1 - part) * apart**2)
+            self.mean += part * apart
+        self.finite = both
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        for each in ("size", "zeros", "nans", "infs", "subnormals"):
+            setattr(self, each, getattr(self, each) + getattr(other, each))
+        if other.counts is not None and self.counts is None:
+            self.counts = other.counts.copy()
+        elif other.counts is not None and self.counts is not None:
+            if len(self.counts) < len(other.counts):
+                self.counts = _widened(self.counts)
+            same = len(self.counts) == len(other.counts)
+            self.counts = self.counts + (other.counts if same else _widened(other.counts))
+
+    @property
+    def numbers(self) -> Numbers:
+        """What is known, in a few numbers."""
+        has_any = self.low <= self.high
+        exponents: dict[int, int] = {}
+        lost: dict[str, Lost] = {}
+        if self.counts is not None:
+            bins = _of_length(len(self.counts))
+            inside = (bins.starts > 0) & (bins.starts < bins.infinity) & (self.counts > 0)
+            for e, n in zip(bins.exponents[inside], self.counts[inside], strict=True):
+                exponents[int(e)] = exponents.get(int(e), 0) + int(n)
+            lost = {name: self._lost(bins, name) for name in FORMATS}
+        return Numbers(
+            self.size,
+            self.low if has_any else None,
+            self.high if has_any else None,
+            self.mean if self.finite else None,
+            self.deviation if self.finite else None,
+            self.zeros,
+            self.nans,
+            self.infs,
+            self.subnormals,
+            exponents,
+            lost,
+        )
+
+    def _lost(self, bins: _Bins, name: str) -> Lost:
+        assert self.counts is not None
+        least, normal, beyond = bins.limits[name]
+        ranges = (beyond, bins.infinity), (1, least), (least, normal)
+        found = [bins.between(self.counts, *each) for each in ranges]
+        return Lost(*(number / max(self.size, 1) for number in found))
+
+
+def _of_length(number: int) -> _Bins:
+    narrow, wide = _bins(np.dtype("f4")), _bins(np.dtype("f8"))
+    return narrow if number == len(narrow.starts) else wide
+
+
+def _widened(counts: np.ndarray) -> np.ndarray:
+    """Return counts in bins of f32 as such in bins of f64."""
+    narrow, wide = _bins(np.dtype("f4")), _bins(np.dtype("f8"))
+    with np.errstate(invalid="ignore"):
+        values = narrow.starts.view(np.float32).astype(np.float64)
+    patterns = values.view(np.uint64)
+    # Of NaNs there is one bin.
+    patterns[narrow.starts > narrow.infinity] = wide.infinity + 1
+    widened = np.zeros(len(wide.starts), np.int64)
+    np.add.at(widened, np.searchsorted(wide.starts, patterns, "right") - 1, counts)
+    return widened
+
+
+def tallies(values: Any, rows: int) -> list[Tally]:
+    """Return a tally for each of `rows` equal parts of an array along its first axes."""
+    on_host = not isinstance(values, jax.Array) or is_on_host(values)
+    if is_inexact(values.dtype) and not on_host and len(values.devices()) == 1:
+        wide = jnp.float64 if values.dtype in (jnp.float64, jnp.complex128) else jnp.float32
+        moments, counts = _on_device(values, rows, np.dtype(wide))
+        return _tallies(values.dtype, np.size(values) // max(rows, 1), moments, counts)
+    array = plain(values).reshape(rows, -1)
+    if array.dtype.kind not in "fc":
+        return _of_integers(array)
+    if array.dtype.kind == "c":
+        array = np.abs(array)
+    array = array.astype(np.float64 if array.dtype == np.float64 else np.float32, copy=False)
+    with np.errstate(all="ignore"):
+        moments = _moments_of_finite(array) or _moments(np, array.astype(np.float64))
+    indices = _indices(np, array, np.ascontiguousarray(array).view(_bins(array.dtype).int))
+    bins = len(_bins(array.dtype).starts)
+    counts = np.bincount(indices.astype(np.intp).reshape(-1), minlength=rows * bins)
+    return _tallies(values.dtype, array.shape[1], moments, counts.reshape(rows, bins))
+
+
+def is_on_host(array: jax.Array) -> bool:
+    """Return True if an array is in the memory of the CPU."""
+    return all(device.platform == "cpu" for device in array.devices())
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _on_device(values: Any, rows: int, wide: np.dtype) -> Any:
+    array = jnp.abs(values) if jnp.iscomplexobj(values) else values
+    array = array.astype(wide).reshape(rows, -1)
+    bins = len(_bins(wide).starts)
+    indices = _indices(jnp, array, jax.lax.bitcast_convert_type(array, _bins(wide).int))
+    counts = jnp.zeros(rows * bins, jnp.uint32).at[indices.reshape(-1)].add(1)
+    return _moments(jnp, array), counts.reshape(rows, bins)
+
+
+def _moments_of_finite(x: np.ndarray) -> Any:
+    """Return what `_moments` does, if all is finite and no square overflows; else None."""
+    low, high = x.min(1, initial=np.inf), x.max(1, initial=-np.inf)
+    if not x.size or not (np.maximum(np.abs(low), np.abs(high)) < 1e150).all():
+        return None
+    wide = x.astype(np.float64, copy=False)
+    return low, high, wide.mean(1), wide.std(1)
+
+
+def _moments(xp: Any, x: Any) -> Any:
+    """Return the least and greatest number, the mean and the standard deviation of each row."""
+    finite, number = xp.isfinite(x), ~xp.isnan(x)
+    low = xp.where(number, x, xp.inf).min(1, initial=xp.inf)
+    high = xp.where(number, x, -xp.inf).max(1, initial=-xp.inf)
+    count = xp.maximum(finite.sum(1), 1)
+    # Relative to the largest, squares neither overflow nor vanish.
+    x = xp.where(finite, x, 0)
+    most = xp.abs(x).max(1, initial=0)
+    tiny = float(np.finfo(x.dtype).tiny)
+    # The reciprocal of the scale, by which XLA multiplies, must be a normal number, too.
+    scale = xp.clip(most, 4 * tiny, 1 / tiny)
+    x = x / scale[:, None]
+    mean = x.sum(1) / count
+    apart = xp.where(finite, x - mean[:, None], 0)
+    return low, high, mean * scale, xp.sqrt((apart * apart).sum(1) / count) * scale
+
+
+def _indices(xp: Any, array: Any, patterns: Any) -> Any:
+    """Return the bin of each element, counted on from row to row."""
+    bins = _bins(np.dtype(array.dtype))
+    patterns = patterns & bins.without_sign
+    found = (patterns >> bins.int.type(bins.shift)).astype(xp.int32)
+    most = patterns.max(initial=0) if xp is np else bins.cuts[-1]
+    for cut in bins.cuts:
+        if cut > most:
+            break
+        found = found + (patterns >= bins.int.type(cut))
+    first = xp.arange(array.shape[0], dtype=xp.int32) * len(bins.starts)
+    return found + first[:, None]
+
+
+def _tallies(dtype: DType, size: int, moments: Any, counts: Any) -> list[Tally]:
+    counts = np.asarray(counts).astype(np.int64)
+    bins = _of_length(counts.shape[1])
+    tiny = bins.pattern(float(jnp.finfo(dtype).tiny))
+    found = []
+    for row, low, high, mean, deviation in zip(counts, *map(np.asarray, moments), strict=True):
+        zeros = int(row[0])
+        nans = bins.between(row, bins.infinity + 1, 2**64)
+        infs = bins.between(row, bins.infinity, bins.infinity + 1)
+        subnormals = bins.between(row, 1, tiny)
+        finite = size - nans - infs
+        ends = float(low), float(high)
+        found.append(
+            Tally(
+                size,
+                *ends,
+                finite,
+                float(mean),
+                float(deviation),
+                zeros,
+                nans,
+                infs,
+                subnormals,
+                row,
+            )
+        )
+    return found
+
+
+def _of_integers(array: np.ndarray) -> list[Tally]:
+    found = []
+    for row, exact in zip(array.astype(np.float64), array, strict=True):
+        if not row.size:
+            found.append(Tally())
+            continue
+        ends = float(exact.min()), float(exact.max())
+        zeros = row.size - int(np.count_nonzero(exact))
+        found.append(Tally(row.size, *ends, row.size, float(row.mean()), float(row.std()), zeros))
+    return found

@@ -1,0 +1,241 @@
+"""What is known of watched values: rows by line, by scope or by equation."""
+
+from __future__ import annotations
+
+import linecache
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.execute.summary import plain
+from jaxprtool.execute.watch.numbers import Numbers, Tally, is_inexact, tallies
+from jaxprtool.execute.watch.selected import Rounds
+from jaxprtool.execute.watch.stepping import Result
+from jaxprtool.execute.watch.stops import value_names
+from jaxprtool.ir.equations import bodies, holders, type_of
+from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.scopes import Part, Scope, ScopeReader, is_backward
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn
+
+#: What values are grouped by.
+By: TypeAlias = Literal["line", "scope", "equation"]
+
+
+@dataclass(frozen=True)
+class WatchedRow:
+    """The values of a line, of a scope, or of a result of an equation.
+
+    Attributes:
+        name: What it is called: `model.py:9`, `Block_0/Dense_0`, or the user's name for the value,
+            else the primitive. With a number where several are called so.
+        source: The user's line, with the library's behind; "" of a scope, and if it is not known.
+        code: What is written in that line, if its file is there.
+        backward: Whether the values are of the backward part of a gradient.
+        iteration: The number of the round of each loop around it, if rounds were chosen.
+        primitives: What computes the values.
+        types: Their types.
+        path: The equations around it, the outermost first: `scan at model.py:7`.
+        times: How often values were computed.
+        numbers: The values in a few numbers.
+    """
+
+    name: str
+    source: str
+    code: str
+    backward: bool
+    iteration: tuple[int, ...]
+    primitives: tuple[str, ...]
+    types: tuple[str, ...]
+    path: tuple[str, ...]
+    times: int
+    numbers: Numbers
+
+
+@dataclass(eq=False)
+class _Group:
+    """What is known of a row but for its numbers."""
+
+    name: str
+    source: str
+    code: str
+    backward: bool
+    path: tuple[str, ...]
+    place: int
+    primitives: dict[str, None] = field(default_factory=dict)
+    types: dict[str, None] = field(default_factory=dict)
+    #: By the numbers of rounds, if these are told apart; else by ().
+    times: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    tallies: dict[tuple[int, ...], Tally] = field(default_factory=dict)
+
+
+class Recorder:
+    """Takes values, and makes rows of them.
+
+    Args:
+        program: The program.
+        by: What a row is of.
+        rounds: Which rounds are watched; if they were chosen, each has a row of its own.
+        keeps: Whether values are kept.
+        computed: Whether rows of lines and scopes leave out what only moves values.
+    """
+
+    def __init__(self, program: Program, by: By, rounds: Rounds, keeps: bool, computed: bool):
+        self._by, self._apart = by, rounds.chosen is not None
+        self._keeps, self._computed = keeps, computed
+        self._frames, self._names = frames_now(), value_names(program)
+        self._scopes = _Scopes(jaxcompat.open_jaxpr(program.jaxpr)) if by == "scope" else None
+        self._groups: dict[Any, _Group] = {}
+        #: The group of each result; None if its values are in none.
+        self._known: dict[tuple[int, ...], _Group | None] = {}
+        self._results: dict[tuple[int, ...], str] = {}
+        self._order, self._unique = _in_order(jaxcompat.open_jaxpr(program.jaxpr), self._names)
+        self._seen: Counter[str] = Counter()
+        self._kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+
+    def take(self, result: Result, rounds: np.ndarray, data: Any) -> None:
+        """Take the values of some executions."""
+        key = (id(result.eqn), result.number, *map(id, result.around))
+        if key not in self._known:
+            self._results[key] = self._name(result)
+            self._known[key] = self._group(result, self._results[key])
+        if self._keeps:
+            self._keep(self._results[key], result, rounds, data)
+        group = self._known[key]
+        if group is None:
+            return
+        parts = [tuple(row) for row in rounds.tolist()] if self._apart else [()]
+        for numbers, tally in zip(parts, tallies(data, len(parts)), strict=True):
+            group.tallies.setdefault(numbers, Tally()).add(tally)
+        for numbers in parts:
+            group.times[numbers] += 1 if self._apart else len(rounds)
+
+    def rows(self) -> tuple[WatchedRow, ...]:
+        """Return the rows, in the order of the program."""
+        return tuple(
+            WatchedRow(
+                *(group.name, group.source, group.code, group.backward, numbers),
+                *(tuple(group.primitives), tuple(group.types), group.path),
+                group.times[numbers],
+                group.tallies[numbers].numbers,
+            )
+            for group in sorted(self._groups.values(), key=lambda group: group.place)
+            for numbers in sorted(group.tallies)
+        )
+
+    def values(self) -> Mapping[str, np.ndarray]:
+        """Return the values that were kept, those of loops in the order of rounds."""
+        found = {}
+        for name, parts in self._kept.items():
+            rounds, values = map(np.concatenate, zip(*parts, strict=True))
+            alone = not rounds.shape[1] and len(values) == 1
+            order = np.lexsort(rounds.T[::-1]) if rounds.shape[1] else slice(None)
+            found[name] = values[0] if alone else values[order]
+        return found
+
+    def _keep(self, name: str, result: Result, rounds: np.ndarray, data: Any) -> None:
+        shape = result.eqn.outvars[result.number].aval.shape
+        values = plain(data).reshape(len(rounds), *shape).copy()
+        self._kept.setdefault(name, []).append((rounds, values))
+
+    def _name(self, result: Result) -> str:
+        """Return what a result of an equation is called, told from others."""
+        name = self._unique[id(result.eqn), result.number]
+        self._seen[name] += 1
+        # The body of a function that is called again.
+        return name if self._seen[name] == 1 else f"{name} #{self._seen[name]}"
+
+    def _group(self, result: Result, name: str) -> _Group | None:
+        eqn = result.eqn
+        aval = eqn.outvars[result.number].aval
+        counts = is_inexact(aval.dtype) and not (self._computed and traits(eqn).moves)
+        if self._by != "equation" and not counts:
+            return None
+        eqns = (*result.around, eqn)
+        source, backward = self._frames.line_of(eqns), any(map(is_backward, eqns))
+        key: Any = name
+        if self._by == "line":
+            name, key = source or "no line known", (source, backward)
+        elif self._scopes is not None:
+            name = self._scopes.name(eqns) or "outside of all scopes"
+            source, key = "", (name, backward)
+        if key not in self._groups:
+            path = tuple(self._path(result.around)) if self._by == "equation" else ()
+            code = self._code(eqns) if source else ""
+            place = self._order[id(eqn)]
+            self._groups[key] = _Group(name, source, code, backward, path, place)
+        group = self._groups[key]
+        group.place = min(group.place, self._order[id(eqn)])
+        group.primitives[str(eqn.primitive.name)] = None
+        group.types[type_of(aval)] = None
+        return group
+
+    def _path(self, around: Sequence[JaxprEqn]) -> list[str]:
+        lines = [
+            self._frames.line_of(around[: i + 1]).partition(BEHIND)[0] for i in range(len(around))
+        ]
+        names = (str(eqn.primitive.name) for eqn in around)
+        return [" at ".join(filter(None, each)) for each in zip(names, lines, strict=True)]
+
+    def _code(self, eqns: Sequence[JaxprEqn]) -> str:
+        place = self._frames.place_of(eqns)
+        if place is None:
+            return ""
+        return " ".join(linecache.getline(place.frame.file, place.frame.line).split())
+
+
+def _in_order(
+    root: Jaxpr, names: Callable[[Atom], str]
+) -> tuple[dict[int, int], dict[tuple[int, int], str]]:
+    """Return the places of equations in a program, by `id`, and unique names of their results."""
+    order: dict[int, int] = {}
+    unique: dict[tuple[int, int], str] = {}
+    counts, taken = Counter[str](), set[str]()
+    todo, seen = [iter(root.eqns)], {root}
+    while todo:
+        eqn = next(todo[-1], None)
+        if eqn is None:
+            todo.pop()
+            continue
+        order[id(eqn)] = len(order)
+        for number, var in enumerate(eqn.outvars):
+            wanted = name = names(var) or str(eqn.primitive.name)
+            while name in taken:
+                counts[wanted] += 1
+                name = f"{wanted}_{counts[wanted]}"
+            taken.add(name)
+            unique[id(eqn), number] = name
+        new = [body for _, body in bodies(eqn) if body not in seen]
+        seen.update(new)
+        todo += (iter(body.eqns) for body in reversed(new))
+    return order, unique
+
+
+class _Scopes:
+    """The scopes of equations, by `id`."""
+
+    def __init__(self, root: Jaxpr):
+        self._paths: dict[int, tuple[str, ...]] = {}
+        reader, todo, seen = ScopeReader(), [root], {root}
+        for jaxpr in todo:
+            self._read(reader.parts(jaxpr), ())
+            inside = (body for _, held in holders(jaxpr) for _, body in held)
+            new = dict.fromkeys(body for body in inside if body not in seen)
+            seen.update(new)
+            todo += new
+
+    def _read(self, parts: Sequence[Part], path: tuple[str, ...]) -> None:
+        for part in parts:
+            if isinstance(part, Scope):
+                self._read(part.parts, (*path, part.name))
+            else:
+                self._paths[id(part)] = path
+
+    def name(self, eqns: Sequence[JaxprEqn]) -> str:
+        """Return the scopes around an equation, which is behind those that it is in."""
+        return "/".join(name for eqn in eqns for name in self._paths.get(id(eqn), ()))

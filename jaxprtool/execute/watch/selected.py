@@ -1,0 +1,49 @@
+"""Which rounds of loops are watched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+
+class Rounds:
+    """A choice of rounds, by numbers and slices as of a list.
+
+    Args:
+        chosen: `0` and `-1` are the first and the last round, `slice(None, None, 10)` each tenth;
+            None stands for all.
+    """
+
+    def __init__(self, chosen: Sequence[int | slice] | None):
+        self.chosen = chosen
+
+    @cached_property
+    def need_length(self) -> bool:
+        """Whether some are counted from the last one."""
+        numbers = [
+            n
+            for each in self.chosen or ()
+            for n in ((each.start, each.stop) if isinstance(each, slice) else (each,))
+        ]
+        steps = [each.step for each in self.chosen or () if isinstance(each, slice)]
+        return any(n is not None and n < 0 for n in (*numbers, *steps))
+
+    def has(self, number: int, length: int | None) -> bool:
+        """Return True if a round is one of them, of a loop of so many, if that is known."""
+        return bool(self.among(np.array([number]), length)[0])
+
+    def among(self, numbers: np.ndarray, length: int | None) -> Any:
+        """Return which of some rounds are of them."""
+        if self.chosen is None:
+            return np.ones(numbers.shape, bool)
+        found = np.zeros(numbers.shape, bool)
+        for each in self.chosen:
+            if isinstance(each, slice):
+                end = int(numbers.max(initial=0)) + 1 if length is None else length
+                found |= np.isin(numbers, range(*each.indices(end)))
+            elif each >= 0 or length is not None:
+                found |= numbers == (each if each >= 0 else each + (length or 0))
+        return found

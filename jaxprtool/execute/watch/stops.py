@@ -1,0 +1,94 @@
+"""Lines at which a program stops while it runs, with the values that are there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.execute.watch.stepping import Stop
+from jaxprtool.ir.equations import equations, holders
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.notation.user_names import UserNames
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structured import Call, CustomJVP, view
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
+from jaxprtool.jaxcompat.identity import identity
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A line at which a program stands.
+
+    Attributes:
+        source: The line.
+        iteration: The number of the round of each loop around it.
+        values: What its equations were given and gave, by name.
+    """
+
+    source: str
+    iteration: tuple[int, ...]
+    values: Mapping[str, Any]
+
+
+def runs_of(program: Program, stops: Collection[int]) -> tuple[set[int], set[int]]:
+    """Return equations at which to stop, by `id`, and the last of each run of them in a body.
+
+    Calls are not entered: their operands and results are those of the line.
+    """
+    kept, last = set(stops), set()
+    bodies: dict[Jaxpr, None] = {jaxcompat.open_jaxpr(program.jaxpr): None}
+    for body in (todo := list(bodies)):
+        for eqn, inside in holders(body):
+            for _, inner in inside:
+                if id(eqn) in kept and isinstance(view(eqn), Call | CustomJVP):
+                    kept -= {id(each) for each in (*inner.eqns, *equations(inner))}
+                elif inner not in bodies:
+                    bodies[inner] = None
+                    todo.append(inner)
+    for body in bodies:
+        for eqn, after in zip_longest(body.eqns, body.eqns[1:]):
+            if id(eqn) in kept and (after is None or id(after) not in kept):
+                last.add(id(eqn))
+    return kept, last
+
+
+def value_names(program: Program) -> Callable[[Atom], str]:
+    """Return a function that gives what the user calls a variable; "" if that is not known."""
+    root = jaxcompat.open_jaxpr(program.jaxpr)
+    spaced = UserNames(root, set(), program.arg_names).spaced
+
+    def name(atom: Atom) -> str:
+        found = "" if isinstance(atom, Literal) else spaced.get(identity(atom), "")[1:]
+        return "" if found == "_" else found
+
+    return name
+
+
+def stopping(program: Program, stop: Callable[[Stopped], None] | None) -> Stop | None:
+    """Return a function that gives `stop` the values by name."""
+    if stop is None:
+        return None
+    name_of, frames = value_names(program), frames_now()
+
+    def call(rounds: tuple[int, ...], ran: list[tuple[JaxprEqn, list[Any], Sequence[Any]]]) -> None:
+        values: dict[str, Any] = {}
+        known: set[object] = set()
+        numbers: Counter[str] = Counter()
+        for eqn, operands, results in ran:
+            given = zip((*eqn.invars, *eqn.outvars), (*operands, *results), strict=True)
+            for atom, value in given:
+                if isinstance(atom, Literal) or identity(atom) in known:
+                    continue
+                known.add(identity(atom))
+                made = any(atom is var for var in eqn.outvars)
+                name = name_of(atom) or (str(eqn.primitive.name) if made else "given")
+                number = numbers[name]
+                numbers[name] += 1
+                values[f"{name}_{number}" if number else name] = value
+        stop(Stopped(frames.line_of([ran[-1][0]]), rounds, values))
+
+    return call

@@ -1,0 +1,119 @@
+"""`jaxprtool watch` shows the values that a function computes on the way."""
+
+import json
+import textwrap
+
+import numpy as np
+import pytest
+
+from jaxprtool.cli.watch import rounds
+
+FUNCTIONS = """
+    import jax
+    import jax.numpy as jnp
+
+    def loss(w, x):
+        def layer(x, w):
+            y = x * w
+            return jnp.where(y > 0, jnp.log(y), 0.0), None
+
+        x, _ = jax.lax.scan(layer, x, w)
+        jax.debug.print("seen")
+        return (x * 1e6).sum()
+
+    def case():
+        return loss, (jnp.arange(3.0) + 1.0, jnp.arange(4.0))
+"""
+
+LOSS = "watch", "model.py:case", "--factory"
+
+
+@pytest.fixture(autouse=True)
+def model(folder):
+    (folder / "model.py").write_text(textwrap.dedent(FUNCTIONS))
+    return folder
+
+
+def test_lines_are_shown_with_their_numbers_and_what_formats_lose(cli):
+    found = cli(*LOSS)
+    assert found.code == 0 and found.err == ""
+    lines = found.out.splitlines()
+    assert lines[0] == "loss: values by line"
+    assert lines[1].split()[:4] == ["least", "greatest", "mean", "std"]
+    assert lines[2] == "model.py:7  y = x * w"
+    assert lines[3].split()[:2] == ["0", "3"] and "41.7% zero" in lines[3]
+    assert any("infinite" in line for line in lines)
+    assert any("f16 " in line for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_chosen_rounds_have_rows_of_their_own(cli):
+    found = cli(*LOSS, "--only", "mul", "--by", "equation", "--rounds", "0,-1")
+    rows = [line.split() for line in found.out.splitlines() if line.startswith("  round")]
+    assert [row[:4] for row in rows] == [["round", "0", "0", "3"], ["round", "2", "0", "2.36"]]
+
+
+def test_values_are_saved_by_name(cli, model):
+    found = cli(*LOSS, "--only", "mul", "--save", "values.npz")
+    assert found.code == 0
+    values = np.load(model / "values.npz")
+    assert {name: values[name].shape for name in values} == {"mul": (4,), "y": (3, 4)}
+    np.testing.assert_allclose(values["y"][0], np.arange(4.0))
+
+
+def test_json_has_every_number(cli):
+    document = json.loads(cli(*LOSS, "--by", "equation", "--only", "mul,log", "--json").out)
+    named = {row["name"]: row for row in document["rows"]}
+    assert document["by"] == "equation" and named["log"]["infs"] > 0
+    assert named["y"]["path"] == ["scan at model.py:10"] and named["y"]["times"] == 3
+    assert named["mul"]["lost"]["f16"]["overflow"] == 0.25
+    assert sum(named["mul"]["exponents"].values()) == 2
+
+
+def test_a_prompt_opens_behind_a_line(cli, monkeypatch):
+    typed = iter(["print('y is', y.tolist())", "exit()"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    found = cli(*LOSS, "--break", "7")
+    assert found.code == 0 and "y is [0.0, 1.0, 2.0, 3.0]" in found.out
+    assert "model.py:7, round 0" in found.err and "values by line" not in found.out
+
+
+def test_the_end_of_the_input_goes_on_to_the_next_stop(cli, monkeypatch):
+    def ended(prompt):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ended)
+    found = cli(*LOSS, "--break", "model.py:7", "--rounds", "0,-1")
+    assert found.code == 0 and found.err.count("Ctrl-D goes on") == 2
+    assert "values by line" in found.out
+
+
+def test_nothing_that_is_asked_for_is_said(cli):
+    found = cli(*LOSS, "--only", "fft")
+    assert (found.code, found.out) == (0, "loss: no value that is asked for is computed\n")
+
+
+def test_rounds_are_numbers_and_slices():
+    assert rounds("0, 10,-1") == (0, 10, -1)
+    assert rounds("::100,5:") == (slice(None, None, 100), slice(5, None))
+
+
+def test_mistakes_are_one_line(cli):
+    for arguments, said in (
+        (("--rounds", "first"), "is not a list of rounds such as 0,10,-1 or ::100"),
+        (("--rounds", "::0"), "has a step of 0"),
+        (("--by", "file"), "--by"),
+        (("--break", "99"), "no equation"),
+        (("--break", "nowhere.py:7"), "nowhere.py"),
+        (("--save", "-"), "--save takes a file"),
+        (("-p", "vjp"), "one program"),
+        (("--backend", "nowhere"), "no backend"),
+    ):
+        found = cli(*LOSS, *arguments)
+        assert found.code == 2 and found.out == "", arguments
+        errors = [line for line in found.err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and said in found.err.replace("\n", " "), (arguments, found.err)
+    assert (
+        "is a line of no file"
+        in cli("watch", "jax.numpy:sin", "--args", "f32[3]", "--break", "3").err
+    )

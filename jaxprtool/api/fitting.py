@@ -19,7 +19,7 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.held import Held
 from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.ragged import Ragged, ragged_parts
+from jaxprtool.ir.ragged import Ragged, ragged_parts, written_lengths
 from jaxprtool.ir.trees import leaf_paths
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading.example import Static
@@ -36,7 +36,8 @@ def fitted(
     value of another type.
 
     A `Ragged`, or a dict of its `values` and `lengths`, stands for the rows of examples, where the
-    program takes these as one array; its lengths are given to the argument that takes them.
+    program takes these as one array; its lengths are given to the argument that takes them. They
+    may be a list of numbers.
     """
     has_static = any(isinstance(arg, Static) for arg in (*args, *kwargs.values()))
     args, kwargs = jax.tree.map(_as_held, _nested(program, args, kwargs))
@@ -83,6 +84,9 @@ class _RaggedArguments:
 
     def __init__(self, program: Program):
         self._program = program
+        self._lengths = {
+            name: bound for name, bound in program.bounds if isinstance(bound, LengthsBound)
+        }
         self.found: dict[str, Any] = {}
 
     def rows(self, arg: Any, wanted: Any) -> Any:
@@ -99,6 +103,8 @@ class _RaggedArguments:
             values = self._rows(*parts, wanted)
             left_over = isinstance(arg, Ragged) and not arg.full
             return values[: int(np.sum(arg.lengths))] if left_over else values
+        if isinstance(wanted, int) and self._program.arg_names[wanted] in self._lengths:
+            return written_lengths(arg)
         if type(arg) is dict and type(wanted) is dict:
             return {name: self.rows(part, wanted.get(name)) for name, part in arg.items()}
         if type(arg) in (list, tuple) and type(wanted) is type(arg) and len(wanted) == len(arg):
@@ -108,9 +114,7 @@ class _RaggedArguments:
     def _rows(self, values: Any, lengths: Any, position: int) -> Any:
         name, aval = self._program.arguments[position]
         takes = [
-            each
-            for each, bound in self._program.bounds
-            if isinstance(bound, LengthsBound) and (bound.rows,) == aval.shape[:1]
+            each for each, bound in self._lengths.items() if (bound.rows,) == aval.shape[:1]
         ]
         if len(takes) != 1:
             which = f"{' and '.join(takes)} may be its lengths" if takes else "no lengths of it"

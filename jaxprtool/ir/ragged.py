@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.ir.bounds import LengthsBound
+from jaxprtool.ir.bounds import MOST, LengthsBound
 from jaxprtool.jaxcompat import Aval
 
 #: Of more lengths than these, a repr has only the least and the greatest.
@@ -197,13 +197,35 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def ragged_parts(value: Any) -> tuple[Any, Any] | None:
-    """Return the values and lengths of a Ragged, or of a dict that has both, as a file may be."""
+    """Return the values and lengths of a Ragged, or of a dict that has both, as a file may be.
+
+    Raises ArgumentsError for a dict whose values are no array, or whose lengths are neither that
+    nor a list of whole numbers.
+    """
     if isinstance(value, Ragged):
         return value.values, value.lengths
     if not (isinstance(value, dict) and value.keys() == {"values", "lengths"}):
         return None
-    arrays = all(hasattr(part, "shape") for part in value.values())
-    return (value["values"], value["lengths"]) if arrays else None
+    parts = {"values": value["values"], "lengths": written_lengths(value["lengths"])}
+    for name, part in parts.items():
+        if not hasattr(part, "shape"):
+            raise ArgumentsError(
+                f"{name} of examples of different length are no array, but {type(part).__name__}"
+            )
+    return parts["values"], parts["lengths"]
+
+
+def written_lengths(value: Any) -> Any:
+    """Return lengths that are written as a list, `[3, 5]`, as an array; others as they are.
+
+    Raises ArgumentsError if they are no whole numbers.
+    """
+    if type(value) not in (list, tuple):
+        return value
+    if not all(isinstance(n, int | np.integer) and abs(n) <= MOST for n in value):
+        shown = ", ".join(map(str, value[:_SHOWN])) + ", …" * (len(value) > _SHOWN)
+        raise ArgumentsError(f"lengths are whole numbers of rows, not [{shown}]")
+    return np.asarray(value, np.int32)
 
 
 def bounds_of_lengths(

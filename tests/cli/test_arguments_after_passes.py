@@ -102,6 +102,8 @@ def results(cli, files):
         BOTH,
         "params=load('params.npz'), x=load('batch.npz')",
         "load('params.npz'), load('batch.npz')['values'], load('batch.npz')['lengths']",
+        "load('params.npz'), load('batch.npz')['values'], [3, 1, 5]",
+        "load('params.npz'), {'values': load('batch.npz')['values'], 'lengths': [3, 1, 5]}",
     ],
 )
 def test_a_file_with_values_and_lengths_is_a_batch(results, target, more, args):
@@ -251,6 +253,24 @@ def test_types_before_the_passes_stay_what_they_were(cli, files):
             RAGGED,
             "load('params.npz'), {'values': ones(f32[9,4]), 'lengths': arange(3)}",
             "adds up to 3, and there are 9 rows",
+        ),
+        (
+            "loss",
+            RAGGED,
+            "load('params.npz'), {'values': ones(f32[9,4]), 'lengths': [3, 1, -5]}",
+            "argument 'lengths' of loss is -5 at [2]",
+        ),
+        (
+            "loss",
+            RAGGED,
+            "load('params.npz'), {'values': ones(f32[9,4]), 'lengths': [3, 1.5, 5]}",
+            "lengths are whole numbers of rows, not [3, 1.5, 5]",
+        ),
+        (
+            "loss",
+            RAGGED,
+            "load('params.npz'), {'values': ones(f32[9,4]), 'lengths': 9}",
+            "lengths of examples of different length are no array, but int",
         ),
         (
             "both",

@@ -113,9 +113,7 @@ class _RaggedArguments:
 
     def _rows(self, values: Any, lengths: Any, position: int) -> Any:
         name, aval = self._program.arguments[position]
-        takes = [
-            each for each, bound in self._lengths.items() if (bound.rows,) == aval.shape[:1]
-        ]
+        takes = [each for each, bound in self._lengths.items() if (bound.rows,) == aval.shape[:1]]
         if len(takes) != 1:
             which = f"{' and '.join(takes)} may be its lengths" if takes else "no lengths of it"
             raise ArgumentsError(

@@ -83,6 +83,24 @@ def _symbols_in(sizes: Iterable[Any]) -> dict[str, Any]:
     }
 
 
+def known_range(symbol: Any) -> tuple[int, int | None]:
+    """Return the least and the largest size that constraints such as `2 <= n` and `n <= 64` allow.
+
+    They are 0 and None where there are none: that a symbol is at least 1 is JAX's own assumption.
+    """
+    least, largest = 0, None
+    for constraint in jaxcompat.symbolic_constraints(symbol.scope):
+        left, right = constraint.left, constraint.right
+        if constraint.equal:
+            continue
+        if left == symbol and not jaxcompat.is_symbolic_dimension(right):
+            least = max(least, operator.index(right))
+        elif right == symbol and not jaxcompat.is_symbolic_dimension(left):
+            known = operator.index(left)
+            largest = known if largest is None else min(largest, known)
+    return least, largest
+
+
 def value_of(size: Any, sizes: Sizes) -> Any:
     """Return a size with symbols replaced; those that `sizes` does not have stay as they are.
 
@@ -130,7 +148,8 @@ def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | 
         known: The symbolic dimension that each of its symbols is.
         sizes: The size of each symbol: a number, or the text of an expression of symbols, `2*n`, in
             which those have their numbers that are given one. Symbols that it lacks stay symbols,
-            of a scope with what is left of the constraints.
+            of a scope with what is left of the constraints; one of a symbol that the program lacks
+            says nothing of it.
 
     Raises:
         ArgumentsError: For a name that is no symbol, a size that is none, or one that a constraint
@@ -138,7 +157,12 @@ def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | 
     """
     check_symbols(what, sizes, known)
     scopes = dict.fromkeys(size.scope for size in known.values())
-    constraints = [c for scope in scopes for c in jaxcompat.symbolic_constraints(scope)]
+    constraints = [
+        c
+        for scope in scopes
+        for c in jaxcompat.symbolic_constraints(scope)
+        if names_of([c.left, c.right]) <= known.keys()
+    ]
     numbers = {name: n for name, n in sizes.items() if not isinstance(n, str) and n > 0}
     scope = jax.export.SymbolicScope()
     # JAX replaces sizes by what they are equal to in the scope that it reads them in: twice.

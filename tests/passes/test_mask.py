@@ -425,3 +425,12 @@ def test_a_constraint_that_all_sizes_fit_is_kept():
         jnp.ones(4), "n", constraints=["n + 2 >= 2", "n <= 2147483647"]
     )
     assert trace(jnp.sin, types).apply("mask(n=8)")
+
+
+def test_a_constraint_of_a_symbol_that_is_masked_is_not_one_of_others():
+    (x,), _ = read_args("f32[n<=8,2<=m]")
+    program = trace(lambda x: x.sum(0) + jnp.arange(8.0)[: x.shape[0]].sum(), x).apply("mask(n=8)")
+    found = program(jnp.ones((8, 3)), 4)
+    np.testing.assert_array_equal(found, [10, 10, 10])
+    with pytest.raises(ArgumentsError, match="constraint m >= 2"):
+        program(jnp.ones((8, 1)), 4)

@@ -41,7 +41,7 @@ from jaxprtool.passes.mask import (  # noqa: F401  # their rules
     windows,
 )
 from jaxprtool.passes.mask.body import SCALAR, Run, Writing, structured_mask_rules
-from jaxprtool.passes.mask.sizes import Bounds, check_constraints
+from jaxprtool.passes.mask.sizes import Bounds, check_constraints, with_own_constraints
 from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
 from jaxprtool.passes.mask.values import Facts, Filled, Padded
 from jaxprtool.passes.transforms.retrace import with_names
@@ -162,7 +162,8 @@ def _are_sizes(bounds: tuple[int, ...]) -> bool:
 def masked(program: Program, sizes: Mapping[str, int]) -> Program:
     """Return a program masked with these bounds of symbols; see `Mask`."""
     check_symbols(f"mask: {program.name}", sizes, program.symbols)
-    return _masked(program, Bounds({name: sizes[name] for name in sorted(sizes)}))
+    made = _masked(program, Bounds({name: sizes[name] for name in sorted(sizes)}))
+    return with_own_constraints(made)
 
 
 def _masked(program: Program, bounds: Bounds) -> Program:

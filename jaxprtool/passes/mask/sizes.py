@@ -15,7 +15,8 @@ from jax import lax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.equations import Contains
-from jaxprtool.ir.symbols import names_of, value_of
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import chosen_sizes, names_of, symbols_of, value_of
 from jaxprtool.jaxcompat import JaxprEqn
 
 #: The least and the largest number that a size can be.
@@ -156,6 +157,19 @@ def check_constraints(what: str, symbols: Mapping[str, Any], bounds: Mapping[str
                     f"{what}: not all sizes from 0 fit the constraint {constraint.text}",
                     "write what it says into the types, as in f32[8*n] and f32[n+1], or omit it",
                 )
+
+
+def with_own_constraints(program: Program) -> Program:
+    """Return a program without constraints of symbols that it does not have any more.
+
+    JAX takes a program for one that cannot be called if a constraint names such a symbol.
+    """
+    known = symbols_of(program.jaxpr)
+    for scope in dict.fromkeys(size.scope for size in known.values()):
+        for constraint in jaxcompat.symbolic_constraints(scope):
+            if not names_of([constraint.left, constraint.right]) <= known.keys():
+                return program.specialized(chosen_sizes(program.name, known, {}))
+    return program
 
 
 def _product(x: _Range, y: _Range) -> _Range:

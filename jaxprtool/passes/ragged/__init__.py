@@ -22,10 +22,10 @@ from jaxprtool.ir.bounds import MOST, LengthsBound
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.symbols import check_symbols
+from jaxprtool.ir.symbols import check_symbols, known_range
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.batch.axes import flat_in_axes
-from jaxprtool.passes.mask.sizes import check_constraints
+from jaxprtool.passes.mask.sizes import check_constraints, with_own_constraints
 from jaxprtool.passes.ragged import (  # noqa: F401  # their rules
     calls,
     custom_derivatives,
@@ -96,7 +96,8 @@ class Ragged(Pass):
         lanes: The number of examples.
         layout: How values are held. "packed" forces pairs of rows, and refuses what would have to
             be padded; "padded" pads all values that are computed; None chooses, as above.
-        longest: How many rows an example has at most, to which it is padded; N if it is not given.
+        longest: How many rows an example has at most, to which it is padded. If it is not given,
+            that is what the type says, as `f32[n<=512,d]` does, or else N.
         in_axes: Which arguments without the symbol have a value for each example, along axis 0: a
             prefix of the tree of positional arguments, of 0 and None. The others are shared.
 
@@ -143,10 +144,12 @@ class Ragged(Pass):
     def __call__(self, program: Program) -> Program:
         what = f"ragged: {program.name}"
         check_symbols(what, self.axes, program.symbols)
-        bounds = dict.fromkeys(self.axes, self.longest or MOST)
-        check_constraints(what, program.symbols, bounds)
+        known = {name: self.longest or _longest(program.symbols[name]) for name in self.axes}
+        check_constraints(
+            what, program.symbols, {name: most or MOST for name, most in known.items()}
+        )
         rows = {name: self._rows(program, name) for name in self.axes}
-        longest = {name: self.longest or rows[name] for name in self.axes}
+        longest = {name: known[name] or rows[name] for name in self.axes}
         sizes = Sizes(self.lanes, rows, longest, frozenset(self.axes), self.layout)
         made = all_lanes(
             jaxcompat.close_jaxpr(program.jaxpr),
@@ -154,8 +157,8 @@ class Ragged(Pass):
             sizes,
             lambda: program.out_names,
         )
-        lengths = {name: LengthsBound(rows[name], self.longest) for name in self.axes}
-        return _program(program, lengths, made)
+        lengths = {name: LengthsBound(rows[name], known[name]) for name in self.axes}
+        return with_own_constraints(_program(program, lengths, made))
 
     def _rows(self, program: Program, name: str) -> Any:
         """Return the symbol of the number of all rows."""
@@ -181,6 +184,12 @@ class Ragged(Pass):
                 )
             kinds.append(kind)
         return kinds
+
+
+def _longest(symbol: Any) -> int | None:
+    """Return how many rows an example has at most, if a constraint says so."""
+    most = known_range(symbol)[1]
+    return None if most is None or most >= MOST else most
 
 
 def _program(program: Program, bounds: Mapping[str, LengthsBound], made: AllLanes) -> Program:

@@ -222,7 +222,7 @@ def written_lengths(value: Any) -> Any:
     """
     if type(value) not in (list, tuple):
         return value
-    if not all(isinstance(n, int | np.integer) and abs(n) <= MOST for n in value):
+    if not all(isinstance(n, int | np.integer) and abs(int(n)) <= MOST for n in value):
         shown = ", ".join(map(str, value[:_SHOWN])) + ", …" * (len(value) > _SHOWN)
         raise ArgumentsError(f"lengths are whole numbers of rows, not [{shown}]")
     return np.asarray(value, np.int32)

@@ -105,6 +105,15 @@ def complete_backends(incomplete: str) -> list[str]:
     return [before + comma + name for name in complete_backend(typed)]
 
 
+def complete_checks(incomplete: str) -> list[str]:
+    """Lists of checks that begin with what is typed, the last of them completed."""
+    formats = ("bf16", "f16", "f8_e5m2", "f8_e4m3fn")
+    known = ["nan", "inf", "subnormal"]
+    known += [f"{what}-{name}" for what in ("overflow", "underflow") for name in formats]
+    before, comma, typed = incomplete.rpartition(",")
+    return [before + comma + name for name in known if name.startswith(typed)]
+
+
 def answer(command: Any, arguments: Sequence[str], program: str) -> None:
     """Print what the shell asks for, which it does through the environment.
 

@@ -6,14 +6,17 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
-from jaxprtool.cli import options, output
+from jaxprtool.cli import completion, options, output
 from jaxprtool.cli.options import OUTPUT, RUN
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax, use_cache
-from jaxprtool.errors import OutputError
+from jaxprtool.errors import CheckError, OutputError
 from jaxprtool.files import file_written_whole
+
+if TYPE_CHECKING:
+    from jaxprtool.execute.run import RunReport
 
 Device = Annotated[
     int | None,
@@ -38,6 +41,18 @@ _Save = Annotated[
 ]
 
 
+_Check = Annotated[
+    Any,
+    RUN.option(
+        "--check",
+        "NAME,…",
+        "Check every value on the way: nan, inf, subnormal, overflow-f16, underflow-f8_e4m3fn, …",
+        parser=options.names,
+        autocompletion=completion.complete_checks,
+    ),
+]
+
+
 @options.command
 def run(
     function: options.Function,
@@ -47,6 +62,7 @@ def run(
     backend: options.Backend = None,
     device: Device = None,
     repeat: _Repeat = None,
+    check: _Check = None,
     seed: options.Seed = 0,
     no_cache: options.NoCache = False,
     save: _Save = None,
@@ -61,18 +77,20 @@ def run(
       jaxprtool run samples/transformer.py:loss --backend cpu
       jaxprtool run samples/transformer.py:loss -p dce --repeat 100
       jaxprtool run samples/batching.py:loss -p "batch((None, 0), axis_size=32)"
+      jaxprtool run samples/solver.py:kepler --check nan,inf,overflow-f16
       jaxprtool run jax.numpy:sort --args "normal(f32[8], seed=1)" --save out.npz
     """
     start_jax(told, function.x64)
     use_cache(not no_cache)
     from jaxprtool.api.targets import given_to
     from jaxprtool.cli import pipeline_steps
-    from jaxprtool.execute import run
+    from jaxprtool.execute import checked, run
     from jaxprtool.execute.fill import fill
     from jaxprtool.render import runs
 
     if save == "-":
         raise OutputError("--save takes a file: what run prints goes to stdout")
+    checked.require_checks(check or ())
     pipeline = options.pipeline(passes, plugin)
     require_device(backend, device)
     entry = function.find(told, True, types, pipeline)
@@ -90,13 +108,33 @@ def run(
         chosen = run.choose_device(given.program, backend, device)
         with printed_by_functions(json):
             report = run.run(given.program, filled.arguments, chosen, repeat, told)
+            found = []
+            if check:
+                told(f"checking {report.name}, equation by equation")
+                found = checked.findings(given.program, filled.arguments, check, chosen)
         if file:
             save_arrays({out.name: out.value for out in report.outputs}, file)
     note_random(filled.random, seed, given.aside)
     if json:
-        output.write_json(runs.document(report, trace_time, filled.random, pass_time))
-        return
-    steps = runs.steps(report, trace_time, pass_time if passes else None)
+        document = runs.document(report, trace_time, filled.random, pass_time)
+        if check:
+            document["found"] = list(map(runs.finding_document, found))
+        output.write_json(document)
+    else:
+        _write_report(report, runs.steps(report, trace_time, pass_time if passes else None))
+    if found:
+        failed = ", ".join(dict.fromkeys(each.check for each in found))
+        raise CheckError(
+            f"{report.name} fails --check {failed}",
+            "`jaxprtool nans` says where a NaN comes from, `jaxprtool watch` shows all values",
+            runs.finding_lines(found),
+        )
+
+
+def _write_report(report: RunReport, steps: Mapping[str, str]) -> None:
+    """Write the results and the times: on a terminal, times come first."""
+    from jaxprtool.render import runs
+
     times = "".join(f"{name:<12} {text}\n" for name, text in steps.items())
     if not sys.stdout.isatty():
         output.write(runs.outputs(report, output.width()) + "\n\n" + times)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from textwrap import indent
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
+from jaxprtool.ir.quantities import plural
 from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.grid import grid
 from jaxprtool.render.lines import Cell, printable
 from jaxprtool.render.listing import Listing
 
 if TYPE_CHECKING:
+    from jaxprtool.errors import Details
+    from jaxprtool.execute.checked import Finding
     from jaxprtool.execute.run import Output, RunReport
 
 
@@ -126,6 +130,48 @@ def document(
         },
         "outputs": list(map(_output_document, report.outputs)),
     }
+
+
+def finding_document(finding: Finding) -> documents.CheckFinding:
+    """Return the document of what a check has found."""
+    return {
+        "check": finding.check,
+        "primitives": list(finding.primitives),
+        "source": finding.source,
+        "backward": finding.backward,
+        "iteration": list(finding.iteration),
+        "count": finding.count,
+        "size": finding.size,
+        "reaches": list(finding.reaches),
+    }
+
+
+#: So many findings of a check are named.
+_FEW = 4
+
+
+def finding_lines(findings: Sequence[Finding]) -> Details:
+    """Return what checks have found, a line for each of the first of each check."""
+    lines = []
+    for check, of_check in groupby(findings, key=lambda each: each.check):
+        several = list(of_check)
+        lines += [(check, _finding(each)) for each in several[:_FEW]]
+        if len(several) > _FEW:
+            lines.append((check, f"and in {len(several) - _FEW:,} more places"))
+    return lines
+
+
+def _finding(finding: Finding) -> str:
+    place = finding.source + (" backward" if finding.backward else "")
+    made = ", ".join(finding.primitives[:_FEW]) + (", …" if finding.primitives[_FEW:] else "")
+    parts = [" ".join(filter(None, (place, made)))]
+    if finding.iteration:
+        parts.append(f"round {', '.join(map(str, finding.iteration))}")
+    if finding.count:
+        parts.append(f"{finding.count:,} of {plural(finding.size, 'element')}")
+    if finding.reaches:
+        parts.append(f"reaches {', '.join(finding.reaches[:_FEW])}")
+    return ": ".join((parts[0], ", ".join(parts[1:])))
 
 
 def _output_document(out: Output) -> documents.Output:

@@ -6,7 +6,9 @@ import textwrap
 import numpy as np
 import pytest
 
+from jaxprtool.cli.completion import complete_checks
 from jaxprtool.cli.watch import rounds
+from jaxprtool.execute.checked import CHECKS
 
 FUNCTIONS = """
     import jax
@@ -117,3 +119,40 @@ def test_mistakes_are_one_line(cli):
         "is a line of no file"
         in cli("watch", "jax.numpy:sin", "--args", "f32[3]", "--break", "3").err
     )
+
+
+# --- run --check ------------------------------------------------------------------------------
+
+
+def test_run_checks_the_values_on_the_way(cli):
+    found = cli("run", *LOSS[1:], "--check", "nan,inf,overflow-f16,overflow-bf16", "--repeat", "0")
+    assert found.code == 1 and found.out.splitlines()[-1].startswith("first call")
+    assert found.err.splitlines() == [
+        "error: loss fails --check inf, overflow-f16",
+        "  inf           model.py:8 log: round 0, 1 of 4 elements",
+        "  overflow-f16  model.py:12 mul, reduce_sum: 2 of 5 elements",
+        "hint: `jaxprtool nans` says where a NaN comes from, `jaxprtool watch` shows all values",
+    ]
+
+
+def test_run_without_a_finding_ends_with_0_and_json_has_what_is_found(cli):
+    arguments = ("run", *LOSS[1:], "--json", "--check")
+    fine = cli(*arguments, "nan,subnormal")
+    assert fine.code == 0 and json.loads(fine.out)["found"] == [] and fine.err == "seen\n"
+    wrong = cli(*arguments, "inf")
+    (only,) = json.loads(wrong.out)["found"]
+    assert wrong.code == 1 and (only["check"], only["source"]) == ("inf", "model.py:8")
+    assert "found" not in json.loads(cli("run", *LOSS[1:], "--json").out)
+
+
+def test_a_check_that_is_not_known_is_one_line(cli):
+    found = cli("run", *LOSS[1:], "--check", "nan,overflow-f61")
+    assert found.code == 2 and found.err.splitlines() == [
+        "error: there is no check 'overflow-f61'",
+        "hint: did you mean 'overflow-f16'?",
+    ]
+
+
+def test_every_check_is_completed():
+    assert sorted(complete_checks("")) == sorted(CHECKS)
+    assert complete_checks("nan,over")[0] == "nan,overflow-bf16"

@@ -209,6 +209,19 @@ class Output(TypedDict):
     ]
 
 
+class CheckFinding(TypedDict):
+    """Values that a check of `--check` is against."""
+
+    check: Annotated[str, "The check."]
+    primitives: Annotated[list[str], "What computes them; nothing of an argument."]
+    source: Annotated[str, "The user's line, with the library's behind; or the argument."]
+    backward: Annotated[bool, "Whether they are of the backward part of a gradient."]
+    iteration: Annotated[list[int], "The round of each loop around, of NaNs and infinities."]
+    count: Annotated[int, "How many elements are such."]
+    size: Annotated[int, "How many elements there are."]
+    reaches: Annotated[list[str], "The results that have a NaN or an infinity of it."]
+
+
 class RunDocument(TypedDict):
     """`run`."""
 
@@ -217,6 +230,7 @@ class RunDocument(TypedDict):
     random: Annotated[list[str], "The arguments that were filled with random values."]
     times: Annotated[Times, "How long each step took."]
     outputs: Annotated[list[Output], "The results, in order."]
+    found: NotRequired[Annotated[list[CheckFinding], "With `--check`: what is found."]]
 
 
 # --- unzip, vmap ------------------------------------------------------------------------------

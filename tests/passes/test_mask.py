@@ -13,6 +13,7 @@ from jaxprtool import equivalent, read, trace, write
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
 from jaxprtool.extend import add_traits, rule
 from jaxprtool.ir.bounds import SizeBound
+from jaxprtool.ir.equations import equations
 from jaxprtool.loading.argspec import read_args
 from tests.programs.masking import count_masks
 
@@ -273,6 +274,18 @@ def test_gradients_of_mapped_rounds_are_sums_over_lanes():
         return sum(_rnn(arguments(n)[0], w)[0].sum() for n in lengths)
 
     np.testing.assert_allclose(jax.grad(loss)(w), jax.grad(wanted)(w), 1e-3)
+
+
+def test_mapped_rounds_store_one_mask_of_each_shape_for_a_gradient():
+    program, w = masked(_rnn), arguments(1)[1]
+
+    def loss(w, xs, lengths):
+        return jax.vmap(program, (0, None, 0))(xs, w, lengths)[0][0].sum()
+
+    of_gradient = trace(jax.grad(loss), w, jnp.ones((2, BOUND, 4)), jnp.array([1, 4])).jaxpr
+    forward, _ = (eqn for eqn in equations(of_gradient) if eqn.primitive.name == "scan")
+    stored = [v.aval.shape for v in forward.outvars if v.aval.dtype == bool]
+    assert stored == [(BOUND, 2, 4)]
 
 
 @pytest.mark.parametrize("name", ["attention", "rnn", "rules"])

@@ -21,7 +21,7 @@ from jaxprtool.ir.structured import CALLS, Call, Cond, Scan, While
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.cse import cse_body
 from jaxprtool.passes.mask.body import SCALAR, MaskedBody, Writing, structured_mask_rules
-from jaxprtool.passes.mask.guards import guarded
+from jaxprtool.passes.mask.guards import guarded, in_round
 from jaxprtool.passes.mask.table import refusal
 from jaxprtool.passes.mask.values import Facts, is_float
 
@@ -174,7 +174,7 @@ def _select_rounds(eqn: JaxprEqn, masked: MaskedBody, consts: int, carried: int)
         carry = values[start + consts : start + consts + carried]
         values[start + consts : start + consts + carried] = [_guarded(flag, x) for x in carry]
         outs = evaluate(*values[:start], flag, *values[start:])
-        kept = [lax.select(flag, new, old) for new, old in zip(outs, carry, strict=False)]
+        kept = [in_round(flag, new, old) for new, old in zip(outs, carry, strict=False)]
         return [*kept, *(_guarded(flag, y) for y in outs[carried:])]
 
     evaluate = jaxcompat.jaxpr_as_fun(masked.jaxpr)

@@ -75,14 +75,13 @@ class Guard:
         if self.varying is not None:
             pairs = zip(points, self.varying, strict=True)
             points = [
-                lax.select(masks[-1], x, lax.full_like(x, 0)) if varies else x
-                for x, varies in pairs
+                in_round(masks[-1], x, lax.full_like(x, 0)) if varies else x for x, varies in pairs
             ]
         result = self.compute(*points)
         fixed = lax.stop_gradient(result)
         for axis, place in self.mixed:
             result = lax.select(_along(axis, masks[place], result), result, fixed)
-        return result if self.varying is None else lax.select(masks[-1], result, fixed)
+        return result if self.varying is None else in_round(masks[-1], result, fixed)
 
     def _split(self, args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         count = len(self.before)
@@ -130,4 +129,13 @@ def mixes_rounds(facts: Sequence[Facts]) -> bool:
 
 def guarded(flag: Any, array: Any) -> Any:
     """Return an array whose derivative is zero where a flag is False."""
-    return lax.select(flag, array, lax.stop_gradient(array))
+    return in_round(flag, array, lax.stop_gradient(array))
+
+
+def in_round(flag: Any, new: Any, old: Any) -> Any:
+    """Return an array where a flag is True, and another one where it is False.
+
+    The flag is broadcast here, so that equal masks are merged. Each that JAX makes of it, where a
+    batched flag selects, would be stored in every round for derivatives.
+    """
+    return lax.select(lax.broadcast(flag, new.shape), new, old)

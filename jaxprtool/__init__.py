@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.lower import make_jaxpr, xla_computation
     from jaxprtool.api.mask import mask
     from jaxprtool.api.program import Program, Programs, load, trace, unzip
+    from jaxprtool.api.reduction import reduce
     from jaxprtool.api.residuals import residuals
     from jaxprtool.api.shapecheck import shapecheck
     from jaxprtool.api.source import source
@@ -67,6 +68,7 @@ _HOME = {
     "nest": "jaxprtool.primitives",
     "python_rules": "jaxprtool.formats.python.emit",
     "read": "jaxprtool.formats.jaxpr.read",
+    "reduce": "jaxprtool.api.reduction",
     "register": "jaxprtool.passes.registry",
     "residuals": "jaxprtool.api.residuals",
     "rewrite": "jaxprtool.passes.patterns",
@@ -111,6 +113,7 @@ __all__ = [
     "nest",
     "python_rules",
     "read",
+    "reduce",
     "register",
     "residuals",
     "rewrite",

@@ -24,6 +24,7 @@ from jaxprtool.cli.nans import nans
 from jaxprtool.cli.opt import opt
 from jaxprtool.cli.outline import outline
 from jaxprtool.cli.passes import passes
+from jaxprtool.cli.reduce import reduce
 from jaxprtool.cli.report import report
 from jaxprtool.cli.residuals import residuals
 from jaxprtool.cli.run import run
@@ -52,7 +53,7 @@ app = typer.Typer(
 )
 for command in (
     *(show, browse, cost, source, memory, residuals, why, report, opt, diff, run, nans),
-    *(watch, compare, emit, unzip, vmap, outline, shapecheck, passes, explain, backends),
+    *(watch, compare, reduce, emit, unzip, vmap, outline, shapecheck, passes, explain, backends),
 ):
     app.command(context_settings=_HELP)(command)
 
@@ -94,6 +95,7 @@ def _top(
       jaxprtool watch samples/transformer.py:loss --by scope
       jaxprtool compare samples/transformer.py:loss -p "" -p "-O2"
       jaxprtool diff samples/transformer.py:loss@HEAD samples/transformer.py:loss
+      jaxprtool reduce samples/rnn.py:loss --check "grep -q tanh {}" -o small.jaxpr
       jaxprtool emit samples/transformer.py:loss --to stablehlo
       jaxprtool unzip samples/mlp_variables.py:net -o net/
       jaxprtool vmap samples/batching.py:loss --in-axes "(None, 0)" --axis-size 32

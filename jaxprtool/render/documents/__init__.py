@@ -16,7 +16,7 @@ from jaxprtool.render.documents.analyses import (
     SourceDocument,
     WhyDocument,
 )
-from jaxprtool.render.documents.checks import CompareDocument, NansDocument
+from jaxprtool.render.documents.checks import CompareDocument, NansDocument, ReduceDocument
 from jaxprtool.render.documents.diffs import DiffDocument
 from jaxprtool.render.documents.passes import (
     BackendsDocument,
@@ -51,6 +51,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "watch": (WatchDocument,),
     "compare": (CompareDocument,),
     "diff": (DiffDocument,),
+    "reduce": (ReduceDocument,),
     "vmap": (VmapDocument,),
     "passes": (PassesDocument,),
     "explain": (PassDocument, PipelineDocument, PrimitiveDocument),

@@ -1,8 +1,10 @@
-"""Documents of what is found while a program runs: NaNs and infinities, and differences."""
+"""Documents of what is found wrong: NaNs and infinities, differences, and the smallest program."""
 
 from __future__ import annotations
 
 from typing import Annotated, TypedDict
+
+from jaxprtool.render.documents.programs import Program
 
 
 class FoundOperand(TypedDict):
@@ -130,3 +132,17 @@ class CompareDocument(TypedDict):
     error: Annotated[str, "Why the reference has no results; or empty."]
     variants: Annotated[list[VariantDocument], "The others."]
     partings: Annotated[list[PartingDocument], "With `--bisect`, where each parts that differs."]
+
+
+class ReduceDocument(TypedDict):
+    """`reduce`: how a program was made smaller, and what it is now."""
+
+    equations_before: Annotated[int, "The number of equations at first, at every depth."]
+    equations_after: Annotated[int, "The number at the end."]
+    tries: Annotated[int, "How many programs were tried."]
+    seconds: Annotated[float, "How long it took."]
+    seen: Annotated[str, "What the check saw at first: a signal, a message; may be empty."]
+    smaller: Annotated[bool, "Whether the check holds for anything smaller."]
+    holds: Annotated[bool, "Whether it held for the result when that was tried once more."]
+    interrupted: Annotated[bool, "Whether the search was cut short by Ctrl-C."]
+    program: Annotated[Program, "The smallest program found."]

@@ -1,0 +1,303 @@
+"""The search for the smallest program for which a check holds: delta debugging.
+
+Every step of `passes.reduction` is tried on many of its sites at once, then on half as many, and so
+on. While a program is large, only large parts of it are tried, so that thousands of equations take
+tens of tries. The search ends when no step can be taken at any single site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxprtool.api.reduction.checks import Check, PackedKey, Values, keep_kernels, packed
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.execute.tries import Limits, Tried, in_order, tried
+from jaxprtool.ir.interpret import Interpreter
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.structural_key import Keyless, structure
+from jaxprtool.jaxcompat import Var, open_jaxpr, replace_jaxpr
+from jaxprtool.passes.reduction import STEPS, Candidate, Step, checked, flattened
+from jaxprtool.passes.reduction.candidates import count_of, is_array
+
+#: Into how many parts sites are divided at most, round by round; None for single ones.
+_FINEST = (4, 16, 64, None)
+
+
+@dataclass(frozen=True)
+class State:
+    """A program, and the values of its arguments as far as they are known."""
+
+    program: Program
+    values: Values = field(default_factory=dict)
+
+
+class Judge(Protocol):
+    """Says for which programs a check holds."""
+
+    #: How many programs were tried.
+    tries: int
+
+    def first(self, states: Iterator[State]) -> State | None:
+        """Return the first for which the check holds."""
+
+    def values_of(self, state: State) -> dict[Var, Any]:
+        """Return the values of variables of the top level, if the check depends on them."""
+
+
+class Search:
+    """The reduction of one program.
+
+    Args:
+        judge: Says whether the check holds.
+        found: Is told each smaller program, and what is being done.
+    """
+
+    def __init__(self, judge: Judge, found: Callable[[State, str], object]):
+        self._judge, self._found = judge, found
+        self._values: tuple[Program | None, dict[Var, Any]] = (None, {})
+        self.state: State
+
+    def run(self, state: State) -> State:
+        """Return the smallest program that steps lead to."""
+        self.state = State(flattened(state.program), state.values)
+        rounds = iter(_FINEST)
+        finest: int | None = next(rounds)
+        while True:
+            while finest is not None and finest >= count_of(self.state.program):
+                finest = next(rounds)  # as if single ones
+            before = self.state
+            for step in STEPS:
+                self._step(step, finest)
+            self._plainer_values()
+            if self.state is before:
+                if finest is None:
+                    return self.state
+                finest = next(rounds)
+
+    def _sites(self, step: Step) -> Sequence[Any]:
+        program = self.state.program
+        if step.most is not None and count_of(program) > step.most:
+            return ()
+        return list(step.sites(program))
+
+    def _step(self, step: Step, finest: int | None) -> None:
+        if step.keeps:
+            self._keep_windows(step)
+        sites = self._sites(step)
+        size = 1 if step.alone else (len(sites) + 1) // 2 if step.keeps else len(sites)
+        least = 1 if finest is None or step.alone else max(1, len(sites) // finest)
+        while size >= least and sites:
+            start = 0
+            while start < len(sites):
+                chunks = range(start, len(sites), size)
+                taken = self._take(step, [sites[i : i + size] for i in chunks], sites)
+                if taken is None:
+                    break
+                start = chunks[taken]
+                sites = self._sites(step)
+            size = min(size, len(sites)) // 2
+
+    def _keep_windows(self, step: Step) -> None:
+        """Keep a half of the sites, or a quarter, as long as that does."""
+        while True:
+            sites = self._sites(step)
+            n = len(sites)
+            bounds = [(0, n // 2), (n // 2, n), (n // 4, n - n // 4)]
+            windows = [sites[a:b] for a, b in bounds if 0 < b - a < n]
+            if self._take(step, windows, None) is None:
+                return
+
+    def _take(
+        self, step: Step, choices: Sequence[Sequence[Any]], sites: Sequence[Any] | None
+    ) -> int | None:
+        """Take the first choice of sites that does, and return its number.
+
+        With `sites`, the choices of a step that keeps are what goes.
+        """
+        numbers: dict[int, int] = {}
+
+        def states() -> Iterator[State]:
+            for number, chosen in enumerate(choices):
+                if step.keeps and sites is not None:
+                    gone = set(map(id, chosen))
+                    chosen = [each for each in sites if id(each) not in gone]
+                new = self._candidate(step, chosen) if chosen else None
+                if new is not None:
+                    numbers[id(new)] = number
+                    made.append(new)
+                    yield new
+
+        made: list[State] = []
+        self._found(self.state, step.name)
+        found = self._judge.first(states())
+        if found is None:
+            return None
+        self.state = found
+        self._found(found, step.name)
+        return numbers[id(found)]
+
+    def _candidate(self, step: Step, chosen: Sequence[Any]) -> State | None:
+        """Return what a step makes of the sites chosen, if it is well typed and new."""
+        program = self.state.program
+        try:
+            candidate = step.apply(program, chosen)
+        except Exception:  # a step that cannot be taken there makes nothing
+            return None
+        if candidate is None or not checked(candidate, program):
+            return None
+        return self._with_values(candidate)
+
+    def _with_values(self, candidate: Candidate) -> State | None:
+        known = self.state.values
+        values = {n: known[n] for n in candidate.program.arg_names if n in known}
+        if candidate.resize is not None:
+            values = {n: candidate.resize(v) for n, v in values.items()}
+        if candidate.origin is not None:
+            if self._values[0] is not candidate.origin:
+                origin = State(candidate.origin, known)
+                self._values = candidate.origin, self._judge.values_of(origin)
+            cut = self._values[1]
+            values |= {name: cut[v] for name, v in candidate.cut.items() if v in cut}
+        return State(candidate.program, values)
+
+    def _plainer_values(self) -> None:
+        """Put zeros, ones or round numbers in the places of arguments' values."""
+        for name in self.state.program.arg_names:
+            value = self.state.values.get(name)
+            if value is None or isinstance(value, PackedKey):
+                continue
+            old = self.state
+            choices = [v for v in _plainer(value) if v.tobytes() != value.tobytes()]
+            states = [State(old.program, {**old.values, name: v}) for v in choices]
+            if found := self._judge.first(iter(states)):
+                self.state = found
+                self._found(found, "plainer values")
+
+
+def _plainer(value: np.ndarray) -> Iterator[np.ndarray]:
+    """Plainer arrays of the same type, the plainest first; of a plain one none."""
+    for plain in (np.zeros_like(value), np.ones_like(value)):
+        if plain.tobytes() == value.tobytes():
+            return
+        yield plain
+    if value.dtype.kind in "fV":
+        yield np.round(value.astype(np.float64), 1).astype(value.dtype)
+
+
+# --- judges ---------------------------------------------------------------------------------------
+
+
+class ForkingJudge:
+    """Tries each program in a forked process."""
+
+    def __init__(self, check: Check, jobs: int, limits: Limits):
+        self._check, self._jobs, self._limits = check, jobs, limits
+        self.tries, self._first = 0, None
+        self._failed: set[Hashable] = set()
+
+    def first_look(self, state: State, seconds: float | None) -> Any:
+        """Look at the program as it was given, twice, and set the limit of time by it.
+
+        Raises ArgumentsError if the check does not hold for it.
+        """
+        one = self._tried(state)
+        self._first = self._check.seen(one)
+        if self._first is None:
+            said = str(one)
+            raise ArgumentsError(
+                "the check does not hold for the program as it was given"
+                + (f": {said}" if said else "")
+            )
+        if seconds is None:
+            self._limits = Limits(max(10.0, 3 * one.seconds), self._limits.memory)
+        other = self._tried(state)
+        if not self._holds(other):
+            said = str(other)
+            raise ArgumentsError(
+                "the check depends on time: it held for the program, and not a second time"
+                + (f": {said}" if said else "")
+            )
+        return self._first
+
+    def _tried(self, state: State) -> Tried:
+        self.tries += 1
+        return tried(partial(self._check.evidence, state.program, state.values), self._limits)
+
+    def _holds(self, outcome: Tried) -> bool:
+        seen = self._check.seen(outcome)
+        return seen is not None and self._check.same(seen, self._first)
+
+    def holds(self, state: State) -> bool:
+        """Return whether the check holds for a program."""
+        return self._holds(self._tried(state))
+
+    def first(self, states: Iterator[State]) -> State | None:
+        drawn: list[State] = []
+
+        def functions() -> Iterator[Callable[[], Any]]:
+            for state in states:
+                if _key(state) not in self._failed:
+                    drawn.append(state)
+                    yield partial(self._check.evidence, state.program, state.values)
+
+        running = in_order(functions(), self._jobs, self._limits)
+        try:
+            for number, outcome in running:
+                self.tries += 1
+                if self._holds(outcome):
+                    return drawn[number]
+                self._failed.add(_key(drawn[number]))
+        finally:
+            running.close()  # type: ignore[attr-defined]
+        return None
+
+    def values_of(self, state: State) -> dict[Var, Any]:
+        if not self._check.reads_values:
+            return {}
+        program = state.program
+        jaxpr = open_jaxpr(program.jaxpr)
+        variables = [v for eqn in jaxpr.eqns for v in eqn.outvars if is_array(v)]
+        variables += jaxpr.constvars
+
+        def run() -> list[Any]:
+            keep_kernels()
+            arguments = self._check.arguments(program, state.values)
+            body = replace_jaxpr(program.jaxpr, outvars=variables)
+            return [packed(value) for value in Interpreter().run(body, arguments)]
+
+        outcome = tried(run, Limits(10 * self._limits.seconds, self._limits.memory))
+        return dict(zip(variables, outcome.value or (), strict=False))
+
+
+def _key(state: State) -> Hashable:
+    """Return what is the same of states that are alike: structures, and bytes of values."""
+    values = [state.values.get(name) for name in state.program.arg_names]
+    data = tuple(v.tobytes() if isinstance(v, np.ndarray) else v is None for v in values)
+    try:
+        return structure(state.program.jaxpr), data
+    except (Keyless, TypeError):
+        return object()
+
+
+class CallingJudge:
+    """Asks a function in this process, one program after another."""
+
+    def __init__(self, predicate: Callable[[Program], object]):
+        self._predicate = predicate
+        self.tries = 0
+
+    def holds(self, state: State) -> bool:
+        """Return whether the predicate is true of a program."""
+        self.tries += 1
+        return bool(self._predicate(state.program))
+
+    def first(self, states: Iterable[State]) -> State | None:
+        return next(filter(self.holds, states), None)
+
+    def values_of(self, state: State) -> dict[Var, Any]:
+        return {}

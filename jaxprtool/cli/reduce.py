@@ -1,0 +1,172 @@
+"""`jaxprtool reduce`: the smallest program of which something is still true."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import OUTPUT, RUN, Panel
+from jaxprtool.cli.progress import Told
+from jaxprtool.cli.start import start_jax
+from jaxprtool.errors import JaxprToolError, OutputError
+from jaxprtool.files import file_written_whole
+from jaxprtool.formats.emission import STDOUT, Emission, Format
+
+if TYPE_CHECKING:
+    from jaxprtool.api.reduction import Reduction
+    from jaxprtool.api.reduction.checks import Check
+    from jaxprtool.render.documents.checks import ReduceDocument
+
+_KEPT = Panel("What is kept")
+_CheckText = Annotated[
+    str | None,
+    _KEPT.option(
+        "--check",
+        "CHECK",
+        "crash; timeout SECONDS; nan; mismatch -p PIPELINE; mismatch --backends A,B; error TEXT; "
+        "or a command with {} for the program's file, which exits with 0 as long as it is to be "
+        "kept.",
+    ),
+]
+_Jobs = Annotated[
+    int | None, RUN.option("--jobs", "N", "Tries side by side; else one for each core.", min=1)
+]
+_Timeout = Annotated[
+    float | None,
+    RUN.option(
+        "--timeout",
+        "SECONDS",
+        "How long a try may run; else three times what the first one took, and 10 at least.",
+        min=0.1,
+    ),
+]
+_Memory = Annotated[
+    float | None, RUN.option("--memory", "GIB", "How much memory a try may have.", min=0.1)
+]
+_Out = Annotated[
+    str | None,
+    OUTPUT.option(
+        "-o, --output",
+        "FILE.jaxpr",
+        "Write the program, and beside it FILE.py, which fails by itself.",
+    ),
+]
+
+
+@options.command
+def reduce(
+    function: options.Function,
+    types: options.Types = None,
+    passes: options.Passes = None,
+    plugin: options.Plugin = None,
+    check: _CheckText = None,
+    jobs: _Jobs = None,
+    timeout: _Timeout = None,
+    memory: _Memory = None,
+    seed: options.Seed = 0,
+    out: _Out = None,
+    json: options.Json = False,
+    *,
+    told: Told,
+) -> None:
+    """Make a function smaller as long as a check holds: what crashes, or is wrong, in a few lines.
+
+    Each try runs in a process of its own. TARGET may be a folder that --reproducer wrote. Ctrl-C
+    ends the search with the smallest program so far.
+
+    [bold]Examples[/]
+
+      jaxprtool reduce samples/rnn.py:loss --check "grep -q tanh {}" -o small.jaxpr
+    """
+    if out is not None and (out == STDOUT or not out.endswith(".jaxpr")):
+        raise OutputError("-o takes FILE.jaxpr: a script is written beside it")
+    if check is None:
+        raise JaxprToolError("--check says what is to be kept", "--check crash, or see --help")
+    start_jax(told, function.x64)
+    from jaxprtool.api.reduction import checks, reduce
+    from jaxprtool.api.targets import given_to
+    from jaxprtool.cli import pipeline_steps
+    from jaxprtool.execute.fill import fill
+    from jaxprtool.render.as_json import program_document
+
+    pipeline = options.pipeline(passes, plugin)
+    wanted = checks.parse(check, seed)
+    entry = function.find(told, wanted.reads_values, types, pipeline)
+    traced = function.trace(entry, pipeline, told)
+    programs = options.each(pipeline_steps.run(pipeline, traced, told))
+    given = given_to(options.only_program("reduce takes", programs), entry, traced)
+    program, values = given.program, _arrays(given.values)
+    if wanted.reads_values:
+        filled = fill(program, given.values, seed)
+        values = dict(zip(program.arg_names, filled.arguments, strict=True))
+    found = reduce(
+        program,
+        check,
+        values=values,
+        seed=seed,
+        jobs=jobs or os.cpu_count() or 1,
+        seconds=timeout,
+        memory=None if memory is None else int(memory * 2**30),
+        plugins=[os.path.abspath(p) if os.path.exists(p) else p for p in plugin or ()],
+        told=told,
+    )
+    if out is not None:
+        told("writing")
+        _write(found, wanted, out)
+    if json:
+        document: ReduceDocument = {
+            "equations_before": found.equations_before,
+            "equations_after": found.equations_after,
+            "tries": found.tries,
+            "seconds": found.seconds,
+            "seen": found.seen,
+            "smaller": found.is_smaller,
+            "holds": found.holds,
+            "interrupted": found.interrupted,
+            "program": program_document(found.program),
+        }
+        output.write_json(document)
+    elif out is None:
+        output.write_pages([(found.program.name, found.program)])
+    _tell(found)
+    if found.interrupted:
+        raise typer.Exit(130)
+
+
+def _arrays(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that are given, without those given by type alone."""
+    import jax
+
+    return {n: v for n, v in values.items() if not isinstance(v, jax.ShapeDtypeStruct)}
+
+
+def _write(found: Reduction, check: Check, out: str) -> None:
+    """Write the program, and the script that fails by itself if it can be written as one."""
+    from jaxprtool.api.reduction.script import script
+
+    output.write_files([(found.program.name, found.program)], Emission(Format.jaxpr), out)
+    beside = out.removesuffix(".jaxpr") + ".py"
+    try:
+        text = script(found.program, check, found.values)
+    except JaxprToolError as error:
+        output.warning(f"{beside} is not written: {error.message}")
+        return
+    with file_written_whole(beside) as file:
+        file.write(text.encode())
+
+
+def _tell(found: Reduction) -> None:
+    """Say on stderr what it has come to."""
+    counts = f"{found.equations_before} equations to {found.equations_after}"
+    output.note(f"reduced {counts} in {found.tries} tries and {found.seconds:.0f} s")
+    if found.seen:
+        output.note(f"seen at first: {found.seen}")
+    if found.interrupted:
+        output.warning("interrupted: this is the smallest so far")
+    elif not found.is_smaller:
+        output.warning("the check holds for nothing smaller")
+    if not found.holds:
+        output.warning("the check depends on time: it did not hold for the result once more")

@@ -1,0 +1,194 @@
+"""Tries of a predicate, each in a forked process of its own with limits.
+
+Forking takes milliseconds where a new Python would import JAX for seconds. A process may fork only
+as long as it has not started a backend of JAX, whose threads a fork does not have; so whoever makes
+tries computes nothing itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import resource
+import selectors
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any, TypeVar
+
+from jaxprtool.errors import described
+from jaxprtool.processes import last_words
+
+T = TypeVar("T")
+
+#: Bytes of what a try writes that are read.
+_READ = 1 << 16
+
+
+@dataclass(frozen=True)
+class Tried:
+    """How a try has ended.
+
+    Attributes:
+        value: What the function returned; None if it did not.
+        signal: The signal that killed the process, or "".
+        error: The exception that the function raised, on one line, or "".
+        output: The last of what was written to stdout and stderr.
+        timed_out: Whether it ran longer than it was given.
+        seconds: How long it ran.
+    """
+
+    value: Any
+    signal: str
+    error: str
+    output: str
+    timed_out: bool
+    seconds: float
+
+    def __str__(self) -> str:
+        """Say on one line how it ended, if not well."""
+        if self.timed_out:
+            return f"out of time after {self.seconds:.0f} s"
+        if self.signal:
+            return f"{self.signal}: {said}" if (said := last_words(self.output)) else self.signal
+        return self.error or last_words(self.output)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a try may take: seconds, and bytes of memory."""
+
+    seconds: float
+    memory: int | None = None
+
+
+class _Try:
+    """A forked process that calls a function."""
+
+    def __init__(self, function: Callable[[], Any], limits: Limits):
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115
+        reading, writing = os.pipe()
+        self.started = time.monotonic()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # JAX warns of forks, whether it has threads or not
+            self.pid = os.fork()
+        if self.pid == 0:
+            os.close(reading)
+            _call(function, writing, self._output, limits.memory)
+        os.close(writing)
+        self.answer = os.fdopen(reading, "rb")
+        self.deadline = self.started + limits.seconds
+        self._data = b""
+
+    def read(self) -> bool:
+        """Read what there is of the answer; return whether that is all."""
+        some = os.read(self.answer.fileno(), 1 << 20)
+        self._data += some
+        return not some
+
+    def ended(self, timed_out: bool = False) -> Tried:
+        """Wait for the process, which is killed if it is out of time, and return how it ended."""
+        if timed_out:
+            self.kill()
+        _, status = os.waitpid(self.pid, 0)
+        self._kill_group()
+        self.answer.close()
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        value, error = pickle.loads(self._data) if self._data and not number else (None, "")
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, size - _READ))
+        output = self._output.read().decode(errors="replace")
+        self._output.close()
+        name = signal.Signals(number).name if number else ""
+        return Tried(value, name, error, output, timed_out, time.monotonic() - self.started)
+
+    def kill(self) -> None:
+        """Kill the process and its group."""
+        self._kill_group()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def _call(function: Callable[[], Any], answer: int, output: IO[bytes], memory: int | None) -> None:
+    """Call a function in a forked process, which ends with it."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        for number in (1, 2):
+            os.dup2(output.fileno(), number)
+        try:
+            value = function(), ""
+        except Exception as error:
+            value = None, described(error)
+        with os.fdopen(answer, "wb") as file:
+            pickle.dump(value, file)
+        code = 0
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def tried(function: Callable[[], Any], limits: Limits) -> Tried:
+    """Call a function in a process of its own, and return how that ended."""
+    ((_, outcome),) = in_order([function], 1, limits)
+    return outcome
+
+
+def in_order(
+    functions: Iterable[Callable[[], Any]], jobs: int, limits: Limits
+) -> Iterator[tuple[int, Tried]]:
+    """Call functions, each in a process of its own, and yield how each has ended, in their order.
+
+    `jobs` of them run side by side, drawn from `functions` as there is room. Where the iterator is
+    closed, what still runs is killed.
+    """
+    left, running = enumerate(functions), dict[int, _Try]()
+    done: dict[int, Tried] = {}
+    wanted = 0
+    try:
+        with selectors.DefaultSelector() as selector:
+            while True:
+                while len(running) + len(done) < jobs and (drawn := next(left, None)):
+                    number, function = drawn
+                    running[number] = _Try(function, limits)
+                    selector.register(running[number].answer, selectors.EVENT_READ, number)
+                if not running and not done:
+                    return
+                while wanted in done:
+                    yield wanted, done.pop(wanted)
+                    wanted += 1
+                if running:
+                    done.update(_next_ended(running, selector))
+    finally:
+        for each in running.values():
+            each.kill()
+            each.ended()
+
+
+def _next_ended(
+    running: dict[int, _Try], selector: selectors.BaseSelector
+) -> Iterator[tuple[int, Tried]]:
+    """Wait until something happens, and yield the tries that have ended."""
+    first = min(each.deadline for each in running.values())
+    for key, _ in selector.select(max(0.0, first - time.monotonic())):
+        if running[key.data].read():
+            selector.unregister(key.fileobj)
+            yield key.data, running.pop(key.data).ended()
+    now = time.monotonic()
+    for number in [n for n, each in running.items() if each.deadline <= now]:
+        selector.unregister(running[number].answer)
+        yield number, running.pop(number).ended(timed_out=True)

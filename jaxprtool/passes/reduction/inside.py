@@ -1,0 +1,283 @@
+"""Steps on single equations at every depth: an equation is replaced by something simpler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
+from jaxprtool.ir.structured import Cond, Scan, ShardMap, While, view
+from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.passes.forward import Forward
+from jaxprtool.passes.reduction.candidates import (
+    Candidate,
+    Step,
+    is_array,
+    is_variable,
+    simpler,
+    with_body,
+)
+
+#: Writes something simpler for an equation and returns its results; None if there is nothing.
+_Replacement = Callable[[Writer, JaxprEqn], Sequence[Atom] | None]
+
+#: Equations are told apart by their first result, which stays when their operands are renamed.
+_Site: TypeAlias = Var
+
+
+def _every(program: Program) -> list[JaxprEqn]:
+    found = equations(jaxcompat.open_jaxpr(program.jaxpr))
+    return [eqn for eqn in found if eqn.outvars]
+
+
+def _replaced(replacement: _Replacement) -> Callable[[Program, Sequence[_Site]], Candidate | None]:
+    """Return a step's `apply` that replaces the equations at all chosen sites."""
+
+    def apply(program: Program, chosen: Sequence[_Site]) -> Candidate | None:
+        sites = set(map(id, chosen))
+
+        def visitor(writer: Writer) -> RewriteRule:
+            def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+                wanted = eqn.outvars and id(eqn.outvars[0]) in sites
+                return replacement(writer, eqn) if wanted else None
+
+            return rule
+
+        jaxpr = rewrite(program.jaxpr, visitor)
+        return None if jaxpr is program.jaxpr else Candidate(with_body(program, jaxpr))
+
+    return apply
+
+
+# --- calls, branches and loops ----------------------------------------------------------------
+
+
+def _held(eqn: JaxprEqn) -> Regions | None:
+    held = regions(eqn)
+    return None if held is None or isinstance(held.view, ShardMap) else held
+
+
+def _calls(program: Program) -> Sequence[_Site]:
+    found = ((eqn, _held(eqn)) for eqn in _every(program))
+    return [eqn.outvars[0] for eqn, held in found if held is not None and held.kind == "call"]
+
+
+def _inlined(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
+    held = _held(eqn)
+    if held is None or not writer.can_hold(held.bodies[0]):
+        return None
+    return writer.splice(held.bodies[0], eqn.invars, eqn)
+
+
+def _loops(program: Program) -> Sequence[_Site]:
+    kinds = (Scan, While)
+    return [eqn.outvars[0] for eqn in _every(program) if isinstance(view(eqn), kinds)]
+
+
+def _one_round(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
+    """Write the first round of a loop in its place."""
+    loop = view(eqn)
+    if not writer.can_hold(loop.body):
+        return None
+    if isinstance(loop, While):
+        return writer.splice(loop.body, [*loop.body_consts, *loop.carry], eqn)
+    if not isinstance(loop.length, int) or loop.length == 0:
+        return None
+    first = loop.length - 1 if loop.reverse else 0
+
+    def rows(*xs: Any) -> list[Any]:
+        return [lax.index_in_dim(x, first, keepdims=False) for x in xs]
+
+    def stacks(*ys: Any) -> list[Any]:
+        return [jnp.broadcast_to(y[None], (loop.length, *y.shape)) for y in ys]
+
+    xs = writer.trace(rows, loop.xs, eqn) if loop.xs else []
+    outs = writer.splice(loop.body, [*loop.consts, *loop.carry, *xs], eqn)
+    count = len(loop.carry)
+    return [*outs[:count], *(writer.trace(stacks, outs[count:], eqn) if loop.ys else ())]
+
+
+def _branches(program: Program) -> Sequence[_Site]:
+    return [eqn.outvars[0] for eqn in _every(program) if isinstance(view(eqn), Cond)]
+
+
+def _branch(number: int) -> _Replacement:
+    def replacement(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
+        cond = view(eqn)
+        body = cond.branches[number]
+        return writer.splice(body, cond.operands, eqn) if writer.can_hold(body) else None
+
+    return replacement
+
+
+def _tidied(program: Program, chosen: Sequence[int]) -> Candidate | None:
+    """Drop what bodies are given or give in vain."""
+    new = with_body(program, Forward()(program).jaxpr)
+    return Candidate(new) if simpler(new, program) else None
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def _with_operands(program: Program) -> Sequence[_Site]:
+    """The equations that compute something of variables; the last first."""
+    return [eqn.outvars[0] for eqn in _every(program) if any(map(is_variable, eqn.invars))][::-1]
+
+
+def _computed(program: Program) -> Sequence[_Site]:
+    """Those of which none of the results is of a kind that cannot be made up."""
+    made_up = {
+        eqn.outvars[0]
+        for eqn in _every(program)
+        if all(is_array(v) and not is_extended(v.aval.dtype) for v in eqn.outvars)
+    }
+    return [v for v in _with_operands(program) if v in made_up]
+
+
+def _operand(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
+    """Return operands of the same types for an equation's results."""
+    atoms: list[Atom] = []
+    for var in eqn.outvars:
+        like = [
+            v for v in eqn.invars if is_variable(v) and v.aval.str_short() == var.aval.str_short()
+        ]
+        if not like and type(var) is not DropVar:
+            return None
+        new = [v for v in like if v not in atoms]
+        atoms.append((new or like or [var])[0])
+    return atoms
+
+
+def _constant(value: int) -> _Replacement:
+    def replacement(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
+        avals = [v.aval for v in eqn.outvars]
+        literals = [jaxcompat.as_literal(value, aval) for aval in avals]
+        if all(literals):
+            return literals  # type: ignore[return-value]
+
+        def full() -> list[Any]:
+            return [jnp.full(aval.shape, value, aval.dtype) for aval in avals]
+
+        return writer.trace(full, (), eqn)
+
+    return replacement
+
+
+def _literals(program: Program) -> Sequence[tuple[Var, int]]:
+    return [
+        (eqn.outvars[0], i)
+        for eqn in _every(program)
+        for i, atom in enumerate(eqn.invars)
+        if type(atom) is Literal and np.ndim(atom.val) == 0 and atom.val not in (0, 1)
+    ]
+
+
+def _plain_literals(program: Program, chosen: Sequence[tuple[Var, int]]) -> Candidate | None:
+    """Put ones in the places of numbers."""
+    places = {(id(var), i) for var, i in chosen}
+
+    def replacement(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
+        invars = list(eqn.invars)
+        for i, atom in enumerate(invars):
+            if (id(eqn.outvars[0]), i) in places:
+                invars[i] = jaxcompat.as_literal(1, atom.aval) or atom
+        return writer.add(eqn.replace(invars=invars))
+
+    return _replaced(replacement)(program, [var for var, _ in chosen])
+
+
+def _constants(program: Program) -> Sequence[int]:
+    return range(len(program.jaxpr.constvars))
+
+
+def _constants_as_arguments(program: Program, chosen: Sequence[int]) -> Candidate | None:
+    """Make arguments of constants."""
+    jaxpr = program.jaxpr
+    new = [jaxpr.constvars[i] for i in chosen]
+    left = [i for i in range(len(jaxpr.constvars)) if i not in set(chosen)]
+    taken = set(program.arg_names)
+    free = (f"c{i}" for i in range(len(taken) + len(new)) if f"c{i}" not in taken)
+    names = [next(free) for _ in new]
+    body = jaxcompat.replace_jaxpr(
+        jaxpr,
+        constvars=[jaxpr.constvars[i] for i in left],
+        consts=[jaxpr.consts[i] for i in left],
+        invars=[*jaxpr.invars, *new],
+    )
+    made = with_body(program, body, [*program.arg_names, *names])
+    return Candidate(made, program, dict(zip(names, new, strict=True)))
+
+
+# --- parameters -------------------------------------------------------------------------------
+
+
+def _options(program: Program) -> Sequence[tuple[Var, str, object]]:
+    """The parameters that may be left at None, False or 1, each with that value."""
+    found: list[tuple[Var, str, object]] = []
+    for eqn in _every(program):
+        for name, value in eqn.params.items():
+            if value is True or value is None or value is False:
+                plain: object = False
+                if value is not True:
+                    continue
+            elif isinstance(value, int):
+                plain = 1
+                if value in (0, 1):
+                    continue
+            else:
+                plain = None
+            found.append((eqn.outvars[0], name, plain))
+    return found
+
+
+def _without_options(
+    program: Program, chosen: Sequence[tuple[Var, str, object]]
+) -> Candidate | None:
+    plain: dict[int, dict[str, object]] = {}
+    for var, name, value in chosen:
+        plain.setdefault(id(var), {})[name] = value
+
+    def replacement(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom]:
+        params = {**eqn.params, **plain[id(eqn.outvars[0])]}
+        return writer.add(eqn.replace(params=params))
+
+    return _replaced(replacement)(program, [var for var, _, _ in chosen])
+
+
+def _jit(program: Program) -> Sequence[int]:
+    return () if program.jit is None else (0,)
+
+
+def _without_jit(program: Program, chosen: Sequence[int]) -> Candidate:
+    return Candidate(program.replace(jit=None))
+
+
+#: The most equations of a program in which single parameters and numbers are looked at.
+_SMALL = 60
+
+CALLS = (
+    Step("dropping the jit", _jit, _without_jit),
+    Step("inlining calls", _calls, _replaced(_inlined)),
+)
+
+INSIDE = (
+    Step("taking branches", _branches, _replaced(_branch(0))),
+    Step("taking branches", _branches, _replaced(_branch(-1))),
+    Step("running loops once", _loops, _replaced(_one_round)),
+    Step("tidying bodies", lambda program: (0,), _tidied),
+    Step("passing operands on", _with_operands, _replaced(_operand)),
+    Step("putting zeros", _computed, _replaced(_constant(0))),
+    Step("putting ones", _computed, _replaced(_constant(1))),
+    Step("dropping options", _options, _without_options, most=_SMALL),
+    Step("making constants arguments", _constants, _constants_as_arguments),
+    Step("putting ones for numbers", _literals, _plain_literals, most=_SMALL),
+)

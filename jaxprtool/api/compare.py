@@ -10,17 +10,19 @@ reference that the others are compared with.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 from jaxprtool.api.bisect import Bisection
+from jaxprtool.api.isolated import IsolatedRunner
 from jaxprtool.api.targets import Given
 from jaxprtool.errors import ArgumentsError, JaxprToolError, PipelineError
 from jaxprtool.execute import backends as devices
 from jaxprtool.execute.compare.bisection import Parting
 from jaxprtool.execute.compare.measures import Tolerance
+from jaxprtool.execute.compare.trials import described, scaled, shrunk
 from jaxprtool.execute.compare.variants import (
     Compared,
     Runner,
@@ -33,6 +35,7 @@ from jaxprtool.execute.fill import fill, refitted
 from jaxprtool.execute.verify import flat_arguments
 from jaxprtool.ir.precision import with_precision
 from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.quantities import plural
 from jaxprtool.passes.pipeline import Observer, Pipeline, Step
 
 #: What the variant is called that no pass has changed.
@@ -51,6 +54,8 @@ class Comparison:
         variants: The others, each with how its results differ.
         error: Why the reference has no results, and so nothing could be compared, or "".
         partings: Where those that are not within tolerance part from the reference, if asked for.
+        arguments: The flat arguments that the results are for.
+        smallest: Of trials that have failed, the arguments that were made smaller, in words.
     """
 
     name: str
@@ -60,6 +65,8 @@ class Comparison:
     variants: tuple[Compared, ...]
     error: str = ""
     partings: tuple[Parting, ...] = ()
+    arguments: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    smallest: tuple[tuple[str, str], ...] = ()
 
     @property
     def within(self) -> bool:
@@ -124,6 +131,8 @@ def compare(
     atol: float | None = None,
     seed: int = 0,
     bisect: bool = False,
+    isolate: bool = False,
+    trials: int = 1,
 ) -> Comparison:
     """Run variants on the same inputs, and return how their results differ from the first's.
 
@@ -141,6 +150,10 @@ def compare(
         atol: The absolute error; the same.
         seed: Of random values.
         bisect: Whether to search for the pass and the equation at which variants part.
+        isolate: Whether each variant runs in a process of its own, so that a compiler that crashes
+            takes no more than that with it. What is searched with `bisect` runs in this one.
+        trials: How many random inputs to try. The first for which a variant is not within tolerance
+            is made as small as it can be, and what is returned is for that one.
 
     Raises:
         ArgumentsError: If the arguments do not fit, or two programs take or give others.
@@ -159,43 +172,134 @@ def compare(
         return Given(program, *refitted(program, given))
 
     plan = planned([(each.name, each) for each in traced], axes)
-    return comparison(plan, inputs, Tolerance(rtol, atol), seed, bisect)
+    return comparison(plan, inputs, Tolerance(rtol, atol), Checks(seed, trials, bisect, isolate))
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What is done with variants.
+
+    Attributes:
+        seed: Of random inputs.
+        trials: How many of them are tried.
+        bisect: Whether it is searched where variants part.
+        isolate: Whether each runs in a process of its own.
+    """
+
+    seed: int = 0
+    trials: int = 1
+    bisect: bool = False
+    isolate: bool = False
 
 
 def comparison(
     plan: Sequence[Planned],
     inputs: Callable[[Program], Given],
     tolerance: Tolerance,
-    seed: int = 0,
-    bisect: bool = False,
+    checks: Checks,
     told: Told = lambda doing: None,
 ) -> Comparison:
     """Return what the variants of a plan give; `inputs` says what a program is run on."""
     given = inputs(plan[0].variant.program)
-    filled = fill(given.program, given.values, seed)
+    filled = fill(given.program, given.values, checks.seed)
     shapes = [getattr(value, "shape", ()) for value in filled.arguments]
-    reference, *others = (_at(each, shapes) for each in plan)
-    first = reference.variant
-    pairs = [(each, arguments_of(each.variant, first.program, filled.arguments)) for each in others]
-    text = _inputs(len(filled.arguments), filled.random, seed)
-    found = Comparison(first.program.name, first.name, text, filled.random, ())
-    try:
-        results = Runner(first, told)(filled.arguments)
-    except JaxprToolError as error:
-        return replace(found, error=error.message)
-    variants = tuple(
-        compared(each.variant, results, partial(Runner(each.variant, told), values), tolerance)
-        for each, values in pairs
-    )
-    partings: tuple[Parting, ...] = ()
-    if bisect:
-        search = Bisection(reference, filled.arguments, results, tolerance, told)
-        partings = tuple(
-            search.of(each, done.values)
-            for each, done in zip(others, variants, strict=True)
-            if not (done.within or done.error)
+    several = _Variants([_at(each, shapes) for each in plan], tolerance, checks, told)
+    several.require_same_types(filled.arguments)
+    count = len(filled.arguments)
+    text = _inputs(count, filled.random, checks.seed)
+    found = Comparison(given.program.name, plan[0].variant.name, text, filled.random, ())
+    if checks.trials == 1:
+        return several.completed(found, filled.arguments)
+    if not filled.random:
+        message = f"no argument of {given.program.name} is random, so that there is but one trial"
+        raise ArgumentsError(message, "give some by type alone: f32[8,3]")
+    free = [name in filled.random for name in given.program.arg_names]
+    for trial in range(checks.trials):
+        told(f"trial {trial + 1} of {checks.trials}")
+        values = fill(given.program, given.values, checks.seed + trial).arguments
+        arguments = scaled(values, free, trial)
+        tried = several.completed(found, arguments, bisect=False)
+        if not tried.within:
+            return several.smallest(tried, arguments, free, trial)
+    return replace(tried, inputs=f"{checks.trials} random inputs; shown is the last")
+
+
+class _Variants:
+    """Variants that run on any inputs, each compiled once."""
+
+    def __init__(
+        self, plan: Sequence[Planned], tolerance: Tolerance, checks: Checks, told: Told
+    ) -> None:
+        self._reference, *self._others = plan
+        self._tolerance, self._checks, self._told = tolerance, checks, told
+        if checks.isolate and checks.trials > 1:
+            raise ArgumentsError("several trials run in one process, and so none is isolated")
+        runner = IsolatedRunner if checks.isolate else Runner
+        self._runners = {each.variant.name: runner(each.variant, told) for each in plan}
+
+    def require_same_types(self, arguments: Sequence[Any]) -> None:
+        """Raise ArgumentsError if a variant takes or gives something else than the reference."""
+        for each in self._others:
+            arguments_of(each.variant, self._reference.variant.program, arguments)
+
+    def completed(
+        self, found: Comparison, arguments: Sequence[Any], bisect: bool = True
+    ) -> Comparison:
+        """Return a comparison with what the variants give, and where they part if asked for."""
+        first = self._reference.variant
+        found = replace(found, arguments=tuple(arguments))
+        try:
+            results = self._runners[first.name](arguments)
+        except JaxprToolError as error:
+            return replace(found, error=error.message)
+        variants = tuple(self._compared(each, results, arguments) for each in self._others)
+        partings: tuple[Parting, ...] = ()
+        if bisect and self._checks.bisect:
+            search = Bisection(self._reference, arguments, results, self._tolerance, self._told)
+            partings = tuple(
+                search.of(each, done.values)
+                for each, done in zip(self._others, variants, strict=True)
+                if not (done.within or done.error)
+            )
+        return replace(found, variants=variants, partings=partings)
+
+    def _compared(
+        self, planned: Planned, results: Sequence[Any], arguments: Sequence[Any]
+    ) -> Compared:
+        variant = planned.variant
+        values = arguments_of(variant, self._reference.variant.program, arguments)
+        run = partial(self._runners[variant.name], values)
+        return compared(variant, results, run, self._tolerance)
+
+    def smallest(
+        self, tried: Comparison, arguments: Sequence[Any], free: Sequence[bool], trial: int
+    ) -> Comparison:
+        """Return the comparison on a smaller input, for which the same variant fails."""
+        bad = next((i for i, each in enumerate(tried.variants) if not each.within), None)
+
+        def fails(values: Sequence[Any]) -> bool:
+            if bad is None:
+                return bool(self.completed(tried, values, bisect=False).error)
+            try:
+                results = self._runners[self._reference.variant.name](values)
+            except JaxprToolError:
+                return False
+            return not self._compared(self._others[bad], results, values).within
+
+        self._told("looking for a smaller input")
+        values, count = shrunk(arguments, free, fails)
+        names = self._reference.variant.program.arg_names
+        text = (
+            f"the input of trial {trial + 1} of {self._checks.trials}, "
+            f"made smaller by {plural(count, 'run')}"
         )
-    return replace(found, variants=variants, partings=partings)
+        said = [
+            (name, described(value))
+            for name, value, is_free in zip(names, values, free, strict=True)
+            if is_free
+        ]
+        found = replace(tried, inputs=text, smallest=tuple(said))
+        return self.completed(found, values)
 
 
 def _at(planned: Planned, shapes: Sequence[Sequence[Any]]) -> Planned:

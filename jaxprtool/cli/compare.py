@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.options import PASSES, Panel, names
+from jaxprtool.cli.options import PASSES, RUN, Panel, names
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.run import printed_by_functions
 from jaxprtool.cli.start import start_jax, use_cache
@@ -69,6 +69,19 @@ _Rtol = Annotated[
 _Atol = Annotated[
     float | None, _TOLERANCE.option("--atol", "ERROR", "Absolute error; else the same.", min=0)
 ]
+_Isolate = Annotated[
+    bool,
+    RUN.flag("--isolate", "Each variant in a process of its own: one that crashes is told of."),
+]
+_Trials = Annotated[
+    int,
+    RUN.option(
+        "--trials",
+        "N",
+        "Try N random inputs; the first for which a variant differs is made as small as it can be.",
+        min=1,
+    ),
+]
 _Bisect = Annotated[
     bool,
     Panel("Where they part").flag(
@@ -90,7 +103,9 @@ def compare(
     op_by_op: _OpByOp = False,
     rtol: _Rtol = None,
     atol: _Atol = None,
+    isolate: _Isolate = False,
     seed: options.Seed = 0,
+    trials: _Trials = 1,
     bisect: _Bisect = False,
     json: options.Json = False,
     *,
@@ -109,7 +124,7 @@ def compare(
     """
     start_jax(told, function.x64)
     use_cache(True)
-    from jaxprtool.api.compare import Axes, comparison, planned
+    from jaxprtool.api.compare import Axes, Checks, comparison, planned
     from jaxprtool.api.targets import given_to
     from jaxprtool.execute.compare.measures import Tolerance
     from jaxprtool.passes.patterns import NamedRewrites
@@ -129,8 +144,9 @@ def compare(
     labels = [each.target for each in targets]
     plan = planned(list(zip(labels, traced, strict=True)), axes, told)
     inputs = partial(given_to, entry=entries[0], traced=traced[0])
+    checks = Checks(seed, trials, bisect, isolate)
     with printed_by_functions(json):
-        found = comparison(plan, inputs, Tolerance(rtol, atol), seed, bisect, told)
+        found = comparison(plan, inputs, Tolerance(rtol, atol), checks, told)
     if json:
         output.write_json(render.compare_document(found))
     else:

@@ -33,6 +33,7 @@ _WIDE = 110
 def comparison(found: Comparison, width: int) -> Rendering:
     """Return a table for each variant, with a row for each result."""
     parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING)]
+    parts += [Text(f"{name}: {what}") for name, what in found.smallest]
     for each in found.variants:
         parts += [Text(), _variant(each, width)]
     for where in found.partings:
@@ -112,6 +113,7 @@ def compare_document(found: Comparison) -> CompareDocument:
         "reference": found.reference,
         "inputs": found.inputs,
         "random": list(found.random),
+        "smallest": [{"name": name, "value": text} for name, text in found.smallest],
         "within": found.within,
         "error": found.error,
         "variants": list(map(_document, found.variants)),

@@ -84,6 +84,13 @@ class MeasureDocument(TypedDict):
     ]
 
 
+class SmallestArgument(TypedDict):
+    """An argument of the smallest input for which a variant fails."""
+
+    name: Annotated[str, "The argument."]
+    value: Annotated[str, "What it is, in words: `zero but for [2] = 1.0`."]
+
+
 class VariantDocument(TypedDict):
     """A variant beside the reference."""
 
@@ -128,6 +135,7 @@ class CompareDocument(TypedDict):
     reference: Annotated[str, "The variant that the others are compared with: the first."]
     inputs: Annotated[str, "What the inputs are."]
     random: Annotated[list[str], "The arguments that are random."]
+    smallest: Annotated[list[SmallestArgument], "With `--trials`, the input, if one has failed."]
     within: Annotated[bool, "Whether all variants ran, and are within tolerance."]
     error: Annotated[str, "Why the reference has no results; or empty."]
     variants: Annotated[list[VariantDocument], "The others."]

@@ -1,0 +1,124 @@
+"""Random inputs, and a smallest input on which two variants differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.ir.dtypes import is_extended
+
+#: So many inputs are tried while one is made smaller.
+MOST_TRIES = 300
+
+#: Elements of an input that is described.
+_FEW = 4
+
+#: After the first trial, floats are this many times as large, by a power of ten.
+_POWERS = (-2, -1, 0, 1, 2)
+
+
+def scaled(values: Sequence[Any], random: Sequence[bool], trial: int) -> list[Any]:
+    """Return the inputs of a trial: after the first, random floats of other sizes."""
+    rng = np.random.default_rng((trial, len(values)))
+    return [
+        (np.asarray(x) * 10.0 ** int(rng.choice(_POWERS))).astype(x.dtype)
+        if trial and is_random and _is_number(x) and jnp.issubdtype(x.dtype, jnp.inexact)
+        else x
+        for x, is_random in zip(values, random, strict=True)
+    ]
+
+
+def _is_number(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None)
+    return dtype is not None and not is_extended(dtype) and dtype != jax.dtypes.float0
+
+
+def shrunk(
+    values: Sequence[Any], free: Sequence[bool], fails: Callable[[Sequence[Any]], bool]
+) -> tuple[list[Any], int]:
+    """Return a smaller input for which something still fails, and how many inputs were tried.
+
+    An argument becomes zero, or else as few of its elements as are needed, by halves, stay; what
+    stays becomes one, or else whole numbers.
+
+    Args:
+        values: Flat arguments.
+        free: Which of them may change.
+        fails: Whether it fails for other values of the same types.
+    """
+    search = _Shrinking(list(values), fails)
+    for place, is_free in enumerate(free):
+        if is_free and _is_number(values[place]):
+            search.shrink(place)
+    return search.values, search.tries
+
+
+class _Shrinking:
+    def __init__(self, values: list[Any], fails: Callable[[Sequence[Any]], bool]):
+        self.values, self.tries, self._fails = values, 0, fails
+
+    def shrink(self, place: int) -> None:
+        """Make one argument smaller."""
+        array = np.asarray(self.values[place])
+        if not array.any() or self._take(place, np.zeros_like(array)):
+            return
+        self._drop(place)
+        left = np.asarray(self.values[place])
+        if self._take(place, (left != 0).astype(left.dtype)) or left.dtype == bool:
+            return
+        if jnp.issubdtype(left.dtype, jnp.floating):
+            self._take(place, np.rint(left.astype(np.float64)).astype(left.dtype))
+
+    def _drop(self, place: int) -> None:
+        """Set elements to zero, first large parts of them, as long as it still fails."""
+        parts = 2
+        while self.tries < MOST_TRIES:
+            array = np.asarray(self.values[place])
+            alive = np.flatnonzero(array)
+            if len(alive) < 2:
+                return
+            parts = min(parts, len(alive))
+            if any(self._take(place, each) for each in _without(array, alive, parts)):
+                parts = max(parts - 1, 2)
+            elif parts == len(alive):
+                return
+            else:
+                parts *= 2
+
+    def _take(self, place: int, array: np.ndarray) -> bool:
+        """Take an array in place of an argument if it still fails."""
+        if self.tries >= MOST_TRIES or np.array_equal(array, np.asarray(self.values[place])):
+            return False
+        self.tries += 1
+        tried = [*self.values[:place], array, *self.values[place + 1 :]]
+        if not self._fails(tried):
+            return False
+        self.values = tried
+        return True
+
+
+def _without(array: np.ndarray, alive: np.ndarray, parts: int) -> Iterator[np.ndarray]:
+    for part in np.array_split(alive, parts):
+        made = array.copy()
+        made.reshape(-1)[part] = 0
+        yield made
+
+
+def described(value: Any) -> str:
+    """Return an input in words: `zero but for [2, 1] = 1.0`."""
+    if not _is_number(value):
+        return "random"
+    array = np.asarray(value)
+    places = np.argwhere(array)
+    if not len(places):
+        return "zero"
+    if array.ndim == 0:
+        return str(array)
+    if len(places) > _FEW:
+        return f"{len(places):,} of {array.size:,} elements are not zero"
+    parts = (f"{list(map(int, place))} = {array[tuple(place)]}" for place in places)
+    return "zero but for " + ", ".join(parts)

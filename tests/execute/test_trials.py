@@ -1,0 +1,69 @@
+"""Random inputs for which two programs differ, made as small as they can be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxprtool
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.execute.compare.trials import described, scaled, shrunk
+
+
+def test_an_input_shrinks_to_the_one_element_that_matters():
+    values = np.arange(1.0, 65.0, dtype=np.float32).reshape(8, 8), np.ones(3, np.float32)
+    (x, y), tries = shrunk(values, (True, True), lambda given: given[0][5, 2] != 0)
+    assert described(x) == "zero but for [5, 2] = 1.0" and described(y) == "zero"
+    assert tries < 40
+
+
+def test_what_is_given_stays_and_a_value_that_is_needed_becomes_whole():
+    values = np.array([0.7, 3.6], np.float32), np.array([2.5], np.float32)
+    (x, y), _ = shrunk(values, (True, False), lambda given: given[0][1] > 3 and given[1][0] == 2.5)
+    assert described(x) == "zero but for [1] = 4.0" and y[0] == 2.5
+
+
+def test_what_fails_for_zero_is_zero():
+    (x, key), _ = shrunk(
+        (np.ones(4, np.int32), jax.random.key(0)), (True, True), lambda given: True
+    )
+    assert described(x) == "zero" and described(key) == "random"
+
+
+def test_floats_of_later_trials_have_other_sizes():
+    x = np.ones(4, np.float32), np.ones(4, np.int32), np.ones(4, np.float32)
+    sizes = {float(scaled(x, (True, True, False), trial)[0][0]) for trial in range(20)}
+    assert len(sizes) > 3 and scaled(x, (True, True, False), 0)[0] is x[0]
+    assert all((scaled(x, (True, True, False), 3)[i] == 1).all() for i in (1, 2))
+
+
+def wrong_above_five(x, n):
+    return jnp.where(x > 5, x * 1.1, x) + n
+
+
+def test_trials_find_and_shrink_an_input_that_one_draw_does_not_have():
+    programs = [
+        jaxprtool.trace(f, jax.ShapeDtypeStruct((16,), "float32"), 1)
+        for f in (lambda x, n: x + n, wrong_above_five)
+    ]
+    assert jaxprtool.compare(programs).within
+    found = jaxprtool.compare(programs, trials=20, bisect=True)
+    (name, text), other = found.smallest
+    assert not found.within and name == "x" and text.startswith("zero but for [")
+    assert other == ("n", "zero")
+    assert np.count_nonzero(found.arguments[0]) == 1
+    assert "made smaller by" in found.inputs and found.partings[0].found
+
+
+def test_trials_that_all_agree_say_how_many_there_were():
+    program = jaxprtool.trace(lambda x: x * 2, jnp.ones(3))
+    found = jaxprtool.compare(program, passes=["", "dce"], trials=3)
+    assert found.within and found.inputs == "3 random inputs; shown is the last"
+
+
+def test_trials_without_anything_random_and_isolated_ones_are_refused():
+    program = jaxprtool.trace(lambda x: x * 2, jnp.ones(3))
+    with pytest.raises(ArgumentsError, match="but one trial"):
+        jaxprtool.compare(program, (jnp.ones(3),), passes=["", "dce"], trials=3)
+    with pytest.raises(ArgumentsError, match="run in one process"):
+        jaxprtool.compare(program, passes=["", "dce"], trials=3, isolate=True)

@@ -21,8 +21,7 @@ from jaxprtool.ir.program import MOST_SIZES, Program
 from jaxprtool.ir.symbols import check_symbols, found_sizes, symbolic_sizes
 from jaxprtool.loading.parameter_types import TypedValue
 from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
-from jaxprtool.passes.mask import masked
-from jaxprtool.passes.mask.sizes import check_constraints
+from jaxprtool.passes.mask import check_sizes, masked
 
 #: The keyword argument that holds what a function closes over and JAX traces, after all others.
 _CLOSED_OVER = "\U0010ffff closed over"
@@ -100,7 +99,7 @@ class _Masked:
         if program is not self._program or key not in self._masked:
             others = {symbol: n for symbol, n in padded.items() if symbol not in bounds}
             logical = program.specialized(others) if others else program
-            check_constraints(f"mask: {program.name}", logical.symbols, bounds)
+            check_sizes(logical, bounds)
             made = logical, masked(logical, bounds)
             if program is not self._program:
                 return made

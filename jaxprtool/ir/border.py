@@ -36,12 +36,15 @@ class NamedValue:
 
 @dataclass(frozen=True)
 class NamedSize(NamedValue):
-    """An argument that is a size, with its largest value: `i32[] at most 512`."""
+    """An argument that is a size, with its bounds: `i32[] at most 512`, `i32[] from 2 to 512`."""
 
     at_most: int
+    at_least: int
 
     @property
     def described(self) -> str:
+        if self.at_least:
+            return f"{self.type} from {self.at_least} to {self.at_most}"
         return f"{self.type} at most {self.at_most}"
 
 
@@ -136,7 +139,7 @@ def _named(
 def _bounded(value: NamedValue, bound: Bound | None) -> NamedValue:
     own = value.name, value.type, value.bytes
     if isinstance(bound, SizeBound):
-        return NamedSize(*own, bound.at_most)
+        return NamedSize(*own, bound.at_most, bound.at_least)
     if isinstance(bound, LengthsBound):
         return NamedLengths(*own, str(bound.rows), bound.longest)
     return value

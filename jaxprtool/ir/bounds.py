@@ -15,16 +15,17 @@ MOST = int(np.iinfo(np.int32).max)
 
 @dataclass(frozen=True)
 class SizeBound:
-    """A size, or an array of sizes: from 0 to `at_most`."""
+    """A size, or an array of sizes: from `at_least` to `at_most`."""
 
     at_most: int
+    at_least: int = 0
 
     def __str__(self) -> str:
-        return f"a size from 0 to {self.at_most}"
+        return f"a size from {self.at_least} to {self.at_most}"
 
     def fault(self, values: np.ndarray, sizes: Sizes) -> str | None:
         """Return what is wrong with values, or None."""
-        wrong = values[(values < 0) | (values > self.at_most)]
+        wrong = values[(values < self.at_least) | (values > self.at_most)]
         return f"is {wrong[0]}: it is {self}" if len(wrong) else None
 
     def at(self, sizes: Sizes) -> SizeBound:
@@ -33,7 +34,7 @@ class SizeBound:
 
     def random(self, rng: np.random.Generator, shape: tuple[int, ...], sizes: Sizes) -> Any:
         """Return values that it allows."""
-        return rng.integers(0, self.at_most + 1, shape)
+        return rng.integers(self.at_least, self.at_most + 1, shape)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxprtool import equivalent, read, trace, write
+from jaxprtool import equivalent, mask, read, trace, write
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
 from jaxprtool.extend import add_traits, rule
 from jaxprtool.ir.bounds import SizeBound
@@ -425,7 +425,7 @@ def test_buckets_without_a_meaning_are_refused(passes, error, message):
         trace(lambda x, y: x @ y, *args).apply(passes)
 
 
-@pytest.mark.parametrize("constraint", ["n >= 4", "mod(n, 4) == 0", "n <= 7"])
+@pytest.mark.parametrize("constraint", ["2*n >= 4", "mod(n, 4) == 0", "n <= 7"])
 def test_sizes_that_a_constraint_forbids_are_refused(constraint):
     types = jax.export.symbolic_args_specs(jnp.ones(4), "n", constraints=[constraint])
     program = trace(lambda x: x[:2].sum(), types)
@@ -438,6 +438,24 @@ def test_a_constraint_that_all_sizes_fit_is_kept():
         jnp.ones(4), "n", constraints=["n + 2 >= 2", "n <= 2147483647"]
     )
     assert trace(jnp.sin, types).apply("mask(n=8)")
+
+
+def test_types_say_what_the_least_size_is(tmp_path):
+    (x,), _ = read_args("f32[2<=n<=8]")
+    program = trace(lambda x: (x[1:] * x[:-1]).sum(), x).apply("mask(n=8)")
+    write(program, tmp_path / "p.jaxpr")
+    for each in program, read(tmp_path / "p.jaxpr"):
+        assert each.bounds == (("n", SizeBound(8, at_least=2)),)
+        values = jnp.array([1.0, 2, 3, 4, jnp.nan, jnp.nan, jnp.nan, jnp.nan])
+        assert [float(each(values, n)) for n in (2, 4)] == [2, 20]
+        with pytest.raises(ArgumentsError, match="is 1: it is a size from 2 to 8"):
+            each(values, 1)
+    summed = mask(lambda x: (x[1:] * x[:-1]).sum(), "f32[n>=2]", "f32[]")
+    assert summed([values], {"n": 3}) == 8
+    with pytest.raises(ArgumentsError, match="is 0: it is a size from 2 to 8"):
+        summed([values], {"n": 0})
+    with pytest.raises(ArgumentsError, match="n=1 is no bound: n is at least 2"):
+        trace(lambda x: x[1:], x).apply("mask(n=1)")
 
 
 def test_a_constraint_of_a_symbol_that_is_masked_is_not_one_of_others():

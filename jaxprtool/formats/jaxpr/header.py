@@ -78,7 +78,8 @@ def header_text(
 
 def _bound(bound: Bound, types: TypeWriter) -> Any:
     if isinstance(bound, SizeBound):
-        return bound.at_most
+        least = {"at_least": bound.at_least, "at_most": bound.at_most}
+        return least if bound.at_least else bound.at_most
     rows = bound.rows
     parts: dict[str, Any] = {
         "rows": types.dimension(rows) if jaxcompat.is_symbolic_dimension(rows) else str(rows)
@@ -214,9 +215,11 @@ def _is_axes(value: object) -> bool:
 
 
 def _is_bound(value: object) -> bool:
-    """Whether a value is the largest size, or what is known of lengths."""
+    """Whether a value is the largest size, or both bounds of it, or what is known of lengths."""
     if not isinstance(value, dict):
         return type(value) is int and value >= 0
+    if value.keys() == {"at_least", "at_most"}:
+        return all(type(part) is int and part >= 0 for part in value.values())
     known = {"rows": str, "longest": int, "left_over": bool}
     return "rows" in value and all(type(part) is known.get(k) for k, part in value.items())
 
@@ -302,6 +305,8 @@ def bound_of(value: Any, types: TypeReader) -> Bound:
     """The bound that an entry of `bounds` tells. Raises ValueError for rows that are no size."""
     if isinstance(value, int):
         return SizeBound(value)
+    if "at_most" in value:
+        return SizeBound(**value)
     return LengthsBound(**{**value, "rows": types.dimension(value["rows"])})
 
 

@@ -9,7 +9,7 @@ never reaches a result or a gradient. Rules for primitives are in an open table,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from jaxprtool.errors import ArgumentsError, PipelineError
 from jaxprtool.ir.bounds import MOST, SizeBound
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.ir.symbols import check_symbols
+from jaxprtool.ir.symbols import check_symbols, known_range
 from jaxprtool.jaxcompat import Aval, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.mask import (  # noqa: F401  # their rules
@@ -74,7 +74,8 @@ class Mask(Pass):
     Symbols that are not given stay. Several are arguments in the order of their names.
 
     Args:
-        sizes: The bound of each symbol, by its name: n=512. It is from 0 to that.
+        sizes: The bound of each symbol, by its name: n=512. It is from 0 to that, or from what its
+            type says, as `f32[n>=2]` does.
         buckets: Several bounds of a symbol, of which each makes a program: `(64, 128)` if there is
             one symbol, or `{'n': (64, 128)}`. They are named `n64` and `n128`.
 
@@ -124,7 +125,7 @@ class Mask(Pass):
     def __call__(self, program: Program) -> Program | Programs:
         buckets = self._buckets(program)
         bounds = {**self.sizes, **{name: max(sizes) for name, sizes in buckets.items()}}
-        check_constraints(f"mask: {program.name}", program.symbols, bounds)
+        check_sizes(program, bounds)
         choices = [[(name, bound) for bound in bounds] for name, bounds in buckets.items()]
         made = {
             "_".join(f"{name}{bound}" for name, bound in each): masked(
@@ -159,6 +160,23 @@ def _are_sizes(bounds: tuple[int, ...]) -> bool:
     return bool(bounds) and all(type(bound) is int and 1 <= bound <= MOST for bound in bounds)
 
 
+def check_sizes(program: Program, bounds: Mapping[str, int]) -> None:
+    """Raise ArgumentsError for a constraint that not all sizes of symbols up to bounds fit."""
+    what, least = f"mask: {program.name}", _least(program, bounds)
+    for name, bound in bounds.items():
+        if bound < least.get(name, 0):
+            raise ArgumentsError(
+                f"{what}: {name}={bound} is no bound: {name} is at least {least[name]}"
+            )
+    check_constraints(what, program.symbols, bounds, least)
+
+
+def _least(program: Program, names: Iterable[str]) -> dict[str, int]:
+    """Return the least size of symbols that a program has."""
+    known = program.symbols
+    return {name: known_range(known[name])[0] for name in names if name in known}
+
+
 def masked(program: Program, sizes: Mapping[str, int]) -> Program:
     """Return a program masked with these bounds of symbols; see `Mask`."""
     check_symbols(f"mask: {program.name}", sizes, program.symbols)
@@ -180,7 +198,9 @@ def _masked(program: Program, bounds: Bounds) -> Program:
     count = len(jax.tree.leaves(args))
     names = program.arg_names
     arg_names = unique([*names[:count], *bounds, *names[count:]])
-    limits = zip(arg_names[count:], map(SizeBound, bounds.bounds.values()), strict=False)
+    least = _least(program, bounds)
+    ranges = [SizeBound(most, least[name]) for name, most in bounds.bounds.items()]
+    limits = zip(arg_names[count:], ranges, strict=False)
     results = jax.tree.unflatten(program.out_tree, program.out_avals)
     out_names = program.out_names
     if padded:

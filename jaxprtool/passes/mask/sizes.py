@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -116,14 +117,16 @@ class Bounds:
         return self.is_masked(value)
 
 
-def _range(size: Any, bounds: Mapping[str, int]) -> _Range:
-    """Return the range of a size whose symbols are at least 0 and at most their bounds."""
+def _range(
+    size: Any, bounds: Mapping[str, int], least: Mapping[str, int] = MappingProxyType({})
+) -> _Range:
+    """Return the range of a size whose symbols are from `least`, or 0, to their bounds."""
 
     def factor(base: Any, exponent: int) -> _Range:
         if isinstance(base, str):
-            return 0, bounds[base] ** exponent
+            return least.get(base, 0) ** exponent, bounds[base] ** exponent
         operation, *operands = base
-        low, high = _RANGES[operation](*(_range(each, bounds) for each in operands))
+        low, high = _RANGES[operation](*(_range(each, bounds, least) for each in operands))
         powers = [low**exponent, high**exponent]
         return (0 if low < 0 < high and exponent % 2 == 0 else min(powers)), max(powers)
 
@@ -137,13 +140,19 @@ def _range(size: Any, bounds: Mapping[str, int]) -> _Range:
     return total
 
 
-def check_constraints(what: str, symbols: Mapping[str, Any], bounds: Mapping[str, int]) -> None:
+def check_constraints(
+    what: str,
+    symbols: Mapping[str, Any],
+    bounds: Mapping[str, int],
+    least: Mapping[str, int] = MappingProxyType({}),
+) -> None:
     """Raise ArgumentsError for a constraint of symbols that not all sizes up to bounds fit.
 
     Args:
         what: The program, and what is done to it, for the error.
         symbols: The symbolic dimension that each of its symbols is.
-        bounds: The largest size of some symbols; the least is 0.
+        bounds: The largest size of some symbols.
+        least: The least size of some of these; that of others is 0.
     """
     for scope in dict.fromkeys(size.scope for size in symbols.values()):
         for constraint in jaxcompat.symbolic_constraints(scope):
@@ -151,8 +160,9 @@ def check_constraints(what: str, symbols: Mapping[str, Any], bounds: Mapping[str
             if names_of(sides).isdisjoint(bounds):
                 continue
             known = names_of(sides) <= bounds.keys()
-            (low, high), (least, most) = (_range(x, bounds) if known else (0, 1) for x in sides)
-            if not (low == high == least == most if constraint.equal else low >= most):
+            left, right = (_range(x, bounds, least) if known else (0, 1) for x in sides)
+            fixed = left == right and left[0] == left[1]
+            if not (fixed if constraint.equal else left[0] >= right[1]):
                 raise ArgumentsError(
                     f"{what}: not all sizes from 0 fit the constraint {constraint.text}",
                     "write what it says into the types, as in f32[8*n] and f32[n+1], or omit it",

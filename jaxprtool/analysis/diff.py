@@ -318,22 +318,42 @@ class _Found:
         gone: list[Line] = []
         gone_before: dict[int, list[Line]] = {}
         for i, eqn in enumerate(before):
-            if i not in body.pairs:
+            if self._is_listed(body, 0) and body.is_alone(0, i):
                 gone.append(Line("removed", eqn, None, source=self._source(eqn)))
-            elif gone:
+            elif i in body.opened[0]:
+                gone.append(self._opened(eqn, None, "inlined"))
+            elif gone and i in body.pairs:
                 gone_before[body.pairs[i]], gone = gone, []
         partners = {j: i for i, j in body.pairs.items()}
-        if found := tuple(_constants(body)):
+        found = tuple(_constants(body)) if body.call is None else ()
+        if found:
             yield Line("changed", None, None, found)
         for j, eqn in enumerate(after):
             yield from gone_before.get(j, ())
-            if j not in partners:
+            if j in body.opened[1]:
+                yield self._opened(None, eqn, "outlined")
+            elif j in partners:
+                yield self._changed(body, before[partners[j]], eqn, j in moved)
+            elif self._is_listed(body, 1) and body.is_alone(1, j):
                 yield Line("added", None, eqn, source=self._source(eqn))
             else:
-                yield self._changed(body, before[partners[j]], eqn, j in moved)
+                yield None
         yield from gone
-        if found := tuple(_results(body)):
+        found = tuple(_results(body)) if body.call is None else ()
+        if found:
             yield Line("changed", None, None, found)
+
+    @staticmethod
+    def _is_listed(body: MatchedBody, which: int) -> bool:
+        """Return True if what only one body has is listed here, and not where the body is."""
+        return body.call is None or body.call[0] == which
+
+    def _opened(self, old: JaxprEqn | None, new: JaxprEqn | None, how: str) -> Line:
+        """Return the line of a call whose equations are in the other program without it."""
+        call = old or new
+        assert call is not None
+        difference = Difference("call", "call", how, 0, None, None)
+        return Line("changed", old, new, (difference,), self._source(call))
 
     def _changed(self, body: MatchedBody, old: JaxprEqn, new: JaxprEqn, moved: bool) -> Line | None:
         """Return the line of two counterparts, or None if they are the same."""

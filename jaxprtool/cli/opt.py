@@ -51,6 +51,12 @@ _PrintAfter = Annotated[
     list[str] | None,
     _WATCHED.option("--print-after", "NAME", "The program after this pass. May be repeated."),
 ]
+_PrintChanged = Annotated[
+    bool,
+    _WATCHED.flag(
+        "--print-changed", "What each pass changed, as a diff; those that did nothing not."
+    ),
+]
 _Stats = Annotated[
     bool, _WATCHED.flag("--stats", "How many equations each pass was given, and left.")
 ]
@@ -90,6 +96,7 @@ def opt(
     print_before_all: _PrintBeforeAll = False,
     print_after_all: _PrintAfterAll = False,
     print_after: _PrintAfter = None,
+    print_changed: _PrintChanged = False,
     stats: _Stats = False,
     timing: _Timing = False,
     format: _Format = PageFormat.text,
@@ -112,6 +119,7 @@ def opt(
       jaxprtool opt samples/rnn.py:loss -p "dce(drop_inputs=True)" --stats --timing
       jaxprtool opt samples/transformer.py:loss --rewrite samples/attention_rewrite.py
       jaxprtool opt samples/transformer.py:loss -p dce --print-after-all
+      jaxprtool opt samples/transformer.py:loss -O1 --print-changed
       jaxprtool opt samples/transformer.py:loss -p dce -o loss.jaxpr
       jaxprtool opt samples/transformer.py:loss -O2 -o loss.html
       jaxprtool opt samples/rnn.py:loss -o - | jaxprtool opt - -p dce
@@ -135,7 +143,11 @@ def opt(
     named = None if level is None else f"-O{level}"
     pipeline = users.before(options.pipeline(", ".join(filter(None, (passes, named))), plugin))
     watcher = pipeline_steps.Watcher(
-        print_before_all, print_after_all, _checked(print_after, pipeline), as_page
+        print_before_all,
+        print_after_all,
+        _checked(print_after, pipeline),
+        as_page,
+        print_changed,
     )
     entry = function.find(told, verify, types, pipeline)
     program = function.trace(entry, pipeline, told)

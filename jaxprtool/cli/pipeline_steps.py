@@ -55,7 +55,12 @@ class Watcher(Observer):
     """
 
     def __init__(
-        self, before_all: bool, after_all: bool, after: frozenset[str], keeps: bool = False
+        self,
+        before_all: bool,
+        after_all: bool,
+        after: frozenset[str],
+        keeps: bool = False,
+        changed: bool = False,
     ):
         self.rows: list[PassRun] = []
         self.states: list[dict[str, Program]] = []
@@ -65,6 +70,7 @@ class Watcher(Observer):
         self._before_all = before_all
         self._after_all = after_all
         self._after = after
+        self._changed = changed
 
     def before(self, step: Step, program: Program) -> None:
         if self._keeps and not self.states:
@@ -95,6 +101,10 @@ class Watcher(Observer):
         if self._after_all or type(step.transform).name in self._after:
             for each in programs:
                 _dump(f"after {step}", each)
+
+        if self._changed and result is not program:
+            for each in programs:
+                _dump_changes(step, program, each)
 
     def _keep(self, program: Program, result: Program | Programs) -> None:
         """Keep the programs that there are after a step, by the names that the pipeline gives."""
@@ -128,6 +138,17 @@ def _dump(when: str, program: Program) -> None:
     output.say(f"# {when}: {program.name}")
     output.write_listings([(program.name, program)], sys.stderr)
     output.say("")
+
+
+def _dump_changes(step: Step, before: Program, after: Program) -> None:
+    from jaxprtool.analysis.diff import diff
+    from jaxprtool.render.diff import diff_text
+
+    found = diff(before, after)
+    if not found.is_equivalent:
+        output.say(f"# {step}")
+        output.write_rendered(diff_text(found, output.width(sys.stderr)), sys.stderr)
+        output.say("")
 
 
 def write_rows(rows: list[PassRun], equations: bool, timing: bool) -> None:

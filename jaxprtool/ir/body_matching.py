@@ -8,116 +8,40 @@ time grows with the size of the bodies.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equation_keys import EquationKeys, Likeness, Origins
+from jaxprtool.ir.body_graph import Side
+from jaxprtool.ir.equation_keys import EquationKeys, Likeness
 from jaxprtool.ir.regions import regions
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var
 
 #: Of equations that are alike, so many are looked at for the one that fits best.
 _MOST_ALIKE = 16
 
+#: So many equations of calls are looked at, and in large bodies more.
+_OPENED_AT_LEAST = 2000
+
 #: How many steps around equations is looked for what tells them apart, in turn.
 _RADII = (4, 1, 0)
 
-#: How many values without counterpart are followed up to those that have one.
-_MOST_FOLLOWED = 256
 
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A call in one of two bodies, the equations of which are in the other itself.
 
-class Side:
-    """One of two bodies that are matched.
-
-    Args:
-        keys: What numbers its equations.
-        held: The body, as its equation holds it.
-        arguments: The numbers of the arguments that have a counterpart, by position.
-        results: Likewise of the results.
+    Attributes:
+        which: Which of the bodies has the call.
+        position: Its position there.
+        matching: The pairs of the call's body and the other one.
     """
 
-    def __init__(
-        self,
-        keys: EquationKeys,
-        held: AnyJaxpr,
-        arguments: dict[int, int],
-        results: dict[int, int],
-    ):
-        self._keys = keys
-        self.held = held
-        self.jaxpr = jaxcompat.open_jaxpr(held)
-        self.eqns = self.jaxpr.eqns
-        self._arguments: list[Hashable] = [
-            ("argument", arguments[i]) if i in arguments else ("argument", id(var))
-            for i, var in enumerate(self.jaxpr.invars)
-        ]
-        self._results = results
-        self._own: dict[Likeness, list[int]] = {}
-        self._origins: dict[Likeness, Origins] = {}
-
-    @cached_property
-    def makers(self) -> dict[int, tuple[int, int]]:
-        """The equation that binds each variable, and which of its results that is."""
-        return {
-            id(var): (i, k) for i, eqn in enumerate(self.eqns) for k, var in enumerate(eqn.outvars)
-        }
-
-    @cached_property
-    def readers(self) -> dict[int, list[tuple[int, int]]]:
-        """The equations that read each variable, with the position of the operand."""
-        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for i, eqn in enumerate(self.eqns):
-            for place, atom in enumerate(eqn.invars):
-                if type(atom) is not Literal:
-                    found[id(atom)].append((i, place))
-        return found
-
-    def own(self, likeness: Likeness) -> list[int]:
-        """Return the keys of the equations, operands left out."""
-        if likeness not in self._own:
-            self._own[likeness] = [self._keys.equation(eqn, likeness) for eqn in self.eqns]
-        return self._own[likeness]
-
-    def origins(self, likeness: Likeness) -> Origins:
-        """Return numbers of all values by what they are computed from."""
-        if likeness not in self._origins:
-            self._origins[likeness] = Origins(self._keys, self.held, self._arguments, likeness)
-        return self._origins[likeness]
-
-    def uses(self, likeness: Likeness) -> list[int]:
-        """Return a number for each equation by all that is computed from it."""
-        number = self._keys.number
-        uses: dict[int, list[int]] = defaultdict(list)
-        for i, atom in enumerate(self.jaxpr.outvars):
-            if i in self._results:
-                uses[id(atom)].append(number(("result", self._results[i])))
-        found: list[int] = []
-        for own, eqn in zip(reversed(self.own(likeness)), reversed(self.eqns), strict=True):
-            results = [tuple(sorted(uses.pop(id(var), ()))) for var in eqn.outvars]
-            key = number((own, "used", *results))
-            for i, atom in enumerate(eqn.invars):
-                if type(atom) is not Literal:
-                    uses[id(atom)].append(number((key, "operand", i)))
-            found.append(key)
-        return found[::-1]
-
-    def front(self, var: Var, known: dict[int, Var]) -> list[Var] | None:
-        """Return the nearest `known` variables that one is computed from; None if that is far."""
-        found: list[Var] = []
-        todo, seen = [var], {id(var)}
-        while todo:
-            each = todo.pop()
-            if id(each) in known:
-                found.append(each)
-            elif id(each) in self.makers:
-                for atom in self.eqns[self.makers[id(each)][0]].invars:
-                    if type(atom) is not Literal and id(atom) not in seen:
-                        seen.add(id(atom))
-                        todo.append(atom)
-            if len(seen) > _MOST_FOLLOWED:
-                return None
-        return found
+    which: int
+    position: int
+    matching: Matching
 
 
 class Matching:
@@ -128,18 +52,40 @@ class Matching:
         order: The same in the order in which that was found.
         partner: The variable of the one body that corresponds to one of the other, by `id`.
         back: The same, the other way round.
-        taken: The equations of the second body that have a counterpart.
+        taken: The equations of each body that have a counterpart, here or in an opened call.
+        literals: Of the arguments of a call, those that are literals, by `id`.
+        opened: The calls of one body whose equations are in the other itself.
         values: The variables that correspond, in the order in which that was found.
         results: The results of the bodies that correspond.
     """
 
     def __init__(
-        self,
+        self, keys: EquationKeys, sides: tuple[Side, Side], budget: list[int] | None = None
+    ):
+        self.sides = sides
+        # Calls that hold each other may be opened along more ways than can be gone.
+        size = sum(len(side.eqns) for side in sides)
+        self._budget = [_OPENED_AT_LEAST + 4 * size] if budget is None else budget
+        self._keys = keys
+        self.pairs: dict[int, int] = {}
+        self.partner: dict[int, Var] = {}
+        self.back: dict[int, Var] = {}
+        self.taken: tuple[set[int], set[int]] = set(), set()
+        self.opened: list[Opened] = []
+        self.literals: dict[int, Literal] = {}
+        self.order: list[tuple[int, int]] = []
+        self.values: list[tuple[Var, Var]] = []
+        self.results: list[tuple[Atom, Atom]] = []
+
+    @classmethod
+    def of_bodies(
+        cls,
         keys: EquationKeys,
         bodies: tuple[AnyJaxpr, AnyJaxpr],
         arguments: Sequence[tuple[int, int]],
         results: Sequence[tuple[int, int]],
-    ):
+    ) -> Matching:
+        """Match two bodies, of which these arguments and results correspond, by position."""
         numbers = [
             (
                 {pair[k]: n for n, pair in enumerate(arguments)},
@@ -147,29 +93,24 @@ class Matching:
             )
             for k in (0, 1)
         ]
-        self.sides = Side(keys, bodies[0], *numbers[0]), Side(keys, bodies[1], *numbers[1])
-        self._keys = keys
-        self.pairs: dict[int, int] = {}
-        self.partner: dict[int, Var] = {}
-        self.back: dict[int, Var] = {}
-        self.taken: set[int] = set()
-        self.order: list[tuple[int, int]] = []
-        self.values: list[tuple[Var, Var]] = []
-        a, b = (side.jaxpr for side in self.sides)
+        matching = cls(
+            keys, (Side(keys, bodies[0], *numbers[0]), Side(keys, bodies[1], *numbers[1]))
+        )
+        a, b = (side.jaxpr for side in matching.sides)
         for i, j in arguments:
-            self._correspond(a.invars[i], b.invars[j])
-        for i, j in self._constants():
-            self._correspond(a.constvars[i], b.constvars[j])
-        self.results = [(a.outvars[i], b.outvars[j]) for i, j in results]
+            matching.correspond(a.invars[i], b.invars[j])
+        for i, j in matching._constants():
+            matching.correspond(a.constvars[i], b.constvars[j])
+        matching.results = [(a.outvars[i], b.outvars[j]) for i, j in results]
+        matching._run()
+        return matching
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Find all pairs."""
         self._pair_in_order(*(self._by_variables(side) for side in self.sides))
         for likeness in Likeness:
-            if self._is_done(likeness):
-                continue
-            origins = [side.origins(likeness).equations for side in self.sides]
             if not self._is_done(likeness):
+                origins = [side.origins(likeness).equations for side in self.sides]
                 uses = [side.uses(likeness) for side in self.sides]
                 self._pair_in_order(
                     *(list(zip(*each, strict=True)) for each in zip(origins, uses, strict=True))
@@ -177,7 +118,9 @@ class Matching:
                 self._pair_in_order(*origins)
                 self._pair_in_order(*uses)
             spread = _Spread(self, likeness)
-            spread.run()
+            if all(self.unpaired()):
+                spread.run()
+                self._open_calls(spread)
             for radius in _RADII:
                 if not self._is_done(likeness):
                     self._pair_unique(likeness, radius, spread)
@@ -190,11 +133,11 @@ class Matching:
     def unpaired(self) -> tuple[list[int], list[int]]:
         """Return the equations that have no counterpart, by their positions."""
         a, b = (range(len(side.eqns)) for side in self.sides)
-        return [i for i in a if i not in self.pairs], [j for j in b if j not in self.taken]
+        return [i for i in a if i not in self.taken[0]], [j for j in b if j not in self.taken[1]]
 
     def is_free(self, i: int, j: int) -> bool:
         """Return True if neither of two equations has a counterpart."""
-        return i not in self.pairs and j not in self.taken
+        return i not in self.taken[0] and j not in self.taken[1]
 
     def agree(self, old: Atom, new: Atom) -> bool:
         """Return True if two variables correspond, or one has the value of the other's partner."""
@@ -229,10 +172,11 @@ class Matching:
         """Pair two equations, and their results."""
         self.pairs[i] = j
         self.order.append((i, j))
-        self.taken.add(j)
+        self.taken[0].add(i)
+        self.taken[1].add(j)
         old, new = self.sides[0].eqns[i], self.sides[1].eqns[j]
         for k, m in self.result_pairs(old, new):
-            self._correspond(old.outvars[k], new.outvars[m])
+            self.correspond(old.outvars[k], new.outvars[m])
 
     def result_pairs(self, old: JaxprEqn, new: JaxprEqn) -> list[tuple[int, int]]:
         """Return which results of two counterparts correspond, by their positions.
@@ -259,7 +203,8 @@ class Matching:
         taken = set(pairs), set(pairs.values())
         return [*pairs.items(), *_in_order(enumerate(types[0]), enumerate(types[1]), taken)]
 
-    def _correspond(self, v: Var, w: Var) -> None:
+    def correspond(self, v: Var, w: Var) -> None:
+        """Note that two variables correspond, unless one of them has a counterpart."""
         if id(v) not in self.partner and id(w) not in self.back:
             self.partner[id(v)], self.back[id(w)] = w, v
             self.values.append((v, w))
@@ -271,6 +216,69 @@ class Matching:
         taken: tuple[set[int], set[int]] = set(), set()
         for old, new in (keys, types):
             yield from _in_order(enumerate(old), enumerate(new), taken)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _open_calls(self, spread: _Spread, sides: Sequence[int] = (0, 1)) -> None:
+        """Match the bodies of calls that have no counterpart with the other body itself."""
+        while all(left := self.unpaired()):
+            own = [side.own(Likeness.SIMILAR) for side in self.sides]
+            alike = {own[0][i] for i in left[0]} & {own[1][j] for j in left[1]}
+            calls = [
+                (which, i, body)
+                for which in sides
+                for i in left[which]
+                if own[which][i] not in alike and (body := _called(self.sides[which].eqns[i]))
+            ]
+            opened = [self._open(*call) for call in calls]
+            if not any(opened):
+                break
+            spread.run()
+
+    def _open(self, which: int, position: int, body: AnyJaxpr) -> bool:
+        """Match the body of a call with the other body, and return whether half of it is there."""
+        eqn, inner = self.sides[which].eqns[position], Side(self._keys, body, {}, {})
+        self._budget[0] -= 1 + len(inner.eqns)
+        if self._budget[0] < 0:
+            return False
+        sides = (inner, self.sides[1]) if which == 0 else (self.sides[0], inner)
+        matching = Matching(self._keys, sides, self._budget)
+        matching.taken[1 - which].update(self.taken[1 - which])
+        known = (self.partner, self.back)[which]
+        for var, operand in zip(inner.jaxpr.invars, _given(eqn), strict=True):
+            if type(operand) is Literal:
+                matching.literals[id(var)] = operand
+            elif (other := known.get(id(operand))) is not None:
+                matching.correspond(*((var, other) if which == 0 else (other, var)))
+        for atom, var in zip(inner.jaxpr.outvars, eqn.outvars, strict=True):
+            if (read := self._read_for(which, var)) is not None:
+                matching.results.append((atom, read) if which == 0 else (read, atom))
+        spread = _Spread(matching, Likeness.SAME)
+        spread.run()
+        matching._open_calls(spread, (which,))
+        moved = matching.taken[which]
+        if 2 * len(moved) < len(inner.eqns) or not moved:
+            return False
+        _Spread(matching, Likeness.SIMILAR).run()
+        self.taken[which].add(position)
+        self.taken[1 - which].update(matching.taken[1 - which])
+        self.opened.append(Opened(which, position, matching))
+        found = (matching.partner, matching.back)[which]
+        for atom, var in zip(inner.jaxpr.outvars, eqn.outvars, strict=True):
+            if (other := found.get(id(atom))) is not None:
+                self.correspond(*((var, other) if which == 0 else (other, var)))
+        return True
+
+    def _read_for(self, which: int, var: Var) -> Atom | None:
+        """Return what the counterpart of a reader of a variable reads in its place."""
+        pairs = self.pairs if which == 0 else {j: i for i, j in self.pairs.items()}
+        for i, place in self.sides[which].readers.get(id(var), ()):
+            if i in pairs:
+                return self.sides[1 - which].eqns[pairs[i]].invars[place]
+        for pair in self.results:
+            if pair[which] is var:
+                return pair[1 - which]
+        return None
 
     def _by_variables(self, side: Side) -> list[Hashable]:
         """A key for each equation by the variables that it binds, which many passes keep."""
@@ -310,7 +318,7 @@ class Matching:
         for j in left[1]:
             free[own[1][j]].append(j)
         for i in left[0]:
-            if i in self.pairs or own[0][i] not in free:
+            if i in self.taken[0] or own[0][i] not in free:
                 continue
             found = self.best(i, free[own[0][i]], likeness)
             if found is not None:
@@ -320,10 +328,10 @@ class Matching:
     def best(self, i: int, free: deque[int], likeness: Likeness, least: int = 1) -> int | None:
         """Take from those alike the one that fits best; None if none fits at all."""
         best, most = None, 2 * least - 1
-        while free and free[0] in self.taken:
+        while free and free[0] in self.taken[1]:
             free.popleft()
         for place, j in enumerate(islice(free, _MOST_ALIKE)):
-            if j not in self.taken and (fit := self._fit(i, j, likeness)) > most:
+            if j not in self.taken[1] and (fit := self._fit(i, j, likeness)) > most:
                 best, most = place, fit
         if best is None:
             return None
@@ -394,12 +402,11 @@ class _Spread:
     def bridge(self) -> None:
         """Pair readers of values that correspond, where equations were put before one of them."""
         matching = self._matching
-        taken: tuple[Container[int], ...] = matching.pairs, matching.taken
         at = 0
         while at < len(matching.values):
             pair = matching.values[at]
             at += 1
-            for k, taken_here in enumerate(taken):
+            for k, taken_here in enumerate(matching.taken):
                 readers = matching.sides[k].readers.get(id(pair[k]), ())
                 free = [(i, place) for i, place in readers[:_MOST_ALIKE] if i not in taken_here]
                 for i, place in free:
@@ -409,7 +416,7 @@ class _Spread:
     def _over(self, which: int, var: Var, i: int, place: int) -> None:
         """Pair an equation with one that reads at a place what is computed of a variable."""
         matching = self._matching
-        side, taken = matching.sides[which], (matching.pairs, matching.taken)[which]
+        side, taken = matching.sides[which], matching.taken[which]
         for put, _ in side.readers.get(id(var), ())[:_MOST_ALIKE]:
             for result in side.eqns[put].outvars if put not in taken else ():
                 for j, at in side.readers.get(id(result), ())[:_MOST_ALIKE]:
@@ -427,7 +434,7 @@ class _Spread:
         """Pair the equations that read two values that correspond."""
         groups: tuple[dict[Hashable, list[int]], ...] = defaultdict(list), defaultdict(list)
         for k, (side, var) in enumerate(zip(self._matching.sides, (v, w), strict=True)):
-            taken = self._matching.pairs if k == 0 else self._matching.taken
+            taken = self._matching.taken[k]
             for i, place in side.readers.get(id(var), ()):
                 if i not in taken:
                     groups[k][self._own[k][i], place].append(i)
@@ -441,7 +448,7 @@ class _Spread:
     def _clear(self, olds: deque[int], news: deque[int]) -> None:
         """Pair equations that are alike and read the same value, by what else they read."""
         for i in olds:
-            if i not in self._matching.pairs:
+            if i not in self._matching.taken[0]:
                 j = self._matching.best(i, news, self._likeness)
                 if j is not None:
                     self._matching.pair(i, j)
@@ -451,6 +458,20 @@ class _Spread:
         alike = self._own[0][i] == self._own[1][j]
         if alike and matching.is_free(i, j) and not matching.conflict(i, j):
             matching.pair(i, j)
+
+
+def _called(eqn: JaxprEqn) -> AnyJaxpr | None:
+    """Return the body of a call; None for what is none."""
+    if not traits(eqn).call or (inside := regions(eqn)) is None or len(inside.bodies) != 1:
+        return None
+    return inside.bodies[0]
+
+
+def _given(eqn: JaxprEqn) -> list[Atom]:
+    """Return what the arguments of the body of a call are."""
+    inside = regions(eqn)
+    assert inside is not None
+    return [eqn.invars[i] for i in inside.regions[0].ins]
 
 
 def _place(eqn: JaxprEqn) -> object:

@@ -36,6 +36,8 @@ class MatchedBody:
         path: The equations around them, the outermost first, as pairs.
         pairs: The positions of the equations that correspond, in the order of `before`.
         keys: What tells whether equations are the same.
+        call: If one of the bodies is that of a call and the other has its equations without a
+            call, which of them it is, 0 or 1, and the call.
     """
 
     before: AnyJaxpr
@@ -44,6 +46,7 @@ class MatchedBody:
     pairs: dict[int, int]
     keys: EquationKeys
     _matching: Matching
+    call: tuple[int, JaxprEqn] | None = None
 
     @property
     def bodies(self) -> tuple[Jaxpr, Jaxpr]:
@@ -55,6 +58,18 @@ class MatchedBody:
         """The equations that correspond."""
         before, after = (body.eqns for body in self.bodies)
         return [(before[i], after[j]) for i, j in self.pairs.items()]
+
+    @property
+    def opened(self) -> tuple[set[int], set[int]]:
+        """The positions of calls whose equations the other body has itself."""
+        found: tuple[set[int], set[int]] = set(), set()
+        for each in self._matching.opened:
+            found[each.which].add(each.position)
+        return found
+
+    def is_alone(self, which: int, position: int) -> bool:
+        """Return True if an equation of one of the bodies has no counterpart anywhere."""
+        return position not in self._matching.taken[which]
 
     @property
     def values(self) -> Sequence[tuple[Var, Var]]:
@@ -76,6 +91,8 @@ class MatchedBody:
 
     def agree(self, old: Atom, new: Atom) -> bool:
         """Return True if two operands correspond, or are the same literal."""
+        literals = self._matching.literals
+        old, new = literals.get(id(old), old), literals.get(id(new), new)
         if type(old) is Literal and type(new) is Literal:
             return self.keys.literal(old) == self.keys.literal(new)
         return self._matching.agree(old, new)
@@ -128,17 +145,31 @@ def counterparts(
     seen = {(a, b)}
     while todo:
         each = todo.popleft()
-        matching = Matching(keys, (each.before, each.after), each.arguments, each.results)
-        matching.run()
-        pairs = dict(sorted(matching.pairs.items()))
-        matched = MatchedBody(each.before, each.after, each.path, pairs, keys, matching)
-        found.append(matched)
-        for inner in _bodies_of_pairs(matched):
-            opened = jaxcompat.open_jaxpr(inner.before), jaxcompat.open_jaxpr(inner.after)
-            if opened not in seen:
-                seen.add(opened)
-                todo.append(inner)
+        held = each.before, each.after
+        matching = Matching.of_bodies(keys, held, each.arguments, each.results)
+        for matched in _with_opened(keys, matching, each.path):
+            found.append(matched)
+            for inner in _bodies_of_pairs(matched):
+                opened = jaxcompat.open_jaxpr(inner.before), jaxcompat.open_jaxpr(inner.after)
+                if opened not in seen:
+                    seen.add(opened)
+                    todo.append(inner)
     return found
+
+
+def _with_opened(
+    keys: EquationKeys,
+    matching: Matching,
+    path: tuple[tuple[JaxprEqn, JaxprEqn], ...],
+    call: tuple[int, JaxprEqn] | None = None,
+) -> Iterator[MatchedBody]:
+    """Yield two bodies that are matched, and those of calls that only one of them has."""
+    a, b = matching.sides
+    pairs = dict(sorted(matching.pairs.items()))
+    yield MatchedBody(a.held, b.held, path, pairs, keys, matching, call)
+    for each in matching.opened:
+        eqn = matching.sides[each.which].eqns[each.position]
+        yield from _with_opened(keys, each.matching, (*path, (eqn, eqn)), (each.which, eqn))
 
 
 @dataclass(frozen=True, eq=False)

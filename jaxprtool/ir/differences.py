@@ -16,12 +16,13 @@ from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
 
-#: What differs: the value of a constant, a dtype, a shape, a parameter, or which value is read.
-Kind: TypeAlias = Literal["constant", "dtype", "shape", "parameter", "operand"]
+#: What differs: the value of a constant, a dtype, a shape, a parameter, which value is read, or
+#: whether equations are in a call.
+Kind: TypeAlias = Literal["constant", "dtype", "shape", "parameter", "operand", "call"]
 
 #: Where it is: in an equation, in the order of effects, or at the end or beginning of a body.
 Part: TypeAlias = Literal[
-    "operand", "result", "parameter", "rules", "order", "constant", "result of the body"
+    "operand", "result", "parameter", "rules", "order", "constant", "result of the body", "call"
 ]
 
 

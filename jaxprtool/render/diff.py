@@ -214,12 +214,22 @@ class _Texts:
 
     def line(self, hunk: Hunk, line: Line) -> list[str]:
         """Return the tokens of a line."""
+        if line.differences and line.differences[0].part == "call":
+            return self._opened(line)
         if line.before is not None and line.after is not None:
             return self._changed(line.before, line.after, line.differences)
         if line.equation is None:
             return [token for each in line.differences for token in self._of_body(hunk, each)][1:]
         reader = self._readers[line.before is None]
         return [*reader.line(line.equation, types=True), *self._inside(line.equation)]
+
+    def _opened(self, line: Line) -> list[str]:
+        """Return the tokens of a call whose equations the other program has without it."""
+        eqn = line.equation
+        assert eqn is not None
+        count = sum(self._count(body) for _, body in bodies(eqn))
+        said = f" was {line.differences[0].name}: {plural(count, 'equation')} moved"
+        return [*self._readers[line.before is None].head(eqn), Comment(said)]
 
     def _inside(self, eqn: JaxprEqn) -> list[str]:
         """Return how many equations are in the bodies of an equation."""

@@ -174,3 +174,20 @@ def test_lines_have_a_place_and_hunks_a_path():
     assert hunk.path[0].startswith("scan at ") and "test_diff.py:" in line.source
     assert [(d.kind, d.part, d.place) for d in line.differences] == [("constant", "operand", 1)]
     assert found.before.equations == found.after.equations and found.after.work.flops > 0
+
+
+def test_equations_that_moved_out_of_a_call_or_into_one_are_not_removed_and_added():
+    def plain(a):
+        b = jnp.sin(a) * 2.0
+        return jnp.where(b > 0, b, -jnp.inf).sum()
+
+    program = traced(lambda a: jax.nn.softmax(jax.checkpoint(plain)(a) + a))
+    inlined = program.apply("inline")
+    for p, q, how in ((program, inlined, "inlined"), (inlined, program, "outlined")):
+        found = jaxprtool.diff(p, q)
+        assert not found.removed and not found.added and found.verdict == "different"
+        assert {d.name for line in found.changed for d in line.differences} == {how}
+    # What else has changed in a call that moved is still found.
+    other = traced(lambda a: jax.nn.softmax(plain(a) + jnp.cos(a)))
+    found = jaxprtool.diff(program, other)
+    assert [line.equation.primitive.name for line in found.added] == ["cos"] and not found.removed

@@ -152,3 +152,9 @@ def test_a_page_names_the_program_that_a_pass_has_changed(cli, folder):
 def test_a_page_and_json_do_not_share_stdout(cli):
     result = cli("opt", "functions.py:double", "--format", "html", "--json")
     assert result.code == 2 and "--json and a page both want stdout" in result.err
+
+
+def test_print_changed_shows_what_each_pass_did_and_skips_those_that_did_nothing(cli):
+    result = cli("opt", "functions.py:wasteful", "-p", "dce, dce", "--print-changed")
+    assert result.err.count("# dce") == 1
+    assert ": different: " in result.err and "removed" in result.err and "  - " in result.err

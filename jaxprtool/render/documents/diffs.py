@@ -14,7 +14,8 @@ class DiffLine(TypedDict):
     source: Annotated[str, "The user's line, with the library's behind; empty if not known."]
     path: Annotated[list[str], "The equations around it, the outermost first."]
     differs_in: Annotated[
-        list[str], "`constant`, `dtype`, `shape`, `parameter`, `operand`; of what was changed."
+        list[str],
+        "`constant`, `dtype`, `shape`, `parameter`, `operand`, `call`; of what was changed.",
     ]
 
 

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.options import PASSES, RUN, Panel, names
+from jaxprtool.cli.options import OUTPUT, PASSES, RUN, Panel, names
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.run import printed_by_functions
 from jaxprtool.cli.start import start_jax, use_cache
+from jaxprtool.errors import OutputError
 
 _VARIANTS = Panel("Variants")
 _TOLERANCE = Panel("What is tolerated")
@@ -82,6 +83,10 @@ _Trials = Annotated[
         min=1,
     ),
 ]
+_Html = Annotated[
+    str | None,
+    OUTPUT.option("--html", "FILE.html", "Write a page of all results, and of where they part."),
+]
 _Bisect = Annotated[
     bool,
     Panel("Where they part").flag(
@@ -107,6 +112,7 @@ def compare(
     seed: options.Seed = 0,
     trials: _Trials = 1,
     bisect: _Bisect = False,
+    html: _Html = None,
     json: options.Json = False,
     *,
     told: Told,
@@ -121,7 +127,10 @@ def compare(
       jaxprtool compare samples/transformer.py:loss -p "" -p "-O2"
       jaxprtool compare samples/transformer.py:loss --op-by-op --rtol 1e-5
       jaxprtool compare samples/transformer.py:loss -p grad -p "grad, -O2" --bisect
+      jaxprtool compare samples/transformer.py:loss -p "" -p "-O2" --html compare.html
     """
+    if html == "-":
+        raise OutputError("--html takes a file: what compare prints goes to stdout")
     start_jax(told, function.x64)
     use_cache(True)
     from jaxprtool.api.compare import Axes, Checks, comparison, planned
@@ -147,6 +156,10 @@ def compare(
     checks = Checks(seed, trials, bisect, isolate)
     with printed_by_functions(json):
         found = comparison(plan, inputs, Tolerance(rtol, atol), checks, told)
+    if html is not None:
+        from jaxprtool.render.page.comparison import comparison_page
+
+        output.write_page(comparison_page(found), html)
     if json:
         output.write_json(render.compare_document(found))
     else:

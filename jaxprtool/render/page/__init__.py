@@ -112,7 +112,7 @@ def page(
     tabs = [tab if i == shown else _packed(tab) for i, tab in enumerate(tabs)]
     script = _static("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    template = _environment().get_template("page.html")
+    template = environment().get_template("page.html")
     return template.render(
         title=_text(", ".join(states[-1].programs)),
         tabs=tabs,
@@ -145,7 +145,7 @@ def cell(programs: Mapping[str, Program], describe: Callable[[Program], Stats]) 
         rows = listing(about, options, sources, at, titles=True, most=_MOST_IN_CELL)
         shown.append(_Shown(at, _text(name), facts(found), (), rows))
     css = Markup(_static("listing.css"))
-    template, none = _environment().get_template("cell.html"), (0, "")
+    template, none = environment().get_template("cell.html"), (0, "")
     return template.render(programs=shown, titles=True, css=css, at="", added=none, removed=none)
 
 
@@ -167,7 +167,7 @@ def _tabs(
 ) -> list[_Tab]:
     """Return the tabs of states, with what a pass removes marked in the listing before it."""
     made = [_NONE, *(_changes(*pair) for pair in pairwise(states))]
-    template = _environment().get_template("listing.html")
+    template = environment().get_template("listing.html")
     tabs: list[_Tab] = []
     for i, state in enumerate(states):
         if i and not _differ(states[i - 1], state):
@@ -229,8 +229,9 @@ def _packed(tab: _Tab) -> _Tab:
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """Return what reads the templates of pages."""
+    made = Environment(
         loader=PackageLoader("jaxprtool.render.page"),
         keep_trailing_newline=True,
         autoescape=True,
@@ -238,18 +239,18 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    made.filters |= {
         "bytes": in_bytes,
         "duration": duration,
         "plural": plural,
         "printable": _text,
     }
-    return environment
+    return made
 
 
 @cache
 def _static(name: str) -> str:
     """Return a file of the templates' folder that is no template."""
-    loader = _environment().loader
+    loader = environment().loader
     assert loader is not None
-    return loader.get_source(_environment(), name)[0]
+    return loader.get_source(environment(), name)[0]

@@ -1,0 +1,33 @@
+"""A page of variants beside the first of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxprtool.render import parting
+from jaxprtool.render.compare import heading, verdict
+from jaxprtool.render.measures import COLUMNS, cells, types
+from jaxprtool.render.page import environment
+
+if TYPE_CHECKING:
+    from jaxprtool.api.compare import Comparison
+
+
+def comparison_page(found: Comparison) -> str:
+    """Return a page of all results of all variants, and of where they part."""
+    return (
+        environment()
+        .get_template("compare.html")
+        .render(
+            found=found,
+            heading=heading(found),
+            verdict=verdict,
+            columns=COLUMNS,
+            cells=cells,
+            types=types,
+            unmarked=lambda results: [("", each) for each in results],
+            where=parting.heading,
+            known=parting.known,
+            given=parting.rows,
+        )
+    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, PASSES, Panel
 from jaxprtool.cli.progress import Told
+from jaxprtool.cli.reproducer import Reproducer, ReproducerOption
 from jaxprtool.cli.start import start_jax, use_cache
 from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
 from jaxprtool.formats.emission import STDOUT, Emission, Format
@@ -101,6 +102,7 @@ def opt(
     timing: _Timing = False,
     format: _Format = PageFormat.text,
     out: _Out = None,
+    reproducer: ReproducerOption = None,
     callbacks: options.Callbacks = options.CallbackChoice.refuse,
     json: options.Json = False,
     full: options.Full = False,
@@ -153,9 +155,10 @@ def opt(
     program = function.trace(entry, pipeline, told)
     given = Given(program, dict(zip(program.arg_names, entry.arguments(), strict=True)))
     verifier = Verifier(watcher, output.note) if verify else None
+    writer = Reproducer(reproducer, plugin or ()) if reproducer else None
     try:
         result = pipeline_steps.run(
-            pipeline, program, told, verifier or watcher, check=not no_check
+            pipeline, program, told, verifier or watcher, not no_check, writer
         )
     except JaxprToolError:
         if verifier is not None:

@@ -14,6 +14,7 @@ from jaxprtool.passes.pipeline import Observer, Pipeline, Step
 from jaxprtool.render.documents.programs import PassRun
 
 if TYPE_CHECKING:
+    from jaxprtool.cli.reproducer import Reproducer
     from jaxprtool.render.page import State
 
 
@@ -23,9 +24,20 @@ def run(
     told: Told,
     observer: Observer | None = None,
     check: bool = True,
+    reproducer: Reproducer | None = None,
 ) -> Program | Programs:
-    """Run a pipeline, and tell of each pass which of them it is: `fold 3/12`."""
-    return pipeline.run(program, _Teller(pipeline, told, observer or Observer()), check=check)
+    """Run a pipeline, and tell of each pass which of them it is: `fold 3/12`.
+
+    `reproducer` writes the program that a pass fails on.
+    """
+    teller = _Teller(pipeline, told, observer or Observer())
+    try:
+        return pipeline.run(program, teller, check=check)
+    except Exception as error:
+        if reproducer is not None and teller.running is not None:
+            step, before = teller.running
+            reproducer.failed(before, step, error)
+        raise
 
 
 class _Teller(Observer):
@@ -35,8 +47,10 @@ class _Teller(Observer):
         steps = pipeline.flat()
         self._places = {id(step): f"{i}/{len(steps)}" for i, step in enumerate(steps, 1)}
         self._told, self._inner = told, inner
+        self.running: tuple[Step, Program] | None = None
 
     def before(self, step: Step, program: Program) -> None:
+        self.running = step, program
         self._told(f"{type(step.transform).name} {self._places[id(step)]}")
         self._inner.before(step, program)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxprtool.cli import options, output
+from jaxprtool.cli import options, output, reproducer
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
@@ -74,8 +75,8 @@ def reduce(
 ) -> None:
     """Make a function smaller as long as a check holds: what crashes, or is wrong, in a few lines.
 
-    Each try runs in a process of its own. TARGET may be a folder that --reproducer wrote. Ctrl-C
-    ends the search with the smallest program so far.
+    Each try runs in a process of its own. TARGET may be a folder that --reproducer of opt or run
+    wrote. Ctrl-C ends the search with the smallest program so far.
 
     [bold]Examples[/]
 
@@ -83,6 +84,10 @@ def reduce(
     """
     if out is not None and (out == STDOUT or not out.endswith(".jaxpr")):
         raise OutputError("-o takes FILE.jaxpr: a script is written beside it")
+    if os.path.isdir(function.target):
+        target, about = reproducer.read(function.target)
+        function = replace(function, target=target, x64=function.x64 or about["x64"])
+        check, plugin = check or about["check"], [*(plugin or ()), *about["plugins"]]
     if check is None:
         raise JaxprToolError("--check says what is to be kept", "--check crash, or see --help")
     start_jax(told, function.x64)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 from jaxprtool.cli import completion, options, output
 from jaxprtool.cli.options import OUTPUT, RUN
 from jaxprtool.cli.progress import Told
+from jaxprtool.cli.reproducer import Reproducer, ReproducerOption
 from jaxprtool.cli.start import start_jax, use_cache
 from jaxprtool.errors import CheckError, OutputError
 from jaxprtool.files import file_written_whole
@@ -66,6 +67,7 @@ def run(
     seed: options.Seed = 0,
     no_cache: options.NoCache = False,
     save: _Save = None,
+    reproducer: ReproducerOption = None,
     json: options.Json = False,
     *,
     told: Told,
@@ -93,6 +95,7 @@ def run(
     checked.require_checks(check or ())
     pipeline = options.pipeline(passes, plugin)
     require_device(backend, device)
+    writer = Reproducer(reproducer, plugin or ()) if reproducer else None
     entry = function.find(told, True, types, pipeline)
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
@@ -100,14 +103,16 @@ def run(
         trace_time = time.perf_counter() - start
         start = time.perf_counter()
         program = options.only_program(
-            "run takes", options.each(pipeline_steps.run(pipeline, traced, told))
+            "run takes", options.each(pipeline_steps.run(pipeline, traced, told, reproducer=writer))
         )
         pass_time = time.perf_counter() - start
         given = given_to(program, entry, traced)
         filled = fill(given.program, given.values, seed)
         chosen = run.choose_device(given.program, backend, device)
+        compiling = writer.compiler(given.program) if writer else contextlib.nullcontext()
         with printed_by_functions(json):
-            report = run.run(given.program, filled.arguments, chosen, repeat, told)
+            with compiling:
+                report = run.run(given.program, filled.arguments, chosen, repeat, told)
             found = []
             if check:
                 told(f"checking {report.name}, equation by equation")

@@ -73,3 +73,38 @@ def test_ctrl_c_writes_the_smallest_so_far(folder):
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130 and "warning: interrupted: this is the smallest so far" in said
     assert "sin" in str(jaxprtool.read("small.jaxpr").jaxpr)
+
+
+BROKEN = """
+    from jaxprtool import Pass
+
+    class Broken(Pass):
+        \"\"\"Fail on a sine.\"\"\"
+
+        name = "broken"
+
+        def __call__(self, program):
+            if any(eqn.primitive.name == "sin" for eqn in program.jaxpr.eqns):
+                raise KeyError("no sines")
+            return program
+"""
+
+
+def test_a_pass_that_fails_leaves_a_reproducer_which_reduce_takes(cli, folder):
+    (folder / "broken.py").write_text(textwrap.dedent(BROKEN))
+    plugin = "--plugin", "broken.py"
+    failed = cli("opt", *CASE[1:], "-p", "dce, broken", *plugin, "--reproducer", "bad")
+    assert failed.code != 0 and "note: the program before broken is in bad" in failed.err
+    about = json.loads((folder / "bad" / "reproducer.json").read_text())
+    assert about["check"] == "error -p broken" and about["versions"].keys() >= {"jax", "jaxlib"}
+    found = cli("reduce", "bad", "--json")
+    assert json.loads(found.out)["equations_after"] == 1
+    assert cli("reduce", ".").err.startswith("error: there is no reproducer in '.'")
+    again = cli("opt", *CASE[1:], "--reproducer", "bad")
+    assert again.err == "error: --reproducer takes a new folder, and 'bad' is there\n"
+
+
+def test_a_run_that_ends_well_leaves_no_reproducer(cli, folder):
+    assert cli("run", *CASE[1:], "--repeat", "0", "--reproducer", "bad").code == 0
+    assert not (folder / "bad").exists()
+    assert cli("run", "functions.py:callback", "--reproducer", "bad").code == 3

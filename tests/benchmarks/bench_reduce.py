@@ -1,0 +1,114 @@
+"""How long `reduce` takes for planted faults in programs of thousands of equations.
+
+python tests/benchmarks/bench_reduce.py [FAULT ...]
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import jaxprtool
+
+#: A plug-in whose rewrite is wrong.
+WRONG = """
+from jax import lax
+from jaxprtool import Pass
+from jaxprtool.extend import map_equations
+
+class Wrong(Pass):
+    \"\"\"Take a sine for a cosine.\"\"\"
+
+    name = "wrong"
+
+    def __call__(self, program):
+        def rule(eqn):
+            if eqn.primitive.name != "cos":
+                return None
+            return [eqn.replace(primitive=lax.sin_p)]
+
+        return program.replace(jaxpr=map_equations(program.jaxpr, rule))
+"""
+
+
+def attention(x, w):
+    q, k, v = (x @ w[i] for i in range(3))
+    weights = jax.nn.softmax(q @ k.T / jnp.sqrt(q.shape[-1]))
+    return weights @ v
+
+
+def layers(x, ws, odd=lambda x: x):
+    for i, w in enumerate(ws):
+        mean = x.mean(-1, keepdims=True)
+        x = (x - mean) * lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
+        x = x + attention(x, w)
+        x = x + jax.nn.gelu(x @ w[3]) @ w[4]
+        if i == 20:
+            x = odd(x)
+    return x.sum()
+
+
+def rewritten():
+    """A gradient of 48 layers, in one of which is a sine; a pass takes its cosine for a sine."""
+    ws = jnp.sin(jnp.arange(48 * 5 * 16 * 16.0)).reshape(48, 5, 16, 16) * 0.1
+    x = jnp.cos(jnp.arange(8 * 16.0)).reshape(8, 16)
+    return jax.grad(lambda x, ws: layers(x, ws, jnp.sin)), (x, ws), "mismatch -p wrong"
+
+
+def log_of_zero():
+    """A log of zero in a round of a scan, in the middle of a gradient of 24 layers."""
+
+    def scanned(x):
+        def step(x, i):
+            y = jnp.log(x * (3 - i) ** 2)
+            return jnp.tanh(x + 0.1), jnp.where(jnp.isfinite(y), y, 0.0).sum()
+
+        x, sums = lax.scan(step, jnp.abs(x) + 1.0, jnp.arange(6.0))
+        return x + sums.sum()
+
+    ws = jnp.sin(jnp.arange(24 * 5 * 16 * 16.0)).reshape(24, 5, 16, 16) * 0.1
+    x = jnp.cos(jnp.arange(8 * 16.0)).reshape(8, 16)
+    return jax.grad(lambda x, ws: layers(x, ws, scanned)), (x, ws), "nan"
+
+
+def slow():
+    """Sums that each reader computes again, among layers: XLA takes long to compile them."""
+
+    def sums(x):
+        for _ in range(1500):
+            x = x + x.sum()
+        return x
+
+    ws = jnp.ones((24, 5, 16, 16))
+    return (lambda x, ws: layers(x, ws, sums)), (jnp.ones((8, 16)), ws), "timeout 5"
+
+
+FAULTS = {"rewritten": rewritten, "log_of_zero": log_of_zero, "slow": slow}
+
+
+def main(names):
+    print("| fault | equations | left | tries | seconds |\n| --- | ---: | ---: | ---: | ---: |")
+    with tempfile.TemporaryDirectory() as folder:
+        plugin = Path(folder) / "wrong.py"
+        plugin.write_text(WRONG)
+        for name in names or FAULTS:
+            fun, arguments, check = FAULTS[name]()
+            program = jaxprtool.trace(fun, *arguments)
+            flat = jax.tree.leaves(arguments)
+            found = jaxprtool.reduce(
+                program,
+                check,
+                values=dict(zip(program.arg_names, flat, strict=True)),
+                plugins=[str(plugin)] if "wrong" in check else (),
+                told=lambda doing: print(doing, file=sys.stderr),
+            )
+            counts = f"{found.equations_before:,} | {found.equations_after}"
+            print(f"| {name} | {counts} | {found.tries} | {found.seconds:.0f} |")
+            print(found.program, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

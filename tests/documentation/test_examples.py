@@ -90,7 +90,11 @@ def pattern(lines):
 def test_a_command_prints_what_its_page_shows(command, output, folder):
     code, printed = shell.run(command)
     failed = (1, 2) if "shapecheck" in command else (2,)
-    done = (1,) if command.startswith(("jaxprtool nans", "jaxprtool compare")) else (0,)
+    done = (
+        (1,)
+        if command.startswith(("jaxprtool nans", "jaxprtool compare", "jaxprtool diff"))
+        else (0,)
+    )
     assert code in (failed if "error:" in output else done), printed
     actual = "".join(f"{line}\n" for line in normalised(printed))
     expected = normalised(output)

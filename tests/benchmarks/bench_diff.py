@@ -1,0 +1,61 @@
+"""Diffs of large programs beside `difflib` on the text: `python tests/benchmarks/bench_diff.py`.
+
+A program of so many equations, and the same with an equation at the front and one in the middle.
+Seconds of CPU time to match them, and for the unified diff of both listings; and how many lines
+each of them gives.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+import jaxprtool
+
+
+def chain(rounds: int, extra: tuple[int, ...] = ()) -> Callable[[Any], Any]:
+    """Return a function of three equations a round, with one more before some rounds."""
+
+    def fun(a: Any) -> Any:
+        for i in range(rounds):
+            if i in extra:
+                a = a + 1.0
+            a = jnp.sin(a) * 2.0 + a
+        return a
+
+    return fun
+
+
+def seconds(work: Callable[[], int]) -> tuple[float, int]:
+    """Return the CPU time that work takes, and what it gives."""
+    start = time.process_time()
+    lines = work()
+    return time.process_time() - start, lines
+
+
+def main(sizes: list[int]) -> None:
+    """Print a row for each number of equations."""
+    table = Table("equations", "diff", "lines", "difflib", "lines")
+    aval = jax.ShapeDtypeStruct((8,), "float32")
+    for size in sizes:
+        rounds = size // 3
+        before = jaxprtool.trace(chain(rounds), aval)
+        after = jaxprtool.trace(chain(rounds, (0, rounds // 2)), aval)
+        texts = [str(program.jaxpr).splitlines() for program in (before, after)]
+        own = seconds(lambda p=before, q=after: len(jaxprtool.diff(p, q).lines))
+        lines = seconds(lambda t=texts: len([*difflib.unified_diff(*t, n=0)]))
+        cells = [f"{own[0]:.1f}", str(own[1]), f"{lines[0]:.1f}", str(lines[1])]
+        table.add_row(f"{size:,}", *cells)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main([int(argument) for argument in sys.argv[1:]] or [1_000, 10_000, 100_000])

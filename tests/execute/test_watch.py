@@ -191,6 +191,21 @@ def test_rounds_of_a_while_loop_count_from_the_end_too(n):
     assert found[0].numbers.mean == pytest.approx(4e-30)
 
 
+def test_rounds_of_loops_in_while_loops_count_from_the_end():
+    def function(x):
+        def body(state):
+            i, x = state
+            x = lax.cond(
+                x > 4.0, lambda x: x, lambda x: lax.fori_loop(0, i, lambda _, x: x * 2.0, x), x
+            )
+            return i + 1, x
+
+        return lax.while_loop(lambda state: state[0] < 4, body, (1, x))
+
+    found = rows(function, 1.0, only=["mul"], rounds=[-2, -1], by="equation")
+    assert [(row.iteration, row.numbers.mean) for row in found] == [((1, 0), 4.0), ((1, 1), 8.0)]
+
+
 def test_no_round_of_a_loop_with_effects_is_counted_from_the_end():
     def function(x):
         def body(i, x):

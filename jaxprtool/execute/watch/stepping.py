@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.effects import Effects, leaves_the_program
 from jaxprtool.execute.loops import BY_HAND, Frame, can_be_compiled
@@ -29,9 +30,9 @@ from jaxprtool.execute.watch.collected import (
 from jaxprtool.execute.watch.numbers import has_numbers, is_on_host
 from jaxprtool.execute.watch.selected import Rounds
 from jaxprtool.ir.equations import Contains, equations, named
-from jaxprtool.ir.interpret import Interpreter, bind, evaluate
+from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view
-from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, open_jaxpr
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Stepping(Interpreter):
         if isinstance(held, Scan | While) and can_be_compiled(held) and can_be_collected(held):
             bodies = (held.body,) if isinstance(held, Scan) else (held.body, held.cond)
             if not any(map(self._has_stop, bodies)):
-                number = sum(len(list(equations(open_jaxpr(body)))) for body in bodies)
+                number = sum(len(list(equations(jaxcompat.open_jaxpr(body)))) for body in bodies)
                 if isinstance(held, While):
                     return self._looped(held, operands, BY_HAND // max(number, 1))
                 if isinstance(held.length, int) and held.length * number > BY_HAND:
@@ -159,10 +160,12 @@ class Stepping(Interpreter):
         c, b = len(loop.cond_consts), len(loop.body_consts)
         key = ~id(loop.eqn)
 
+        more, once = jaxcompat.jaxpr_as_fun(loop.cond), jaxcompat.jaxpr_as_fun(loop.body)
+
         def count(deciding: Any, consts: Any, carry: Any) -> Any:
             return jax.lax.while_loop(
-                lambda state: evaluate(loop.cond, [*deciding, *state[1]])[0],
-                lambda state: (state[0] + 1, evaluate(loop.body, [*consts, *state[1]])),
+                lambda state: more(*deciding, *state[1])[0],
+                lambda state: (state[0] + 1, once(*consts, *state[1])),
                 (jnp.int32(0), carry),
             )[0]
 
@@ -191,7 +194,7 @@ class Stepping(Interpreter):
     def _sharded(self, held: ShardMap, operands: list[Any]) -> list[Any]:
         """Return the results of a `shard_map`, which is compiled as a whole."""
         outs, sites, values = shard_map_values(held, self._wanted, operands)
-        for inner in equations(open_jaxpr(held.body)):
+        for inner in equations(jaxcompat.open_jaxpr(held.body)):
             if isinstance(view(inner), While | ShardMap):
                 self._leave_out(inner)
         if self._on:

@@ -1,0 +1,134 @@
+"""Watching values beside JAX's means: `python tests/benchmarks/bench_watch.py`.
+
+Every value of a transformer's gradient and of a gradient of a scan over many rounds is summarised.
+Seconds of CPU time, in a process that has compiled nothing: compiling and running the program,
+`watch`, the same again, `jax.debug.callback` behind each equation with the same numbers by NumPy,
+and the function under `jax.disable_jit`, which shows no values.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jaxprtool
+from jaxprtool.ir.interpret import Interpreter, bind
+from jaxprtool.ir.structured import Cond, Scan, While, view
+from jaxprtool.jaxcompat import JaxprEqn
+from tests.benchmarks.bench_nans import layers, rounds
+
+
+class _Calling(Interpreter):
+    """Evaluates a jaxpr while JAX traces, with a callback behind each equation."""
+
+    def __init__(self, call: Callable[[np.ndarray], None]) -> None:
+        self._call = call
+
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        results = bind(eqn, operands)
+        for x in results:
+            if jnp.issubdtype(x.dtype, jnp.inexact):
+                jax.debug.callback(self._call, x)
+        return results
+
+    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        held = view(eqn)
+        if isinstance(held, While | Cond):
+            return bind(eqn, operands)
+        if not isinstance(held, Scan):
+            return super().equation(eqn, operands)
+        n, k = len(held.consts), len(held.carry)
+
+        def one(carry: Any, xs: Any) -> Any:
+            outs = self.run(held.body, [*operands[:n], *carry, *xs])
+            return outs[:k], outs[k:]
+
+        carry, ys = jax.lax.scan(
+            one, operands[n : n + k], operands[n + k :], held.length, held.reverse
+        )
+        return [*carry, *ys]
+
+
+def plain(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    jax.block_until_ready(jax.jit(function)(*args))
+    return ""
+
+
+def ours(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    rows = jaxprtool.watch(jaxprtool.trace(function, *args), args, by="equation").rows
+    return f"{sum(row.times for row in rows):,} values"
+
+
+def callbacks(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    seen = []
+
+    def call(x: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            _, powers = np.frexp(x)
+            counts = np.bincount(powers.ravel() + 200, minlength=400)
+            seen.append((x.min(), x.max(), x.mean(), x.std(), np.isnan(x).sum(), counts))
+
+    program = jaxprtool.trace(function, *args)
+    flat = jax.tree.leaves(args)
+    jax.block_until_ready(jax.jit(lambda *a: _Calling(call).run(program.jaxpr, a))(*flat))
+    jax.effects_barrier()
+    return f"{len(seen):,} values"
+
+
+def without_jit(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    with jax.disable_jit():
+        jax.block_until_ready(function(*args))
+    return ""
+
+
+PROGRAMS = {"4 layers": (layers, 4), "1000 rounds": (rounds, 1000), "50000 rounds": (rounds, 50000)}
+MEANS = {
+    "compile and run": plain,
+    "watch": ours,
+    "jax.debug.callback": callbacks,
+    "jax.disable_jit": without_jit,
+}
+
+
+def measured(program: str, means: str, results: Any) -> None:
+    """Put the seconds of the first and of the second time into a queue, and what was said."""
+    make, number = PROGRAMS[program]
+    function, args = make(number)
+    times = []
+    for _ in range(2):
+        start = time.process_time()
+        said = MEANS[means](function, args)
+        times.append(time.process_time() - start)
+    results.put((*times, said))
+
+
+def main() -> None:
+    table = Table("", "by", "s, first", "s, again", "sees")
+    spawn = multiprocessing.get_context("spawn")
+    for program in PROGRAMS:
+        for means in MEANS:
+            if program == "50000 rounds" and means.startswith("jax."):
+                continue  # minutes
+            results = spawn.Queue()
+            process = spawn.Process(target=measured, args=(program, means, results))
+            process.start()
+            first, again, said = results.get()
+            process.join()
+            table.add_row(program, means, f"{first:.2f}", f"{again:.2f}", said)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

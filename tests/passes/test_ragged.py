@@ -385,6 +385,12 @@ def test_an_effect_on_what_all_lanes_share_stays(capfd):
     assert capfd.readouterr().out == "7 and 2.0\n"
 
 
+def test_the_largest_of_no_columns_is_what_it_is_for_each_example():
+    program = traced(lambda x: lax.reduce_max(x, (0, 1)), "f32[n,0]")
+    found = program.apply("ragged(axis='n', lanes=3)")(np.ones((7, 0)), FILLED)
+    np.testing.assert_array_equal(found, [-np.inf] * 3)
+
+
 def test_a_bound_that_an_equation_needs_is_asked_for():
     def fun(x):
         return jnp.roll(x @ x.T, 1, 0).sum(1)

@@ -219,7 +219,7 @@ def _extreme(largest_of: bool, axes: tuple[int, ...], array: Any, counted: Any) 
     """
     number = (least if largest_of else largest)(array.dtype)
     filled = lax.select(counted, array, lax.full_like(array, number))
-    return filled.max(axes) if largest_of else filled.min(axes)
+    return (lax.reduce_max if largest_of else lax.reduce_min)(filled, axes)
 
 
 @_extreme.defjvp

@@ -34,7 +34,7 @@ def _extreme(largest_of: bool, axes: tuple[int, ...], rows: Any, examples: Any, 
     JAX has no derivative of a segment's. This one is shared by all elements that are equal to it.
     """
     reduce = jax.ops.segment_max if largest_of else jax.ops.segment_min
-    within = (rows.max(axes) if largest_of else rows.min(axes)) if axes else rows
+    within = (lax.reduce_max if largest_of else lax.reduce_min)(rows, axes) if axes else rows
     return reduce(within, examples, lanes, indices_are_sorted=True)
 
 

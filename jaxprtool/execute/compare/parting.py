@@ -20,7 +20,7 @@ from jaxprtool.ir.counterparts import MatchedBody, counterparts
 from jaxprtool.ir.interpret import branch_of
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.structured import Cond, Scan, ShardMap, While, view
-from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 #: So many cuts are compared at once.
 CUTS = 32
@@ -224,6 +224,7 @@ class _Level:
         self._defined = {v: i for i, eqn in enumerate(self._eqns) for v in eqn.outvars}
         self._last = {v: i for i, eqn in enumerate(self._eqns) for v in _variables(eqn.invars)}
         self._last |= dict.fromkeys(outs, len(self._eqns))
+        self._has_refs = any(isinstance(v.aval, AbstractRef) for v in self._defined)
         self._roots = dict(_roots(self._eqns, self._partners))
         self._points = [
             i for i, eqn in enumerate(self._eqns) if any(v in self._partners for v in eqn.outvars)
@@ -251,11 +252,13 @@ class _Level:
         cuts = sorted({low + 1 + (i + 1) * inside // count - 1 for i in range(count)})
         fronts = {cut: self._front(cut) for cut in cuts}
         self._know([pair for front in fronts.values() for pair in front])
-        for cut in cuts:
-            if any(map(self._differ, fronts[cut])):
-                high = cut
-                break
-            low = cut
+        agree = [cut for cut in cuts if not any(map(self._differ, fronts[cut]))]
+        if self._has_refs:  # what is in one is not compared: the first that differs is surer
+            high = next((cut for cut in cuts if cut not in agree), high)
+            agree = [cut for cut in agree if cut < high]
+        # The last that agrees: a rewrite that is right may compute other values for a while.
+        low = max(agree, default=low)
+        high = min((cut for cut in cuts if cut > low), default=high)
         if high - low > 1:
             kept = self._front(low) if low >= 0 else []
             self._a.forget(old for old, _ in kept)

@@ -120,6 +120,21 @@ def test_rows_are_by_line_forward_and_backward_apart():
     assert tanh.numbers.size == tanh.times * 8 and tanh.times % 6 == 0
 
 
+def test_lines_of_a_library_are_behind_the_users_that_calls_them():
+    library = {}
+    code = "import jax.numpy as jnp\ndef one(x):\n    return jnp.sin(x)\n"
+    code += "def two(x):\n    y = jnp.cos(x)\n    return y * 2.0\n"
+    exec(compile(code, "/venv/lib/python3/site-packages/tinylib/waves.py", "exec"), library)
+
+    def function(x):
+        x = library["one"](x)
+        return library["two"](x)
+
+    once, twice = rows(function, X)
+    assert once.source.endswith(" ← tinylib/waves.py:3") and once.name == once.source
+    assert "←" not in twice.source and twice.primitives == ("cos", "mul")
+
+
 def test_rows_are_by_scope():
     names = [row.name for row in rows(layered, *LAYERED, by="scope")]
     assert any("block" in name for name in names)

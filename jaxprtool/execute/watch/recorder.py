@@ -34,7 +34,8 @@ class WatchedRow:
     Attributes:
         name: What it is called: `model.py:9`, `Block_0/Dense_0`, or the user's name for the value,
             else the primitive. With a number where several are called so.
-        source: The user's line, with the library's behind; "" of a scope, and if it is not known.
+        source: The user's line, with the library's behind if that is only one; "" of a scope, and
+            if it is not known.
         code: What is written in that line, if its file is there.
         backward: Whether the values are of the backward part of a gradient.
         iteration: The number of the round of each loop around it, if rounds were chosen.
@@ -67,11 +68,17 @@ class _Group:
     backward: bool
     path: tuple[str, ...]
     place: int
+    #: The lines of libraries behind the user's.
+    behind: dict[str, None] = field(default_factory=dict)
     primitives: dict[str, None] = field(default_factory=dict)
     types: dict[str, None] = field(default_factory=dict)
     #: By the numbers of rounds, if these are told apart; else by ().
     times: Counter[tuple[int, ...]] = field(default_factory=Counter)
     tallies: dict[tuple[int, ...], Tally] = field(default_factory=dict)
+
+    def with_library(self, line: str) -> str:
+        """Return the user's line with the library's behind it, if that is only one."""
+        return "".join((line, *self.behind)) if line and len(self.behind) == 1 else line
 
 
 class Recorder:
@@ -119,7 +126,8 @@ class Recorder:
         """Return the rows, in the order of the program."""
         return tuple(
             WatchedRow(
-                *(group.name, group.source, group.code, group.backward, numbers),
+                group.with_library(group.name) if group.name == group.source else group.name,
+                *(group.with_library(group.source), group.code, group.backward, numbers),
                 *(tuple(group.primitives), tuple(group.types), group.path),
                 group.times[numbers],
                 group.tallies[numbers].numbers,
@@ -157,7 +165,8 @@ class Recorder:
         if self._by != "equation" and not counts:
             return None
         eqns = (*result.around, eqn)
-        source, backward = self._frames.line_of(eqns), any(map(is_backward, eqns))
+        source, behind, library = self._frames.line_of(eqns).partition(BEHIND)
+        backward = any(map(is_backward, eqns))
         key: Any = name
         if self._by == "line":
             name, key = source or "no line known", (source, backward)
@@ -170,6 +179,7 @@ class Recorder:
             place = self._order[id(eqn)]
             self._groups[key] = _Group(name, source, code, backward, path, place)
         group = self._groups[key]
+        group.behind[behind + library] = None
         group.place = min(group.place, self._order[id(eqn)])
         group.primitives[str(eqn.primitive.name)] = None
         group.types[type_of(aval)] = None

@@ -299,17 +299,20 @@ class _Found:
         """Add what differs in a body."""
         path: tuple[str, ...] | None = None
         for lines in _runs(self._rows(body)):
-            path = tuple(map(self._named, body.path)) if path is None else path
+            path = tuple(self._path(body)) if path is None else path
             self.hunks.append(Hunk(body, path, tuple(_removed_first(lines))))
 
-    def _named(self, pair: tuple[JaxprEqn, JaxprEqn]) -> str:
-        eqn = pair[1]
-        name, place = eqn.params.get("name"), self._source(eqn)
-        called = f" {name}" if isinstance(name, str) else ""
-        return eqn.primitive.name + called + (f" at {place}" if place else "")
+    def _path(self, body: MatchedBody) -> Iterator[str]:
+        """Yield what the equations around a body are called, with their lines."""
+        around = [new for _, new in body.path]
+        for depth, eqn in enumerate(around):
+            name, place = eqn.params.get("name"), self._frames.line_of(around[: depth + 1])
+            called = f" {name}" if isinstance(name, str) else ""
+            yield eqn.primitive.name + called + (f" at {place}" if place else "")
 
-    def _source(self, eqn: JaxprEqn) -> str:
-        return self._frames.line_of([eqn])
+    def _source(self, body: MatchedBody, which: int, eqn: JaxprEqn) -> str:
+        """Return the line of an equation of one of two bodies, or of what is around it."""
+        return self._frames.line_of([*(pair[which] for pair in body.path), eqn])
 
     def _rows(self, body: MatchedBody) -> Iterator[Line | None]:
         """Yield the lines of a body in order, and None for what is in both programs."""
@@ -319,9 +322,9 @@ class _Found:
         gone_before: dict[int, list[Line]] = {}
         for i, eqn in enumerate(before):
             if self._is_listed(body, 0) and body.is_alone(0, i):
-                gone.append(Line("removed", eqn, None, source=self._source(eqn)))
+                gone.append(Line("removed", eqn, None, source=self._source(body, 0, eqn)))
             elif i in body.opened[0]:
-                gone.append(self._opened(eqn, None, "inlined"))
+                gone.append(self._opened(body, eqn, None))
             elif gone and i in body.pairs:
                 gone_before[body.pairs[i]], gone = gone, []
         partners = {j: i for i, j in body.pairs.items()}
@@ -331,11 +334,11 @@ class _Found:
         for j, eqn in enumerate(after):
             yield from gone_before.get(j, ())
             if j in body.opened[1]:
-                yield self._opened(None, eqn, "outlined")
+                yield self._opened(body, None, eqn)
             elif j in partners:
                 yield self._changed(body, before[partners[j]], eqn, j in moved)
             elif self._is_listed(body, 1) and body.is_alone(1, j):
-                yield Line("added", None, eqn, source=self._source(eqn))
+                yield Line("added", None, eqn, source=self._source(body, 1, eqn))
             else:
                 yield None
         yield from gone
@@ -348,12 +351,13 @@ class _Found:
         """Return True if what only one body has is listed here, and not where the body is."""
         return body.call is None or body.call[0] == which
 
-    def _opened(self, old: JaxprEqn | None, new: JaxprEqn | None, how: str) -> Line:
+    def _opened(self, body: MatchedBody, old: JaxprEqn | None, new: JaxprEqn | None) -> Line:
         """Return the line of a call whose equations are in the other program without it."""
         call = old or new
         assert call is not None
+        how, which = ("inlined", 0) if new is None else ("outlined", 1)
         difference = Difference("call", "call", how, 0, None, None)
-        return Line("changed", old, new, (difference,), self._source(call))
+        return Line("changed", old, new, (difference,), self._source(body, which, call))
 
     def _changed(self, body: MatchedBody, old: JaxprEqn, new: JaxprEqn, moved: bool) -> Line | None:
         """Return the line of two counterparts, or None if they are the same."""
@@ -362,7 +366,8 @@ class _Found:
             found.append(Difference("parameter", "order", "", 0, None, None))
         if not found:
             return None
-        line = Line("changed", old, new, tuple(found), self._source(new), self._source(old))
+        places = self._source(body, 1, new), self._source(body, 0, old)
+        line = Line("changed", old, new, tuple(found), *places)
         if _follows(body, line):
             self.retyped.append(line)
             return None

@@ -191,3 +191,14 @@ def test_equations_that_moved_out_of_a_call_or_into_one_are_not_removed_and_adde
     other = traced(lambda a: jax.nn.softmax(plain(a) + jnp.cos(a)))
     found = jaxprtool.diff(program, other)
     assert [line.equation.primitive.name for line in found.added] == ["cos"] and not found.removed
+
+
+def test_what_is_in_a_jitted_function_of_a_library_has_the_line_that_calls_it():
+    for order in (1, 3):
+        jnp.linalg.norm(x, order)  # what JAX keeps of this has no line of ours
+    p, q = (jaxprtool.trace(lambda a, n=n: jnp.linalg.norm(a, n), x) for n in (1, 3))
+    found = jaxprtool.diff(p, q)
+    assert {line.equation.primitive.name for line in found.added} == {"pow"}
+    for line in found.lines:
+        assert "test_diff.py:" in line.source, line
+        assert line.kind != "changed" or "test_diff.py:" in line.source_before

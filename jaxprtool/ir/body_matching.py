@@ -503,12 +503,13 @@ def _around(
     """Return a key for each equation of a side that is left: what it reads, and what reads it.
 
     What has a counterpart is known by that, other variables by the equations that bind them, and
-    so on for so many steps.
+    so on for so many steps. Opened calls, and what is in those of the other side, are all alike.
     """
     side = matching.sides[which]
     own, makers, readers = side.own(likeness), side.makers, side.readers
     labels = {id(pair[which]): number for number, pair in enumerate(matching.values)}
-    known = {pair[which]: -1 - number for number, pair in enumerate(matching.order)}
+    known = dict.fromkeys(matching.taken[which], 0)
+    known.update((pair[which], -1 - number) for number, pair in enumerate(matching.order))
     up = {i: own[i] for i in left}
     down = up
     for _ in range(radius):
@@ -520,7 +521,7 @@ def _around(
                 operands.append(labels.get(id(atom)) if maker is None else -1 - maker)
             higher[i] = hash((up[i], *operands))
             reads = [
-                tuple(sorted((known.get(r) or down[r], at) for r, at in readers.get(id(var), ())))
+                tuple(sorted((known.get(r, down.get(r)), at) for r, at in readers.get(id(var), ())))
                 for var in side.eqns[i].outvars
             ]
             lower[i] = hash((down[i], *reads))

@@ -202,3 +202,12 @@ def test_what_is_in_a_jitted_function_of_a_library_has_the_line_that_calls_it():
     for line in found.lines:
         assert "test_diff.py:" in line.source, line
         assert line.kind != "changed" or "test_diff.py:" in line.source_before
+
+
+def test_what_gives_an_operand_to_equations_that_moved_out_of_a_call():
+    p = traced(lambda a: jax.nn.silu(a) + 0.5 * jnp.cos(a))
+    q = traced(lambda a: a * (0.5 * (1 + jnp.tanh(a))) + jnp.cos(a))
+    for before, after in ((p, q), (q, p)):
+        _, removed, added, changed = lines(before, after)
+        assert "jit" in changed.split()
+        assert {"logistic"} in (set(removed.split()), set(added.split()))

@@ -1,6 +1,7 @@
 """The house keeps its order: imports run downwards, and jax._src is behind one door."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,16 @@ def test_imports_run_downwards():
             there = parts[1] if len(parts) > 1 and parts[1] in LEVEL else "__init__"
             if there != here and LEVEL[there] <= LEVEL[here]:
                 upward.append(f"{path.relative_to(PACKAGE)} imports {name}")
+    assert upward == []
+
+
+def test_types_come_from_below_too():
+    upward = []
+    for path in PACKAGE.rglob("*.py"):
+        here = room(path)
+        for name in re.findall(r"^ +from jaxprtool\.(\w+)", path.read_text(), re.MULTILINE):
+            if here != "__init__" and name in LEVEL and LEVEL[name] < LEVEL[here]:
+                upward.append(f"{path.relative_to(PACKAGE)}: {name}")
     assert upward == []
 
 

@@ -64,6 +64,64 @@ class Residual:
     policies: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class SavedValue:
+    """A value that a proposal saves.
+
+    Attributes:
+        name: What `checkpoint_name` calls it.
+        source: The user's line, `model.py:13`.
+        code: The expression to put into `checkpoint_name`; "" if it has the name already, or the
+            source is gone.
+        bytes: What saving it keeps, in all rounds of loops.
+    """
+
+    name: str
+    source: str
+    code: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What to save so that a gradient keeps a budget.
+
+    Attributes:
+        budget: The bytes that may be kept.
+        policy: The policy of `jax.checkpoint`, as source; "" if everything fits without one.
+        values: What is saved, the largest first.
+        total_bytes: The bytes that are kept, measured: the program was differentiated so.
+        flops: The FLOPs of the gradient with the policy.
+        flops_before: The FLOPs of the gradient without.
+    """
+
+    budget: int
+    policy: str
+    values: tuple[SavedValue, ...]
+    total_bytes: int
+    flops: int
+    flops_before: int
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """What the backward pass of a program needs of the forward pass.
+
+    Attributes:
+        name: The program.
+        total_bytes: The bytes of all residuals; None if sizes are symbolic.
+        residuals: The residuals, the largest first.
+        policies: The bytes that are kept under each policy of `jax.checkpoint`, around all of it.
+        proposal: What to save so that a budget is kept; None if none was asked for.
+    """
+
+    name: str
+    total_bytes: int | None
+    residuals: tuple[Residual, ...]
+    policies: Mapping[str, int | None]
+    proposal: Proposal | None = None
+
+
 def residuals(
     forward: Program, backward: Program, policies: Mapping[str, Callable[..., Any]]
 ) -> tuple[Residual, ...]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxprtool.api.variants import Planned
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.compare.bisection import Parting, parting
 from jaxprtool.execute.compare.measures import Tolerance
@@ -27,9 +28,6 @@ from jaxprtool.execute.compare.variants import (
 )
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.inline import Inline
-
-if TYPE_CHECKING:
-    from jaxprtool.api.compare import Planned
 
 _INLINE = Inline(("jit", "closed_call", "custom_jvp", "custom_vjp", "custom_vmap"), force=True)
 

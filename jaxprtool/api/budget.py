@@ -8,13 +8,12 @@ choice is made again with what was learnt.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost import cost
 from jaxprtool.analysis.expressions import Named, nameable_values, named
-from jaxprtool.analysis.residuals import kept_values, total_bytes
+from jaxprtool.analysis.residuals import Proposal, SavedValue, kept_values, total_bytes
 from jaxprtool.analysis.saving import Saving
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.equations import equations
@@ -29,45 +28,6 @@ from jaxprtool.passes.transforms.named_values import name_values
 
 #: How often a choice is made again with what was learnt of the one before.
 _TRIES = 5
-
-
-@dataclass(frozen=True)
-class SavedValue:
-    """A value that a proposal saves.
-
-    Attributes:
-        name: What `checkpoint_name` calls it.
-        source: The user's line, `model.py:13`.
-        code: The expression to put into `checkpoint_name`; "" if it has the name already, or the
-            source is gone.
-        bytes: What saving it keeps, in all rounds of loops.
-    """
-
-    name: str
-    source: str
-    code: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What to save so that a gradient keeps a budget.
-
-    Attributes:
-        budget: The bytes that may be kept.
-        policy: The policy of `jax.checkpoint`, as source; "" if everything fits without one.
-        values: What is saved, the largest first.
-        total_bytes: The bytes that are kept, measured: the program was differentiated so.
-        flops: The FLOPs of the gradient with the policy.
-        flops_before: The FLOPs of the gradient without.
-    """
-
-    budget: int
-    policy: str
-    values: tuple[SavedValue, ...]
-    total_bytes: int
-    flops: int
-    flops_before: int
 
 
 def proposal(program: Program, halves: Programs, budget: int) -> Proposal:

@@ -7,15 +7,14 @@ found.total_bytes, found.residuals[0].source, found.policies["dots_saveable"]
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from jax.dtypes import float0
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis import residuals as analysis
-from jaxprtool.analysis.residuals import Residual, total_size
-from jaxprtool.api.budget import Proposal, checkpoint_names, proposal
+from jaxprtool.analysis.residuals import Residuals, total_size
+from jaxprtool.api.budget import checkpoint_names, proposal
 from jaxprtool.ir.checkpoint_policies import MAKERS, POLICIES
 from jaxprtool.ir.collector import without_collector
 from jaxprtool.ir.program import Program
@@ -32,25 +31,6 @@ _NAMES = (
     "dots_with_no_batch_dims_saveable",
     "nothing_saveable",
 )
-
-
-@dataclass(frozen=True)
-class Residuals:
-    """What the backward pass of a program needs of the forward pass.
-
-    Attributes:
-        name: The program.
-        total_bytes: The bytes of all residuals; None if sizes are symbolic.
-        residuals: The residuals, the largest first.
-        policies: The bytes that are kept under each policy of `jax.checkpoint`, around all of it.
-        proposal: What to save so that a budget is kept; None if none was asked for.
-    """
-
-    name: str
-    total_bytes: int | None
-    residuals: tuple[Residual, ...]
-    policies: Mapping[str, int | None]
-    proposal: Proposal | None = None
 
 
 def residuals(program: Program, budget: int | str | None = None) -> Residuals:

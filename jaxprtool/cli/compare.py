@@ -133,8 +133,9 @@ def compare(
         raise OutputError("--html takes a file: what compare prints goes to stdout")
     start_jax(told, function.x64)
     use_cache(True)
-    from jaxprtool.api.compare import Axes, Checks, comparison, planned
+    from jaxprtool.api.compare import Checks, comparison
     from jaxprtool.api.targets import given_to
+    from jaxprtool.api.variants import Axes, planned
     from jaxprtool.execute.compare.measures import Tolerance
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.render import compare as render

@@ -13,7 +13,7 @@ from jaxprtool.errors import JaxprToolError, OutputError
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import By
     from jaxprtool.analysis.memory import Memory
-    from jaxprtool.api.residuals import Residuals
+    from jaxprtool.analysis.residuals import Residuals
     from jaxprtool.ir.program import Program
     from jaxprtool.jaxcompat import Aval
 

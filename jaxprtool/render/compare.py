@@ -19,7 +19,7 @@ from jaxprtool.render.stats import new_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from jaxprtool.api.compare import Comparison
+    from jaxprtool.execute.compare.comparison import Comparison
     from jaxprtool.execute.compare.measures import Measure
     from jaxprtool.execute.compare.variants import Compared
 

@@ -20,9 +20,7 @@ from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.stats import described, new_table
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.residuals import Residual
-    from jaxprtool.api.budget import Proposal, SavedValue
-    from jaxprtool.api.residuals import Residuals
+    from jaxprtool.analysis.residuals import Proposal, Residual, Residuals, SavedValue
 
 
 def residuals_table(found: Residuals, width: int, top: int) -> Rendering:

@@ -10,7 +10,7 @@ from jaxprtool.render.measures import COLUMNS, cells, types
 from jaxprtool.render.page import environment
 
 if TYPE_CHECKING:
-    from jaxprtool.api.compare import Comparison
+    from jaxprtool.execute.compare.comparison import Comparison
 
 
 def comparison_page(found: Comparison) -> str:

@@ -17,8 +17,7 @@ from jaxprtool.render import cost, memory, residuals
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
     from jaxprtool.analysis.memory import Live, Memory
-    from jaxprtool.analysis.residuals import Residual
-    from jaxprtool.api.residuals import Residuals
+    from jaxprtool.analysis.residuals import Residual, Residuals
     from jaxprtool.render.page.sources import Place
 
 #: A table has so many rows.

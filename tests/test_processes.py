@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -159,3 +160,20 @@ def test_no_descriptor_is_left_open():
     for _ in range(3):
         processes.run(["true"])
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_temporary_folder_is_gone_on_sigterm_with_what_runs_in_it(tmp_path):
+    script = """
+        import sys
+        from jaxprtool import processes
+        with processes.temporary_folder() as folder:
+            processes.run(["sh", "-c", f"echo {folder} > {sys.argv[1]}; exec sleep 300"])
+    """
+    told = tmp_path / "folder"
+    parent = subprocess.Popen(python(textwrap.dedent(script), str(told)), stderr=subprocess.PIPE)
+    wait_for(lambda: told.exists() and told.read_text().endswith("\n"))
+    folder = told.read_text().strip()
+    assert os.path.isdir(folder)
+    parent.terminate()
+    assert parent.wait(30) == -signal.SIGTERM and parent.stderr.read() == b""
+    assert not os.path.exists(folder)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +40,7 @@ class IsolatedRunner:
         and what running it raises.
         """
         variant, program = self._variant, self._variant.program
-        with tempfile.TemporaryDirectory(prefix="jaxprtool-") as folder:
+        with processes.temporary_folder() as folder:
             write(program, os.path.join(folder, _PROGRAM))
             with jax.transfer_guard("allow"):
                 values = list(map(as_numpy, arguments))

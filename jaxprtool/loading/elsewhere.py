@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ def written_elsewhere(place: Elsewhere, options: Sequence[str]) -> Iterator[str]
         UserFunctionError: If it raises.
     """
     python = _python(place)
-    with tempfile.TemporaryDirectory(prefix="jaxprtool-") as folder:
+    with processes.temporary_folder() as folder:
         file = os.path.join(folder, "program.jaxpr")
         target, cwd = place.target, os.getcwd()
         path: list[str] = []

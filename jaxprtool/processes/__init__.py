@@ -12,19 +12,49 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 _SUPERVISOR = os.path.join(os.path.dirname(__file__), "supervisor.py")
 
 #: Bytes of each stream that are kept: the last ones.
 _KEPT = 1 << 24
+
+
+class _Terminated(BaseException):
+    """The process was sent SIGTERM."""
+
+
+@contextmanager
+def temporary_folder(prefix: str = "jaxprtool-") -> Iterator[str]:
+    """Make a folder for files that commands read and write, gone at the end and on SIGTERM."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+            yield folder
+        return
+
+    def terminate(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+            yield folder
+    except _Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)

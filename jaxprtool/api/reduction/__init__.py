@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.formats.jaxpr.write import write
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.reduction.candidates import count_of
-from jaxprtool.processes import Child, last_words
+from jaxprtool.processes import Child, last_words, temporary_folder
 
 #: Is told what is being done.
 _Told = Callable[[str], object]
@@ -142,7 +141,7 @@ def _reduction(
 
 def _in_worker(program: Program, request: worker.Request, told: _Told) -> Reduction:
     """Reduce in a process that forks for each try."""
-    with tempfile.TemporaryDirectory(prefix="jaxprtool-reduce-") as folder:
+    with temporary_folder("jaxprtool-reduce-") as folder:
         write(program, os.path.join(folder, worker.ORIGINAL))
         with open(os.path.join(folder, worker.REQUEST), "wb") as file:
             pickle.dump(request, file)

@@ -148,6 +148,8 @@ def _unpacked(place: Elsewhere, folder: str) -> tuple[str, str, list[str]]:
         if inside is None:
             raise TargetError(f"{place}: '{path}' is a link to a file that is not in {top}")
         whole = os.path.join(folder, inside)
+        if not os.path.isfile(whole):
+            raise TargetError(f"{place}: there is no file '{path}' in that revision")
         target = os.path.relpath(whole, there) + target[len(path) :]
     return target, there, [os.path.join(folder, each) for each in dict.fromkeys(mapped)]
 

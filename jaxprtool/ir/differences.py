@@ -61,19 +61,32 @@ def differences(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> list[Diff
 
 def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Difference]:
     olds, news = parameters(old), parameters(new)
+    is_call = holds_jaxpr(old.params.values())
     for name in sorted(olds.keys() | news.keys()):
         a, b = olds.get(name), news.get(name)
         if is_label(old, name) or keys.value_or_bodies(a) == keys.value_or_bodies(b):
+            continue
+        if is_call and _is_one_for_each(a, old) and _is_one_for_each(b, new) and a[0] == b[0]:
             continue
         kind: Kind = "dtype" if is_dtype(a) and is_dtype(b) else "parameter"
         yield Difference(kind, "parameter", name, 0, a, b)
     if has_rules(old) and not same_rules(old, new):
         yield Difference("parameter", "rules", "rules", 0, None, None)
     effects = [", ".join(sorted({type(e).__name__ for e in eqn.effects})) for eqn in (old, new)]
-    if effects[0] != effects[1] and not holds_jaxpr(old.params.values()):
+    if effects[0] != effects[1] and not is_call:
         yield Difference("parameter", "parameter", "effects", 0, *effects)
     if old.ctx is not new.ctx:
         yield Difference("parameter", "parameter", "context", 0, old.ctx, new.ctx)
+
+
+def _is_one_for_each(value: Any, eqn: JaxprEqn) -> bool:
+    """Return True if a parameter has one value again and again, for each operand or result."""
+    return (
+        isinstance(value, tuple)
+        and len(value) in (len(eqn.invars), len(eqn.outvars))
+        and len(value) > 0
+        and all(each is value[0] for each in value)
+    )
 
 
 def _operands(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> Iterator[Difference]:

@@ -146,10 +146,13 @@ def _hunks(found: Diff, width: int) -> Iterator[list[str]]:
     alike: dict[Hashable, list[Hunk]] = {}
     for hunk in found.hunks:
         alike.setdefault(texts.key(hunk), []).append(hunk)
+    path: tuple[str, ...] = ()
     for hunks in alike.values():
         hunk = hunks[0]
         yield []
-        places = [[Comment(f"in {', in '.join(reversed(hunk.path))}")]] if hunk.path else []
+        is_new = hunk.path != path
+        path = hunk.path
+        places = [[Comment(f"in {', in '.join(reversed(path))}")]] if path and is_new else []
         times = [[Comment(f"{len(hunks):,} times")]] if len(hunks) > 1 else []
         for tokens in (*places, *times):
             yield from map(list, wrapped(tokens, width))
@@ -221,7 +224,8 @@ class _Texts:
         if line.equation is None:
             return [token for each in line.differences for token in self._of_body(hunk, each)][1:]
         reader = self._readers[line.before is None]
-        return [*reader.line(line.equation, types=True), *self._inside(line.equation)]
+        tokens = reader.line(line.equation, types=True)
+        return [*(tokens if line.equation.invars else tokens[:-1]), *self._inside(line.equation)]
 
     def _opened(self, line: Line) -> list[str]:
         """Return the tokens of a call whose equations the other program has without it."""

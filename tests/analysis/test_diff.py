@@ -211,3 +211,15 @@ def test_what_gives_an_operand_to_equations_that_moved_out_of_a_call():
         _, removed, added, changed = lines(before, after)
         assert "jit" in changed.split()
         assert {"logistic"} in (set(removed.split()), set(added.split()))
+
+
+def test_what_a_call_has_for_each_operand_differs_only_if_it_is_another():
+    def with_arguments(count):
+        jitted = jax.jit(lambda *args: jnp.sin(args[-1]) * len(args))
+        return traced(lambda a: jitted(*[a] * count))
+
+    parts = [
+        (d.part, d.name)
+        for d in jaxprtool.diff(with_arguments(2), with_arguments(3)).changed[0].differences
+    ]
+    assert parts == [("operand", "")]

@@ -41,6 +41,14 @@ def test_what_differs_is_shown_with_its_lines_and_the_exit_code_is_1(cli):
     assert max(map(len, lines)) <= 80
 
 
+def test_the_equations_around_are_named_once(cli, folder):
+    other = BEFORE.replace("jnp.tanh(c * 2.0) + row", "jnp.tanh(jnp.sin(c) * 2.0) + row * row")
+    (folder / "other.py").write_text(textwrap.dedent(other))
+    lines = cli("diff", "old.py:loss", "other.py:loss").out.splitlines()
+    assert lines.count("in scan at other.py:8") == 1
+    assert [line.split()[3] for line in lines if line.startswith("  + ")] == ["sin", "mul"]
+
+
 def test_the_same_program_gives_one_line_and_exit_code_0(cli, folder):
     cli("opt", "old.py:loss", "-o", "loss.jaxpr")
     for other in ("old.py:loss", "loss.jaxpr"):

@@ -66,7 +66,7 @@ def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Di
         a, b = olds.get(name), news.get(name)
         if is_label(old, name) or keys.value_or_bodies(a) == keys.value_or_bodies(b):
             continue
-        if is_call and _is_one_for_each(a, old) and _is_one_for_each(b, new) and a[0] == b[0]:
+        if is_call and (each := _one_for_each(a, old)) and each == _one_for_each(b, new):
             continue
         kind: Kind = "dtype" if is_dtype(a) and is_dtype(b) else "parameter"
         yield Difference(kind, "parameter", name, 0, a, b)
@@ -79,14 +79,11 @@ def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Di
         yield Difference("parameter", "parameter", "context", 0, old.ctx, new.ctx)
 
 
-def _is_one_for_each(value: Any, eqn: JaxprEqn) -> bool:
-    """Return True if a parameter has one value again and again, for each operand or result."""
-    return (
-        isinstance(value, tuple)
-        and len(value) in (len(eqn.invars), len(eqn.outvars))
-        and len(value) > 0
-        and all(each is value[0] for each in value)
-    )
+def _one_for_each(value: Any, eqn: JaxprEqn) -> tuple[Any, ...]:
+    """Return what a parameter has for every operand or result, if it has one value for all."""
+    if not isinstance(value, tuple) or len(value) not in (len(eqn.invars), len(eqn.outvars)):
+        return ()
+    return value[:1] if all(each is value[0] for each in value) else ()
 
 
 def _operands(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> Iterator[Difference]:

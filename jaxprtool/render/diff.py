@@ -309,6 +309,10 @@ class _Texts:
                 tokens += " ", after.operand(atoms[1])  # type: ignore[arg-type]
         said = {"rules": "with other rules of derivatives", "order": "in another order"}
         more = [Comment(f"  {said[d.part]}") for d in differences if d.part in said]
+        counts = len(old.outvars), len(new.outvars)
+        if counts[0] != counts[1]:
+            count, how = abs(counts[0] - counts[1]), "fewer" if counts[1] < counts[0] else "more"
+            more.append(Comment(f"  {plural(count, 'result')} {how}"))
         return [*tokens[1 if new.outvars else 0 :], *self._inside(new), *more]
 
 

@@ -49,6 +49,23 @@ def test_the_equations_around_are_named_once(cli, folder):
     assert [line.split()[3] for line in lines if line.startswith("  + ")] == ["sin", "mul"]
 
 
+def test_a_call_with_other_results_says_how_many(cli, folder):
+    pair = """
+        import jax
+        import jax.numpy as jnp
+
+        def loss(a):
+            return jax.jit(lambda b: (jnp.sin(b), jnp.cos(b)))(a)
+
+        def one(a):
+            return jax.jit(lambda b: jnp.sin(b))(a)
+    """
+    (folder / "pair.py").write_text(textwrap.dedent(pair))
+    for order, said in ((("loss", "one"), "1 result fewer"), (("one", "loss"), "1 result more")):
+        found = cli("diff", *(f"pair.py:{name}" for name in order), "--args", "f32[6]")
+        assert said in found.out
+
+
 def test_the_same_program_gives_one_line_and_exit_code_0(cli, folder):
     cli("opt", "old.py:loss", "-o", "loss.jaxpr")
     for other in ("old.py:loss", "loss.jaxpr"):

@@ -37,5 +37,4 @@ STYLES: dict[type[str], Style] = {
     tokens.RemovedToken: REMOVED,
     tokens.AddedToken: ADDED,
     tokens.ChangedToken: CHANGED,
-    tokens.SourceLine: BINDER,
 }

@@ -120,6 +120,7 @@ def repository(folder):
     model = "from package.scale import FACTOR\n\ndef loss(a):\n    return (a * FACTOR).sum()\n"
     (folder / "package" / "model.py").write_text(model)
     (folder / "broken.py").write_text("import nothing_of_the_kind\n")
+    (folder / ".gitignore").write_text("__pycache__/\n")
     git("add", "-A")
     git("commit", "-qm", "first")
     (folder / "package" / "scale.py").write_text("FACTOR = 3.0\n")

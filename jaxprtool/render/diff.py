@@ -119,7 +119,8 @@ def _border(found: Diff, width: int) -> Iterator[list[str]]:
     if found.border:
         yield []
     for each in found.border:
-        what = [f"{each.what} ", BinderToken(each.name), ": "]
+        kind = "" if each.name.startswith(each.what) else f"{each.what} "
+        what = [kind, BinderToken(each.name), ": "]
         if each.before and each.after:
             types = [RemovedToken(each.before), " → ", AddedToken(each.after)]
             yield [_MARKS["changed"], *what, *types]

@@ -49,6 +49,14 @@ def test_the_equations_around_are_named_once(cli, folder):
     assert [line.split()[3] for line in lines if line.startswith("  + ")] == ["sin", "mul"]
 
 
+def test_arguments_and_results_that_one_has_are_named(cli, folder):
+    other = BEFORE.replace("loss(a)", "loss(a, b)").replace('"f32[6]"', '"f32[6]", "f32[]"')
+    (folder / "other.py").write_text(textwrap.dedent(other.replace("(c * c).sum()", "c * c, b")))
+    lines = cli("diff", "old.py:loss", "other.py:loss").out.splitlines()
+    assert "+ argument b: f32[]" in lines
+    assert "+ result[0]: f32[6]" in lines and "- result: f32[]" in lines
+
+
 def test_a_call_with_other_results_says_how_many(cli, folder):
     pair = """
         import jax

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 import threading
 import time
@@ -146,9 +147,9 @@ class _StatusLine:
 
 @contextlib.contextmanager
 def _watched(name: str, line: _StatusLine) -> Iterator[None]:
-    """Have a stream of `sys` that is the terminal move the line out of its way."""
+    """Have a stream of `sys` that leads to the terminal move the line out of its way."""
     stream = getattr(sys, name)
-    if stream is None or not stream.isatty():
+    if stream is None or not (stream.isatty() or (name == "stdout" and _is_pipe(stream))):
         yield
         return
     watched = (_Input if name == "stdin" else _Output)(stream, line)
@@ -158,6 +159,14 @@ def _watched(name: str, line: _StatusLine) -> Iterator[None]:
     finally:
         if getattr(sys, name) is watched:  # the user's code may have put another in its place
             setattr(sys, name, stream)
+
+
+def _is_pipe(stream: TextIO) -> bool:
+    """Return True for a pipe: what reads it, `head` or `less`, may write to the terminal."""
+    try:
+        return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 class _Output:

@@ -132,6 +132,17 @@ def test_what_the_program_writes_stands_in_lines_of_its_own(terminal):
     assert terminal.screen() == ["one", "two", "three", "four", ""]
 
 
+def test_what_goes_through_a_pipe_may_be_on_its_way_to_the_terminal(terminal):
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "w") as pipe:
+        terminal.streams["stdout"] = pipe
+        with terminal.shown() as told:
+            told("rendering")
+            terminal.wait_for("rendering")
+            print("a line for less", flush=True)
+            assert terminal.screen() == [""]
+
+
 def test_a_prompt_is_left_alone(terminal):
     with terminal.shown() as told:
         told("tracing f")

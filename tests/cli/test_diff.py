@@ -43,16 +43,16 @@ def test_what_differs_is_shown_with_its_lines_and_the_exit_code_is_1(cli):
 
 def test_the_equations_around_are_named_once(cli, folder):
     other = BEFORE.replace("jnp.tanh(c * 2.0) + row", "jnp.tanh(jnp.sin(c) * 2.0) + row * row")
-    (folder / "other.py").write_text(textwrap.dedent(other))
-    lines = cli("diff", "old.py:loss", "other.py:loss").out.splitlines()
-    assert lines.count("in scan at other.py:8") == 1
+    (folder / "edited.py").write_text(textwrap.dedent(other))
+    lines = cli("diff", "old.py:loss", "edited.py:loss").out.splitlines()
+    assert lines.count("in scan at edited.py:8") == 1
     assert [line.split()[3] for line in lines if line.startswith("  + ")] == ["sin", "mul"]
 
 
 def test_arguments_and_results_that_one_has_are_named(cli, folder):
     other = BEFORE.replace("loss(a)", "loss(a, b)").replace('"f32[6]"', '"f32[6]", "f32[]"')
-    (folder / "other.py").write_text(textwrap.dedent(other.replace("(c * c).sum()", "c * c, b")))
-    lines = cli("diff", "old.py:loss", "other.py:loss").out.splitlines()
+    (folder / "edited.py").write_text(textwrap.dedent(other.replace("(c * c).sum()", "c * c, b")))
+    lines = cli("diff", "old.py:loss", "edited.py:loss").out.splitlines()
     assert "+ argument b: f32[]" in lines
     assert "+ result[0]: f32[6]" in lines and "- result: f32[]" in lines
 
@@ -153,7 +153,7 @@ def test_a_revision_is_traced_with_its_own_modules_and_by_another_python(cli, re
     [
         ("package/model.py:loss@nowhere", "there is no revision 'nowhere'"),
         ("broken.py:loss@HEAD", "No module named 'nothing_of_the_kind'"),
-        ("package/other.py:loss@HEAD", "there is no file 'package/other.py' in that revision"),
+        ("package/edited.py:loss@HEAD", "there is no file 'package/edited.py' in that revision"),
         ("jax.numpy:sin@HEAD", "the module 'jax' is not in the git repository"),
     ],
 )

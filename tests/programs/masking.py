@@ -56,6 +56,8 @@ MOST_SIZES = 7
 #: JAX for what it has traced and cannot lower, such as derivatives of the largest complex number.
 NOT_RUN = (TypeError, ValueError, jax.errors.JaxRuntimeError)
 
+_MEETS_PADDING = ("conv_general_dilated", "cumlogsumexp", "triangular_solve")
+
 Apply = Callable[[Any, Sequence[Any]], Sequence[Any]]
 
 
@@ -222,9 +224,10 @@ class _Proof:
     @property
     def _takes_no_specials(self) -> bool:
         """True if what is infinite meets padding: XLA may or may not multiply it by the zeros of a
-        convolution, and a `cumlogsumexp` of several rows has no derivative there, as of one row."""
+        convolution, and a triangular solve by those of an identity, by the blocks that it computes;
+        and a `cumlogsumexp` of several rows has no derivative there, as of one row."""
         eqns = equations(jaxcompat.open_jaxpr(self.found.program.jaxpr))
-        return any(eqn.primitive.name in ("conv_general_dilated", "cumlogsumexp") for eqn in eqns)
+        return any(eqn.primitive.name in _MEETS_PADDING for eqn in eqns)
 
     @cached_property
     def references(self) -> list[_Reference]:

@@ -1,4 +1,4 @@
-"""Print the table of models in docs/models.md by command: `python -m tests.models.table`.
+"""Print the tables of models in docs/models.md by command: `python -m tests.models.table`.
 
 Names of models after it restrict it to these. What fails is printed on stderr.
 """
@@ -13,31 +13,35 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from tests.models.commands import COMMANDS, Model
+from tests.models.commands import COMMANDS, Command, Model
+from tests.models.questions import QUESTIONS
 
 ZOO = Path(__file__).parent / "zoo"
 
 
-def row(name: str) -> list[str]:
+def row(model: Model, commands: dict[str, Command]) -> list[str]:
     """Return the cells of a model, and print what went wrong."""
-    model, cells = Model(name), []
-    for title, command in COMMANDS.items():
+    cells = []
+    for title, command in commands.items():
         with tempfile.TemporaryDirectory() as folder:
             try:
                 cells.append(command(model, Path(folder)) or "yes")
             except Exception as error:
                 cells.append("**no**")
                 last = traceback.format_exception_only(error)[-1].strip()
-                print(f"{name}, {title}: {last[:1000]}", file=sys.stderr, flush=True)
+                print(f"{model.name}, {title}: {last[:1000]}", file=sys.stderr, flush=True)
     return cells
 
 
 def main(names: list[str]) -> None:
-    """Print the table of these models, or of all."""
-    print("| model |", " | ".join(COMMANDS), "|")
-    print("| --- |", " | ".join("---" for _ in COMMANDS), "|")
-    for name in names or sorted(p.stem for p in ZOO.glob("[!_]*.py")):
-        print(f"| {name} |", " | ".join(row(name)), "|", flush=True)
+    """Print the tables of these models, or of all."""
+    models = [Model(name) for name in names or sorted(p.stem for p in ZOO.glob("[!_]*.py"))]
+    for commands in (COMMANDS, QUESTIONS):
+        print("| model |", " | ".join(commands), "|")
+        print("| --- |", " | ".join("---" for _ in commands), "|")
+        for model in models:
+            print(f"| {model.name} |", " | ".join(row(model, commands)), "|", flush=True)
+        print()
 
 
 if __name__ == "__main__":

@@ -137,6 +137,18 @@ def test_what_does_not_fit_is_folded_at_first():
     assert ["open" in d for d in scopes] == [True] * 2 + [False] * 38
 
 
+def test_a_function_that_is_jitted_as_a_whole_is_open_at_first():
+    @jax.jit
+    def jitted(x):
+        for i in range(30):
+            x = jax.jit(lambda y, i=i: jnp.sin(y) * i)(x)
+        return x
+
+    read = Reading(page_of(jaxprtool.trace(lambda x: jax.jit(lambda y: jitted(y))(x), X)))
+    rows = [d for d in read.of("details") if d.get("class") == "row"]
+    assert ["open" in d for d in rows] == [True] * 2 + [False] * 30
+
+
 def test_equations_of_a_line_without_a_scope_are_folded():
     def f(x):
         y = jnp.cos(x) + jnp.tanh(x) * 2  # all in one

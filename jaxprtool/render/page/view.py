@@ -335,7 +335,10 @@ def _common(scopes: Sequence[str]) -> str:
 
 
 def _open_what_fits(items: Sequence[Item]) -> None:
-    """Open all of a small program, and of others the outer scopes that there is room for."""
+    """Open all of a small program, and of others the outer scopes that there is room for.
+
+    What stands alone is open: the one call of a function that is jitted as a whole.
+    """
     everything = list(_folded(items))
     for each in everything:
         everything += _folded(_items_of(each))
@@ -345,8 +348,9 @@ def _open_what_fits(items: Sequence[Item]) -> None:
         each = todo.popleft()
         inside = _items_of(each)
         fits = isinstance(each, Scope) and each.name and shown + len(inside) <= _IN_SIGHT
-        if small or fits:
-            shown += len(inside)
+        alone = shown == 1
+        if small or fits or alone:
+            shown += len(inside) - alone
             each.opened = True
             todo += _folded(inside)
 

@@ -5,6 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool import jaxcompat, memory, trace
@@ -40,6 +42,23 @@ def of_kind(each, kind):
 
 
 # --- what is alive --------------------------------------------------------------------------------
+
+
+def test_values_in_a_shard_map_are_as_large_as_on_one_device():
+    mesh = AbstractMesh((4,), ("rows",), axis_types=(AxisType.Auto,))
+
+    def product(x):
+        return jnp.cos(jnp.sin(x) @ jnp.ones((256, 256))).sum(keepdims=True)
+
+    def function(x):
+        sharded = P("rows")
+        return jax.shard_map(product, mesh=mesh, in_specs=sharded, out_specs=P("rows"))(x)
+
+    whole, each = found(product, X), found(function, X)
+    assert adds_up(each) and (each.argument_bytes, each.result_bytes) == (SIZE, 4 * 4)
+    of_rows = [live.bytes for live in of_kind(each, "value") if live.type.startswith("f32[64,256]")]
+    assert of_rows == 2 * [SIZE // 4]
+    assert each.temporary_bytes < whole.temporary_bytes
 
 
 def test_values_are_named_by_the_line_that_makes_them_and_what_reads_them_last():

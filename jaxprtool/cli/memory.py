@@ -11,6 +11,7 @@ from jaxprtool.cli.start import start_jax
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
+    from jaxprtool.analysis.memory import Memory
     from jaxprtool.render.documents.analyses import MemoryDocument
 
 _Top = Annotated[
@@ -21,6 +22,13 @@ _Plot = Annotated[
     OUTPUT.option("--plot", "FILE.svg|FILE.png", "Draw the curve, too, with matplotlib."),
 ]
 
+_Pprof = Annotated[
+    str | None,
+    OUTPUT.option(
+        "--pprof", "FILE.pb.gz", "Write what is alive at the peak by calls, too, for pprof."
+    ),
+]
+
 
 @options.command
 def memory(
@@ -29,6 +37,7 @@ def memory(
     plugin: options.Plugin = None,
     top: _Top = 20,
     plot: _Plot = None,
+    pprof: _Pprof = None,
     json: options.Json = False,
     *,
     told: Told,
@@ -56,12 +65,17 @@ def memory(
     programs = options.each(pipeline_steps.run(pipeline, program, told))
     if plot is not None:
         options.only_program("--plot draws", programs)
+    if pprof is not None:
+        options.only_program("--pprof is of", programs)
     told("counting")
     found = [found_memory(each) for _, each in programs]
     if plot is not None and kind is not None:
         told("drawing")
         with file_written_whole(plot) as file:
             file.write(memory_picture.picture(found[0], kind))
+    if pprof is not None:
+        with file_written_whole(pprof) as file:
+            file.write(_profile(found[0]))
     if json:
         documents = [render.memory_document(each) for each in found]
         first = documents[0]
@@ -77,3 +91,19 @@ def memory(
         if i:
             output.write("")
         output.write_rendered(render.memory_table(each, output.width(), top))
+
+
+def _profile(found: Memory) -> bytes:
+    """Return what is alive at the peak by the calls that make it, as a profile."""
+    from jaxprtool.formats.pprof import Sample, profile
+
+    kinds = [("bytes", "bytes"), ("values", "count")]
+    alive = [
+        Sample(
+            live.frames,
+            f"{live.primitive or live.name or live.kind} {live.type}",
+            (live.bytes, live.count),
+        )
+        for live in found.live
+    ]
+    return profile(found.name, kinds, alive)

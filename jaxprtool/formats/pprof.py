@@ -40,7 +40,7 @@ def profile(name: str, kinds: Sequence[tuple[str, str]], samples: Iterable[Sampl
 
     Args:
         name: What it is of.
-        kinds: What is counted, each with its unit: `("flops", "count")`.
+        kinds: What is counted, each with its unit: `("flops", "count")`. The first is shown first.
         samples: The rows. What is called is the innermost function of each.
     """
     strings, functions, locations = _Numbers(), _Numbers(), _Numbers()
@@ -63,5 +63,6 @@ def profile(name: str, kinds: Sequence[tuple[str, str]], samples: Iterable[Sampl
             for (file, called), number in functions.items()
         ],
         "comment": [strings[name]],
+        "default_sample_type": strings[kinds[0][0]],
     }
     return jaxcompat.pprof({**document, "string_table": list(strings)})

@@ -166,6 +166,23 @@ class Frames:
             best = best or place
         return best
 
+    def stack(self, eqns: Sequence[JaxprEqn]) -> tuple[UserFrame, ...]:
+        """Return the calls that some equations come from, the innermost first.
+
+        Args:
+            eqns: An equation behind those whose bodies it is in, the outermost first.
+
+        Returns:
+            The frames of the innermost, and behind them those of the equations around it, as far as
+            to one that has a frame of the user's.
+        """
+        frames: tuple[UserFrame, ...] = ()
+        for eqn in reversed(eqns):
+            if any(self.is_users(frame.file) for frame in frames):
+                break
+            frames += tuple(self.of(eqn))
+        return frames
+
     def line_of(self, eqns: Sequence[JaxprEqn]) -> str:
         """Return the line of `place_of`, as `model.py:9 ← flax/linen/linear.py:199`, or ""."""
         place = self.place_of(eqns)

@@ -90,6 +90,7 @@ def test_a_profile_has_the_stacks_and_the_total_of_the_table(cli, folder):
     strings = profile["stringTable"]
     kinds = [strings[int(kind["type"])] for kind in profile["sampleType"]]
     assert kinds == ["flops", "transcendentals", "bytes"]
+    assert strings[int(profile["defaultSampleType"])] == "flops"
     totals = [sum(int(row["value"][i]) for row in profile["sample"]) for i in range(3)]
     work = json.loads(cli(*LOOP, "--json").out)["total"]
     assert totals == [work["flops"], 0, work["bytes_read"] + work["bytes_written"]]

@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from jaxprtool.jaxcompat.profiles import read_pprof
+
 FUNCTIONS = """
     import jax
     import jax.numpy as jnp
@@ -48,6 +50,17 @@ def test_json_has_what_the_page_has(cli):
     (program,) = found["programs"]
     assert program["name"] == "loss" and program["argument_bytes"] == 80 * 1024
     assert max(point["bytes"] for point in program["curve"]) == found["peak_bytes"]
+
+
+def test_a_profile_has_what_is_alive_at_the_peak_by_calls(cli, filled):
+    assert cli(*LOSS, "--pprof", "memory.pb.gz").code == 0
+    profile = json.loads(read_pprof((filled / "memory.pb.gz").read_bytes()))
+    strings = profile["stringTable"]
+    told = json.loads(cli(*LOSS, "--json").out)
+    assert sum(int(row["value"][0]) for row in profile["sample"]) == told["peak_bytes"]
+    assert {"params[*] f32[64,64]", "sin f32[128,64]", "loss"} <= set(strings)
+    several = cli(*LOSS, "-p", "vjp", "--pprof", "memory.pb.gz")
+    assert several.code == 2 and several.err.startswith("error: --pprof is of one program")
 
 
 def test_several_programs_have_a_page_each(cli):

@@ -14,7 +14,7 @@ from jaxprtool.ir.collector import without_collector
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import symbols_of
-from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
+from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.jaxcompat.places import UserFrame
 
 
@@ -62,16 +62,10 @@ class _ByStack:
         self._frames = frames
 
     def key(self, item: Item, body: Body) -> Stack:
-        frames: tuple[UserFrame, ...] = ()
-        for eqn in (item.eqn, *reversed(item.node.calls)):
-            frames = self._around(frames, eqn)
+        frames = self._frames.stack((*item.node.calls, item.eqn))
         return Stack(frames, str(item.eqn.primitive.name))
 
     def lifted(self, key: Stack, item: Item, body: Body, number: int) -> Stack:
-        return key._replace(frames=self._around(key.frames, item.eqn))
-
-    def _around(self, frames: tuple[UserFrame, ...], eqn: JaxprEqn) -> tuple[UserFrame, ...]:
-        """Return a stack with the calls around it, unless it has them: up to the user's own."""
-        if any(self._frames.is_users(frame.file) for frame in frames):
-            return frames
-        return (*frames, *self._frames.of(eqn))
+        if any(self._frames.is_users(frame.file) for frame in key.frames):
+            return key
+        return key._replace(frames=(*key.frames, *self._frames.of(item.eqn)))

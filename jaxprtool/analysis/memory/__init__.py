@@ -158,4 +158,5 @@ def _alive(
         elif size:
             is_made = not now or made[value] <= now[0].time
             kind: Kind = "result" if is_made else "room"
-            yield Value(kind, result.type, size, result.name, *values.made(kernels, value))
+            primitive, line, calls = values.made(kernels, value)
+            yield Value(kind, result.type, size, result.name, primitive, line, frames=calls)

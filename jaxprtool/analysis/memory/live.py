@@ -18,6 +18,7 @@ from jaxprtool.ir.makers import Makers
 from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat.places import UserFrame
 
 #: What a value is: an argument, a constant, a result, the room for one that is made later, a value
 #: that an equation makes, or a row of what a loop goes over.
@@ -41,6 +42,7 @@ class Live:
         source: The user's line that makes them, with the library's behind; "" if not known.
         reader: The primitive that reads them last; "" if they live to the end, or a round's.
         reader_source: Its line.
+        frames: The calls that the first of them comes from, the innermost first.
     """
 
     kind: Kind
@@ -52,6 +54,7 @@ class Live:
     source: str
     reader: str
     reader_source: str
+    frames: tuple[UserFrame, ...]
 
 
 class Value(NamedTuple):
@@ -65,6 +68,15 @@ class Value(NamedTuple):
     source: str = ""
     reader: str = ""
     reader_source: str = ""
+    frames: tuple[UserFrame, ...] = ()
+
+
+class Made(NamedTuple):
+    """What makes a value: the primitive, the user's line, and the calls, the innermost first."""
+
+    primitive: str = ""
+    line: str = ""
+    frames: tuple[UserFrame, ...] = ()
 
 
 class Level(NamedTuple):
@@ -108,7 +120,7 @@ def grouped(values: Iterable[Value]) -> tuple[Live, ...]:
     """Return equal values as one, the largest together first."""
     groups = defaultdict[tuple[object, ...], list[Value]](list)
     for value in values:
-        same = without_numbers(value.name), value.kind, value.type, *value[4:]
+        same = without_numbers(value.name), value.kind, value.type, *value[4:-1]
         groups[same].append(value)
     found = (
         Live(
@@ -158,10 +170,8 @@ class LiveValues:
             if _is_alive(lodger.buffer, levels[0].time)
         }
 
-    def made(
-        self, kernels: Kernels, value: int, around: Sequence[JaxprEqn] = ()
-    ) -> tuple[str, str]:
-        """Return the primitive that makes a value of a body, and the line."""
+    def made(self, kernels: Kernels, value: int, around: Sequence[JaxprEqn] = ()) -> Made:
+        """Return what makes a value of a body."""
         node = kernels.nodes[kernels.maker[value]]
         var = node.eqn.outvars[node.makes.index(value)]
         jaxpr = _home(kernels, node)
@@ -169,7 +179,8 @@ class LiveValues:
             self._makers[jaxpr] = Makers(jaxpr)
         maker = self._makers[jaxpr].of(var)
         eqns = (*around, *node.calls, *maker.around, maker.eqn)
-        return maker.eqn.primitive.name, self._frames.line_of(eqns)
+        line = self._frames.line_of(eqns)
+        return Made(maker.eqn.primitive.name, line, self._frames.stack(eqns))
 
     def _value(
         self, buffer: Buffer, level: Level, outer: Sequence[Level], around: Sequence[JaxprEqn]
@@ -179,14 +190,15 @@ class LiveValues:
         aval = _aval(kernels, buffer.value)
         is_made = kernels.maker[buffer.value] >= 0
         if is_made:
-            origin = ("", *self.made(kernels, buffer.value, around))
+            name, made = "", self.made(kernels, buffer.value, around)
         else:
-            origin = self._origin(buffer.value, level, outer)
+            name, made = self._origin(buffer.value, level, outer)
         kind: Kind = "value" if is_made else "row"
         if buffer.last is not None and size_of(aval) != buffer.size:
             # It is broadcast for a reduction, to what that is of.
             kind, aval = "broadcast", kernels.nodes[buffer.last].eqn.invars[0].aval
-        return Value(kind, type_of(aval), buffer.size, *origin, reader, place)
+        primitive, line, frames = made
+        return Value(kind, type_of(aval), buffer.size, name, primitive, line, reader, place, frames)
 
     def _reader(
         self, buffer: Buffer, kernels: Kernels, around: Sequence[JaxprEqn]
@@ -221,8 +233,8 @@ class LiveValues:
                 return eqn, list(eqn.invars).index(value)
         return None, None
 
-    def _origin(self, value: int, level: Level, outer: Sequence[Level]) -> tuple[str, str, str]:
-        """Return of what an argument of a body is a row: its name, or what makes it and where."""
+    def _origin(self, value: int, level: Level, outer: Sequence[Level]) -> tuple[str, Made]:
+        """Return of what an argument of a body is a row: its name, or what makes it."""
         while outer and level.kernels.maker[value] < 0:
             *outer, around = outer
             held = around.node.held
@@ -230,11 +242,11 @@ class LiveValues:
             position = value - len(level.kernels.jaxpr.constvars)
             operand = around.node.places[held.regions[level.number].ins[position]]
             if operand is None:
-                return "", "", ""
+                return "", Made()
             value, level = operand, around
         if level.kernels.maker[value] < 0:
-            return self._names[value], "", ""
-        return "", *self.made(level.kernels, value, _around(outer))
+            return self._names[value], Made()
+        return "", self.made(level.kernels, value, _around(outer))
 
 
 def _home(kernels: Kernels, node: Node) -> Jaxpr:

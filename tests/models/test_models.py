@@ -24,12 +24,14 @@ def made():
 
 
 COLUMNS = ["show", "stats", "opt", "run", "vmap", "unzip", "file", "Python", "StableHLO"]
+ASKED = ["cost", "memory", "residuals", "source", "why", "report", "nans"]
 
 
-@pytest.mark.parametrize("command", COLUMNS)
+@pytest.mark.parametrize("command", COLUMNS + ASKED)
 @pytest.mark.parametrize("name", list(map(_model, NAMES)))
 def test_the_command_holds_on_the_model(name, command, made, tmp_path):
     from tests.models.commands import COMMANDS, Model
+    from tests.models.questions import QUESTIONS
 
-    assert list(COMMANDS) == COLUMNS
-    COMMANDS[command](made.setdefault(name, Model(name)), tmp_path)
+    assert [*COMMANDS, *QUESTIONS] == COLUMNS + ASKED
+    (COMMANDS | QUESTIONS)[command](made.setdefault(name, Model(name)), tmp_path)

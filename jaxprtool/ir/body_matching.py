@@ -127,6 +127,7 @@ class Matching:
             if not self._is_done(likeness):
                 spread.bridge()
                 self._pair_rest(likeness, spread)
+        self._pair_replaced()
 
     # --- what is known ----------------------------------------------------------------------------
 
@@ -296,19 +297,35 @@ class Matching:
 
     def _pair_unique(self, likeness: Likeness, radius: int, spread: _Spread) -> None:
         """Pair equations that are the only ones of their kind in what is around them."""
-        left = self.unpaired()
-        keys = [_around(self, k, left[k], likeness, radius) for k in (0, 1)]
-        by_key: tuple[dict[Hashable, list[int]], ...] = defaultdict(list), defaultdict(list)
-        for each, found in zip(keys, by_key, strict=True):
-            for i, key in each.items():
-                found[key].append(i)
-        for key, olds in by_key[0].items():
-            news = by_key[1].get(key, [])
-            if len(olds) == len(news) and (len(olds) == 1 or radius == _RADII[0]):
+        for olds, news in self._alike_around([side.own(likeness) for side in self.sides], radius):
+            if len(olds) == 1 or radius == _RADII[0]:
                 for i, j in zip(olds, news, strict=True):
                     if self.is_free(i, j) and not self.conflict(i, j):
                         self.pair(i, j)
         spread.run()
+
+    def _pair_replaced(self) -> None:
+        """Pair equations of different primitives that stand between the same equations."""
+        if not all(self.unpaired()):
+            return
+        own = [[len(eqn.outvars) for eqn in side.eqns] for side in self.sides]
+        for olds, news in self._alike_around(own, _RADII[0]):
+            for i, j in zip(olds, news, strict=True):
+                if self._fit(i, j, Likeness.KIND) > 1:
+                    self.pair(i, j)
+
+    def _alike_around(
+        self, own: Sequence[Sequence[int]], radius: int
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield the equations without counterpart that have one key, if both sides have as many."""
+        by_key: tuple[dict[Hashable, list[int]], ...] = defaultdict(list), defaultdict(list)
+        for k, left in enumerate(self.unpaired()):
+            for i, key in _around(self, k, left, own[k], radius).items():
+                by_key[k][key].append(i)
+        for key, olds in by_key[0].items():
+            news = by_key[1].get(key, [])
+            if len(olds) == len(news):
+                yield olds, news
 
     def _pair_rest(self, likeness: Likeness, spread: _Spread) -> None:
         """Pair what is left with the best of those alike that has something in common with it."""
@@ -498,25 +515,29 @@ def _in_order(
 
 
 def _around(
-    matching: Matching, which: int, left: Sequence[int], likeness: Likeness, radius: int
+    matching: Matching, which: int, left: Sequence[int], own: Sequence[int], radius: int
 ) -> dict[int, Hashable]:
     """Return a key for each equation of a side that is left: what it reads, and what reads it.
 
     What has a counterpart is known by that, other variables by the equations that bind them, and
     so on for so many steps. Opened calls, and what is in those of the other side, are all alike.
+    `own` has a key for each equation by itself.
     """
     side = matching.sides[which]
-    own, makers, readers = side.own(likeness), side.makers, side.readers
+    makers, readers = side.makers, side.readers
     labels = {id(pair[which]): number for number, pair in enumerate(matching.values)}
     known = dict.fromkeys(matching.taken[which], 0)
     known.update((pair[which], -1 - number) for number, pair in enumerate(matching.order))
+    returned = {id(pair[which]): number for number, pair in enumerate(matching.results)}
     up = {i: own[i] for i in left}
-    down = up
+    down = {i: hash((own[i], *(returned.get(id(v)) for v in side.eqns[i].outvars))) for i in left}
     for _ in range(radius):
         higher, lower = {}, {}
         for i in left:
             operands: list[int | None] = []
             for atom in side.eqns[i].invars:
+                if type(atom) is Literal:
+                    continue
                 maker = up.get(makers[id(atom)][0]) if id(atom) in makers else None
                 operands.append(labels.get(id(atom)) if maker is None else -1 - maker)
             higher[i] = hash((up[i], *operands))

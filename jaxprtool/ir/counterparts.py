@@ -4,8 +4,9 @@ Two programs are matched as graphs, body by body, from what is most alike to wha
 come equations that do the same and are computed from the same values, or from which the same is
 computed. From pairs the matching spreads to those that give their operands and read their results.
 What is left is matched by what is around it, and last by its operands alone. Equations that do the
-same are matched before those that differ in a dtype or a constant, and these before those that
-have no more than the primitive in common.
+same are matched before those that differ in a dtype or a constant, these before those that have no
+more than the primitive in common, and last those of different primitives that stand between the
+same equations.
 
 Each body is matched with the body that the counterpart of its equation holds; a body that several
 equations share once with each.
@@ -23,6 +24,7 @@ from jaxprtool.ir.body_matching import Matching
 from jaxprtool.ir.equation_keys import EquationKeys
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 
 
@@ -191,6 +193,8 @@ def _bodies_of_pairs(matched: MatchedBody) -> Iterator[_Bodies]:
     """Yield the bodies of counterparts, in order."""
     for old, new in matched.equations:
         if not (holds_jaxpr(old.params.values()) and holds_jaxpr(new.params.values())):
+            continue
+        if old.primitive is not new.primitive and not (traits(old).call and traits(new).call):
             continue
         held = [[body for _, body in sub_jaxprs(eqn)] for eqn in (old, new)]
         path = (*matched.path, (old, new))

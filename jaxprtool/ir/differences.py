@@ -16,13 +16,21 @@ from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
 
-#: What differs: the value of a constant, a dtype, a shape, a parameter, which value is read, or
-#: whether equations are in a call.
-Kind: TypeAlias = Literal["constant", "dtype", "shape", "parameter", "operand", "call"]
+#: What differs: the value of a constant, a dtype, a shape, a parameter, which value is read, the
+#: primitive, or whether equations are in a call.
+Kind: TypeAlias = Literal["constant", "dtype", "shape", "parameter", "operand", "primitive", "call"]
 
 #: Where it is: in an equation, in the order of effects, or at the end or beginning of a body.
 Part: TypeAlias = Literal[
-    "operand", "result", "parameter", "rules", "order", "constant", "result of the body", "call"
+    "operand",
+    "result",
+    "parameter",
+    "rules",
+    "order",
+    "constant",
+    "result of the body",
+    "primitive",
+    "call",
 ]
 
 
@@ -62,7 +70,10 @@ def differences(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> list[Diff
 def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Difference]:
     olds, news = parameters(old), parameters(new)
     is_call = holds_jaxpr(old.params.values())
-    for name in sorted(olds.keys() | news.keys()):
+    is_other = old.primitive is not new.primitive
+    if is_other:
+        yield Difference("primitive", "primitive", "", 0, old.primitive.name, new.primitive.name)
+    for name in sorted(olds.keys() & news.keys() if is_other else olds.keys() | news.keys()):
         a, b = olds.get(name), news.get(name)
         if is_label(old, name) or keys.value_or_bodies(a) == keys.value_or_bodies(b):
             continue
@@ -70,7 +81,7 @@ def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Di
             continue
         kind: Kind = "dtype" if is_dtype(a) and is_dtype(b) else "parameter"
         yield Difference(kind, "parameter", name, 0, a, b)
-    if has_rules(old) and not same_rules(old, new):
+    if not is_other and has_rules(old) and not same_rules(old, new):
         yield Difference("parameter", "rules", "rules", 0, None, None)
     effects = [", ".join(sorted({type(e).__name__ for e in eqn.effects})) for eqn in (old, new)]
     if effects[0] != effects[1] and not is_call:

@@ -297,6 +297,8 @@ class _Texts:
             ]
             pairs += " ", ParameterToken(f"{name}="), *_arrow(*texts)
         parameters = ["[", *pairs[1:], "]"] if pairs else []
+        was = at.get(("primitive", 0))
+        tokens += [RemovedToken(was.before), " → "] if was else []
         tokens += [PrimitiveName(new.primitive.name), *parameters]
         for i in range(max(len(old.invars), len(new.invars))):
             atoms = [eqn.invars[i] if i < len(eqn.invars) else None for eqn in (old, new)]

@@ -15,7 +15,8 @@ class DiffLine(TypedDict):
     path: Annotated[list[str], "The equations around it, the outermost first."]
     differs_in: Annotated[
         list[str],
-        "`constant`, `dtype`, `shape`, `parameter`, `operand`, `call`; of what was changed.",
+        "`constant`, `dtype`, `shape`, `parameter`, `operand`, `primitive`, `call`; of what was "
+        "changed.",
     ]
 
 

@@ -53,10 +53,10 @@ def one_by_one(fun, x, w, lengths, avals):
     return results
 
 
-def check(fun, lengths, layout=None, derivatives=True):
+def check(fun, lengths, layout=None, derivatives=True, longest=None):
     """Compare results, and derivatives, with those of a loop; each is compiled once."""
     x = rows(lengths)
-    program, avals = ragged(fun, lengths, layout=layout), traced(fun).out_avals
+    program, avals = ragged(fun, lengths, layout=layout, longest=longest), traced(fun).out_avals
     floats = [i for i, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.floating)]
 
     def run(results_of):

@@ -10,7 +10,8 @@ import jaxprtool
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.ragged import Ragged, unchecked
-from tests.passes.test_ragged import FILLED, LENGTHS, W, check, names, ragged
+from jaxprtool.passes.ragged import bands
+from tests.passes.test_ragged import FILLED, LENGTHS, W, check, examples, names, ragged, rows
 
 ALL_LENGTHS = {
     "different": LENGTHS,
@@ -67,6 +68,10 @@ def _layers(x, w):
     return h, scores.sum((0, 1))
 
 
+def _sorted(x, w):
+    return jnp.sort(jnp.tanh(x @ w @ x.T) * 2, 1).sum(0) @ x
+
+
 def _gradient(x, w):
     return jax.grad(lambda x: jnp.sin(causal(x, w)).sum())(x)
 
@@ -85,9 +90,20 @@ FUNCTIONS = {
 FEW = ["heads", "of JAX", "biased", "sums", "layers", "gradient"]
 
 
-@pytest.mark.parametrize("name", names(FUNCTIONS, FEW))
-def test_pairs_give_what_a_loop_gives(name):
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Make blocks so small that few rows have several."""
+    monkeypatch.setattr(bands, "SMALLEST_BLOCK", 2)
+
+
+@pytest.mark.parametrize("name", names(FUNCTIONS, ["of JAX", "sums"]))
+def test_pairs_of_all_rows_give_what_a_loop_gives(name):
     check(FUNCTIONS[name], LENGTHS, "packed")
+
+
+@pytest.mark.parametrize("name", names(FUNCTIONS, FEW))
+def test_pairs_within_a_band_give_what_a_loop_gives(name, small_blocks):
+    check(FUNCTIONS[name], LENGTHS, "packed", longest=5)
 
 
 @pytest.mark.parametrize("lengths", names(ALL_LENGTHS, ["one long"]))
@@ -96,18 +112,37 @@ def test_attention_gives_what_a_loop_gives_for_all_lengths(lengths, layout):
     check(causal, ALL_LENGTHS[lengths], layout)
 
 
-def test_extremes_of_examples_that_have_rows():
-    check(_extremes, FILLED, "packed")
+@pytest.mark.parametrize("longest", [None, 4])
+def test_extremes_of_examples_that_have_rows(longest, small_blocks):
+    check(_extremes, FILLED, "packed", longest=longest)
 
 
 def test_what_has_no_rule_for_pairs_is_padded_and_goes_on_as_pairs():
-    check(lambda x, w: jnp.sort(jnp.tanh(x @ w @ x.T) * 2, 1).sum(0) @ x, LENGTHS)
+    check(_sorted, LENGTHS)
+
+
+def test_pairs_within_a_band_are_padded_and_go_on_as_pairs(small_blocks):
+    lengths = np.tile(LENGTHS, 2)
+    x = rows(lengths)
+
+    def of_all(x):
+        batch = unchecked(x, lengths, "n", 6, True)
+        return jaxprtool.vmap(_sorted, in_axes=(0, None))(batch, W)
+
+    def one_by_one(x):
+        return jnp.stack([_sorted(each, W) for each in examples(x, lengths)])
+
+    assert "[22,15]" in str(jax.make_jaxpr(of_all)(x))
+    np.testing.assert_allclose(of_all(x), one_by_one(x), rtol=1e-5, atol=1e-5)
+    mine, theirs = (jax.grad(lambda x, f=f: f(x).sum())(x) for f in (of_all, one_by_one))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 def wide(program):
-    """The shapes of what has all rows, or all of a padded lane, along two axes."""
+    """The shapes of what has all rows, a window, or all of a padded lane, along two axes."""
     shapes = {tuple(map(str, v.aval.shape)) for e in equations(program.jaxpr) for v in e.outvars}
-    return {shape for shape in shapes if len(shape) < 4 and max(map(shape.count, "N6")) == 2}
+    found = {shape for shape in shapes if len(shape) < 4 and max(map(shape.count, "N6")) == 2}
+    return found | {shape for shape in shapes if shape == ("N", "48")}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +150,7 @@ def wide(program):
     [
         ({}, ("N", "N")),  # an example may have all rows
         ({"longest": 6}, ("5", "6", "6")),  # N is not known
-        ({"longest": 6, "layout": "packed"}, ("N", "N")),
+        ({"longest": 6, "layout": "packed"}, ("N", "48")),
         ({"longest": 6, "layout": "padded"}, ("5", "6", "6")),
     ],
 )

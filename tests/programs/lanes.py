@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from jaxprtool.ir.program import Program, type_check
 from jaxprtool.ir.specialization import specialized
 from jaxprtool.ir.symbols import names_of, value_of
 from jaxprtool.passes.batch.axes import BatchError
-from jaxprtool.passes.ragged import Layout, Ragged
+from jaxprtool.passes.ragged import Layout, Ragged, bands
 from tests.programs.directions import function_of, places, random_direction
 from tests.programs.gradients import NO_DERIVATIVE
 from tests.programs.interpreter import evaluate
@@ -63,9 +64,13 @@ def prove_ragged(found: SymbolicProgram, seed: int) -> Counter[str]:
 
 
 def _ragged(program: Program, name: str, layout: Layout | None) -> tuple[Program, Layout | None]:
-    """Return a program made ragged; not packed throughout where that cannot be."""
+    """Return a program made ragged; not packed throughout where that cannot be.
+
+    Blocks are so small that pairs of rows have several.
+    """
     try:
-        return Ragged(name, LANES, layout, max(LENGTHS))(program), layout
+        with mock.patch.object(bands, "SMALLEST_BLOCK", 2):
+            return Ragged(name, LANES, layout, max(LENGTHS))(program), layout
     except UnsupportedError:
         if layout != "packed":
             raise

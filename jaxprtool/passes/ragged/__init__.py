@@ -31,6 +31,7 @@ from jaxprtool.passes.ragged import (  # noqa: F401  # their rules
     custom_derivatives,
     indexing,
     layout,
+    pair_products,
     pairs,
     products,
     reductions,
@@ -86,9 +87,9 @@ class Ragged(Pass):
 
     A value with two ragged axes, such as the scores of attention, is held in the way that has
     fewer elements, which are what its operations and its memory are proportional to: as pairs of
-    all rows, `N * N`, of which those of two examples are masked, or padded,
-    `lanes * longest * longest`. It is padded where the two cannot be compared, since N or the
-    other is not known.
+    rows that are less than `longest` apart, about `N * 2.5 * longest`, of which those of two
+    examples are masked, or padded, `lanes * longest * longest`. It is padded where the two cannot
+    be compared, since N or the other is not known.
 
     Args:
         axis: The symbol that is the length of an example; or several, for arguments of lengths that

@@ -1,8 +1,9 @@
-"""Rules for pairs of rows, `[..., N, ..., N]`: attention of all rows to all, masked by example.
+"""Rules for pairs of rows, `[..., N, ..., width]`: attention within a band, masked by example.
 
-A pair of rows of two lanes is computed like others, and belongs to none. It holds what its row,
-paired with itself, does, so that nothing is computed of it that is not computed of a pair that
-counts, neither is a derivative. A sum over one of the two axes leaves it out.
+A pair of rows of two lanes is computed like others, and belongs to none, nor does a place of a
+window that is of no row. It holds what its row, paired with itself, does, so that nothing is
+computed of it that is not computed of a pair that counts, neither is a derivative. A sum over one
+of the two axes leaves it out.
 
 Rules are for equations of which an operand or a result is so. They return None as those of
 `table.ragged_rules` do: then lanes are padded.
@@ -24,7 +25,7 @@ from jaxprtool.passes.mask.reductions import largest, least
 from jaxprtool.passes.mask.values import is_number
 from jaxprtool.passes.ragged.reductions import segment_sum
 from jaxprtool.passes.ragged.stacked import with_a_row
-from jaxprtool.passes.ragged.table import RaggedRule, Ragging
+from jaxprtool.passes.ragged.table import RaggedRule, Ragging, taken
 from jaxprtool.passes.ragged.values import Lanes, Pairs, Shared, Value
 
 #: Rules by primitive.
@@ -50,7 +51,8 @@ def of_one_lane(
         is_first = lax.iota(jnp.int32, summed.shape[0]) == 0
         summed = lax.select(is_first, kept, summed)
     first, second = (summed, kept) if over == kind.axes[0] else (kept, summed)
-    return lax.broadcast_in_dim(first[:, None] == second, shape, kind.axes)
+    columns = ragging.sizes.band(kind.size).at_second(second[None], (0, 1), fill=-1)
+    return lax.broadcast_in_dim(first[:, None] == columns, shape, kind.axes)
 
 
 def without_others(ragging: Ragging, array: Any, kind: Pairs, over: int, other: Any = 0) -> Any:
@@ -61,20 +63,20 @@ def without_others(ragging: Ragging, array: Any, kind: Pairs, over: int, other: 
 
 def paired(ragging: Ragging, array: Any, kind: Pairs) -> Any:
     """Return an array with those pairs that do not count as the rules have them."""
-    own = jnp.diagonal(array, 0, *kind.axes)
-    own = lax.stop_gradient(jnp.moveaxis(own, -1, kind.axes[0]))
+    own = ragging.sizes.band(kind.size).own(lax.stop_gradient(array), kind.axes)
     dims = [i for i in range(array.ndim) if i != kind.axes[1]]
-    counted = of_one_lane(ragging, array.shape, kind)
-    return lax.select(counted, array, lax.broadcast_in_dim(own, array.shape, dims))
+    others = lax.broadcast_in_dim(own, array.shape, dims)
+    return lax.select(of_one_lane(ragging, array.shape, kind), array, others)
 
 
-def _pairs(x: Value) -> Pairs:
+def pairs_of(x: Value) -> Pairs:
     """Return where the ragged axes of a value are that is known to hold pairs."""
     assert isinstance(x.kind, Pairs)
     return x.kind
 
 
-def _result_kind(ragging: Ragging, eqn: JaxprEqn) -> Any:
+def result_kind(ragging: Ragging, eqn: JaxprEqn) -> Any:
+    """Return how the result of an equation is held."""
     return ragging.sizes.canonical(eqn.outvars[0].aval)
 
 
@@ -83,12 +85,13 @@ def _result_kind(ragging: Ragging, eqn: JaxprEqn) -> Any:
 
 @rule(pair_rules, "elementwise")
 def _elementwise(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
-    shape, kind = tuple(eqn.outvars[0].aval.shape), _result_kind(ragging, eqn)
+    shape, kind = tuple(eqn.outvars[0].aval.shape), result_kind(ragging, eqn)
     whole, (first, second) = ragging.sizes.shape(kind, shape), kind.axes
     arrays = []
     for x in operands:
         array = ragging.along(x, shape, first)
         if x.is_packed and x.axis == second:  # of size 1 along the first
+            array = ragging.sizes.band(kind.size).at_second(array, kind.axes)
             array = paired(ragging, jnp.broadcast_to(array, whole), kind)
         arrays.append(array)
     return ragging.bind(eqn, *arrays)
@@ -96,19 +99,22 @@ def _elementwise(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
 
 @rule(pair_rules, "iota")
 def _iota(ragging: Ragging, eqn: JaxprEqn) -> Any:
-    kind, dimension = _result_kind(ragging, eqn), eqn.params["dimension"]
-    if dimension not in kind.axes:
-        return ragging.bind(eqn)
-    numbers = ragging.positions(kind.size).astype(eqn.params["dtype"])
+    kind, dimension = result_kind(ragging, eqn), eqn.params["dimension"]
     whole = ragging.sizes.shape(kind, eqn.params["shape"])
-    array = lax.broadcast_in_dim(numbers, whole, (dimension,))
-    return paired(ragging, array, kind) if dimension == kind.axes[1] else array
+    if dimension not in kind.axes:
+        return ragging.bind(eqn, shape=whole)
+    numbers = ragging.positions(kind.size).astype(eqn.params["dtype"])
+    if dimension == kind.axes[0]:
+        return lax.broadcast_in_dim(numbers, whole, (dimension,))
+    columns = ragging.sizes.band(kind.size).at_second(numbers[None], (0, 1))
+    return paired(ragging, lax.broadcast_in_dim(columns, whole, kind.axes), kind)
 
 
 @rule(pair_rules, "broadcast_in_dim")
 def _broadcast_in_dim(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
-    kind = _result_kind(ragging, eqn)
+    kind = result_kind(ragging, eqn)
+    whole = ragging.sizes.shape(kind, shape)
     if isinstance(x.kind, Lanes):
         # A size of 1 along a ragged axis is left out; the lane's value is at each of its rows.
         kept = [i for i, dim in enumerate(dims) if dim not in kind.axes]
@@ -116,17 +122,24 @@ def _broadcast_in_dim(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
         places = [kind.axes[0], *(dims[i] for i in kept)]
         order = sorted(range(len(places)), key=lambda i: places[i])
         rows = jnp.transpose(ragging.at_rows(array, kind.size), order)
-        return lax.broadcast_in_dim(rows, ragging.sizes.shape(kind, shape), sorted(places))
-    array = ragging.bind(eqn, x)
-    is_second = x.is_packed and dims[x.axis] == kind.axes[1]
-    return paired(ragging, array, kind) if is_second else array
+        return lax.broadcast_in_dim(rows, whole, sorted(places))
+    if x.is_packed and dims[x.axis] == kind.axes[1]:
+        sizes = dict(zip(dims, x.array.shape, strict=True))
+        rows = lax.broadcast_in_dim(x.array, [sizes.get(i, 1) for i in range(len(shape))], dims)
+        columns = ragging.sizes.band(kind.size).at_second(rows, kind.axes)
+        return paired(ragging, jnp.broadcast_to(columns, whole), kind)
+    return ragging.bind(eqn, x, shape=whole)
 
 
 @rule(pair_rules, "transpose")
 def _transpose(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
-    array, order = ragging.bind(eqn, x), eqn.params["permutation"]
-    first, second = map(order.index, _pairs(x).axes)
-    return array if first < second else paired(ragging, array, _result_kind(ragging, eqn))
+    kind, order = pairs_of(x), eqn.params["permutation"]
+    if order.index(kind.axes[0]) < order.index(kind.axes[1]):
+        return ragging.bind(eqn, x)
+    other = dict(zip(kind.axes, reversed(kind.axes), strict=True))
+    array = ragging.sizes.band(kind.size).exchanged(x.array, kind.axes)
+    moved = ragging.bind(eqn, array, permutation=tuple(other.get(axis, axis) for axis in order))
+    return paired(ragging, moved, result_kind(ragging, eqn))
 
 
 @rule(pair_rules, "squeeze")
@@ -137,14 +150,16 @@ def _squeeze(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 @rule(pair_rules, "reshape")
 def _reshape(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     """Pairs stay pairs if what is before, between and after the two axes stays as large."""
-    kind = _result_kind(ragging, eqn)
+    kind = result_kind(ragging, eqn)
     if not (isinstance(x.kind, Pairs) and isinstance(kind, Pairs)) or eqn.params["dimensions"]:
         return None
     old, new = (
         [_product(shape[: axes[0]]), _product(shape[axes[0] + 1 : axes[1]])]
         for shape, axes in ((x.shape, x.kind.axes), (eqn.outvars[0].aval.shape, kind.axes))
     )
-    return ragging.bind(eqn, x) if old == new and x.kind.size == kind.size else None
+    if old != new or x.kind.size != kind.size:
+        return None
+    return ragging.bind(eqn, x, new_sizes=ragging.sizes.shape(kind, eqn.params["new_sizes"]))
 
 
 def _product(sizes: Any) -> Any:
@@ -167,13 +182,19 @@ def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
 
 @rule(pair_rules, "reduce_sum")
 def _sum(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
-    axes, kind = eqn.params["axes"], _pairs(x)
+    axes, kind = eqn.params["axes"], pairs_of(x)
     over = [axis for axis in kind.axes if axis in axes]
     if not over:
         return ragging.bind(eqn, x)
     summed = without_others(ragging, x.array, kind, over[-1])
+    if over == [kind.axes[0]]:
+        band, second = ragging.sizes.band(kind.size), kind.axes[1]
+        blocks = jnp.moveaxis(band.blocks(summed, over[0]), over[0], second)
+        each = ragging.bind(eqn, blocks, axes=tuple(axis + (axis > second) for axis in axes))
+        found = band.summed(each, _kept(second, axes))
+        return of_rows(ragging, found, eqn)
     if len(over) == 1:
-        return _of_rows(ragging, ragging.bind(eqn, summed), eqn, kind, over[0])
+        return of_rows(ragging, ragging.bind(eqn, summed), eqn)
     rows = jnp.moveaxis(summed, kind.axes[0], 0)
     others = tuple(axis + (axis < kind.axes[0]) for axis in axes if axis != kind.axes[0])
     return segment_sum(ragging, ragging.bind(eqn, rows, axes=others), 0, kind.size)
@@ -181,34 +202,49 @@ def _sum(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 @rule(pair_rules, "reduce_max", "reduce_min")
 def _extremes(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
-    def of(counted: Any) -> Any:
-        largest_of = eqn.primitive.name == "reduce_max"
-        return _extreme(largest_of, tuple(eqn.params["axes"]), x.array, counted)
+    def of(array: Any, axes: tuple[int, ...], counted: Any) -> Any:
+        return _extreme(eqn.primitive.name == "reduce_max", axes, array, counted)
 
     return _over_one(ragging, eqn, x, of)
 
 
 @rule(pair_rules, "reduce_or", "reduce_and")
 def _logical(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
-    def of(counted: Any) -> Any:
+    def of(array: Any, axes: tuple[int, ...], counted: Any) -> Any:
         # Of the bits of integers, too: of -1 all are set.
-        is_and, is_bool = eqn.primitive.name == "reduce_and", x.array.dtype == bool
+        is_and, is_bool = eqn.primitive.name == "reduce_and", array.dtype == bool
         identity = is_and if is_bool else -int(is_and)
-        return ragging.bind(eqn, lax.select(counted, x.array, lax.full_like(x.array, identity)))
+        filled = lax.select(counted, array, lax.full_like(array, identity))
+        return ragging.bind(eqn, filled, axes=axes)
 
     return _over_one(ragging, eqn, x, of)
 
 
-def _over_one(ragging: Ragging, eqn: JaxprEqn, x: Value, of: Callable[[Any], Any]) -> Any:
-    """Return a reduction over one of the two axes, of the pairs that count; None over both."""
-    axes, kind = eqn.params["axes"], _pairs(x)
+def _over_one(ragging: Ragging, eqn: JaxprEqn, x: Value, of: Callable[..., Any]) -> Any:
+    """Return a reduction over one of the two axes, of the pairs that count; None over both.
+
+    One over the first axis is one over the second of the pairs exchanged.
+    """
+    axes, kind, array = tuple(eqn.params["axes"]), pairs_of(x), x.array
     over = [axis for axis in kind.axes if axis in axes]
     if not over:
         return ragging.bind(eqn, x)
     if len(over) == 2:
         return None
-    counted = of_one_lane(ragging, x.array.shape, kind, over[0])
-    return _of_rows(ragging, of(counted), eqn, kind, over[0])
+    first, second = kind.axes
+    reduced = axes
+    if over == [first]:
+        array = ragging.sizes.band(kind.size).exchanged(array, kind.axes)
+        reduced = tuple(second if axis == first else axis for axis in axes)
+    found = of(array, reduced, of_one_lane(ragging, array.shape, kind, second))
+    if over == [first]:
+        found = jnp.moveaxis(found, _kept(first, reduced), _kept(second, axes))
+    return of_rows(ragging, found, eqn)
+
+
+def _kept(axis: int, axes: tuple[int, ...]) -> int:
+    """Return where an axis is after a reduction over others."""
+    return axis - sum(each < axis for each in axes)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -230,99 +266,10 @@ def _extreme_jvp(largest_of: bool, axes: tuple[int, ...], primals: Any, tangents
     return best, (tangents[0] * is_best).sum(axes) / is_best.sum(axes)
 
 
-def _of_rows(ragging: Ragging, found: Any, eqn: JaxprEqn, kind: Pairs, over: int) -> Any:
+def of_rows(ragging: Ragging, found: Any, eqn: JaxprEqn) -> Any:
     """Return packed rows, with those left over as they are to be, after a sum over an axis."""
-    if over == kind.axes[1]:
-        return found
-    return ragging.spared(found, _result_kind(ragging, eqn).axis, kind.size)
-
-
-# --- products -----------------------------------------------------------------------------------
-
-
-@rule(pair_rules, "dot_general")
-def _dot_general(ragging: Ragging, eqn: JaxprEqn, x: Value, y: Value) -> Any:
-    contracted, batch = eqn.params["dimension_numbers"]
-    both = (x, y)
-    if any(isinstance(v.kind, Lanes) for v in both):
-        return None
-    axes = [_ragged_axes(v) for v in both]
-    if any(set(own) & set(dims) for own, dims in zip(axes, batch, strict=True)):
-        return None
-    summed = [
-        [i for i, axis in enumerate(dims) if axis in own]
-        for own, dims in zip(axes, contracted, strict=True)
-    ]
-    kind = _result_kind(ragging, eqn)
-    if not any(summed):
-        array = ragging.bind(eqn, x, y)
-        return paired(ragging, array, kind) if x.is_packed else array
-    if len(summed[0]) != 1 or summed[0] != summed[1]:
-        return None
-    over = [dims[summed[0][0]] for dims in contracted]
-    factors = [_factor(ragging, v, axis) for v, axis in zip(both, over, strict=True)]
-    array = ragging.bind(eqn, *factors)
-    if isinstance(kind, Pairs):
-        return paired(ragging, array, kind)
-    place = 0 if isinstance(x.kind, Pairs) else 1
-    array = array + _not_finite(ragging, eqn, both[1 - place], 1 - place, kind.axis, array)
-    return _of_rows(ragging, array, eqn, _pairs(both[place]), over[place])
-
-
-def _ragged_axes(x: Value) -> tuple[int, ...]:
-    if isinstance(x.kind, Pairs):
-        return x.kind.axes
-    return (x.axis,) if x.is_packed else ()
-
-
-def _factor(ragging: Ragging, x: Value, over: int) -> Any:
-    """Return a factor of a product that sums over an axis: zero where it does not count.
-
-    A zero does not take out a row that is not finite, so that such rows have none here: they are
-    brought back by `_not_finite`, in their own lane.
-    """
-    if isinstance(x.kind, Pairs):
-        return without_others(ragging, x.array, x.kind, over)
-    return _finite(x.array) if jnp.issubdtype(x.array.dtype, jnp.inexact) else x.array
-
-
-@jax.custom_jvp
-def _finite(array: Any) -> Any:
-    """Return an array with zeros for what is not finite, of which the derivative is that of it."""
-    return jnp.where(jnp.isfinite(array), array, 0)
-
-
-_finite.defjvp(lambda primals, tangents: (_finite(*primals), tangents[0]))
-
-
-def _not_finite(
-    ragging: Ragging, eqn: JaxprEqn, x: Value, place: int, row_axis: int, like: Any
-) -> Any:
-    """Return what is NaN in the rows of lanes in which a packed factor is not finite, and else 0.
-
-    Args:
-        ragging: Where rows are.
-        eqn: The product.
-        x: The packed factor.
-        place: Which of the two it is.
-        row_axis: The ragged axis of the product.
-        like: The product.
-    """
-    if not jnp.issubdtype(x.array.dtype, jnp.inexact):
-        return jnp.zeros((), like.dtype)
-    contracted, batch = (dims[place] for dims in eqn.params["dimension_numbers"])
-    rest = [i for i in range(len(x.shape)) if i != x.axis]
-    zeros = jnp.moveaxis(lax.stop_gradient(x.array), x.axis, 0) * 0
-    summed = zeros.sum(tuple(1 + i for i, axis in enumerate(rest) if axis in contracted))
-    lanes = segment_sum(ragging, summed.astype(like.dtype), 0, x.size)
-    rows = ragging.at_rows(lanes, x.size)
-    rest = [axis for axis in rest if axis not in contracted]
-    free = [axis for axis in rest if axis not in batch]
-    start = len(batch) if place == 0 else like.ndim - len(free)
-    at = {axis: i for i, axis in enumerate(batch)} | {a: start + i for i, a in enumerate(free)}
-    places = [row_axis, *(at[axis] for axis in rest)]
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    return lax.broadcast_in_dim(jnp.transpose(rows, order), like.shape, sorted(places))
+    kind = result_kind(ragging, eqn)
+    return ragging.spared(found, kind.axis, kind.size)
 
 
 # --- one form made of another -----------------------------------------------------------------
@@ -335,7 +282,8 @@ def lanes_of_pairs(ragging: Ragging, x: Value) -> Any:
     numbers = jnp.arange(ragging.sizes.bounds.padded(size), dtype=jnp.int32)
     rows = ragging.starts(size)[:, None] + numbers
     pairs = jnp.moveaxis(x.array, (first, second), (0, 1))
-    found = pairs.at[rows[:, :, None], rows[:, None]].get(mode="clip")
+    starts = taken(ragging.sizes.band(size).starts(), rows)
+    found = pairs.at[rows[:, :, None], rows[:, None] - starts[:, :, None]].get(mode="clip")
     lanes = jnp.moveaxis(found, (1, 2), (first + 1, second + 1))
     if not is_number(x.array):
         return lanes
@@ -351,13 +299,13 @@ def pairs_of_lanes(ragging: Ragging, x: Value) -> Any:
     size = x.shape[first]
     lanes = jnp.moveaxis(x.array, (first + 1, second + 1), (1, 2))
     lanes = with_a_row(ragging, with_a_row(ragging, lanes, 1), 2)
-    of, at = ragging.lanes(size), ragging.positions(size)
+    of, at = ragging.lanes(size)[:, None], ragging.positions(size)
     kind = Pairs((0, 1), size)
-    shape = of.shape * 2
+    shape = ragging.sizes.shape(kind, (size, size))
     others = lax.select(
         of_one_lane(ragging, shape, kind),
-        jnp.broadcast_to(at, shape),
+        ragging.sizes.band(size).at_second(at[None], (0, 1)),
         jnp.broadcast_to(at[:, None], shape),
     )
-    found = lanes.at[of[:, None], at[:, None], others].get(mode="clip")
+    found = lanes.at[of, at[:, None], others].get(mode="clip")
     return jnp.moveaxis(found, (0, 1), (first, second))

@@ -29,7 +29,7 @@ from jaxprtool.ir.ragged import row_places
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mask.sizes import computed
-from jaxprtool.passes.ragged.values import Lanes, Packed, Sizes, Value
+from jaxprtool.passes.ragged.values import Lanes, Sizes, Value
 
 #: `rule(ragging, eqn, *operands) -> result`, or a sequence of results if the primitive has several.
 RaggedRule = Callable[..., Any]
@@ -140,14 +140,14 @@ class Ragging:
         Args:
             x: The value, of rank 0, or of size 1 along the ragged axis.
             shape: The shape of the result in one lane.
-            axis: The ragged axis of the result.
+            axis: The ragged axis of the result; the first if it has two.
         """
         if not isinstance(x.kind, Lanes):
             return x.array
         rows = self.at_rows(x.array, shape[axis])
         if x.shape:
             return jnp.moveaxis(jnp.squeeze(rows, axis + 1), 0, axis)
-        whole = self.sizes.shape(Packed(axis, shape[axis]), shape)
+        whole = self.sizes.shape(self.sizes.held(shape), shape)
         return lax.broadcast_in_dim(rows, whole, (axis,))
 
     # --- equations ------------------------------------------------------------------------------

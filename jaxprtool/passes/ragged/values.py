@@ -8,13 +8,13 @@ symbol, the length of the example. In the new program it is there for all exampl
 | Shared    | that of every lane, which is the same                                     |
 | Lanes     | one for each lane: `[B, ...]`                                             |
 | Packed    | the rows of all lanes one after the other, along its one ragged axis      |
-| Pairs     | each row with each, along the two ragged axes: `[..., N, ..., N, ...]`    |
+| Pairs     | each row with those near it (`bands`): `[..., N, ..., width, ...]`        |
 | Stacked   | each lane padded: `[B, ..., bound, ...]`, with what is known of the padding |
 
 There may be more packed rows than lanes have together: `x[1:]` of examples that may be empty has as
 many rows as `x`. Rows left over are equal to the first row, so that nothing is computed of them
 that is not computed of a row that counts, and no result depends on them. In the same way a pair of
-rows of two lanes holds what the first of them, paired with itself, does.
+a row and what is not of its lane holds what the row, paired with itself, does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ import jax.numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.ir.symbols import names_of, value_of
 from jaxprtool.jaxcompat import Aval
-from jaxprtool.passes.mask.sizes import Bounds
+from jaxprtool.passes.mask.sizes import Bounds, UnboundedSize
 from jaxprtool.passes.mask.values import Facts
+from jaxprtool.passes.ragged.bands import Band
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,11 @@ class Packed:
 
 @dataclass(frozen=True)
 class Pairs:
-    """All pairs of rows, of which those of one lane count: the scores of attention.
+    """Pairs of rows, of which those of one lane count: the scores of attention.
 
     Attributes:
-        axes: The two ragged axes, which are where they are in one example.
+        axes: The two ragged axes, which are where they are in one example. Along the second are the
+            rows of a window.
         size: The size of both in one example.
     """
 
@@ -140,6 +142,7 @@ class Sizes:
         self.lengths_aval = jax.core.ShapedArray((lanes,), jnp.int32)
         self._counts: dict[Any, Any] = {}
         self._exact: dict[Any, bool] = {}
+        self._bands: dict[Any, Band] = {}
         self._ragged: dict[tuple[Any, ...], Kind] = {}
 
     def axes(self, shape: Sequence[Any]) -> tuple[int, ...]:
@@ -195,11 +198,14 @@ class Sizes:
             shared: Whether it is the same in all lanes, if its type is.
         """
         shape = tuple(getattr(aval, "shape", ()))
-        axes = self.axes(shape)
-        if not axes:
+        if not self.axes(shape):
             return Shared() if shared else Lanes()
+        return self.held(shape)
+
+    def held(self, shape: tuple[Any, ...]) -> Kind:
+        """Return how a value is held whose lanes are of a ragged shape."""
         if shape not in self._ragged:
-            self._ragged[shape] = self._held(shape, axes)
+            self._ragged[shape] = self._held(shape, self.axes(shape))
         return self._ragged[shape]
 
     def _held(self, shape: tuple[Any, ...], axes: tuple[int, ...]) -> Kind:
@@ -215,22 +221,35 @@ class Sizes:
         """Return True if what has two axes of a size is held as pairs of rows, and not padded.
 
         What is computed of it takes operations, and memory, in proportion to its elements: those
-        of all pairs of rows, or of all lanes. Where that cannot be told, lanes are padded.
+        of a band of pairs, or of all lanes. Where that cannot be told, lanes are padded.
         """
         if self.layout is not None:
             return self.layout == "packed"
-        count, bound = self.count(size), self.bounds.padded(size)
+        bound = self.bounds.padded(size)
         try:
-            return bool(count * count < self.lanes * bound * bound)
+            return bool(self.count(size) * self.band(size).width < self.lanes * bound * bound)
         except jax.errors.InconclusiveDimensionOperation:
             return False
+
+    def band(self, size: Any) -> Band:
+        """Return which of the rows of a size are paired."""
+        if size not in self._bands:
+            try:
+                longest = self.bounds.padded(size)
+            except UnboundedSize:
+                longest = None
+            self._bands[size] = Band.of(self.count(size), longest)
+        return self._bands[size]
 
     def shape(self, kind: Kind, shape: Sequence[Any]) -> tuple[Any, ...]:
         """Return the shape of the array that holds a value whose lanes are of a shape."""
         if isinstance(kind, Shared):
             return tuple(shape)
         if isinstance(kind, Packed | Pairs):
-            return tuple(map(self.count, shape))
+            counts = list(map(self.count, shape))
+            if isinstance(kind, Pairs):
+                counts[kind.axes[1]] = self.band(kind.size).width
+            return tuple(counts)
         return (self.lanes, *self.bounds.shape(shape))
 
     def aval(self, kind: Kind, aval: Aval) -> Aval:

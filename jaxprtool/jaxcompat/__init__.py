@@ -49,7 +49,6 @@ from jaxprtool.jaxcompat.batching import (
     names_axis,
     renamed_effects,
     source_info,
-    source_under,
     spec_with_entry,
     tracing_context,
     varying_alike,
@@ -169,6 +168,7 @@ from jaxprtool.jaxcompat.places import (
     in_scope,
     name_stack,
     source_infos,
+    source_under,
     user_frame,
     user_frames,
 )

@@ -91,19 +91,6 @@ def renamed_effects(effs: Iterable[Effect], names: Mapping[Var, Any]) -> set[Eff
 VMAP_SCOPE = source_info_util.NameStack().transform("vmap")
 
 
-def source_under(
-    call: JaxprEqn,
-) -> Callable[[source_info_util.SourceInfo], source_info_util.SourceInfo]:
-    """What an equation inside a call has for its `source_info` once it stands in its place.
-
-    Its name scopes come to be inside those of the call.
-    """
-    outer = call.source_info.name_stack
-    if not outer.stack:
-        return lambda info: info
-    return lambda info: info.replace(name_stack=outer + info.name_stack)
-
-
 #: What makes a `source_info` of a traceback and name scopes.
 source_info = source_info_util.SourceInfo
 

@@ -10,7 +10,7 @@ import sysconfig
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import compress
 from operator import attrgetter
 from types import CodeType, FunctionType
@@ -42,6 +42,8 @@ def hide_frames(path: str) -> None:
     """
     source_info_util.register_exclusion(path)
     is_users_file.cache_clear()
+    _KINDS.clear()
+    _nearness.cache_clear()
 
 
 class UserFrame(NamedTuple):
@@ -103,7 +105,6 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._by_traceback: dict[object, list[UserFrame]] = {}
-        self._kinds = _Kinds()
         # By the code, whose number is another's only once it is gone, and the instruction.
         self._known: dict[tuple[int, int], tuple[object, UserFrame]] = {}
         self._asked: Counter[int] = Counter()
@@ -114,17 +115,14 @@ class FrameReader:
         traceback = eqn.source_info.traceback
         found = self._by_traceback.get(traceback)
         if found is None:
-            found = [] if traceback is None else self._read(*traceback.raw_frames())
+            found = [] if traceback is None else self.read(*traceback.raw_frames())
             self._by_traceback[traceback] = found
         return found
 
-    def _read(self, codes: Sequence[CodeType], instructions: Sequence[int]) -> list[UserFrame]:
-        # Most frames are JAX's. They are passed over here without a step of Python for each.
-        kinds = [*map(self._kinds.__getitem__, map(_FILE, codes))]
-        if None in kinds:  # frames older than the oldest of ours that has a function traced
-            del kinds[len(kinds) - 1 - kinds[::-1].index(None) :]
+    def read(self, codes: Sequence[CodeType], instructions: Sequence[int]) -> list[UserFrame]:
+        """Return the frames of a traceback that are the user's or a library's."""
         found = []
-        for code, instruction in compress(zip(codes, instructions, strict=True), kinds):
+        for code, instruction in compress(zip(codes, instructions, strict=True), _kinds(codes)):
             entry = self._known.get((identity(code), instruction))
             if entry is None:
                 entry = code, self._frame(code, instruction)
@@ -148,12 +146,66 @@ class FrameReader:
 _FILE = attrgetter("co_filename")
 
 
-class _Kinds(dict[str, bool | None]):
-    """Whether code in a file is the user's or a library's; None if it has functions traced."""
+class _Kinds(dict[str, int | None]):
+    """Whose the code in a file is: 0 JAX's, 1 a library's, 2 the user's; None if it has functions
+    traced.
+    """
 
-    def __missing__(self, file: str) -> bool | None:
-        self[file] = None if file.startswith(_TRACING) else is_users_file(file)
+    def __missing__(self, file: str) -> int | None:
+        whose = 0 if not is_users_file(file) else 1 if is_installed(file) else 2
+        self[file] = None if file.startswith(_TRACING) else whose
         return self[file]
+
+
+_KINDS = _Kinds()
+
+
+def _kinds(codes: Sequence[CodeType]) -> list[int]:
+    """Return whose each code is, the innermost first, without those that have it traced."""
+    # Most frames are JAX's. They are passed over here without a step of Python for each.
+    kinds: list[Any] = [*map(_KINDS.__getitem__, map(_FILE, codes))]
+    if None in kinds:  # frames older than the oldest of ours that has a function traced
+        del kinds[len(kinds) - 1 - kinds[::-1].index(None) :]
+    return kinds
+
+
+@lru_cache(maxsize=4096)
+def _nearness(traceback: Any) -> int:
+    """Return 2 if a traceback has a frame of the user's own, 1 if it has one of a library's."""
+    return 0 if traceback is None else max(_kinds(traceback.raw_frames()[0]), default=0)
+
+
+@lru_cache(maxsize=4096)
+def _without_names(traceback: Any) -> Any:
+    """Return a traceback without its `naming_frame`: it names the results of one equation."""
+    codes, instructions = traceback.raw_frames()
+    if codes[0].co_filename != _NAMES:
+        return traceback
+    frames = FrameReader().read(codes, instructions)
+    return _tracebacks([[(f.file, f.line, f.column, f.function) for f in reversed(frames)]])[0]
+
+
+def source_under(
+    call: JaxprEqn,
+) -> Callable[[source_info_util.SourceInfo], source_info_util.SourceInfo]:
+    """What an equation inside a call has for its `source_info` once it stands in its place.
+
+    Its name scopes come to be inside those of the call. It gets the call's traceback if its own has
+    no frame of the user's: JAX traces a jitted function once for all its calls, and keeps of it
+    only the frames inside.
+    """
+    outer, traceback = call.source_info.name_stack, call.source_info.traceback
+    nearness = _nearness(traceback)
+
+    def source(info: source_info_util.SourceInfo) -> source_info_util.SourceInfo:
+        is_nearer = nearness > _nearness(info.traceback)
+        if not (is_nearer or outer.stack):
+            return info
+        scopes = outer + info.name_stack if outer.stack else info.name_stack
+        own = _without_names(traceback) if is_nearer else info.traceback
+        return source_info_util.SourceInfo(own, scopes)
+
+    return source
 
 
 @cache

@@ -90,6 +90,34 @@ def test_json(cli):
     assert changed["differs_in"] == ["constant"] and changed["path"] == ["scan at new.py:8"]
 
 
+def test_inlined_equations_of_a_library_have_the_line_of_their_call(cli, folder):
+    source = """
+        import jax
+        import jax.numpy as jnp
+
+        def fun(a):
+            b = jax.nn.silu(a)
+            return jax.nn.silu(b)
+
+        def more(a):
+            b = jax.nn.silu(a)
+            return jax.nn.silu(jnp.sin(b)) / 2
+
+        fun(jnp.ones(6))
+    """
+    (folder / "calls.py").write_text(textwrap.dedent(source))
+    given = ["--args", "f32[6]", "-p", "inline"]
+    shown = cli("show", "calls.py:fun", *given, "--source").out.splitlines()[1:-1]
+    assert [line.split("# ")[1] for line in shown] == [f"calls.py:{n}" for n in (6, 6, 7, 7)]
+    costs = cli("cost", "calls.py:fun", *given, "--by", "line").out
+    assert "calls.py:6" in costs and "calls.py:7" in costs
+    document = json.loads(cli("diff", "calls.py:fun", "calls.py:more", *given, "--json").out)
+    added = [(each["primitive"], each["source"]) for each in document["added"]]
+    assert added == [("sin", "calls.py:11"), ("div", "calls.py:11")]
+    found = cli("diff", "calls.py:fun", "--args", "f32[6]", "-p", "", "-p", "-O2").out.splitlines()
+    assert {"calls.py:6", "calls.py:7"} <= set(found)
+
+
 def test_stat_counts_by_line(cli):
     found = cli("diff", "old.py:loss", "new.py:loss", "--stat").out.splitlines()
     assert {tuple(line.split()) for line in found[-3:]} == {

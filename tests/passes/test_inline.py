@@ -15,6 +15,7 @@ import jaxprtool
 from jaxprtool import jaxcompat, nest, sow
 from jaxprtool.errors import PipelineError
 from jaxprtool.ir.equations import equations
+from jaxprtool.ir.notation.user_names import source_names
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.structured import sub_jaxprs, view
 from jaxprtool.passes.inline import Inline
@@ -112,6 +113,38 @@ def test_equations_keep_their_source_lines_inside_the_scopes_of_the_call():
     (sin,) = Inline()(before).jaxpr.eqns
     assert str(sin.source_info.name_stack) == "out/in"
     assert sin.source_info.traceback is view(call).body.eqns[0].source_info.traceback
+
+
+@pytest.mark.parametrize("pipeline", ["inline", "-O2"])
+def test_equations_of_a_librarys_function_get_the_line_of_each_call(pipeline):
+    @jax.jit
+    def twice(a):
+        return a + a
+
+    def fun(a):
+        b = jax.nn.silu(a)
+        c = jax.nn.silu(b)
+        d = jnp.where(a > 0, c, b)
+        return twice(d)
+
+    fun(jnp.ones(3))  # JAX keeps these functions as traced here.
+    first = fun.__code__.co_firstlineno
+    eqns = jaxprtool.trace(fun, jnp.ones(3)).apply(pipeline).jaxpr.eqns
+    found = [(eqn.primitive.name, jaxcompat.user_frame(eqn).line - first) for eqn in eqns]
+    once = [("logistic", 1), ("mul", 1), ("logistic", 2), ("mul", 2)]
+    assert sorted(found) == sorted([*once, ("gt", 3), ("select_n", 3), ("add", -2)])
+
+
+def test_what_a_file_calls_the_result_of_a_call_names_no_equation_inside(tmp_path):
+    def fun(a):
+        b = jax.nn.silu(a)
+        return b - 1
+
+    fun(jnp.ones(3))
+    jaxprtool.write(jaxprtool.trace(fun, jnp.ones(3)), tmp_path / "a.jaxpr")
+    inlined = jaxprtool.read(tmp_path / "a.jaxpr").apply("inline")
+    lines = [jaxcompat.user_frame(eqn).line for eqn in inlined.jaxpr.eqns]
+    assert lines[0] == lines[1] == lines[2] - 1 and not source_names(inlined.jaxpr.jaxpr)
 
 
 MESH = Mesh(np.array(jax.devices()[:1]), ("d",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from jax._src import mesh as mesh_lib
 from jax._src.interpreters import batching, pxla
 from jax._src.lax.control_flow import loops
 from jax._src.state.types import RefEffect
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import Mesh
 
 from jaxprtool.jaxcompat.aliases import Aval, Effect, MappedAxis, Params

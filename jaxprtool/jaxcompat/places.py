@@ -147,9 +147,7 @@ _FILE = attrgetter("co_filename")
 
 
 class _Kinds(dict[str, int | None]):
-    """Whose the code in a file is: 0 JAX's, 1 a library's, 2 the user's; None if it has functions
-    traced.
-    """
+    """Whose a file is: 0 JAX's, 1 a library's, 2 the user's; None if it has functions traced."""
 
     def __missing__(self, file: str) -> int | None:
         whose = 0 if not is_users_file(file) else 1 if is_installed(file) else 2

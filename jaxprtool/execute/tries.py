@@ -1,8 +1,13 @@
 """Tries of a predicate, each in a forked process of its own with limits.
 
-Forking takes milliseconds where a new Python would import JAX for seconds. A process may fork only
-as long as it has not started a backend of JAX, whose threads a fork does not have; so whoever makes
-tries computes nothing itself.
+Forking takes milliseconds where a new Python would import JAX for seconds. A fork has none of the
+threads of a backend of JAX, and would wait for them for ever; so whoever makes tries computes
+nothing itself, and where a backend is started all the same, as to name the devices of a mesh, the
+fork becomes a new Python.
+
+    python -m jaxprtool.execute.tries DESCRIPTOR < FUNCTION
+
+calls a pickled function, and writes what it returns, pickled, to a descriptor.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
+from jaxprtool import jaxcompat
 from jaxprtool.errors import described
 from jaxprtool.processes import last_words
 
@@ -120,7 +126,6 @@ class _Try:
 
 def _call(function: Callable[[], Any], answer: int, output: IO[bytes], memory: int | None) -> None:
     """Call a function in a forked process, which ends with it."""
-    code = 1
     try:
         os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -128,18 +133,35 @@ def _call(function: Callable[[], Any], answer: int, output: IO[bytes], memory: i
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         for number in (1, 2):
             os.dup2(output.fileno(), number)
-        try:
-            value = function(), ""
-        except Exception as error:
-            value = None, described(error)
-        with os.fdopen(answer, "wb") as file:
-            pickle.dump(value, file)
-        code = 0
+        if jaxcompat.has_backends():
+            _answer(lambda: _call_in_new_python(function, answer), answer)
+        _answer(function, answer)
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+        os._exit(1)
+
+
+def _answer(function: Callable[[], Any], answer: int) -> None:
+    """Call a function, write what it returns or raises, and end the process."""
+    try:
+        value = function(), ""
+    except Exception as error:
+        value = None, described(error)
+    with os.fdopen(answer, "wb") as file:
+        pickle.dump(value, file)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)
+
+
+def _call_in_new_python(function: Callable[[], Any], answer: int) -> None:
+    """Make this process a new Python that calls the function."""
+    with tempfile.TemporaryFile() as file:
+        pickle.dump(function, file)
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
+    os.set_inheritable(answer, True)
+    os.execv(sys.executable, [sys.executable, "-m", __name__, str(answer)])
 
 
 def tried(function: Callable[[], Any], limits: Limits) -> Tried:
@@ -192,3 +214,7 @@ def _next_ended(
     for number in [n for n, each in running.items() if each.deadline <= now]:
         selector.unregister(running[number].answer)
         yield number, running.pop(number).ended(timed_out=True)
+
+
+if __name__ == "__main__":
+    _answer(lambda: pickle.load(sys.stdin.buffer)(), int(sys.argv[1]))

@@ -185,6 +185,7 @@ from jaxprtool.jaxcompat.roofline import roofline_flops
 from jaxprtool.jaxcompat.running import (
     callback_failures,
     default_tolerance,
+    has_backends,
     has_checks,
     keep_backend_probing_quiet,
     primitive_test_programs,

@@ -33,6 +33,13 @@ def keep_backend_probing_quiet() -> None:
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.CRITICAL)
 
 
+def has_backends() -> bool:
+    """Whether this process has started a backend, with threads of its own."""
+    from jax._src import xla_bridge
+
+    return bool(xla_bridge.backends_are_initialized())
+
+
 class _Failures(logging.Handler):
     def __init__(self) -> None:
         super().__init__()

@@ -13,6 +13,7 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool.api.reduction import checks
+from jaxprtool.api.reduction.search import CallingJudge, Search, State
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import type_check
@@ -114,6 +115,20 @@ def test_ctrl_c_gives_the_smallest_so_far():
     found = jaxprtool.reduce(jaxprtool.trace(chain, jnp.ones((8, 8)), jnp.ones((8, 8))), predicate)
     assert found.interrupted and 1 < found.equations_after < found.equations_before
     assert "sort" in primitives(found.program)
+
+
+def test_values_that_a_check_makes_up_become_zeros_or_else_ones():
+    class WithoutZeros(CallingJudge):
+        makes_values = True
+
+        def first(self, states):
+            return super().first(s for s in states if all(v.all() for v in s.values.values()))
+
+    program = jaxprtool.trace(lambda x: jnp.sort(x) + 1.0, jnp.ones((2, 3)))
+    search = Search(WithoutZeros(holds("sort")), lambda state, doing: None)
+    found = search.run(State(program))
+    (value,) = found.values.values()
+    assert primitives(found.program) == ["sort"] and (value == 1.0).all()
 
 
 # --- checks in processes of their own -------------------------------------------------------------

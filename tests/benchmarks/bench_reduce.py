@@ -3,15 +3,25 @@
 python tests/benchmarks/bench_reduce.py [FAULT ...]
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import jaxprtool
+
+# Two devices of one CPU, and 2 s for them to meet.
+jax.config.update("jax_num_cpu_devices", 2)
+os.environ["XLA_FLAGS"] = " ".join(
+    f"--xla_cpu_collective_call_{what}_timeout_seconds=2" for what in ("warn_stuck", "terminate")
+)
 
 #: A plug-in whose rewrite is wrong.
 WRONG = """
@@ -87,7 +97,49 @@ def folded():
     return jax.grad(lambda x, ws: layers(x, ws, windows)), (x, ws), "timeout 10"
 
 
-FAULTS = {"rewritten": rewritten, "log_of_zero": log_of_zero, "folded": folded}
+def segfault():
+    """A product of seven axes that is summed, in the gradient of 24 layers.
+
+    XLA of jaxlib 0.10.2 dies of it (jax-ml/jax#40412); later ones do not.
+    """
+    table = jnp.sin(jnp.arange(6144.0)).reshape(3, 1, 2, 2, 8, 8, 8)
+
+    def contracted(x):
+        return x + jnp.tanh((table * (table + x[0, 0])).sum(3)).mean()
+
+    ws = jnp.sin(jnp.arange(24 * 5 * 16 * 16.0)).reshape(24, 5, 16, 16) * 0.1
+    x = jnp.cos(jnp.arange(8 * 16.0)).reshape(8, 16)
+    return jax.grad(lambda x, ws: layers(x, ws, contracted)), (x, ws), "crash"
+
+
+def deadlock():
+    """A mean over devices that the first alone asks for, beside the gradient of 24 layers.
+
+    XLA ends the process when the others have not come in time.
+    """
+
+    def mean_on_first(loss):
+        first = lax.axis_index("data") == 0
+        return lax.cond(first, lambda loss: lax.pmean(loss, "data"), lambda loss: loss, loss)
+
+    def step(ws, x):
+        loss, grads = jax.value_and_grad(lambda ws: layers(x, ws))(ws)
+        return ws - 0.1 * lax.pmean(grads, "data"), mean_on_first(loss)[None]
+
+    mesh = Mesh(np.array(jax.devices("cpu")[:2]), ("data",))
+    specs = {"in_specs": (P(), P("data")), "out_specs": (P(), P("data"))}
+    ws = jnp.sin(jnp.arange(24 * 5 * 16 * 16.0)).reshape(24, 5, 16, 16) * 0.1
+    x = jnp.cos(jnp.arange(8 * 16.0)).reshape(8, 16)
+    return jax.shard_map(step, mesh=mesh, check_vma=False, **specs), (ws, x), "crash"
+
+
+FAULTS = {
+    "rewritten": rewritten,
+    "log_of_zero": log_of_zero,
+    "folded": folded,
+    "segfault": segfault,
+    "deadlock": deadlock,
+}
 
 
 def main(names):

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 
+import jaxlib
 import pytest
 
 import jaxprtool
@@ -82,6 +84,68 @@ def test_ctrl_c_writes_the_smallest_so_far(folder):
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130 and "warning: interrupted: this is the smallest so far" in said
     assert "sin" in str(jaxprtool.read("small.jaxpr").jaxpr)
+
+
+STUCK = """
+    import jax, jax.numpy as jnp, numpy as np
+    from jax import lax
+    from jax.sharding import Mesh, PartitionSpec as P
+
+    mesh = Mesh(np.array(jax.devices("cpu")[:2]), ("data",))
+
+    def norm(x):
+        first = lax.axis_index("data") == 0
+        x = lax.cond(first, lambda x: lax.pmean(x, "data"), lambda x: x, jnp.sin(x @ x.T))
+        return jnp.tanh(x) * 2.0
+
+    def step(x):
+        return jnp.cos(jax.shard_map(norm, mesh=mesh, in_specs=P("data"), out_specs=P("data"),
+                                     check_vma=False)(x)).sum()
+"""
+
+
+@pytest.mark.sweep
+def test_a_crash_of_xla_on_two_devices_ends_as_a_script_that_dies_as_it_did(folder):
+    # One device waits for the other, which has taken another branch, until XLA aborts.
+    (folder / "stuck.py").write_text(textwrap.dedent(STUCK))
+    flags = ("warn_stuck", "terminate")
+    flags = " ".join(f"--xla_cpu_collective_call_{each}_timeout_seconds=1" for each in flags)
+    env = {**os.environ, "XLA_FLAGS": flags, "JAX_NUM_CPU_DEVICES": "2"}
+    target = "stuck.py:step", "--args", "f32[4,3]"
+    command = [sys.executable, "-m", "jaxprtool", "reduce", *target, "--check", "crash"]
+    found = subprocess.run([*command, "-o", "small.jaxpr"], env=env, capture_output=True, text=True)
+    assert found.returncode == 0 and "note: seen at first: SIGABRT" in found.stderr
+    assert re.search("to [2-7] in", found.stderr)
+    alone = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"}
+    done = subprocess.run([sys.executable, "small.py"], env=alone, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGABRT and "Expected 2 threads to join" in done.stderr
+
+
+SUMMED = """
+    import jax.numpy as jnp
+
+    def loss(ws, x, table):
+        for w in ws:
+            x = x + jnp.tanh(x @ w)
+        table = table * (table + x.mean())
+        return jnp.tanh(table.sum(3)).mean() + x.sum()
+"""
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(jaxlib.__version__ != "0.10.2", reason="mended in later ones")
+def test_the_two_equations_of_a_gradient_that_xla_dies_of_are_left(folder):
+    # jax-ml/jax#40412
+    (folder / "summed.py").write_text(textwrap.dedent(SUMMED))
+    types = "f32[6,8,8], f32[4,8], f32[3,1,2,2,8,8,8]"
+    command = [sys.executable, "-m", "jaxprtool", "reduce", "summed.py:loss", "--args", types]
+    command += ["-p", "grad", "--check", "crash", "-o", "small.jaxpr"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 0 and "note: seen at first: SIGSEGV" in found.stderr
+    small = jaxprtool.read("small.jaxpr").jaxpr
+    assert [eqn.primitive.name for eqn in small.eqns] == ["mul", "reduce_sum"]
+    assert (folder / "small.py").stat().st_size < 2000  # its arguments are zeros
+    assert subprocess.run([sys.executable, "small.py"]).returncode == -signal.SIGSEGV
 
 
 BROKEN = """

@@ -148,8 +148,10 @@ def _in_worker(program: Program, request: worker.Request, told: _Told) -> Reduct
         errors = os.path.join(folder, "stderr")
         command = [sys.executable, "-m", worker.__name__, folder]
         last: dict[str, Any] = {"tries": 0, "seen": ""}
-        interrupted = False
-        with open(errors, "wb") as stderr, Child(command, stderr=stderr) as child:
+        interrupted, env = False, dict(os.environ)
+        if jax.config.jax_num_cpu_devices > 0:
+            env["JAX_NUM_CPU_DEVICES"] = str(jax.config.jax_num_cpu_devices)
+        with open(errors, "wb") as stderr, Child(command, env=env, stderr=stderr) as child:
             try:
                 _follow(child.popen, last, told)
             except KeyboardInterrupt:

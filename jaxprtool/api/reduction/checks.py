@@ -69,6 +69,8 @@ class Check:
 
     #: Whether it depends on the values of arguments; else those that are cut off are random.
     reads_values: ClassVar[bool] = False
+    #: Whether it runs the program, whatever the values of its arguments are.
+    makes_values: ClassVar[bool] = False
     #: How it is written, for an error.
     usage: ClassVar[str] = ""
 
@@ -133,6 +135,7 @@ class Crash(Check):
     """XLA, or what runs, dies of a signal: the same as of the program as it was given."""
 
     usage = "crash, or crash -p PIPELINE"
+    makes_values = True
 
     def evidence(self, program: Program, values: Values) -> Any:
         program = self.prepared(program)
@@ -259,6 +262,7 @@ class Error(Check):
     """It cannot be rewritten, compiled or run, for a reason whose message has a text."""
 
     usage = "error TEXT, or error TEXT -p PIPELINE"
+    makes_values = True
 
     def validate(self) -> None:
         self._require(len(self.pipelines) < 2 and not self.backends)

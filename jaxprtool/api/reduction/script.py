@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ def script(program: Program, check: Check, values: dict[str, Any]) -> str:
         program = check.prepared(program)
     lines = _lines(check)
     text, fun = _module(program)
-    parts = [text]
+    parts = [_with_environment(text)]
     if after is not None:
         inner, name = _module(after)
         inside = textwrap.indent(f"{inner}\nreturn {name}\n", "    ")
@@ -93,6 +94,18 @@ def _module(program: Program) -> tuple[str, str]:
     found = re.match(r'"""`(\w+)`', text)
     assert found is not None
     return text, found[1]
+
+
+def _with_environment(text: str) -> str:
+    """Set in a module what JAX reads of the environment: XLA's flags, and how many CPUs it has."""
+    settings = {"XLA_FLAGS": os.environ.get("XLA_FLAGS")}
+    if jax.config.jax_num_cpu_devices > 0:
+        settings["JAX_NUM_CPU_DEVICES"] = str(jax.config.jax_num_cpu_devices)
+    lines = [f"os.environ.setdefault({k!r}, {v!r})\n" for k, v in settings.items() if v]
+    if not lines:
+        return text
+    docstring, end, module = text.partition('"""\n\n')
+    return f"{docstring}{end}import os\n\n{''.join(lines)}\n{module}"
 
 
 def _literal(value: Any) -> str:

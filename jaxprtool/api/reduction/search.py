@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
+from jaxprtool.api.reduction.calls import Call
 from jaxprtool.api.reduction.checks import Check, PackedKey, Values, keep_kernels, packed
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.tries import Limits, Tried, in_order, tried
+from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.interpret import Interpreter
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structural_key import Keyless, structure
@@ -41,6 +42,8 @@ class Judge(Protocol):
 
     #: How many programs were tried.
     tries: int
+    #: Whether it runs programs, on random values for arguments that have none.
+    makes_values: bool
 
     def first(self, states: Iterator[State]) -> State | None:
         """Return the first for which the check holds."""
@@ -76,6 +79,7 @@ class Search:
             self._plainer_values()
             if self.state is before:
                 if finest is None:
+                    self._fill()
                     return self.state
                 finest = next(rounds)
 
@@ -178,6 +182,19 @@ class Search:
                 self.state = found
                 self._found(found, "plainer values")
 
+    def _fill(self) -> None:
+        """Put zeros, or ones, in the places of values that the check makes up: they are written."""
+        values = self.state.values
+        avals = dict(zip(self.state.program.arg_names, self.state.program.in_avals, strict=True))
+        unknown = {n: a for n, a in avals.items() if n not in values and not is_extended(a.dtype)}
+        if not self._judge.makes_values or not unknown:
+            return
+        plain = (
+            {n: np.full(a.shape, number, a.dtype) for n, a in unknown.items()} for number in (0, 1)
+        )
+        states = [State(self.state.program, {**values, **new}) for new in plain]
+        self.state = self._judge.first(iter(states)) or self.state
+
 
 def _plainer(value: np.ndarray) -> Iterator[np.ndarray]:
     """Plainer arrays of the same type, the plainest first; of a plain one none."""
@@ -195,9 +212,9 @@ def _plainer(value: np.ndarray) -> Iterator[np.ndarray]:
 class ForkingJudge:
     """Tries each program in a forked process."""
 
-    def __init__(self, check: Check, jobs: int, limits: Limits):
-        self._check, self._jobs, self._limits = check, jobs, limits
-        self.tries, self._first = 0, None
+    def __init__(self, check: Check, jobs: int, limits: Limits, plugins: Sequence[str]):
+        self._check, self._jobs, self._limits, self._plugins = check, jobs, limits, plugins
+        self.tries, self._first, self.makes_values = 0, None, check.makes_values
         self._failed: set[Hashable] = set()
 
     def first_look(self, state: State, seconds: float | None) -> Any:
@@ -224,9 +241,13 @@ class ForkingJudge:
             )
         return self._first
 
+    def _call(self, state: State, function: Callable[..., Any] | None = None) -> Call:
+        function = function or type(self._check).evidence
+        return Call(function, self._check, state.program, state.values, self._plugins)
+
     def _tried(self, state: State) -> Tried:
         self.tries += 1
-        return tried(partial(self._check.evidence, state.program, state.values), self._limits)
+        return tried(self._call(state), self._limits)
 
     def _holds(self, outcome: Tried) -> bool:
         seen = self._check.seen(outcome)
@@ -243,7 +264,7 @@ class ForkingJudge:
             for state in states:
                 if _key(state) not in self._failed:
                     drawn.append(state)
-                    yield partial(self._check.evidence, state.program, state.values)
+                    yield self._call(state)
 
         running = in_order(functions(), self._jobs, self._limits)
         try:
@@ -259,19 +280,22 @@ class ForkingJudge:
     def values_of(self, state: State) -> dict[Var, Any]:
         if not self._check.reads_values:
             return {}
-        program = state.program
-        jaxpr = open_jaxpr(program.jaxpr)
-        variables = [v for eqn in jaxpr.eqns for v in eqn.outvars if is_array(v)]
-        variables += jaxpr.constvars
+        limits = Limits(10 * self._limits.seconds, self._limits.memory)
+        outcome = tried(self._call(state, _values_of_variables), limits)
+        return dict(zip(_variables(state.program), outcome.value or (), strict=False))
 
-        def run() -> list[Any]:
-            keep_kernels()
-            arguments = self._check.arguments(program, state.values)
-            body = replace_jaxpr(program.jaxpr, outvars=variables)
-            return [packed(value) for value in Interpreter().run(body, arguments)]
 
-        outcome = tried(run, Limits(10 * self._limits.seconds, self._limits.memory))
-        return dict(zip(variables, outcome.value or (), strict=False))
+def _variables(program: Program) -> list[Var]:
+    jaxpr = open_jaxpr(program.jaxpr)
+    variables = [v for eqn in jaxpr.eqns for v in eqn.outvars if is_array(v)]
+    return [*variables, *jaxpr.constvars]
+
+
+def _values_of_variables(check: Check, program: Program, values: Values) -> list[Any]:
+    keep_kernels()
+    body = replace_jaxpr(program.jaxpr, outvars=_variables(program))
+    found = Interpreter().run(body, check.arguments(program, values))
+    return [packed(value) for value in found]
 
 
 def _key(state: State) -> Hashable:
@@ -286,6 +310,8 @@ def _key(state: State) -> Hashable:
 
 class CallingJudge:
     """Asks a function in this process, one program after another."""
+
+    makes_values = False
 
     def __init__(self, predicate: Callable[[Program], object]):
         self._predicate = predicate

@@ -53,11 +53,11 @@ def main(folder: str) -> None:
 
     os.environ[checks.FOLDER] = folder
     program: Program = read(os.path.join(folder, ORIGINAL))
-    best: list[Program] = [program]
+    best = [State(program, request.values)]
 
     def told(state: State, doing: str) -> None:
-        if state.program is not best[0]:
-            best[0] = state.program
+        if state is not best[0]:
+            best[0] = state
             with file_written_whole(os.path.join(folder, VALUES)) as file:
                 pickle.dump(dict(state.values), file)
             write(state.program, os.path.join(folder, BEST), callbacks="stub")
@@ -68,12 +68,11 @@ def main(folder: str) -> None:
             load_plugin(plugin)
         check = checks.parse(request.check, request.seed)
         limits = Limits(request.seconds or 600.0, request.memory)
-        judge = ForkingJudge(check, request.jobs, limits)
+        judge = ForkingJudge(check, request.jobs, limits, request.plugins)
         _say(doing="trying the program as it is", equations=count_of(program), tries=0)
-        state = State(program, request.values)
-        seen = judge.first_look(state, request.seconds)
+        seen = judge.first_look(best[0], request.seconds)
         _say(seen=seen if isinstance(seen, str) else "")
-        state = Search(judge, told).run(state)
+        state = Search(judge, told).run(best[0])
         told(state, "trying the result again")
         _say(ended=True, holds=judge.holds(state), tries=judge.tries)
     except JaxprToolError as error:

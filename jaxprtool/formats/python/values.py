@@ -123,9 +123,8 @@ def _mesh(mesh: Mesh) -> Expression:
 
 
 def _mesh_of(devices: object, mesh: Mesh | AbstractMesh) -> Expression:
-    array = call("np.array", devices)
-    if len(mesh.axis_sizes) != 1:
-        array = method(array, "reshape", *mesh.axis_sizes)
+    # Of one axis too: fewer devices than there were are an error, not a smaller mesh.
+    array = method(call("np.array", devices), "reshape", *mesh.axis_sizes)
     return call("jax.sharding.Mesh", array, mesh.axis_names, **_types_if_needed(mesh))
 
 

@@ -790,3 +790,12 @@ def test_names_and_values_of_metadata_are_data():
         )
     }
     assert written == names
+
+
+def test_a_mesh_of_which_devices_are_missing_is_an_error_and_no_smaller_mesh(monkeypatch) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("i",))
+    fun = jax.shard_map(jnp.sin, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
+    source = to_python(trace(fun, jnp.ones(4)))
+    monkeypatch.setattr(jax, "devices", lambda platform: mesh.devices[:1])
+    with pytest.raises(ValueError, match="reshape"):
+        exec(source, {})

@@ -3,7 +3,7 @@
 An equation whose operands are the same in all lanes stays as it is. One of packed operands is
 replaced by its template: its rule, traced once for all equations that are alike (`ir.templates`).
 Those that hold jaxprs have structured rules, which rewrite these in turn. Whatever has no rule is
-done by lanes (`stacked`).
+done by lanes (`by_lanes`).
 
 A value is packed where it can be, and stacked where a masking rule has given it so and only such
 equations follow that cost little: each form is made of the other when it is asked for, once.
@@ -37,13 +37,7 @@ from jaxprtool.passes.dce import dce_body
 from jaxprtool.passes.mask.body import Run as Masks
 from jaxprtool.passes.mask.table import mask_rules
 from jaxprtool.passes.ragged.pairs import lanes_of_pairs, pair_rules, pairs_of_lanes
-from jaxprtool.passes.ragged.stacked import (
-    ByLanes,
-    by_lanes,
-    packed_rows,
-    stacked_lanes,
-    to_lanes,
-)
+from jaxprtool.passes.ragged.stacked import packed_rows, stacked_lanes, to_lanes
 from jaxprtool.passes.ragged.table import FACTS, Ragging, ragged_rules, refusal
 from jaxprtool.passes.ragged.values import Kind, Lanes, Packed, Pairs, Shared, Sizes, Stacked, Value
 
@@ -77,6 +71,9 @@ _CONVERSIONS = {
 #: The open table of rules for equations that hold jaxprs.
 structured_ragged_rules: RuleTable[StructuredRule] = RuleTable()
 
+#: The name under which the table has what writes any equation, lane by lane.
+BY_LANES = "by lanes"
+
 
 @dataclass(eq=False)
 class Run:
@@ -89,7 +86,7 @@ class Run:
     sizes: Sizes
     templates: dict[Hashable, Template | None] = field(default_factory=dict)
     with_floats: set[Primitive] = field(default_factory=set)
-    by_lanes: dict[Hashable, ByLanes] = field(default_factory=dict)
+    by_lanes: dict[Hashable, Any] = field(default_factory=dict)
     bodies: dict[Hashable, tuple[AnyJaxpr, RaggedBody]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -260,7 +257,7 @@ class Writing:
                 if layout == "packed" and mentions and self._pads(eqn):
                     reason = "it would have to be padded, and the layout is to be packed"
                     raise refusal(eqn, reason, "layout=None pads what cannot be packed")
-                by_lanes(self, eqn)
+                structured_ragged_rules[BY_LANES](self, eqn)
         except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
             if isinstance(error.__cause__ or error, jax.errors.InconclusiveDimensionOperation):
                 reason = "how many rows an example has at most is not known"

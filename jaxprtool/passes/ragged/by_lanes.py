@@ -1,0 +1,96 @@
+"""Equations done lane by lane: masked, for examples that are padded, and batched over these."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.rules import rule
+from jaxprtool.ir.templates import Template, signature, template_of_jaxpr
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.passes.batch.axis import Axis
+from jaxprtool.passes.batch.body import batch_body
+from jaxprtool.passes.mask.values import Facts, fill, is_number
+from jaxprtool.passes.ragged.body import BY_LANES, Run, Writing, structured_ragged_rules
+from jaxprtool.passes.ragged.values import Kind, Lanes, Packed, Pairs, Shared, Sizes, Stacked
+
+
+class ByLanes(NamedTuple):
+    """What an equation becomes: of the lengths of `symbols`, then its operands."""
+
+    symbols: tuple[str, ...]
+    template: Template
+    kinds: tuple[Kind, ...]
+
+
+@rule(structured_ragged_rules, BY_LANES)
+def _by_lanes(writing: Writing, eqn: JaxprEqn) -> bool:
+    """Write an equation that is done for each lane, padded, by its masking rule."""
+    run = writing.run
+    kinds = [_lane_kind(writing, atom) for atom in eqn.invars]
+    facts = [
+        kind.facts if isinstance(kind, Stacked) else Facts.of(atom, active=True)
+        for atom, kind in zip(eqn.invars, kinds, strict=True)
+    ]
+    operands = [writing.held(atom, kind) for atom, kind in zip(eqn.invars, kinds, strict=True)]
+    outs = tuple(v.aval for v in eqn.outvars)
+    types = tuple(zip((a.aval for a in operands), kinds, facts, strict=True))
+    key: Hashable = ByLanes, signature(eqn, (), run.with_floats), types, outs
+    try:
+        made = run.by_lanes.get(key)
+    except TypeError:  # a parameter that cannot be hashed
+        key, made = id(eqn), None
+    if made is None:
+        run.by_lanes[key] = made = _made(run, eqn, kinds, facts)
+    lengths: list[Atom] = [writing.symbol(name) for name in made.symbols]
+    results = writing.instantiate(made.template, [*lengths, *operands], eqn.source_info)
+    for var, kind, atom in zip(eqn.outvars, made.kinds, results, strict=True):
+        writing.bind(var, kind, atom)
+    return True
+
+
+def _made(run: Run, eqn: JaxprEqn, kinds: Sequence[Kind], facts: Sequence[Facts]) -> ByLanes:
+    sizes = run.sizes
+    operands, outs = [Var(a.aval) for a in eqn.invars], [Var(v.aval) for v in eqn.outvars]
+    body = jaxcompat.replace_jaxpr(
+        jaxcompat.trace_in_setting(list, [], None),
+        invars=operands,
+        outvars=outs,
+        eqns=[eqn.replace(invars=operands, outvars=outs)],
+    )
+    masked = run.masks.body(body, facts)
+    dims: list[int | None] = [0] * len(masked.symbols)
+    dims += [None if isinstance(kind, Shared) else 0 for kind in kinds]
+    axis = Axis(None, sizes.lanes)
+    wanted: list[int | None] = [0 if _axes(sizes, var) else None for var in outs]
+    batched, found = batch_body(masked.jaxpr, dims, axis, wanted)
+    if any(dim not in (None, 0) for dim in found):
+        wanted = [None if dim is None else 0 for dim in found]
+        batched, found = batch_body(masked.jaxpr, dims, axis, wanted)
+    results = [
+        Stacked(known) if _axes(sizes, var) else Shared() if dim is None else Lanes()
+        for var, dim, known in zip(outs, found, masked.facts, strict=True)
+    ]
+    return ByLanes(masked.symbols, template_of_jaxpr(batched, ()), tuple(results))
+
+
+def _axes(sizes: Sizes, atom: Atom) -> tuple[int, ...]:
+    return sizes.axes(getattr(atom.aval, "shape", ()))
+
+
+def _lane_kind(writing: Writing, atom: Atom) -> Kind:
+    """Return how an operand is held of which each lane is computed: stacked, if it is ragged."""
+    kind = writing.kind(atom)
+    if not isinstance(kind, Packed | Pairs):
+        return kind
+    stacked = [each for each in writing.forms[atom] if isinstance(each, Stacked)]
+    return stacked[0] if stacked else Stacked(_zero_padded(atom, kind))
+
+
+def _zero_padded(atom: Atom, kind: Packed | Pairs) -> Facts:
+    shape = tuple(atom.aval.shape)
+    zero = fill(0, atom.aval.dtype) if is_number(atom.aval) else None
+    axes = (kind.axis,) if isinstance(kind, Packed) else kind.axes
+    fills = tuple(zero if i in axes else None for i in range(len(shape)))
+    return Facts(shape, fills, Facts.of(atom, active=True).active)

@@ -82,8 +82,8 @@ def reduce(
 
       jaxprtool reduce samples/rnn.py:loss --check "grep -q tanh {}" -o small.jaxpr
     """
-    if out is not None and (out == STDOUT or not out.endswith(".jaxpr")):
-        raise OutputError("-o takes FILE.jaxpr: a script is written beside it")
+    if out is not None:
+        _check_output(out)
     if os.path.isdir(function.target):
         target, about = reproducer.read(function.target)
         function = replace(function, target=target, x64=function.x64 or about["x64"])
@@ -148,12 +148,29 @@ def _arrays(values: dict[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in values.items() if not isinstance(v, jax.ShapeDtypeStruct)}
 
 
+def _check_output(out: str) -> None:
+    """Refuse what is no .jaxpr file, and one whose script would replace a module of the user's."""
+    if out == STDOUT or not out.endswith(".jaxpr"):
+        raise OutputError("-o takes FILE.jaxpr: a script is written beside it")
+    beside = _script_of(out)
+    if not os.path.exists(beside):
+        return
+    with open(beside, errors="replace") as file:
+        if "from its jaxpr by jaxprtool" not in file.readline():  # how `to_python` begins
+            message = f"-o {out} would write a script to {beside}, where something else is"
+            raise OutputError(message, "take another name")
+
+
+def _script_of(out: str) -> str:
+    return out.removesuffix(".jaxpr") + ".py"
+
+
 def _write(found: Reduction, check: Check, out: str) -> None:
     """Write the program, and the script that fails by itself if it can be written as one."""
     from jaxprtool.api.reduction.script import script
 
     output.write_files([(found.program.name, found.program)], Emission(Format.jaxpr), out)
-    beside = out.removesuffix(".jaxpr") + ".py"
+    beside = _script_of(out)
     try:
         text = script(found.program, check, found.values)
     except JaxprToolError as error:

@@ -160,7 +160,8 @@ def test_the_equation_that_makes_a_nan_in_a_round_of_a_loop_of_a_gradient_is_lef
     "check, fault",
     [
         ("mkdir seen && test -f {}", "depends on time: it held for the program, and not a second"),
-        ("mismatch -p dce", "does not hold for the program as it was given"),
+        ("mismatch -p dce", "not hold for the program as it was given: its results are the same"),
+        ("nan", "not hold for the program as it was given: it gives no NaN"),
     ],
 )
 def test_a_check_that_does_not_hold_is_refused_with_what_it_said(check, fault, folder):

@@ -70,6 +70,17 @@ def test_what_is_wrong_with_a_check_is_one_line(cli):
     assert cli(*CASE, "--check", "nan", "-o", "x.py").err.startswith("error: -o takes FILE.jaxpr")
 
 
+def test_the_script_does_not_replace_a_module_of_the_user(cli, folder):
+    before = (folder / "deep.py").read_text()
+    refused = cli(*CASE, "--check", "grep -q 'sin ' {}", "-o", "deep.jaxpr")
+    assert refused.code == 2 and refused.err.startswith(
+        "error: -o deep.jaxpr would write a script to deep.py, where something else is\n"
+    )
+    assert (folder / "deep.py").read_text() == before
+    for _ in range(2):  # its own it replaces
+        assert cli(*CASE, "--check", "grep -q 'sin ' {}", "-o", "small.jaxpr").code == 0
+
+
 @pytest.mark.sweep
 def test_ctrl_c_writes_the_smallest_so_far(folder):
     # The command hangs from the moment on that the program has been cut.

@@ -73,6 +73,8 @@ class Check:
     makes_values: ClassVar[bool] = False
     #: How it is written, for an error.
     usage: ClassVar[str] = ""
+    #: What is said of a program for which it does not hold, if the program says nothing.
+    otherwise: ClassVar[str] = ""
 
     def validate(self) -> None:
         """Raise ArgumentsError for words and options that it does not take."""
@@ -135,6 +137,7 @@ class Crash(Check):
     """XLA, or what runs, dies of a signal: the same as of the program as it was given."""
 
     usage = "crash, or crash -p PIPELINE"
+    otherwise = "it runs to its end"
     makes_values = True
 
     def evidence(self, program: Program, values: Values) -> Any:
@@ -153,6 +156,7 @@ class Timeout(Check):
     """It takes longer than so many seconds to compile."""
 
     usage = "timeout SECONDS, or timeout SECONDS -p PIPELINE"
+    otherwise = "it compiles in time"
 
     def validate(self) -> None:
         self._require(len(self.given) == 1 and len(self.pipelines) < 2 and not self.backends)
@@ -173,13 +177,14 @@ class Timeout(Check):
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def seen(self, tried: Tried) -> Any:
-        return "SIGALRM" if tried.signal == "SIGALRM" else None
+        return f"not compiled after {self.given[0]} s" if tried.signal == "SIGALRM" else None
 
 
 class Nan(Check):
     """It gives a NaN that the same equation makes, of arguments that are finite."""
 
     usage = "nan"
+    otherwise = "it gives no NaN, or its arguments are not finite: see jaxprtool nans"
     reads_values = True
 
     def validate(self) -> None:
@@ -211,6 +216,7 @@ class Mismatch(Check):
     """Its results are others after passes, or on another backend, beyond tolerance."""
 
     usage = "mismatch -p PIPELINE [-p PIPELINE], or mismatch --backends A,B"
+    otherwise = "its results are the same, up to tolerances"
     reads_values = True
 
     def validate(self) -> None:
@@ -262,6 +268,7 @@ class Error(Check):
     """It cannot be rewritten, compiled or run, for a reason whose message has a text."""
 
     usage = "error TEXT, or error TEXT -p PIPELINE"
+    otherwise = "it runs to its end, or fails with another message"
     makes_values = True
 
     def validate(self) -> None:

@@ -225,7 +225,7 @@ class ForkingJudge:
         one = self._tried(state)
         self._first = self._check.seen(one)
         if self._first is None:
-            said = str(one)
+            said = str(one) or self._check.otherwise
             raise ArgumentsError(
                 "the check does not hold for the program as it was given"
                 + (f": {said}" if said else "")

@@ -183,7 +183,7 @@ def _equations_of(program: Program, line: str, target: str) -> frozenset[int]:
 
 
 def _prompt(stopped: Stopped) -> None:
-    """Open a prompt with the values of a line; it ends with Ctrl-D, and the run with `exit()`."""
+    """Open a prompt with the values of a line; it ends with Ctrl-D, and the run as it says."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -192,15 +192,21 @@ def _prompt(stopped: Stopped) -> None:
     named = {name: value for name, value in stopped.values.items() if name.isidentifier()}
     local = {"np": np, "jnp": jnp, **named, "values": dict(stopped.values)}
     lines = [f"{name}: {getattr(x, 'aval', x)}" for name, x in stopped.values.items()]
-    banner = "\n".join([about, *(f"  {each}" for each in lines), "values has all; Ctrl-D goes on"])
+    banner = "\n".join(
+        [about, *(f"  {each}" for each in lines), "values has all; Ctrl-D goes on, "]
+    )
     try:
-        try:
-            from IPython import embed  # type: ignore[import-not-found]
-        except ImportError:
-            import code
+        from IPython.terminal import embed  # type: ignore[import-not-found]
+    except ImportError:
+        import code
 
-            code.interact(banner, local=local, exitmsg="")
-        else:
-            embed(user_ns=local, banner1=banner, colors="neutral")
-    except SystemExit:
+        try:
+            code.interact(f"{banner}exit() ends the run", local=local, exitmsg="")
+        except SystemExit:
+            raise typer.Exit from None
+        return
+    banner += "%exit_raise ends the run\n"
+    try:
+        embed.embed(user_ns=local, banner1=banner, confirm_exit=False, colors="neutral")
+    except embed.KillEmbedded:
         raise typer.Exit from None

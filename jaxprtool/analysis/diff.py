@@ -320,7 +320,8 @@ class _Found:
         moved = _out_of_order(body)
         gone: list[Line] = []
         gone_before: dict[int, list[Line]] = {}
-        for i, eqn in enumerate(before):
+        for i in range(len(before)) if self._is_listed(body, 0) else body.pairs:
+            eqn = before[i]
             if self._is_listed(body, 0) and body.is_alone(0, i):
                 gone.append(Line("removed", eqn, None, source=self._source(body, 0, eqn)))
             elif i in body.opened[0]:
@@ -331,7 +332,13 @@ class _Found:
         found = tuple(_constants(body)) if body.call is None else ()
         if found:
             yield Line("changed", None, None, found)
-        for j, eqn in enumerate(after):
+        shown = range(len(after)) if self._is_listed(body, 1) else sorted(partners)
+        last = -1
+        for j in shown:
+            eqn = after[j]
+            if j != last + 1:
+                yield None
+            last = j
             yield from gone_before.get(j, ())
             if j in body.opened[1]:
                 yield self._opened(body, None, eqn)
@@ -398,14 +405,15 @@ def _constants(body: MatchedBody) -> Iterator[Difference]:
         partner = body.counterpart(var)
         j = places.get(id(partner))
         if j is None:
-            yield Difference("operand", "constant", "", i, var, None)
+            if not body.is_matched(0, var):
+                yield Difference("operand", "constant", "", i, var, None)
             continue
         kept.add(j)
         kind = type_difference(body.keys, var.aval, variables[1][j].aval)
         if kind or keys[0][i] != keys[1][j]:
             yield Difference(kind or "constant", "constant", "", j, var, variables[1][j])
     for j, var in enumerate(variables[1]):
-        if j not in kept:
+        if j not in kept and not body.is_matched(1, var):
             yield Difference("operand", "constant", "", j, None, var)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from functools import cached_property
+from types import MappingProxyType
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equation_keys import EquationKeys, Likeness, Origins
-from jaxprtool.jaxcompat import AnyJaxpr, Literal, Var
+from jaxprtool.ir.regions import regions
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var
 
 #: How many values without counterpart are followed up to those that have one.
 _MOST_FOLLOWED = 256
@@ -22,6 +25,7 @@ class Side:
         held: The body, as its equation holds it.
         arguments: The numbers of the arguments that have a counterpart, by position.
         results: Likewise of the results.
+        literals: Of the arguments and constants of a call, those that are literals, by `id`.
     """
 
     def __init__(
@@ -30,11 +34,15 @@ class Side:
         held: AnyJaxpr,
         arguments: dict[int, int],
         results: dict[int, int],
+        literals: Mapping[int, Literal] = MappingProxyType({}),
     ):
         self._keys = keys
         self.held = held
         self.jaxpr = jaxcompat.open_jaxpr(held)
         self.eqns = self.jaxpr.eqns
+        if literals:
+            self.eqns = [_with_literals(eqn, literals) for eqn in self.eqns]
+            keys.keep(self.eqns)
         self._arguments: list[Hashable] = [
             ("argument", arguments[i]) if i in arguments else ("argument", id(var))
             for i, var in enumerate(self.jaxpr.invars)
@@ -59,6 +67,11 @@ class Side:
                 if type(atom) is not Literal:
                     found[id(atom)].append((i, place))
         return found
+
+    @cached_property
+    def calls(self) -> list[tuple[int, AnyJaxpr]]:
+        """The calls among the equations, with their bodies."""
+        return [(i, body) for i, eqn in enumerate(self.eqns) if (body := _called(eqn)) is not None]
 
     def own(self, likeness: Likeness) -> list[int]:
         """Return the keys of the equations, operands left out."""
@@ -105,3 +118,17 @@ class Side:
             if len(seen) > _MOST_FOLLOWED:
                 return None
         return found
+
+
+def _called(eqn: JaxprEqn) -> AnyJaxpr | None:
+    """Return the body of a call; None for what is none."""
+    if not traits(eqn).call or (inside := regions(eqn)) is None or len(inside.bodies) != 1:
+        return None
+    return inside.bodies[0]
+
+
+def _with_literals(eqn: JaxprEqn, literals: Mapping[int, Literal]) -> JaxprEqn:
+    """Return an equation that reads literals in the place of variables."""
+    if not any(id(atom) in literals for atom in eqn.invars):
+        return eqn
+    return eqn.replace(invars=[literals.get(id(atom), atom) for atom in eqn.invars])

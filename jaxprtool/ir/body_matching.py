@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
+from typing import TypeVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.body_graph import Side
 from jaxprtool.ir.equation_keys import EquationKeys, Likeness
 from jaxprtool.ir.regions import regions
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var
+
+T = TypeVar("T")
 
 #: Of equations that are alike, so many are looked at for the one that fits best.
 _MOST_ALIKE = 16
@@ -49,14 +52,17 @@ class Matching:
 
     Attributes:
         pairs: The positions of the equations that correspond.
+        paired: The same, from the second body to the first.
         order: The same in the order in which that was found.
         partner: The variable of the one body that corresponds to one of the other, by `id`.
         back: The same, the other way round.
         taken: The equations of each body that have a counterpart, here or in an opened call.
-        literals: Of the arguments of a call, those that are literals, by `id`.
+        literals: Of the arguments and constants of a call, and of the results of calls in it, those
+            that are literals, by `id`.
         opened: The calls of one body whose equations are in the other itself.
         values: The variables that correspond, in the order in which that was found.
         results: The results of the bodies that correspond.
+        read: Operands of opened calls, and what the other body reads in their place.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Matching:
         self._budget = [_OPENED_AT_LEAST + 4 * size] if budget is None else budget
         self._keys = keys
         self.pairs: dict[int, int] = {}
+        self.paired: dict[int, int] = {}
         self.partner: dict[int, Var] = {}
         self.back: dict[int, Var] = {}
         self.taken: tuple[set[int], set[int]] = set(), set()
@@ -76,6 +83,7 @@ class Matching:
         self.order: list[tuple[int, int]] = []
         self.values: list[tuple[Var, Var]] = []
         self.results: list[tuple[Atom, Atom]] = []
+        self.read: list[tuple[Atom, Atom]] = []
 
     @classmethod
     def of_bodies(
@@ -99,8 +107,7 @@ class Matching:
         a, b = (side.jaxpr for side in matching.sides)
         for i, j in arguments:
             matching.correspond(a.invars[i], b.invars[j])
-        for i, j in matching._constants():
-            matching.correspond(a.constvars[i], b.constvars[j])
+        matching._pair_constants(by_type=True)
         matching.results = [(a.outvars[i], b.outvars[j]) for i, j in results]
         matching._run()
         return matching
@@ -120,7 +127,7 @@ class Matching:
             spread = _Spread(self, likeness)
             if all(self.unpaired()):
                 spread.run()
-                self._open_calls(spread)
+                self._open_calls(spread, (0, 1))
             for radius in _RADII:
                 if not self._is_done(likeness):
                     self._pair_unique(likeness, radius, spread)
@@ -144,6 +151,12 @@ class Matching:
         """Return True if two variables correspond, or one has the value of the other's partner."""
         partner = self.partner.get(id(old))
         return partner is not None and (partner is new or self.is_equal(partner, new))
+
+    def knows(self, which: int, var: Var) -> bool:
+        """Return True if a variable of one of the bodies has a counterpart, in a call perhaps."""
+        return id(var) in (self.partner, self.back)[which] or any(
+            each.which != which and each.matching.knows(which, var) for each in self.opened
+        )
 
     def is_equal(self, a: Atom, b: Atom) -> bool:
         """Return True if two variables of the second body have one value."""
@@ -171,7 +184,7 @@ class Matching:
 
     def pair(self, i: int, j: int) -> None:
         """Pair two equations, and their results."""
-        self.pairs[i] = j
+        self.pairs[i], self.paired[j] = j, i
         self.order.append((i, j))
         self.taken[0].add(i)
         self.taken[1].add(j)
@@ -210,72 +223,120 @@ class Matching:
             self.partner[id(v)], self.back[id(w)] = w, v
             self.values.append((v, w))
 
-    def _constants(self) -> Iterator[tuple[int, int]]:
-        """Yield the constants that correspond: those of one value, then those of one type."""
+    def _pair_constants(self, by_type: bool) -> None:
+        """Pair constants of one value, and then perhaps those of one type."""
         keys = [self._keys.constants(side.held) for side in self.sides]
         types = [[str(var.aval) for var in side.jaxpr.constvars] for side in self.sides]
         taken: tuple[set[int], set[int]] = set(), set()
-        for old, new in (keys, types):
-            yield from _in_order(enumerate(old), enumerate(new), taken)
+        a, b = (side.jaxpr.constvars for side in self.sides)
+        for old, new in (keys, types) if by_type else (keys,):
+            for i, j in _in_order(enumerate(old), enumerate(new), taken):
+                self.correspond(a[i], b[j])
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def _open_calls(self, spread: _Spread, sides: Sequence[int] = (0, 1)) -> None:
+    def _open_calls(self, spread: _Spread, sides: Sequence[int]) -> None:
         """Match the bodies of calls that have no counterpart with the other body itself."""
-        while all(left := self.unpaired()):
-            own = [side.own(Likeness.SIMILAR) for side in self.sides]
-            alike = {own[0][i] for i in left[0]} & {own[1][j] for j in left[1]}
-            calls = [
-                (which, i, body)
-                for which in sides
-                for i in left[which]
-                if own[which][i] not in alike and (body := _called(self.sides[which].eqns[i]))
-            ]
+        while calls := [
+            (which, i, body)
+            for which in sides
+            for i, body in self.sides[which].calls
+            if i not in self.taken[which] and not self._is_in_other(which, i)
+        ]:
+            # The equations of a large call are not those of smaller ones in the other body.
+            calls.sort(key=lambda call: -len(jaxcompat.open_jaxpr(call[2]).eqns))
             opened = [self._open(*call) for call in calls]
             if not any(opened):
                 break
             spread.run()
 
+    def _is_in_other(self, which: int, position: int) -> bool:
+        """Return True if a call of one body has an unpaired one like it in the other."""
+        own, other = (side.own(Likeness.SIMILAR) for side in self.sides[:: 1 - 2 * which])
+        calls, taken = self.sides[1 - which].calls, self.taken[1 - which]
+        return any(own[position] == other[j] for j, _ in calls if j not in taken)
+
     def _open(self, which: int, position: int, body: AnyJaxpr) -> bool:
         """Match the body of a call with the other body, and return whether half of it is there."""
-        eqn, inner = self.sides[which].eqns[position], Side(self._keys, body, {}, {})
+        if position in self.taken[which]:
+            return False
+        eqn, opened = self.sides[which].eqns[position], jaxcompat.open_jaxpr(body)
+        given = [*zip(opened.invars, _given(eqn), strict=True)]
+        constants = zip(opened.constvars, getattr(body, "consts", ()), strict=False)
+        scalars = [(var, jaxcompat.as_literal(value, var.aval)) for var, value in constants]
+        literals = {id(var): atom for var, atom in given + scalars if type(atom) is Literal}
+        inner = Side(self._keys, body, {}, {}, literals)
         self._budget[0] -= 1 + len(inner.eqns)
         if self._budget[0] < 0:
             return False
-        sides = (inner, self.sides[1]) if which == 0 else (self.sides[0], inner)
-        matching = Matching(self._keys, sides, self._budget)
-        matching.taken[1 - which].update(self.taken[1 - which])
+        matching = Matching(self._keys, _in_place(self.sides, which, inner), self._budget)
+        matching.taken = _in_place(self.taken, which, set())
+        matching.literals = literals
         known = (self.partner, self.back)[which]
-        for var, operand in zip(inner.jaxpr.invars, _given(eqn), strict=True):
-            if type(operand) is Literal:
-                matching.literals[id(var)] = operand
-            elif (other := known.get(id(operand))) is not None:
+        for var, operand in given:
+            if (other := known.get(id(operand))) is not None:
                 matching.correspond(*((var, other) if which == 0 else (other, var)))
-        for atom, var in zip(inner.jaxpr.outvars, eqn.outvars, strict=True):
+        for atom, var in zip(opened.outvars, eqn.outvars, strict=True):
             if (read := self._read_for(which, var)) is not None:
                 matching.results.append((atom, read) if which == 0 else (read, atom))
-        spread = _Spread(matching, Likeness.SAME)
-        spread.run()
-        matching._open_calls(spread, (which,))
-        moved = matching.taken[which]
-        if 2 * len(moved) < len(inner.eqns) or not moved:
+        if not matching._is_half_there(which):
+            matching._give_back(1 - which)
             return False
-        _Spread(matching, Likeness.SIMILAR).run()
         self.taken[which].add(position)
-        self.taken[1 - which].update(matching.taken[1 - which])
         self.opened.append(Opened(which, position, matching))
+        self._note_operands(which, dict(given), matching)
         found = (matching.partner, matching.back)[which]
-        for atom, var in zip(inner.jaxpr.outvars, eqn.outvars, strict=True):
-            if (other := found.get(id(atom))) is not None:
+        for atom, var in zip(opened.outvars, eqn.outvars, strict=True):
+            literal = matching.literals.get(id(atom), atom)
+            if type(literal) is Literal:
+                self.literals[id(var)] = literal
+            elif (other := found.get(id(atom))) is not None:
                 self.correspond(*((var, other) if which == 0 else (other, var)))
         return True
 
+    def _is_half_there(self, which: int) -> bool:
+        """Match the body of a call, and return whether half of it, or of what is left, is there."""
+        inner = self.sides[which]
+        left = len(self.sides[1 - which].eqns) - len(self.taken[1 - which])
+        if inner.jaxpr.constvars:
+            self._pair_constants(by_type=False)
+        _Spread(self, Likeness.SAME).run()
+        spread = _Spread(self, Likeness.SIMILAR)
+        spread.run()
+        self._open_calls(spread, (which,))
+        # That calls are alike but for their bodies is no sign that one is the other.
+        same = [side.own(Likeness.SAME) for side in self.sides]
+        flat = [not holds_jaxpr(each.params.values()) for each in inner.eqns]
+        found = [
+            pair[which]
+            for pair in self.order
+            if flat[pair[which]] or same[0][pair[0]] == same[1][pair[1]]
+        ]
+        found += [each.position for each in self.opened]
+        known = flat.count(True) + sum(not flat[i] for i in found)
+        return 2 * len(found) >= min(known, left) and bool(found or not inner.eqns)
+
+    def _give_back(self, which: int) -> None:
+        """Take back what a call's body has taken of the other one."""
+        self.taken[which].difference_update(pair[which] for pair in self.order)
+        for each in self.opened:
+            each.matching._give_back(which)
+
+    def _note_operands(self, which: int, given: dict[Var, Atom], inside: Matching) -> None:
+        """Note what the other body reads in the place of what an opened call is given."""
+        eqns = [side.eqns for side in inside.sides]
+        pairs = [(eqns[0][i].invars, eqns[1][j].invars) for i, j in inside.order]
+        for atoms in chain(inside.read, *(zip(*pair, strict=False) for pair in pairs)):
+            own, other = atoms[which], atoms[1 - which]
+            if type(own) is not Literal and own in given:
+                self.read.append((given[own], other) if which == 0 else (other, given[own]))
+
     def _read_for(self, which: int, var: Var) -> Atom | None:
         """Return what the counterpart of a reader of a variable reads in its place."""
-        pairs = self.pairs if which == 0 else {j: i for i, j in self.pairs.items()}
+        pairs = (self.pairs, self.paired)[which]
         for i, place in self.sides[which].readers.get(id(var), ()):
-            if i in pairs:
-                return self.sides[1 - which].eqns[pairs[i]].invars[place]
+            if i in pairs and place < len(read := self.sides[1 - which].eqns[pairs[i]].invars):
+                return read[place]
         for pair in self.results:
             if pair[which] is var:
                 return pair[1 - which]
@@ -394,7 +455,7 @@ class _Spread:
         self._likeness = likeness
         self._own = [side.own(likeness) for side in matching.sides]
         self._eqns = [side.eqns for side in matching.sides]
-        self._next_value = self._next_pair = 0
+        self._next_value = self._next_pair = self._next_read = 0
         self._unclear: list[tuple[deque[int], deque[int]]] = []
         for v, w in matching.results:
             self._upwards(v, w)
@@ -408,6 +469,9 @@ class _Spread:
                 self._next_pair += 1
                 for x, y in zip(self._eqns[0][i].invars, self._eqns[1][j].invars, strict=False):
                     self._upwards(x, y)
+            elif self._next_read < len(matching.read):
+                self._upwards(*matching.read[self._next_read])
+                self._next_read += 1
             elif self._next_value < len(matching.values):
                 self._downwards(*matching.values[self._next_value])
                 self._next_value += 1
@@ -477,11 +541,9 @@ class _Spread:
             matching.pair(i, j)
 
 
-def _called(eqn: JaxprEqn) -> AnyJaxpr | None:
-    """Return the body of a call; None for what is none."""
-    if not traits(eqn).call or (inside := regions(eqn)) is None or len(inside.bodies) != 1:
-        return None
-    return inside.bodies[0]
+def _in_place(pair: tuple[T, T], which: int, other: T) -> tuple[T, T]:
+    """Return a pair with another value in one place."""
+    return (other, pair[1]) if which == 0 else (pair[0], other)
 
 
 def _given(eqn: JaxprEqn) -> list[Atom]:

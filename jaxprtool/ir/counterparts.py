@@ -61,7 +61,7 @@ class MatchedBody:
         before, after = (body.eqns for body in self.bodies)
         return [(before[i], after[j]) for i, j in self.pairs.items()]
 
-    @property
+    @cached_property
     def opened(self) -> tuple[set[int], set[int]]:
         """The positions of calls whose equations the other body has itself."""
         found: tuple[set[int], set[int]] = set(), set()
@@ -90,6 +90,10 @@ class MatchedBody:
     def counterpart(self, var: Atom) -> Var | None:
         """Return the variable of `after` that corresponds to an atom of `before`."""
         return self._matching.partner.get(id(var))
+
+    def is_matched(self, which: int, var: Var) -> bool:
+        """Return True if a variable of one of the bodies has a counterpart, in a call perhaps."""
+        return self._matching.knows(which, var)
 
     def agree(self, old: Atom, new: Atom) -> bool:
         """Return True if two operands correspond, or are the same literal."""

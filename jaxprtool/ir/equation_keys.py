@@ -76,7 +76,7 @@ def parameters(eqn: JaxprEqn) -> Params:
 class EquationKeys:
     """Numbers of types, values, equations and jaxprs: one for all that are the same.
 
-    What is numbered must outlive this.
+    What is numbered must outlive this, or be given to `keep`.
     """
 
     def __init__(self) -> None:
@@ -88,6 +88,11 @@ class EquationKeys:
         self._trees: list[PyTreeDef] = []
         self._rules: dict[Hashable, int] = {}
         self._with_rules: dict[Hashable, list[tuple[JaxprEqn, int]]] = {}
+        self._kept: list[object] = []
+
+    def keep(self, numbered: object) -> None:
+        """Have this live as long as its numbers, which are known by `id`."""
+        self._kept.append(numbered)
 
     def number(self, key: Hashable) -> int:
         """Return the number that stands for a key."""

@@ -191,15 +191,15 @@ class _Texts:
     def _name_alike(self, found: Diff) -> None:
         old, new = self._readers
         taken = new.names()
-        for body in found.bodies:
-            known = set()
-            for v, w in body.values:
+        known = set()
+        for v, w in (pair for body in found.bodies for pair in body.values):
+            if id(v) not in known:
                 old.rename(v, new.name(w))
                 known.add(id(v))
-            for eqn in body.bodies[0].eqns:
-                for var in eqn.outvars:
-                    if id(var) not in known and (name := old.name(var)) in taken:
-                        old.rename(var, f"{name}'" if name != "_" else name)
+        befores = dict.fromkeys(body.bodies[0] for body in found.bodies)
+        for var in (var for body in befores for eqn in body.eqns for var in eqn.outvars):
+            if id(var) not in known and (name := old.name(var)) in taken:
+                old.rename(var, f"{name}'" if name != "_" else name)
 
     def key(self, hunk: Hunk) -> Hashable:
         """Return what hunks have in common that differ only in names."""

@@ -233,6 +233,39 @@ def test_what_is_in_a_jitted_function_of_a_library_has_the_line_that_calls_it():
         assert line.kind != "changed" or "test_diff.py:" in line.source_before
 
 
+def test_a_program_that_is_one_call_is_compared_with_its_inlined_form():
+    table = jnp.asarray(range(6), "float32")
+
+    @jax.jit
+    def inner(a, n, b):
+        return n, a * table, jnp.where(b > 0.5, b * n, 0.0)
+
+    @jax.jit
+    def outer(a):
+        n, b, c = inner(jnp.sin(a), 2.0, a)  # of literals, and with one as its result
+        return jnp.exp(b) * n + jnp.cos(c)
+
+    def fun(a):
+        return outer(a).sum()
+
+    p = traced(fun)
+    q = p.apply("inline")
+    for first, second, how in ((p, q, "inlined"), (q, p, "outlined")):
+        found = jaxprtool.diff(first, second)
+        assert not found.removed and not found.added
+        assert {d.name for line in found.changed for d in line.differences} == {how}
+    found = jaxprtool.diff(p, traced(lambda a: fun(a) + table.sum() * 0).apply("-O2"))
+    assert "inlined" in {d.name for line in found.changed for d in line.differences}
+    assert not {"sin", "exp", "cos"} & {line.equation.primitive.name for line in found.lines[:]}
+
+
+def test_a_constant_of_another_value_in_a_call_that_moved_is_found():
+    p = traced(lambda a: jax.jit(lambda a: jnp.sin(jnp.cos(a)) * x)(a))
+    found = jaxprtool.diff(p, traced(lambda a: jnp.sin(jnp.cos(a)) * other))
+    assert "outlined" not in str(found.lines) and not found.is_equivalent
+    assert any(d.part == "constant" for line in found.changed for d in line.differences)
+
+
 def test_what_gives_an_operand_to_equations_that_moved_out_of_a_call():
     p = traced(lambda a: jax.nn.silu(a) + 0.5 * jnp.cos(a))
     q = traced(lambda a: a * (0.5 * (1 + jnp.tanh(a))) + jnp.cos(a))

@@ -1,6 +1,7 @@
 """`jaxprtool watch` shows the values that a function computes on the way."""
 
 import json
+import sys
 import textwrap
 
 import numpy as np
@@ -72,7 +73,12 @@ def test_json_has_every_number(cli):
     assert sum(named["mul"]["exponents"].values()) == 2
 
 
-def test_a_prompt_opens_behind_a_line(cli, monkeypatch):
+@pytest.fixture
+def without_ipython(monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython.terminal", None)
+
+
+def test_a_prompt_opens_behind_a_line(cli, monkeypatch, without_ipython):
     typed = iter(["print('y is', y.tolist())", "exit()"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
     found = cli(*LOSS, "--break", "7")
@@ -80,7 +86,7 @@ def test_a_prompt_opens_behind_a_line(cli, monkeypatch):
     assert "model.py:7, round 0" in found.err and "values by line" not in found.out
 
 
-def test_the_end_of_the_input_goes_on_to_the_next_stop(cli, monkeypatch):
+def test_the_end_of_the_input_goes_on_to_the_next_stop(cli, monkeypatch, without_ipython):
     def ended(prompt):
         raise EOFError
 

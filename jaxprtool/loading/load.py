@@ -118,6 +118,13 @@ class Entry:
             raise
 
 
+#: What may be wrong if passes are for sizes that vary, and no argument has one.
+_NO_SIZES = (
+    "--args are those of the function; --types 'f32[n,128]' says what they are, and makes --args "
+    "those of what passes make"
+)
+
+
 def find(
     target: str,
     args: str | None = None,
@@ -141,6 +148,8 @@ def find(
     suggestion = _suggestion(fun)
     hint = target_hint(fun, target, args or types or suggestion, factory)
     call, after = _call(found, fun, own, args, types, symbolic, static)
+    if symbolic and call and not (after or _symbols(call)):
+        hint = hint or _NO_SIZES
     positional, named = call or _example(fun, found) or _no_arguments(fun, suggestion, hint)
     name = function_name(fun)
     if name == "lambda" and not factory:

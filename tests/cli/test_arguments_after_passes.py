@@ -299,6 +299,11 @@ def test_types_that_do_not_fit_are_one_line(cli, files, more, said):
     assert found.code in (2, 3) and said in found.err, found.err
 
 
+def test_where_types_are_not_known_the_error_says_how_to_give_them(cli, files):
+    found = cli("run", "train.py:bare", "-p", RAGGED, "--args", BOTH)
+    assert found.code == 3 and "hint: --args are those of the function; --types" in found.err
+
+
 def test_a_program_has_types_of_its_own(cli, files):
     cli("opt", "train.py:exampled", "-o", "p.jaxpr")
     found = cli("run", "p.jaxpr", "--types", "x=f32[n,4]")

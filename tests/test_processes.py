@@ -162,7 +162,8 @@ def test_no_descriptor_is_left_open():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_temporary_folder_is_gone_on_sigterm_with_what_runs_in_it(tmp_path):
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
+def test_a_temporary_folder_is_gone_with_what_runs_in_it_on_a_signal(ending, tmp_path):
     script = """
         import sys
         from jaxprtool import processes
@@ -174,6 +175,6 @@ def test_a_temporary_folder_is_gone_on_sigterm_with_what_runs_in_it(tmp_path):
     wait_for(lambda: told.exists() and told.read_text().endswith("\n"))
     folder = told.read_text().strip()
     assert os.path.isdir(folder)
-    parent.terminate()
-    assert parent.wait(30) == -signal.SIGTERM and parent.stderr.read() == b""
+    parent.send_signal(ending)
+    assert parent.wait(30) == -ending and parent.stderr.read() == b""
     assert not os.path.exists(folder)

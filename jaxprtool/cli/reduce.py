@@ -186,7 +186,9 @@ def _tell(found: Reduction) -> None:
     output.note(f"reduced {counts} in {found.tries} tries and {found.seconds:.0f} s")
     if found.seen:
         output.note(f"seen at first: {found.seen}")
-    if found.interrupted:
+    if found.interrupted and not found.is_smaller:
+        output.warning("interrupted: nothing smaller was found so far")
+    elif found.interrupted:
         output.warning("interrupted: this is the smallest so far")
     elif not found.is_smaller:
         output.warning("the check holds for nothing smaller")

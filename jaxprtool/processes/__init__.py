@@ -29,32 +29,37 @@ _KEPT = 1 << 24
 
 
 class _Terminated(BaseException):
-    """The process was sent SIGTERM."""
+    """The process was sent a signal that ends it."""
 
 
 @contextmanager
 def temporary_folder(prefix: str = "jaxprtool-") -> Iterator[str]:
-    """Make a folder for files that commands read and write, gone at the end and on SIGTERM."""
+    """Make a folder for files that commands read and write.
+
+    It is gone at the end, on SIGTERM, and on SIGHUP, which a terminal that is closed sends.
+    """
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        with tempfile.TemporaryDirectory(prefix=prefix) as folder:
-            yield folder
-        return
+    ending = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    ending = tuple(each for each in ending if signal.getsignal(each) is signal.SIG_DFL)
 
-    def terminate(*_: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough
-        raise _Terminated
+    def terminate(number: int, _: object) -> NoReturn:
+        for each in ending:
+            signal.signal(each, signal.SIG_IGN)  # one is enough
+        raise _Terminated(number)
 
-    signal.signal(signal.SIGTERM, terminate)
+    for each in ending:
+        signal.signal(each, terminate)
     try:
         with tempfile.TemporaryDirectory(prefix=prefix) as folder:
             yield folder
-    except _Terminated:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+    except _Terminated as error:
+        (number,) = error.args
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
         raise
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for each in ending:
+            signal.signal(each, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ FUNCTIONS = """
     import jax, jax.numpy as jnp
 
     def chain(x):
-        for _ in range(20):
+        for _ in range(5):
             x = jnp.tanh(x) + 1.0
         y = jnp.log(jnp.sin(x) * 0.0)
         return (y - y).sum() + x.sum()
@@ -44,6 +44,7 @@ def deep(folder):
 
 
 def test_a_nan_ends_as_a_script_that_fails_by_itself(cli, folder):
+    (folder / "small.py").write_text('"""`f`, written as Python from its jaxpr by jaxprtool.\n"""')
     case = "reduce", "deep.py:nan_case", "--factory"
     found = cli(*case, "--check", "nan", "-o", "small.jaxpr")
     assert found.code == 0 and "note: reduced 4 equations to " in found.err
@@ -56,7 +57,7 @@ def test_a_nan_ends_as_a_script_that_fails_by_itself(cli, folder):
 def test_the_json_of_a_command_that_is_asked(cli):
     found = cli(*CASE, "--check", "grep -q 'sin ' {}", "--json")
     document = json.loads(found.out)
-    assert document["equations_before"] == 47 and document["equations_after"] == 1
+    assert document["equations_before"] == 17 and document["equations_after"] == 1
     assert 5 < document["tries"] < 40 and document["seconds"] > 0 and document["smaller"]
 
 
@@ -77,14 +78,12 @@ def test_the_script_does_not_replace_a_module_of_the_user(cli, folder):
         "error: -o deep.jaxpr would write a script to deep.py, where something else is\n"
     )
     assert (folder / "deep.py").read_text() == before
-    for _ in range(2):  # its own it replaces
-        assert cli(*CASE, "--check", "grep -q 'sin ' {}", "-o", "small.jaxpr").code == 0
 
 
 @pytest.mark.sweep
 def test_ctrl_c_writes_the_smallest_so_far(folder):
     # The command hangs from the moment on that the program has been cut.
-    check = "test $(wc -l < {}) -gt 30 || sleep 300; touch tried; grep -q 'sin ' {}"
+    check = "test $(wc -l < {}) -gt 15 || sleep 300; touch tried; grep -q 'sin ' {}"
     command = [sys.executable, "-m", "jaxprtool", *CASE, "--check", check, "-o", "small.jaxpr"]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120

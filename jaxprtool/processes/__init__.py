@@ -39,8 +39,8 @@ def temporary_folder(prefix: str = "jaxprtool-") -> Iterator[str]:
     It is gone at the end, on SIGTERM, and on SIGHUP, which a terminal that is closed sends.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    ending = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
-    ending = tuple(each for each in ending if signal.getsignal(each) is signal.SIG_DFL)
+    signals = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    ending = [each for each in signals if signal.getsignal(each) is signal.SIG_DFL]
 
     def terminate(number: int, _: object) -> NoReturn:
         for each in ending:

@@ -21,6 +21,7 @@ from jaxprtool.analysis.cost.work import Work
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.border import Border, border
+from jaxprtool.ir.callbacks import has_stubs, with_stubs
 from jaxprtool.ir.counterparts import MatchedBody, counterparts
 from jaxprtool.ir.differences import (
     Difference,
@@ -196,6 +197,8 @@ def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
     Raises:
         UnsupportedError: If a custom rule of theirs cannot be traced.
     """
+    if has_stubs(_held(p)) != has_stubs(_held(q)):  # one was read from a file
+        p, q = map(_with_stubs, (p, q))
     about = border(p), border(q)
     arguments, results = _corresponding(p, q, about)
     try:
@@ -219,6 +222,12 @@ def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
 
 def _held(program: Program | AnyJaxpr) -> AnyJaxpr:
     return program.jaxpr if isinstance(program, Program) else program
+
+
+def _with_stubs(program: Program | AnyJaxpr) -> Program | AnyJaxpr:
+    if isinstance(program, Program):
+        return program.replace(jaxpr=with_stubs(program.jaxpr))
+    return with_stubs(program)
 
 
 def _size(program: Program | AnyJaxpr, about: Border) -> Size:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import hashlib
+import inspect
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Params
+from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, JaxprEqn, Params
 
 #: What to do about a program that cannot be written for its callbacks.
 HINT = "-p drop_checks removes checks and prints; --callbacks stub writes callbacks that raise"
@@ -24,9 +30,15 @@ BATCHING_HINT = (
 
 @dataclass(frozen=True)
 class Stub:
-    """A function that is not there: it has the name of a function, and raises when it is called."""
+    """A function that is not there, and raises when it is called.
+
+    Attributes:
+        name: The name of the function.
+        source: A digest of its source, comments left out; "" if that is not known.
+    """
 
     name: str
+    source: str = ""
 
     def __call__(self, *operands: Any) -> Any:
         raise RuntimeError(self.message)
@@ -48,11 +60,36 @@ def callback_name(callback: object) -> str:
     """The module and the qualified name of the function in a parameter `callback`."""
     if isinstance(callback, Stub):
         return callback.name
+    function = _function(callback)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _function(callback: object) -> Any:
+    """Return the user's function in a parameter `callback`."""
     function = jaxcompat.callback_function(callback)
     while isinstance(function, functools.partial):
         function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+    return function
+
+
+def stub(callback: object) -> Stub:
+    """Return a stub of the function in a parameter `callback`."""
+    if isinstance(callback, Stub):
+        return callback
+    return Stub(callback_name(callback), _source_digest(_function(callback)))
+
+
+def _source_digest(function: Any) -> str:
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return ""
+    try:
+        source = ast.unparse(ast.parse(source))
+    except SyntaxError:  # a lambda in the middle of an expression
+        source = source.strip()
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def batching_rule(eqn: JaxprEqn) -> str:
@@ -68,13 +105,31 @@ def custom_vmap_params(body: ClosedJaxpr, rule: Stub, operands: int, results: in
 def stubbed(eqn: JaxprEqn) -> JaxprEqn:
     """The equation with a stub in place of its callback or batching rule, if it has one."""
     if eqn.primitive.name == "custom_vmap_call":
-        stub = Stub(callback_name(eqn.params["rule"]))
-        counts = len(eqn.invars), len(eqn.outvars)
-        return eqn.replace(params=custom_vmap_params(eqn.params["call"], stub, *counts))
+        rule, counts = stub(eqn.params["rule"]), (len(eqn.invars), len(eqn.outvars))
+        return eqn.replace(params=custom_vmap_params(eqn.params["call"], rule, *counts))
     held = eqn.params.get("callback")
     if held is None or not traits(eqn).callback or isinstance(held, Stub):
         return eqn
-    return eqn.replace(params={**eqn.params, "callback": Stub(callback_name(held))})
+    return eqn.replace(params={**eqn.params, "callback": stub(held)})
+
+
+def has_stubs(jaxpr: AnyJaxpr) -> bool:
+    """Return True if a callback or a batching rule in a jaxpr, at any depth, is a stub."""
+    return any(
+        isinstance(value, Stub)
+        for eqn in equations(jaxcompat.open_jaxpr(jaxpr))
+        for value in (eqn.params.get("callback"), eqn.params.get("rule"))
+    )
+
+
+def with_stubs(jaxpr: AnyJaxpr) -> AnyJaxpr:
+    """Return a jaxpr with a stub in place of each callback and batching rule."""
+
+    def rule(eqn: JaxprEqn) -> list[JaxprEqn] | None:
+        new = stubbed(eqn)
+        return None if new is eqn else [new]
+
+    return map_equations(jaxpr, rule)
 
 
 def is_check(eqn: JaxprEqn) -> bool:

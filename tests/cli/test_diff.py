@@ -190,6 +190,35 @@ def test_revisions_that_are_not_there(cli, repository, target, said):
     assert found.code in (2, 3) and said in found.err and found.err.count("error:") == 1
 
 
+def test_callbacks_of_a_revision_are_the_same_if_their_source_is(cli, folder, repository):
+    source = """
+        import jax
+        import numpy as np
+
+        def host(a):
+            return np.sin(a)
+
+        def fun(a):
+            jax.debug.callback(lambda b: None, a)
+            return jax.pure_callback(host, jax.ShapeDtypeStruct(a.shape, a.dtype), a)
+    """
+    file = folder / "called_back.py"
+    file.write_text(textwrap.dedent(source))
+    git("add", "called_back.py")
+    git("commit", "-qm", "with callbacks")
+    given = (
+        "diff",
+        "called_back.py:fun@HEAD",
+        "called_back.py:fun",
+        "--args",
+        "f32[6]",
+    )
+    assert cli(*given).out.startswith("fun: equivalent\n")
+    file.write_text(file.read_text().replace("np.sin", "np.tanh"))
+    found = cli(*given)
+    assert found.code == 1 and "1 changed" in found.out and "pure_callback" in found.out
+
+
 def test_where_there_is_no_repository(cli):
     found = cli("diff", "old.py:loss@HEAD", "new.py:loss")
     assert found.code == 2 and "is in no git repository" in found.err

@@ -195,14 +195,18 @@ def _callback(held: Any, encode: Encode) -> str:
     raise Unwritable(f"a Python function ({callback_name(held)})")
 
 
-def _read_stub(name: str) -> Stub:
-    if not isinstance(name, str):
-        raise ValueError("a stub is written stub('module.function')")
-    return Stub(name)
+def _read_stub(name: str, source: str = "") -> Stub:
+    if not (isinstance(name, str) and isinstance(source, str)):
+        raise ValueError("a stub is written stub('module.function', 'digest of its source')")
+    return Stub(name, source)
+
+
+def _written_stub(stub: Stub, encode: Encode) -> str:
+    return f"stub({', '.join(encode(each) for each in (stub.name, stub.source) if each)})"
 
 
 add_class(jaxcompat.FlatCallback, _callback)
-add_class(Stub, lambda stub, encode: f"stub({encode(stub.name)})", stub=_read_stub)
+add_class(Stub, _written_stub, stub=_read_stub)
 for _name, _value in jaxcompat.DEBUG_EFFECTS.items():
     add_singleton(_name, _value)
 

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from itertools import groupby
 from traceback import FrameSummary, extract_tb
 from typing import TypeAlias
 
@@ -105,6 +106,8 @@ def did_you_mean(name: str, candidates: Iterable[str], likeness: float = 0.6) ->
 def described(error: BaseException) -> str:
     """An exception on one line, as Python ends a traceback: `ValueError: too many values`."""
     text = " ".join(str(error).split())
+    # XLA says the same of each computation on the way, and the cause in the end.
+    text = ": ".join(part for part, _ in groupby(text.split(": ")))
     text = text if len(text) <= 300 else text[:297] + "..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -214,3 +214,8 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_the_cause_that_xla_says_last_is_not_cut_off():
+    said = checks.described(RuntimeError("INTERNAL: " + "Error dispatching: " * 40 + "no dot of BF16"))
+    assert said == "RuntimeError: INTERNAL: Error dispatching: no dot of BF16"

@@ -217,5 +217,5 @@ def wait_for(condition):
 
 
 def test_the_cause_that_xla_says_last_is_not_cut_off():
-    said = checks.described(RuntimeError("INTERNAL: " + "Error dispatching: " * 40 + "no dot of BF16"))
-    assert said == "RuntimeError: INTERNAL: Error dispatching: no dot of BF16"
+    said = checks.described(RuntimeError("INTERNAL: " + "Error dispatching: " * 40 + "no BF16"))
+    assert said == "RuntimeError: INTERNAL: Error dispatching: no BF16"

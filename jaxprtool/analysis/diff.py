@@ -20,7 +20,7 @@ from jaxprtool.analysis.cost import cost
 from jaxprtool.analysis.cost.work import Work
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.border import Border, border
+from jaxprtool.ir.border import Border, border, covering
 from jaxprtool.ir.callbacks import has_stubs, with_stubs
 from jaxprtool.ir.counterparts import MatchedBody, counterparts
 from jaxprtool.ir.differences import (
@@ -107,6 +107,7 @@ class BorderChange(NamedTuple):
         before: Its type in the first program; "" if it was added.
         after: Its type in the second; "" if it was removed.
         is_dtype: Whether only the dtype is another.
+        within: The outermost pytree around it of which the other program has nothing, or its name.
     """
 
     what: Literal["argument", "result", "axis"]
@@ -114,6 +115,7 @@ class BorderChange(NamedTuple):
     before: str
     after: str
     is_dtype: bool = False
+    within: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,12 +282,12 @@ def _border_changes(
             if kind:
                 types = names[0][i].type, names[1][j].type
                 yield BorderChange(what, names[1][j].name, *types, kind == "dtype")
-        for i, value in enumerate(names[0]):
-            if i not in kept[0]:
-                yield BorderChange(what, value.name, value.type, "")
-        for j, value in enumerate(names[1]):
-            if j not in kept[1]:
-                yield BorderChange(what, value.name, "", value.type)
+        for own, has, is_old in zip(names, kept, (True, False), strict=True):
+            alone = [i not in has for i in range(len(own))]
+            for within, places in covering([value.name for value in own], alone).items():
+                for value in (own[i] for i in places):
+                    before, after = (value.type, "") if is_old else ("", value.type)
+                    yield BorderChange(what, value.name, before, after, within=within)
     axes = [dict(x.axis_env) if isinstance(x, Program) else {} for x in (p, q)]
     for name in dict.fromkeys((*axes[0], *axes[1])):
         sizes = [str(each.get(name, "")) for each in axes]

@@ -185,17 +185,21 @@ def grouped(values: Sequence[NamedValue], most: int = 6) -> tuple[ValueGroup, ..
     )
 
 
-def covering(names: Sequence[str], chosen: Sequence[bool]) -> list[str]:
-    """Return the chosen paths; all that begin alike are one, the beginning, if all are chosen."""
+def covering(names: Sequence[str], chosen: Sequence[bool]) -> dict[str, list[int]]:
+    """Return the chosen paths; all that begin alike are one, the beginning, if all are chosen.
+
+    Each has the positions of those that it stands for.
+    """
     total, wanted = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
     paths = list(map(path_parts, names))
     for path, flag in zip(paths, chosen, strict=True):
         for end in range(1, len(path) + 1):
             total[path[:end]] += 1
             wanted[path[:end]] += flag
-    found: dict[str, None] = {}
-    for path, flag in zip(paths, chosen, strict=True):
+    found: dict[str, list[int]] = {}
+    for i, (path, flag) in enumerate(zip(paths, chosen, strict=True)):
         if flag:
             whole = (path[:end] for end in range(1, len(path) + 1))
-            found["".join(next((p for p in whole if total[p] == wanted[p]), path))] = None
-    return list(found)
+            begins = "".join(next((p for p in whole if total[p] == wanted[p]), path))
+            found.setdefault(begins, []).append(i)
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from jaxprtool.ir.equations import bodies, type_of
@@ -37,6 +38,9 @@ _MARKS = {
     "added": AddedToken("+ "),
     "changed": ChangedToken("~ "),
 }
+
+#: Of a pytree that only one program has, so many arrays are listed each by itself.
+_LISTED = 3
 
 #: What is broken goes on so much further to the right.
 _INDENT = "      "
@@ -118,15 +122,29 @@ _QUANTITIES: tuple[tuple[str, Any], ...] = (
 def _border(found: Diff, width: int) -> Iterator[list[str]]:
     if found.border:
         yield []
-    for each in found.border:
-        kind = "" if each.name.startswith(each.what) else f"{each.what} "
-        what = [kind, BinderToken(each.name), ": "]
-        if each.before and each.after:
-            types = [RemovedToken(each.before), " → ", AddedToken(each.after)]
-            yield [_MARKS["changed"], *what, *types]
+    by_tree = groupby(found.border, lambda each: (each.what, each.within, not each.before))
+    for (what, within, _), group in by_tree:
+        changes = list(group)
+        if within and len(changes) > _LISTED:
+            mark = _MARKS["removed" if changes[0].before else "added"]
+            named = _named(f"{what}s", within)
+            yield [mark, *named, f"{len(changes):,} arrays"]
         else:
-            kind = "removed" if each.before else "added"
-            yield [_MARKS[kind], *what, each.before or each.after]
+            yield from map(_border_line, changes)
+
+
+def _border_line(change: BorderChange) -> list[str]:
+    named = _named(change.what, change.name)
+    if change.before and change.after:
+        types = [RemovedToken(change.before), " → ", AddedToken(change.after)]
+        return [_MARKS["changed"], *named, *types]
+    kind = "removed" if change.before else "added"
+    return [_MARKS[kind], *named, change.before or change.after]
+
+
+def _named(what: str, name: str) -> list[str]:
+    """Return what is called so, unless its name says that."""
+    return ["" if name.startswith(what.removesuffix("s")) else f"{what} ", BinderToken(name), ": "]
 
 
 def _retyped(found: Diff) -> str:

@@ -81,8 +81,8 @@ def _named(noun: str, chosen: Sequence[str], names: Sequence[str]) -> str:
         return f"all {plural(len(names), noun)}"
     wanted = set(chosen)
     flags = [name in wanted for name in names]
-    told = f"{len(chosen):,} of {plural(len(names), noun)}: {_some(covering(names, flags))}"
-    others = covering(names, [not flag for flag in flags])
+    told = f"{len(chosen):,} of {plural(len(names), noun)}: {_some([*covering(names, flags)])}"
+    others = [*covering(names, [not flag for flag in flags])]
     return f"{told}; not {_some(others)}" if len(others) <= _FEW else told
 
 

@@ -57,6 +57,26 @@ def test_arguments_and_results_that_one_has_are_named(cli, folder):
     assert "+ result[0]: f32[6]" in lines and "- result: f32[]" in lines
 
 
+def test_a_pytree_that_one_has_is_one_line(cli, folder):
+    module = """
+        import jax.numpy as jnp
+        def one(params, x):
+            return {"out": x * params["a"]["w"]}
+        def two(params, x):
+            y = x * params["b"]["w"]
+            return {"out": x * params["a"]["w"], "more": [y, -y, y * y, y + y], "z": y}
+    """
+    (folder / "more.py").write_text(textwrap.dedent(module))
+    a, b = "'a': {'w': f32[]}", "'b': {'s': f32[], 'u': f32[], 'v': f32[], 'w': f32[]}"
+    calls = "--args", f"{{{a}}}, f32[]", "--args", f"{{{a}, {b}}}, f32[]"
+    lines = cli("diff", "more.py:one", "more.py:two", *calls).out.splitlines()
+    assert "+ arguments params['b']: 4 arrays" in lines
+    assert "+ result['more']: 4 arrays" in lines and "+ result['z']: f32[]" in lines
+    found = json.loads(cli("diff", "more.py:one", "more.py:two", *calls, "--json").out)
+    names = [each["name"] for each in found["border"]]
+    assert names[:2] == ["params['b']['s']", "params['b']['u']"]
+
+
 def test_a_call_with_other_results_says_how_many(cli, folder):
     pair = """
         import jax

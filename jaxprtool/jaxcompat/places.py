@@ -174,12 +174,19 @@ def _nearness(traceback: Any) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _without_names(traceback: Any) -> Any:
-    """Return a traceback without its `naming_frame`: it names the results of one equation."""
-    codes, instructions = traceback.raw_frames()
-    if codes[0].co_filename != _NAMES:
-        return traceback
-    frames = FrameReader().read(codes, instructions)
+def _behind(inner: Any, call: Any) -> Any:
+    """Return the traceback of a call with a library's frames inside it.
+
+    It has no `naming_frame`, which names the results of one equation.
+    """
+    if _nearness(inner) == 0:
+        codes, _ = call.raw_frames()
+        if codes[0].co_filename != _NAMES:
+            return call
+    reader = FrameReader()
+    frames = [
+        f for each in (inner, call) if each is not None for f in reader.read(*each.raw_frames())
+    ]
     return _tracebacks([[(f.file, f.line, f.column, f.function) for f in reversed(frames)]])[0]
 
 
@@ -188,9 +195,9 @@ def source_under(
 ) -> Callable[[source_info_util.SourceInfo], source_info_util.SourceInfo]:
     """What an equation inside a call has for its `source_info` once it stands in its place.
 
-    Its name scopes come to be inside those of the call. It gets the call's traceback if its own has
-    no frame of the user's: JAX traces a jitted function once for all its calls, and keeps of it
-    only the frames inside.
+    Its name scopes come to be inside those of the call. It gets the call's frames around its own if
+    there is none of the user's: JAX traces a jitted function once for all its calls, and keeps of
+    it only the frames inside.
     """
     outer, traceback = call.source_info.name_stack, call.source_info.traceback
     nearness = _nearness(traceback)
@@ -200,7 +207,7 @@ def source_under(
         if not (is_nearer or outer.stack):
             return info
         scopes = outer + info.name_stack if outer.stack else info.name_stack
-        own = _without_names(traceback) if is_nearer else info.traceback
+        own = _behind(info.traceback, traceback) if is_nearer else info.traceback
         return source_info_util.SourceInfo(own, scopes)
 
     return source

@@ -180,9 +180,14 @@ def test_an_error_names_both(cli, project):
 
 def test_what_repeats_is_the_users(out):
     shown = out("outline", "model.py:waves", "--equations", "2")
-    assert re.search(r"waves +3 .* model\.py:21$", shown, re.MULTILINE)
+    assert re.search(r"part +3 .* model\.py:21$", shown, re.MULTILINE)
     (repeated,) = json.loads(out("outline", "model.py:waves", "--json"))["programs"]
     assert "/" not in json.dumps(repeated)
+
+
+def test_what_a_call_of_a_library_becomes_has_both_lines(out):
+    inlined = out("opt", "model.py:waves", "-p", "inline", "--source")
+    assert re.search(r"= sin a +# model\.py:21 ← tinylib/layers\.py:20\n", inlined)
 
 
 def test_emitted_python_names_the_users_function(out):

@@ -302,10 +302,20 @@ def _tracebacks(stacks: Sequence[Sequence[FramePosition]]) -> list[Any]:
 def _function_at(frame: FramePosition) -> Callable[..., Any]:
     """A function that calls its argument, and seems to do so in another place."""
     file, line, column, name = frame
+    code = _code_at(column).replace(
+        co_filename=file, co_firstlineno=line, co_name=name, co_qualname=name
+    )
+    return FunctionType(code, {})
+
+
+@cache
+def _code_at(column: int) -> CodeType:
+    """The code of a function that calls its argument in a column of its first line."""
     tree = ast.parse("lambda f: f()", mode="eval")
     for node in ast.walk(tree):
         if isinstance(node, ast.expr | ast.arg):
-            node.lineno = node.end_lineno = line
+            node.lineno = node.end_lineno = 1
             node.col_offset = node.end_col_offset = column
-    code = compile(tree, file, "eval").co_consts[0]
-    return FunctionType(code.replace(co_name=name, co_qualname=name), {})
+    code = compile(tree, "", "eval").co_consts[0]
+    assert isinstance(code, CodeType)
+    return code

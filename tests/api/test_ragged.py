@@ -166,6 +166,21 @@ def test_it_compiles_once_for_all_lengths_of_one_number_of_rows():
     assert len(traces) <= 2  # the second is of rows that are left over
 
 
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x: x + x.mean(0),
+        lambda x: jax.nn.softmax(x @ x.T) @ x,
+        lambda x: x.T @ x,
+        lambda x: lax.scan(lambda state, row: (state + row, state), jnp.ones(4), x),
+    ],
+)
+def test_a_batch_may_have_no_examples(fun):
+    batch = Ragged(jnp.zeros((0, 4)), jnp.zeros(0, jnp.int32))
+    for result in jax.tree.leaves(vmap(fun)(batch)):
+        assert result.shape[0] == 0
+
+
 def test_rows_left_over_reach_no_result_and_no_gradient():
     lengths, rows = np.array([3, 0, 2], np.int32), ragged([5]).values
     over = np.full((3, 4), np.nan, np.float32)

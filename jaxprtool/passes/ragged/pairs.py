@@ -298,7 +298,7 @@ def pairs_of_lanes(ragging: Ragging, x: Value) -> Any:
     first, second = ragging.sizes.axes(x.shape)
     size = x.shape[first]
     lanes = jnp.moveaxis(x.array, (first + 1, second + 1), (1, 2))
-    lanes = with_a_row(ragging, with_a_row(ragging, lanes, 1), 2)
+    lanes = with_a_row(ragging, lanes, 0, 1, 2)
     of, at = ragging.lanes(size)[:, None], ragging.positions(size)
     kind = Pairs((0, 1), size)
     shape = ragging.sizes.shape(kind, (size, size))

@@ -37,15 +37,20 @@ def packed_rows(ragging: Ragging, x: Value) -> Any:
     """Return padded lanes as packed rows."""
     (axis,) = ragging.sizes.axes(x.shape)
     size = x.shape[axis]
-    lanes = with_a_row(ragging, jnp.moveaxis(x.array, axis + 1, 1), 1)
+    lanes = with_a_row(ragging, jnp.moveaxis(x.array, axis + 1, 1), 0, 1)
     rows = lanes.at[ragging.lanes(size), ragging.positions(size)].get(mode="clip")
     return jnp.moveaxis(rows, 0, axis)
 
 
-def with_a_row(ragging: Ragging, lanes: Any, axis: int) -> Any:
-    """Return padded lanes with one more row, if there may be none at all: a look-up needs one."""
-    bound = lanes.shape[axis]
-    if bound != 0 and (not is_symbolic_dimension(bound) or bound in ragging.sizes.rows.values()):
+def with_a_row(ragging: Ragging, lanes: Any, *axes: int) -> Any:
+    """Return padded lanes with one more element along axes that may have none, for a look-up."""
+    known = (*ragging.sizes.rows.values(), ragging.sizes.lanes)
+
+    def may_be_empty(size: Any) -> bool:
+        return bool(size == 0) or (is_symbolic_dimension(size) and size not in known)
+
+    empty = [axis for axis in axes if may_be_empty(lanes.shape[axis])]
+    if not empty:
         return lanes
-    none = [(0, int(i == axis), 0) for i in range(lanes.ndim)]
+    none = [(0, int(i in empty), 0) for i in range(lanes.ndim)]
     return lax.pad(lanes, jnp.zeros((), lanes.dtype), none)

@@ -171,9 +171,17 @@ class Ragging:
 
 
 def taken(array: Any, indices: Any, axis: int = 0) -> Any:
-    """Return elements along an axis, at indices from 0 that may lie beyond it."""
+    """Return elements along an axis, at indices from 0 that may lie beyond it.
+
+    If there are none, as in a batch of no examples, they are zeros.
+    """
+    array = jnp.asarray(array)
+    if array.shape[axis] == 0:
+        return jnp.zeros(
+            (*array.shape[:axis], *indices.shape, *array.shape[axis + 1 :]), array.dtype
+        )
     where = (*(slice(None),) * axis, indices)
-    return jnp.asarray(array).at[where].get(mode="clip", wrap_negative_indices=False)
+    return array.at[where].get(mode="clip", wrap_negative_indices=False)
 
 
 def select(mask: Any, axis: int, array: Any, other: Any) -> Any:

@@ -10,6 +10,7 @@ import jaxprtool
 from jaxprtool import Ragged
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.ragged import unchecked
+from jaxprtool.passes.ragged.scans import _dealt
 from tests.passes.test_ragged import FILLED, LENGTHS, W, examples, ragged, rows
 
 START = np.random.default_rng(2).normal(size=4).astype(np.float32)
@@ -135,6 +136,30 @@ def test_lanes_share_slots():
     program = ragged(last, np.full(12, 2), longest=8)
     assert widths(program) == {4}
     assert widths(program.apply("specialize(N=24)")) == {4}
+
+
+def test_a_round_is_masked_only_where_a_lane_begins():
+    """A slot without rows repeats a round that counts: no other mask is needed."""
+    program = ragged(lambda x, w: recurrent(x, w, START), np.full(12, 2), longest=8)
+    scans = [eqn for eqn in equations(program.jaxpr) if eqn.primitive.name == "scan"]
+    bodies = [[each.primitive.name for each in equations(eqn.params["jaxpr"])] for eqn in scans]
+    innermost = [names for names in bodies if "scan" not in names]
+    assert len(innermost) == 2
+    for names in innermost:
+        assert names.count("select_n") == 1
+        assert "stop_gradient" not in names
+
+
+def test_slots_have_nearly_equal_numbers_of_rows():
+    """One long lane, and as many rows in short ones for each of the other slots."""
+    lengths = np.array([1, 2, 1, 12, 1, 1, 4, 1, 1, 2, 6, 4], np.int32)
+    deal = jax.jit(_dealt, static_argnums=1)(lengths, 3)
+    rows_of_slots = np.zeros(3, int)
+    for lane in np.argsort(deal.starts, kind="stable"):
+        slot = deal.slots[lane]
+        assert deal.starts[lane] == rows_of_slots[slot]
+        rows_of_slots[slot] += lengths[lane]
+    assert deal.rounds == rows_of_slots.max() == 12
 
 
 def test_a_carry_that_is_large_beside_rows_is_stored_once_a_lane():

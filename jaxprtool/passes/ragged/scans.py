@@ -5,8 +5,9 @@ dealt to fewer *slots*, longest first: a slot goes through the rows of its lanes
 other, and starts anew, from the carry that the scan is given, where the next lane begins. Rounds
 come in blocks, and a block for which no slot has rows left is skipped.
 
-Rounds that are padding may compute NaN. As in a scan of masked length (`mask.calls`), the body
-keeps that from derivatives.
+A slot that has no rows left in a round repeats the first round of the first lane. So nothing is
+computed there that is not computed in a round that counts, and the body needs no masks to keep NaN
+from derivatives.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ _MOST = 8
 @rule(ragged_rules, "scan")
 def _scan(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
     scan = Scan.of(eqn)
-    if not (isinstance(ragging.sizes.lanes, int) and _fits(scan, operands)):
+    lanes = ragging.sizes.lanes
+    if not (isinstance(lanes, int) and lanes > 0 and _fits(scan, operands)):
         return None
     return _by_slots(ragging, scan, operands)
 
@@ -101,17 +103,25 @@ class _Deal(NamedTuple):
 
 
 def _dealt(lengths: Any, width: int) -> _Deal:
-    """Deal lanes to slots: longest first, by turns from the left and from the right."""
-    lanes = len(lengths)
-    turns, places = np.divmod(np.arange(lanes, dtype=np.int32), width)
-    places = np.where(turns % 2, width - 1 - places, places)
-    _, order = lax.sort_key_val(-lengths, lax.iota(np.dtype(np.int32), lanes))
-    table = jnp.zeros((-(-lanes // width), width), lengths.dtype)
-    table = table.at[turns, places].set(taken(lengths, order))
-    starts = lax.cumsum(table) - table
-    of_lanes = jnp.zeros((2, lanes), lengths.dtype)
-    slots, starts = of_lanes.at[:, order].set(jnp.stack([places, starts[turns, places]]))
-    return _Deal(slots, starts, table.sum(0).max())
+    """Deal lanes to slots, longest first: at each turn to the half that has the fewest rows so far.
+
+    At a turn, the slot with the fewest rows gets the longest lane. So no slot is ever longer than
+    another by more than the longest lane.
+    """
+    half = max(1, width // 2)
+    _, order = lax.sort_key_val(-lengths, lax.iota(np.dtype(np.int32), len(lengths)))
+    longest_first = taken(lengths, order)
+    counts, slots = jnp.zeros(width, lengths.dtype), lax.iota(np.dtype(np.int32), width)
+    dealt = []
+    for i in range(0, len(lengths), half):
+        lanes = longest_first[i : i + half]
+        counts, slots = lax.sort_key_val(counts, slots)
+        dealt.append((slots[: len(lanes)], counts[: len(lanes)]))
+        counts = counts.at[: len(lanes)].add(lanes)
+    of_lanes = jnp.zeros((2, len(lengths)), lengths.dtype)
+    found = jnp.stack([jnp.concatenate(each) for each in zip(*dealt, strict=True)])
+    slots, starts = of_lanes.at[:, order].set(found)
+    return _Deal(slots, starts, counts.max())
 
 
 class _Shape(NamedTuple):
@@ -125,14 +135,15 @@ class _Shape(NamedTuple):
 def _shape(ragging: Ragging, size: Any) -> _Shape:
     """Return the shape for lanes of a size: rounds enough for whatever lengths there are.
 
-    Dealt as they are, no slot has more rows than an equal share of all, and the longest lane.
+    No slot has more rows than an equal share of all and the longest lane: see `_dealt`.
     """
     sizes, lanes = ragging.sizes, ragging.sizes.lanes
     rows, longest = sizes.count(size), sizes.bounds.padded(size)
     width = -(-lanes // 3)
     if isinstance(rows, int) and isinstance(longest, int):
         width = min(lanes, max(width, 2 * rows // max(longest, 1)))
-        rounds = min(rows, longest + rows // width, -(-lanes // width) * longest)
+        most = min(rows, lanes * longest)
+        rounds = min(rows, longest + most // width if width < lanes else longest)
         block = max(-(-rounds // _BLOCKS), _SHORTEST)
         return _Shape(width, -(-rounds // block), block)
     return _Shape(width, _BLOCKS, (longest + rows // width) // _BLOCKS + 1)
@@ -146,16 +157,17 @@ def _by_slots(ragging: Ragging, scan: Scan, operands: Sequence[Value]) -> list[A
     deal = _dealt(lengths, shape.width)
     slot = ragging.at_rows(deal.slots, size)
     time = ragging.at_rows(deal.starts, size) + position
-    index = _row_of_round(ragging, size, shape, time, slot)
+    first = ragging.at_rows(lengths, size) - 1 if scan.reverse else jnp.zeros_like(position)
+    index = _row_of_round(ragging, size, shape, time, slot, first[0])
 
-    masked = _masked(ragging, scan, operands)
-    last = ragging.at_rows(lengths, size) - 1
-    given = [position == (last if scan.reverse else 0)]
-    given += [ragging.at_rows(ragging.symbol(name), size) for name in masked.symbols]
-    given += [_rows(ragging, x, size) for x in operands if not isinstance(x.kind, Shared)]
-    xs = [_at(rows, index) for rows in given]
+    masked = _masked(ragging, scan)
+    inner = operands if ragging.sizes.is_exact(size) else _guarded(lengths, operands)
+    rows = [position == first]
+    rows += [ragging.at_rows(ragging.symbol(name), size) for name in masked.symbols]
+    rows += [_at_rows(ragging, x, size) for x in inner if not isinstance(x.kind, Shared)]
+    xs = [taken(each, index) for each in rows]
     stacked, places = _stacked(scan)
-    shared = [x.array for x in operands if isinstance(x.kind, Shared)]
+    shared = [x.array for x in inner if isinstance(x.kind, Shared)]
     body = _slot_body(scan, operands, masked, stacked, shape.width)
     evaluate = jaxcompat.jaxpr_as_fun(body)
 
@@ -164,49 +176,44 @@ def _by_slots(ragging: Ragging, scan: Scan, operands: Sequence[Value]) -> list[A
         return outs[:count], outs[count:]
 
     init = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in body.outvars[:count]]
-    real = index < ragging.sizes.count(size)
-    ys = _scanned(scan, step, init, [real, *xs], shape, deal.rounds)
+    ys = _scanned(scan, step, init, xs, shape, deal.rounds)
     final = deal.starts + (0 if scan.reverse else lengths - 1)
     carries = []
     for place, x in zip(places, operands[len(scan.consts) :], strict=False):
         found = ys[place].at[final, deal.slots].get(mode="clip")
-        first = x.array if _by_lane(x) else lax.broadcast(x.array, lengths.shape)
+        given = x.array if _by_lane(x) else lax.broadcast(x.array, lengths.shape)
         none = lax.broadcast_in_dim(lengths == 0, found.shape, (0,))
-        carries.append(lax.select(none, first, found))
+        carries.append(lax.select(none, given, found))
     return [*carries, *(y.at[time, slot].get(mode="clip") for y in ys[: len(scan.ys)])]
 
 
-def _row_of_round(ragging: Ragging, size: Any, shape: _Shape, time: Any, slot: Any) -> Any:
-    """Return the row that each slot has in each round, and the number of rows if it has none."""
-    count, rounds = ragging.sizes.count(size), shape.blocks * shape.block
+def _row_of_round(
+    ragging: Ragging, size: Any, shape: _Shape, time: Any, slot: Any, first: Any
+) -> Any:
+    """Return the row that each slot has in each round, and the row `first` where it has none."""
+    rounds = shape.blocks * shape.block
     if not ragging.sizes.is_exact(size):
         time = jnp.where(ragging.real(size), time, rounds)
-    numbers = jnp.arange(count, dtype=jnp.int32)
-    none = jnp.full((rounds, shape.width), count, jnp.int32)
+    numbers = jnp.arange(ragging.sizes.count(size), dtype=jnp.int32)
+    none = jnp.full((rounds, shape.width), first, jnp.int32)
     return none.at[time, slot].set(numbers, mode="drop")
 
 
-def _rows(ragging: Ragging, x: Value, size: Any) -> Any:
+def _at_rows(ragging: Ragging, x: Value, size: Any) -> Any:
     return ragging.at_rows(x.array, size) if _by_lane(x) else x.array
 
 
-def _at(rows: Any, index: Any) -> Any:
-    """Return rows at indices, and zeros where these are beyond them."""
-    return rows.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+def _guarded(lengths: Any, operands: Sequence[Value]) -> Sequence[Value]:
+    """Return operands whose derivatives are zero if no lane has a row: then none is to repeat."""
+    some = lengths.sum() > 0
+    return [replace(x, array=guarded(some, x.array)) if is_float(x.array) else x for x in operands]
 
 
-def _masked(ragging: Ragging, scan: Scan, operands: Sequence[Value]) -> MaskedBody:
-    """Return the body of a slot, which takes the flag of a round that is no padding."""
-    masks, carried = (
-        Masks(ragging.sizes.bounds),
-        range(len(scan.consts), len(scan.consts) + len(scan.carry)),
-    )
-    facts = [
-        replace(Facts.of(var, active=True), varies=i in carried or not isinstance(x.kind, Shared))
-        for i, (var, x) in enumerate(zip(scan.body.invars, operands, strict=True))
-    ]
+def _masked(ragging: Ragging, scan: Scan) -> MaskedBody:
+    """Return the body of a slot, in which other ragged axes are padded."""
+    masks = Masks(ragging.sizes.bounds)
     with masks.scanned():
-        return masks.body(scan.body, facts, rounds=True)
+        return masks.body(scan.body, [Facts.of(var, active=True) for var in scan.body.invars])
 
 
 def _slot_body(
@@ -218,31 +225,28 @@ def _slot_body(
 ) -> Any:
     """Return the jaxpr of a round of all slots.
 
-    It takes whether each is no padding, whether a lane begins, the symbols, the operands that have
-    rows, then those that all lanes share, and what is carried; and returns this, and what is
-    stacked.
+    It takes whether a lane begins, the symbols, the operands that have rows, then those that all
+    lanes share, and what is carried; and returns this, and what is stacked.
     """
     evaluate = jaxcompat.jaxpr_as_fun(masked.jaxpr)
     n, k, m = len(scan.consts), len(scan.consts) + len(scan.carry), len(masked.symbols)
     by_row = [i for i, x in enumerate(operands) if not isinstance(x.kind, Shared)]
     shared = [i for i, x in enumerate(operands) if isinstance(x.kind, Shared)]
 
-    def fun(real: Any, begins: Any, *args: Any) -> list[Any]:
+    def fun(begins: Any, *args: Any) -> list[Any]:
         given = dict(zip([*by_row, *shared], args[m:], strict=False))
-        carry = [
-            lax.select(begins, given[n + i], guarded(real, x) if is_float(x) else x)
-            for i, x in enumerate(args[m + len(operands) :])
-        ]
+        carried = enumerate(args[m + len(operands) :], n)
+        carry = [lax.select(begins, given[i], x) for i, x in carried]
         consts, xs = ([given[i] for i in places] for places in (range(n), range(k, len(operands))))
-        outs = evaluate(*args[:m], real, *consts, *carry, *xs)
+        outs = evaluate(*args[:m], *consts, *carry, *xs)
         return [*outs[: k - n], *(outs[i] for i in stacked)]
 
     flag = jax.core.ShapedArray((), jnp.bool_)
-    avals = [flag, flag, *(v.aval for v in masked.jaxpr.invars[:m])]
+    avals = [flag, *(v.aval for v in masked.jaxpr.invars[:m])]
     avals += [scan.body.in_avals[i] for i in (*by_row, *shared)]
     avals += scan.body.in_avals[n:k]
     one = jaxcompat.trace_in_setting(fun, avals, scan.eqn)
-    dims: list[int | None] = [0] * (2 + m + len(by_row)) + [None] * len(shared) + [0] * (k - n)
+    dims: list[int | None] = [0] * (1 + m + len(by_row)) + [None] * len(shared) + [0] * (k - n)
     # Equal masks would each be stored in every round, for derivatives.
     return cse_body(batch_body(one, dims, Axis(None, width), [0] * len(one.outvars))[0])
 

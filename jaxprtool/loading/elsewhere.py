@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from pathlib import Path
 
-import jaxprtool
 from jaxprtool import processes
 from jaxprtool.errors import JaxprToolError, TargetError, UserFunctionError
 
@@ -139,8 +139,8 @@ def _unpacked(place: Elsewhere, folder: str) -> tuple[str, str, list[str]]:
     cwd = os.path.realpath(os.getcwd())
     there = os.path.join(folder, _below(cwd, top) or "")
     os.makedirs(there, exist_ok=True)
-    own = os.path.dirname(os.path.dirname(os.path.abspath(jaxprtool.__file__)))
-    imported += [each for each in map(os.path.realpath, sys.path) if each != os.path.realpath(own)]
+    own = str(Path(__file__).resolve().parents[2])  # where this package is imported from
+    imported += [each for each in map(os.path.realpath, sys.path) if each != own]
     mapped = [below for each in imported if (below := _below(each, top)) is not None]
     target = place.target
     if is_file:

@@ -142,7 +142,10 @@ def _last_read(closed: ClosedJaxpr) -> list[list[Var]]:
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Return the results of an equation on arrays, as JAX runs it by itself."""
     results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-    return results if eqn.primitive.multiple_results else [results]
+    if not eqn.primitive.multiple_results:
+        results = [results]
+    # A package's own primitive may give back its operand, which may be a literal.
+    return [jnp.asarray(x) if isinstance(x, int | float | complex) else x for x in results]
 
 
 def branch_of(cond: Cond, index: Any) -> Any:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 from jaxprtool.errors import ArgumentsError, CheckError, UnsupportedError
 from jaxprtool.execute.verify import verify
@@ -158,6 +160,16 @@ def test_the_first_equation_that_differs_is_named():
     assert found["first equation"].startswith(f"mul at {place}, giving float32[3] [")
     assert found["first equation"].endswith("], from the same values as before")
     assert found["in place of"].startswith(f"add at {place}, giving float32[3] [")
+
+
+def test_a_primitive_of_a_package_may_give_back_a_literal():
+    same = Primitive("same")
+    same.def_impl(lambda x: x)
+    same.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(same, lambda ctx, x: [x])
+    before = program(lambda x: jnp.tanh(x) * same.bind(0.5), X)
+    assert "same 0.5" in str(before.jaxpr)
+    refuses(before, swapped(before, "mul", "add"), X, match="differs in 3 of 3")
 
 
 @pytest.mark.parametrize("where", ["scan", "while", "cond", "jit", "remat", "refs"])

@@ -27,7 +27,6 @@ import numpy as np
 from jaxprtool import jaxcompat, processes
 from jaxprtool.errors import (
     ArgumentsError,
-    CheckError,
     JaxprToolError,
     UnsupportedError,
     described,
@@ -38,7 +37,6 @@ from jaxprtool.execute.compare.arrays import difference, values_agree
 from jaxprtool.execute.fill import random_argument
 from jaxprtool.execute.nans import find_nan
 from jaxprtool.execute.tries import Tried
-from jaxprtool.execute.verify import Runs
 from jaxprtool.formats.jaxpr.write import write
 from jaxprtool.ir.equations import equations, is_flat
 from jaxprtool.ir.interpret import Interpreter, bind
@@ -252,13 +250,11 @@ class Mismatch(Check):
         keep_kernels()
         one, other = (_ByEquation().run(each.jaxpr, arguments) for each in (before, after))
         fault = difference(one, other, values_agree, before.out_names)
-        if fault is None or is_flat(jaxcompat.open_jaxpr(before.jaxpr)):
-            return None if fault is None else str(fault)
-        try:
-            Runs(before, arguments).compare(after)  # XLA may round what is in a loop otherwise
-        except CheckError as error:
-            return error.message
-        return None
+        if fault is not None and not is_flat(jaxcompat.open_jaxpr(before.jaxpr)):
+            # XLA may round what is in a loop otherwise: round by round it does not.
+            one, other = (Interpreter().run(each.jaxpr, arguments) for each in (before, after))
+            fault = difference(one, other, values_agree, before.out_names)
+        return None if fault is None else str(fault)
 
     def _on(self, name: str, program: Program, arguments: Sequence[Any]) -> list[Any]:
         device = backends.device(name, 0)

@@ -18,11 +18,13 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.body_matching import Matching
+from jaxprtool.ir.body_matching import match_bodies
+from jaxprtool.ir.body_pairs import BodyPairs
 from jaxprtool.ir.equation_keys import EquationKeys
-from jaxprtool.ir.regions import regions
+from jaxprtool.ir.regions import Region, regions
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
@@ -47,7 +49,7 @@ class MatchedBody:
     path: tuple[tuple[JaxprEqn, JaxprEqn], ...]
     pairs: dict[int, int]
     keys: EquationKeys
-    _matching: Matching
+    _found: BodyPairs
     call: tuple[int, JaxprEqn] | None = None
 
     @property
@@ -65,43 +67,47 @@ class MatchedBody:
     def opened(self) -> tuple[set[int], set[int]]:
         """The positions of calls whose equations the other body has itself."""
         found: tuple[set[int], set[int]] = set(), set()
-        for each in self._matching.opened:
+        for each in self._found.opened:
             found[each.which].add(each.position)
         return found
 
     def is_alone(self, which: int, position: int) -> bool:
         """Return True if an equation of one of the bodies has no counterpart anywhere."""
-        return position not in self._matching.taken[which]
+        return position not in self._found.taken[which]
 
     @property
     def values(self) -> Sequence[tuple[Var, Var]]:
         """The variables that correspond: arguments, constants, and results of equations."""
-        return self._matching.values
+        return self._found.values
 
     @property
     def results(self) -> Sequence[tuple[Atom, Atom]]:
         """The results of the bodies that correspond."""
-        return self._matching.results
+        return self._found.results
 
     def result_pairs(self, old: JaxprEqn, new: JaxprEqn) -> list[tuple[int, int]]:
         """Return which results of two counterparts correspond, by their positions."""
-        return self._matching.result_pairs(old, new)
+        return self._found.result_pairs(old, new)
+
+    def operand_pairs(self, old: JaxprEqn, new: JaxprEqn) -> list[tuple[int, int]]:
+        """Return which operands of two counterparts correspond, by their positions."""
+        return self._found.operand_pairs(old, new)
 
     def counterpart(self, var: Atom) -> Var | None:
         """Return the variable of `after` that corresponds to an atom of `before`."""
-        return self._matching.partner.get(id(var))
+        return self._found.partner.get(id(var))
 
     def is_matched(self, which: int, var: Var) -> bool:
         """Return True if a variable of one of the bodies has a counterpart, in a call perhaps."""
-        return self._matching.knows(which, var)
+        return self._found.knows(which, var)
 
     def agree(self, old: Atom, new: Atom) -> bool:
         """Return True if two operands correspond, or are the same literal."""
-        literals = self._matching.literals
+        literals = self._found.literals
         old, new = literals.get(id(old), old), literals.get(id(new), new)
         if type(old) is Literal and type(new) is Literal:
             return self.keys.literal(old) == self.keys.literal(new)
-        return self._matching.agree(old, new)
+        return self._found.agree(old, new)
 
     def is_rewired(self, old: Atom, new: Atom) -> bool:
         """Return True if operands of counterparts differ, and nothing removed or added explains it.
@@ -113,15 +119,15 @@ class MatchedBody:
             return False
         if type(old) is Literal or type(new) is Literal:
             return True
-        matching = self._matching
-        if id(old) in matching.partner and id(new) in matching.back:
+        pairs = self._found
+        if id(old) in pairs.partner and id(new) in pairs.back:
             return True
-        a, b = matching.sides
-        lost, found = a.front(old, matching.partner), b.front(new, matching.back)
+        a, b = pairs.sides
+        lost, found = a.front(old, pairs.partner), b.front(new, pairs.back)
         if not lost or not found:
             return False
-        moved = [matching.partner[id(var)] for var in lost]
-        return not any(matching.is_equal(x, y) for x in moved for y in found)
+        moved = [pairs.partner[id(var)] for var in lost]
+        return not any(pairs.is_equal(x, y) for x in moved for y in found)
 
 
 def counterparts(
@@ -152,8 +158,8 @@ def counterparts(
     while todo:
         each = todo.popleft()
         held = each.before, each.after
-        matching = Matching.of_bodies(keys, held, each.arguments, each.results)
-        for matched in _with_opened(keys, matching, each.path):
+        pairs = match_bodies(keys, held, each.arguments, each.results)
+        for matched in _with_opened(keys, pairs, each.path):
             found.append(matched)
             for inner in _bodies_of_pairs(matched):
                 opened = jaxcompat.open_jaxpr(inner.before), jaxcompat.open_jaxpr(inner.after)
@@ -165,17 +171,17 @@ def counterparts(
 
 def _with_opened(
     keys: EquationKeys,
-    matching: Matching,
+    pairs: BodyPairs,
     path: tuple[tuple[JaxprEqn, JaxprEqn], ...],
     call: tuple[int, JaxprEqn] | None = None,
 ) -> Iterator[MatchedBody]:
     """Yield two bodies that are matched, and those of calls that only one of them has."""
-    a, b = matching.sides
-    pairs = dict(sorted(matching.pairs.items()))
-    yield MatchedBody(a.held, b.held, path, pairs, keys, matching, call)
-    for each in matching.opened:
-        eqn = matching.sides[each.which].eqns[each.position]
-        yield from _with_opened(keys, each.matching, (*path, (eqn, eqn)), (each.which, eqn))
+    a, b = pairs.sides
+    in_order = dict(sorted(pairs.pairs.items()))
+    yield MatchedBody(a.held, b.held, path, in_order, keys, pairs, call)
+    for each in pairs.opened:
+        eqn = pairs.sides[each.which].eqns[each.position]
+        yield from _with_opened(keys, each.inside, (*path, (eqn, eqn)), (each.which, eqn))
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,22 +208,41 @@ def _bodies_of_pairs(matched: MatchedBody) -> Iterator[_Bodies]:
             continue
         held = [[body for _, body in sub_jaxprs(eqn)] for eqn in (old, new)]
         path = (*matched.path, (old, new))
-        for place, (a, b) in enumerate(zip(*held, strict=False)):
-            results = _results(matched, (old, new), place, (a, b))
-            yield _Bodies(a, b, _arguments(matched, (old, new), place, (a, b)), results, path)
+        for a, b in zip(*held, strict=False):
+            edges = _edges(old, a), _edges(new, b)
+            arguments = _arguments(matched, (old, new), (a, b), edges)
+            yield _Bodies(a, b, arguments, _results(matched, (old, new), (a, b), edges), path)
+
+
+#: The edges of the bodies of two counterparts; None of a body whose edges are not known.
+_TwoEdges: TypeAlias = tuple[Region | None, Region | None]
+
+
+def _edges(eqn: JaxprEqn, body: AnyJaxpr) -> Region | None:
+    """Return the edges of one of an equation's bodies."""
+    inside, opened = regions(eqn), jaxcompat.open_jaxpr(body)
+    for each, region in zip(inside.bodies, inside.regions, strict=True) if inside else ():
+        if jaxcompat.open_jaxpr(each) is opened and len(region.ins) == len(opened.invars):
+            return region
+    return None
 
 
 def _arguments(
     matched: MatchedBody,
     pair: tuple[JaxprEqn, JaxprEqn],
-    place: int,
     bodies: tuple[AnyJaxpr, AnyJaxpr],
+    edges: _TwoEdges,
 ) -> list[tuple[int, int]]:
     """Return the arguments of two bodies that correspond: of the same operands, then in order."""
     counts = [len(jaxcompat.open_jaxpr(body).invars) for body in bodies]
-    given = [_operands(eqn, place, count) for eqn, count in zip(pair, counts, strict=True)]
     pairs: dict[int, int] = {}
-    if given[0] and given[1]:
+    if edges[0] is not None and edges[1] is not None:
+        ins = edges[0].ins, edges[1].ins
+        if len(pair[0].invars) != len(pair[1].invars):
+            others = dict(matched.operand_pairs(*pair))
+            places = {k: j for j, k in enumerate(ins[1])}
+            return [(i, places[others[k]]) for i, k in enumerate(ins[0]) if others.get(k) in places]
+        given = [[eqn.invars[k] for k in each] for each, eqn in zip(ins, pair, strict=True)]
         # First what is in the same place: loops are often given one value twice.
         pairs = {i: i for i, (x, y) in enumerate(zip(*given, strict=False)) if matched.agree(x, y)}
         free: dict[int, deque[int]] = defaultdict(deque)
@@ -227,8 +252,8 @@ def _arguments(
                 free[id(atom)].append(j)
         for i, atom in enumerate(given[0]):
             partner = None if type(atom) is Literal else matched.counterpart(atom)
-            if i not in pairs and (places := free.get(id(partner))):
-                pairs[i] = places.popleft()
+            if i not in pairs and (found := free.get(id(partner))):
+                pairs[i] = found.popleft()
     taken = set(pairs.values())
     left = (
         [i for i in range(counts[0]) if i not in pairs],
@@ -240,30 +265,18 @@ def _arguments(
 def _results(
     matched: MatchedBody,
     pair: tuple[JaxprEqn, JaxprEqn],
-    place: int,
     bodies: tuple[AnyJaxpr, AnyJaxpr],
+    edges: _TwoEdges,
 ) -> list[tuple[int, int]]:
     """Return the results of two bodies that correspond, as those of their equations do."""
-    counts = [jaxcompat.open_jaxpr(body).outvars for body in bodies]
-    inside = [regions(eqn) for eqn in pair]
-    if len(counts[0]) != len(counts[1]) and all(
-        each is not None and place < len(each.regions) for each in inside
-    ):
-        outs = [each.regions[place].outs for each in inside if each is not None]
-        places = {k: j for j, k in enumerate(outs[1])}
-        return [
-            (i, places[theirs])
-            for k, theirs in matched.result_pairs(*pair)
-            for i, result in enumerate(outs[0])
-            if result == k and theirs in places
-        ]
-    return _in_place(*counts)
-
-
-def _operands(eqn: JaxprEqn, place: int, count: int) -> list[Atom]:
-    """Return what the arguments of a body are given, if that is known."""
-    inside = regions(eqn)
-    if inside is None or place >= len(inside.regions):
-        return []
-    ins = inside.regions[place].ins
-    return [eqn.invars[i] for i in ins] if len(ins) == count else []
+    outs = [jaxcompat.open_jaxpr(body).outvars for body in bodies]
+    if len(outs[0]) == len(outs[1]) or edges[0] is None or edges[1] is None:
+        return _in_place(*outs)
+    becomes = edges[0].outs, edges[1].outs
+    partner = dict(matched.result_pairs(*pair))
+    places = {k: j for j, k in enumerate(becomes[1])}
+    return [
+        (i, places[partner[k]])
+        for i, k in enumerate(becomes[0])
+        if k is not None and partner.get(k) in places
+    ]

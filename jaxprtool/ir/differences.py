@@ -42,7 +42,7 @@ class Difference:
         kind: What it is.
         part: Where it is.
         name: The name of the parameter.
-        place: The position of the operand or result.
+        place: The position of the operand or result, in the second equation if that has it.
         before: The value of the one: an atom, a type, or what the parameter is.
         after: The value of the other. Either is None where there is no such thing.
     """
@@ -98,15 +98,20 @@ def _one_for_each(value: Any, eqn: JaxprEqn) -> tuple[Any, ...]:
 
 
 def _operands(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> Iterator[Difference]:
-    for i in range(max(len(old.invars), len(new.invars))):
-        a = old.invars[i] if i < len(old.invars) else None
-        b = new.invars[i] if i < len(new.invars) else None
-        if a is None or b is None:
-            yield Difference("operand", "operand", "", i, a, b)
-        elif type(a) is LiteralAtom and type(b) is LiteralAtom:
-            yield from _literals(matched.keys, i, a, b)
+    pairs = matched.operand_pairs(old, new)
+    for i, j in pairs:
+        a, b = old.invars[i], new.invars[j]
+        if type(a) is LiteralAtom and type(b) is LiteralAtom:
+            yield from _literals(matched.keys, j, a, b)
         elif matched.is_rewired(a, b):
-            yield Difference("operand", "operand", "", i, a, b)
+            yield Difference("operand", "operand", "", j, a, b)
+    kept = {i for i, _ in pairs}, {j for _, j in pairs}
+    for i, atom in enumerate(old.invars):
+        if i not in kept[0]:
+            yield Difference("operand", "operand", "", i, atom, None)
+    for j, atom in enumerate(new.invars):
+        if j not in kept[1]:
+            yield Difference("operand", "operand", "", j, None, atom)
 
 
 def _literals(

@@ -176,11 +176,12 @@ def _hunks(found: Diff, width: int) -> Iterator[list[str]]:
         for tokens in (*places, *times):
             yield from map(list, wrapped(tokens, width))
         source = None
-        for line in hunk.lines:
+        for _, together in groupby(hunk.lines, texts.call):
+            line, *more = together
             if line.source != source and line.equation is not None:
                 source = line.source
                 yield from map(list, wrapped(_source(line), width))
-            yield from _broken(line, texts.line(hunk, line), width)
+            yield from _broken(line, texts.line(hunk, line, 1 + len(more)), width)
 
 
 def _source(line: Line) -> list[str]:
@@ -234,10 +235,19 @@ class _Texts:
         alone = id(hunk) if any(line.equation is None for line in hunk.lines) else None
         return hunk.path, tuple(lines), alone
 
-    def line(self, hunk: Hunk, line: Line) -> list[str]:
-        """Return the tokens of a line."""
-        if line.differences and line.differences[0].part == "call":
-            return self._opened(line)
+    def call(self, line: Line) -> Hashable:
+        """Return what lines of calls have in common that are shown as one; other lines are alone.
+
+        These calls were inlined or outlined, one after another.
+        """
+        if not _is_opened(line):
+            return id(line)
+        return line.source, *self._opened(line, 1)
+
+    def line(self, hunk: Hunk, line: Line, times: int = 1) -> list[str]:
+        """Return the tokens of a line; of one that stands for several, with their number."""
+        if _is_opened(line):
+            return self._opened(line, times)
         if line.before is not None and line.after is not None:
             return self._changed(line.before, line.after, line.differences)
         if line.equation is None:
@@ -246,12 +256,13 @@ class _Texts:
         tokens = reader.line(line.equation, types=True)
         return [*(tokens if line.equation.invars else tokens[:-1]), *self._inside(line.equation)]
 
-    def _opened(self, line: Line) -> list[str]:
+    def _opened(self, line: Line, times: int) -> list[str]:
         """Return the tokens of a call whose equations the other program has without it."""
         eqn = line.equation
         assert eqn is not None
-        count = sum(self._count(body) for _, body in bodies(eqn))
-        said = f" was {line.differences[0].name}: {plural(count, 'equation')} moved"
+        count = times * sum(self._count(body) for _, body in bodies(eqn))
+        how = line.differences[0].name + (f", {times:,} times" if times > 1 else "")
+        said = f" was {how}: {plural(count, 'equation')} moved"
         return [*self._readers[line.before is None].head(eqn), Comment(said)]
 
     def _inside(self, eqn: JaxprEqn) -> list[str]:
@@ -288,7 +299,7 @@ class _Texts:
     ) -> list[str]:
         """Return the tokens of an equation that differs, with what it was before what it is."""
         after = self._readers[1]
-        at = {(each.part, each.name or each.place): each for each in differences}
+        at = {(each.part, each.name or each.place): each for each in differences if _is_new(each)}
         tokens: list[str] = []
         for j, var in enumerate(new.outvars):
             tokens += " ", BinderToken(after.name(var))
@@ -309,25 +320,20 @@ class _Texts:
             if ("parameter", name) not in at:
                 pairs += " ", ParameterToken(f"{name}="), names[1][name]
                 continue
+            found = at["parameter", name]
             texts = [
-                texts.get(name) or reader.value_text(eqn, name)
-                for texts, reader, eqn in zip(names, self._readers, (old, new), strict=True)
+                texts.get(name)
+                or (reader.value_text(eqn, name) if name in eqn.params else str(held))
+                for texts, reader, eqn, held in zip(
+                    names, self._readers, (old, new), (found.before, found.after), strict=True
+                )
             ]
             pairs += " ", ParameterToken(f"{name}="), *_arrow(*texts)
         parameters = ["[", *pairs[1:], "]"] if pairs else []
         was = at.get(("primitive", 0))
         tokens += [RemovedToken(was.before), " → "] if was else []
         tokens += [PrimitiveName(new.primitive.name), *parameters]
-        for i in range(max(len(old.invars), len(new.invars))):
-            atoms = [eqn.invars[i] if i < len(eqn.invars) else None for eqn in (old, new)]
-            if ("operand", i) in at:
-                texts = [
-                    "nothing" if atom is None else reader.operand(atom)
-                    for reader, atom in zip(self._readers, atoms, strict=True)
-                ]
-                tokens += [" (", *_arrow(*texts), ")"]
-            else:
-                tokens += " ", after.operand(atoms[1])  # type: ignore[arg-type]
+        tokens += self._operands(new, differences)
         said = {"rules": "with other rules of derivatives", "order": "in another order"}
         more = [Comment(f"  {said[d.part]}") for d in differences if d.part in said]
         counts = len(old.outvars), len(new.outvars)
@@ -335,6 +341,36 @@ class _Texts:
             count, how = abs(counts[0] - counts[1]), "fewer" if counts[1] < counts[0] else "more"
             more.append(Comment(f"  {plural(count, 'result')} {how}"))
         return [*tokens[1 if new.outvars else 0 :], *self._inside(new), *more]
+
+    def _operands(self, new: JaxprEqn, differences: Sequence[Difference]) -> Iterator[str]:
+        """Yield the operands of a changed equation; those that are gone are where they were."""
+        before, after = self._readers
+        differing = [each for each in differences if each.part == "operand"]
+        gone = {each.place: each.before for each in differing if each.after is None}
+        others = {each.place: each.before for each in differing if each.after is not None}
+        place = 0  # in the first equation
+        for j in range(len(new.invars) + 1):
+            while place in gone:
+                yield from (" (", *_arrow(before.operand(gone[place]), "nothing"), ")")
+                place += 1
+            if j == len(new.invars):
+                break
+            if j not in others:
+                yield from (" ", after.operand(new.invars[j]))
+            else:
+                old = "nothing" if others[j] is None else before.operand(others[j])
+                yield from (" (", *_arrow(old, after.operand(new.invars[j])), ")")
+            place += j not in others or others[j] is not None
+
+
+def _is_opened(line: Line) -> bool:
+    """Return True if the equations of a call are in the other program without it."""
+    return bool(line.differences) and line.differences[0].part == "call"
+
+
+def _is_new(difference: Difference) -> bool:
+    """Return True if what differs has a place in the second equation."""
+    return difference.part not in ("operand", "result") or difference.after is not None
 
 
 def _arrow(old: str, new: str) -> list[str]:

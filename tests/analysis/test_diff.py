@@ -285,3 +285,49 @@ def test_what_a_call_has_for_each_operand_differs_only_if_it_is_another():
         for d in jaxprtool.diff(with_arguments(2), with_arguments(3)).changed[0].differences
     ]
     assert parts == [("operand", "")]
+
+
+def counted(a, k=0.0):
+    def step(carry, row):
+        first, unused, number = carry
+        return (first * (jnp.sin(k) + 2.0), unused + 1, number + jnp.cos(k)), row.sum()
+
+    return lax.scan(step, (a, 0, 0.0), rows)
+
+
+def test_a_loop_that_gives_fewer_values_is_the_same_loop():
+    def fun(a):
+        (_, _, number), sums = counted(a)
+        return number, sums
+
+    p = traced(fun)
+    q = p.apply("dce")
+    removed = "sin add convert_element_type mul add"
+    assert lines(p, q) == ("different", removed, "", "scan")
+    assert lines(q, p) == ("different", "", removed, "scan")
+    (line,) = jaxprtool.diff(p, q).changed
+    differing = [(d.part, d.place) for d in line.differences if d.part != "parameter"]
+    assert differing == [("operand", 0), ("operand", 1), ("result", 0), ("result", 1)]
+    assert {d.after for d in line.differences if d.part != "parameter"} == {None}
+
+
+def test_a_loop_that_takes_more_values_reads_the_others_as_before():
+    p = traced(lambda a, k: counted(a, k), x, 1.0)
+    found = jaxprtool.diff(p, p.apply("hoist"))
+    (line,) = found.changed
+    operands = [d for d in line.differences if d.part == "operand"]
+    assert line.equation.primitive.name == "scan" and operands
+    assert all(d.before is None or d.after is None for d in operands)
+
+
+def test_the_bodies_of_a_while_are_each_given_their_own_operands():
+    def fun(most, a):
+        def step(carry):
+            return carry * jnp.sin(a) + jnp.cos(a) * a
+
+        return lax.while_loop(lambda carry: carry < most, step, 0.0)
+
+    p = traced(fun, 1.0, 2.0)
+    moved = "sin cos mul"
+    assert lines(p, p.apply("hoist")) == ("different", moved, moved, "while")
+    assert lines(p.apply("hoist"), p) == ("different", moved, moved, "while")

@@ -94,6 +94,43 @@ def test_a_call_with_other_results_says_how_many(cli, folder):
         assert said in found.out
 
 
+def test_a_loop_with_fewer_values_shows_which_are_gone(cli, folder):
+    loop = """
+        import jax
+        import jax.numpy as jnp
+
+        def loss(a):
+            def step(carry, _):
+                unused, number = carry
+                return (unused * 2.0, number + 1), None
+
+            (_, number), _ = jax.lax.scan(step, (a, 1), None, length=3)
+            return number
+    """
+    (folder / "loop.py").write_text(textwrap.dedent(loop))
+    found = cli("diff", "loop.py:loss", "--args", "f32[6]", "-p", "dce").out
+    assert "(a → nothing) 1:i32[]" in found and "1 result fewer" in found
+
+
+def test_calls_that_were_inlined_one_after_another_are_one_line(cli, folder):
+    calls = """
+        import jax
+        import jax.numpy as jnp
+
+        @jax.jit
+        def inner(a):
+            return jnp.sin(a) * 2.0
+
+        def loss(a):
+            for _ in range(3):
+                a = inner(a)
+            return a
+    """
+    (folder / "calls.py").write_text(textwrap.dedent(calls))
+    found = cli("diff", "calls.py:loss", "--args", "f32[6]", "-p", "inline").out
+    assert "~ jit inner was inlined, 3 times: 6 equations moved" in found
+
+
 def test_the_same_program_gives_one_line_and_exit_code_0(cli, folder):
     cli("opt", "old.py:loss", "-o", "loss.jaxpr")
     for other in ("old.py:loss", "loss.jaxpr"):

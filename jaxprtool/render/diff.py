@@ -212,8 +212,8 @@ class _Texts:
         taken = new.names()
         known = set()
         for v, w in (pair for body in found.bodies for pair in body.values):
-            if id(v) not in known:
-                old.rename(v, new.name(w))
+            if id(v) not in known and (name := new.name(w)) != "_":  # it may be read in the first
+                old.rename(v, name)
                 known.add(id(v))
         befores = dict.fromkeys(body.bodies[0] for body in found.bodies)
         for var in (var for body in befores for eqn in body.eqns for var in eqn.outvars):

@@ -108,8 +108,27 @@ def test_a_loop_with_fewer_values_shows_which_are_gone(cli, folder):
             return number
     """
     (folder / "loop.py").write_text(textwrap.dedent(loop))
-    found = cli("diff", "loop.py:loss", "--args", "f32[6]", "-p", "dce").out
+    shown = cli("diff", "loop.py:loss", "--args", "f32[6]", "-p", "dce").out
+    found = " ".join(shown.split())
     assert "(a → nothing) 1:i32[]" in found and "1 result fewer" in found
+
+
+def test_a_value_that_only_the_first_program_reads_has_a_name(cli, folder):
+    split = """
+        import jax
+        import jax.numpy as jnp
+
+        def loss(a):
+            first, rest = jnp.split(a, 2)
+            return first * 2.0 + jnp.sin(rest)
+
+        def one(a):
+            first, rest = jnp.split(a, 2)
+            return first * 2.0
+    """
+    (folder / "split.py").write_text(textwrap.dedent(split))
+    found = cli("diff", "split.py:loss", "split.py:one", "--args", "f32[6]").out
+    assert "_" not in next(line for line in found.splitlines() if "= sin" in line).split("= sin")[1]
 
 
 def test_calls_that_were_inlined_one_after_another_are_one_line(cli, folder):

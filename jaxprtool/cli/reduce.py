@@ -13,7 +13,7 @@ from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import JaxprToolError, OutputError
-from jaxprtool.files import file_written_whole
+from jaxprtool.files import check_path, file_written_whole
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ def reduce(
     if out is not None:
         _check_output(out)
     if os.path.isdir(function.target):
-        target, about = reproducer.read(function.target)
-        function = replace(function, target=target, x64=function.x64 or about["x64"])
-        check, plugin = check or about["check"], [*(plugin or ()), *about["plugins"]]
+        failure = reproducer.read(function.target)
+        function = replace(function, target=failure.program, x64=function.x64 or failure.x64)
+        check, plugin = check or failure.check, [*(plugin or ()), *failure.plugins]
     if check is None:
         raise JaxprToolError("--check says what is to be kept", "--check crash, or see --help")
     start_jax(told, function.x64)
@@ -149,9 +149,18 @@ def _arrays(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_output(out: str) -> None:
-    """Refuse what is no .jaxpr file, and one whose script would replace a module of the user's."""
+    """Refuse what is no .jaxpr file, or cannot be written, or would replace a module of the user's.
+
+    The script that is written beside it may replace one that was written so.
+    """
     if out == STDOUT or not out.endswith(".jaxpr"):
         raise OutputError("-o takes FILE.jaxpr: a script is written beside it")
+    folder = os.path.dirname(os.path.abspath(out))
+    if not os.path.isdir(folder):  # before the search, which may take minutes
+        raise OutputError(f"cannot write '{out}': there is no folder '{folder}'")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"cannot write '{out}': the folder '{folder}' may not be written to")
+    check_path(out)
     beside = _script_of(out)
     if not os.path.exists(beside):
         return
@@ -169,7 +178,8 @@ def _write(found: Reduction, check: Check, out: str) -> None:
     """Write the program, and the script that fails by itself if it can be written as one."""
     from jaxprtool.api.reduction.script import script
 
-    output.write_files([(found.program.name, found.program)], Emission(Format.jaxpr), out)
+    emission = Emission(Format.jaxpr, callbacks="stub")
+    output.write_files([(found.program.name, found.program)], emission, out)
     beside = _script_of(out)
     try:
         text = script(found.program, check, found.values)

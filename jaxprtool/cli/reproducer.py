@@ -8,7 +8,8 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import output
 from jaxprtool.cli.options import OUTPUT
@@ -44,8 +45,8 @@ class Reproducer:
     def failed(self, program: Program, step: Step, error: Exception) -> None:
         """Write the program that a pass has failed on."""
         words = f"error -p {shlex.quote(str(step))}"
-        self._write(program, words, str(step), described(error))
-        output.note(f"the program before {step} is in {self._folder}")
+        if self._write(program, words, str(step), described(error)):
+            output.note(f"the program before {step} is in {self._folder}")
 
     @contextlib.contextmanager
     def compiler(self, program: Program) -> Iterator[None]:
@@ -54,12 +55,13 @@ class Reproducer:
         try:
             yield
         except Exception as error:
-            self._write(program, "error", "", described(error))
-            output.note(f"the program is in {self._folder}")
+            if self._write(program, "error", "", described(error)):
+                output.note(f"the program is in {self._folder}")
             raise
         shutil.rmtree(self._folder)
 
-    def _write(self, program: Program, check: str, pipeline: str, error: str) -> None:
+    def _write(self, program: Program, check: str, pipeline: str, error: str) -> bool:
+        """Write a program and what is known of its failure, and return whether that can be."""
         import jax
         import jaxlib
 
@@ -76,22 +78,47 @@ class Reproducer:
         }
         os.makedirs(self._folder, exist_ok=True)
         try:
-            jaxprtool.write(program, os.path.join(self._folder, _PROGRAM))
+            # Callbacks need not be there for a pass, or the compiler, to fail.
+            jaxprtool.write(program, os.path.join(self._folder, _PROGRAM), callbacks="stub")
         except JaxprToolError as fault:
             output.warning(f"no reproducer: {fault.message}")
-            return
+            return False
         with file_written_whole(os.path.join(self._folder, _ABOUT)) as file:
             file.write(json.dumps(about, indent=2).encode() + b"\n")
+        return True
 
 
-def read(folder: str) -> tuple[str, dict[str, Any]]:
-    """Return the program's file in a folder, and what is written about it.
+@dataclass(frozen=True)
+class Reproduction:
+    """What `reduce` takes from the folder of a reproducer.
+
+    Attributes:
+        program: The program's file.
+        check: The check that holds for it.
+        plugins: The files or modules with its passes.
+        x64: Whether 64-bit types are kept.
+    """
+
+    program: str
+    check: str
+    plugins: Sequence[str]
+    x64: bool
+
+
+def read(folder: str) -> Reproduction:
+    """Return what is in the folder of a reproducer.
 
     Raises:
         JaxprToolError: If there is no reproducer in it.
     """
+    path = os.path.join(folder, _ABOUT)
     try:
-        with open(os.path.join(folder, _ABOUT)) as file:
-            return os.path.join(folder, _PROGRAM), json.load(file)
-    except (OSError, ValueError) as error:
-        raise JaxprToolError(f"there is no reproducer in '{folder}': {error}") from None
+        with open(path) as file:
+            about = json.load(file)
+        program = os.path.join(folder, _PROGRAM)
+        return Reproduction(program, about["check"], about["plugins"], about["x64"])
+    except FileNotFoundError:
+        message = f"there is no reproducer in '{folder}': it has no {_ABOUT}"
+        raise JaxprToolError(message, "opt and run write one with --reproducer") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise JaxprToolError(f"'{path}' is no reproducer: {described(error)}") from None

@@ -59,7 +59,7 @@ class Tried:
     def __str__(self) -> str:
         """Say on one line how it ended, if not well."""
         if self.timed_out:
-            return f"out of time after {self.seconds:.0f} s"
+            return f"out of time after {self.seconds:.2g} s"
         if self.signal:
             return f"{self.signal}: {said}" if (said := last_words(self.output)) else self.signal
         return self.error or last_words(self.output)

@@ -155,6 +155,19 @@ def test_the_equation_that_makes_a_nan_in_a_round_of_a_loop_of_a_gradient_is_lef
     assert all(bool(jnp.isfinite(value).all()) for value in flat)
 
 
+def test_a_nan_is_found_beside_one_that_is_written_and_of_finite_arguments_alone(monkeypatch):
+    def fun(x):
+        return jnp.nanmean(jnp.where(x > 0, x, jnp.nan)) + jnp.sqrt(-x).sum()
+
+    monkeypatch.setattr(checks, "keep_kernels", lambda: None)
+    program = jaxprtool.trace(fun, jnp.ones(3))
+    (name,) = program.arg_names
+    (made,) = checks.parse("nan").evidence(program, {name: jnp.ones(3)})
+    assert made.startswith("sqrt ")
+    with pytest.raises(ArgumentsError, match="argument 'x' is not finite"):
+        checks.parse("nan").evidence(program, {name: jnp.full(3, jnp.nan)})
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     "check, fault",
@@ -219,3 +232,15 @@ def wait_for(condition):
 def test_the_cause_that_xla_says_last_is_not_cut_off():
     said = checks.described(RuntimeError("INTERNAL: " + "Error dispatching: " * 40 + "no BF16"))
     assert said == "RuntimeError: INTERNAL: Error dispatching: no BF16"
+
+
+def test_one_result_stays_one_and_a_check_may_need_the_structure_that_was_given():
+    def needs(structure):
+        return lambda program: str(program.out_tree) == structure and holds("sort")(program)
+
+    program = jaxprtool.trace(lambda x: jnp.sin(jnp.sort(jnp.cos(x))), jnp.ones(3))
+    found = jaxprtool.reduce(program, needs("PyTreeDef(*)"))
+    assert primitives(found.program) == ["sort"]
+    program = jaxprtool.trace(lambda x: {"a": jnp.sort(jnp.cos(x))}, jnp.ones(3))
+    found = jaxprtool.reduce(program, needs("PyTreeDef({'a': *})"))
+    assert not found.is_smaller and found.holds and found.program.out_tree == program.out_tree

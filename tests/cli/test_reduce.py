@@ -191,3 +191,36 @@ def test_a_run_that_ends_well_leaves_no_reproducer(cli, folder):
     assert cli("run", *CASE[1:], "--repeat", "0", "--reproducer", "bad").code == 0
     assert not (folder / "bad").exists()
     assert cli("run", "functions.py:callback", "--reproducer", "bad").code == 3
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_search(cli):
+    found = cli(*CASE, "--check", "false {}", "-o", "nowhere/x.jaxpr")
+    assert found.err.startswith("error: cannot write 'nowhere/x.jaxpr': there is no folder '")
+
+
+@pytest.mark.parametrize("written", ["[]", "{}", '{"check": "crash"}', "crash"])
+def test_a_reproducer_that_is_none_is_one_line(cli, folder, written):
+    (folder / "bad").mkdir()
+    assert "hint: opt and run write one with --reproducer" in cli("reduce", "bad").err
+    (folder / "bad" / "reproducer.json").write_text(written)
+    found = cli("reduce", "bad")
+    assert found.code == 2 and "reproducer.json' is no reproducer: " in found.err
+
+
+def test_a_program_with_callbacks_is_reduced_with_stubs_of_them(cli, folder):
+    functions = """
+        import jax, jax.numpy as jnp
+
+        def asked(x):
+            y = jax.pure_callback(lambda x: x, x, jnp.sort(x))
+            return jnp.sin(y).sum() + jnp.cos(x).sum()
+    """
+    (folder / "asked.py").write_text(textwrap.dedent(functions))
+    case = "asked.py:asked", "--args", "f32[4]"
+    found = cli("reduce", *case, "--check", "grep -q pure_callback {}", "-o", "small.jaxpr")
+    assert found.code == 0 and " equations to 1 in " in found.err
+    assert "was left out" in (folder / "small.py").read_text()
+    (folder / "broken.py").write_text(textwrap.dedent(BROKEN))
+    command = "opt", *case, "-p", "broken", "--plugin", "broken.py", "--reproducer", "bad"
+    assert "note: the program before broken is in bad" in cli(*command).err
+    assert cli("reduce", "bad", "-o", "smaller.jaxpr").code == 0

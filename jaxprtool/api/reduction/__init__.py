@@ -142,7 +142,7 @@ def _reduction(
 def _in_worker(program: Program, request: worker.Request, told: _Told) -> Reduction:
     """Reduce in a process that forks for each try."""
     with temporary_folder("jaxprtool-reduce-") as folder:
-        write(program, os.path.join(folder, worker.ORIGINAL))
+        write(program, os.path.join(folder, worker.ORIGINAL), callbacks="stub")
         with open(os.path.join(folder, worker.REQUEST), "wb") as file:
             pickle.dump(request, file)
         errors = os.path.join(folder, "stderr")

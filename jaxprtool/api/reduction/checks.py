@@ -38,11 +38,11 @@ from jaxprtool.execute.fill import random_argument
 from jaxprtool.execute.nans import find_nan
 from jaxprtool.execute.tries import Tried
 from jaxprtool.formats.jaxpr.write import write
-from jaxprtool.ir.equations import equations, is_flat
+from jaxprtool.ir.equations import is_flat
 from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.structured import Cond, Scan, While, view
-from jaxprtool.jaxcompat import JaxprEqn, Literal
+from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.pipeline import Pipeline
 
 #: The values of arguments by name; those that are not known are random.
@@ -182,7 +182,7 @@ class Nan(Check):
     """It gives a NaN that the same equation makes, of arguments that are finite."""
 
     usage = "nan"
-    otherwise = "it gives no NaN, or its arguments are not finite: see jaxprtool nans"
+    otherwise = "it gives no NaN that an equation makes of finite numbers: see jaxprtool nans"
     reads_values = True
 
     def validate(self) -> None:
@@ -191,14 +191,15 @@ class Nan(Check):
     def evidence(self, program: Program, values: Values) -> Any:
         keep_kernels()
         arguments = self.arguments(program, values)
-        if not all(map(_is_finite, arguments)):
-            return None
+        for name, value in zip(program.arg_names, arguments, strict=True):
+            if not _is_finite(value):
+                raise ArgumentsError(f"argument '{name}' is not finite: see jaxprtool nans")
         # To follow loops round by round takes several times as long as to run them.
         if not is_flat(jaxcompat.open_jaxpr(program.jaxpr)) and not _gives_nan(program, arguments):
             return None
         made = find_nan(program, tuple(arguments)).found
         found = [f"{b.primitive} {b.source}" for b in made if b.kind == "NaN" and b.reaches]
-        return found if found and not _holds_nan(program) else None
+        return found or None
 
     def same(self, seen: Any, first: Any) -> bool:
         return seen is not None and first[0] in seen
@@ -384,14 +385,3 @@ def _gives_nan(program: Program, arguments: Sequence[Any]) -> bool:
     outs = compiled(program, arguments)(*arguments)
     floats = [out for out in outs if jax.numpy.issubdtype(out.dtype, np.inexact)]
     return any(bool(jax.numpy.isnan(out).any()) for out in floats)
-
-
-def _holds_nan(program: Program) -> bool:
-    """Return whether a number in a program is a NaN."""
-    found = equations(jaxcompat.open_jaxpr(program.jaxpr))
-    atoms = [*program.jaxpr.outvars, *(v for eqn in found for v in eqn.invars)]
-    numbers = [v.val for v in atoms if type(v) is Literal]
-    return any(
-        not isinstance(n, int | bool) and bool(np.isnan(np.asarray(n, complex)).any())
-        for n in numbers
-    )

@@ -90,7 +90,7 @@ def _lines(check: Check) -> Sequence[str]:
 
 def _module(program: Program) -> tuple[str, str]:
     """Return a program as a module, and the name of its function."""
-    text = to_python(program, source=False)
+    text = to_python(program, callbacks="stub", source=False)
     found = re.match(r'"""`(\w+)`', text)
     assert found is not None
     return text, found[1]

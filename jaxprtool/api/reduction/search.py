@@ -66,8 +66,16 @@ class Search:
         self.state: State
 
     def run(self, state: State) -> State:
-        """Return the smallest program that steps lead to."""
-        self.state = State(flattened(state.program), state.values)
+        """Return the smallest program that steps lead to.
+
+        Steps make programs of flat arguments and results. If the check does not hold for one, as a
+        pass need not that takes an argument by its path, it is the program as it was given.
+        """
+        self.state = state
+        flat = State(flattened(state.program), state.values)
+        if self._judge.first(iter((flat,))) is None:
+            return state
+        self.state = flat
         rounds = iter(_FINEST)
         finest: int | None = next(rounds)
         while True:

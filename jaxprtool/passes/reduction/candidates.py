@@ -59,27 +59,25 @@ class Step:
 
 
 def flattened(program: Program) -> Program:
-    """Return the program with its arguments and results as flat tuples, and without a jit."""
-    jaxpr = program.jaxpr
-    return program.replace(
-        in_tree=jax.tree.structure(((0,) * len(jaxpr.invars), {})),
-        out_tree=jax.tree.structure((0,) * len(jaxpr.outvars)),
-        out_names=tuple(f"result[{i}]" for i in range(len(jaxpr.outvars))),
-    )
+    """Return the program with its arguments flat, and its results as a tuple or a single one."""
+    return program.replace(**_flat(program.jaxpr))
+
+
+def _flat(jaxpr: Any) -> dict[str, Any]:
+    """Return the structures of a flat program. That of one result is no tuple, as `grad` needs."""
+    count = len(jaxpr.outvars)
+    results = ("result",) if count == 1 else tuple(f"result[{i}]" for i in range(count))
+    return {
+        "in_tree": jax.tree.structure(((0,) * len(jaxpr.invars), {})),
+        "out_tree": jax.tree.structure(0 if count == 1 else (0,) * count),
+        "out_names": results,
+    }
 
 
 def with_body(program: Program, jaxpr: Any, arg_names: Sequence[str] | None = None) -> Program:
     """Return the program with another jaxpr, flat, and without code and arguments that are dead."""
-    count = len(jaxpr.outvars)
     names = program.arg_names if arg_names is None else tuple(arg_names)
-    new = program.replace(
-        jaxpr=jaxpr,
-        in_tree=jax.tree.structure(((0,) * len(jaxpr.invars), {})),
-        out_tree=jax.tree.structure((0,) * count),
-        arg_names=names,
-        out_names=tuple(f"result[{i}]" for i in range(count)),
-    )
-    return flattened(_DCE(new))
+    return flattened(_DCE(program.replace(jaxpr=jaxpr, arg_names=names, **_flat(jaxpr))))
 
 
 def checked(candidate: Candidate, before: Program) -> bool:

@@ -233,6 +233,8 @@ def _options(program: Program) -> Sequence[tuple[Var, str, object]]:
                 plain = 1
                 if value in (0, 1):
                     continue
+            elif callable(value):  # a rule or a callback, without which it is no equation
+                continue
             else:
                 plain = None
             found.append((eqn.outvars[0], name, plain))

@@ -59,7 +59,7 @@ def diff_text(found: Diff, width: int) -> Listing:
 
 def diff_stat(found: Diff, width: int) -> Listing:
     """Return the verdict, the sizes, and how many equations of each line differ."""
-    lines = [*_summary(found), *_sizes(found, width)]
+    lines = [*_summary(found), *_sizes(found, width), *_border(found, width)]
     counts: dict[str, Counter[str]] = {}
     for line in found.lines:
         counts.setdefault(line.source or "an unknown line", Counter())[line.kind] += 1
@@ -72,6 +72,8 @@ def diff_stat(found: Diff, width: int) -> Listing:
         rows.append([[SourceLine(source)], *marks])
     if rows:
         lines += [[], [*columns(rows, width)]]
+    if found.retyped:
+        lines += [[], [Comment(_retyped(found))]]
     tokens = [token for line in lines for token in ("\n", *line)]
     return Listing(printable(tokens[1:]))
 

@@ -203,6 +203,14 @@ def test_stat_counts_by_line(cli):
     }
 
 
+def test_stat_says_which_arguments_differ_and_how_many_equations_have_other_types(cli, folder):
+    (folder / "sine.py").write_text(
+        "import jax.numpy\n\ndef sine(a):\n    return jax.numpy.sin(a)\n"
+    )
+    found = cli("diff", "sine.py:sine", "--args", "bf16[6]", "--args", "f32[6]", "--stat").out
+    assert "~ argument a: bf16[6] → f32[6]" in found and "more equation" in found
+
+
 def test_passes_and_arguments_of_one_or_both(cli):
     assert cli("diff", "old.py:loss", "-p", "grad").code == 1
     assert cli("diff", "old.py:loss", "-p", "grad", "-p", "grad").code == 0

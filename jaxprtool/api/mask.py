@@ -146,7 +146,7 @@ def _types(program: Program, sizes: Any) -> Any:
     """Return the logical types of results."""
     shapes: Sequence[Any] = [aval.shape for aval in program.out_avals]
     if sizes is not None:
-        known = jax.tree.leaves(sizes, is_leaf=lambda each: each is None or type(each) is tuple)
+        known = program.out_tree.flatten_up_to(sizes)
         shapes = [old if new is None else new for old, new in zip(shapes, known, strict=True)]
     types = [
         jax.ShapeDtypeStruct(tuple(map(_number, shape)), aval.dtype)

@@ -40,6 +40,19 @@ def test_without_claimed_types_the_logical_types_of_results_are_given_too():
     assert (total, types) == (4.0, jax.ShapeDtypeStruct((), jnp.float32))
 
 
+def test_logical_types_have_the_structure_of_results():
+    def fun(x):
+        return [x, (x.sum(), x[:, None])], None, x.mean()
+
+    (nested, nothing, mean), types = jaxprtool.mask(fun, "f32[n]")(X, {"n": 3})
+    assert nested[1][1].shape == (5, 1) and nothing is None and mean == 8.0 / 3
+
+    def of(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    assert types == ([of(3), (of(), of(3, 1))], None, of())
+
+
 def test_sizes_may_be_traced():
     assert jax.jit(summed)([X], {"n": 3}) == 8.0
     lanes = jax.vmap(summed, (None, 0))([X], {"n": jnp.arange(4)})

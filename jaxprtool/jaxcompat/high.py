@@ -135,6 +135,9 @@ def high_jvp_rule(eqn: JaxprEqn) -> JVPRule:
     zeros: list[bool] = []
 
     def rule(*args: Any) -> list[Any]:
+        if all(map(_zero, held.out_avals_flat)):  # the object's rule may need sizes to be numbers
+            zeros[:] = [True] * len(held.out_avals_flat)
+            return list(hijax.call_hi_primitive_p.bind(*args[: len(primals)], _prim=held))
         given = [
             ad_util.Zero(aval) if _is_zero(t) else t
             for t, aval in zip(args[len(primals) :], tangents, strict=True)

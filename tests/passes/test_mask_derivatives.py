@@ -74,3 +74,13 @@ def test_a_singular_matrix_has_no_derivative_where_it_meets_no_rows(left):
     singular, b = jnp.zeros((3, 3)), jnp.ones((3, 2) if left else (2, 3))
     assert not jax.grad(lambda a: masked(a, b, 0))(singular).any()
     assert jnp.isnan(jax.grad(lambda a: masked(a, b, 1))(singular)).any()
+
+
+def test_the_rule_of_what_has_no_derivative_is_not_asked_for_one():
+    def f(x):
+        return jnp.interp(x, jnp.arange(4.0), jnp.arange(4.0) ** 2).sum()
+
+    (n,) = jax.export.symbolic_shape("n")
+    masked = trace(f, jax.ShapeDtypeStruct((n,), np.float32)).apply("mask(n=3)")
+    x = np.float32([0.5, 1.5, np.nan])
+    np.testing.assert_array_equal(jax.grad(lambda x: masked(x, 2))(x), [1.0, 3.0, 0.0])

@@ -17,6 +17,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import bodies, named, type_of
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 
 #: The symbols that `_` stands for in types, and one as a whole size in a type.
@@ -105,7 +106,7 @@ def _origin(program: Program, atom: Atom) -> str:
     if eqn is not None:
         return f"{named(eqn)} makes it so"
     if isinstance(source, Var) and source in top.invars:
-        return f"it is the argument {program.arg_names[top.invars.index(source)]}"
+        return f"it has the type of the argument {program.arg_names[top.invars.index(source)]}"
     return "it is a constant"
 
 
@@ -117,11 +118,19 @@ def _maker(jaxpr: Jaxpr, atom: Atom) -> tuple[JaxprEqn | None, Atom]:
         inner = _inside(eqn, atom)
         if isinstance(inner, JaxprEqn):
             return inner, atom
-        before = inner or next((v for v in eqn.invars if _alike(v.aval, atom.aval)), None)
+        before = inner
+        if before is None and _keeps_type(eqn):
+            before = next((v for v in eqn.invars if _alike(v.aval, atom.aval)), None)
         if before is None:
             return eqn, atom
         atom = before
     return None, atom
+
+
+def _keeps_type(eqn: JaxprEqn) -> bool:
+    """Return False if an operand of the type of the result has it by chance, as in a product."""
+    found = traits(eqn)
+    return not found.expensive and found.gives not in ("layout", "part")
 
 
 def _inside(eqn: JaxprEqn, result: Var) -> JaxprEqn | Atom | None:

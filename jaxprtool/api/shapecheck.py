@@ -67,5 +67,7 @@ def check_claim(program: Program, out_types: Any) -> None:
         first, more = wrong[0], len(wrong) - 1
         raise CheckError(
             f"{first.name} of {program.name} is {first.type}, not {first.claimed}: {first.origin}",
-            f"so are {more} more results of other types" if more else None,
+            f"{more} more {'result has' if more == 1 else 'results have'} another type"
+            if more
+            else None,
         )

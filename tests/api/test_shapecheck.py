@@ -79,14 +79,17 @@ def test_a_claim_that_holds_gives_the_function_back():
             r"is f32\[d,n\].*: transpose at .*check.py:\d+ makes",
         ),
         (pair, "f32[n], f32[n]", {"sum": "f32[n]", "signs": "f32[n]"}, r"\['signs'\].*: gt at"),
-        (lambda x: x, "f32[n,d]", "f32[d,n]", "not .*: it is the argument x"),
+        (lambda x: x, "f32[n,d]", "f32[d,n]", "not .*: it has the type of the argument x"),
+        (lambda x: jnp.sort(-x, 0), "f32[n,d]", "f32[d,n]", "it has the type of the argument x"),
+        (lambda x, w: x @ w, "f32[n,d], f32[d,d]", "f32[d,n]", "dot_general at .* makes it so"),
+        (lambda x: x.T, "f32[3,3]", "f32[3]", "transpose at .* makes it so"),
         (
             lambda x: jax.jit(lambda y: y.astype("bfloat16"))(x) * 2,
             "f32[n]",
             "f32[n]",
             r"bf16\[n\], not f32\[n\]: convert_element_type at",
         ),
-        (lambda x: jax.jit(lambda y: y)(x), "f32[n]", "f32[1]", "it is the argument x"),
+        (lambda x: jax.jit(lambda y: y)(x), "f32[n]", "f32[1]", "the argument x"),
         (lambda x: 3.0, "f32[n]", "f32[n]", "it is a constant"),
     ],
 )
@@ -94,6 +97,17 @@ def test_the_equation_that_says_otherwise_is_named(fun, types, results, message)
     with pytest.raises(CheckError, match=message) as caught:
         jaxprtool.shapecheck(types, results)(fun)
     assert caught.value.exit_code == 1
+
+
+def test_other_results_that_are_wrong_are_counted():
+    for claim, more in (
+        ("f32[n], f32[n]", "1 more result has another type"),
+        ("f32[n], f32[n], f32[n]", "2 more results have another type"),
+    ):
+        count = claim.count("f32")
+        with pytest.raises(CheckError) as caught:
+            jaxprtool.shapecheck("f32[n,2]", f"({claim},)")(lambda x, count=count: (x,) * count)
+        assert caught.value.hint == more
 
 
 @pytest.mark.parametrize("types", [None, 5])

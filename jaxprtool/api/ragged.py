@@ -62,6 +62,7 @@ class _Lengths(NamedTuple):
     rows: int
     longest: int | None
     full: bool
+    shortest: int
 
 
 def is_ragged(value: object) -> bool:
@@ -122,7 +123,14 @@ def ragged_vmap(
                 aval = jax.typeof(array)
                 kinds.append(Lanes())
                 elements[i] = lanes.element(array, aval.update(shape=aval.shape[1:]))
-        results, out_tree = lane(elements)
+        try:
+            results, out_tree = lane(elements)
+        except jax.errors.InconclusiveDimensionOperation as error:
+            error.add_note(
+                "Ragged(values, lengths, shortest=2) says that no example has fewer rows, "
+                "longest=64 that none has more"
+            )
+            raise
         results = list(map(_checked, results))
         staged = list(map(lanes.holds, results))
         closed = lanes.jaxpr([x for x, flag in zip(results, staged, strict=True) if flag])
@@ -170,7 +178,8 @@ def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> di
             )
         _check_lengths(value, names()[place])
         rows = jnp.shape(value.values)[0]
-        found = _Lengths(place, value.lengths, rows, value.longest, value.full)
+        bounds = value.longest, value.full, value.shortest
+        found = _Lengths(place, value.lengths, rows, *bounds)
         first = known.setdefault(value.axis, found)
         both = is_concrete(first.lengths) and is_concrete(found.lengths)
         same = jnp.shape(first.lengths) == jnp.shape(found.lengths) and first.rows == found.rows
@@ -182,6 +191,11 @@ def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> di
                 f"and both have axis '{value.axis}'",
                 "another axis of another name: Ragged(values, lengths, axis='m')",
             )
+        # What is known of the lengths of one is known of those of the other.
+        most = [each.longest for each in (first, found) if each.longest is not None]
+        known[value.axis] = first._replace(
+            longest=min(most) if most else None, shortest=max(first.shortest, found.shortest)
+        )
     return known
 
 
@@ -190,7 +204,8 @@ def _check_lengths(ragged: Ragged, name: str) -> None:
     dtype = jnp.result_type(ragged.lengths)
     fault = None if jnp.issubdtype(dtype, jnp.integer) else f"are of dtype {dtype}"
     if not fault and is_concrete(ragged.lengths):
-        bound = LengthsBound(jnp.shape(ragged.values)[0], ragged.longest, not ragged.full)
+        rows = jnp.shape(ragged.values)[0]
+        bound = LengthsBound(rows, ragged.longest, not ragged.full, ragged.shortest)
         fault = bound.fault(np.asarray(ragged.lengths), {})
     if fault:
         raise BatchError(f"{name}.lengths {fault}")
@@ -214,10 +229,11 @@ def _number_of_lanes(
 
 
 @cache
-def _own_symbols(longest: tuple[tuple[str, int | None], ...]) -> dict[str, Any]:
+def _own_symbols(ranges: tuple[tuple[str, int, int | None], ...]) -> dict[str, Any]:
     """Return symbols, always the same: types with others would be other types to JAX's caches."""
-    names = [name for name, _ in longest]
-    bounds = [f"{name} <= {most}" for name, most in longest if most is not None]
+    names = [name for name, _, _ in ranges]
+    bounds = [f"{name} >= {least}" for name, least, _ in ranges if least > 1]
+    bounds += [f"{name} <= {most}" for name, _, most in ranges if most is not None]
     symbols = jax.export.symbolic_shape(",".join(names), constraints=bounds)
     return dict(zip(names, symbols, strict=True))
 
@@ -226,7 +242,9 @@ def _symbols(values: Sequence[Any], known: Mapping[str, _Lengths]) -> dict[str, 
     """Return the symbols for the lengths: of the scope of symbols that are there already."""
     there = symbolic_sizes(map(jax.typeof, jax.tree.leaves(list(values))))
     if not there:
-        return _own_symbols(tuple((name, each.longest) for name, each in known.items()))
+        return _own_symbols(
+            tuple((name, each.shortest, each.longest) for name, each in known.items())
+        )
     new = ",".join(f"{name}_of_one" for name in known)
     return dict(zip(known, jax.export.symbolic_shape(new, scope=there[0].scope), strict=True))
 
@@ -303,7 +321,8 @@ class _Results:
             if size == symbol:
                 first = self.known[name]
                 rows = values[: first.rows]
-                return unchecked(rows, first.lengths, name, first.longest, first.full)
+                bounds = first.longest, first.full, first.shortest
+                return unchecked(rows, first.lengths, name, *bounds)
         own = {
             str(self.symbols[name]): jnp.asarray(each.lengths) for name, each in self.known.items()
         }

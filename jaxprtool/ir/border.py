@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.bounds import Bound, LengthsBound, SizeBound
+from jaxprtool.ir.bounds import Bound, LengthsBound, SizeBound, range_of_lengths
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.quantities import in_bytes, plural
@@ -54,11 +54,12 @@ class NamedLengths(NamedValue):
 
     rows: str
     at_most: int | None
+    at_least: int
 
     @property
     def described(self) -> str:
-        most = "" if self.at_most is None else f", each at most {self.at_most}"
-        return f"{self.type} of {self.rows} rows{most}"
+        each = range_of_lengths(self.at_least, self.at_most)
+        return f"{self.type} of {self.rows} rows{each}"
 
 
 def size_of_values(noun: str, values: Sequence[NamedValue]) -> str:
@@ -141,7 +142,7 @@ def _bounded(value: NamedValue, bound: Bound | None) -> NamedValue:
     if isinstance(bound, SizeBound):
         return NamedSize(*own, bound.at_most, bound.at_least)
     if isinstance(bound, LengthsBound):
-        return NamedLengths(*own, str(bound.rows), bound.longest)
+        return NamedLengths(*own, str(bound.rows), bound.longest, bound.shortest)
     return value
 
 

@@ -46,23 +46,26 @@ class LengthsBound:
             a symbol whose size is another argument.
         longest: How many rows an example has at most; None if nothing more is known.
         left_over: Whether there may be more rows than those of the examples.
+        shortest: How many rows an example has at least.
     """
 
     rows: Any
     longest: int | None = None
     left_over: bool = False
+    shortest: int = 0
 
     def __str__(self) -> str:
-        most = "" if self.longest is None else f", each at most {self.longest}"
-        return f"an array of lengths that add up to {'at most ' * self.left_over}{self.rows}{most}"
+        most = "at most " * self.left_over
+        each = range_of_lengths(self.shortest, self.longest)
+        return f"an array of lengths that add up to {most}{self.rows}{each}"
 
     def fault(self, values: np.ndarray, sizes: Sizes) -> str | None:
         """Return what is wrong with values, or None."""
         for i, value in np.ndenumerate(values):
-            if value < 0 or (self.longest is not None and value > self.longest):
-                most = "" if self.longest is None else f" to {self.longest}"
+            if value < self.shortest or (self.longest is not None and value > self.longest):
+                most = "on" if self.longest is None else f"to {self.longest}"
                 place = ", ".join(map(str, i))
-                return f"is {value} at [{place}]: it is a length from 0{most or ' on'}"
+                return f"is {value} at [{place}]: it is a length from {self.shortest} {most}"
         rows = value_of(self.rows, sizes)
         totals = values.sum(-1, dtype=np.int64)
         if not isinstance(rows, int):
@@ -79,12 +82,24 @@ class LengthsBound:
         rows, lanes = value_of(self.rows, sizes), shape[-1]
         if not isinstance(rows, int):
             raise ValueError(f"{rows} needs a number")
-        most = rows if self.longest is None else min(self.longest, rows)
+        least, most = self.shortest, rows if self.longest is None else min(self.longest, rows)
         if lanes * most < rows:
             raise ValueError(f"no {lanes} lengths of at most {most} add up to {rows}")
+        if lanes * least > rows:
+            raise ValueError(f"no {lanes} lengths of at least {least} add up to {rows}")
         if lanes == 0:
             return np.zeros(shape)
-        return rng.multivariate_hypergeometric([most] * lanes, rows, shape[:-1], "marginals")
+        more = rng.multivariate_hypergeometric(
+            [most - least] * lanes, rows - lanes * least, shape[:-1], "marginals"
+        )
+        return least + more
+
+
+def range_of_lengths(shortest: int, longest: int | None) -> str:
+    """Return in words, after a comma, between which numbers each length is; "" if between any."""
+    if longest is None:
+        return f", each at least {shortest}" if shortest else ""
+    return f", each {f'from {shortest} to' if shortest else 'at most'} {longest}"
 
 
 Bound: TypeAlias = SizeBound | LengthsBound

@@ -37,6 +37,8 @@ class Ragged:
         longest: More rows than this no example has; None if nothing is known but `N`. It bounds
             the memory that a function takes which pads: of an example that has more, since its
             lengths were traced and so not checked, the others are left out there.
+        shortest: Fewer rows than this no example has. A function such as the loss of the next
+            token, which compares `tokens[:-1]` with `tokens[1:]`, is traced for 2 or more.
         full: Whether all rows are known to be those of examples, and none are left over. It is
             False where the lengths are traced.
 
@@ -45,19 +47,25 @@ class Ragged:
             integers of at least 0. What is traced is taken as it is.
     """
 
-    __slots__ = ("axis", "full", "lengths", "longest", "values")
+    __slots__ = ("axis", "full", "lengths", "longest", "shortest", "values")
 
     values: Any
     lengths: Any
     axis: str
     longest: int | None
     full: bool
+    shortest: int
 
     def __init__(
-        self, values: Any, lengths: Any, axis: str = "n", longest: int | None = None
+        self,
+        values: Any,
+        lengths: Any,
+        axis: str = "n",
+        longest: int | None = None,
+        shortest: int = 0,
     ) -> None:
         values, lengths = _array("values", values), _array("lengths", lengths)
-        longest = _checked_options("Ragged", axis, longest)
+        longest, shortest = _checked_options("Ragged", axis, longest, shortest)
         if values.ndim == 0:
             raise ArgumentsError(f"Ragged: values {_type_of(values)} have no rows")
         if lengths.ndim != 1 or not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -66,12 +74,20 @@ class Ragged:
             )
         known = is_concrete(lengths)
         if known and isinstance(values.shape[0], int):
-            _check_lengths(np.asarray(lengths), values.shape[0], longest)
-        self._set(values, lengths, axis, longest, known)
+            _check_lengths(np.asarray(lengths), values.shape[0], longest, shortest)
+        self._set(values, lengths, axis, longest, known, shortest)
 
-    def _set(self, values: Any, lengths: Any, axis: str, longest: int | None, full: bool) -> None:
+    def _set(
+        self,
+        values: Any,
+        lengths: Any,
+        axis: str,
+        longest: int | None,
+        full: bool,
+        shortest: int,
+    ) -> None:
         self.values, self.lengths = values, lengths
-        self.axis, self.longest, self.full = axis, longest, full
+        self.axis, self.longest, self.full, self.shortest = axis, longest, full, shortest
 
     @classmethod
     def of(
@@ -80,6 +96,7 @@ class Ragged:
         axis: str = "n",
         rows: int | None = None,
         longest: int | None = None,
+        shortest: int = 0,
     ) -> Ragged:
         """Return examples as one Ragged.
 
@@ -88,12 +105,13 @@ class Ragged:
             axis: The name of the size that varies.
             rows: How many rows the values are to have. Those left over are zero.
             longest: More rows than this no example has.
+            shortest: Fewer rows than this no example has.
 
         Raises:
             ArgumentsError: If there is no example, their types do not fit, one is longer than
-                `longest`, or `rows` are too few.
+                `longest` or shorter than `shortest`, or `rows` are too few.
         """
-        longest = _checked_options("Ragged.of", axis, longest)
+        longest, shortest = _checked_options("Ragged.of", axis, longest, shortest)
         if not isinstance(examples, Iterable):
             raise ArgumentsError(f"Ragged.of: examples are a sequence of arrays, not {examples!r}")
         arrays = [_array(f"example {i}", each) for i, each in enumerate(examples)]
@@ -114,11 +132,12 @@ class Ragged:
         rows = None if rows is None else _whole("Ragged.of: rows", rows, 0)
         if rows is not None and rows < total:
             raise ArgumentsError(f"Ragged.of: rows={rows}, and the examples have {total}")
-        _check_lengths(lengths, total, longest)
+        _check_lengths(lengths, total, longest, shortest)
         left = 0 if rows is None else rows - total
         numpy = np if all(isinstance(each, np.ndarray) for each in arrays) else jnp
         over = [numpy.zeros((left, *arrays[0].shape[1:]), arrays[0].dtype)] if left else []
-        return unchecked(numpy.concatenate([*arrays, *over]), lengths, axis, longest, left == 0)
+        values = numpy.concatenate([*arrays, *over])
+        return unchecked(values, lengths, axis, longest, left == 0, shortest)
 
     def padded(self, size: int | None = None) -> Any:
         """Return the examples as `f32[B,size,d]`, with zeros after their rows.
@@ -167,14 +186,17 @@ class Ragged:
             numbers = np.asarray(self.lengths).tolist()
             few = len(numbers) <= _SHOWN
             lengths = str(numbers) if few else f"{lengths} of {min(numbers)} to {max(numbers)}"
-        bound = "" if self.longest is None else f", longest={self.longest}"
-        return f"Ragged({_type_of(self.values)}, lengths={lengths}, axis={self.axis!r}{bound})"
+        bounds = "" if self.longest is None else f", longest={self.longest}"
+        bounds += f", shortest={self.shortest}" if self.shortest else ""
+        return f"Ragged({_type_of(self.values)}, lengths={lengths}, axis={self.axis!r}{bounds})"
 
 
-def unchecked(values: Any, lengths: Any, axis: str, longest: int | None, full: bool) -> Ragged:
+def unchecked(
+    values: Any, lengths: Any, axis: str, longest: int | None, full: bool, shortest: int = 0
+) -> Ragged:
     """Return a Ragged of parts that are known to fit, or that are no arrays at all."""
     made = object.__new__(Ragged)
-    made._set(values, lengths, axis, longest, full)
+    made._set(values, lengths, axis, longest, full, shortest)
     return made
 
 
@@ -186,12 +208,12 @@ jax.tree_util.register_pytree_with_keys(
             (jax.tree_util.GetAttrKey("values"), ragged.values),
             (jax.tree_util.GetAttrKey("lengths"), ragged.lengths),
         ],
-        (ragged.axis, ragged.longest, ragged.full),
+        (ragged.axis, ragged.longest, ragged.full, ragged.shortest),
     ),
     lambda own, children: unchecked(*children, *own),
     lambda ragged: (
         (ragged.values, ragged.lengths),
-        (ragged.axis, ragged.longest, ragged.full),
+        (ragged.axis, ragged.longest, ragged.full, ragged.shortest),
     ),
 )
 
@@ -244,7 +266,7 @@ def bounds_of_lengths(
             values, lengths = avals[place : place + 2]
             # Both may have other axes before, which they are mapped over.
             rows = values.shape[len(lengths.shape) - 1]
-            yield place + 1, LengthsBound(rows, node.longest, not node.full)
+            yield place + 1, LengthsBound(rows, node.longest, not node.full, node.shortest)
         place += len(parts)
 
 
@@ -291,11 +313,17 @@ def _array(what: str, value: Any) -> Any:
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
 
 
-def _checked_options(what: str, axis: object, longest: object) -> int | None:
-    """Return `longest` as a number. Raises ArgumentsError if that or the axis is none."""
+def _checked_options(
+    what: str, axis: object, longest: object, shortest: object
+) -> tuple[int | None, int]:
+    """Return `longest` and `shortest` as numbers. Raises ArgumentsError for what has no meaning."""
     if not (isinstance(axis, str) and axis.isidentifier()):
         raise ArgumentsError(f"{what}: axis={axis!r} is no name of a size")
-    return None if longest is None else _whole(f"{what}: longest", longest, 1)
+    least = _whole(f"{what}: shortest", shortest, 0)
+    most = None if longest is None else _whole(f"{what}: longest", longest, 1)
+    if most is not None and most < least:
+        raise ArgumentsError(f"{what}: shortest={least} is more than longest={most}")
+    return most, least
 
 
 def _whole(what: str, value: Any, least: int) -> int:
@@ -308,7 +336,7 @@ def _whole(what: str, value: Any, least: int) -> int:
     return number
 
 
-def _check_lengths(lengths: np.ndarray, rows: Any, longest: int | None) -> None:
+def _check_lengths(lengths: np.ndarray, rows: Any, longest: int | None, shortest: int) -> None:
     total = int(lengths.sum())
     if (lengths < 0).any():
         raise ArgumentsError(f"Ragged: lengths[{int(lengths.argmin())}] is {lengths.min()}")
@@ -320,6 +348,10 @@ def _check_lengths(lengths: np.ndarray, rows: Any, longest: int | None) -> None:
     if longest is not None and (lengths > longest).any():
         raise ArgumentsError(
             f"Ragged: lengths[{int(lengths.argmax())}] is {lengths.max()}, and longest={longest}"
+        )
+    if (lengths < shortest).any():
+        raise ArgumentsError(
+            f"Ragged: lengths[{int(lengths.argmin())}] is {lengths.min()}, and shortest={shortest}"
         )
 
 

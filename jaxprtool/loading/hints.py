@@ -191,7 +191,11 @@ def _limit(found: re.Match[str]) -> int:
 
 
 def _no_more(name: str, most: int) -> str:
-    return f"f32[{name}<={most}] says that there are no more than {most} rows"
+    return f"f32[{name}<={most}] says that there {_rows(most, 'at most')}"
+
+
+def _rows(count: int, bound: str) -> str:
+    return f"is {bound} 1 row" if count == 1 else f"are {bound} {count} rows"
 
 
 def _comparison_hint(said: str) -> str:
@@ -200,10 +204,12 @@ def _comparison_hint(said: str) -> str:
     if "floordiv" in said or "mod(" in said:
         return _MULTIPLE
     if found is None:
-        return "a symbol is any size from 1 on: of type f32[n+1] there are at least two rows"
+        return "a symbol is any size from 1 on: of type f32[n+1] there are at least 2 rows"
     name, least = found["name"], _limit(found) + (found["by"] in (">", "<="))
-    more = f"f32[{name}+{least - 1}], or f32[{name}>={least}], that there are at least {least}"
-    return f"{_no_more(name, least - 1)}, {more}" if least > 1 else _no_more(name, 1)
+    if least <= 1:
+        return _no_more(name, 1)
+    more = f"f32[{name}>={least}], or f32[{name}+{least - 1}], that there are at least {least}"
+    return f"{_no_more(name, least - 1)}; {more}"
 
 
 def _is_setting(value: object) -> bool:

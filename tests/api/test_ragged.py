@@ -342,11 +342,22 @@ def test_a_pile_meets_an_array():
         ),
         (
             lambda: vmap(lambda x: x @ x.T)(ragged([2, 1])),
-            "result is f32[n,n] of each example: only one axis of a result can be ragged, with a "
-            "row for each row, or so many",
+            "result is f32[n,n] of each example: a result can have one ragged axis, of a size such "
+            "as n, 2*n or n + 1",
         ),
         (lambda: Ragged(W, [4], longest=0), "Ragged: longest=0 is no number of rows, which is fr"),
         (lambda: Ragged(W, [4], longest="4"), "Ragged: longest='4' is no number of rows"),
+        (lambda: Ragged(W, [4], shortest=-1), "Ragged: shortest=-1 is no number of rows"),
+        (
+            lambda: Ragged(W, [4], longest=4, shortest=5),
+            "Ragged: shortest=5 is more than longest=4",
+        ),
+        (lambda: Ragged(W, [3, 1], shortest=2), "Ragged: lengths[1] is 1, and shortest=2"),
+        (lambda: Ragged.of([W, W[:1]], shortest=2), "Ragged: lengths[1] is 1, and shortest=2"),
+        (
+            lambda: vmap(lambda x: x)(changed(Ragged(W, [2, 2], shortest=1), [0, 4])),
+            "argument x.lengths is 0 at [0]: it is a length from 1 on",
+        ),
         (lambda: Ragged.of([W], axis="1x"), "Ragged.of: axis='1x' is no name of a size"),
         (lambda: Ragged.of([W], rows=4.5), "Ragged.of: rows=4.5 is no number of rows"),
         (lambda: Ragged.of([W, W[0, 0]]), "Ragged.of: example 1 is f32[], without rows"),
@@ -399,6 +410,34 @@ CUT = {
     "dynamic slice": lambda x: lax.dynamic_slice_in_dim(TABLE, 2, x.shape[0]) * x,
     "two axes": lambda x: (TABLE @ TABLE.T)[: x.shape[0], : x.shape[0]] @ x,
 }
+
+
+def next_token_loss(tokens, w):
+    scores = jax.nn.log_softmax(TABLE[tokens[:-1]] @ w)
+    return -jnp.take_along_axis(scores, tokens[1:, None], 1).mean()
+
+
+def test_examples_that_have_some_rows_at_least():
+    w = jnp.arange(32.0).reshape(4, 8) / 9
+    examples = [np.arange(n, dtype=np.int32) % 8 for n in (5, 2, 3)]
+    batch = Ragged.of(examples, shortest=2)
+    assert repr(batch) == "Ragged(i32[10], lengths=[5, 2, 3], axis='n', shortest=2)"
+    loss = vmap(next_token_loss, in_axes=(0, None))
+    expected = [next_token_loss(each, w) for each in examples]
+    np.testing.assert_allclose(loss(batch, w), expected, rtol=1e-5)
+    found = jax.jit(jax.grad(lambda w, batch: loss(batch, w).sum()))(w, batch)
+    gradient = sum(jax.grad(next_token_loss, 1)(each, w) for each in examples)
+    np.testing.assert_allclose(found, gradient, rtol=1e-4, atol=1e-5)
+    both = vmap(lambda x, y: x[:-1] + y[:-1].mean())(Ragged.of(examples), batch)
+    assert [len(each) for each in both] == [4, 1, 2]
+    same = vmap(lambda x: x + 1)(batch)
+    assert same.shortest == 2 and jax.tree.structure(same) == jax.tree.structure(batch)
+    with pytest.raises(jax.errors.InconclusiveDimensionOperation) as error:
+        loss(Ragged.of(examples), w)
+    assert error.value.__notes__[-1] == (
+        "Ragged(values, lengths, shortest=2) says that no example has fewer rows, longest=64 that "
+        "none has more"
+    )
 
 
 @pytest.mark.parametrize("name", CUT)

@@ -116,6 +116,22 @@ def test_random_lengths_add_up_to_the_rows(program):
     assert lengths.sum() == rows
 
 
+def test_the_least_length_is_shown_kept_checked_and_held_by_random_ones():
+    (x,), _ = read_args("f32[n>=2,3]")
+    program = jaxprtool.trace(centred, x).apply(PASS)
+    described = border(program).arguments[1].described
+    assert described == "i32[3] of N rows, each from 2 to 4"
+    assert program_document(program)["arguments"][1]["at_least"] == 2
+    again = parse(text(program), "centred.jaxpr").apply("specialize(N=7)")
+    assert again.bounds == (("lengths", LengthsBound(7, 4, shortest=2)),)
+    drawn = [random_argument(again, 1, seed).tolist() for seed in range(9)]
+    assert all(sum(each) == 7 and min(each) >= 2 for each in drawn)
+    with pytest.raises(ArgumentsError, match="no 3 lengths of at least 2 add up to 5"):
+        random_argument(program.apply("specialize(N=5)"), 1, 0)
+    unbounded = LengthsBound("N", shortest=2)
+    assert str(unbounded) == "an array of lengths that add up to N, each at least 2"
+
+
 def test_a_file_keeps_what_is_known_of_lengths(program):
     written = text(program)
     assert "bounds = {'lengths': {'rows': 'N', 'longest': 4}}\n" in written

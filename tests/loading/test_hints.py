@@ -234,24 +234,24 @@ def test_values_that_python_asks_for_are_static(model, name, args, hint):
         (
             lambda x: x if x.shape[0] > 3 else 2 * x,
             "Symbolic dimension comparison 'n' > '3' is inconclusive | "
-            "f32[n<=3] says that there are no more than 3 rows, "
-            "f32[n+3], or f32[n>=4], that there are at least 4",
+            "f32[n<=3] says that there are at most 3 rows; "
+            "f32[n>=4], or f32[n+3], that there are at least 4",
         ),
         (
             lambda x: x if x.shape[0] - 1 <= 63 else 2 * x,
             "Symbolic dimension comparison 'n - 1' <= '63' is inconclusive | "
-            "f32[n<=64] says that there are no more than 64 rows, "
-            "f32[n+64], or f32[n>=65], that there are at least 65",
+            "f32[n<=64] says that there are at most 64 rows; "
+            "f32[n>=65], or f32[n+64], that there are at least 65",
         ),
         (
             lambda x: x if x.shape[0] > 3 * x.shape[0] - 7 else 2 * x,
             "Symbolic dimension comparison 'n' > '3*n - 7' is inconclusive | "
-            "a symbol is any size from 1 on: of type f32[n+1] there are at least two rows",
+            "a symbol is any size from 1 on: of type f32[n+1] there are at least 2 rows",
         ),
         (
             lambda x: x + jnp.arange(9.0)[: x.shape[0]],
             "add got incompatible shapes for broadcasting: (n,), (min(9, n),) | "
-            "f32[n<=9] says that there are no more than 9 rows",
+            "f32[n<=9] says that there are at most 9 rows",
         ),
         (
             lambda x: x.reshape(-1, 4),

@@ -344,15 +344,15 @@ def test_symbols_that_are_not_ragged_stay():
             jnp.sin,
             "f32[n,n]",
             "axis='n', lanes=2",
-            "ragged: argument x is f32[n,n]: only one axis, of so many rows for each row, can be "
-            "ragged",
+            "ragged: argument x is f32[n,n]: it can have one ragged axis, of a size such as n, 2*n "
+            "or n + 1",
         ),
         (
             lambda x: jnp.outer(x, x),
             "f32[n]",
             "axis='n', lanes=2",
-            "result is f32[n,n] of each example: only one axis of a result can be ragged, with a "
-            "row for each row, or so many",
+            "result is f32[n,n] of each example: a result can have one ragged axis, of a size such "
+            "as n, 2*n or n + 1",
         ),
     ],
 )
@@ -404,7 +404,7 @@ def test_a_bound_that_an_equation_needs_is_asked_for():
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("constraint", ["n >= 4", "mod(n, 4) == 0"])
+@pytest.mark.parametrize("constraint", ["2*n >= 7", "mod(n, 4) == 0"])
 def test_sizes_that_a_constraint_forbids_are_refused(constraint):
     types = jax.export.symbolic_args_specs(jnp.ones(4), "n", constraints=[constraint])
     program = trace(lambda x: x[:2].sum(), types)
@@ -436,3 +436,18 @@ def test_types_say_how_long_an_example_is_at_most():
         program(given, np.array([0, 7, 0], np.int32))
     with pytest.raises(ArgumentsError, match="not all sizes from 0 fit the constraint n <= 6"):
         trace(fun, x).apply("ragged(axis='n', lanes=3, longest=8)")
+
+
+def test_types_say_how_long_an_example_is_at_least():
+    def fun(x):
+        return x[1:] - x[:-1] if x.shape[0] > 1 else x
+
+    (x,), _ = read_args("f32[n>=2]")
+    program = trace(fun, x).apply("ragged(axis='n', lanes=3)")
+    assert dict(program.bounds)["lengths"].shortest == 2
+    found = program(jnp.arange(9.0) ** 2, np.array([2, 4, 3]))
+    np.testing.assert_array_equal(found[:6], [1, 5, 7, 9, 13, 15])
+    with pytest.raises(ArgumentsError, match=r"is 1 at \[1\]: it is a length from 2 on"):
+        program(jnp.arange(9.0), np.array([5, 1, 3]))
+    with pytest.raises(ArgumentsError, match="ragged: fun: longest=1, and n is at least 2"):
+        trace(fun, x).apply("ragged(axis='n', lanes=3, longest=1)")

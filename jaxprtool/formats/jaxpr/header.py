@@ -86,6 +86,8 @@ def _bound(bound: Bound, types: TypeWriter) -> Any:
     }
     if bound.longest is not None:
         parts["longest"] = bound.longest
+    if bound.shortest:
+        parts["shortest"] = bound.shortest
     return {**parts, "left_over": True} if bound.left_over else parts
 
 
@@ -220,7 +222,7 @@ def _is_bound(value: object) -> bool:
         return type(value) is int and value >= 0
     if value.keys() == {"at_least", "at_most"}:
         return all(type(part) is int and part >= 0 for part in value.values())
-    known = {"rows": str, "longest": int, "left_over": bool}
+    known = {"rows": str, "longest": int, "shortest": int, "left_over": bool}
     return "rows" in value and all(type(part) is known.get(k) for k, part in value.items())
 
 

@@ -147,8 +147,14 @@ class Ragged(Pass):
         what = f"ragged: {program.name}"
         check_symbols(what, self.axes, program.symbols)
         known = {name: self.longest or _longest(program.symbols[name]) for name in self.axes}
+        shortest = {name: _shortest(program.symbols[name]) for name in self.axes}
+        for name, least in shortest.items():
+            if self.longest is not None and self.longest < least:
+                raise ArgumentsError(
+                    f"{what}: longest={self.longest}, and {name} is at least {least}"
+                )
         check_constraints(
-            what, program.symbols, {name: most or MOST for name, most in known.items()}
+            what, program.symbols, {name: most or MOST for name, most in known.items()}, shortest
         )
         rows = {name: self._rows(program, name) for name in self.axes}
         longest = {name: known[name] or rows[name] for name in self.axes}
@@ -159,7 +165,10 @@ class Ragged(Pass):
             sizes,
             lambda: program.out_names,
         )
-        lengths = {name: LengthsBound(rows[name], known[name]) for name in self.axes}
+        lengths = {
+            name: LengthsBound(rows[name], known[name], shortest=shortest[name])
+            for name in self.axes
+        }
         return with_own_constraints(_program(program, lengths, made))
 
     def _rows(self, program: Program, name: str) -> Any:
@@ -181,11 +190,16 @@ class Ragged(Pass):
             kind = sizes.canonical(aval, shared=axis is None)
             if isinstance(kind, Pairs | Stacked):
                 raise ArgumentsError(
-                    f"ragged: argument {name} is {type_of(aval)}: only one axis, of so many rows "
-                    "for each row, can be ragged"
+                    f"ragged: argument {name} is {type_of(aval)}: it can have one ragged axis, of "
+                    "a size such as n, 2*n or n + 1"
                 )
             kinds.append(kind)
         return kinds
+
+
+def _shortest(symbol: Any) -> int:
+    """Return how many rows an example has at least: 0, unless a constraint says that it is more."""
+    return known_range(symbol)[0]
 
 
 def _longest(symbol: Any) -> int | None:

@@ -251,7 +251,8 @@ class Writing:
                 isinstance(v.aval, jaxcompat.AbstractRef) for v in (*eqn.invars, *eqn.outvars)
             )
             if eqn.effects and (mentions or refs):
-                raise refusal(eqn, "it has an effect on what differs by lane")
+                on = "a ref" if refs else "the rows of lanes"
+                raise refusal(eqn, f"it has an effect on {on}")
             layout = self.run.sizes.layout
             if not (mentions and layout != "padded" and self._packed(eqn)):
                 if layout == "packed" and mentions and self._pads(eqn):

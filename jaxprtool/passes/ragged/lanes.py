@@ -64,8 +64,8 @@ def _result_kind(
     kind = sizes.canonical(aval)
     if isinstance(kind, Pairs | Stacked):
         raise UnsupportedError(
-            f"{names()[place]} is {type_of(aval)} of each example: only one axis of a result can "
-            "be ragged, with a row for each row, or so many"
+            f"{names()[place]} is {type_of(aval)} of each example: a result can have one ragged "
+            "axis, of a size such as n, 2*n or n + 1"
         )
     return kind
 

@@ -46,7 +46,9 @@ class NamedValue(TypedDict):
             "it is unknown.",
         ]
     ]
-    at_least: NotRequired[Annotated[int, "Of an argument that is a size: its least value."]]
+    at_least: NotRequired[
+        Annotated[int, "Of an argument that is a size, or lengths of examples: its least value."]
+    ]
     rows: NotRequired[
         Annotated[str, "Of an argument that is lengths of examples: how many rows these have."]
     ]

@@ -69,7 +69,10 @@ class Buckets:
         name = read.name
         for symbol in shapes:
             if symbol not in known:
-                say = f'say which axes are {symbol}: def {name}(x: "f32[{symbol},d]"), or types=…'
+                say = (
+                    f'types="x=f32[{symbol},d]", or that type as the annotation of x, says which '
+                    f"axes are {symbol}"
+                )
                 raise ArgumentsError(
                     f"no type of a parameter of {name} has the symbol '{symbol}'",
                     did_you_mean(symbol, known) or say,

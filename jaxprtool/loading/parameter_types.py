@@ -22,6 +22,7 @@ import jax
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.quantities import plural
 from jaxprtool.ir.symbols import symbolic_sizes
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading import argspec
@@ -101,6 +102,7 @@ class ParameterTypes:
             argspec.require_sequence(given)
             positional = argspec.read_strings(list(given))
         _check_names(fun, named)
+        _check_count(fun, len(positional))
         names = tuple(positional_names(fun, len(positional)))
         by_name = {**dict(zip(names, positional, strict=False)), **named}
         by_name = {name: each for name, each in by_name.items() if each is not None}
@@ -230,3 +232,13 @@ def _check_names(fun: Callable, named: Mapping[str, Any]) -> None:
         if name not in known.parameters:
             hint = did_you_mean(name, known.parameters) or shown_signature(fun)
             raise ArgumentsError(f"types has '{name}', which is no parameter", hint)
+
+
+def _check_count(fun: Callable, count: int) -> None:
+    known = signature(fun)
+    own = positional_names(fun, 0)
+    if known is None or any(p.kind is p.VAR_POSITIONAL for p in known.parameters.values()):
+        return
+    if count > len(own):
+        takes = plural(len(own), "positional argument")
+        raise ArgumentsError(f"types has {count}, and it takes {takes}", shown_signature(fun))

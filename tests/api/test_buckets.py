@@ -242,6 +242,7 @@ def test_wrappers_of_a_function_share_what_is_compiled():
         ({"n": 4}, "f32[n", "is never closed"),
         ({"n": 4}, {"z": "f32[n]"}, "types has 'z', which is no parameter"),
         ({"n": 4}, ["f32[n]", 3.0], "3.0 is no type"),
+        ({"n": 4}, "f32[n], i32[], i32[]", "types has 3, and it takes 2 positional arguments"),
         ({"n": 2**31}, "f32[n]", "the buckets of n are sizes from 1 to 2147483647, not 2147483648"),
         ({"n": 4}, 3, "types of arguments are a text, .* or a sequence, not 3"),
         (None, "f32[n]", "types say which axes shapes are of, and none are given"),

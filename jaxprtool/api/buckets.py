@@ -40,7 +40,7 @@ jaxcompat.hide_from_tracebacks(__file__)
 #: The keyword argument of what is compiled that has the sizes, after all others.
 SIZES = "\U0010ffff sizes"
 
-#: What is known of so many kinds of calls is kept.
+#: The most entries of each cache, `Buckets.calls` and `Buckets.cuts`.
 MOST_CALLS = 4096
 
 
@@ -50,11 +50,11 @@ class Buckets:
 
     types: ParameterTypes
     sizes: Mapping[str, tuple[int, ...]]
-    #: What others that are read from the same are known by; it may have no hash.
+    #: Equal for Buckets that were read from equal `shapes` and `types`. It may have no hash.
     key: tuple[Any, ...]
-    #: What is done with calls, by the types of arguments.
+    #: What to pad in a call, by the types of its arguments.
     calls: dict[Hashable, Call] = field(default_factory=dict)
-    #: What is cut of results, by their structure and the sizes of the call.
+    #: What to cut of results, by their structure and the sizes of the call.
     cuts: dict[Hashable, Cuts] = field(default_factory=dict)
 
     @classmethod
@@ -107,7 +107,7 @@ class Buckets:
         return tuple(args), dict(kwargs), call
 
     def _call(self, leaves: Sequence[TypedValue | None]) -> Call:
-        """Return what is done with a call that has such arguments."""
+        """Return what to pad in a call with these arguments."""
         values = [each for each in leaves if each is not None]
         sizes = self._sizes(values)
         bounds = {k: self._bucket(k, sizes[k], values) for k in sorted(self.sizes)}
@@ -212,13 +212,13 @@ class CallSizes:
 
 @dataclass(frozen=True)
 class Call:
-    """What is done with a call.
+    """The sizes of a call, and the arguments that it pads.
 
     Attributes:
         sizes: The size of each symbol that has buckets.
-        known: The sizes as an argument of what is compiled.
-        pads: The arguments that are padded, among the leaves of those that have types, and to
-            which shape.
+        known: The sizes as the compiled function takes them.
+        pads: Of each argument that is padded, its position among the leaves of the arguments that
+            have types, and the padded shape.
     """
 
     sizes: Mapping[str, int]
@@ -332,7 +332,7 @@ def _type_key(value: Any) -> Hashable:
 
 
 def _keep(known: dict[Hashable, Any], key: Hashable, value: Any) -> None:
-    """Keep a value by a key, and not more than `MOST_CALLS`."""
+    """Put a value into a cache, which is emptied when it has `MOST_CALLS`."""
     if len(known) >= MOST_CALLS:
         known.clear()
     known[key] = value

@@ -28,16 +28,20 @@ from jaxprtool.loading.example import Static
 def fitted(
     program: Program, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[object, ...]:
-    """The flat arguments of a call of `program`, each of the type that it takes.
+    """Return the flat arguments of a call, each of the type that the program takes.
 
-    Symbols in these types have the sizes that the arguments give them. A Python scalar stands for
-    an array of that type, and a flat dict of arrays, as from a file, for an argument whose leaves
-    its names lead to: `first/w`. Raises ArgumentsError for a call of another structure, and for a
-    value of another type.
+    A Python scalar is converted to an array of that type. A flat dict of arrays, as a file holds
+    them, becomes the pytree whose paths are its names, such as `first/w`. Where the program takes
+    the rows of examples as one array, a `Ragged`, or a dict of its `values` and `lengths`, is taken
+    apart: the lengths, which may be a list of numbers, go to the argument for them.
 
-    A `Ragged`, or a dict of its `values` and `lengths`, stands for the rows of examples, where the
-    program takes these as one array; its lengths are given to the argument that takes them. They
-    may be a list of numbers.
+    Args:
+        program: The program. Its symbols get their sizes from the arguments.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+
+    Raises:
+        ArgumentsError: If the arguments have another structure, or one has another type.
     """
     has_static = any(isinstance(arg, Static) for arg in (*args, *kwargs.values()))
     args, kwargs = jax.tree.map(_as_held, _nested(program, args, kwargs))
@@ -60,7 +64,7 @@ def _as_held(leaf: object) -> object:
 def _nested(
     program: Program, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """The arguments, with dicts whose names are paths made the structures that are wanted."""
+    """Return the arguments, with each Ragged taken apart and flat dicts made pytrees."""
     wanted, keywords = jax.tree.unflatten(program.in_tree, range(len(program.in_avals)))
     by_name = {_root(program, each): each for each in wanted if jax.tree.leaves(each)} | keywords
     ragged = _RaggedArguments(program)
@@ -75,12 +79,16 @@ def _nested(
 
 
 def _root(program: Program, wanted: Any) -> str:
-    """The name of an argument; `wanted` has the flat position of each of its leaves."""
+    """Return the name of the argument whose leaves have these flat positions."""
     return re.split(r"[.\[]", program.arg_names[jax.tree.leaves(wanted)[0]])[0]
 
 
 class _RaggedArguments:
-    """Takes examples of different length apart: `found` are their lengths, by argument."""
+    """Takes each Ragged among the arguments apart.
+
+    Attributes:
+        found: The lengths that have been found, by the name of the argument that takes them.
+    """
 
     def __init__(self, program: Program):
         self._program = program
@@ -90,14 +98,15 @@ class _RaggedArguments:
         self.found: dict[str, Any] = {}
 
     def rows(self, arg: Any, wanted: Any) -> Any:
-        """An argument, in which rows stand for each Ragged that is to be one array.
+        """Return an argument in which each Ragged is replaced by its rows.
 
         Args:
             arg: The argument.
-            wanted: The flat position of each of its leaves.
+            wanted: The pytree that the program takes, with the flat position of each leaf.
 
         Raises:
-            ArgumentsError: If the program does not take the lengths, or two of them differ.
+            ArgumentsError: If no argument takes the lengths, or another Ragged of the same
+                argument for lengths has others.
         """
         if isinstance(wanted, int) and (parts := ragged_parts(arg)):
             values = self._rows(*parts, wanted)
@@ -133,10 +142,11 @@ class _RaggedArguments:
     def with_lengths(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: Sequence[Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the lengths where the program takes them.
+        """Return the arguments with the lengths inserted where the program takes them.
 
         Raises:
-            ArgumentsError: If that is inside of another argument, or they are given beside.
+            ArgumentsError: If the lengths are given as an argument as well, or are a part of
+                another argument.
         """
         placed, given = list(args), dict(kwargs)
         for i, each in enumerate(wanted):
@@ -160,9 +170,10 @@ class _RaggedArguments:
 
 
 def _from_paths(program: Program, arg: Any, wanted: Any) -> Any:
-    """An argument; `wanted` has the flat position of each of its leaves.
+    """Return an argument, as a pytree if it is a flat dict whose names are the paths of one.
 
-    Raises ArgumentsError for a flat dict whose names are not the paths of what is wanted.
+    `wanted` is the pytree that the program takes, with the flat position of each leaf. Raises
+    ArgumentsError for a flat dict with other names.
     """
     tree, positions = jax.tree.structure(wanted), jax.tree.leaves(wanted)
     if not _is_flat(arg) or tree.num_nodes == 1:
@@ -184,7 +195,7 @@ def _from_paths(program: Program, arg: Any, wanted: Any) -> Any:
 
 
 def _is_flat(arg: object) -> bool:
-    """Whether an argument is a dict of arrays by name."""
+    """Return True for a dict of arrays by name."""
     return isinstance(arg, dict) and all(
         isinstance(name, str) and hasattr(value, "shape") for name, value in arg.items()
     )
@@ -195,9 +206,10 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _as_saved(value: Any, aval: Aval) -> Any:
-    """A value in the type that is wanted, if it is that value in the type it was saved in.
+    """Return a value converted back to the type of an argument, if it was saved in another.
 
-    NumPy's files know no types but NumPy's: bfloat16 is saved as float32, a key as its words.
+    NumPy's files have NumPy's types alone: bfloat16 is saved as float32, a key as its words. A
+    value that would not be the same is returned as it is.
     """
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         words = jax.eval_shape(jax.random.key_data, aval)

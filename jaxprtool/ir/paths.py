@@ -10,13 +10,13 @@ import jax
 
 
 def paths(root: str, value: object) -> tuple[str, ...]:
-    """The path of each leaf of a pytree that is called `root`: `result[0]['w']`."""
+    """Return the path of each leaf of a pytree that is called `root`: `result[0]['w']`."""
     leaves = jax.tree_util.tree_flatten_with_path(value)[0]
     return unique([root + jax.tree_util.keystr(path) for path, _ in leaves])
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, with a number added to those that have come before."""
+    """Return the names, with a number added to each that has come before: `x`, `x_2`."""
     seen: set[str] = set()
     numbers: dict[str, int] = {}  # of thousands with one name, the next is not searched for
     result = []
@@ -32,9 +32,9 @@ def unique(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def path_steps(path: str) -> list[str]:
-    """The keys and attributes in a path below its root: of `params['first'].w`, `first` and `w`.
+    """Return the keys and attributes of a path: `first` and `w` of `params['first'].w`.
 
-    None of what is no path.
+    The list is empty for a text that is no path.
     """
     try:
         node = ast.parse(path, mode="eval").body

@@ -6,6 +6,7 @@ Nothing here, nor what it imports, imports JAX: help and completion answer witho
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Any
 
 import typer
@@ -106,6 +107,18 @@ def _top(
         typer.echo(context.get_help())
 
 
+#: The bracket of a type, `f32[n]`, which Rich takes for a style.
+_TYPE_BRACKET = re.compile(r"(?<=[\w>])\[(?=[a-z])")
+
+
+def _escape_types(group: Any) -> None:
+    """Escape the types in the help of a group, of its commands, and of their parameters."""
+    for command in (group, *group.commands.values()):
+        for each in (command, *command.params):
+            if getattr(each, "help", None):
+                each.help = _TYPE_BRACKET.sub(r"\\[", each.help)
+
+
 def answer(arguments: list[str]) -> int:
     """Run a command line, and give its exit code."""
     show_traceback = "--traceback" in arguments
@@ -117,6 +130,7 @@ def answer(arguments: list[str]) -> int:
         command: Any = get_command(app)
         if _COMPLETE in os.environ:
             completion.answer(command, arguments, PROGRAM)
+        _escape_types(command)
         name = PROGRAM
         if arguments and arguments[0] in command.commands:
             # Straight to the command: on the way through the group Typer imports pydantic, which

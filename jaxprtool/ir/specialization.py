@@ -186,9 +186,9 @@ class _Substitution:
 class _SizedRule:
     """The rule of a custom call with sizes in it, made when it is first asked for.
 
-    It is what the user's rule is with symbols, with sizes in their places; or if JAX cannot trace
-    the rule with symbols, what it is at these sizes. There the symbols that the rule closes over
-    are left to be replaced, and no size must be.
+    The user's rule is traced with symbols, which are then replaced by sizes. If JAX cannot trace it
+    with symbols, it is traced at these sizes, and only the symbols that it closes over are replaced
+    afterwards. That needs sizes that mention no symbol which is replaced in turn.
     """
 
     def __init__(self, owner: _Substitution, eqn: JaxprEqn) -> None:

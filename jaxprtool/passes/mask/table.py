@@ -5,15 +5,13 @@
         x = masking.filled(x, {0: 0.0})
         return masking.bind(eqn, x)
 
-A rule computes on padded operands, with JAX's functions, what an equation computes on logical ones,
-and returns its padded results: for each an array of the padded shape, or a `Filled` of which it
-knows the padding. What is in the padding of its results does not matter, and what is in that of its
-operands may not reach an element that is not padding.
+A rule is given padded operands, and returns padded results, which it computes with JAX's functions:
+for each an array of the padded shape, or a `Filled` if it knows what is in the padding. The padding
+of results may hold anything. The padding of operands must not reach an element that is not padding.
 
-Neither may it reach one of a derivative, where padding of an operand is NaN, or that of the
-cotangent of a result. In an elementwise operation it does not. Where a rule brings elements
-together along a padded axis, or repeats them along one (which is summed over when it is
-transposed), it says so: see `Masking.apply`.
+Nor must it reach a derivative, where the padding of operands and of cotangents may be NaN. An
+elementwise operation needs nothing for that. A rule that combines elements along a padded axis, or
+repeats them along one (its transpose sums them), computes with `Masking.apply`.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ mask_rules: RuleTable[MaskRule] = RuleTable()
 
 
 class Masking:
-    """What a rule asks while it is traced: sizes, masks, and padding that is filled.
+    """What a rule is given beside its operands: sizes, masks, and functions that fill padding.
 
     Args:
         name: The name of the primitive whose rule it is.
@@ -130,7 +128,7 @@ class Masking:
         derivative: Sequence[Fills] | None = None,
         mixed: Sequence[int] = (),
     ) -> Any:
-        """Return `compute(*arrays)`, whose derivative keeps what is in padding apart.
+        """Return `compute(*arrays)`, into whose derivative no padding comes.
 
         Args:
             compute: A function of arrays, which closes over none.
@@ -172,12 +170,12 @@ class Masking:
         return function(*(x.array for x in operands), *masks)
 
     def apart(self, array: Any, shape: Sequence[Any], axes: Sequence[int], *, active: bool) -> Any:
-        """Return an array as it is, but for its cotangent, whose padding is made 0.
+        """Return the same array, with a derivative that sets the padding of its cotangent to 0.
 
         Args:
             array: What a rule has computed.
             shape: Its logical shape.
-            axes: The axes along which the padding of a cotangent would reach what is no padding.
+            axes: The axes along which the padding of a cotangent would reach other elements.
             active: True if it may have a derivative.
         """
         x = Padded(array, Facts.unknown(shape, active=active))

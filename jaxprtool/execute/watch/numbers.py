@@ -110,7 +110,8 @@ class _Bins:
         self.cuts = sorted(cuts - set(powers.tolist()))
         self.starts = np.array(sorted({*powers.tolist(), *self.cuts}), self.int)
         self.limits = {name: [self.pattern(x) for x in limit] for name, limit in limits.items()}
-        _, exponents = np.frexp(self.starts.view(self.float))
+        with np.errstate(invalid="ignore"):  # the last bin, of NaNs
+            _, exponents = np.frexp(self.starts.view(self.float))
         least = int(np.finfo(self.float).minexp) - 1
         self.exponents = np.maximum(exponents - 1, least)
 

@@ -62,7 +62,8 @@ def element(value: Value, place: tuple[int, ...] | None) -> Any:
     """Return the element of a value that stands at a place of a result; None if it has none."""
     if place is None or np.shape(value.data) not in ((), _shape_holding(value, place)):
         return None
-    return plain(value.data if np.ndim(value.data) == 0 else value.data[place]).item()
+    array = plain(value.data)  # JAX's own indexing may need a sharding of the result
+    return array[place if array.ndim else ()].item()
 
 
 def _shape_holding(value: Value, place: tuple[int, ...]) -> tuple[int, ...] | None:

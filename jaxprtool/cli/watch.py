@@ -132,6 +132,7 @@ def watch(
     from jaxprtool.execute.fill import fill
     from jaxprtool.execute.run import choose_device
     from jaxprtool.execute.watch import watch
+    from jaxprtool.ir.scalar_predicates import with_scalar_predicates
     from jaxprtool.render import watch as render
 
     pipeline = options.pipeline(passes, plugin)
@@ -142,12 +143,14 @@ def watch(
         programs = options.each(pipeline_steps.run(pipeline, traced, told))
         given = given_to(options.only_program("values are watched in", programs), entry, traced)
         filled = fill(given.program, given.values, seed)
-        chosen = choose_device(given.program, backend, device)
-        stops = _equations_of(given.program, stop, function.target) if stop else frozenset[int]()
-        told("" if stop else f"running {given.program.name}, equation by equation")
+        # The equations to stop at are those that run.
+        program = with_scalar_predicates(given.program)
+        chosen = choose_device(program, backend, device)
+        stops = _equations_of(program, stop, function.target) if stop else frozenset[int]()
+        told("" if stop else f"running {program.name}, equation by equation")
         with printed_by_functions(json):
             found = watch(
-                given.program,
+                program,
                 filled.arguments,
                 by=by.value,
                 only=only,

@@ -183,6 +183,16 @@ def test_the_first_round_that_goes_wrong_is_named_late_in_a_while_loop(by_hand):
     assert found.reaches == ("result[1]",)
 
 
+@pytest.mark.parametrize("start", [0.0, 2000.0])
+def test_a_loop_with_a_predicate_for_each_lane_is_searched_too(start):
+    def count_down(n):
+        return lax.while_loop(lambda n: n > 0, lambda n: n - jnp.exp(jnp.log(n - 3.5) * 0), n)
+
+    found = only(jax.vmap(count_down), jnp.array([2.0, start + 3.0, start + 4.0]))
+    assert (found.kind, found.primitive, found.reaches) == ("NaN", "log", ("result",))
+    assert (found.iteration, found.position) == ((0,), (0,))
+
+
 def test_rounds_of_nested_loops_are_named_from_the_outside_inwards():
     def function(x):
         def inner(j, c):
@@ -285,6 +295,13 @@ def test_loops_with_effects_and_keys_are_run_too():
 def test_every_kind_of_number_is_looked_at(dtype):
     found = only(lambda x: x / (x - x), jnp.ones(3, dtype))
     assert found.primitive == "div" and found.count == 3
+
+
+def test_arrays_that_are_sharded_by_their_type_are_read():
+    mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Explicit,))
+    spec = jax.sharding.PartitionSpec("d")
+    found = only(jnp.log, jax.device_put(X, jax.NamedSharding(mesh, spec)))
+    assert (found.primitive, found.operands[0].element) == ("log", 0.0)
 
 
 def test_a_fault_in_a_shard_map_is_found_on_its_device():

@@ -76,7 +76,7 @@ def test_the_round_of_a_scan_is_found_by_its_carry(reverse, op_by_op):
         return lambda x: lax.scan(body, x, jnp.arange(16), reverse=reverse)[0]
 
     found = parted(f(1.0), f(1.5), X, op_by_op=op_by_op)
-    assert found.iteration == (10 if reverse else 5,)
+    assert found.iteration == (5,)  # the row, whichever comes first
     assert found.primitive == "mul" and found.path[0].startswith("scan at ")
 
 
@@ -88,7 +88,7 @@ def test_the_round_of_a_scan_is_found_by_what_it_stacks():
         return lambda xs: lax.scan(body, 0.0, xs, reverse=True)
 
     found = parted(f(1.0), f(1.5), np.arange(36.0, dtype=np.float32).reshape(12, 3) - 2)
-    assert found.iteration == (8,)  # from the last row, of which the fourth begins with 7
+    assert found.iteration == (3,)  # the row that begins with 7
     assert found.primitive == "mul" and found.operands[0].name == "xs"
 
 
@@ -104,6 +104,45 @@ def test_the_round_of_a_while_loop_is_found_and_what_decides_on_it():
     assert found.iteration == (9,) and found.primitive == "mul"
     longer = parted(f(1.0, 20), f(1.0, 21), X)
     assert longer.iteration == (20,) and longer.primitive == "lt"
+
+
+def test_scans_of_other_lengths_or_directions_are_to_blame_themselves():
+    def f(length, reverse=False):
+        def body(c, _):
+            return c * 1.1, c
+
+        return lambda x: lax.scan(body, x, None, length=length, reverse=reverse)[0]
+
+    longer = parted(f(10), f(11), X)
+    assert (longer.primitive, longer.parameters) == ("scan", ("length: 11 in place of 10",))
+
+    def g(reverse):
+        return lambda x: lax.scan(lambda c, i: (c * 1.1 + i, None), x, X, reverse=reverse)[0]
+
+    backwards = parted(g(False), g(True), X)
+    assert (backwards.primitive, backwards.iteration) == ("scan", ())
+    assert backwards.parameters == ("reverse: True in place of False",)
+
+
+@pytest.mark.parametrize("op_by_op", [False, True])
+def test_the_round_of_a_loop_with_a_predicate_for_each_lane_is_found(op_by_op):
+    def f(factor, most):
+        def body(state):
+            i, x = state
+            return i + 1, jnp.where(i == 9, x * factor, jnp.cos(x))
+
+        return jax.vmap(lambda i, x: lax.while_loop(lambda s: s[0] < most, body, (i, x)))
+
+    starts, x = jnp.array([1, 3]), jnp.ones(2)
+    found = parted(f(1.0, 20), f(1.5, 20), starts, x, op_by_op=op_by_op)
+    assert (found.primitive, found.iteration) == ("mul", (6,))  # in the lane that begins with 3
+    longer = parted(f(1.0, 20), f(1.0, 21), starts, x, op_by_op=op_by_op)
+    assert longer.found and longer.iteration == (17,)
+
+
+def test_a_literal_beside_an_array_is_no_pair():
+    found = parted(lambda x: x * 3 // 2, lambda x: x * 3 // 2 + (x > 2), jnp.arange(4))
+    assert found.found and "gt" in {each.split()[0] for each in found.added}
 
 
 def test_a_loop_in_a_loop_has_two_rounds():

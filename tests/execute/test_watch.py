@@ -28,6 +28,12 @@ def rows(function, *args, **options):
 # --- numbers ----------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("error")
+def test_bins_are_made_without_a_warning():
+    for bits in (32, 64):
+        numbers._Bins(bits)
+
+
 def spread():
     """Floats of all magnitudes, and those next to where formats begin and end."""
     random = np.random.default_rng(0)
@@ -204,6 +210,15 @@ def test_rounds_of_a_while_loop_count_from_the_end_too(n):
     found = rows(looped, 1e-30, n, only=["mul"], rounds=[1, -1], by="equation")
     assert [row.iteration for row in found] == [(1,), (n - 1,)]
     assert found[0].numbers.mean == pytest.approx(4e-30)
+
+
+@pytest.mark.parametrize("by_hand", [300, 0])
+def test_a_loop_with_a_predicate_for_each_lane_is_watched(by_hand, monkeypatch):
+    monkeypatch.setattr(stepping, "BY_HAND", by_hand)
+    count = jax.vmap(lambda n: lax.while_loop(lambda n: n < 7, lambda n: n + 1, n))
+    (row,) = rows(count, X, by="equation", only=["add"], rounds=[-1])
+    assert row.iteration == (6,)
+    assert (row.numbers.low, row.numbers.high) == (7.0, 8.0)  # a lane that is through goes on
 
 
 def test_rounds_of_loops_in_while_loops_count_from_the_end():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxprtool import jaxcompat
@@ -15,6 +15,7 @@ from jaxprtool.execute.compare.pieces import Machine
 from jaxprtool.execute.compare.variants import Variant
 from jaxprtool.ir.frames import BEHIND, Frames, frames_now
 from jaxprtool.ir.regions import regions
+from jaxprtool.ir.scalar_predicates import with_scalar_predicates
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
@@ -91,6 +92,8 @@ def parting(
         told: Is told what is done.
         positions: The positions of the arguments that correspond, if not in one order.
     """
+    first, second = (_with_scalar_predicates(each) for each in variants)
+    variants = first, second
     machines: Any = tuple(Machine(*each) for each in zip(variants, arguments, strict=True))
     bodies: Any = tuple(each.program.jaxpr for each in variants)
     given = machines[0].arguments, machines[1].arguments
@@ -101,6 +104,10 @@ def parting(
         if found is not None:
             return _Reading(variants[0], found, tolerance).parting(*names, strict)
     return Parting(*names, why="every result is within tolerance")
+
+
+def _with_scalar_predicates(variant: Variant) -> Variant:
+    return replace(variant, program=with_scalar_predicates(variant.program))
 
 
 class _Reading:
@@ -184,9 +191,7 @@ def _other_parameters(old: JaxprEqn | None, new: JaxprEqn | None) -> tuple[str, 
     """Return the parameters that two equations of one primitive have otherwise, bodies aside."""
     if old is None or new is None or old.primitive is not new.primitive:
         return ()
-    if holds_jaxpr(old.params.values()):
-        return ()
-    pairs = ((k, old.params[k], new.params.get(k)) for k in old.params)
+    pairs = ((k, a, new.params.get(k)) for k, a in old.params.items() if not holds_jaxpr([a]))
     return tuple(f"{k}: {b} in place of {a}" for k, a, b in pairs if str(a) != str(b))
 
 

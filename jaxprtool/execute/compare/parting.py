@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from jaxprtool import jaxcompat
 from jaxprtool.execute.compare.judging import Judge, comparable
 from jaxprtool.execute.compare.pieces import Machine, Side, needed
@@ -35,7 +37,7 @@ class Entered(NamedTuple):
 
     Attributes:
         eqn: The equation.
-        round: The number of the round, if it is a loop.
+        round: The number of the round, if it is a loop; of a scan, that of the row it reads.
         around: The body that it is in.
         operands: The operand that each argument of its body is, or is in the first round.
     """
@@ -157,7 +159,7 @@ class Search:
         number = None
         match a.view, b.view:
             case (Scan() | While()) as loop, (Scan() | While()) as other:
-                if len(loop.carry) != len(other.carry):
+                if len(loop.carry) != len(other.carry) or _order(loop) != _order(other):
                     return None
                 self._told(f"looking for the round of {old.primitive.name}")
                 results = x.values(old.outvars), y.values(new.outvars)
@@ -181,6 +183,11 @@ class Search:
                 return None
         entered = Entered(old, number, x.jaxpr, _given_to(a, bodies[0]))
         return self.find(bodies, given, None, (*found.path, entered))
+
+
+def _order(loop: Scan | While) -> tuple[int, bool] | None:
+    """Return how many rounds a scan has, and whether they run backwards."""
+    return (loop.length, loop.reverse) if isinstance(loop, Scan) else None
 
 
 def _given_to(held: Regions, body: ClosedJaxpr) -> list[Atom]:
@@ -314,11 +321,11 @@ def _variables(atoms: Sequence[Atom]) -> Iterator[Var]:
 
 
 def _literals(old: JaxprEqn | None, new: JaxprEqn | None) -> Iterator[Pair]:
-    """Yield the operands at the same places of which one is a literal."""
+    """Yield the operands of one shape at the same places of which one is a literal."""
     if old is not None and new is not None and len(old.invars) == len(new.invars):
-        for pair in zip(old.invars, new.invars, strict=True):
-            if any(isinstance(atom, Literal) for atom in pair):
-                yield pair
+        for a, b in zip(old.invars, new.invars, strict=True):
+            if Literal in (type(a), type(b)) and np.shape(a.aval) == np.shape(b.aval):
+                yield a, b
 
 
 def _roots(

@@ -29,7 +29,7 @@ class Round:
     """A round in which two variants part.
 
     Attributes:
-        number: Its number, from 0.
+        number: Its number, from 0; of a scan, that of the row it reads.
         bodies: The body that parts, of each variant.
         arguments: What each body is given in it.
     """
@@ -93,7 +93,7 @@ class _Rounds:
 
         def one(state: Any) -> Any:
             number, carry = state
-            rows = [_row(x, self._place(number)) for x in xs]
+            rows = [_row(x, self.place(number)) for x in xs]
             outs = jaxpr_as_fun(self.loop.body)(*consts, *carry, *rows)
             return number + 1, list(outs[: len(carry)])
 
@@ -114,16 +114,15 @@ class _Rounds:
     def given(self, number: int, carry: Sequence[Any]) -> list[Any]:
         """Return what the body is given in a round."""
         with self._machine.running():
-            rows = [row_of(x, self._place(number)) for x in self._xs]
+            rows = [row_of(x, self.place(number)) for x in self._xs]
         return [*self._consts, *carry, *rows]
 
     def asked(self, carry: Sequence[Any]) -> list[Any]:
         """Return what the condition of a while loop is given."""
         return [*self._deciding, *carry]
 
-    def _place(self, number: Any) -> Any:
-        """Return which row a round reads."""
-        assert self._scan is not None or not self._xs
+    def place(self, number: Any) -> Any:
+        """Return which row a round of a scan reads."""
         if self._scan is not None and self._scan.reverse:
             return self._scan.length - 1 - number
         return number
@@ -180,7 +179,7 @@ def first_round(
 def _body(number: int, sides: tuple[_Rounds, _Rounds], carries: Sequence[Any]) -> Round:
     a, b = sides
     given = a.given(number, carries[0]), b.given(number, carries[1])
-    return Round(number, (a.loop.body, b.loop.body), given)
+    return Round(a.place(number), (a.loop.body, b.loop.body), given)
 
 
 def _deciding(number: int, sides: tuple[_Rounds, _Rounds], carries: Sequence[Any]) -> Round:

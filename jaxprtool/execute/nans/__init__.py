@@ -31,6 +31,7 @@ from jaxprtool.ir.equations import equations, type_of
 from jaxprtool.ir.frames import BEHIND, Frames, frames_now
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.scalar_predicates import with_scalar_predicates
 from jaxprtool.ir.scopes import is_backward
 from jaxprtool.jaxcompat import JaxprEqn
 
@@ -151,6 +152,7 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
         program = program.at(list(map(np.shape, arguments)))
     require_runnable(program)
     arguments = fitting(program, arguments)
+    program = with_scalar_predicates(program)
     with unchecked(), jax.transfer_guard("allow"), failures_reported(program), ExitStack() as stack:
         mesh = concrete_mesh(program, arguments, device)
         if mesh is not None:

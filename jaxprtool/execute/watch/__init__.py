@@ -29,6 +29,7 @@ from jaxprtool.execute.watch.stops import Stopped, runs_of, stopping
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.scalar_predicates import with_scalar_predicates
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
 from jaxprtool.jaxcompat import JaxprEqn
 
@@ -96,6 +97,7 @@ def watch(
         program = program.at(list(map(np.shape, arguments)))
     require_runnable(program)
     arguments = fitting(program, arguments)
+    program = with_scalar_predicates(program)
     chosen = Rounds(rounds)
     selection = None if only is None else Selection(only=only)
     recorder = Recorder(program, by, chosen, values, selection is None)

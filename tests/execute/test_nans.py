@@ -118,6 +118,27 @@ def test_in_a_backward_pass_the_forward_equation_is_named():
     assert found.forward == f"mul at {line_of('the forward product')}"
 
 
+@pytest.mark.parametrize("wrap", [jax.checkpoint, lambda f: lambda x: lax.scan(f, x, None, 1)])
+def test_it_is_named_too_where_the_backward_part_is_in_a_body(wrap):
+    def function(x, _=None):
+        y = x * 1e35  # the product inside
+        return y * 1e-30, y
+
+    def outer(x):
+        return (wrap(function)(x)[0] * 1e35).sum()
+
+    found = only(jax.grad(outer), X * 0)
+    assert found.primitive == "mul" and len(found.path) == 1
+    assert found.forward == f"mul at {line_of('the product inside')}"
+
+
+def test_what_is_computed_again_for_a_backward_part_is_no_derivative():
+    recomputed = jax.checkpoint(lambda x: jnp.sin(x * 1e38 * 1e38) * x)
+    found = found_in(jax.grad(lambda x: recomputed(x).sum()), X)
+    again = [each for each in found if each.path and each.kind == "infinity"]
+    assert again and not any(each.forward for each in again)
+
+
 # --- where it is ------------------------------------------------------------------------------
 
 
@@ -207,7 +228,8 @@ def test_rounds_of_nested_loops_are_named_from_the_outside_inwards():
 
     found = only(function, 2.0)
     assert found.primitive == "log"
-    assert found.iteration == (0, 0)  # it is computed in each round, and dropped in most
+    # It is made in each round, and dropped in all before.
+    assert found.iteration == (7, 3) and found.times == 7 * 40 + 4
     assert found.reaches == ("result",)
 
 
@@ -254,6 +276,48 @@ def test_what_is_dropped_in_each_round_stops_a_compiled_loop_once(by_hand):
 
     found = found_in(lambda x: lax.scan(lambda c, _: both(c, x), x, None, length=400)[0], X - 1.0)
     assert {f.primitive for f in found} == {"log"} and by_hand.count("log") == len(found)
+
+
+@pytest.mark.parametrize("count", [8, 400])
+def test_what_each_round_drops_is_told_apart_from_what_a_later_one_makes(count):
+    def function(x):
+        def body(c, i):
+            dropped = jnp.where(c > 0, jnp.log(-c), 0.0)  # dropped
+            return c, dropped + 1 / (i - 6.0)  # kept
+
+        return lax.scan(body, x, jnp.arange(float(count)))
+
+    kept, dropped = found_in(function, -X * 0)
+    assert (kept.source, kept.iteration, kept.times) == (line_of("kept"), (6,), 1)
+    assert kept.reaches == ("result[1]",) and kept.leads_to == ()
+    assert (dropped.source, dropped.iteration) == (line_of("dropped"), (0,))
+    assert (dropped.reaches, dropped.times) == ((), count)
+    assert dropped.dropped.startswith("select_n at ")
+
+
+@pytest.mark.parametrize("count", [8, 100])
+def test_the_round_is_that_from_which_it_reaches_a_result(count):
+    def function(x):
+        def body(c, i):
+            bad = jnp.log(-1.0 - i)
+            # From round 2 on it is carried, and replaced; at the end that of the last but two.
+            kept = jnp.where(i % 2 == 0, 0.0, bad)
+            return (jnp.where(i < count - 2, kept, c[0]), c[1] + 1), None
+
+        return lax.scan(body, (x, x), jnp.arange(float(count)))[0]
+
+    found = only(function, 0.0)
+    assert (found.reaches, found.times) == (("result[0]",), count)
+    assert found.iteration == (count - 3,)
+
+
+def test_of_calls_of_one_function_that_is_shown_of_which_a_result_comes():
+    @jax.jit
+    def inverse(x):
+        return 1 / x
+
+    found = only(lambda x: jnp.where(x > 0, inverse(x), 0.0) + inverse(x - 2.0), X)
+    assert (found.position, found.times, found.reaches) == ((2,), 2, ("result",))
 
 
 def test_values_in_refs_are_followed():
@@ -318,6 +382,23 @@ def test_a_fault_in_a_shard_map_is_found_on_its_device():
     found = only(function, X)
     assert found.primitive == "log" and found.devices == (str(devices[0]),)
     assert found.operands[0].low == 0.0 and found.reaches == ("result",)
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_a_collective_hands_on_what_another_device_makes(check_vma):
+    mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+
+    def shard(x):
+        dropped = jnp.where(x > 9, jnp.sqrt(x - 9), 0.0)
+        return dropped, lax.psum(jnp.log(x), "d"), lax.cumsum(dropped + 1.0)
+
+    outs = spec, jax.sharding.PartitionSpec(), spec
+    function = jax.shard_map(shard, mesh=mesh, in_specs=spec, out_specs=outs, check_vma=check_vma)
+    log, sqrt = found_in(function, X)
+    assert (log.primitive, log.reaches) == ("log", ("result[1]",))
+    assert log.devices == (str(jax.devices()[0]),)
+    assert (sqrt.primitive, sqrt.reaches, len(sqrt.devices)) == ("sqrt", (), 2)
 
 
 # --- what is refused, and how much is kept ----------------------------------------------------

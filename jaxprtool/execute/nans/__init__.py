@@ -27,13 +27,17 @@ from jaxprtool.execute.nans.ways import count_of, element, first_place, place_af
 from jaxprtool.execute.run import failures_reported
 from jaxprtool.execute.summary import plain
 from jaxprtool.execute.verify import fitting, flat_arguments, require_runnable
-from jaxprtool.ir.equations import equations, type_of
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.frames import BEHIND, Frames, frames_now
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.scalar_predicates import with_scalar_predicates
 from jaxprtool.ir.scopes import is_backward
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+
+#: The scope of what a backward part computes again because of `jax.checkpoint`.
+_RECOMPUTED = "rematted_computation"
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,7 @@ class _Reading:
             way=tuple(self._operand(*each) for each in origin.way),
             reaches=tuple(names[i] for i in origin.reached),
             dropped="" if origin.reached else self._named(origin.dropped),
-            leads_to=tuple(self._named(each.step) for each in origin.led_to),
+            leads_to=tuple(self._named(each.step) for each in origin.led_to.values()),
             forward=self._forward(step),
         )
 
@@ -247,18 +251,26 @@ class _Reading:
 
         JAX gives both the same place; where several have it, it is one of the same primitive.
         """
-        if step is None or not is_backward(step.eqn):
+        if step is None or not any(map(is_backward, (*step.around, step.eqn))):
+            return ""
+        if _RECOMPUTED in jaxcompat.name_stack(step.eqn).split("/"):
             return ""
         place = self._frames.of(step.eqn)
-        alike = [
-            eqn
-            for eqn in equations(jaxcompat.open_jaxpr(self._program.jaxpr))
-            if not is_backward(eqn) and self._frames.of(eqn) == place
-        ]
+        program = jaxcompat.open_jaxpr(self._program.jaxpr)
+        alike = [eqn for eqn in _forward_equations(program) if self._frames.of(eqn) == place]
         same = [eqn for eqn in alike if eqn.primitive is step.eqn.primitive]
         if not place or not alike:
             return ""
         return self._named(Step((same or alike)[0], (), (), ()))
+
+
+def _forward_equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """Yield the equations that are in no backward part, at any depth."""
+    for eqn in jaxpr.eqns:
+        if not is_backward(eqn):
+            yield eqn
+            for _, inner in sub_jaxprs(eqn):
+                yield from _forward_equations(jaxcompat.open_jaxpr(inner))
 
 
 def _scope(step: Step | None) -> str:

@@ -1,230 +1,165 @@
 """Rounds of a loop, compiled: they run until an equation makes a NaN or an infinity.
 
-Each equation of the body, at any depth, has flags, which are the bits of `states`: NAN is set if a
-result has a NaN and no operand has one, INF if a result has an infinity and all operands are
-finite. A loop stops before the first round in which a flag is set that is not to be ignored, so
-that this round can be run again, equation by equation.
+A loop stops before the first round in which something is made that is not to be ignored, or from
+which something gets out that no value had before, so that this round can be run again, equation by
+equation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.nans.states import INF, NAN, may_make, nonfinite
+from jaxprtool.execute.nans.compiled import Compiled, Mask, Results, any_of, either
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.interpret import Interpreter, bind
-from jaxprtool.ir.structured import Cond, Scan, While, view
-from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
+from jaxprtool.ir.structured import Scan, While
+from jaxprtool.jaxcompat import JaxprEqn
+
+
+class Known(NamedTuple):
+    """What is known before rounds run.
+
+    Attributes:
+        ignored: For each equation whether a NaN and an infinity that it makes are no reason to
+            stop.
+        places: For each equation the places in masks of the NaN and the infinity that it is known
+            to make, or -1; None if nothing is followed.
+        watched: Whether to stop where an origin gets out of a round that no value had before.
+    """
+
+    ignored: Any
+    places: Any
+    watched: Any
+
+
+class Ran(NamedTuple):
+    """How far rounds have run.
+
+    Attributes:
+        number: The number of the round before which they stopped, or of all rounds.
+        carry: The carry then.
+        carry_masks: Its masks.
+        counts: How often each equation made a NaN and an infinity in these rounds.
+        ys: The stacked results of a scan.
+        ys_masks: Their masks.
+        more: Whether a while loop has another round.
+    """
+
+    number: Any
+    carry: Sequence[Any]
+    carry_masks: Sequence[Mask]
+    counts: Any
+    ys: Sequence[Any]
+    ys_masks: Sequence[Mask]
+    more: Any
 
 
 def body_equations(loop: Scan | While) -> list[JaxprEqn]:
-    """Return the equations that have flags: those of the bodies of a loop, at any depth."""
+    """Return the equations that have counts: those of the bodies of a loop, at any depth."""
     bodies = (loop.body,) if isinstance(loop, Scan) else (loop.body, loop.cond)
     found = {id(e): e for body in bodies for e in equations(jaxcompat.open_jaxpr(body))}
     return list(found.values())
 
 
-def scan_rounds(scan: Scan) -> Callable[..., tuple[Any, ...]]:
+def scan_rounds(scan: Scan) -> Callable[..., Ran]:
     """Return a function that runs rounds of a scan.
 
-    It takes the flags to ignore, the number of the first round, the carry, the stacked results so
-    far, the constants and the scanned operands. It returns the number of the round before which it
-    stopped, which is the number of all rounds if it is through, the carry and the stacked results
-    then, and the flags of that round.
+    It takes what is known, how far it has run, the constants and the scanned operands, and the
+    masks of these. It returns how far it has run then.
     """
     numbers = {id(eqn): i for i, eqn in enumerate(body_equations(scan))}
 
     @jax.jit
-    def run(ignored: Any, first: Any, carry: Any, ys: Any, consts: Any, xs: Any) -> Any:
-        def going_on(state: Any) -> Any:
-            return (state[0] < scan.length) & ~state[3].any()
+    def run(known: Known, ran: Ran, consts: Any, xs: Any, masks: Any) -> Ran:
+        const_masks, xs_masks = masks
 
-        def one(state: Any) -> Any:
-            number, carry, ys, _ = state
-            place = scan.length - 1 - number if scan.reverse else number
+        def one(ran: Ran) -> tuple[Ran, Any]:
+            place = scan.length - 1 - ran.number if scan.reverse else ran.number
             rows = [jax.lax.dynamic_index_in_dim(x, place, keepdims=False) for x in xs]
-            checked = Checked(numbers)
-            outs = checked.results(scan.body, [*consts, *carry, *rows])
-            flags = checked.flags() & ~ignored
-            new, made = outs[: len(carry)], outs[len(carry) :]
+            outs = Compiled(numbers, known.places).results(
+                scan.body,
+                [*consts, *ran.carry, *rows],
+                [*const_masks, *ran.carry_masks, *xs_masks],
+            )
+            count = len(ran.carry)
             stacked = [
                 jax.lax.dynamic_update_index_in_dim(y, row, place, 0)
-                for y, row in zip(ys, made, strict=True)
+                for y, row in zip(ran.ys, outs.data[count:], strict=True)
             ]
-            kept = _chosen(flags.any(), carry, new)
-            return number + (~flags.any()).astype(number.dtype), kept, stacked, flags
+            after = Ran(
+                ran.number + 1,
+                outs.data[:count],
+                outs.masks[:count],
+                ran.counts + outs.counts,
+                stacked,
+                either(ran.ys_masks, outs.masks[count:]),
+                ran.more,
+            )
+            before = [*const_masks, *xs_masks, *ran.carry_masks, *ran.ys_masks]
+            return after, _stops(known, before, outs)
 
-        return jax.lax.while_loop(going_on, one, (first, carry, ys, jnp.zeros_like(ignored)))
+        return _until_stopped(lambda ran: ran.number < scan.length, one, ran)
 
     return run
 
 
-def while_rounds(loop: While) -> Callable[..., tuple[Any, ...]]:
+def while_rounds(loop: While) -> Callable[..., Ran]:
     """Return a function that runs rounds of a while loop.
 
-    It takes the flags to ignore, the number of the first round, the carry, whether there is another
-    round, and the constants of the condition and of the body. It returns the number of the round
-    before which it stopped, the carry and whether there is another round then, and its flags.
+    It takes what is known, how far it has run, the constants of the condition and of the body, and
+    the masks of these. It returns how far it has run then.
     """
     numbers = {id(eqn): i for i, eqn in enumerate(body_equations(loop))}
 
     @jax.jit
-    def run(ignored: Any, first: Any, carry: Any, more: Any, deciding: Any, consts: Any) -> Any:
-        def going_on(state: Any) -> Any:
-            return state[2] & ~state[3].any()
+    def run(known: Known, ran: Ran, deciding: Any, consts: Any, masks: Any) -> Ran:
+        deciding_masks, const_masks = masks
 
-        def one(state: Any) -> Any:
-            number, carry, more, _ = state
-            checked = Checked(numbers)
-            new = checked.results(loop.body, [*consts, *carry])
-            (again,) = checked.results(loop.cond, [*deciding, *new])
-            flags = checked.flags() & ~ignored
-            found = flags.any()
-            kept, more = _chosen(found, carry, new), jnp.where(found, more, again)
-            return number + (~found).astype(number.dtype), kept, more, flags
+        def one(ran: Ran) -> tuple[Ran, Any]:
+            outs = Compiled(numbers, known.places).results(
+                loop.body, [*consts, *ran.carry], [*const_masks, *ran.carry_masks]
+            )
+            asked = Compiled(numbers, known.places).results(
+                loop.cond, [*deciding, *outs.data], [*deciding_masks, *outs.masks]
+            )
+            outs = outs._replace(counts=outs.counts + asked.counts)
+            after = ran._replace(
+                number=ran.number + 1,
+                carry=outs.data,
+                carry_masks=outs.masks,
+                counts=ran.counts + outs.counts,
+                more=asked.data[0],
+            )
+            before = [*deciding_masks, *const_masks, *ran.carry_masks]
+            return after, _stops(known, before, outs)
 
-        return jax.lax.while_loop(going_on, one, (first, carry, more, jnp.zeros_like(ignored)))
+        return _until_stopped(lambda ran: ran.more, one, ran)
 
     return run
 
 
-def _chosen(found: Any, old: Sequence[Any], new: Sequence[Any]) -> list[Any]:
-    return [jnp.where(found, a, b) for a, b in zip(old, new, strict=True)]
+def _stops(known: Known, before: Sequence[Mask], outs: Results) -> Any:
+    """Return whether a round is to be run by hand."""
+    stops = ((outs.counts > 0) & ~known.ignored).any()
+    new = any_of(outs.masks) & ~any_of(before)
+    return stops | (known.watched & new.any())
 
 
-class Traced:
-    """A traced value; what it holds is asked for only where it matters."""
+def _until_stopped(
+    more: Callable[[Ran], Any], one: Callable[[Ran], tuple[Ran, Any]], start: Ran
+) -> Ran:
+    def round_(state: tuple[Ran, Any]) -> tuple[Ran, Any]:
+        before, _ = state
+        after, stops = one(before)
+        # Stacked results need not be restored: the round writes its rows again.
+        pair = before._replace(ys=[]), after._replace(ys=[])
+        kept: Ran = jax.tree.map(lambda a, b: jnp.where(stops, a, b), *pair)
+        return kept._replace(ys=after.ys), stops
 
-    def __init__(self, data: Any):
-        self.data = data
-
-    @cached_property
-    def state(self) -> tuple[Any, Any]:
-        """Whether it has a NaN, and whether it has an infinity."""
-        return nonfinite(self.data)
-
-
-class _Written(Traced):
-    """A literal or a constant: a NaN in it does not excuse the equation that reads it."""
-
-    @cached_property
-    def state(self) -> tuple[Any, Any]:
-        return False, nonfinite(self.data)[1]
-
-
-class Checked(Interpreter):
-    """Evaluates a jaxpr while JAX traces, with flags for each equation.
-
-    Args:
-        numbers: The number of each equation's flags, by its `id`.
-        axes: The axes of the mesh that flags vary over, in a `shard_map`.
-    """
-
-    def __init__(self, numbers: Mapping[int, int], axes: tuple[Any, ...] = ()):
-        self._numbers, self._axes = numbers, axes
-        self._single: dict[int, Any] = {}
-        self._whole: list[Any] = []
-
-    def results(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
-        """Return the results of a body, as arrays."""
-        return [value.data for value in self.run(body, list(map(Traced, arguments)))]
-
-    def flags(self) -> Any:
-        """Return the flags of what has been evaluated."""
-        found = self._none()
-        if self._single:
-            places = jnp.array(list(self._single))
-            found = found.at[places].set(jnp.stack(list(self._single.values())))
-        for flags in self._whole:
-            found |= flags
-        return found
-
-    def _none(self) -> Any:
-        """Return flags of which none is set."""
-        flags = jnp.zeros(len(self._numbers), jnp.uint8)
-        return jax.lax.pcast(flags, self._axes, to="varying") if self._axes else flags
-
-    def constant(self, value: object, aval: Aval) -> Traced:
-        return _Written(value)
-
-    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Traced]:
-        results = self.bound(eqn, operands)
-        if may_make(eqn):
-            made = self._made(operands, results)
-            number = self._numbers[id(eqn)]
-            self._single[number] = self._single.get(number, jnp.uint8(0)) | made
-        return results
-
-    def bound(self, eqn: JaxprEqn, operands: Sequence[Traced]) -> list[Traced]:
-        """Return the results of an equation."""
-        return list(map(Traced, bind(eqn, [x.data for x in operands])))
-
-    @staticmethod
-    def _made(operands: Sequence[Traced], results: Sequence[Traced]) -> Any:
-        given_nan = given_inf = nan = inf = jnp.array(False)
-        for x in results:
-            nan, inf = nan | x.state[0], inf | x.state[1]
-        for x in operands:
-            given_nan, given_inf = given_nan | x.state[0], given_inf | x.state[1]
-        made_nan, made_inf = nan & ~given_nan, inf & ~(given_nan | given_inf)
-        return made_nan.astype(jnp.uint8) * NAN | made_inf.astype(jnp.uint8) * INF
-
-    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Traced]:
-        held = view(eqn)
-        data = [x.data for x in operands]
-        match held:
-            case Scan() if isinstance(held.length, int):
-                return self._scanned(held, data)
-            case While() if held.cond.outvars[0].aval.shape == ():
-                return self._looped(held, data)
-            case Cond():
-                branches = [self._branch(branch) for branch in held.branches]
-                return self._noted(jax.lax.switch(data[0], branches, data[1:]))
-        return super().equation(eqn, operands)
-
-    def _inside(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Return the results of a body, and its flags."""
-        inner = Checked(self._numbers, self._axes)
-        return inner.results(body, arguments), inner.flags()
-
-    def _noted(self, found: tuple[Sequence[Any], Any]) -> list[Traced]:
-        results, flags = found
-        self._whole.append(flags)
-        return list(map(Traced, results))
-
-    def _branch(self, body: ClosedJaxpr) -> Callable[[Any], Any]:
-        return lambda operands: self._inside(body, operands)
-
-    def _scanned(self, scan: Scan, data: list[Any]) -> list[Traced]:
-        n, k = len(scan.consts), len(scan.carry)
-
-        def one(state: Any, rows: Any) -> Any:
-            carry, flags = state
-            outs, new = self._inside(scan.body, [*data[:n], *carry, *rows])
-            return (outs[:k], flags | new), outs[k:]
-
-        start = data[n : n + k], self._none()
-        (carry, flags), ys = jax.lax.scan(
-            one, start, data[n + k :], scan.length, scan.reverse, scan.unroll
-        )
-        return self._noted(([*carry, *ys], flags))
-
-    def _looped(self, loop: While, data: list[Any]) -> list[Traced]:
-        c, b = len(loop.cond_consts), len(loop.body_consts)
-        deciding, consts, carry = data[:c], data[c : c + b], data[c + b :]
-
-        def one(state: Any) -> Any:
-            carry, _, flags = state
-            new, made = self._inside(loop.body, [*consts, *carry])
-            (more,), asked = self._inside(loop.cond, [*deciding, *new])
-            return new, more, flags | made | asked
-
-        (more,), flags = self._inside(loop.cond, [*deciding, *carry])
-        new, _, flags = jax.lax.while_loop(lambda state: state[1], one, (carry, more, flags))
-        return self._noted((new, flags))
+    return jax.lax.while_loop(
+        lambda state: more(state[0]) & ~state[1], round_, (start, jnp.array(False))
+    )[0]

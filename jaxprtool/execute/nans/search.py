@@ -2,28 +2,42 @@
 
 An equation *makes* a NaN if a result has one and no operand has, and an infinity if a result has
 one and all operands are finite. What it makes is an origin; values that are not finite, computed
-from others that are not, have the origins of these.
+from others that are not, have the origins of these. Each time that an equation makes something is
+an origin of its own, until there are many; in the end, the first that reaches a result stands for
+all of that equation.
 
 A loop of many rounds is compiled (`rounds`) and stops where something is made. That round is run
-equation by equation, and the loop goes on behind it.
+equation by equation, and the loop goes on behind it. It stops again where something gets out of a
+round that equations made in earlier rounds, too, but that was dropped there.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxprtool.execute.effects import Effects, leaves_the_program
 from jaxprtool.execute.loops import BY_HAND, Frame, can_be_compiled
-from jaxprtool.execute.nans.rounds import body_equations, scan_rounds, while_rounds
-from jaxprtool.execute.nans.shards import can_be_checked, run_checked
+from jaxprtool.execute.nans.followed import Followed
+from jaxprtool.execute.nans.rounds import Known, Ran, body_equations, scan_rounds, while_rounds
+from jaxprtool.execute.nans.shards import CheckedShards, can_be_checked
 from jaxprtool.execute.nans.states import FINITE, INF, NAN, may_make
-from jaxprtool.execute.nans.steps import Origin, Step, Value, Written, origins_of, tainted, union
+from jaxprtool.execute.nans.steps import (
+    Origin,
+    Step,
+    Value,
+    Written,
+    origins_of,
+    standing_for,
+    tainted,
+    union,
+)
 from jaxprtool.execute.nans.ways import way_to
 from jaxprtool.ir.interpret import Interpreter, bind, row_of
 from jaxprtool.ir.structural_key import Keyless, structure
@@ -33,6 +47,12 @@ from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
 #: Values that nothing reads any more are kept, for the ways that lead to what is found, as long as
 #: they take no more bytes.
 _REMEMBERED = 1 << 28
+
+#: So many origins of one equation that are not dropped are told apart.
+_APART = 16
+
+#: A loop that is compiled stops so often for what its equations are known to make.
+_STOPS = 64
 
 
 class Search(Interpreter):
@@ -45,8 +65,11 @@ class Search(Interpreter):
     """
 
     def __init__(self, closed: ClosedJaxpr, arguments: Sequence[Any], names: Sequence[str]):
-        self.origins: list[Origin] = []
-        self._by_equation: dict[tuple[int, int], Origin] = {}
+        self._arguments: list[Origin] = []
+        self._by_equation: dict[tuple[int, int], list[Origin]] = {}
+        # Those that a value which is still read may have, in the order in which they were made.
+        self._open: list[Origin] = []
+        self._number = 0
         self._effects = Effects()
         self._frames: list[Frame] = []
         self._refs: dict[int, tuple[Origin, ...]] = {}
@@ -58,12 +81,15 @@ class Search(Interpreter):
         for position, value in enumerate(self.results):
             for origin in value.origins:
                 origin.reached.append(position)
+        #: Those found, of each equation and state one, in the order in which they were made.
+        found = map(standing_for, self._by_equation.values())
+        self.origins = [*self._arguments, *sorted(found, key=lambda origin: origin.number)]
 
     def _argument(self, data: Any, name: str) -> Value:
         value = Value(data, name=name)
         if value.state & NAN:
             origin = Origin(NAN, None, name, [value])
-            self.origins.append(origin)
+            self._arguments.append(origin)
             value.origins = (origin,)
         return value
 
@@ -85,7 +111,10 @@ class Search(Interpreter):
 
     def enter(self, body: ClosedJaxpr, operands: list[Any], decider: Any = None) -> list[Any]:
         self._frames[-1].entered += 1
-        return self.run(body, operands)
+        first = len(self._open)
+        results = self.run(body, operands)
+        self.close(first, results)
+        return results
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Value]:
         held = view(eqn)
@@ -116,7 +145,7 @@ class Search(Interpreter):
             given = list(self._effects.call(eqn, data))
         else:
             given = list(bind(eqn, data))
-        step = self._step(eqn, operands, given)
+        step = self.step(eqn, operands, given)
         results = [Value(x, step) for x in given]
         refs = [x for x in (*data, *given) if isinstance(jax.typeof(x), AbstractRef)]
         before = tuple(dict.fromkeys(o for ref in refs for o in self._refs.get(id(ref), ())))
@@ -126,8 +155,7 @@ class Search(Interpreter):
             made = self._made(step, operands, [*results, *contents])
             if made is not None:
                 for origin in origins:
-                    if made is not origin and made not in origin.led_to:
-                        origin.led_to.append(made)
+                    origin.led_to.setdefault((id(eqn), made.state), made)
                 origins = union([*origins, made])
         if origins:
             for x in (*results, *contents):
@@ -139,7 +167,7 @@ class Search(Interpreter):
             self._refs[id(ref)] = x.origins
         return results
 
-    def _step(self, eqn: JaxprEqn, operands: Sequence[Value], given: Sequence[Any]) -> Step:
+    def step(self, eqn: JaxprEqn, operands: Sequence[Value], given: Sequence[Any]) -> Step:
         """Return the step of an equation, and forget the operands of old ones."""
         rounds = tuple(frame.round for frame in self._frames)
         step = Step(
@@ -179,110 +207,110 @@ class Search(Interpreter):
     def _found(
         self, state: int, step: Step, operands: Sequence[Value], results: Sequence[Value]
     ) -> Origin:
-        """Return the origin of what an equation made: of all that it makes of a kind, one."""
-        known = self._by_equation.get((id(step.eqn), state))
-        if known is not None:
-            known.times += 1
-            return known
+        """Return the origin of what an equation made."""
+        known = self._by_equation.setdefault((id(step.eqn), state), [])
+        if sum(not each.closed for each in known) >= _APART:
+            known[-1].times += 1
+            return known[-1]
         # Now, before what led to it is forgotten.
         way = way_to(step, results) if results else ()
-        origin = Origin(state, step, "", results, tuple(operands), way)
-        self.origins.append(origin)
-        self._by_equation[id(step.eqn), state] = origin
+        origin = Origin(state, step, "", results, tuple(operands), way, number=self._number)
+        self._number += 1
+        known.append(origin)
+        self._open.append(origin)
         return origin
+
+    @property
+    def open_count(self) -> int:
+        """How many origins a value may have that is still read."""
+        return len(self._open)
+
+    def close(self, first: int, values: Sequence[Value]) -> None:
+        """Note which origins are dropped: those open from the `first` on that no value has.
+
+        Of those of one equation that are dropped, the first is kept.
+        """
+        if len(self._open) == first:
+            return
+        in_refs = (origin for origins in self._refs.values() for origin in origins)
+        alive = {*origins_of(values), *in_refs}
+        for origin in self._open[first:]:
+            if origin not in alive:
+                origin.closed = True
+                known = self._by_equation[id(origin.step.eqn), origin.state]  # type: ignore[union-attr]
+                before = next(each for each in known if each.closed)
+                if before is not origin:
+                    before.times += origin.times
+                    known.remove(origin)
+        self._open[first:] = [each for each in self._open[first:] if each in alive]
 
     def _sharded(self, held: ShardMap, operands: list[Value]) -> list[Value]:
         """Return the results of a `shard_map`, which is compiled as a whole."""
-        outs, found = run_checked(held, _data(operands))
-        step = self._step(held.eqn, operands, outs)
-        seen = len(self.origins)
-        for made in found:
+        checked = CheckedShards(held, _data(operands))
+        step = self.step(held.eqn, operands, checked.results)
+        for made in checked.made():
             around = (*step.around, held.eqn)
             inner = Step(made.eqn, around, step.rounds, list(map(Value, made.operands)))
             results = list(map(Value, made.results))
             origin = self._found(made.state, inner, inner.operands, results)
             origin.devices = tuple(dict.fromkeys([*origin.devices, *made.devices]))
-        origins = union([*origins_of(operands), *self.origins[seen:]])
-        return [tainted(Value(x, step), origins) for x in outs]
+        results = [Value(x, step) for x in checked.results]
+        followed = Followed(self.last_made_by(checked.equations), operands)
+        if followed and any(x.state for x in results):
+            masks = checked.masks(followed.table(checked.equations), followed.masks(operands))
+            for x, origins in zip(results, followed.all_of(masks), strict=True):
+                tainted(x, origins)
+        return results
 
     # --- loops ------------------------------------------------------------------------------------
 
     def _scanned(self, scan: Scan, operands: list[Value]) -> list[Value]:
         """Return the results of a scan, whose rounds are compiled."""
-        rounds = self._rounds(scan, scan_rounds)
         n, k = len(scan.consts), len(scan.carry)
         consts, carry, xs = operands[:n], operands[n : n + k], operands[n + k :]
-        ys = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in scan.ys]
-        frame, number, seen = self._frames[-1], 0, len(self.origins)
+        ys = [Value(jnp.zeros(var.aval.shape, var.aval.dtype)) for var in scan.ys]
+        rounds = _Rounds(self, scan, scan_rounds, operands, (consts, xs))
+        number = 0
         while True:
-            found, data, ys, _ = rounds(
-                self._known(scan), jnp.int32(number), _data(carry), ys, _data(consts), _data(xs)
-            )
-            carry = self._carried(carry, data, operands, seen, int(found) > number)
-            number = int(found)
+            number, carry, ys, _ = rounds.run(number, carry, ys)
             if number == scan.length:
                 break
-            frame.entered = number
+            self._frames[-1].entered = number
             place = scan.length - 1 - number if scan.reverse else number
             outs = self.enter(scan.body, [*consts, *carry, *(self.row(x, place) for x in xs)])
             carry = outs[:k]
-            ys = [y.at[place].set(out.data) for y, out in zip(ys, outs[k:], strict=True)]
+            ys = [
+                Value(y.data.at[place].set(out.data), None, union([*y.origins, *out.origins]))
+                for y, out in zip(ys, outs[k:], strict=True)
+            ]
             number += 1
-        step = self._step(scan.eqn, operands, ys)
-        stacked = [Value(y, step) for y in ys]
-        origins = union([*origins_of(operands), *self.origins[seen:]])
-        return [*carry, *(tainted(y, origins) for y in stacked)]
+        step = self.step(scan.eqn, operands, _data(ys))
+        return [*carry, *(tainted(Value(y.data, step), y.origins) for y in ys)]
 
     def _looped(self, loop: While, operands: list[Value]) -> list[Value]:
         """Return the results of a while loop, whose rounds are compiled if there are many."""
         c, b = len(loop.cond_consts), len(loop.body_consts)
         deciding, consts, carry = operands[:c], operands[c : c + b], operands[c + b :]
-        frame, number, seen = self._frames[-1], 0, len(self.origins)
-        first = BY_HAND // max(len(body_equations(loop)), 1)
+        rounds = _Rounds(self, loop, while_rounds, operands, (deciding, consts))
+        first, number = BY_HAND // max(len(body_equations(loop)), 1), 0
         (more,) = self.enter(loop.cond, [*deciding, *carry])
         while bool(more.data):
             if number >= first:
-                rounds = self._rounds(loop, while_rounds)
-                found, data, going, _ = rounds(
-                    self._known(loop),
-                    jnp.int32(number),
-                    _data(carry),
-                    more.data,
-                    _data(deciding),
-                    _data(consts),
-                )
-                carry = self._carried(carry, data, operands, seen, int(found) > number)
-                number = int(found)
-                if not bool(going):
+                number, carry, _, going = rounds.run(number, carry, [])
+                if not going:
                     break
-            frame.entered = 2 * number + 1
+            self._frames[-1].entered = 2 * number + 1
             carry = self.enter(loop.body, [*consts, *carry])
             (more,) = self.enter(loop.cond, [*deciding, *carry])
             number += 1
         return carry
 
-    def _carried(
-        self, old: list[Value], data: list[Any], operands: list[Value], seen: int, moved: bool
-    ) -> list[Value]:
-        """Return the carry of a loop after compiled rounds."""
-        if not moved:
-            return old
-        step = self._step(self._frames[-1].eqn, operands, data)
-        origins = union([*origins_of(operands), *self.origins[seen:]])
-        return [tainted(Value(x, step), origins) for x in data]
+    def last_made_by(self, eqns: Iterable[JaxprEqn]) -> dict[tuple[int, int], Origin]:
+        """Return the last origins of equations, by `id` and state."""
+        keys = [(id(eqn), state) for eqn in eqns for state in (NAN, INF)]
+        return {key: self._by_equation[key][-1] for key in keys if key in self._by_equation}
 
-    def _known(self, loop: Scan | While) -> Any:
-        """Return the flags of a loop's equations that need not stop it: of what is found already.
-
-        What is flagged in compiled rounds and not made by hand is not among them.
-        """
-        flags = []
-        for eqn in body_equations(loop):
-            nan, inf = ((id(eqn), state) in self._by_equation for state in (NAN, INF))
-            flags.append(NAN | INF if nan else INF * inf)
-        return jnp.array(flags, jnp.uint8)
-
-    def _rounds(self, loop: Scan | While, make: Any) -> Any:
+    def compiled(self, loop: Scan | While, make: Any) -> Any:
         """Return the compiled rounds of a loop, which those of the same structure share."""
         try:
             bodies = [loop.body] if isinstance(loop, Scan) else [loop.body, loop.cond]
@@ -294,6 +322,77 @@ class Search(Interpreter):
         if key not in self._compiled:
             self._compiled[key] = make(loop)
         return self._compiled[key]
+
+
+class _Rounds:
+    """Runs rounds of a loop that are compiled.
+
+    Args:
+        search: The search.
+        loop: The loop.
+        make: What makes the function that runs them.
+        operands: The loop's operands.
+        given: Those of them that each round is given, in the groups that the function takes.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        loop: Scan | While,
+        make: Callable[[Any], Callable[..., Ran]],
+        operands: Sequence[Value],
+        given: tuple[Sequence[Value], Sequence[Value]],
+    ):
+        self._search, self._operands, self._given = search, operands, given
+        self._eqn, self._equations = loop.eqn, body_equations(loop)
+        self._run = search.compiled(loop, make)
+        self._first = search.open_count
+        self._stops = 0
+
+    def run(
+        self, number: int, carry: list[Value], ys: list[Value]
+    ) -> tuple[int, list[Value], list[Value], bool]:
+        """Run rounds from one on, until one is to be run by hand.
+
+        Returns the number of that round, or of all rounds, the carry and the stacked results before
+        it, and whether there is another.
+        """
+        made = self._search.last_made_by(self._equations)
+        values = [*carry, *ys, *self._given[0], *self._given[1]]
+        followed = Followed(made, values)
+        ignored = [[(id(e), state) in made for state in (NAN, INF)] for e in self._equations]
+        known = Known(
+            jnp.array(ignored, bool).reshape(-1, 2),
+            followed.table(self._equations) if followed else None,
+            jnp.array(self._stops < _STOPS),
+        )
+        start = Ran(
+            jnp.int32(number),
+            _data(carry),
+            followed.masks(carry),
+            jnp.zeros((len(self._equations), 2), jnp.int32),
+            _data(ys),
+            followed.masks(ys),
+            jnp.array(True),
+        )
+        masks = tuple(map(followed.masks, self._given))
+        ran: Ran = self._run(known, start, *map(_data, self._given), masks)
+        self._stops += 1
+        self._count(made, np.asarray(ran.counts))
+        origins = followed.all_of(ran.ys_masks)
+        ys = [Value(y, None, each) for y, each in zip(ran.ys, origins, strict=True)]
+        if int(ran.number) > number:
+            step = self._search.step(self._eqn, self._operands, ran.carry)
+            origins = followed.all_of(ran.carry_masks)
+            carry = [tainted(Value(x, step), o) for x, o in zip(ran.carry, origins, strict=True)]
+        self._search.close(self._first, [*carry, *ys])
+        return int(ran.number), carry, ys, bool(ran.more)
+
+    def _count(self, made: Mapping[tuple[int, int], Origin], counts: np.ndarray) -> None:
+        """Add how often what is known was made again."""
+        for number, column in np.argwhere(counts):
+            key = id(self._equations[number]), (NAN, INF)[column]
+            made[key].times += int(counts[number, column])
 
 
 def _data(values: Sequence[Value]) -> list[Any]:

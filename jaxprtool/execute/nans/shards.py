@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.nans.rounds import Checked
+from jaxprtool.execute.nans.compiled import Compiled, Mask, Results
 from jaxprtool.execute.nans.states import INF, NAN
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.structured import ShardMap
@@ -42,54 +43,83 @@ def can_be_checked(view: ShardMap) -> bool:
     return view.eqn.params["newly_manual_axes"] == set(view.mesh.axis_names)
 
 
-def run_checked(view: ShardMap, operands: Sequence[Any]) -> tuple[list[Any], list[Made]]:
-    """Return the results of a `shard_map`, and what its equations make."""
-    inside = list(equations(jaxcompat.open_jaxpr(view.body)))
-    numbers = {id(eqn): i for i, eqn in enumerate(inside)}
+class CheckedShards:
+    """A `shard_map` that is compiled as a whole, with what its equations make.
 
-    def checked(*shards: Any) -> Any:
-        run = Checked(numbers, view.mesh.axis_names if view.eqn.params["check_vma"] else ())
-        results = run.results(view.body, shards)
-        return results, run.flags()[None]
+    Args:
+        view: The `shard_map`.
+        operands: What it is given.
+    """
 
-    everywhere = PartitionSpec(view.mesh.axis_names)
-    outs, flags = _mapped(view, checked, (list(view.out_specs), everywhere))(*operands)
-    found = np.asarray(flags)
-    made = [_made(view, operands, inside[i], found[:, i]) for i in np.flatnonzero(found.any(0))]
-    return list(outs), made
+    def __init__(self, view: ShardMap, operands: Sequence[Any]):
+        self._view, self._operands = view, operands
+        #: The equations inside, at any depth.
+        self.equations = list(equations(jaxcompat.open_jaxpr(view.body)))
+        self._numbers = {id(eqn): i for i, eqn in enumerate(self.equations)}
+        outs, counts, _ = self._run(None, [None] * len(operands))
+        #: The results.
+        self.results: list[Any] = list(outs)
+        self._flags = np.asarray(counts) > 0
 
+    def made(self) -> Iterator[Made]:
+        """Yield what equations make: of each a NaN, or else an infinity."""
+        for number in np.flatnonzero(self._flags.any((0, 2))):
+            nan, inf = self._flags[:, number].T
+            state, flags = (NAN, nan) if nan.any() else (INF, inf)
+            yield self._recorded(self.equations[number], state, flags)
 
-def _made(view: ShardMap, operands: Sequence[Any], eqn: JaxprEqn, flags: np.ndarray) -> Made:
-    devices = view.mesh.devices.flatten()
-    state = int(flags.max()) & NAN or INF
-    flags = (flags & state) != 0
-    place = int(flags.argmax())
-    counts = len(eqn.invars)
+    def masks(self, places: Any, masks: Sequence[Mask]) -> list[Mask]:
+        """Return the masks of the results.
 
-    def recorded(*shards: Any) -> Any:
-        run = _Recording(eqn)
-        run.results(view.body, shards)
-        return [jax.numpy.asarray(x)[None] for x in run.values]
+        Args:
+            places: For each equation the places in masks of the NaN and the infinity that it makes.
+            masks: The masks of the operands.
+        """
+        found = self._run(places, masks)[2]
+        return [None if mask is None else np.asarray(mask).any(0) for mask in found]
 
-    everywhere = PartitionSpec(view.mesh.axis_names)
-    values = [x[place] for x in _mapped(view, recorded, everywhere)(*operands)]
-    names = tuple(str(device) for device, flag in zip(devices, flags, strict=True) if flag)
-    return Made(eqn, state, names, values[:counts], values[counts:])
+    def _run(self, places: Any, masks: Sequence[Mask]) -> Any:
+        """Return the results, and the counts and the masks on each device."""
+        axes = self._view.mesh.axis_names
+        varying = bool(self._view.eqn.params["check_vma"])
 
+        def checked(*shards: Any) -> Any:
+            run = Compiled(self._numbers, places, axes, varying)
+            found = run.results(self._view.body, shards, masks)
+            return found.data, *jax.tree.map(lambda x: x[None], (found.counts, found.masks))
 
-def _mapped(view: ShardMap, function: Any, out_specs: Any) -> Any:
-    return jax.jit(
-        jax.shard_map(
-            function,
-            mesh=view.mesh,
-            in_specs=tuple(view.in_specs),
-            out_specs=out_specs,
-            check_vma=view.eqn.params["check_vma"],
+        everywhere = PartitionSpec(axes)
+        out_specs = list(self._view.out_specs), everywhere, everywhere
+        return self._mapped(checked, out_specs)(*self._operands)
+
+    def _recorded(self, eqn: JaxprEqn, state: int, flags: np.ndarray) -> Made:
+        """Return what an equation makes, with its values on the first device that does so."""
+        place, count = int(flags.argmax()), len(eqn.invars)
+
+        def recorded(*shards: Any) -> Any:
+            run = _Recording(eqn)
+            run.results(self._view.body, shards)
+            return [jnp.asarray(x)[None] for x in run.values]
+
+        found = self._mapped(recorded, PartitionSpec(self._view.mesh.axis_names))(*self._operands)
+        values = [x[place] for x in found]
+        devices = self._view.mesh.devices.flatten()
+        names = tuple(str(device) for device, flag in zip(devices, flags, strict=True) if flag)
+        return Made(eqn, state, names, values[:count], values[count:])
+
+    def _mapped(self, function: Any, out_specs: Any) -> Any:
+        return jax.jit(
+            jax.shard_map(
+                function,
+                mesh=self._view.mesh,
+                in_specs=tuple(self._view.in_specs),
+                out_specs=out_specs,
+                check_vma=self._view.eqn.params["check_vma"],
+            )
         )
-    )
 
 
-class _Recording(Checked):
+class _Recording(Compiled):
     """Keeps what an equation is given and gives, if it is in no loop and no branch."""
 
     def __init__(self, wanted: JaxprEqn):
@@ -103,6 +133,5 @@ class _Recording(Checked):
             self.values = [x.data for x in (*operands, *results)]
         return results
 
-    def _inside(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[list[Any], Any]:
-        inner = _Recording(self._wanted)
-        return inner.results(body, arguments), inner.flags()
+    def inside(self, body: ClosedJaxpr, arguments: Sequence[Any], masks: Sequence[Mask]) -> Results:
+        return _Recording(self._wanted).results(body, arguments, masks)

@@ -24,6 +24,11 @@ def has_state(value: Any) -> bool:
     dtype = getattr(value, "dtype", None)
     if dtype is None or isinstance(jax.typeof(value), AbstractRef):
         return False
+    return is_inexact(dtype)
+
+
+def is_inexact(dtype: Any) -> bool:
+    """Return True if a dtype is one of numbers that need not be finite."""
     return not is_extended(dtype) and bool(jnp.issubdtype(dtype, jnp.inexact))
 
 

@@ -39,11 +39,13 @@ class Origin:
         results: What the equation gave, or the argument.
         operands: What the equation was given.
         way: The values that led to it, the nearest first.
+        number: Its number, of all that are made.
         times: How often it made one.
         reached: The positions of the results that have what comes of it.
         dropped: The last equation that read what comes of it, and gave what is finite.
         devices: The devices of a `shard_map` that it was made on.
-        led_to: The origins that were made of it.
+        led_to: The origins that were made of it, of each equation and state one.
+        closed: Whether no value that is still read has it.
     """
 
     state: int
@@ -52,11 +54,13 @@ class Origin:
     results: Sequence[Value]
     operands: Sequence[Value] = ()
     way: Sequence[OnWay] = ()
+    number: int = 0
     times: int = 1
     reached: list[int] = field(default_factory=list)
     dropped: Step | None = None
     devices: tuple[str, ...] = ()
-    led_to: list[Origin] = field(default_factory=list)
+    led_to: dict[tuple[int, int], Origin] = field(default_factory=dict)
+    closed: bool = False
 
     @property
     def held(self) -> bool:
@@ -98,6 +102,18 @@ class OnWay(NamedTuple):
 
     value: Value
     place: tuple[int, ...] | None
+
+
+def standing_for(origins: Sequence[Origin]) -> Origin:
+    """Return the origin of an equation that stands for all of one state.
+
+    It is the first that reaches a result, or else the first.
+    """
+    found = next((each for each in origins if each.reached), origins[0])
+    others = [each for each in origins if each is not found]
+    found.times += sum(each.times for each in others)
+    found.reached = sorted({place for each in origins for place in each.reached})
+    return found
 
 
 def origins_of(values: Iterable[Value]) -> tuple[Origin, ...]:

@@ -1,0 +1,55 @@
+"""Origins that are followed through a compiled body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from jaxprtool.execute.nans.compiled import FOLLOWED, Mask
+from jaxprtool.execute.nans.states import INF, NAN, has_state
+from jaxprtool.execute.nans.steps import Origin, Value, origins_of, union
+from jaxprtool.jaxcompat import JaxprEqn
+
+
+class Followed:
+    """Origins by their place in masks; it is false if there are none.
+
+    Args:
+        made: The origins of equations of the body, by `id` and state.
+        values: What the body is given.
+    """
+
+    def __init__(self, made: Mapping[tuple[int, int], Origin], values: Iterable[Value]):
+        origins = union([*origins_of(values), *made.values()])
+        self._places = {origin: min(i, FOLLOWED - 1) for i, origin in enumerate(origins)}
+        self._made = made
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def table(self, eqns: Sequence[JaxprEqn]) -> np.ndarray:
+        """Return for each equation the places of the NaN and the infinity that it makes, or -1."""
+        rows = [[self._made_at(id(eqn), state) for state in (NAN, INF)] for eqn in eqns]
+        return np.array(rows, np.int32).reshape(-1, 2)
+
+    def _made_at(self, eqn: int, state: int) -> int:
+        origin = self._made.get((eqn, state))
+        return -1 if origin is None else self._places[origin]
+
+    def masks(self, values: Sequence[Value]) -> list[Mask]:
+        """Return the masks of values, if any origin is followed."""
+        return [self._mask(value) if self and has_state(value.data) else None for value in values]
+
+    def _mask(self, value: Value) -> np.ndarray:
+        mask = np.zeros(FOLLOWED, bool)
+        mask[[self._places[origin] for origin in value.origins]] = True
+        return mask
+
+    def all_of(self, masks: Sequence[Mask]) -> list[tuple[Origin, ...]]:
+        """Return the origins of values by their masks."""
+        arrays = [np.zeros(FOLLOWED, bool) if mask is None else np.asarray(mask) for mask in masks]
+        return [
+            tuple(origin for origin, place in self._places.items() if array[place])
+            for array in arrays
+        ]

@@ -31,7 +31,7 @@ from jaxprtool.execute.compare.variants import (
     compared,
 )
 from jaxprtool.execute.fill import fill, refitted
-from jaxprtool.execute.verify import flat_arguments
+from jaxprtool.execute.verify import flat_arguments, require_count, require_program
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.quantities import plural
 from jaxprtool.passes.pipeline import Pipeline
@@ -41,9 +41,9 @@ def compare(
     programs: Program | Sequence[Program],
     args: object = None,
     *,
-    passes: Sequence[str | Pipeline] = ("",),
-    backends: Sequence[str | None] = (None,),
-    precisions: Sequence[str | None] = (None,),
+    passes: str | Pipeline | Sequence[str | Pipeline] = ("",),
+    backends: str | Sequence[str | None] = (None,),
+    precisions: str | Sequence[str | None] = (None,),
     op_by_op: bool = False,
     rtol: float | None = None,
     atol: float | None = None,
@@ -74,23 +74,35 @@ def compare(
             is made as small as it can be, and what is returned is for that one.
 
     Raises:
-        ArgumentsError: If the arguments do not fit, or two programs take or give others.
+        ArgumentsError: If the arguments do not fit, two programs take or give others, a tolerance
+            is negative, or there is no trial.
         PipelineError: If a pipeline gives several programs.
         BackendError: If this machine does not have a backend.
     """
-    traced = [programs] if isinstance(programs, Program) else list(programs)
-    pipelines = [Pipeline.parse(each) if isinstance(each, str) else each for each in passes]
-    axes = Axes(pipelines, backends, precisions, op_by_op)
+    traced: list[Any] = list(programs) if isinstance(programs, list | tuple) else [programs]
+    for each in traced:
+        require_program(each)
+    if trials < 1:
+        raise ArgumentsError(f"there is at least one trial, not {trials}")
+    pipelines = [Pipeline.parse(each) if isinstance(each, str) else each for each in _many(passes)]
+    axes = Axes(pipelines, _many(backends), _many(precisions), op_by_op)
     axes.require_backends()
     given: dict[str, Any] = {}
     if args is not None and traced:
-        given = dict(zip(traced[0].arg_names, flat_arguments(traced[0], args), strict=True))
+        values = flat_arguments(traced[0], args)
+        require_count(traced[0], values)
+        given = dict(zip(traced[0].arg_names, values, strict=True))
 
     def inputs(program: Program) -> Given:
         return Given(program, *refitted(program, given))
 
     plan = planned([(each.name, each) for each in traced], axes)
     return comparison(plan, inputs, Tolerance(rtol, atol), Checks(seed, trials, bisect, isolate))
+
+
+def _many(values: Any) -> Sequence[Any]:
+    """Return several values; a string is one."""
+    return [values] if isinstance(values, str | Pipeline) else values
 
 
 @dataclass(frozen=True)

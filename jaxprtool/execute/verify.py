@@ -70,8 +70,28 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
     runs.compare(after)
 
 
+def require_program(program: object) -> None:
+    """Raise ArgumentsError for what is no `Program`, as a function that was not traced."""
+    if not isinstance(program, Program):
+        name = getattr(program, "__name__", None) or type(program).__name__
+        hint = "jaxprtool.trace(function, *arguments) makes one"
+        raise ArgumentsError(f"{name} is no Program", hint)
+
+
+def require_count(program: Program, arguments: Sequence[object]) -> None:
+    """Raise ArgumentsError unless there are as many flat arguments as a program takes."""
+    count = len(program.in_avals)
+    if len(arguments) != count:
+        raise ArgumentsError(f"{program.name} takes {count} arrays, not {len(arguments)}")
+
+
 def flat_arguments(program: Program, args: object) -> list[Any]:
-    """Return the flat arguments: of a call, its keyword arguments last, or of any other pytree."""
+    """Return the flat arguments: of a call, its keyword arguments last, or of any other pytree.
+
+    Raises:
+        ArgumentsError: If the program is none.
+    """
+    require_program(program)
     positional, keywords = jax.tree.unflatten(program.in_tree, program.in_avals)
     if isinstance(args, tuple | list) and len(args) == len(positional) + len(keywords):
         with suppress(StructureError):
@@ -123,13 +143,14 @@ def fitting(program: Program, arguments: Sequence[object]) -> list[Any]:
     """Return flat arguments as arrays of the types that a program takes.
 
     Raises:
-        ArgumentsError: If their number or a type is another, or a size is beyond its bound.
+        ArgumentsError: If their number or a type is another, if one is no array but a type, or if a
+            size is beyond its bound.
     """
+    require_count(program, arguments)
+    for name, value in zip(program.arg_names, arguments, strict=True):
+        if isinstance(value, jax.ShapeDtypeStruct):
+            raise ArgumentsError(f"argument '{name}' of {program.name} is a type, not an array")
     arrays = [as_array(x) for x in arguments]
-    if len(arrays) != len(program.in_avals):
-        raise ArgumentsError(
-            f"{program.name} takes {len(program.in_avals)} arrays, not {len(arrays)}"
-        )
     for name, aval, value in zip(program.arg_names, program.in_avals, arrays, strict=True):
         if (aval.shape, aval.dtype) != (value.shape, value.dtype):
             raise ArgumentsError(

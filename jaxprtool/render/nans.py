@@ -99,7 +99,7 @@ def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
     if first.path:
         yield "in", ", ".join(first.path)
     if first.iteration:
-        yield "round", ", ".join(map(str, first.iteration)) + " (the first is 0)"
+        yield "round", ", ".join(map(str, first.iteration)) + " (counted from 0)"
     if first.times > 1:
         yield "times", f"{first.times:,}"
     if first.scope:

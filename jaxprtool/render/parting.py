@@ -54,7 +54,7 @@ def known(found: Parting) -> Iterator[tuple[str, str]]:
     if found.path:
         yield "in", ", ".join(found.path)
     if found.iteration:
-        yield "round", ", ".join(map(str, found.iteration)) + " (the first is 0)"
+        yield "round", ", ".join(map(str, found.iteration)) + " (counted from 0)"
     if found.scope:
         yield "scope", found.scope
     if found.counterpart:

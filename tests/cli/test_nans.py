@@ -40,7 +40,7 @@ def test_the_first_that_reaches_a_result_is_shown_with_its_line_round_and_operan
     )
     assert line == "bad.py:6  return x / jnp.sqrt((x * x).sum())"
     assert facts[0] == "gives  f32[2], all NaN, the first at [0]"
-    assert "round  1 (the first is 0)" in facts
+    assert "round  1 (counted from 0)" in facts
     assert any(fact.split()[:3] == ["sqrt", "bad.py:6", "f32[]"] for fact in facts)
     assert max(map(len, found.out.splitlines())) <= 80
 

@@ -10,6 +10,7 @@ from jaxprtool.errors import ArgumentsError, BackendError, PipelineError
 from jaxprtool.execute.compare.measures import Tolerance, measured
 
 USUAL = Tolerance()
+X = jnp.arange(4.0)
 
 
 def test_equal_bits_have_no_error_and_nans_are_like_any_other():
@@ -105,6 +106,29 @@ def test_programs_of_other_arguments_or_results_are_refused():
         jaxprtool.compare([first, other])
     with pytest.raises(ArgumentsError, match=r"gives other results: result: f32\[\]"):
         jaxprtool.compare([first, sums])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"args": (X, X)}, "takes 1 arrays, not 2"),
+        ({"trials": 0}, "at least one trial, not 0"),
+        ({"rtol": -1.0}, "rtol is a number from 0 on, not -1.0"),
+        ({"atol": float("nan")}, "atol is a number from 0 on, not nan"),
+        ({"passes": "dce"}, "but one variant"),  # one pipeline, not three
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options, message):
+    program = jaxprtool.trace(jnp.sin, X)
+    with pytest.raises(ArgumentsError, match=message):
+        jaxprtool.compare(program, **{"passes": ["", "dce"], **options})
+
+
+def test_a_function_that_was_not_traced_is_refused():
+    program = jaxprtool.trace(jnp.sin, X)
+    for programs in (jnp.sin, [program, jnp.sin]):
+        with pytest.raises(ArgumentsError, match="sin is no Program"):
+            jaxprtool.compare(programs, (X,), op_by_op=True)
 
 
 def test_a_single_variant_a_missing_backend_and_several_programs_are_refused():

@@ -409,6 +409,10 @@ def test_arguments_that_do_not_fit_and_free_axes_are_refused():
         find_nan(jaxprtool.trace(jnp.sin, X), (X, X))
     with pytest.raises(ArgumentsError, match=r"argument 'x' of sin is f32\[4\], not f32\[3\]"):
         find_nan(jaxprtool.trace(jnp.sin, X), (X[:3],))
+    with pytest.raises(ArgumentsError, match="argument 'x' of sin is a type, not an array"):
+        find_nan(jaxprtool.trace(jnp.sin, X), (jax.ShapeDtypeStruct((4,), "float32"),))
+    with pytest.raises(ArgumentsError, match="sin is no Program"):
+        find_nan(jnp.sin, (X,))
     free = jaxprtool.trace(lambda x: lax.psum(x, "i"), X, axis_env=[("i", 2)])
     with pytest.raises(UnsupportedError, match="free named axes 'i'"):
         find_nan(free, (X,))

@@ -370,6 +370,16 @@ def test_values_in_refs_and_keys_are_passed_over():
     assert found[-1].primitives == ("add",)
 
 
+def test_one_pattern_and_one_round_need_no_list():
+    def function(x):
+        return lax.scan(lambda c, _: (jnp.sin(c), jnp.cos(c)), x, None, length=3)
+
+    (row,) = rows(function, X, only="si*", rounds=1, by="equation")
+    assert (row.name, row.iteration) == ("sin", (1,))
+    with pytest.raises(ArgumentsError, match="a round is a number or a slice, not '0'"):
+        rows(function, X, rounds="0")
+
+
 def test_bad_input_is_refused():
     program = jaxprtool.trace(jnp.sin, X)
     with pytest.raises(ArgumentsError, match="by line, scope or equation"):

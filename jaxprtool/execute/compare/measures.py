@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.compare.arrays import as_numpy, bits_agree, wide
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equations import type_of
@@ -26,6 +27,12 @@ class Tolerance:
 
     rtol: float | None = None
     atol: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ArgumentsError for a tolerance that is negative, or no number."""
+        for name, error in (("rtol", self.rtol), ("atol", self.atol)):
+            if error is not None and not error >= 0:
+                raise ArgumentsError(f"{name} is a number from 0 on, not {error}")
 
     def of(self, *dtypes: Any) -> tuple[float, float]:
         """Return the relative and the absolute tolerance of values of these dtypes."""

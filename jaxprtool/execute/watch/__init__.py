@@ -62,8 +62,8 @@ def watch(
     args: object,
     *,
     by: By = "line",
-    only: Sequence[str] | None = None,
-    rounds: Sequence[int | slice] | None = None,
+    only: str | Sequence[str] | None = None,
+    rounds: int | slice | Sequence[int | slice] | None = None,
     values: bool = False,
     device: jax.Device | None = None,
     stops: Collection[int] = (),
@@ -87,7 +87,7 @@ def watch(
         stop: Takes the values of these equations.
 
     Raises:
-        ArgumentsError: If the arguments do not fit.
+        ArgumentsError: If the arguments do not fit, or a round is neither a number nor a slice.
         UnsupportedError: If the program has free named axes, or takes a ref.
     """
     if by not in get_args(By):
@@ -98,8 +98,8 @@ def watch(
     require_runnable(program)
     arguments = fitting(program, arguments)
     program = with_scalar_predicates(program)
-    chosen = Rounds(rounds)
-    selection = None if only is None else Selection(only=only)
+    chosen = Rounds([rounds] if isinstance(rounds, int | slice) else rounds)
+    selection = None if only is None else Selection(only=[only] if isinstance(only, str) else only)
     recorder = Recorder(program, by, chosen, values, selection is None)
 
     def wanted(eqn: JaxprEqn) -> bool:

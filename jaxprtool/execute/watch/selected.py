@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxprtool.errors import ArgumentsError
+
 
 class Rounds:
     """A choice of rounds, by numbers and slices as of a list.
@@ -18,6 +20,9 @@ class Rounds:
     """
 
     def __init__(self, chosen: Sequence[int | slice] | None):
+        for each in chosen or ():
+            if not isinstance(each, int | slice):
+                raise ArgumentsError(f"a round is a number or a slice, not {each!r}")
         self.chosen = chosen
 
     @cached_property

@@ -15,6 +15,7 @@ import jaxprtool
 from jaxprtool.api.reduction import checks
 from jaxprtool.api.reduction.search import CallingJudge, Search, State
 from jaxprtool.errors import ArgumentsError
+from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import open_jaxpr
@@ -153,6 +154,26 @@ def test_the_equation_that_makes_a_nan_in_a_round_of_a_loop_of_a_gradient_is_lef
     flat = [found.values[name] for name in found.program.arg_names]
     assert any(bool(jnp.isnan(out).any()) for out in found.program(*flat))
     assert all(bool(jnp.isfinite(value).all()) for value in flat)
+
+
+def test_the_equation_that_makes_a_nan_is_tried_by_itself_first(monkeypatch):
+    """At once, from a loop in a call in a loop: to cut these open takes many tries."""
+
+    @jax.jit
+    def falling(x):
+        return lax.while_loop(lambda x: x.sum() > -9, lambda x: x - jnp.sqrt(x), x)
+
+    def fun(x):
+        return lax.fori_loop(0, 3, lambda i, x: falling(jnp.cos(x)), x).sum()
+
+    monkeypatch.setattr(checks, "keep_kernels", lambda: None)
+    check, x = checks.parse("nan"), jnp.array([0.5, 0.01])
+    program = jaxprtool.trace(fun, x)
+    seen = check.evidence(program, {"x": x})
+    text, values = check.guess(program, {"x": x})
+    alone = parse(text, "alone")
+    assert [eqn.primitive.name for eqn in alone.jaxpr.eqns] == ["sqrt"]
+    assert check.same(check.evidence(alone, values), seen)
 
 
 def test_a_nan_is_found_beside_one_that_is_written_and_of_finite_arguments_alone(monkeypatch):

@@ -19,7 +19,7 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import jax
 import numpy as np
@@ -35,15 +35,19 @@ from jaxprtool.errors import (
 from jaxprtool.execute import backends
 from jaxprtool.execute.compare.arrays import difference, values_agree
 from jaxprtool.execute.fill import random_argument
-from jaxprtool.execute.nans import find_nan
+from jaxprtool.execute.nans import find_nan, nan_maker
 from jaxprtool.execute.tries import Tried
-from jaxprtool.formats.jaxpr.write import write
+from jaxprtool.formats.jaxpr.write import text, write
 from jaxprtool.ir.equations import is_flat
 from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.structured import Cond, Scan, While, view
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.pipeline import Pipeline
+from jaxprtool.passes.reduction.candidates import with_body
+
+#: The text of a program, and the values of its arguments.
+Guess: TypeAlias = tuple[str, dict[str, Any]]
 
 #: The values of arguments by name; those that are not known are random.
 Values = Mapping[str, Any]
@@ -86,6 +90,10 @@ class Check:
     def evidence(self, program: Program, values: Values) -> Any:
         """Run in a process of its own: return what there is to be seen; None for nothing."""
         raise NotImplementedError
+
+    def guess(self, program: Program, values: Values) -> Guess | None:
+        """Run in a process of its own: return a small program for which the check may hold."""
+        return None
 
     def seen(self, tried: Tried) -> Any:
         """Return what is seen of a try; None if the check does not hold."""
@@ -200,6 +208,16 @@ class Nan(Check):
         made = find_nan(program, tuple(arguments)).found
         found = [f"{b.primitive} {b.source}" for b in made if b.kind == "NaN" and b.reaches]
         return found or None
+
+    def guess(self, program: Program, values: Values) -> Guess | None:
+        keep_kernels()
+        made = nan_maker(program, tuple(self.arguments(program, values)))
+        if made is None:
+            return None
+        names = [f"v{i}" for i in range(len(made[1]))]
+        alone = with_body(program.replace(jit=None), made[0], names)
+        given = dict(zip(names, map(packed, made[1]), strict=True))
+        return text(alone, callbacks="stub"), {name: given[name] for name in alone.arg_names}
 
     def same(self, seen: Any, first: Any) -> bool:
         return seen is not None and first[0] in seen

@@ -17,6 +17,7 @@ from jaxprtool.api.reduction.calls import Call
 from jaxprtool.api.reduction.checks import Check, PackedKey, Values, keep_kernels, packed
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.tries import Limits, Tried, in_order, tried
+from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.interpret import Interpreter
 from jaxprtool.ir.program import Program
@@ -48,6 +49,9 @@ class Judge(Protocol):
     def first(self, states: Iterator[State]) -> State | None:
         """Return the first for which the check holds."""
 
+    def guess(self, state: State) -> State | None:
+        """Return a small program for which the check may hold, if it knows one."""
+
     def values_of(self, state: State) -> dict[Var, Any]:
         """Return the values of variables of the top level, if the check depends on them."""
 
@@ -75,7 +79,8 @@ class Search:
         flat = State(flattened(state.program), state.values)
         if self._judge.first(iter((flat,))) is None:
             return state
-        self.state = flat
+        guess = self._judge.guess(flat)
+        self.state = self._judge.first(iter((guess,))) or flat if guess else flat
         rounds = iter(_FINEST)
         finest: int | None = next(rounds)
         while True:
@@ -249,6 +254,11 @@ class ForkingJudge:
             )
         return self._first
 
+    @property
+    def _slow(self) -> Limits:
+        """The limits of what takes longer than a try."""
+        return Limits(10 * self._limits.seconds, self._limits.memory)
+
     def _call(self, state: State, function: Callable[..., Any] | None = None) -> Call:
         function = function or type(self._check).evidence
         return Call(function, self._check, state.program, state.values, self._plugins)
@@ -285,11 +295,17 @@ class ForkingJudge:
             running.close()  # type: ignore[attr-defined]
         return None
 
+    def guess(self, state: State) -> State | None:
+        outcome = tried(self._call(state, type(self._check).guess), self._slow)
+        if outcome.value is None:
+            return None
+        program, values = outcome.value
+        return State(parse(program, "a guess"), values)
+
     def values_of(self, state: State) -> dict[Var, Any]:
         if not self._check.reads_values:
             return {}
-        limits = Limits(10 * self._limits.seconds, self._limits.memory)
-        outcome = tried(self._call(state, _values_of_variables), limits)
+        outcome = tried(self._call(state, _values_of_variables), self._slow)
         return dict(zip(_variables(state.program), outcome.value or (), strict=False))
 
 
@@ -332,6 +348,9 @@ class CallingJudge:
 
     def first(self, states: Iterable[State]) -> State | None:
         return next(filter(self.holds, states), None)
+
+    def guess(self, state: State) -> State | None:
+        return None
 
     def values_of(self, state: State) -> dict[Var, Any]:
         return {}

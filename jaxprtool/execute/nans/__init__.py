@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.scalar_predicates import with_scalar_predicates
 from jaxprtool.ir.scopes import is_backward
 from jaxprtool.ir.structured import sub_jaxprs
-from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal
 
 #: The scope of what a backward part computes again because of `jax.checkpoint`.
 _RECOMPUTED = "rematted_computation"
@@ -151,6 +151,51 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
         ArgumentsError: If the arguments do not fit.
         UnsupportedError: If the program has free named axes, or takes a ref.
     """
+    with _searched(program, args, device) as (program, search):
+        reading = _Reading(program, frames_now())
+        found = [
+            reading.bad_value(each) for each in search.origins if each.reached or not each.held
+        ]
+    return NanSearch(program.name, tuple(sorted(found, key=lambda each: not each.reaches)))
+
+
+def nan_maker(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] | None:
+    """Return the equation that makes the first NaN which reaches a result, by itself.
+
+    Args:
+        program: A `Program`.
+        args: Its arguments, as a tuple, or as any pytree of the same leaves.
+
+    Returns:
+        A jaxpr of this one equation, whose arguments are the variables that it reads, and their
+        values when it makes the NaN. None if no equation makes one, or not all values are known.
+    """
+    with _searched(program, args, None) as (_, search):
+        made = [each for each in search.origins if each.state == NAN and each.reached]
+    if not made or made[0].step is None:
+        return None
+    eqn, around = made[0].step.eqn, made[0].step.around
+    if len(made[0].operands) != len(eqn.invars):
+        return None
+    operands = zip(eqn.invars, made[0].operands, strict=True)
+    given = {v: x.data for v, x in operands if type(v) is not Literal}
+    source = eqn.source_info
+    for call in reversed(around):
+        source = jaxcompat.source_under(call)(source)
+    alone = jaxcompat.replace_jaxpr(
+        jaxcompat.trace_in_setting(list, [], eqn),
+        invars=list(given),
+        outvars=[v for v in eqn.outvars if type(v) is not DropVar],
+        eqns=[eqn.replace(source_info=source)],
+    )
+    return alone, list(given.values())
+
+
+@contextmanager
+def _searched(
+    program: Program, args: object, device: jax.Device | None
+) -> Iterator[tuple[Program, Search]]:
+    """Search a program, and have what was found read where its values are."""
     arguments = flat_arguments(program, args)
     if program.symbols:
         program = program.at(list(map(np.shape, arguments)))
@@ -165,12 +210,7 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
         elif device is not None:
             arguments = [jax.device_put(a, device) for a in arguments]
             stack.enter_context(jax.default_device(device))
-        search = Search(program.jaxpr, arguments, program.arg_names)
-        reading = _Reading(program, frames_now())
-        found = [
-            reading.bad_value(each) for each in search.origins if each.reached or not each.held
-        ]
-    return NanSearch(program.name, tuple(sorted(found, key=lambda each: not each.reaches)))
+        yield program, Search(program.jaxpr, arguments, program.arg_names)
 
 
 class _Reading:

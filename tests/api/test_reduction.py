@@ -176,6 +176,19 @@ def test_the_equation_that_makes_a_nan_is_tried_by_itself_first(monkeypatch):
     assert check.same(check.evidence(alone, values), seen)
 
 
+def test_the_infinities_that_a_nan_is_made_of_are_made_again(monkeypatch):
+    def fun(x, start):
+        return lax.scan(lambda carry, row: (carry * jnp.log(row), row), start, x)[0]
+
+    monkeypatch.setattr(checks, "keep_kernels", lambda: None)
+    check, arguments = checks.parse("nan"), {"x": jnp.array([2.0, 0.0]), "start": jnp.zeros(())}
+    program = jaxprtool.trace(fun, *arguments.values())
+    text, values = check.guess(program, arguments)
+    alone = parse(text, "alone")
+    assert [eqn.primitive.name for eqn in alone.jaxpr.eqns] == ["log", "mul"]
+    assert check.evidence(alone, values) == check.evidence(program, arguments)
+
+
 def test_a_nan_is_found_beside_one_that_is_written_and_of_finite_arguments_alone(monkeypatch):
     def fun(x):
         return jnp.nanmean(jnp.where(x > 0, x, jnp.nan)) + jnp.sqrt(-x).sum()

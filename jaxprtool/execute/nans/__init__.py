@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.execute.meshes import concrete_mesh, placed
+from jaxprtool.execute.nans.cone import cone_of
 from jaxprtool.execute.nans.search import Search
 from jaxprtool.execute.nans.states import NAN
 from jaxprtool.execute.nans.steps import Origin, Step, Value
@@ -34,7 +35,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.scalar_predicates import with_scalar_predicates
 from jaxprtool.ir.scopes import is_backward
 from jaxprtool.ir.structured import sub_jaxprs
-from jaxprtool.jaxcompat import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal
+from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
 
 #: The scope of what a backward part computes again because of `jax.checkpoint`.
 _RECOMPUTED = "rematted_computation"
@@ -162,33 +163,22 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
 def nan_maker(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] | None:
     """Return the equation that makes the first NaN which reaches a result, by itself.
 
+    If it was given infinities, the equations that these come from are there too, back to finite
+    values.
+
     Args:
         program: A `Program`.
         args: Its arguments, as a tuple, or as any pytree of the same leaves.
 
     Returns:
-        A jaxpr of this one equation, whose arguments are the variables that it reads, and their
-        values when it makes the NaN. None if no equation makes one, or not all values are known.
+        A jaxpr of these equations, whose arguments are the finite values that they read, and these
+        values. None if no equation makes a NaN that reaches a result.
     """
     with _searched(program, args, None) as (_, search):
         made = [each for each in search.origins if each.state == NAN and each.reached]
     if not made or made[0].step is None:
         return None
-    eqn, around = made[0].step.eqn, made[0].step.around
-    if len(made[0].operands) != len(eqn.invars):
-        return None
-    operands = zip(eqn.invars, made[0].operands, strict=True)
-    given = {v: x.data for v, x in operands if type(v) is not Literal}
-    source = eqn.source_info
-    for call in reversed(around):
-        source = jaxcompat.source_under(call)(source)
-    alone = jaxcompat.replace_jaxpr(
-        jaxcompat.trace_in_setting(list, [], eqn),
-        invars=list(given),
-        outvars=[v for v in eqn.outvars if type(v) is not DropVar],
-        eqns=[eqn.replace(source_info=source)],
-    )
-    return alone, list(given.values())
+    return cone_of(made[0].step, made[0].operands)
 
 
 @contextmanager

@@ -4,7 +4,7 @@
 
 An argument of `f32[n,d]` becomes `f32[N,d]`, the rows of all examples one after the other, and
 there is one more argument, the lengths of the examples. Rules for primitives are in an open table,
-`@rule("ragged", …)`; what has none is done for padded examples, by the rules of `mask`.
+`@rule("ragged", …)`. A primitive without a rule is computed on padded examples, by its `mask` rule.
 """
 
 from __future__ import annotations
@@ -79,35 +79,35 @@ class Ragged(Pass):
 
     An argument of `f32[n,d]` becomes `f32[N,d]`, the rows of all examples one after the other, and
     the lengths of the examples, `i32[lanes]`, are an argument after the other positional ones.
-    Results with a row for each row of an example come so, too, and others with the lanes first.
+    Results with a row for each row of an example are packed in the same way. Other results have
+    the examples along axis 0.
 
-    Values are packed, as the arguments are, where they can be: what is computed row by row costs no
-    more than for one example of all the rows, and a sum over n is a segment sum. An equation
-    without a rule for packed rows, such as a convolution of them, is computed for padded examples,
-    and masked. In a scan over rows examples take turns: see `ragged.scans`.
+    Values stay packed where possible: a computation row by row costs as much as for one example
+    with all the rows, and a sum over n is a segment sum. An equation without a rule for packed
+    rows, such as a convolution, is computed on padded examples, and masked. For a scan over rows,
+    see `ragged.scans`.
 
-    A value with two ragged axes, such as the scores of attention, is held in the way that has
-    fewer elements, which are what its operations and its memory are proportional to: as pairs of
-    rows that are less than `longest` apart, about `N * 2.5 * longest`, of which those of two
-    examples are masked, or padded, `lanes * longest * longest`. It is padded where the two cannot
-    be compared, since N or the other is not known.
+    A value with two ragged axes, such as the scores of attention, has one of two layouts: pairs of
+    rows less than `longest` apart, about `N * 2.5 * longest` elements, of which pairs of two
+    examples are masked; or padded examples, `lanes * longest * longest` elements. The layout with
+    fewer elements is chosen. If the two numbers cannot be compared, since one of them is symbolic,
+    examples are padded.
 
     Args:
-        axis: The symbol that is the length of an example; or several, for arguments of lengths that
-            do not depend on each other. Each has lengths of its own then, in this order.
+        axis: The symbol that is the length of an example. Or several symbols, for arguments whose
+            lengths are independent; then each has an argument of lengths, in this order.
         lanes: The number of examples.
-        layout: How values are held. "packed" forces pairs of rows, and refuses what would have to
-            be padded; "padded" pads all values that are computed; None chooses, as above.
-        longest: How many rows an example has at most, to which it is padded. If it is not given,
-            that is what the type says, as `f32[n<=512,d]` does, or else N.
-        in_axes: Which arguments without the symbol have a value for each example, along axis 0: a
-            prefix of the tree of positional arguments, of 0 and None. The others are shared.
+        layout: "packed" always uses pairs of rows, and raises an error for what can only be padded;
+            "padded" pads all intermediate values; None chooses, as above.
+        longest: The most rows that an example has, and the size it is padded to. By default this
+            is the bound in the type, as in `f32[n<=512,d]`, or else N.
+        in_axes: The arguments without the symbol that have a value for each example, along axis 0:
+            a prefix of the tree of positional arguments, of 0 and None. The others are shared.
 
     Raises:
-        ArgumentsError: For a name that is no symbol of the program, or an argument with two ragged
-            axes.
-        UnsupportedError: For an equation that cannot be done for examples of different length, and
-            a result with two ragged axes.
+        ArgumentsError: If a name is no symbol of the program, or an argument has two ragged axes.
+        UnsupportedError: If an equation cannot be computed for examples of different lengths, or a
+            result has two ragged axes.
 
     Example:
         def f(x):
@@ -172,13 +172,13 @@ class Ragged(Pass):
         return with_own_constraints(_program(program, lengths, made))
 
     def _rows(self, program: Program, name: str) -> Any:
-        """Return the symbol of the number of all rows."""
+        """Return a new symbol for the number of all rows."""
         taken = set(program.symbols)
         new = next(each for each in (name.upper(), f"{name}_rows") if each not in taken)
         return jax.export.symbolic_shape(new, scope=program.symbols[name].scope)[0]
 
     def _kinds(self, program: Program, sizes: Sizes) -> list[Kind]:
-        """Return how the arguments are held."""
+        """Return the layouts of the arguments."""
         args, _ = program.in_tree.children()
         axes = [None] * program.in_tree.num_leaves
         if self.in_axes is not None:
@@ -198,20 +198,23 @@ class Ragged(Pass):
 
 
 def _shortest(symbol: Any) -> int:
-    """Return how many rows an example has at least: 0, unless a constraint says that it is more."""
+    """Return the lower bound that the constraints give a symbol, or 0."""
     return known_range(symbol)[0]
 
 
 def _longest(symbol: Any) -> int | None:
-    """Return how many rows an example has at most, if a constraint says so."""
+    """Return the upper bound that the constraints give a symbol, or None."""
     most = known_range(symbol)[1]
     return None if most is None or most >= MOST else most
 
 
 def _program(program: Program, bounds: Mapping[str, LengthsBound], made: AllLanes) -> Program:
-    """Return a program of all lanes, which takes the lengths after other positional arguments.
+    """Return the program of all lanes, which takes the lengths after its positional arguments.
 
-    `bounds` has which these are, by ragged symbol.
+    Args:
+        program: The program of one example.
+        bounds: The bound of the lengths of each ragged symbol.
+        made: The jaxpr of all lanes.
     """
     arguments = made.jaxpr.invars[: -len(bounds)]
     lengths = made.jaxpr.invars[-len(bounds) :]

@@ -1,11 +1,12 @@
-"""Which rows are paired: each with those that are near enough to be of its lane.
+"""The pairs of rows that are held: each row with the rows near enough to be of the same lane.
 
-Rows of a lane that has at most `longest` are less than `longest` apart. So rows are cut into
-blocks, and a row is paired with the window of its block: the block itself, and `reach` rows before
-it and after it. Pairs are `[N, width]` then, as in local attention, and not `[N, N]`. If it is not
-known how long a lane can be, or there are few rows, one block has all rows, and its window too.
+If lanes have at most `longest` rows, two rows of one lane are less than `longest` apart. So rows
+are cut into blocks, and each row is paired with the window of its block: the block itself, and
+`reach` rows before and after it. Pairs are then `[N, width]`, as in local attention, instead of
+`[N, N]`. If `longest` is not known, or there are few rows, there is one block of all rows, which is
+also its window.
 
-A window at either end has places that are of no row.
+The windows at either end reach beyond the rows. These places hold a fill value.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-#: A block of fewer rows makes products too small to be fast.
+#: Products of blocks with fewer rows are too small to be fast.
 SMALLEST_BLOCK = 16
 
 
 @dataclass(frozen=True)
 class Band:
-    """The blocks that rows are cut into.
+    """The blocks that rows are cut into, and the windows of these.
 
     Attributes:
-        rows: The number of rows.
-        block: The number of rows of a block; the last may have fewer.
-        reach: How many rows a window has before its block, and after it: so many blocks.
+        rows: The number of rows, N.
+        block: The number of rows in a block. The last block may have fewer.
+        reach: The number of rows in a window before its block, and after it: a multiple of `block`.
     """
 
     rows: Any
@@ -36,7 +37,7 @@ class Band:
 
     @classmethod
     def of(cls, rows: Any, longest: Any) -> Band:
-        """Return the band of rows of lanes that have at most so many; None if that is not known."""
+        """Return the band for lanes of at most `longest` rows, which is None if not known."""
         if not isinstance(longest, int):
             return cls(rows, rows, 0)
         block = max(SMALLEST_BLOCK, -(-longest // 2))
@@ -47,7 +48,7 @@ class Band:
 
     @property
     def is_whole(self) -> bool:
-        """True if all rows are paired with all."""
+        """Whether every row is paired with every row."""
         return self.block is self.rows or bool(self.block == self.rows)
 
     @property
@@ -56,16 +57,16 @@ class Band:
         return self.block + 2 * self.reach
 
     def starts(self) -> Any:
-        """Return the first row of the window of each row, which may be negative: `i32[N]`."""
+        """Return the first row of the window of each row: `i32[N]`. It may be negative."""
         numbers = jnp.arange(self.rows, dtype=jnp.int32)
         return numbers * 0 if self.is_whole else numbers // self.block * self.block - self.reach
 
     def columns(self) -> Any:
-        """Return the rows that each row is paired with: `i32[N,width]`."""
+        """Return the indices of the rows that each row is paired with: `i32[N,width]`."""
         return self.starts()[:, None] + jnp.arange(self.width, dtype=jnp.int32)
 
     def blocks(self, array: Any, axis: int, fill: Any = 0) -> Any:
-        """Return the blocks of rows: `[..., N, ...]` to `[..., blocks, block, ...]`."""
+        """Cut rows into blocks: `[..., N, ...]` to `[..., blocks, block, ...]`."""
         if self.is_whole:
             return jnp.expand_dims(array, axis)
         count = (self.rows + self.block - 1) // self.block
@@ -82,7 +83,7 @@ class Band:
         return jnp.concatenate(parts, axis + 1) if reach else blocks
 
     def merged(self, array: Any, axis: int) -> Any:
-        """Return the rows of blocks: `[..., blocks, block, ...]` to `[..., N, ...]`."""
+        """Undo `blocks`: `[..., blocks, block, ...]` to `[..., N, ...]`."""
         if self.is_whole:
             return jnp.squeeze(array, axis)
         shape = array.shape
@@ -90,7 +91,10 @@ class Band:
         return _padded(rows, axis, 0, self.rows - rows.shape[axis], 0)
 
     def summed(self, array: Any, axis: int) -> Any:
-        """Return the sum of what windows have of each row: `[..., blocks, width, ...]`."""
+        """Sum the elements of each row over all windows, the transpose of `windows`.
+
+        The shape changes from `[..., blocks, width, ...]` to `[..., N, ...]`.
+        """
         reach = self.reach // self.block if self.reach else 0
         count = array.shape[axis]
         parts = [
@@ -104,12 +108,12 @@ class Band:
     # --- pairs ----------------------------------------------------------------------------------
 
     def at_second(self, array: Any, axes: tuple[int, int], fill: Any = 0) -> Any:
-        """Return what each row is paired with, of rows along the second axis.
+        """Return pairs, each of which holds the second one of its two rows.
 
         Args:
-            array: The rows. Along the first axis its size is one.
+            array: The rows, along the second axis. The size along the first axis is 1.
             axes: The two axes.
-            fill: What a place of a window has that is of no row.
+            fill: The value in places of a window beyond the rows.
         """
         first, second = axes
         if self.is_whole:
@@ -132,21 +136,21 @@ class Band:
         return self.merged(own, first)
 
     def exchanged(self, array: Any, axes: tuple[int, int]) -> Any:
-        """Return pairs with the two rows of each exchanged; too far apart they are any pair."""
+        """Return the transpose: the pair (j, i) at (i, j). A pair outside the band is arbitrary."""
         if self.is_whole:
             return jnp.swapaxes(array, *axes)
         rows, columns = jnp.arange(self.rows, dtype=jnp.int32)[:, None], self.columns()
         return _looked_up(array, axes, columns, rows - self.starts().at[columns].get(mode="clip"))
 
     def cut(self, array: Any, axes: tuple[int, int]) -> Any:
-        """Return those pairs of all that are near enough."""
+        """Return the pairs within the band: `[N, N]` to `[N, width]` along the two axes."""
         if self.is_whole:
             return array
         rows = jnp.arange(self.rows, dtype=jnp.int32)[:, None]
         return _looked_up(array, axes, rows, self.columns())
 
     def whole(self, array: Any, axes: tuple[int, int]) -> Any:
-        """Return all pairs of rows, with zeros where they are not near enough."""
+        """Undo `cut`, with zeros outside the band: `[N, width]` to `[N, N]` along the two axes."""
         if self.is_whole:
             return array
         pairs = jnp.moveaxis(array, axes, (0, 1))
@@ -157,13 +161,13 @@ class Band:
 
 
 def _looked_up(array: Any, axes: tuple[int, int], first: Any, second: Any) -> Any:
-    """Return elements along two axes, at indices that may lie outside."""
+    """Return the elements at indices along two axes. Indices out of bounds are clipped."""
     at = jnp.moveaxis(array, axes, (0, 1)).at[first, second]
     return jnp.moveaxis(at.get(mode="clip", wrap_negative_indices=False), (0, 1), axes)
 
 
 def _padded(array: Any, axis: int, low: int, high: Any, fill: Any) -> Any:
-    """Return an array with more elements along an axis, or fewer: a slice needs known sizes."""
+    """Pad an array along an axis; negative padding crops it, at sizes that may be symbolic."""
     if low == 0 and high == 0:
         return array
     padding = [(low, high, 0) if i == axis else (0, 0, 0) for i in range(array.ndim)]

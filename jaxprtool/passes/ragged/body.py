@@ -1,14 +1,15 @@
-"""Rewrite a jaxpr of one example into one of all: one forward pass over its equations.
+"""Rewrite the jaxpr of one example into the jaxpr of all, in one forward pass over its equations.
 
-An equation whose operands are the same in all lanes stays as it is. One of packed operands is
-replaced by its template: its rule, traced once for all equations that are alike (`ir.templates`).
-Those that hold jaxprs have structured rules, which rewrite these in turn. Whatever has no rule is
-done by lanes (`by_lanes`).
+- An equation whose operands are all shared stays as it is.
+- An equation of packed operands is replaced by the equations of its rule. Equations that are alike
+  share a template, for which the rule is traced once (`ir.templates`).
+- An equation that holds jaxprs has a structured rule, which rewrites these jaxprs in turn.
+- Any other equation is computed lane by lane, padded and masked (`by_lanes`).
 
-A value is packed where it can be, and stacked where a masking rule has given it so and only such
-equations follow that cost little: each form is made of the other when it is asked for, once.
+A value is packed where possible. One that comes stacked out of a masking rule stays stacked while
+only cheap equations use it. When an equation needs another layout, the value is converted, once.
 
-A body is given the lengths of the ragged symbols that it needs as its first arguments.
+A rewritten body takes the lengths of the ragged symbols that it needs as its first arguments.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class RaggedBody:
     """A rewritten jaxpr.
 
     Attributes:
-        jaxpr: It takes the lengths of `symbols`, then its arguments.
-        symbols: The ragged symbols that it needs.
-        kinds: How its results are held.
+        jaxpr: The jaxpr. It takes the lengths of `symbols`, then the arguments of the old body.
+        symbols: The ragged symbols whose lengths it needs.
+        kinds: The layouts of its results.
     """
 
     jaxpr: ClosedJaxpr
@@ -57,10 +58,11 @@ class RaggedBody:
     kinds: tuple[Kind, ...]
 
 
-#: `rule(writing, eqn) -> bool`: whether it has written the equation, with `Writing.add`.
+#: `rule(writing, eqn) -> bool`. It writes the equation, with `Writing.add`, and returns True; or it
+#: writes nothing and returns False.
 StructuredRule = Callable[..., bool]
 
-#: What makes a form of another, by the form that it makes; `lanes_of_pairs` is made of pairs.
+#: The conversion to each kind. Pairs are converted by `lanes_of_pairs` instead.
 _CONVERSIONS = {
     Lanes: to_lanes,
     Packed: packed_rows,
@@ -71,16 +73,20 @@ _CONVERSIONS = {
 #: The open table of rules for equations that hold jaxprs.
 structured_ragged_rules: RuleTable[StructuredRule] = RuleTable()
 
-#: The name under which the table has what writes any equation, lane by lane.
+#: The name of the fallback rule in this table, which writes any equation lane by lane.
 BY_LANES = "by lanes"
 
 
 @dataclass(eq=False)
 class Run:
-    """The rewriting of one program: its sizes, and what has been made for its equations.
+    """The state of rewriting one program, shared by all its bodies.
 
     Attributes:
         sizes: The sizes of the program.
+        templates: The template of each packed rule, None for a rule that returned None.
+        with_floats: Primitives with a float in the parameters of some equation.
+        by_lanes: What `by_lanes` has made for equations without a packed rule.
+        bodies: The rewritten bodies.
     """
 
     sizes: Sizes
@@ -95,29 +101,32 @@ class Run:
     def body(
         self, body: ClosedJaxpr, kinds: Sequence[Kind], wanted: Sequence[Kind | None] | None = None
     ) -> RaggedBody:
-        """Return a closed jaxpr rewritten.
+        """Return the rewritten form of a closed jaxpr.
 
         Args:
             body: The jaxpr.
-            kinds: How its arguments are held.
-            wanted: How its results are to be held; None for those that may be as they come.
+            kinds: The layouts of its arguments.
+            wanted: The layouts of its results; None for a result that may have any.
         """
         wanted = (None,) * len(body.outvars) if wanted is None else tuple(wanted)
         key = id(jaxcompat.open_jaxpr(body)), tuple(kinds), wanted
         if key not in self.bodies:
-            # The old body is kept: another could get its id.
+            # Keep the old body alive, so that no other gets its id.
             self.bodies[key] = body, Writing(self).body(body, kinds, wanted)
         return self.bodies[key][1]
 
 
 @dataclass(eq=False)
 class Writing:
-    """One body while it is written.
+    """One new body while it is written.
 
     Attributes:
         run: The rewriting of the program.
-        forms: The arrays that hold each variable.
-        source: Where the equation that is being rewritten comes from.
+        eqns: The equations written so far.
+        forms: For each variable of the old body, the atoms of the new body that hold it, by kind.
+        symbols: The arguments of the new body that are the lengths of ragged symbols.
+        consts: The constants that rules have used, by id.
+        source: The source info of the equation that is being rewritten.
     """
 
     run: Run
@@ -131,7 +140,7 @@ class Writing:
     def body(
         self, body: ClosedJaxpr, kinds: Sequence[Kind], wanted: Sequence[Kind | None]
     ) -> RaggedBody:
-        """Return a closed jaxpr rewritten; see `Run.body`."""
+        """Write the new body of a closed jaxpr; see `Run.body`."""
         sizes, invars = self.run.sizes, []
         for var, kind in zip(body.invars, kinds, strict=True):
             invars.append(var if isinstance(kind, Shared) else Var(sizes.aval(kind, var.aval)))
@@ -160,11 +169,11 @@ class Writing:
     # --- values ---------------------------------------------------------------------------------
 
     def result(self, atom: Atom, kind: Kind) -> Atom:
-        """Return the atom of a result that is to be held so."""
+        """Return the atom of a result in the layout in which it leaves the body."""
         return self.held(atom, kind)
 
     def kind(self, atom: Atom) -> Kind:
-        """Return how an atom of the old body is held: packed, if it is there in several forms."""
+        """Return the layout of an atom of the old body; if there are several, the packed one."""
         forms = {} if type(atom) is Literal else self.forms.get(atom, {})
         return next(
             (kind for kind in forms if isinstance(kind, Packed | Pairs)),
@@ -176,11 +185,11 @@ class Writing:
         return isinstance(self.kind(atom), Shared)
 
     def bind(self, var: Var, kind: Kind, atom: Atom) -> None:
-        """Say that an atom of the new body holds a variable of the old one."""
+        """Record that an atom of the new body holds a variable of the old one."""
         self.forms.setdefault(var, {})[kind] = atom
 
     def held(self, atom: Atom, kind: Kind) -> Atom:
-        """Return the atom that holds one of the old body in a certain way, made if need be."""
+        """Return the atom that holds an atom of the old body in a layout; convert it if needed."""
         if type(atom) is Literal and isinstance(kind, Shared):
             return atom
         forms = {} if type(atom) is Literal else self.forms.setdefault(atom, {})
@@ -188,7 +197,7 @@ class Writing:
             return forms.get(kind, atom)
         same = [each for each in forms if each == kind or isinstance(each, type(kind))]
         if kind in same or (same and not isinstance(kind, Packed)):
-            return forms[same[0]]  # whatever is known of padding, it may be held as unknown
+            return forms[same[0]]  # what is known of the padding may differ, and is not needed
         made = self._converted(atom, self.kind(atom), kind)
         if type(atom) is not Literal:
             forms[kind] = made
@@ -207,13 +216,13 @@ class Writing:
         return self.template(key, compute, [array], wide, None)[0]
 
     def symbol(self, name: str) -> Var:
-        """Return the argument of the new body that has the lengths of a ragged symbol."""
+        """Return the argument of the new body that is the lengths of a ragged symbol."""
         if name not in self.symbols:
             self.symbols[name] = Var(self.run.sizes.lengths_aval)
         return self.symbols[name]
 
     def fact(self, what: str, size: Any) -> Atom:
-        """Return one of the facts of a size (see `table.FACTS`), computed once in this body."""
+        """Return a fact about a size (see `table.FACTS`), which is computed once in this body."""
         key = what, size
         if key not in self._made:
             before = FACTS[: FACTS.index(what)]
@@ -227,13 +236,13 @@ class Writing:
     # --- equations ------------------------------------------------------------------------------
 
     def add(self, eqn: JaxprEqn, like: JaxprEqn, kinds: Sequence[Kind]) -> None:
-        """Add an equation, whose results hold those of `like`."""
+        """Add an equation whose results hold the results of the old equation `like`."""
         self.eqns.append(eqn)
         for old, new, kind in zip(like.outvars, eqn.outvars, kinds, strict=True):
             self.bind(old, kind, new)
 
     def outs(self, variables: Sequence[Var], kinds: Sequence[Kind]) -> list[Var]:
-        """Return variables for results that are held so."""
+        """Return new variables for results in these layouts."""
         sizes = self.run.sizes
         return [
             type(var)(sizes.aval(kind, var.aval))
@@ -241,7 +250,11 @@ class Writing:
         ]
 
     def equation(self, eqn: JaxprEqn) -> None:
-        """Write an equation."""
+        """Write the new form of an equation.
+
+        Raises:
+            UnsupportedError: If the equation cannot be computed for lanes of different lengths.
+        """
         try:
             mentions = self.run.sizes.bounds.mentions(eqn)
             if not mentions and all(map(self.is_shared, eqn.invars)):
@@ -268,7 +281,7 @@ class Writing:
             raise refusal(eqn, " ".join(str(error).split()) or type(error).__name__) from error
 
     def _pads(self, eqn: JaxprEqn) -> bool:
-        """Return True if an equation that is done by lanes is one of ragged values."""
+        """Return True if an equation would pad a value when it is computed by lanes."""
         shapes = [tuple(getattr(v.aval, "shape", ())) for v in (*eqn.invars, *eqn.outvars)]
         return any(map(self.run.sizes.axes, shapes))
 
@@ -283,14 +296,18 @@ class Writing:
         self.eqns.append(eqn if same else eqn.replace(invars=operands, effects=effects))
 
     def _packed(self, eqn: JaxprEqn) -> bool:
-        """Write an equation by a structured rule, or a packed one. Returns False if it has none."""
+        """Write an equation by its structured or packed rule; return False if it has none."""
         structured = structured_ragged_rules.get(eqn.primitive.name)
         if structured is not None:
             return structured(self, eqn)
         return self.by_rule(eqn)
 
     def _is_packed(self, eqn: JaxprEqn) -> bool:
-        """Return True if an equation is to be done on packed operands, if there is a rule."""
+        """Return True if a packed rule is to be used for an equation, if there is one.
+
+        It is not where a value can only be padded, nor for a cheap equation whose ragged operands
+        are all padded already.
+        """
         atoms = [*eqn.invars, *eqn.outvars]
         sizes = self.run.sizes
         if any(isinstance(sizes.canonical(atom.aval), Stacked) for atom in atoms):
@@ -300,7 +317,7 @@ class Writing:
         return not stacked or traits(eqn).expensive or eqn.primitive.name not in mask_rules
 
     def by_rule(self, eqn: JaxprEqn) -> bool:
-        """Write an equation by its packed rule. Returns False if it has none."""
+        """Write an equation by its packed rule; return False if it has none, or it returns None."""
         if not self._is_packed(eqn):
             return False
         run, sizes = self.run, self.run.sizes
@@ -353,18 +370,18 @@ class Writing:
         eqn: JaxprEqn | None,
         facts: Sequence[str] = FACTS,
     ) -> Any:
-        """Write what `compute(ragging, *operands)` computes, traced once for this key.
+        """Write the equations of `compute(ragging, *operands)`, which is traced once for a key.
 
         Args:
-            key: What it depends on.
-            compute: Returns results, or None.
-            operands: Its operands.
-            wide: The ragged sizes of which it may ask facts.
-            eqn: The equation in whose setting it is traced.
-            facts: Which facts of them are given to it; the others it computes.
+            key: Equal for calls that trace to the same equations.
+            compute: Return a sequence of results, or None.
+            operands: The atoms of the new body that it is applied to.
+            wide: The ragged sizes whose facts it may use.
+            eqn: The equation in whose context (mesh, precision, …) it is traced.
+            facts: The facts that are passed to it; it computes any others itself.
 
         Returns:
-            The results, or None.
+            The atoms of the results, or None if `compute` returns None.
         """
         if key not in self.run.templates:
             self.run.templates[key] = self._traced(compute, operands, wide, eqn, facts)
@@ -379,12 +396,12 @@ class Writing:
             makers += [partial(self.fact, what, size) for size in wide for what in facts]
             for i, maker in enumerate(makers, len(operands)):
                 values[i] = maker() if i in template.used else None
-        # What is computed of lengths alone is of no line.
+        # What is computed from lengths alone comes from no line of the source.
         source = self.source if operands else jaxcompat.NO_SOURCE
         return self.instantiate(template, values, source)
 
     def instantiate(self, template: Template, operands: Sequence[Any], source: Any) -> list[Atom]:
-        """Write the equations of a template, and return its results."""
+        """Write the equations of a template, and return the atoms of its results."""
         values = [*operands, *map(self._constant, template.consts)]
         eqns, results = instantiated(template, values, source)
         self.eqns += eqns
@@ -404,7 +421,7 @@ class Writing:
         keys = [(what, size) for size in wide for what in facts]
         per_row = ("examples", "lanes", "positions")
         avals = [a.aval for a in operands] + [lanes] * len(names)
-        # A size of which no rows are packed is asked for its lengths alone.
+        # Of a size that cannot be packed, no rule uses the facts about rows: any type will do.
         for what, size in keys:
             count = sizes.count(size)
             rows = jax.core.ShapedArray((count,), jnp.int32) if count is not None else lanes
@@ -426,7 +443,7 @@ class Writing:
         return template_of_jaxpr(jaxpr, ())
 
     def _constant(self, value: Any) -> Var:
-        """Return the constvar of a value that a rule has brought along."""
+        """Return the constvar of a constant that a rule has used."""
         if id(value) not in self.consts:
             self.consts[id(value)] = Var(jax.typeof(value)), value
         return self.consts[id(value)][0]

@@ -1,4 +1,8 @@
-"""Equations done lane by lane: masked, for examples that are padded, and batched over these."""
+"""The fallback rule, which computes an equation lane by lane.
+
+The masking rule of the equation gives its computation for one padded lane, which is then batched
+over all lanes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,13 @@ from jaxprtool.passes.ragged.values import Kind, Lanes, Packed, Pairs, Shared, S
 
 
 class ByLanes(NamedTuple):
-    """What an equation becomes: of the lengths of `symbols`, then its operands."""
+    """The equations that replace one equation.
+
+    Attributes:
+        symbols: The ragged symbols whose lengths the template needs.
+        template: The equations. Their operands are the lengths, then the operands of the equation.
+        kinds: The layouts of the results.
+    """
 
     symbols: tuple[str, ...]
     template: Template
@@ -26,7 +36,7 @@ class ByLanes(NamedTuple):
 
 @rule(structured_ragged_rules, BY_LANES)
 def _by_lanes(writing: Writing, eqn: JaxprEqn) -> bool:
-    """Write an equation that is done for each lane, padded, by its masking rule."""
+    """Write an equation for each padded lane, by its masking rule."""
     run = writing.run
     kinds = [_lane_kind(writing, atom) for atom in eqn.invars]
     facts = [
@@ -42,7 +52,7 @@ def _by_lanes(writing: Writing, eqn: JaxprEqn) -> bool:
     except TypeError:  # a parameter that cannot be hashed
         key, made = id(eqn), None
     if made is None:
-        run.by_lanes[key] = made = _made(run, eqn, kinds, facts)
+        run.by_lanes[key] = made = _masked_and_batched(run, eqn, kinds, facts)
     lengths: list[Atom] = [writing.symbol(name) for name in made.symbols]
     results = writing.instantiate(made.template, [*lengths, *operands], eqn.source_info)
     for var, kind, atom in zip(eqn.outvars, made.kinds, results, strict=True):
@@ -50,7 +60,9 @@ def _by_lanes(writing: Writing, eqn: JaxprEqn) -> bool:
     return True
 
 
-def _made(run: Run, eqn: JaxprEqn, kinds: Sequence[Kind], facts: Sequence[Facts]) -> ByLanes:
+def _masked_and_batched(
+    run: Run, eqn: JaxprEqn, kinds: Sequence[Kind], facts: Sequence[Facts]
+) -> ByLanes:
     sizes = run.sizes
     operands, outs = [Var(a.aval) for a in eqn.invars], [Var(v.aval) for v in eqn.outvars]
     body = jaxcompat.replace_jaxpr(
@@ -65,7 +77,7 @@ def _made(run: Run, eqn: JaxprEqn, kinds: Sequence[Kind], facts: Sequence[Facts]
     axis = Axis(None, sizes.lanes)
     wanted: list[int | None] = [0 if _axes(sizes, var) else None for var in outs]
     batched, found = batch_body(masked.jaxpr, dims, axis, wanted)
-    if any(dim not in (None, 0) for dim in found):
+    if any(dim not in (None, 0) for dim in found):  # lanes must be axis 0: batch again
         wanted = [None if dim is None else 0 for dim in found]
         batched, found = batch_body(masked.jaxpr, dims, axis, wanted)
     results = [
@@ -80,7 +92,7 @@ def _axes(sizes: Sizes, atom: Atom) -> tuple[int, ...]:
 
 
 def _lane_kind(writing: Writing, atom: Atom) -> Kind:
-    """Return how an operand is held of which each lane is computed: stacked, if it is ragged."""
+    """Return the layout of an operand of an equation that is computed by lanes."""
     kind = writing.kind(atom)
     if not isinstance(kind, Packed | Pairs):
         return kind
@@ -89,6 +101,7 @@ def _lane_kind(writing: Writing, atom: Atom) -> Kind:
 
 
 def _zero_padded(atom: Atom, kind: Packed | Pairs) -> Facts:
+    """Return the facts of a packed value or pairs when converted to lanes, padded with zeros."""
     shape = tuple(atom.aval.shape)
     zero = fill(0, atom.aval.dtype) if is_number(atom.aval) else None
     axes = (kind.axis,) if isinstance(kind, Packed) else kind.axes

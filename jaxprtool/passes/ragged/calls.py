@@ -1,8 +1,9 @@
-"""Equations that hold jaxprs: calls, and branches and loops that all lanes take together.
+"""Structured rules for equations that hold jaxprs: calls, branches and loops.
 
-Each body is rewritten for how its arguments are held, and gets the lengths that it needs before
-them. A scan over the rows of an example has a rule for packed rows (`scans`), and a loop that runs
-as long as one lane wants it to is done by lanes.
+Each body is rewritten for the layouts of its arguments, and takes the lengths that it needs before
+them. Branches and loops are rewritten here if all lanes take them together. If the index or the
+condition differs between lanes, the equation is computed by lanes. A scan over the rows of an
+example has a packed rule instead (`scans`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from jaxprtool.passes.ragged.values import Kind, Packed, Pairs, Shared, Sizes, S
 
 
 def kinds_of(writing: Writing, atoms: Sequence[Atom]) -> list[Kind]:
-    """Return how atoms of the old body are held."""
+    """Return the layouts of atoms of the old body."""
     return [writing.kind(atom) for atom in atoms]
 
 
 def held(writing: Writing, atoms: Sequence[Atom], kinds: Sequence[Kind]) -> tuple[Atom, ...]:
-    """Return the atoms that hold those of the old body so."""
+    """Return the atoms that hold atoms of the old body in these layouts."""
     return tuple(writing.held(atom, kind) for atom, kind in zip(atoms, kinds, strict=True))
 
 
@@ -37,7 +38,7 @@ def lengths(writing: Writing, names: Sequence[str]) -> list[Atom]:
 
 
 def with_lengths(body: RaggedBody, names: Sequence[str], sizes: Sizes) -> ClosedJaxpr:
-    """Return a rewritten body that takes the lengths of these symbols, be they needed or not."""
+    """Return a rewritten body that takes the lengths of exactly these symbols, used or not."""
     own = dict(zip(body.symbols, body.jaxpr.invars, strict=False))
     invars = [own.get(name) or Var(sizes.lengths_aval) for name in names]
     return jaxcompat.replace_jaxpr(
@@ -91,7 +92,10 @@ def _carried(
     carry: Sequence[Atom],
     xs: Sequence[Kind],
 ) -> tuple[RaggedBody, list[Kind]]:
-    """Return the body of a loop, and how what it carries is held in every round."""
+    """Return the rewritten body of a loop, and the layouts of its carry.
+
+    The layouts are a fixed point: a carry is shared only if it is so in every round.
+    """
     run, variables = writing.run, body.outvars[: len(carry)]
     shared = [writing.is_shared(atom) for atom in carry]
     while True:
@@ -169,13 +173,13 @@ def _scan(writing: Writing, eqn: JaxprEqn) -> bool:
 
 
 def _rounds_first(writing: Writing, atom: Atom, slices: Kind) -> Atom:
-    """Return what a scan takes a row of in each round, for rows that are held so."""
+    """Return the stacked operand of a scan whose slices have this layout."""
     kind = _with_rounds(slices, atom.aval.shape[0])
     return _swapped(writing, writing.held(atom, kind), kind)
 
 
 def _with_rounds(kind: Kind, length: Any) -> Kind:
-    """Return how a stack of values that are held so is held."""
+    """Return the layout of stacked values, from the layout of one."""
     if isinstance(kind, Packed):
         return Packed(kind.axis + 1, kind.size)
     if isinstance(kind, Pairs):
@@ -188,7 +192,7 @@ def _with_rounds(kind: Kind, length: Any) -> Kind:
 
 
 def _swapped(writing: Writing, atom: Atom, kind: Kind) -> Atom:
-    """Exchange the axes of lanes and rounds, if lanes have an axis."""
+    """Exchange the axes of lanes and rounds, if the layout has an axis of lanes."""
     if isinstance(kind, Shared | Packed | Pairs):
         return atom
 

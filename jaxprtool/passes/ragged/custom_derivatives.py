@@ -1,7 +1,7 @@
-"""Calls with rules of their own for derivatives: the function, and its rules when they are asked.
+"""Structured rules for `custom_jvp` and `custom_vjp` calls.
 
-The lengths are operands of the call, before the user's, since the rules need them too. They have no
-derivative.
+The function is rewritten at once, its derivative rules when JAX first asks for them. The lengths
+become operands of the call, since the derivative rules need them too; they have no derivative.
 """
 
 from __future__ import annotations
@@ -88,10 +88,16 @@ def _custom_vjp(writing: Writing, eqn: JaxprEqn) -> bool:
 def _backward(
     run: Run, bwd: ClosedJaxpr, kinds: Sequence[Kind], primals: Sequence[Kind]
 ) -> ClosedJaxpr:
-    """Return the rewritten backward rule, which gives cotangents of these primals.
+    """Return the rewritten backward rule.
 
-    Those of a primal that all lanes share are summed over the lanes. Rows that belong to no lane
-    have none.
+    The cotangent of a shared primal is summed over the lanes. In spare rows and invalid pairs it is
+    zero.
+
+    Args:
+        run: The rewriting of the program.
+        bwd: The backward rule of one lane.
+        kinds: The layouts of its arguments, the residuals and the cotangents.
+        primals: The layouts of the primals whose cotangents it returns.
     """
     sizes = run.sizes
     wanted = [
@@ -121,7 +127,7 @@ def _backward(
 def with_all_lengths(
     run: Run, body: ClosedJaxpr, kinds: Sequence[Kind], wanted: Sequence[Kind | None]
 ) -> ClosedJaxpr:
-    """Return a body rewritten, which takes the lengths of all ragged symbols first."""
+    """Return a rewritten body that takes the lengths of all ragged symbols first."""
     return with_lengths(run.body(body, kinds, wanted), tuple(run.sizes.bounds), run.sizes)
 
 
@@ -140,14 +146,14 @@ def _add(
 
 
 def _after_consts(body: ClosedJaxpr, count: int, consts: int) -> ClosedJaxpr:
-    """Return a body that takes its constants before the lengths, and then the rest."""
+    """Return a body with its arguments reordered: constants, lengths, then the rest."""
     invars = body.invars
     first, own, rest = invars[:count], invars[count : count + consts], invars[count + consts :]
     return jaxcompat.replace_jaxpr(body, invars=[*own, *first, *rest])
 
 
 def _unknown(kind: Kind) -> Kind:
-    """Return a kind without what is known of padding."""
+    """Return a kind with unknown padding."""
     if not isinstance(kind, Stacked):
         return kind
     facts = kind.facts

@@ -1,4 +1,4 @@
-"""Packed rules for look-ups: of rows, and in rows."""
+"""Packed rules for `gather` and `dynamic_slice`, of rows and within rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     if isinstance(x.kind, Lanes):
         return None
     if indices.is_packed and indices.axis == len(indices.shape) - 1:
-        return None  # the parts of an index are ragged
+        return None  # the ragged axis is that of the components of an index
     if not x.is_packed:
         cut = ragging.sizes.axes(eqn.params["slice_sizes"])
         return _shared_window(ragging, eqn, x, indices) if cut else ragging.bind(eqn, x, indices)
@@ -31,7 +31,7 @@ def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
         at = numbers.operand_batching_dims.index(axis)
         same = indices.is_packed and numbers.start_indices_batching_dims[at] == indices.axis
         return ragging.bind(eqn, x, indices) if same else None
-    if axis not in numbers.start_index_map:  # all rows, at an index in each
+    if axis not in numbers.start_index_map:  # the same elements of every row
         by_lane = isinstance(indices.kind, Lanes) or indices.is_packed
         return None if by_lane else ragging.bind(eqn, x, indices)
     if eqn.params["slice_sizes"][axis] == 1:
@@ -40,7 +40,7 @@ def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
 
 
 def _rows(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
-    """Look up rows of a lane by their positions, which are made those among all rows."""
+    """Look up single rows: turn positions in a lane into indices of packed rows."""
     numbers, size = eqn.params["dimension_numbers"], x.size
     if numbers.operand_batching_dims:
         return None
@@ -67,14 +67,11 @@ def _rows(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
 
 
 def _window(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
-    """Read one window of rows, as `x[1:]` does."""
+    """Read one window of rows, as in `x[1:]`."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     axis = x.axis
-    whole = all(
-        size == n for i, (size, n) in enumerate(zip(sizes, x.shape, strict=True)) if i != axis
-    )
     simple = numbers.start_index_map == (axis,) and not numbers.collapsed_slice_dims
-    if not (whole and simple) or indices.shape != (1,):
+    if not (_is_whole(x, sizes, axis) and simple) or indices.shape != (1,):
         return None
     if eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP:
         return None
@@ -88,15 +85,12 @@ def _window(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
 
 
 def _shared_window(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
-    """Read as many rows as its lane has of what all lanes share, as `table[:n]` does."""
+    """Read a window of a shared value that is as long as the lane, as in `table[:n]`."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     (axis, *others) = ragging.sizes.axes(sizes)
-    same = all(
-        size == n for i, (size, n) in enumerate(zip(sizes, x.shape, strict=True)) if i != axis
-    )
     simple = numbers.start_index_map == (axis,) and not numbers.collapsed_slice_dims
     shared = isinstance(indices.kind, Shared) and indices.shape == (1,)
-    if others or not (same and simple and shared):
+    if others or not (_is_whole(x, sizes, axis) and simple and shared):
         return None
     if eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP:
         return None
@@ -107,10 +101,10 @@ def _shared_window(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) ->
     return taken(x.array, rows, axis)
 
 
-def _is_whole(x: Value, sizes: Sequence[Any]) -> bool:
-    """Return True if what is read is whole along axes that are not ragged."""
+def _is_whole(x: Value, sizes: Sequence[Any], axis: int) -> bool:
+    """Return True if a slice of these sizes is the whole of `x` along all axes but one."""
     pairs = zip(sizes, x.shape, strict=True)
-    return all(size == n for i, (size, n) in enumerate(pairs) if i != x.axis)
+    return all(size == n for i, (size, n) in enumerate(pairs) if i != axis)
 
 
 @rule(ragged_rules, "dynamic_slice")
@@ -118,7 +112,7 @@ def _dynamic_slice(ragging: Ragging, eqn: JaxprEqn, x: Value, *starts: Value) ->
     if not x.is_packed or len(starts) != len(x.shape):
         return None
     axis, sizes = x.axis, eqn.params["slice_sizes"]
-    if not _is_whole(x, sizes):
+    if not _is_whole(x, sizes, axis):
         return None
     if ragging.sizes.axes([sizes[axis]]):
         return x.array if sizes[axis] == x.size else None

@@ -1,4 +1,4 @@
-"""The jaxpr of one example made one of all: how its arguments and results are held."""
+"""Rewrite the jaxpr of one example into the jaxpr of all lanes: the entry point of `ragged`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class AllLanes:
     """The jaxpr of all lanes.
 
     Attributes:
-        jaxpr: It takes the arguments, then the lengths of each ragged symbol.
-        kinds: How its results are held: shared, by lanes, or packed.
+        jaxpr: The jaxpr. It takes the arguments, then the lengths of each ragged symbol.
+        kinds: The layouts of its results: `Shared`, `Lanes`, or `Packed`.
     """
 
     jaxpr: ClosedJaxpr
@@ -34,17 +34,17 @@ def all_lanes(
     sizes: Sizes,
     result_names: Callable[[], Sequence[str]],
 ) -> AllLanes:
-    """Return the jaxpr of all lanes of that of one.
+    """Return the jaxpr of all lanes, from the jaxpr of one.
 
     Args:
         body: The jaxpr of one lane.
-        kinds: How its arguments are held.
-        sizes: The ragged symbols, how many rows there are, and how values are to be held.
-        result_names: Gives the names of the results, for errors.
+        kinds: The layouts of its arguments.
+        sizes: The ragged symbols, the number of their rows, and the layout of values.
+        result_names: Return the names of the results, for errors.
 
     Raises:
-        UnsupportedError: For an equation that cannot be done by lanes, and for a result that has
-            two ragged axes.
+        UnsupportedError: If an equation cannot be computed for lanes of different lengths, or a
+            result has two ragged axes.
     """
     wanted = [_result_kind(sizes, v.aval, i, result_names) for i, v in enumerate(body.outvars)]
     run = Run(sizes)
@@ -71,7 +71,11 @@ def _result_kind(
 
 
 class _Outermost(Writing):
-    """The outermost body, into which rows come, and out of which they go, that are of no lane."""
+    """The outermost body, which defines the spare rows of arguments and results.
+
+    The spare rows of an argument may hold anything: they are made equal to the first row before use
+    (see `values`). Those of a result are set to zero.
+    """
 
     def body(self, body: ClosedJaxpr, kinds: Sequence[Kind], wanted: Sequence[Kind | None]) -> Any:
         self._arguments = set(body.invars)
@@ -80,7 +84,7 @@ class _Outermost(Writing):
         return super().body(body, kinds, wanted)
 
     def held(self, atom: Atom, kind: Kind) -> Atom:
-        """Return the atom that holds one of the old body; an argument with its spare rows made."""
+        """Return the atom that holds an atom of the old body, with its spare rows defined."""
         found = super().held(atom, kind)
         if not isinstance(kind, Packed) or self.run.sizes.is_exact(kind.size):
             return found
@@ -91,6 +95,8 @@ class _Outermost(Writing):
         return found
 
     def _rows(self, convert: Callable[..., Any], atom: Atom, kind: Packed) -> Atom:
+        """Apply `_spared` or `_cleared`."""
+
         def compute(ragging: Ragging, array: Any) -> list[Any]:
             return [convert(ragging, array, kind)]
 
@@ -98,7 +104,7 @@ class _Outermost(Writing):
         return self.template(key, compute, [atom], [kind.size], None)[0]
 
     def result(self, atom: Atom, kind: Kind) -> Atom:
-        """Return the atom of a result, with zeros in rows that belong to no lane."""
+        """Return the atom of a result, with zeros in its spare rows."""
         found = self.held(atom, kind)
         if not isinstance(kind, Packed) or self.run.sizes.is_exact(kind.size):
             return found

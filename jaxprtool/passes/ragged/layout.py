@@ -1,4 +1,4 @@
-"""Packed rules for elementwise equations, and for those that move elements."""
+"""Packed rules for elementwise equations, and for those that only move elements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import DIM_AS_VALUE, JaxprEqn, is_symbolic_dimension
-from jaxprtool.passes.ragged.table import Ragging, ragged_rules, select, taken
+from jaxprtool.passes.ragged.table import Ragging, broadcast_unsorted, ragged_rules, select, taken
 from jaxprtool.passes.ragged.values import Lanes, Packed, Value
 
 
@@ -47,7 +47,7 @@ def _iota(ragging: Ragging, eqn: JaxprEqn) -> Any:
 
 
 def packed_shape(ragging: Ragging, shape: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the shape in which rows of lanes of a shape are packed."""
+    """Return the shape of the packed array for lanes of a shape."""
     axis = ragged_axis(ragging, shape)
     return ragging.sizes.shape(Packed(axis, shape[axis]), shape)
 
@@ -63,15 +63,12 @@ def _broadcast_in_dim(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     if axis in dims:  # of size 1
         at = dims.index(axis)
         rows, places = jnp.squeeze(rows, at + 1), [axis, *dims[:at], *dims[at + 1 :]]
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    return lax.broadcast_in_dim(
-        jnp.transpose(rows, order), packed_shape(ragging, shape), sorted(places)
-    )
+    return broadcast_unsorted(rows, packed_shape(ragging, shape), places)
 
 
 @rule(ragged_rules, "reshape")
 def _reshape(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
-    """Rows stay rows if what is before the ragged axis stays as it is."""
+    """Reshape packed rows if neither their number nor the size before the ragged axis changes."""
     shape = eqn.outvars[0].aval.shape
     if not x.is_packed or not ragging.sizes.axes(shape) or eqn.params["dimensions"] is not None:
         return None
@@ -106,20 +103,24 @@ def _tile(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 
 def rows_at(ragging: Ragging, x: Value, positions: Any, size: Any) -> Any:
-    """Return packed rows of a size, each one of those that its lane has in a packed value.
+    """Look up rows of a packed value by their position in the lane.
 
     Args:
-        ragging: Where rows are.
+        ragging: The context of the rule.
         x: The packed value.
-        positions: Which row of its lane each row is. What is outside the lane is some row.
-        size: The size of the result along the ragged axis of one lane.
+        positions: For each row of the result, the position in its lane of the row to take:
+            `i32[N]`. A position outside the lane gives an arbitrary row.
+        size: The size of the result along the ragged axis, in one lane.
+
+    Returns:
+        An array of the N packed rows of `size`.
     """
     rows = ragging.at_rows(ragging.starts(x.size), size) + positions
     return taken(x.array, rows, x.axis)
 
 
 def shifted(ragging: Ragging, x: Value, offset: Any, size: Any) -> Any:
-    """Return packed rows of a size, each so many rows after the one of its own position."""
+    """Return packed rows of a size, where row i of a lane is row `i + offset` of `x`."""
     return rows_at(ragging, x, ragging.positions(size) + offset, size)
 
 
@@ -161,7 +162,14 @@ def _with(values: Sequence[Any], place: int, value: Any) -> tuple[Any, ...]:
 
 
 def first_rows(ragging: Ragging, x: Value, start: Any, count: Any) -> Any:
-    """Return so many rows of each lane, by lanes, from one on that is given for each or for all."""
+    """Return `count` rows of each lane from position `start` on: `[B, ..., count, ...]`.
+
+    Args:
+        ragging: The context of the rule.
+        x: The packed value.
+        start: The first position, of all lanes, or of each: `i32[B]`.
+        count: The number of rows, the same in all lanes.
+    """
     axis = x.axis
     first = ragging.starts(x.size) + start
     rows = first[:, None] + jnp.arange(count, dtype=jnp.int32)
@@ -170,13 +178,15 @@ def first_rows(ragging: Ragging, x: Value, start: Any, count: Any) -> Any:
 
 @rule(ragged_rules, "concatenate")
 def _concatenate(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
-    """Of the parts of its lane, a row of the result is one of the first that is long enough."""
+    """Look up each row of the result in the operand that its position falls into."""
     shape, dimension = eqn.outvars[0].aval.shape, eqn.params["dimension"]
     axis = ragged_axis(ragging, shape)
     if dimension != axis:
         return ragging.bind(eqn, *operands)
     size = shape[axis]
     lanes, left = ragging.lanes(size), ragging.positions(size)
+    # `left` is the position of each row, relative to the operand. If it is negative, the row is one
+    # of an operand before.
     result = None
     for x in operands:
         if x.is_packed:
@@ -191,7 +201,7 @@ def _concatenate(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
 
 
 def _static_rows(x: Value, positions: Any, lanes: Any, axis: int) -> Any:
-    """Return rows of a value that has the same number of them in all lanes."""
+    """Look up rows, by position, of a value that is shared or by lanes."""
     if not isinstance(x.kind, Lanes):
         return taken(x.array, positions, axis)
     rows = jnp.moveaxis(x.array, axis + 1, 1)

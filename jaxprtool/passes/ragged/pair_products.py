@@ -1,4 +1,4 @@
-"""Products of which an operand or the result is pairs of rows: block by block."""
+"""Rules for products with pairs of rows as an operand or the result, computed by blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxprtool.passes.ragged.pairs import (
     without_others,
 )
 from jaxprtool.passes.ragged.reductions import segment_sum
-from jaxprtool.passes.ragged.table import Ragging
+from jaxprtool.passes.ragged.table import Ragging, broadcast_unsorted
 from jaxprtool.passes.ragged.values import Lanes, Pairs, Value
 
 
@@ -55,7 +55,7 @@ def _dot_general(ragging: Ragging, eqn: JaxprEqn, x: Value, y: Value) -> Any:
     return _of_pairs_and_rows(ragging, eqn, both, factors, over)
 
 
-#: Cuts an array along an axis into blocks, or makes rows of these.
+#: Cut an array along an axis into blocks, or join blocks to rows.
 ByBlocks = Callable[[Any, int], Any]
 
 
@@ -67,15 +67,16 @@ def _in_blocks(
     place: int,
     join: ByBlocks,
 ) -> Any:
-    """Return the product of factors, one for each block.
+    """Return the product of two factors, with blocks as a batch dimension.
 
     Args:
         band: The blocks.
         eqn: The product.
         factors: The factors.
-        cuts: Along which axis, and how, each factor is cut into blocks.
+        cuts: For each factor, the axis along which it is cut into blocks, and the function that
+            cuts it.
         place: The ragged axis of the product; the first if it has two.
-        join: What makes rows of blocks.
+        join: Join the blocks of the product to rows.
     """
     if band.is_whole:
         return eqn.primitive.bind(*factors, **eqn.params)
@@ -100,7 +101,7 @@ def _of_pairs_and_rows(
     factors: Sequence[Any],
     over: Sequence[int],
 ) -> Any:
-    """Return the product of pairs by rows, summed over an axis of each."""
+    """Return the product of pairs and rows, which sums over one ragged axis of the pairs."""
     place = 0 if isinstance(operands[0].kind, Pairs) else 1
     pairs, rows = operands[place], operands[1 - place]
     axis = result_kind(ragging, eqn).axis
@@ -117,7 +118,7 @@ def _of_pairs_and_rows(
 def _of_two_pairs(
     ragging: Ragging, eqn: JaxprEqn, operands: Sequence[Value], factors: Sequence[Any]
 ) -> Any:
-    """Return the product of pairs by pairs, of all rows by all."""
+    """Return the product of pairs and pairs, computed as `[N, N]` matrices."""
     kind = result_kind(ragging, eqn)
     band = ragging.sizes.band(kind.size)
     both = zip(factors, operands, strict=True)
@@ -133,10 +134,10 @@ def _ragged_axes(x: Value) -> tuple[int, ...]:
 
 
 def _factor(ragging: Ragging, x: Value, over: int) -> Any:
-    """Return a factor of a product that sums over an axis: zero where it does not count.
+    """Return a factor of a product over a ragged axis, with zeros in what the sum leaves out.
 
-    A zero does not take out a row that is not finite, so that such rows have none here: they are
-    brought back by `_not_finite`, in their own lane.
+    Pairs are masked by zeros. But zero times infinity is NaN, so the other factor, of rows, is made
+    finite here; `_not_finite` adds the NaN again, in the lanes where it belongs.
     """
     if isinstance(x.kind, Pairs):
         return without_others(ragging, x.array, x.kind, over)
@@ -145,7 +146,7 @@ def _factor(ragging: Ragging, x: Value, over: int) -> Any:
 
 @jax.custom_jvp
 def _finite(array: Any) -> Any:
-    """Return an array with zeros for what is not finite, of which the derivative is that of it."""
+    """Return an array with zeros for inf and NaN. Tangents pass through unchanged."""
     return jnp.where(jnp.isfinite(array), array, 0)
 
 
@@ -155,15 +156,15 @@ _finite.defjvp(lambda primals, tangents: (_finite(*primals), tangents[0]))
 def _not_finite(
     ragging: Ragging, eqn: JaxprEqn, x: Value, place: int, row_axis: int, like: Any
 ) -> Any:
-    """Return what is NaN in the rows of lanes in which a packed factor is not finite, and else 0.
+    """Return NaN for the lanes in which a packed factor is not finite, and 0 for the others.
 
     Args:
-        ragging: Where rows are.
+        ragging: The context of the rule.
         eqn: The product.
         x: The packed factor.
-        place: Which of the two it is.
+        place: 0 if it is the first factor, 1 if it is the second.
         row_axis: The ragged axis of the product.
-        like: The product.
+        like: The product, whose shape the result is broadcast to.
     """
     if not jnp.issubdtype(x.array.dtype, jnp.inexact):
         return jnp.zeros((), like.dtype)
@@ -175,8 +176,7 @@ def _not_finite(
     rows = ragging.at_rows(lanes, x.size)
     rest = [axis for axis in rest if axis not in contracted]
     free = [axis for axis in rest if axis not in batch]
+    # In the product are the batch dimensions, then the free ones of each factor.
     start = len(batch) if place == 0 else like.ndim - len(free)
     at = {axis: i for i, axis in enumerate(batch)} | {a: start + i for i, a in enumerate(free)}
-    places = [row_axis, *(at[axis] for axis in rest)]
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    return lax.broadcast_in_dim(jnp.transpose(rows, order), like.shape, sorted(places))
+    return broadcast_unsorted(rows, like.shape, [row_axis, *(at[axis] for axis in rest)])

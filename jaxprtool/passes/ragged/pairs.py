@@ -1,12 +1,12 @@
 """Rules for pairs of rows, `[..., N, ..., width]`: attention within a band, masked by example.
 
-A pair of rows of two lanes is computed like others, and belongs to none, nor does a place of a
-window that is of no row. It holds what its row, paired with itself, does, so that nothing is
-computed of it that is not computed of a pair that counts, neither is a derivative. A sum over one
-of the two axes leaves it out.
+A pair is *valid* if both its rows are of one lane. Other pairs are computed like valid ones, and so
+are the places of a window before the first row and after the last. An invalid pair holds a copy of
+the pair of its first row with itself, so it produces no NaN that a valid pair does not produce,
+neither in a value nor in a derivative. Reductions over one of the two axes leave it out.
 
-Rules are for equations of which an operand or a result is so. They return None as those of
-`table.ragged_rules` do: then lanes are padded.
+These rules apply to equations with pairs among their operands or results. Like the rules of
+`table.ragged_rules`, they may return None; then lanes are padded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxprtool.passes.mask.reductions import largest, least
 from jaxprtool.passes.mask.values import is_number
 from jaxprtool.passes.ragged.reductions import segment_sum
 from jaxprtool.passes.ragged.stacked import with_a_row
-from jaxprtool.passes.ragged.table import RaggedRule, Ragging, taken
+from jaxprtool.passes.ragged.table import RaggedRule, Ragging, broadcast_unsorted, taken
 from jaxprtool.passes.ragged.values import Lanes, Pairs, Shared, Value
 
 #: Rules by primitive.
@@ -35,16 +35,16 @@ pair_rules: RuleTable[RaggedRule] = RuleTable()
 def of_one_lane(
     ragging: Ragging, shape: tuple[Any, ...], kind: Pairs, over: int | None = None
 ) -> Any:
-    """Return which pairs count: those of two rows of one lane.
+    """Return the mask of valid pairs, those of two rows of one lane.
 
-    A row left over counts as the first does, with which it is equal, but in a sum over it. If no
-    row belongs to a lane, the first does: a sum is not of nothing.
+    A spare row is taken for a copy of the first row, except along the axis of a reduction, where it
+    is left out. The first row is always kept, so that no reduction is over nothing.
 
     Args:
-        ragging: Where rows are.
+        ragging: The context of the rule.
         shape: The shape of the mask.
-        kind: Where its ragged axes are.
-        over: The axis that is summed over: the second of the two if it is None.
+        kind: The layout of the mask.
+        over: The axis of the reduction, one of `kind.axes`; by default the second.
     """
     kept, summed = ragging.lanes(kind.size), ragging.examples(kind.size)
     if not ragging.sizes.is_exact(kind.size):
@@ -56,13 +56,13 @@ def of_one_lane(
 
 
 def without_others(ragging: Ragging, array: Any, kind: Pairs, over: int, other: Any = 0) -> Any:
-    """Return pairs with a number in those that a sum over an axis leaves out."""
+    """Return pairs with `other` in those that a reduction over an axis leaves out."""
     counted = of_one_lane(ragging, array.shape, kind, over)
     return lax.select(counted, array, lax.full_like(array, other))
 
 
 def paired(ragging: Ragging, array: Any, kind: Pairs) -> Any:
-    """Return an array with those pairs that do not count as the rules have them."""
+    """Return pairs with a copy of the pair of a row with itself in each invalid one."""
     own = ragging.sizes.band(kind.size).own(lax.stop_gradient(array), kind.axes)
     dims = [i for i in range(array.ndim) if i != kind.axes[1]]
     others = lax.broadcast_in_dim(own, array.shape, dims)
@@ -70,13 +70,13 @@ def paired(ragging: Ragging, array: Any, kind: Pairs) -> Any:
 
 
 def pairs_of(x: Value) -> Pairs:
-    """Return where the ragged axes of a value are that is known to hold pairs."""
+    """Return the layout of a value that is known to hold pairs."""
     assert isinstance(x.kind, Pairs)
     return x.kind
 
 
 def result_kind(ragging: Ragging, eqn: JaxprEqn) -> Any:
-    """Return how the result of an equation is held."""
+    """Return the layout of the result of an equation."""
     return ragging.sizes.canonical(eqn.outvars[0].aval)
 
 
@@ -116,13 +116,11 @@ def _broadcast_in_dim(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     kind = result_kind(ragging, eqn)
     whole = ragging.sizes.shape(kind, shape)
     if isinstance(x.kind, Lanes):
-        # A size of 1 along a ragged axis is left out; the lane's value is at each of its rows.
+        # Drop axes of size 1 that become ragged; each row gets the value of its lane.
         kept = [i for i, dim in enumerate(dims) if dim not in kind.axes]
         array = x.array.reshape(x.array.shape[0], *(x.shape[i] for i in kept))
         places = [kind.axes[0], *(dims[i] for i in kept)]
-        order = sorted(range(len(places)), key=lambda i: places[i])
-        rows = jnp.transpose(ragging.at_rows(array, kind.size), order)
-        return lax.broadcast_in_dim(rows, whole, sorted(places))
+        return broadcast_unsorted(ragging.at_rows(array, kind.size), whole, places)
     if x.is_packed and dims[x.axis] == kind.axes[1]:
         sizes = dict(zip(dims, x.array.shape, strict=True))
         rows = lax.broadcast_in_dim(x.array, [sizes.get(i, 1) for i in range(len(shape))], dims)
@@ -149,7 +147,7 @@ def _squeeze(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 @rule(pair_rules, "reshape")
 def _reshape(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
-    """Pairs stay pairs if what is before, between and after the two axes stays as large."""
+    """Reshape pairs if the sizes before, between and after the two ragged axes are unchanged."""
     kind = result_kind(ragging, eqn)
     if not (isinstance(x.kind, Pairs) and isinstance(kind, Pairs)) or eqn.params["dimensions"]:
         return None
@@ -171,7 +169,7 @@ def _product(sizes: Any) -> Any:
 
 @rule(pair_rules, "gather")
 def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
-    """Look up a table that all lanes share: a bias for each distance, say."""
+    """Look up elements of a shared table at pairs, such as a bias for each distance."""
     if not isinstance(x.kind, Shared) or not isinstance(indices.kind, Pairs):
         return None
     return ragging.bind(eqn, x, indices)
@@ -202,28 +200,34 @@ def _sum(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 @rule(pair_rules, "reduce_max", "reduce_min")
 def _extremes(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
-    def of(array: Any, axes: tuple[int, ...], counted: Any) -> Any:
-        return _extreme(eqn.primitive.name == "reduce_max", axes, array, counted)
+    def reduce(array: Any, axes: tuple[int, ...], valid: Any) -> Any:
+        return _extreme(eqn.primitive.name == "reduce_max", axes, array, valid)
 
-    return _over_one(ragging, eqn, x, of)
+    return _over_one(ragging, eqn, x, reduce)
 
 
 @rule(pair_rules, "reduce_or", "reduce_and")
 def _logical(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
-    def of(array: Any, axes: tuple[int, ...], counted: Any) -> Any:
-        # Of the bits of integers, too: of -1 all are set.
+    def reduce(array: Any, axes: tuple[int, ...], valid: Any) -> Any:
+        # On integers the reduction is bitwise, and -1 has all bits set.
         is_and, is_bool = eqn.primitive.name == "reduce_and", array.dtype == bool
         identity = is_and if is_bool else -int(is_and)
-        filled = lax.select(counted, array, lax.full_like(array, identity))
+        filled = lax.select(valid, array, lax.full_like(array, identity))
         return ragging.bind(eqn, filled, axes=axes)
 
-    return _over_one(ragging, eqn, x, of)
+    return _over_one(ragging, eqn, x, reduce)
 
 
-def _over_one(ragging: Ragging, eqn: JaxprEqn, x: Value, of: Callable[..., Any]) -> Any:
-    """Return a reduction over one of the two axes, of the pairs that count; None over both.
+def _over_one(ragging: Ragging, eqn: JaxprEqn, x: Value, reduce: Callable[..., Any]) -> Any:
+    """Reduce valid pairs over one of the two ragged axes; return None for a reduction over both.
 
-    One over the first axis is one over the second of the pairs exchanged.
+    A reduction over the first axis exchanges the two axes, and reduces over the second.
+
+    Args:
+        ragging: The context of the rule.
+        eqn: The reduction.
+        x: The pairs.
+        reduce: `reduce(array, axes, valid)` reduces an array over axes, where a mask is True.
     """
     axes, kind, array = tuple(eqn.params["axes"]), pairs_of(x), x.array
     over = [axis for axis in kind.axes if axis in axes]
@@ -236,43 +240,43 @@ def _over_one(ragging: Ragging, eqn: JaxprEqn, x: Value, of: Callable[..., Any])
     if over == [first]:
         array = ragging.sizes.band(kind.size).exchanged(array, kind.axes)
         reduced = tuple(second if axis == first else axis for axis in axes)
-    found = of(array, reduced, of_one_lane(ragging, array.shape, kind, second))
+    found = reduce(array, reduced, of_one_lane(ragging, array.shape, kind, second))
     if over == [first]:
         found = jnp.moveaxis(found, _kept(first, reduced), _kept(second, axes))
     return of_rows(ragging, found, eqn)
 
 
 def _kept(axis: int, axes: tuple[int, ...]) -> int:
-    """Return where an axis is after a reduction over others."""
+    """Return the index of an axis after a reduction over others."""
     return axis - sum(each < axis for each in axes)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _extreme(largest_of: bool, axes: tuple[int, ...], array: Any, counted: Any) -> Any:
-    """Return the largest, or least, of the pairs that count.
+def _extreme(is_max: bool, axes: tuple[int, ...], array: Any, valid: Any) -> Any:
+    """Return the largest, or least, valid pair.
 
-    The derivative is shared by those that are equal to it, and by none that does not count.
+    The derivative is shared by the valid pairs that are equal to it, as in JAX.
     """
-    number = (least if largest_of else largest)(array.dtype)
-    filled = lax.select(counted, array, lax.full_like(array, number))
-    return (lax.reduce_max if largest_of else lax.reduce_min)(filled, axes)
+    number = (least if is_max else largest)(array.dtype)
+    filled = lax.select(valid, array, lax.full_like(array, number))
+    return (lax.reduce_max if is_max else lax.reduce_min)(filled, axes)
 
 
 @_extreme.defjvp
-def _extreme_jvp(largest_of: bool, axes: tuple[int, ...], primals: Any, tangents: Any) -> Any:
-    array, counted = primals
-    best = _extreme(largest_of, axes, array, counted)
-    is_best = ((array == jnp.expand_dims(best, axes)) & counted).astype(array.dtype)
+def _extreme_jvp(is_max: bool, axes: tuple[int, ...], primals: Any, tangents: Any) -> Any:
+    array, valid = primals
+    best = _extreme(is_max, axes, array, valid)
+    is_best = ((array == jnp.expand_dims(best, axes)) & valid).astype(array.dtype)
     return best, (tangents[0] * is_best).sum(axes) / is_best.sum(axes)
 
 
 def of_rows(ragging: Ragging, found: Any, eqn: JaxprEqn) -> Any:
-    """Return packed rows, with those left over as they are to be, after a sum over an axis."""
+    """Return the packed result of a reduction over one ragged axis, with its spare rows set."""
     kind = result_kind(ragging, eqn)
     return ragging.spared(found, kind.axis, kind.size)
 
 
-# --- one form made of another -----------------------------------------------------------------
+# --- conversions --------------------------------------------------------------------------------
 
 
 def lanes_of_pairs(ragging: Ragging, x: Value) -> Any:
@@ -294,7 +298,7 @@ def lanes_of_pairs(ragging: Ragging, x: Value) -> Any:
 
 
 def pairs_of_lanes(ragging: Ragging, x: Value) -> Any:
-    """Return padded lanes as pairs of rows, those of two lanes as `paired` has them."""
+    """Return padded lanes as pairs of rows, with copies in the invalid ones (see `paired`)."""
     first, second = ragging.sizes.axes(x.shape)
     size = x.shape[first]
     lanes = jnp.moveaxis(x.array, (first + 1, second + 1), (1, 2))

@@ -1,4 +1,4 @@
-"""Packed rules for products."""
+"""Packed rule for `dot_general`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxprtool.passes.ragged.values import Lanes, Value
 
 @rule(ragged_rules, "dot_general")
 def _dot_general(ragging: Ragging, eqn: JaxprEqn, x: Value, y: Value) -> Any:
-    """One product of all rows, if none is summed over rows and no factor is one by lane."""
+    """Compute one product for the rows of all lanes, unless a factor is by lanes."""
     if isinstance(x.kind, Lanes) or isinstance(y.kind, Lanes):
         return None
     contracted, _ = eqn.params["dimension_numbers"]
@@ -25,9 +25,9 @@ def _dot_general(ragging: Ragging, eqn: JaxprEqn, x: Value, y: Value) -> Any:
 
 
 def _summed(ragging: Ragging, eqn: JaxprEqn, x: Value, y: Value) -> Any:
-    """The sum over rows of a product, if one factor is a number in each row.
+    """Return a product that sums over rows, as a segment sum, if one factor is a vector.
 
-    A product of matrices, `x.T @ y`, takes less memory if lanes are padded.
+    A product of two matrices, `x.T @ y`, takes less memory with padded lanes.
     """
     contracted, batch = eqn.params["dimension_numbers"]
     if batch[0] or len(contracted[0]) > 1 or min(len(x.shape), len(y.shape)) > 1:

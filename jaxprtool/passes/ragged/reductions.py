@@ -1,4 +1,4 @@
-"""Packed rules for what brings the rows of a lane together: by segment, in the time of the rows."""
+"""Packed rules for reductions, scans and sorts over the rows of a lane, as segment operations."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def segment_sum(ragging: Ragging, array: Any, axis: int, size: Any) -> Any:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 4))
-def _extreme(largest_of: bool, axes: tuple[int, ...], rows: Any, examples: Any, lanes: int) -> Any:
-    """Return the largest, or least, element of the rows of each lane, over some axes of a row.
+def _extreme(is_max: bool, axes: tuple[int, ...], rows: Any, examples: Any, lanes: int) -> Any:
+    """Return the largest, or least, element of each lane, over its rows and some axes of a row.
 
-    JAX has no derivative of a segment's. This one is shared by all elements that are equal to it.
+    JAX has no derivative of `segment_max`. This one is shared by all elements equal to the result.
     """
-    reduce = jax.ops.segment_max if largest_of else jax.ops.segment_min
-    within = (lax.reduce_max if largest_of else lax.reduce_min)(rows, axes) if axes else rows
+    reduce = jax.ops.segment_max if is_max else jax.ops.segment_min
+    within = (lax.reduce_max if is_max else lax.reduce_min)(rows, axes) if axes else rows
     return reduce(within, examples, lanes, indices_are_sorted=True)
 
 
 @_extreme.defjvp
 def _extreme_jvp(
-    largest_of: bool, axes: tuple[int, ...], lanes: int, primals: Any, tangents: Any
+    is_max: bool, axes: tuple[int, ...], lanes: int, primals: Any, tangents: Any
 ) -> Any:
     rows, examples = primals
-    best = _extreme(largest_of, axes, rows, examples, lanes)
+    best = _extreme(is_max, axes, rows, examples, lanes)
     at_rows = jnp.expand_dims(taken(best, examples), axes)
     is_best = (rows == at_rows).astype(rows.dtype)
 
@@ -55,7 +55,7 @@ def _extreme_jvp(
 
 
 def _rows_first(eqn: JaxprEqn, x: Value) -> tuple[Any, tuple[int, ...]]:
-    """Return an operand with its rows in front, and the other axes that are reduced."""
+    """Return an operand with its rows along axis 0, and the other axes to reduce."""
     others = tuple(axis + (axis < x.axis) for axis in eqn.params["axes"] if axis != x.axis)
     return jnp.moveaxis(x.array, x.axis, 0), others
 
@@ -69,27 +69,27 @@ def _sum(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     return segment_sum(ragging, within, 0, x.size)
 
 
-#: Whether these give the largest of all.
+#: True for a reduction that is a maximum, False for a minimum.
 _LOGICAL = {"reduce_or": True, "reduce_and": False}
-_LARGEST = {"reduce_max": True, "reduce_min": False, **_LOGICAL}
+_IS_MAX = {"reduce_max": True, "reduce_min": False, **_LOGICAL}
 
 
-@rule(ragged_rules, *_LARGEST)
+@rule(ragged_rules, *_IS_MAX)
 def _extremes(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     if x.axis not in eqn.params["axes"]:
         return ragging.bind(eqn, x)
     logical, name = x.array.dtype == bool, eqn.primitive.name
     if name in _LOGICAL and not logical:
-        return None  # of the bits of integers
+        return None  # a bitwise reduction of integers
     rows, others = _rows_first(eqn, x)
     rows = rows.astype(jnp.int32) if logical else rows
-    found = _extreme(_LARGEST[name], others, rows, ragging.examples(x.size), ragging.sizes.lanes)
-    return found > 0 if logical else found  # an empty lane has the least, or largest, integer
+    found = _extreme(_IS_MAX[name], others, rows, ragging.examples(x.size), ragging.sizes.lanes)
+    return found > 0 if logical else found  # an empty lane gives the least, or largest, integer
 
 
 @rule(ragged_rules, "argmax", "argmin")
 def _arg(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
-    """The first of the best rows; a NaN is better than all."""
+    """Return the position of the first best row. As in JAX, NaN is better than any number."""
     axes, (axis, size) = eqn.params["axes"], (x.axis, x.size)
     if axis not in axes:
         return ragging.bind(eqn, x)
@@ -107,7 +107,7 @@ def _arg(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     return jnp.where(first == none, 0, first).astype(eqn.params["index_dtype"])
 
 
-#: What each scan combines two elements by, and what it starts from.
+#: For each cumulative primitive, its combining function and its identity element by dtype.
 _SCANS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
     "cumsum": (jnp.add, lambda dtype: 0),
     "cumprod": (jnp.multiply, lambda dtype: 1),
@@ -119,23 +119,23 @@ _SCANS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
 
 @rule(ragged_rules, *_SCANS)
 def _scan(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
-    """Scan all rows; where a lane begins, what was before counts as the start."""
+    """Scan all rows as one segmented scan, which starts anew where a lane begins."""
     axis, size, reverse = x.axis, x.size, eqn.params["reverse"]
     if eqn.params["axis"] != axis:
         return ragging.bind(eqn, x)
     combine, start = _SCANS[eqn.primitive.name]
     identity = jnp.asarray(start(x.array.dtype), x.array.dtype)
-    if is_symbolic_dimension(x.array.shape[axis]):  # of which JAX has no associative scan
+    if is_symbolic_dimension(x.array.shape[axis]):  # which `lax.associative_scan` does not take
         return _doubled(ragging, x, combine, identity, reverse)
     positions = ragging.positions(size)
     ends = ragging.at_rows(ragging.lengths(size), size) - 1
-    # A row left over has the first row's position.
+    # A spare row has the position of the first row, which need not be an end.
     begins = (positions == (ends if reverse else 0)) | ~ragging.real(size)
     flags = lax.broadcast_in_dim(begins, x.array.shape, (axis,))
 
     def step(before: Any, after: Any) -> Any:
         (flag, value), (begins, new) = before, after
-        # The start, not a result that is thrown away: its derivative might be NaN.
+        # Replace the operand by the identity, not the result: its derivative could be NaN.
         return flag | begins, combine(
             lax.select(begins, lax.full_like(value, identity), value), new
         )
@@ -147,9 +147,9 @@ def _scan(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 def _doubled(
     ragging: Ragging, x: Value, combine: Callable[[Any, Any], Any], identity: Any, reverse: bool
 ) -> Any:
-    """Scan rows of which the number is not known, in rounds.
+    """Scan a symbolic number of rows, by the algorithm of Hillis and Steele.
 
-    In each, what a row has is combined with what the row has that lies 1, 2, 4, ... rows before it.
+    In round k, each row is combined with the one 2**k rows before it, if that is in its lane.
     """
     axis, size = x.axis, x.size
     longest = ragging.sizes.bounds.padded(size)
@@ -172,7 +172,7 @@ def _doubled(
 
 @rule(ragged_rules, "sort")
 def _sort(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
-    """Sort by lane first."""
+    """Sort the rows of all lanes at once, with the lane as the first key."""
     axis, size = operands[0].axis, operands[0].size
     if eqn.params["dimension"] != axis:
         return ragging.bind(eqn, *operands)

@@ -1,13 +1,12 @@
-"""A scan over the rows of an example, for all examples at once.
+"""Packed rule for a scan over the rows of an example, which scans all examples at once.
 
-Padded examples would take as many rounds as the longest, each for all lanes. Instead, lanes are
-dealt to fewer *slots*, longest first: a slot goes through the rows of its lanes one after the
-other, and starts anew, from the carry that the scan is given, where the next lane begins. Rounds
-come in blocks, and a block for which no slot has rows left is skipped.
+Padded, each of the lanes would take as many rounds as the longest one. Instead, the lanes are
+distributed over fewer *slots*, longest first. A slot scans the rows of its lanes one after the
+other, and starts again from the initial carry where the next lane begins. Rounds are grouped into
+blocks, and a block is skipped if no slot has rows left.
 
-A slot that has no rows left in a round repeats the first round of the first lane. So nothing is
-computed there that is not computed in a round that counts, and the body needs no masks to keep NaN
-from derivatives.
+A slot without rows left repeats the first round of the first lane. So it computes no NaN that a
+real round does not compute, and the body needs no masks to keep NaN out of derivatives.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from jaxprtool.passes.mask.values import Facts, is_float, is_number
 from jaxprtool.passes.ragged.table import Ragging, ragged_rules, taken
 from jaxprtool.passes.ragged.values import Lanes, Shared, Value
 
-#: How many blocks rounds come in, unless these would be shorter than this.
+#: The number of blocks of rounds, and the least number of rounds in a block.
 _BLOCKS, _SHORTEST = 16, 4
 
-#: How many elements are stored for each row, at most, that are not those of rows, for each that is.
-_MOST = 8
+#: The most elements that may be stored per row for values of a lane, for each element of the rows.
+_MAX_EXTRA = 8
 
 
 @rule(ragged_rules, "scan")
@@ -54,9 +53,9 @@ def _scan(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
 
 
 def _fits(scan: Scan, operands: Sequence[Value]) -> bool:
-    """Return True for a scan of rows that are numbers, which takes no more memory than padded.
+    """Return True for a scan of numbers whose use of memory is acceptable.
 
-    What each lane has of its own, and what is carried to its last row, is stored for every row.
+    Operands by lanes, and the carry, are stored for every row: see `_MAX_EXTRA`.
     """
     before = len(scan.consts) + len(scan.carry)
     rows = [v.aval for v in scan.body.invars[before:]]
@@ -68,7 +67,9 @@ def _fits(scan: Scan, operands: Sequence[Value]) -> bool:
     more = [v.aval for v, x in zip(scan.body.invars, operands, strict=True) if _by_lane(x)]
     more += [scan.body.outvars[i].aval for i in _stacked(scan)[0] if i < len(scan.carry)]
     extra, own = _elements(more), _elements(rows)
-    return not more or (isinstance(extra, int) and isinstance(own, int) and extra <= _MOST * own)
+    return not more or (
+        isinstance(extra, int) and isinstance(own, int) and extra <= _MAX_EXTRA * own
+    )
 
 
 def _by_lane(x: Value) -> bool:
@@ -80,9 +81,9 @@ def _elements(avals: Sequence[Aval]) -> Any:
 
 
 def _stacked(scan: Scan) -> tuple[list[int], list[int]]:
-    """Return which results of the body are stacked by the rounds, and where each carry is there.
+    """Return the results of the body to stack, and the place of each carry among them.
 
-    A carry that is also a row of a result is stacked once.
+    A carry that is also stacked as a `y` is stacked once.
     """
     outs, count = scan.body.outvars, len(scan.carry)
     stacked, places = list(range(count, len(outs))), []
@@ -95,7 +96,13 @@ def _stacked(scan: Scan) -> tuple[list[int], list[int]]:
 
 
 class _Deal(NamedTuple):
-    """Where lanes are: their slots, in which round each begins, and how many rounds have rows."""
+    """The distribution of lanes over slots.
+
+    Attributes:
+        slots: The slot of each lane: `i32[B]`.
+        starts: The round in which each lane begins: `i32[B]`.
+        rounds: The number of rounds in which some slot has a row: `i32[]`.
+    """
 
     slots: Any
     starts: Any
@@ -103,10 +110,11 @@ class _Deal(NamedTuple):
 
 
 def _dealt(lengths: Any, width: int) -> _Deal:
-    """Deal lanes to slots, longest first: at each turn to the half that has the fewest rows so far.
+    """Distribute lanes over slots, longest first.
 
-    At a turn, the slot with the fewest rows gets the longest lane. So no slot is ever longer than
-    another by more than the longest lane.
+    In each turn, the half of the slots with the fewest rows so far gets one lane each, and the
+    slot with the fewest rows gets the longest. So two slots never differ by more rows than the
+    longest lane has.
     """
     half = max(1, width // 2)
     _, order = lax.sort_key_val(-lengths, lax.iota(np.dtype(np.int32), len(lengths)))
@@ -125,7 +133,13 @@ def _dealt(lengths: Any, width: int) -> _Deal:
 
 
 class _Shape(NamedTuple):
-    """How many slots there are, and their rounds: so many blocks of so many rounds."""
+    """The shape of the scan over slots.
+
+    Attributes:
+        width: The number of slots.
+        blocks: The number of blocks.
+        block: The number of rounds in a block.
+    """
 
     width: int
     blocks: Any
@@ -133,9 +147,9 @@ class _Shape(NamedTuple):
 
 
 def _shape(ragging: Ragging, size: Any) -> _Shape:
-    """Return the shape for lanes of a size: rounds enough for whatever lengths there are.
+    """Return the shape for lanes of a size, with enough rounds for any lengths.
 
-    No slot has more rows than an equal share of all and the longest lane: see `_dealt`.
+    By the bound in `_dealt`, a slot has at most `rows / width + longest` rows.
     """
     sizes, lanes = ragging.sizes, ragging.sizes.lanes
     rows, longest = sizes.count(size), sizes.bounds.padded(size)
@@ -150,7 +164,7 @@ def _shape(ragging: Ragging, size: Any) -> _Shape:
 
 
 def _by_slots(ragging: Ragging, scan: Scan, operands: Sequence[Value]) -> list[Any]:
-    """Return the results of a scan whose lanes are dealt to slots."""
+    """Return the results of a scan, computed by slots."""
     size, count = scan.length, len(scan.carry)
     lengths, position = ragging.lengths(size), ragging.positions(size)
     shape = _shape(ragging, size)
@@ -190,7 +204,7 @@ def _by_slots(ragging: Ragging, scan: Scan, operands: Sequence[Value]) -> list[A
 def _row_of_round(
     ragging: Ragging, size: Any, shape: _Shape, time: Any, slot: Any, first: Any
 ) -> Any:
-    """Return the row that each slot has in each round, and the row `first` where it has none."""
+    """Return the row of each slot in each round, `i32[rounds,width]`; `first` where it has none."""
     rounds = shape.blocks * shape.block
     if not ragging.sizes.is_exact(size):
         time = jnp.where(ragging.real(size), time, rounds)
@@ -204,13 +218,16 @@ def _at_rows(ragging: Ragging, x: Value, size: Any) -> Any:
 
 
 def _guarded(lengths: Any, operands: Sequence[Value]) -> Sequence[Value]:
-    """Return operands whose derivatives are zero if no lane has a row: then none is to repeat."""
+    """Return operands whose derivatives are zero if no lane has a row.
+
+    Then there is no real round to repeat, and the slots compute on arbitrary values.
+    """
     some = lengths.sum() > 0
     return [replace(x, array=guarded(some, x.array)) if is_float(x.array) else x for x in operands]
 
 
 def _masked(ragging: Ragging, scan: Scan) -> MaskedBody:
-    """Return the body of a slot, in which other ragged axes are padded."""
+    """Return the body of the scan for one slot, in which other ragged axes are padded."""
     masks = Masks(ragging.sizes.bounds)
     with masks.scanned():
         return masks.body(scan.body, [Facts.of(var, active=True) for var in scan.body.invars])
@@ -223,10 +240,10 @@ def _slot_body(
     stacked: Sequence[int],
     width: int,
 ) -> Any:
-    """Return the jaxpr of a round of all slots.
+    """Return the jaxpr of one round of all slots.
 
-    It takes whether a lane begins, the symbols, the operands that have rows, then those that all
-    lanes share, and what is carried; and returns this, and what is stacked.
+    Its arguments are a flag for where a lane begins, the symbols, the operands that are not shared,
+    the shared ones, and the carry. Its results are the carry and the stacked results.
     """
     evaluate = jaxcompat.jaxpr_as_fun(masked.jaxpr)
     n, k, m = len(scan.consts), len(scan.consts) + len(scan.carry), len(masked.symbols)
@@ -247,7 +264,7 @@ def _slot_body(
     avals += scan.body.in_avals[n:k]
     one = jaxcompat.trace_in_setting(fun, avals, scan.eqn)
     dims: list[int | None] = [0] * (1 + m + len(by_row)) + [None] * len(shared) + [0] * (k - n)
-    # Equal masks would each be stored in every round, for derivatives.
+    # Merge equal masks: JAX would store each of them in every round, for derivatives.
     return cse_body(batch_body(one, dims, Axis(None, width), [0] * len(one.outvars))[0])
 
 
@@ -259,7 +276,7 @@ def _scanned(
     shape: _Shape,
     rounds: Any,
 ) -> list[Any]:
-    """Return what the rounds of slots stack. Of a block in which no slot has rows, this is zero."""
+    """Scan the rounds of slots, and return the stacked results: zeros for a skipped block."""
     if isinstance(shape.blocks, int) and shape.blocks == 1:
         return list(lax.scan(step, init, xs, reverse=scan.reverse)[1])
     types = jax.eval_shape(step, init, [x[0] for x in xs])[1]

@@ -1,4 +1,4 @@
-"""How packed rows become padded lanes, and the other way round."""
+"""Conversions between packed rows and padded lanes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jaxprtool.passes.ragged.values import Value
 
 
 def to_lanes(ragging: Ragging, x: Value) -> Any:
-    """Return what is the same in all lanes once for each."""
+    """Return a shared value repeated for each lane: `[...]` to `[B, ...]`."""
     return lax.broadcast(x.array, (ragging.sizes.lanes,))
 
 
 def stacked_lanes(ragging: Ragging, x: Value, padding: Any = 0) -> Any:
-    """Return packed rows as padded lanes, with a number in the padding."""
+    """Return packed rows as padded lanes, with the number `padding` in the padding."""
     axis, size = x.axis, x.size
     bound = ragging.sizes.bounds.padded(size)
     numbers = jnp.arange(bound, dtype=jnp.int32)
@@ -43,7 +43,10 @@ def packed_rows(ragging: Ragging, x: Value) -> Any:
 
 
 def with_a_row(ragging: Ragging, lanes: Any, *axes: int) -> Any:
-    """Return padded lanes with one more element along axes that may have none, for a look-up."""
+    """Return padded lanes with one element along each of `axes` that may be empty.
+
+    A look-up with clipped indices needs at least one element.
+    """
     known = (*ragging.sizes.rows.values(), ragging.sizes.lanes)
 
     def may_be_empty(size: Any) -> bool:

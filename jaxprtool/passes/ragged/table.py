@@ -1,21 +1,21 @@
-"""The open table of rules for packed rows, and what a rule is given to work with.
+"""The open table of rules for packed rows, and the context that a rule is given.
 
     @rule("ragged", "my_primitive")
     def _(ragging, eqn, x):
         return ragging.bind(eqn, x)
 
-A rule computes on operands as they are held (`Shared`, `Lanes` or `Packed`, see `values`), with
-JAX's functions, what an equation computes in each lane, and returns its results: one with a ragged
-axis packed, at the same place, any other by lanes. It may return None: then all lanes are padded,
-and the masking rule of the primitive is applied to each.
+A rule computes, with JAX's functions, what an equation computes in each lane. Its operands are
+`Shared`, `Lanes` or `Packed` values (see `values`). A result with a ragged axis is returned packed
+along the same axis, any other result by lanes, `[B, ...]`. If the rule returns None, the operands
+are padded, and the masking rule of the primitive is applied to each lane.
 
-What is in rows that belong to no lane may not reach a result. A rule that gives such rows makes
-them equal to the first: see `Ragging.spared`.
+Spare rows may not influence a result. A rule whose results have spare rows must make them equal to
+the first row, with `Ragging.spared`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,12 +37,15 @@ RaggedRule = Callable[..., Any]
 #: The open table of rules by primitive.
 ragged_rules: RuleTable[RaggedRule] = RuleTable()
 
-#: What is computed of a size once in each body, and given to the templates that use it.
+#: The facts about a size, in the order in which they are computed from each other. Each is computed
+#: once in a body and passed to the templates that use it.
 FACTS = ("value", "lengths", "starts", "examples", "lanes", "positions")
 
 
 class Ragging:
-    """What a rule asks while it is traced: lengths, and where rows are.
+    """The context of a rule while it is traced: the lengths of the lanes and the places of rows.
+
+    In the shapes below, B is the number of lanes, and N is the number of packed rows of a size.
 
     Attributes:
         sizes: The sizes of the program.
@@ -62,13 +65,13 @@ class Ragging:
         return self._symbols[name]
 
     def fact(self, what: str, size: Any) -> Any:
-        """Return one of `FACTS` of a size."""
+        """Return the fact of this name, one of `FACTS`, about a size."""
         if (what, size) not in self._known:
             self._known[what, size] = getattr(self, f"_{what}")(size)
         return self._known[what, size]
 
     def value(self, size: Any) -> Any:
-        """Return the value of a size in each lane: `i32[B]`. It may be negative, as `n - 1`."""
+        """Return the value of a size in each lane: `i32[B]`. That of `n - 1` may be negative."""
         return self.fact("value", size)
 
     def lengths(self, size: Any) -> Any:
@@ -76,19 +79,19 @@ class Ragging:
         return self.fact("lengths", size)
 
     def starts(self, size: Any) -> Any:
-        """Return the first row of each lane: `i32[B]`."""
+        """Return the index of the first row of each lane: `i32[B]`."""
         return self.fact("starts", size)
 
     def examples(self, size: Any) -> Any:
-        """Return the lane of each row, the number of lanes for a row left over: `i32[N]`."""
+        """Return the lane of each row, and B for a spare row: `i32[N]`."""
         return self.fact("examples", size)
 
     def lanes(self, size: Any) -> Any:
-        """Return the lane of each row, that of the first row for one left over: `i32[N]`."""
+        """Return the lane of each row, and that of the first row for a spare row: `i32[N]`."""
         return self.fact("lanes", size)
 
     def positions(self, size: Any) -> Any:
-        """Return which of its lane's rows each row is: `i32[N]`."""
+        """Return the position of each row in its lane, from 0: `i32[N]`."""
         return self.fact("positions", size)
 
     def _value(self, size: Any) -> Any:
@@ -121,26 +124,26 @@ class Ragging:
     # --- rows -----------------------------------------------------------------------------------
 
     def real(self, size: Any) -> Any:
-        """Return which rows belong to a lane: `bool[N]`."""
+        """Return True for each row that belongs to a lane, and is not spare: `bool[N]`."""
         return self.examples(size) < self.sizes.lanes
 
     def spared(self, array: Any, axis: int, size: Any) -> Any:
-        """Return packed rows with those that belong to no lane made equal to the first."""
+        """Return packed rows, with the spare ones made equal to the first."""
         if self.sizes.is_exact(size):
             return array
         return select(self.real(size), axis, array, lax.slice_in_dim(array, 0, 1, axis=axis))
 
     def at_rows(self, array: Any, size: Any) -> Any:
-        """Return a value of each lane at each of its rows: `[B, ...]` to `[N, ...]`."""
+        """Return the value of its lane for each row: `[B, ...]` to `[N, ...]`."""
         return taken(array, self.lanes(size))
 
     def along(self, x: Value, shape: tuple[Any, ...], axis: int) -> Any:
-        """Return the array of a value that is broadcast to packed ones, in an elementwise equation.
+        """Return an operand of an elementwise equation as an array that fits packed operands.
 
         Args:
-            x: The value, of rank 0, or of size 1 along the ragged axis.
+            x: The operand. By lanes, it is a scalar, or has size 1 along the ragged axis.
             shape: The shape of the result in one lane.
-            axis: The ragged axis of the result; the first if it has two.
+            axis: The ragged axis of the result, the first one if it has two.
         """
         if not isinstance(x.kind, Lanes):
             return x.array
@@ -153,12 +156,14 @@ class Ragging:
     # --- equations ------------------------------------------------------------------------------
 
     def bind(self, eqn: JaxprEqn, *operands: Any, **params: Any) -> Any:
-        """Return what an equation's primitive gives for arrays, with packed sizes in parameters.
+        """Apply an equation's primitive to packed operands.
+
+        In the parameters, a ragged size is replaced by the number of packed rows.
 
         Args:
             eqn: The equation.
-            operands: Arrays, or values, whose arrays are meant.
-            params: Parameters that take the place of the equation's own.
+            operands: Arrays, or values, which stand for their arrays.
+            params: Parameters that replace those of the equation, used as they are.
         """
         arrays = [x.array if isinstance(x, Value) else x for x in operands]
         own = {name: self._packed(value) for name, value in eqn.params.items()}
@@ -171,9 +176,9 @@ class Ragging:
 
 
 def taken(array: Any, indices: Any, axis: int = 0) -> Any:
-    """Return elements along an axis, at indices from 0 that may lie beyond it.
+    """Return the elements at indices along an axis. Indices out of bounds are clipped.
 
-    If there are none, as in a batch of no examples, they are zeros.
+    Along an axis of size 0, as in a batch of no examples, the result is zeros.
     """
     array = jnp.asarray(array)
     if array.shape[axis] == 0:
@@ -185,11 +190,24 @@ def taken(array: Any, indices: Any, axis: int = 0) -> Any:
 
 
 def select(mask: Any, axis: int, array: Any, other: Any) -> Any:
-    """Return an array, and another, or a number, where a mask along an axis is False."""
+    """Return `array` where a mask along an axis is True, and `other` elsewhere.
+
+    Args:
+        mask: A vector, for the elements along the axis.
+        axis: The axis of `array`.
+        array: The array.
+        other: An array or a number that is broadcast to the shape of `array`.
+    """
     within = lax.broadcast_in_dim(mask, array.shape, (axis,))
     return lax.select(within, array, jnp.broadcast_to(other, array.shape).astype(array.dtype))
 
 
+def broadcast_unsorted(array: Any, shape: Sequence[Any], dims: Sequence[int]) -> Any:
+    """Return `lax.broadcast_in_dim(array, shape, dims)`, where `dims` need not be sorted."""
+    order = sorted(range(len(dims)), key=lambda i: dims[i])
+    return lax.broadcast_in_dim(jnp.transpose(array, order), shape, sorted(dims))
+
+
 def refusal(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedError:
-    """Return the error for an equation that cannot be done for lanes of different length."""
+    """Return the error for an equation that cannot be computed for lanes of different lengths."""
     return UnsupportedError(f"{named(eqn)} cannot be done by lanes: {reason}", hint)

@@ -1,20 +1,22 @@
-"""How values of a ragged program are held, and how large they are.
+"""The layouts in which a ragged program holds its values, and their sizes.
 
-In the program that is rewritten a value is that of one example, and its type may mention a ragged
-symbol, the length of the example. In the new program it is there for all examples, the *lanes*:
+The program to rewrite computes one example. Its types may mention a ragged symbol, the length of
+the example. The new program computes all examples at once; each of them is a *lane*. A `Kind`
+says how the value of all lanes is laid out in one array:
 
-| held as   | array                                                                     |
-| --------- | ------------------------------------------------------------------------- |
-| Shared    | that of every lane, which is the same                                     |
-| Lanes     | one for each lane: `[B, ...]`                                             |
-| Packed    | the rows of all lanes one after the other, along its one ragged axis      |
-| Pairs     | each row with those near it (`bands`): `[..., N, ..., width, ...]`        |
-| Stacked   | each lane padded: `[B, ..., bound, ...]`, with what is known of the padding |
+| kind      | array                                                                       |
+| --------- | --------------------------------------------------------------------------- |
+| Shared    | the value itself, which is the same in all lanes                            |
+| Lanes     | one value per lane, without a ragged axis: `[B, ...]`                       |
+| Packed    | the rows of all lanes, concatenated along the one ragged axis               |
+| Pairs     | each row paired with the rows near it (`bands`): `[..., N, ..., width, ...]` |
+| Stacked   | each lane padded: `[B, ..., bound, ...]`, and the known values of the padding |
 
-There may be more packed rows than lanes have together: `x[1:]` of examples that may be empty has as
-many rows as `x`. Rows left over are equal to the first row, so that nothing is computed of them
-that is not computed of a row that counts, and no result depends on them. In the same way a pair of
-a row and what is not of its lane holds what the row, paired with itself, does.
+B is the number of lanes and N the number of rows that are held. N may exceed the number of rows in
+use: `x[1:]` of examples that may be empty is held in as many rows as `x`. The *spare rows* at the
+end are copies of the first row. So an operation on them produces no NaN or error that the first row
+does not produce, and no result depends on them. For the same reason, a pair of rows of two
+different lanes holds a copy of the pair of its first row with itself.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Packed:
-    """The rows of all lanes.
+    """The rows of all lanes, concatenated.
 
     Attributes:
-        axis: The ragged axis, which is where it is in one example.
-        size: Its size in one example.
+        axis: The ragged axis. It is the same in the array as in one example.
+        size: The size of this axis in one example.
     """
 
     axis: int
@@ -59,12 +61,12 @@ class Packed:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of rows, of which those of one lane count: the scores of attention.
+    """Pairs of rows, such as the scores of attention. Pairs of rows of two lanes are not used.
 
     Attributes:
-        axes: The two ragged axes, which are where they are in one example. Along the second are the
-            rows of a window.
-        size: The size of both in one example.
+        axes: The two ragged axes. They are the same in the array as in one example, but in the
+            array the second one runs over a window of rows (see `bands`).
+        size: The size of both axes in one example.
     """
 
     axes: tuple[int, int]
@@ -76,7 +78,7 @@ class Stacked:
     """A value for each lane, padded along its ragged axes.
 
     Attributes:
-        facts: What is known of one lane.
+        facts: The known values of the padding of one lane.
     """
 
     facts: Facts
@@ -87,7 +89,13 @@ Kind: TypeAlias = Shared | Lanes | Packed | Pairs | Stacked
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An operand as a rule has it: an array, how it holds the value, and the shape of one lane."""
+    """An operand as it is passed to a rule.
+
+    Attributes:
+        array: The array that holds the value of all lanes.
+        kind: The layout of the array.
+        shape: The shape of the value in one lane.
+    """
 
     array: Any
     kind: Kind
@@ -95,7 +103,7 @@ class Value:
 
     @property
     def is_packed(self) -> bool:
-        """True if it holds the rows of all lanes."""
+        """Whether the value is packed."""
         return isinstance(self.kind, Packed)
 
     @property
@@ -106,7 +114,7 @@ class Value:
 
     @property
     def size(self) -> Any:
-        """The size of a packed value along its ragged axis, in one lane."""
+        """The size of a packed value along its ragged axis in one lane."""
         assert isinstance(self.kind, Packed)
         return self.kind.size
 
@@ -115,15 +123,16 @@ Layout: TypeAlias = Literal["packed", "padded"]
 
 
 class Sizes:
-    """The sizes of a ragged program, and how values are to be held.
+    """The sizes of a ragged program, and the layout of its values.
 
     Attributes:
         lanes: The number of lanes.
-        rows: The number of rows that there are altogether, by ragged symbol.
-        bounds: How long one lane can be, by ragged symbol.
-        full: The ragged symbols whose rows all belong to a lane.
-        layout: "packed" if no value may be padded, "padded" if all are, None if that is chosen.
-        lengths_aval: The type of the lengths of all lanes.
+        rows: The number of packed rows of all lanes together, by ragged symbol.
+        bounds: The largest length of one lane, by ragged symbol.
+        full: The ragged symbols without spare rows: each of their rows belongs to a lane.
+        layout: "packed" if no value may be padded, "padded" if every value is, None to choose the
+            smaller layout for each value.
+        lengths_aval: The type of the lengths of all lanes, `i32[B]`.
     """
 
     def __init__(
@@ -146,13 +155,14 @@ class Sizes:
         self._ragged: dict[tuple[Any, ...], Kind] = {}
 
     def axes(self, shape: Sequence[Any]) -> tuple[int, ...]:
-        """Return the ragged axes of one lane."""
+        """Return the ragged axes of a shape."""
         return self.bounds.axes(shape)
 
     def count(self, size: Any) -> Any:
-        """Return how many rows are held of a size; None if it cannot be packed.
+        """Return the number of packed rows that hold a ragged size, or None if it cannot be packed.
 
-        It can if it is a sum of a multiple of one ragged symbol and of what is not ragged.
+        A size can be packed if it is `k * n + c`, for one ragged symbol n, k >= 1, and c without
+        ragged symbols. A size that is not ragged is returned as it is.
         """
         if not self.bounds.is_masked(size):
             return size
@@ -168,6 +178,7 @@ class Sizes:
         for _, factors in jaxcompat.dimension_terms(size):
             mentioned = [f for f in factors if f[0] == name]
             others = [f for f in factors if f[0] != name]
+            # Such as `floordiv(n, 2)`, which is not linear in n.
             hidden = any(not isinstance(base, str) and name in _inside(base) for base, _ in others)
             if hidden or any(exponent != 1 for _, exponent in mentioned):
                 return None
@@ -175,6 +186,7 @@ class Sizes:
         slope = value_of(size, {name: 1}) - constant
         if isinstance(slope, int) and slope < 1:
             return None
+        # A negative constant removes no row from an empty lane, so no rows are subtracted.
         more = jax.core.max_dim(constant, 0)
         return slope * self.rows[name] + more * self.lanes
 
@@ -183,7 +195,7 @@ class Sizes:
         return [name for name in self.bounds if name in names_of(size)]
 
     def is_exact(self, size: Any) -> bool:
-        """Return True if all the rows that are held of a size belong to a lane."""
+        """Return True if a size that can be packed has no spare rows."""
         if size not in self._exact:
             (name,) = self.names(size)
             constant = value_of(size, {name: 0})
@@ -191,11 +203,13 @@ class Sizes:
         return self._exact[size]
 
     def canonical(self, aval: Aval, *, shared: bool = False) -> Kind:
-        """Return how a value of a type is held where it may not depend on what it is computed of.
+        """Return the layout that depends on the type of a value alone, not on how it is computed.
+
+        Rules, branches and loops use it, where several equations must agree on one layout.
 
         Args:
-            aval: The type of one lane.
-            shared: Whether it is the same in all lanes, if its type is.
+            aval: The type of the value in one lane.
+            shared: Whether a value without ragged axes is the same in all lanes.
         """
         shape = tuple(getattr(aval, "shape", ()))
         if not self.axes(shape):
@@ -203,7 +217,7 @@ class Sizes:
         return self.held(shape)
 
     def held(self, shape: tuple[Any, ...]) -> Kind:
-        """Return how a value is held whose lanes are of a ragged shape."""
+        """Return the layout of a value with this ragged shape in one lane."""
         if shape not in self._ragged:
             self._ragged[shape] = self._held(shape, self.axes(shape))
         return self._ragged[shape]
@@ -218,10 +232,10 @@ class Sizes:
         return Stacked(Facts(shape, (None,) * len(shape), active=True))
 
     def pairs_rows(self, size: Any) -> bool:
-        """Return True if what has two axes of a size is held as pairs of rows, and not padded.
+        """Return True if a value with two axes of this size is held as pairs, and not padded.
 
-        What is computed of it takes operations, and memory, in proportion to its elements: those
-        of a band of pairs, or of all lanes. Where that cannot be told, lanes are padded.
+        The layout with fewer elements is chosen, since both time and memory are proportional to
+        them. If the two numbers cannot be compared, lanes are padded.
         """
         if self.layout is not None:
             return self.layout == "packed"
@@ -232,7 +246,7 @@ class Sizes:
             return False
 
     def band(self, size: Any) -> Band:
-        """Return which of the rows of a size are paired."""
+        """Return the band that says which rows of a size are paired."""
         if size not in self._bands:
             try:
                 longest = self.bounds.padded(size)
@@ -242,7 +256,7 @@ class Sizes:
         return self._bands[size]
 
     def shape(self, kind: Kind, shape: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the shape of the array that holds a value whose lanes are of a shape."""
+        """Return the shape of the array that holds a value with this shape in one lane."""
         if isinstance(kind, Shared):
             return tuple(shape)
         if isinstance(kind, Packed | Pairs):
@@ -253,9 +267,10 @@ class Sizes:
         return (self.lanes, *self.bounds.shape(shape))
 
     def aval(self, kind: Kind, aval: Aval) -> Aval:
-        """Return the type of the array that holds a value whose lanes are of a type."""
+        """Return the type of the array that holds a value with this type in one lane."""
         return aval if isinstance(kind, Shared) else aval.update(shape=self.shape(kind, aval.shape))
 
 
 def _inside(base: Any) -> set[str]:
+    """Return the symbols in the operands of an operation such as `floordiv`."""
     return set().union(*map(names_of, base[1:]))

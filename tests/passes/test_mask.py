@@ -398,12 +398,12 @@ def test_buckets_of_two_symbols_make_a_program_for_each_pair():
         (
             "mask(buckets=(4, 8))",
             ArgumentsError,
-            "buckets are of one symbol, and those of .*: n, m",
+            "needs a program with one symbol; .* has: n, m",
         ),
         (
             "mask(n=4, buckets={'n': (8,)})",
             ArgumentsError,
-            "the bucket n=8 is beyond the bound n=4",
+            "the bucket n=8 is above the bound n=4",
         ),
         ("mask(buckets={'k': (8,)})", ArgumentsError, "there is no symbol 'k'"),
         (

@@ -2,8 +2,9 @@
 
     program.apply("mask(n=512)")
 
-Arguments of `f32[n,d]` become padded ones, `f32[512,d]`, and n an argument. What is in the padding
-never reaches a result or a gradient. Rules for primitives are in an open table, `@rule("mask", …)`.
+Arguments of `f32[n,d]` become padded ones, `f32[512,d]`, and n an argument. The contents of the
+padding never reach a result or a gradient. Rules for primitives are in an open table,
+`@rule("mask", …)`.
 """
 
 from __future__ import annotations
@@ -65,24 +66,26 @@ __all__ = [
 class Mask(Pass):
     """Compute on padded arguments what the program computes on those of any smaller size.
 
-    An argument of `f32[n,d]` becomes `f32[512,d]`, of which the first n rows count, and n an
-    argument `i32[]` after the other positional ones: `p(x, 9)`, or `p(x, n=9)`. What is in the
-    padding, NaN too, never reaches a result or a derivative. If the type of a result mentions n,
-    the program returns a pair: the results, padded, and their logical sizes, with None for
-    results that have no padding.
+    An argument of `f32[n,d]` becomes `f32[512,d]`, of which the first n rows are used, and n
+    becomes an argument `i32[]` after the other positional ones: `p(x, 9)`, or `p(x, n=9)`. The
+    contents of the padding, NaN included, never reach a result or a derivative. If the type of a
+    result mentions n, the program returns a pair: the padded results, and their logical sizes, with
+    None for results without padding.
 
-    Symbols that are not given stay. Several are arguments in the order of their names.
+    Symbols without a bound stay symbolic. Several symbols are arguments in the order of their
+    names.
 
     Args:
-        sizes: The bound of each symbol, by its name: n=512. It is from 0 to that, or from what its
-            type says, as `f32[n>=2]` does.
-        buckets: Several bounds of a symbol, of which each makes a program: `(64, 128)` if there is
-            one symbol, or `{'n': (64, 128)}`. They are named `n64` and `n128`.
+        sizes: The bound of each symbol, by its name: with n=512, n is at most 512. The least size
+            is 0, or the one that the type says, as in `f32[n>=2]`.
+        buckets: Several bounds of a symbol, each of which makes a program: `(64, 128)` if there is
+            one symbol, or `{'n': (64, 128)}`. The programs are named `n64` and `n128`.
 
     Raises:
-        ArgumentsError: For a name that is no symbol of the program, or that has a constraint; for
-            buckets of which the symbol is not clear, or which are larger than its bound.
-        UnsupportedError: For an equation that cannot be masked.
+        ArgumentsError: If a name is no symbol of the program, a constraint of it does not hold at
+            all sizes up to the bound, the symbol of the buckets is ambiguous, or a bucket is larger
+            than the bound.
+        UnsupportedError: If an equation cannot be masked.
 
     Example:
         def f(x):
@@ -136,21 +139,21 @@ class Mask(Pass):
         return Programs(made) if buckets else made[""]
 
     def _buckets(self, program: Program) -> dict[str, list[int]]:
-        """Return the bounds of each symbol that has several."""
+        """Return the sorted bounds of each symbol with buckets."""
         given = self.buckets
         if isinstance(given, tuple):
             if given and len(program.symbols) != 1:
                 has = ", ".join(program.symbols) or "none"
                 raise ArgumentsError(
-                    f"mask: buckets are of one symbol, and those of {program.name} are: {has}",
-                    "buckets={'n': (64, 128)} says of which",
+                    f"mask: buckets=(…) needs a program with one symbol; {program.name} has: {has}",
+                    "buckets={'n': (64, 128)} names the symbol",
                 )
             given = dict.fromkeys(program.symbols, given) if given else {}
         for name, bounds in given.items():
             bound = self.sizes.get(name)
             if bound is not None and max(bounds, default=0) > bound:
                 raise ArgumentsError(
-                    f"mask: the bucket {name}={max(bounds)} is beyond the bound {name}={bound}"
+                    f"mask: the bucket {name}={max(bounds)} is above the bound {name}={bound}"
                 )
         more = {name: [self.sizes[name]] for name in given if name in self.sizes}
         return {name: sorted({*given[name], *more.get(name, [])}) for name in given}
@@ -161,7 +164,11 @@ def _are_sizes(bounds: tuple[int, ...]) -> bool:
 
 
 def check_sizes(program: Program, bounds: Mapping[str, int]) -> None:
-    """Raise ArgumentsError for a constraint that not all sizes of symbols up to bounds fit."""
+    """Check that all sizes up to the bounds satisfy the constraints of a program.
+
+    Raises:
+        ArgumentsError: If some do not.
+    """
     what, least = f"mask: {program.name}", _least(program, bounds)
     for name, bound in bounds.items():
         if bound < least.get(name, 0):
@@ -172,20 +179,19 @@ def check_sizes(program: Program, bounds: Mapping[str, int]) -> None:
 
 
 def _least(program: Program, names: Iterable[str]) -> dict[str, int]:
-    """Return the least size of symbols that a program has."""
+    """Return the least size of each of these symbols that the program has."""
     known = program.symbols
     return {name: known_range(known[name])[0] for name in names if name in known}
 
 
 def masked(program: Program, sizes: Mapping[str, int]) -> Program:
-    """Return a program masked with these bounds of symbols; see `Mask`."""
+    """Return the masked program for these bounds of symbols; see `Mask`."""
     check_symbols(f"mask: {program.name}", sizes, program.symbols)
     made = _masked(program, Bounds({name: sizes[name] for name in sorted(sizes)}))
     return with_own_constraints(made)
 
 
 def _masked(program: Program, bounds: Bounds) -> Program:
-    """Return a masked program."""
     old = jaxcompat.close_jaxpr(program.jaxpr)
     padded = [aval for aval in program.out_avals if bounds.axes(getattr(aval, "shape", ()))]
     facts = [Facts.of(var, active=True) for var in old.invars]
@@ -224,6 +230,6 @@ def _masked(program: Program, bounds: Bounds) -> Program:
 
 
 def _sizes(bounds: Bounds, aval: Aval) -> tuple[int, ...] | None:
-    """Return a leaf for each axis of a result, if it is padded."""
+    """Return a tree with a leaf for each size of a padded result; None for any other."""
     shape = getattr(aval, "shape", ())
     return tuple(range(len(shape))) if bounds.axes(shape) else None

@@ -1,12 +1,14 @@
-"""Mask a jaxpr: one forward pass over its equations.
+"""Mask a jaxpr, in one forward pass over its equations.
 
-Variables whose types mention a masked symbol become padded ones. An equation that mentions none
-stays as it is. Every other one is replaced by its template: its rule, traced once for all equations
-that are alike (`ir.templates`). Those that hold jaxprs have structured rules, which mask these in
-turn.
+Variables whose types mention a masked symbol become padded variables.
 
-A body is given the symbols that it needs as its first arguments, and computes sizes and masks from
-these, once each.
+- An equation that mentions no masked symbol stays as it is.
+- An equation that holds jaxprs has a structured rule, which masks these in turn.
+- Any other equation is replaced by the equations of its rule. Equations that are alike share a
+  template, for which the rule is traced once (`ir.templates`).
+
+A masked body takes the symbols that it needs as its first arguments. It computes each size and each
+mask from these once.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ from jaxprtool.passes.mask.sizes import Bounds, UnboundedSize
 from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
 from jaxprtool.passes.mask.values import Facts, Padded, result_facts
 
-#: The type of a symbol, and that of the flag of a round.
+#: The type of a symbol.
 SCALAR = jax.core.ShapedArray((), np.dtype(np.int32))
+#: The type of the flag that says if a round of a scan is real, and not padding.
 _FLAG = jax.core.ShapedArray((), np.dtype(np.bool_))
 
 
@@ -51,10 +54,11 @@ class MaskedBody:
     """A masked jaxpr.
 
     Attributes:
-        jaxpr: It takes the values of `symbols`, a flag if it has rounds, then its arguments.
+        jaxpr: The jaxpr. It takes the values of `symbols`, the flag of the round if `rounds` is
+            True, then the arguments of the old body.
         symbols: The masked symbols that it needs.
-        rounds: True if it takes whether the round that it is in is no padding.
-        facts: What is known of its results.
+        facts: The facts about its results.
+        rounds: Whether it takes a flag that says if the current round of a scan is real.
     """
 
     jaxpr: ClosedJaxpr
@@ -63,8 +67,8 @@ class MaskedBody:
     rounds: bool = False
 
 
-#: `rule(writing, eqn, operands, facts)` adds an equation to the body that is written, with
-#: `Writing.add`. It is given the new operands, and what is known of them.
+#: `rule(writing, eqn, operands, facts)` writes the new form of an equation, with `Writing.add`. It
+#: is passed the new operands, and the facts about them.
 StructuredRule = Callable[..., None]
 
 #: The open table of rules for equations that hold jaxprs.
@@ -73,7 +77,18 @@ structured_mask_rules: RuleTable[StructuredRule] = RuleTable()
 
 @dataclass(eq=False)
 class Run:
-    """The masking of one program: its bounds, and what has been made for its equations."""
+    """The state of masking one program, shared by all its bodies.
+
+    Attributes:
+        bounds: The masked symbols and their bounds.
+        templates: The templates of rules, sizes and masks.
+        numbers: A number for each padded type and the facts about it, for the keys of templates.
+        with_floats: Primitives with a float in the parameters of some equation.
+        bodies: The masked bodies.
+        rules: The masked derivative rules of custom calls.
+        new_number: Yields the numbers.
+        in_scan: Whether the body that is masked is that of a scan, or is inside it.
+    """
 
     bounds: Bounds
     templates: dict[Hashable, Template] = field(default_factory=dict)
@@ -85,20 +100,23 @@ class Run:
     in_scan: bool = False
 
     def body(self, body: ClosedJaxpr, facts: Sequence[Facts], rounds: bool = False) -> MaskedBody:
-        """Return a closed jaxpr masked, for arguments of which this is known.
+        """Return the masked form of a closed jaxpr.
 
-        With `rounds` it is, or is in, the body of a scan of masked length.
+        Args:
+            body: The jaxpr.
+            facts: The facts about its arguments.
+            rounds: Whether it is, or is inside, the body of a scan of masked length.
         """
         key = id(jaxcompat.open_jaxpr(body)), tuple(facts), rounds, self.in_scan
         if key not in self.bodies:
             writing = Writing(self, round=Var(_FLAG) if rounds else None)
-            # The old body is kept: another could get its id.
+            # Keep the old body alive, so that no other gets its id.
             self.bodies[key] = body, writing.body(body, facts)
         return self.bodies[key][1]
 
     @contextmanager
     def scanned(self) -> Iterator[None]:
-        """Mask bodies of a scan in here, at any depth."""
+        """Set `in_scan` while the body of a scan is masked."""
         before, self.in_scan = self.in_scan, True
         try:
             yield
@@ -106,7 +124,7 @@ class Run:
             self.in_scan = before
 
     def number(self, aval: Aval, facts: Facts) -> int:
-        """Return the number of values of this padded type of which this is known."""
+        """Return the number that stands for a padded type and the facts about a value of it."""
         key = aval, facts
         if key not in self.numbers:
             self.numbers[key] = next(self.new_number)
@@ -120,7 +138,17 @@ class Run:
 
 @dataclass(eq=False)
 class Writing:
-    """One body while it is written."""
+    """One new body while it is written.
+
+    Attributes:
+        run: The masking of the program.
+        round: The flag of the current round, in the body of a scan of masked length.
+        eqns: The equations written so far.
+        env: The atoms of the new body that replace variables of the old one.
+        facts: The facts about variables of the old body.
+        symbols: The arguments of the new body that are values of symbols.
+        consts: The constants that rules have used, by id.
+    """
 
     run: Run
     round: Var | None = None
@@ -139,13 +167,13 @@ class Writing:
         sizes: Sequence[Any] = (),
         outermost: bool = False,
     ) -> MaskedBody:
-        """Return a closed jaxpr masked.
+        """Write the masked form of a closed jaxpr; see `Run.body`.
 
         Args:
             body: The jaxpr.
-            facts: What is known of its arguments.
-            sizes: Logical sizes that it returns too, after its results.
-            outermost: True for the body whose arguments are those of the program.
+            facts: The facts about its arguments.
+            sizes: Logical sizes to return after its results.
+            outermost: Whether it is the body of the whole program.
         """
         invars = []
         for var, known in zip(body.invars, facts, strict=True):
@@ -172,11 +200,11 @@ class Writing:
     # --- values ---------------------------------------------------------------------------------
 
     def atom(self, atom: Atom) -> Atom:
-        """Return what takes the place of an atom."""
+        """Return the atom of the new body that replaces one of the old."""
         return atom if type(atom) is Literal else self.env.get(atom, atom)
 
     def known(self, atom: Atom) -> Facts:
-        """Return what is known of an atom of the old body."""
+        """Return the facts about an atom of the old body."""
         found = None if type(atom) is Literal else self.facts.get(atom)
         return Facts.of(atom, active=False) if found is None else found
 
@@ -192,13 +220,13 @@ class Writing:
         return self.symbols[name]
 
     def size(self, size: Any) -> Atom:
-        """Return the value of a logical size."""
+        """Return the atom of the value of a logical size."""
         if isinstance(size, int):
             return jaxcompat.as_literal(size, SCALAR)
         return self._computed("size", size, lambda masking: masking.size(size))
 
     def valid(self, size: Any) -> Atom:
-        """Return the mask of an axis of a logical size."""
+        """Return the atom of the mask of an axis of a logical size."""
         return self._computed("valid", size, lambda masking: masking.valid(size))
 
     def _computed(self, what: str, size: Any, compute: Callable[[Masking], Any]) -> Atom:
@@ -213,9 +241,9 @@ class Writing:
         return self._made[key]
 
     def _apart(self, atom: Atom, facts: Facts) -> Atom:
-        """Return an argument whose derivative is zero in its padding.
+        """Return an argument of the program whose derivative is zero in its padding.
 
-        The padding was computed of something, of which it is to have no derivative either.
+        The caller may have computed the padding from something that is differentiated.
         """
         key = "apart", atom.aval, facts
         axes = self.run.bounds.axes(facts.shape)
@@ -231,7 +259,7 @@ class Writing:
     # --- equations ------------------------------------------------------------------------------
 
     def outs(self, variables: Sequence[Var]) -> list[Var]:
-        """Return variables for results: the same ones where they are not padded."""
+        """Return variables for results: new ones if they are padded, otherwise the same."""
         avals = [self.run.aval(var.aval) for var in variables]
         return [
             var if aval is var.aval else type(var)(aval)
@@ -239,7 +267,7 @@ class Writing:
         ]
 
     def add(self, eqn: JaxprEqn, like: JaxprEqn, facts: Sequence[Facts]) -> None:
-        """Add an equation, whose results take the places of those of `like`."""
+        """Add an equation whose results replace those of the old equation `like`."""
         self.eqns.append(eqn)
         for old, new, known in zip(like.outvars, eqn.outvars, facts, strict=True):
             self._bind(old, new, known)
@@ -247,6 +275,9 @@ class Writing:
     def _equation(self, eqn: JaxprEqn) -> None:
         operands = [self.atom(atom) for atom in eqn.invars]
         facts = [self.known(atom) for atom in eqn.invars]
+        # In a scan, the derivative of a value that is the same in all rounds is a sum over the
+        # rounds, to which those of the padding must add zero. Rules of bilinear primitives, and
+        # bodies of calls, ensure that themselves.
         mixed = self.round is not None and mixes_rounds(facts)
         sums_itself = traits(eqn).bilinear or eqn.primitive.name in CALLS
         try:
@@ -303,7 +334,7 @@ class Writing:
             self._bind(var, atom, known)
 
     def _sizes(self, eqn: JaxprEqn) -> list[Any]:
-        """Return the masked sizes in the types and parameters of an equation, each once."""
+        """Return the masked sizes in the types of an equation, without duplicates."""
         is_masked = self.run.bounds.is_masked
         atoms = (*eqn.invars, *eqn.outvars)
         found = {n: None for v in atoms for n in getattr(v.aval, "shape", ()) if is_masked(n)}
@@ -312,7 +343,7 @@ class Writing:
         return list(found)
 
     def _guarded(self, atom: Atom) -> Atom:
-        """Return a value whose derivative is zero in rounds that are padding."""
+        """Return a value whose derivative is zero in rounds of the padding."""
         if atom not in self._guards:
             key = "guarded", atom.aval
             if key not in self.run.templates:
@@ -357,14 +388,17 @@ class Writing:
         name: str | None = None,
         eqn: JaxprEqn | None = None,
     ) -> Template:
-        """Trace a template of operands, the flag of a round, symbols, sizes, and their masks.
+        """Trace a template of `call(masking, *operands)`.
+
+        The operands of the template are those of `call`, the flag of the round, the symbols, the
+        values of the sizes, and their masks.
 
         Args:
-            call: Returns its results.
-            avals: The types of operands.
-            sizes: Logical sizes.
-            name: What is masked. Without a name it is a mask itself that is computed.
-            eqn: The equation whose setting it is traced in.
+            call: Return a list of results.
+            avals: The types of its operands.
+            sizes: The logical sizes whose values and masks it may use.
+            name: The name of the primitive that is masked; None if a size or mask is computed.
+            eqn: The equation in whose context (mesh, precision, …) it is traced.
         """
         bounds = self.run.bounds
         masks = [jax.core.ShapedArray((bounds.padded(size),), jnp.bool_) for size in sizes]
@@ -388,7 +422,7 @@ class Writing:
     def _written(
         self, template: Template, operands: Sequence[Atom], sizes: Sequence[Any], source: Any
     ) -> list[Atom]:
-        """Instantiate a template; sizes and masks are computed if it uses them."""
+        """Write the equations of a template, with the sizes and masks that it uses."""
         names = list(self.run.bounds)
         used = {i for step in template.steps for i in step.inputs if type(i) is int}
         used.update(i for i in template.outs if type(i) is int)
@@ -405,14 +439,14 @@ class Writing:
         return results
 
     def _constant(self, value: Any) -> Var:
-        """Return the constvar of a value that a rule has brought along."""
+        """Return the constvar of a constant that a rule has used."""
         if id(value) not in self.consts:
             self.consts[id(value)] = Var(jax.typeof(value)), value
         return self.consts[id(value)][0]
 
 
 def rule_of(eqn: JaxprEqn) -> Callable[..., Any]:
-    """Return the rule of an equation.
+    """Return the masking rule of an equation.
 
     Raises:
         UnsupportedError: If its primitive has none.

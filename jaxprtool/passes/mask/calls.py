@@ -1,6 +1,6 @@
-"""Masking of equations that hold jaxprs: calls, branches and loops.
+"""Structured masking rules for equations that hold jaxprs: calls, branches and loops.
 
-Each body is masked for what is known of its arguments, and gets the symbols that it needs before
+Each body is masked for the facts about its arguments, and takes the symbols that it needs before
 them.
 """
 
@@ -31,7 +31,7 @@ def _symbols(writing: Writing, names: Sequence[str]) -> list[Atom]:
 
 
 def with_symbols(masked: MaskedBody, names: Sequence[str]) -> ClosedJaxpr:
-    """Return a masked body that takes the values of these symbols, be they needed or not."""
+    """Return a masked body that takes the values of exactly these symbols, used or not."""
     body = masked.jaxpr
     own = dict(zip(masked.symbols, body.invars, strict=False))
     invars = [own.get(name) or Var(SCALAR) for name in names]
@@ -86,7 +86,7 @@ def _carried(
     xs: Sequence[Facts] = (),
     rounds: bool = False,
 ) -> tuple[MaskedBody, list[Facts]]:
-    """Return the body of a loop, masked for what is known of the carry in every round."""
+    """Return the masked body of a loop, and the facts that hold for its carry in every round."""
     while True:
         masked = writing.run.body(body, (*before, *carry, *xs), rounds)
         pairs = zip(carry, masked.facts, strict=False)
@@ -128,7 +128,7 @@ def _scan(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence
     with writing.run.scanned():
         masked, carry = _carried(writing, scan.body, facts[:n], init, rows, in_rounds)
     length, xs, body = scan.length, operands[k:], masked.jaxpr
-    # A round's own values differ in the rounds of an outer scan only if its operands do.
+    # Results of this scan differ between rounds of an outer scan only if its operands do.
     outer = any(each.varies for each in facts)
     known = [replace(each, varies=outer) for each in masked.facts]
     ys = [_stacked(each, length) for each in known[k - n :]]
@@ -137,7 +137,7 @@ def _scan(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence
         if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in eqn.invars) or eqn.effects:
             raise refusal(eqn, "its rounds have effects, and how many there are is masked")
         body = (_select_rounds if in_rounds else _only_rounds)(eqn, masked, n, k - n)
-        # Equal masks would each be stored in every round, for derivatives.
+        # Merge equal masks: JAX would store each of them in every round, for derivatives.
         body = cse_body(body)
         xs = [*xs, writing.valid(length)]
     new = scan.rebuild(
@@ -157,15 +157,16 @@ def _stacked(facts: Facts, length: Any) -> Facts:
     return replace(facts, shape=(length, *facts.shape), fills=fills, literal=None)
 
 
-#: Whether a jaxpr holds a while loop, at any depth.
+#: Return True if a jaxpr holds a while loop, at any depth.
 has_while = Contains(lambda eqn: eqn.primitive.name in While.primitives)
 
 
 def _select_rounds(eqn: JaxprEqn, masked: MaskedBody, consts: int, carried: int) -> ClosedJaxpr:
-    """Return the body of a scan that takes a flag last, and keeps the carry where it is False.
+    """Return the body of a scan with a flag as its last argument; if False, the carry is kept.
 
-    What a round in the padding computes may be NaN, and so may its derivative. The body keeps that
-    from the derivatives of values that are the same in all rounds; here it is kept from the carry.
+    A round in the padding may compute NaN, with a NaN derivative. The masked body keeps these out
+    of the derivatives of values that are the same in all rounds. Here they are kept out of the
+    carry.
     """
     start = len(masked.symbols)
 
@@ -188,9 +189,9 @@ def _guarded(flag: Any, x: Any) -> Any:
 
 
 def _only_rounds(eqn: JaxprEqn, masked: MaskedBody, consts: int, carried: int) -> ClosedJaxpr:
-    """Return the body of a scan that takes a flag last, and does nothing where it is False.
+    """Return the body of a scan with a flag as its last argument; if False, it is skipped.
 
-    It is for bodies with a while loop, which might not end in the padding.
+    It is used for bodies with a while loop, which might not terminate in a round of the padding.
     """
     body = masked.jaxpr
     start = len(masked.symbols) + consts

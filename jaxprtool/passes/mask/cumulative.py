@@ -1,4 +1,4 @@
-"""Masking of cumulative sums and their kin, forward and in reverse."""
+"""Masking of cumulative sums, products and extremes, forward and in reverse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxprtool.passes.mask.values import Facts, Filled, Padded
 
 
 def _cumulative(identity: Callable[[Any], Any]) -> MaskRule:
-    """Return the rule of a sum or product that this number does not change."""
+    """Return the rule of a cumulative sum or product with this identity."""
 
     def apply(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
         axis, reverse = eqn.params["axis"], eqn.params["reverse"]
@@ -37,7 +37,10 @@ rule(mask_rules, "cumprod")(_cumulative(lambda dtype: 1))
 
 @rule(mask_rules, "cummax", "cummin", "cumlogsumexp")
 def _extreme(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
-    """Go forward always, so that padding, equal to an infinite element, is not met before it."""
+    """Scan forward even in reverse, on reversed elements, so that padding comes last.
+
+    Its fill could be equal to an infinite element, and take a part of its derivative.
+    """
     axis, reverse = eqn.params["axis"], eqn.params["reverse"]
     turn = reverse and masking.bounds.is_masked(x.shape[axis])
     if turn:

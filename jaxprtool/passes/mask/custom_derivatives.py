@@ -1,7 +1,7 @@
-"""Masking of custom_jvp and custom_vjp calls: the function, and its rules when they are asked.
+"""Structured masking rules for `custom_jvp` and `custom_vjp` calls.
 
-The symbols are operands of the call, before the user's, since the rules need them too. They have
-no derivative.
+The function is masked at once, its derivative rules when JAX first asks for them. The symbols
+become operands of the call, since the derivative rules need them too; they have no derivative.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _custom_vjp(
 def _rule(
     run: Run, eqn: JaxprEqn, facts: Sequence[Facts], mask: Callable[..., Any]
 ) -> Callable[[], Any]:
-    """Return what gives the masked rule of a call: the same for calls that follow one rule.
+    """Return a function that returns the masked derivative rule of a call.
 
-    A rule may hold a call that follows it, and is masked when it is asked for.
+    Calls with the same rule share it. A rule may call its own function, so it is masked lazily.
     """
     key = rule_key(eqn), tuple(facts)
     return run.rules.setdefault(key, cache(partial(mask, run, eqn, facts)))
@@ -101,13 +101,13 @@ def _add(
         outvars=writing.outs(eqn.outvars),
         params={**eqn.params, **params},
     )
-    # What the rule gives depends on what it is asked for, so that no padding is known.
+    # The derivative rule may leave other padding in the results than the function does.
     facts = [replace(each, fills=(None,) * len(each.fills)) for each in masked.facts]
     writing.add(new, eqn, facts)
 
 
 def _after_consts(masked: MaskedBody, run: Run, eqn: JaxprEqn) -> ClosedJaxpr:
-    """Return a masked body that takes its constants, then all symbols, then the rest."""
+    """Return a masked body with its arguments reordered: constants, symbols, then the rest."""
     names, consts = tuple(run.bounds), eqn.params["num_consts"]
     body = with_symbols(masked, names)
     count = len(names)

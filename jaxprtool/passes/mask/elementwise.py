@@ -1,4 +1,4 @@
-"""Masking of elementwise operations: nothing is masked, padding is computed with the rest."""
+"""Masking of elementwise operations: the padding is computed like the other elements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxprtool.passes.fold.exact_numpy import evaluate_exactly
 from jaxprtool.passes.mask.table import Masking, mask_rules
 from jaxprtool.passes.mask.values import Filled, Padded, number
 
-#: What is exact of functions that round: an argument, and the result.
+#: An argument at which a function has an exact result, and this result, for functions that round.
 _EXACT = {
     "asin": (0.0, 0.0),
     "asinh": (0.0, 0.0),
@@ -37,7 +37,7 @@ _EXACT = {
 
 @rule(mask_rules, "elementwise")
 def _elementwise(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
-    if eqn.primitive.multiple_results:  # each of the operand in its place
+    if eqn.primitive.multiple_results:  # result i depends on operand i alone
         return masking.bind(eqn, *operands)
     whole = eqn.outvars[0].aval.shape
     results = masking.bind(eqn, *(_repeated(masking, x, whole) for x in operands))
@@ -46,7 +46,7 @@ def _elementwise(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
 
 
 def _repeated(masking: Masking, x: Padded, shape: Sequence[Any]) -> Any:
-    """Return an operand repeated along padded axes that it has not, if it has a derivative."""
+    """Broadcast an active operand along the padded axes that it lacks, with a guard."""
     own = range(len(shape) - x.ndim, len(shape)) if x.ndim else ()
     mixed = [
         axis
@@ -62,7 +62,7 @@ def _repeated(masking: Masking, x: Padded, shape: Sequence[Any]) -> Any:
 
 
 def _fill(eqn: JaxprEqn, operands: Sequence[Padded], axis: int) -> np.ndarray | None:
-    """Return what is in the padding along an axis, if it is known of all operands."""
+    """Return the fill of the result along an axis, or None if that of an operand is unknown."""
     found = [_number(x, axis) for x in operands]
     known = [value for value in found if value is not None]
     if len(known) < len(found):

@@ -1,4 +1,4 @@
-"""Masking of equations that hold objects or tuples of jaxprs: JAX's own solvers among them."""
+"""Structured masking rules for `call_hi_primitive` and `custom_linear_solve`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _high(writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence
 def _linear_solve(
     writing: Writing, eqn: JaxprEqn, operands: list[Atom], facts: Sequence[Facts]
 ) -> None:
-    """Mask each of its functions, for any vectors: derivatives call them with others."""
+    """Mask each of its functions for vectors of unknown padding, as derivatives pass them."""
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
     start = sum(lengths)
     vectors = [Facts.unknown(each.shape, active=True) for each in facts[start:]]

@@ -1,12 +1,12 @@
-"""Guards: what keeps padding out of derivatives.
+"""Guards, which keep padding out of derivatives.
 
-Where an operation brings elements together along a padded axis, or repeats them along one, its
-transpose sums over padding: over cotangents that may be NaN, times coefficients that may be. A
-guard computes what the operation does, with a derivative in which both are 0.
+If an operation combines elements along a padded axis, or repeats them along one, its transpose sums
+over padding: over products of cotangents and coefficients, both of which may be NaN. A guard
+computes the same values as the operation, with a derivative in which both are 0.
 
-Its derivatives are those of `safe`, which is made of selections alone. So they are of any order. A
-rule of a custom derivative would do for the first: JAX forgets it where it differentiates a scan in
-reverse.
+The derivatives of a guard are those of `Guard.safe`, which consists of selections, and so has
+derivatives of any order. In a scan `safe` itself is used: JAX loses a `custom_jvp` rule where it
+differentiates a scan in reverse.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from jax.custom_derivatives import SymbolicZero
 
 from jaxprtool.passes.mask.values import Facts
 
-#: An axis of an array, the number that fills the padding along it, and the index of its mask.
+#: An axis of an array, the number to fill the padding along it with, and the index of its mask.
 MaskedFill = tuple[int, Any, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """A function of operands and masks whose derivatives keep what is in padding apart.
+    """A function of operands and masks, whose derivatives do not depend on the padding.
 
     Attributes:
-        name: The name of the function.
-        compute: What is computed of operands.
-        before: For each operand, what its padding is filled with.
-        after: For each operand, what its padding is filled with where the derivative is taken.
-        mixed: The axes of the result along which the transpose sums, and the indices of their
-            masks.
-        varying: In the body of a scan of masked length, for each operand whether it differs from
-            round to round. The last mask then says whether the round is no padding.
+        name: The name of the function, shown in listings of jaxprs.
+        compute: The operation, a function of the operands.
+        before: For each operand, the fills of its padding before the operation.
+        after: For each operand, the fills of its padding where the derivative is taken.
+        mixed: The axes of the result over which the transpose sums, and the indices of their masks.
+        varying: In the body of a scan of masked length, for each operand whether it differs between
+            rounds. The last mask is then the flag of the round, True unless it is padding.
     """
 
     name: str
@@ -50,7 +49,7 @@ class Guard:
 
     @cached_property
     def function(self) -> Callable[..., Any]:
-        """The function, as JAX differentiates it."""
+        """The function of operands and masks, with a custom derivative."""
 
         def value(*args: Any) -> Any:
             return self._value(*args)
@@ -69,7 +68,7 @@ class Guard:
         return self.compute(*filled)
 
     def safe(self, *args: Any) -> Any:
-        """Compute the result, and with it what all its derivatives need."""
+        """Compute the result in a form that JAX differentiates without a custom rule."""
         arrays, masks = self._split(args)
         points = [_filled(x, fills, masks) for x, fills in zip(arrays, self.after, strict=True)]
         if self.varying is not None:
@@ -106,7 +105,7 @@ def _filled(array: Any, fills: Sequence[MaskedFill], masks: Sequence[Any]) -> An
 
 
 def with_fill(array: Any, axis: int, value: Any, mask: Any) -> Any:
-    """Return an array with a number where the mask along an axis is False."""
+    """Return an array with a number in place of elements where a mask along an axis is False."""
     return lax.select(_along(axis, mask, array), array, lax.full_like(array, value))
 
 
@@ -118,9 +117,9 @@ def _along(axis: int, mask: Any, array: Any) -> Any:
 
 
 def mixes_rounds(facts: Sequence[Facts]) -> bool:
-    """Return True for operands of which some differ between rounds, and others have a derivative.
+    """Return True if some operands differ between rounds, and others, which do not, are active.
 
-    That derivative is summed over the rounds.
+    The derivative by the latter is a sum over the rounds.
     """
     return any(each.varies for each in facts) and any(
         each.active and not each.varies for each in facts
@@ -128,14 +127,14 @@ def mixes_rounds(facts: Sequence[Facts]) -> bool:
 
 
 def guarded(flag: Any, array: Any) -> Any:
-    """Return an array whose derivative is zero where a flag is False."""
+    """Return an array whose derivative is zero if a flag is False."""
     return in_round(flag, array, lax.stop_gradient(array))
 
 
 def in_round(flag: Any, new: Any, old: Any) -> Any:
-    """Return an array where a flag is True, and another one where it is False.
+    """Return `new` if a flag is True, otherwise `old`.
 
-    The flag is broadcast here, so that equal masks are merged. Each that JAX makes of it, where a
-    batched flag selects, would be stored in every round for derivatives.
+    The flag is broadcast here, so that CSE merges equal masks. If `select` took a scalar, batching
+    would broadcast it anew each time, and JAX would store each mask in every round for derivatives.
     """
     return lax.select(lax.broadcast(flag, new.shape), new, old)

@@ -1,7 +1,7 @@
-"""Masking of gathers and scatters: indices are held against logical sizes.
+"""Masking of gathers and scatters: indices are compared with logical sizes.
 
-Where indices are padding, a gather reads anything that is in bounds, and a scatter writes nothing:
-their padding is made out of bounds, and what is there is dropped.
+For an index in the padding of the indices, a gather reads any element in bounds. A scatter must
+write nothing: such indices are set out of bounds, and their updates dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxprtool.passes.mask.slicing import room_for, with_room
 from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
 from jaxprtool.passes.mask.values import Filled, Padded
 
-#: An index that is out of bounds, and still is if the size of an array is added.
+#: An index that is out of bounds, and does not overflow if the size of an array is added.
 _OUTSIDE = np.iinfo(np.int32).max // 2
 
 _CLIP, _DROP, _PROMISE = (
@@ -31,14 +31,14 @@ _CLIP, _DROP, _PROMISE = (
 
 
 def _limits(masking: Masking, limits: Sequence[Any], like: Any) -> Any:
-    """Return the largest index of each component, as an array of the shape of the indices."""
+    """Return the largest valid index of each component, broadcast to the shape of the indices."""
     parts = [lax.reshape(jnp.asarray(masking.size(n), like.dtype), (1,)) for n in limits]
     vector = lax.concatenate(parts, 0)
     return lax.broadcast_in_dim(vector, like.shape, (like.ndim - 1,))
 
 
 def _wide(indices: Any) -> Any:
-    """Return indices of a type that holds all sizes."""
+    """Return indices of a type of at least 32 bits, which holds all sizes."""
     if indices.dtype.itemsize < 4:
         return lax.convert_element_type(indices, np.int32)
     return indices
@@ -50,7 +50,7 @@ def _clipped(masking: Masking, indices: Any, limits: Sequence[Any]) -> Any:
 
 
 def _or_outside(masking: Masking, indices: Any, limits: Sequence[Any]) -> Any:
-    """Return indices; all components of one that is out of bounds are large."""
+    """Return indices in which every component of an index out of bounds is `_OUTSIDE`."""
     most = _limits(masking, limits, indices)
     fits = lax.bitwise_and(indices >= lax.full_like(indices, 0), indices <= most)
     fits = lax.reduce_and(fits, [indices.ndim - 1])
@@ -67,10 +67,11 @@ def _gather(masking: Masking, eqn: JaxprEqn, x: Padded, indices: Padded) -> Any:
     numbers, sizes, mode = (params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
     if mode not in (_CLIP, _DROP, _PROMISE):
         raise refusal(eqn, f"indices of the mode {mode} are not supported")
+    # The largest valid starts.
     ends = [x.shape[d] - sizes[d] for d in numbers.start_index_map]
     junk = masking.axes(indices)
     at = masking.filled(indices, dict.fromkeys(junk, 0) if mode == _PROMISE else {})
-    # JAX's own bounds are those of the padded array.
+    # JAX would compare indices with the size of the padded array.
     logical = any(_is_masked(masking, x.shape[d], sizes[d]) for d in numbers.start_index_map)
     if logical and mode != _PROMISE:
         at = (_clipped if mode == _CLIP else _or_outside)(masking, _wide(at), ends)
@@ -148,9 +149,21 @@ def _scatter(masking: Masking, eqn: JaxprEqn, x: Padded, indices: Padded, update
 def _row_by_row(
     masking: Masking, at: Any, numbers: Any, dim: int, axis: int, size: Any, ndim: int
 ) -> tuple[Any, Any]:
-    """Return indices and dimension numbers of a scatter with an axis of its windows as a lane.
+    """Turn an axis of the windows of a scatter into an axis of indices: one update for each row.
 
-    Its padding is then dropped as that of other lanes is.
+    Updates in the padding along it are then dropped like those of other indices in the padding.
+
+    Args:
+        masking: The context of the rule.
+        at: The indices.
+        numbers: The dimension numbers of the scatter.
+        dim: The axis of the operand.
+        axis: The axis of the updates.
+        size: The logical size of the window along it.
+        ndim: The rank of the updates.
+
+    Returns:
+        The new indices and dimension numbers.
     """
     lanes = [i for i in range(ndim) if i not in numbers.update_window_dims]
     place = sum(i < axis for i in lanes)

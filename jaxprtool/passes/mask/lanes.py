@@ -1,4 +1,4 @@
-"""Masking of what treats each lane of leading axes by itself, and of factors of matrices."""
+"""Masking of operations batched over leading axes, such as `fft`, and of matrix factorizations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _by_lane(masking: Masking, eqn: JaxprEqn, x: Padded, *more: Padded) -> Any:
 
 
 def _check_lanes(masking: Masking, eqn: JaxprEqn, x: Padded, rank: int) -> None:
-    """Refuse an operand that is padded within a lane, along its last `rank` axes."""
+    """Raise UnsupportedError for an operand that is padded along one of its last `rank` axes."""
     if any(axis >= x.ndim - rank for axis in masking.axes(x)):
         raise refusal(eqn, "it mixes all elements of an axis, of which some are padding")
 
@@ -41,7 +41,7 @@ def _check_lanes(masking: Masking, eqn: JaxprEqn, x: Padded, rank: int) -> None:
 
 
 def _with_identity(masking: Masking, x: Padded) -> Any:
-    """Return square matrices whose padding is that of an identity: `[[x, 0], [0, 1]]`."""
+    """Return square matrices padded with an identity matrix: `[[x, 0], [0, 1]]`."""
     rows, columns = x.ndim - 2, x.ndim - 1
     array = masking.filled(x, {rows: 0, columns: 0})
     if not masking.bounds.is_masked(x.shape[columns]):
@@ -69,7 +69,7 @@ def _lu(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
 
 @rule(mask_rules, "lu_pivots_to_permutation")
 def _permutation(masking: Masking, eqn: JaxprEqn, pivots: Padded) -> Any:
-    """Exchange each row that is padding with itself."""
+    """Fill the padding with pivots that exchange each row with itself."""
     array, axis = pivots.array, pivots.ndim - 1
     if masking.bounds.is_masked(pivots.shape[axis]):
         valid = masking.valid(pivots.shape[axis])
@@ -84,7 +84,7 @@ def _triangular_solve(masking: Masking, eqn: JaxprEqn, a: Padded, b: Padded) -> 
     solved, free = (rows, columns) if eqn.params["left_side"] else (columns, rows)
     array = _with_identity(masking, a)
     if a.active and masking.bounds.is_masked(b.shape[free]):
-        # Of no rows there is no derivative, though the solution in the padding may be NaN.
+        # Without rows the derivative is zero, but the solution in the padding may be NaN.
         ones = jnp.broadcast_to(jnp.eye(array.shape[-1], dtype=array.dtype), array.shape)
         array = lax.select(masking.size(b.shape[free]) > 0, array, ones)
     matrices = Padded(array, Facts.unknown(a.shape, active=a.active))

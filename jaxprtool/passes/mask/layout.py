@@ -1,4 +1,4 @@
-"""Masking of what moves and repeats elements, and of what makes them up from sizes."""
+"""Masking of equations that move or repeat elements, or make arrays from sizes alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masking of what orders elements: padding comes last, or is never found."""
+"""Masking of sorts and selections: padding is sorted, or selected, last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxprtool.passes.mask.values import Filled, Padded
 
 
 def _last(dtype: Any) -> Any:
-    """Return what JAX sorts last."""
+    """Return the value of a dtype that JAX sorts last."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return complex(np.nan, np.nan)
     return np.nan if jnp.issubdtype(dtype, jnp.floating) else largest(dtype)
@@ -27,7 +27,7 @@ def _sort(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
     axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
     if not masking.bounds.is_masked(operands[0].shape[axis]):
         return masking.bind(eqn, *operands)
-    # What is equal to the padding in all keys stays before it, since the sort is stable.
+    # The sort is stable, so elements whose keys are equal to the padding stay before it.
     filled = [masking.filled(x, {axis: _last(x.dtype)}) for x in operands[:keys]]
     results = masking.bind(eqn, *filled, *operands[keys:], is_stable=True)
     known = [Filled(y, {axis: _last(y.dtype)}) for y in results[:keys]]
@@ -46,14 +46,17 @@ def _approx_top_k(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
 
 
 def _selected(masking: Masking, eqn: JaxprEqn, x: Padded, axis: int, last: Any) -> Any:
-    """Return elements of an axis and their places, where padding is selected last."""
+    """Select elements along an axis, padding last. Return the elements and their indices."""
     values, places = masking.bind(eqn, masking.filled(x, {axis: last}))
     shape = eqn.outvars[0].aval.shape
     return masking.apart(values, shape, [axis], active=x.active), places
 
 
 def _first(identity: Callable[[Any], Any]) -> MaskRule:
-    """Return the rule for the place of an extreme: of equal ones it is the first."""
+    """Return the rule of `argmax` or `argmin`, which take the first of equal elements.
+
+    So padding is never taken, as it comes after all of them.
+    """
 
     def apply(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
         fills = dict.fromkeys(eqn.params["axes"], identity(x.dtype))

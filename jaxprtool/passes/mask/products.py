@@ -18,7 +18,7 @@ def _dot_general(masking: Masking, eqn: JaxprEqn, x: Padded, y: Padded) -> Any:
         [i for i in range(z.ndim) if i not in (*contracted[k], *batch[k])]
         for k, z in enumerate(operands)
     ]
-    # The derivative by one operand is a product over the free axes of the other one.
+    # The derivative by one operand is a product that sums over the free axes of the other.
     derivative: list[dict[int, int]] = [{}, {}]
     mixed = []
     start = len(batch[0])

@@ -1,7 +1,7 @@
-"""Masking of random bits: each element has those that its logical position in the array has.
+"""Masking of random bits: each element has the bits of its logical position.
 
-JAX computes the bits of Threefry from the positions of elements, so that they are the same in an
-array of another size, if `jax_threefry_partitionable` is set, as it is by default.
+With `jax_threefry_partitionable`, the default, JAX computes the bits of Threefry from the position
+of each element alone. So they do not depend on the size of the array.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Masking of reductions: padding is made the number that does not change the result."""
+"""Masking of reductions: the padding is filled with the identity of the reduction."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from jaxprtool.passes.mask.values import Facts, Padded, number
 
 
 def least(dtype: Any) -> Any:
-    """Return the identity of a maximum."""
+    """Return the identity of a maximum: the least number of a dtype."""
     if dtype == np.bool_:
         return False
     return -np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
 
 
 def largest(dtype: Any) -> Any:
-    """Return the identity of a minimum."""
+    """Return the identity of a minimum: the largest number of a dtype."""
     if dtype == np.bool_:
         return True
     return np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
 
 
 def _reduction(identity: Callable[[Any], Any]) -> MaskRule:
-    """Return the rule of a reduction that this number of a dtype does not change."""
+    """Return the rule of a reduction with this identity, a function of the dtype."""
 
     def apply(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
         fills = dict.fromkeys(eqn.params["axes"], identity(x.dtype))
@@ -52,10 +52,10 @@ rule(mask_rules, "reduce_and")(_reduction(_all_bits))
 
 
 def _extreme(identity: Callable[[Any], Any]) -> MaskRule:
-    """Return the rule of a maximum or a minimum.
+    """Return the rule of a maximum or a minimum with this identity, a function of the dtype.
 
-    Its derivative is shared by all elements that are equal to it. Those of the padding are, where
-    all others are infinite.
+    The derivative is shared by all elements equal to the result. Padding must not be among them,
+    though it is equal if all elements are infinite. So the derivative has its own mask.
     """
 
     def apply(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
@@ -98,7 +98,7 @@ rule(mask_rules, "reduce_min")(_extreme(largest))
 
 # --- the user's own reductions --------------------------------------------------------------------
 
-#: The identity of an operation that the body of a `reduce` may consist of.
+#: The identity of each primitive that the jaxpr of a `reduce` may consist of, by dtype.
 _IDENTITIES: dict[str, Callable[[Any], Any]] = {
     "add": lambda dtype: 0,
     "mul": lambda dtype: 1,
@@ -111,7 +111,7 @@ _IDENTITIES: dict[str, Callable[[Any], Any]] = {
 
 
 def identity_of(jaxpr: AnyJaxpr) -> Callable[[Any], Any] | None:
-    """Return the identity, by a dtype, of a jaxpr that combines two numbers; None if unknown."""
+    """Return the identity, a function of the dtype, of a jaxpr of two numbers; None if unknown."""
     body = jaxcompat.open_jaxpr(jaxpr)
     if len(body.eqns) != 1 or list(body.outvars) != list(body.eqns[0].outvars):
         return None
@@ -138,7 +138,7 @@ def _reduce(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
 def _reduced_with_flags(
     masking: Masking, eqn: JaxprEqn, xs: Sequence[Padded], inits: Sequence[Padded]
 ) -> Any:
-    """Return a reduction in which each element says whether it is no padding."""
+    """Return a reduction whose operands carry a flag, False in the padding."""
     axes = eqn.params["dimensions"]
     combine = jaxcompat.jaxpr_as_fun(jaxcompat.close_jaxpr(eqn.params["jaxpr"]))
     within = masking.filled(
@@ -147,11 +147,11 @@ def _reduced_with_flags(
     )
 
     def combined(first: Any, second: Any) -> Any:
-        (*a, a_counts), (*b, b_counts) = first, second
-        either = [lax.select(a_counts, x, y) for x, y in zip(a, b, strict=True)]
-        both = a_counts & b_counts
+        (*a, a_valid), (*b, b_valid) = first, second
+        either = [lax.select(a_valid, x, y) for x, y in zip(a, b, strict=True)]
+        both = a_valid & b_valid
         pairs = zip(combine(*a, *b), either, strict=True)
-        return (*(lax.select(both, x, y) for x, y in pairs), a_counts | b_counts)
+        return (*(lax.select(both, x, y) for x, y in pairs), a_valid | b_valid)
 
     arrays = (*(x.array for x in xs), within)
     starts = (*(x.array for x in inits), np.True_)

@@ -1,9 +1,9 @@
-"""Masking of reshapes: elements lie in the order of their logical positions.
+"""Masking of reshapes, which keep the order of elements by logical position.
 
-A reshape is taken apart into groups of axes that have as many elements before as after:
-`f32[n,6] -> f32[n,2,3]` is `n -> n` and `6 -> (2, 3)`. In most groups the padding is last before
-and after, and JAX's own reshape moves it. In the others, as in `f32[2,n] -> f32[2*n]`, each element
-is looked up.
+A reshape is split into groups of axes with the same number of elements before and after:
+`f32[n,6] -> f32[n,2,3]` is `n -> n` and `6 -> (2, 3)`. In most groups the padding comes last both
+before and after, and JAX's reshape is used. In the others, as in `f32[2,n] -> f32[2*n]`, each
+element is looked up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _groups(before: Sequence[Any], after: Sequence[Any]) -> list[_Group]:
             for m, n in sorted(rest, key=sum)
             if m + n and prod(before[i : i + m]) == prod(after[j : j + n])
         ]
-        if not fitting:  # JAX traces it, and it is right at some size
+        if not fitting:  # JAX traces such a reshape, which is valid at some sizes only
             raise ValueError("it does not keep the number of elements at all sizes")
         m, n = fitting[0]
         groups.append(_Group(range(i, i + m), range(j, j + n)))
@@ -54,13 +54,13 @@ def _groups(before: Sequence[Any], after: Sequence[Any]) -> list[_Group]:
 
 
 def reshaped(masking: Masking, x: Padded, shape: Sequence[Any]) -> Any:
-    """Return a value in another logical shape."""
+    """Return a value reshaped to another logical shape."""
     bounds = masking.bounds
     if any(size == 0 for size in (*x.shape, *shape) if isinstance(size, int)):
         return lax.full(bounds.shape(shape), 0, x.dtype)
     groups = _groups(x.shape, shape)
     plain = [g for g in groups if _is_prefix(bounds, x.shape, shape, g)]
-    # Each group is one axis first: its elements in the order of padded positions.
+    # Reshape each group to one axis first, whose elements are ordered by padded position.
     sizes = [prod(bounds.shape([x.shape[i] for i in g.before])) for g in groups]
     wanted = [prod(bounds.shape([shape[i] for i in g.after])) for g in groups]
     array = x.array
@@ -84,7 +84,7 @@ def reshaped(masking: Masking, x: Padded, shape: Sequence[Any]) -> Any:
 
 
 def _is_prefix(bounds: Bounds, before: Sequence[Any], after: Sequence[Any], group: _Group) -> bool:
-    """Return True if the padding of a group is last, before and after."""
+    """Return True if the padding of a group comes last, both before and after."""
     sides = [before[i] for i in group.before], [after[i] for i in group.after]
     if not any(map(bounds.is_masked, (*sides[0], *sides[1]))):
         return True
@@ -96,7 +96,7 @@ def _is_prefix(bounds: Bounds, before: Sequence[Any], after: Sequence[Any], grou
 
 
 def _fitted(array: Any, axis: int, size: Any) -> Any:
-    """Return an array with an axis as long as that, by more padding or less."""
+    """Pad or crop an array along an axis to this size."""
     more = [0] * array.ndim
     if size > array.shape[axis]:
         more[axis] = size - array.shape[axis]
@@ -112,7 +112,19 @@ def _looked_up(
     after: Sequence[Any],
     group: _Group,
 ) -> Any:
-    """Return an array whose elements along an axis are those of the group after it is reshaped."""
+    """Reshape a group by look-up: for each element of the result, find its place before.
+
+    Args:
+        masking: The context of the rule.
+        array: An array with one axis for each group.
+        axis: The axis of this group.
+        before: The logical shape of the operand.
+        after: The logical shape of the result.
+        group: The axes of the group.
+
+    Returns:
+        The array with the elements of the group in their new order along `axis`.
+    """
     old, new = [before[i] for i in group.before], [after[i] for i in group.after]
     number = _numbers(masking, new)
     place, step = 0, 1
@@ -127,7 +139,7 @@ def _looked_up(
 
 
 def _numbers(masking: Masking, shape: Sequence[Any]) -> Any:
-    """Return the number, in the order of logical positions, of each element of a padded array."""
+    """Return the row-major index that each element of a padded array has in its logical shape."""
     sizes = masking.bounds.shape(shape)
     number, step = jnp.zeros(sizes, np.int32), jnp.int32(1)
     for axis in reversed(range(len(shape))):
@@ -152,7 +164,7 @@ def _reshape(masking: Masking, eqn: JaxprEqn, x: Padded, *sizes: Padded) -> Any:
 
 @rule(mask_rules, "tile")
 def _tile(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
-    """Repeat along axes of their own, which are then merged with those of the operand."""
+    """Repeat along new axes, and merge these with those of the operand by a reshape."""
     repeats, bounds = eqn.params["reps"], masking.bounds
     shape = tuple(size for pair in zip(repeats, x.shape, strict=True) for size in pair)
     own = tuple(range(1, len(shape), 2))

@@ -1,4 +1,4 @@
-"""Masked symbols: how large a symbolic size can be, and its value when the program runs."""
+"""Masked symbols: bounds of symbolic sizes, and the computation of sizes at run time."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import chosen_sizes, names_of, symbols_of, value_of
 from jaxprtool.jaxcompat import JaxprEqn
 
-#: The least and the largest number that a size can be.
+#: The least and the largest value of a size.
 _Range = tuple[Any, Any]
 
 
 class UnboundedSize(UnsupportedError):
-    """A size of which no bound is known."""
+    """Raised for a size that has no known bound."""
 
 
 class Bounds:
-    """The masked symbols, with the bound of each: a symbol is at least 0 and at most that.
+    """The masked symbols and their bounds. Iteration yields the names of the symbols.
 
     Args:
-        bounds: The bound of each masked symbol.
+        bounds: The largest size of each masked symbol. The least is 0.
     """
 
     def __init__(self, bounds: Mapping[str, int]) -> None:
@@ -54,7 +54,7 @@ class Bounds:
         return self._masked[size]
 
     def axes(self, shape: Sequence[Any]) -> tuple[int, ...]:
-        """Return the axes of a logical shape along which a value is padded."""
+        """Return the padded axes of a logical shape."""
         key = tuple(shape)
         found = self._axes.get(key)
         if found is None:
@@ -63,11 +63,11 @@ class Bounds:
         return found
 
     def padded(self, size: Any) -> Any:
-        """Return the padded size of an axis: the largest that the size can be.
+        """Return the padded size of an axis: the largest value of a logical size.
 
         Raises:
-            UnboundedSize: If it also depends on symbols that are not masked, and not only as a sum
-                of products.
+            UnboundedSize: If the size also depends on symbols that are not masked, and is not a sum
+                of products with positive coefficients.
         """
         if not self.is_masked(size):
             return size
@@ -80,10 +80,10 @@ class Bounds:
         return self._padded[size]
 
     def least(self, size: Any) -> Any:
-        """Return a number that a size, of an offset say, is not below."""
+        """Return a lower bound of a size or an offset. It may be negative."""
         if not self.is_masked(size):
             return size
-        self.padded(size)  # a size that has none is refused
+        self.padded(size)  # raises UnboundedSize
         return _range(size, self.bounds)[0] if names_of(size) <= self.bounds.keys() else 0
 
     def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ class Bounds:
         )
 
     def mentions(self, eqn: JaxprEqn) -> bool:
-        """Return True if an equation mentions a masked symbol, in a body that it holds too."""
+        """Return True if an equation, or a body that it holds, mentions a masked symbol."""
         return self._mention.at(eqn)
 
     def _mentions_in_types(self, eqn: JaxprEqn) -> bool:
@@ -111,7 +111,7 @@ class Bounds:
         return any(map(self.is_masked, sizes)) or any(map(self._holds, eqn.params.values()))
 
     def _holds(self, value: Any) -> bool:
-        """Return True if a parameter, such as where a slice begins, is a masked size."""
+        """Return True if a parameter, such as the start of a slice, holds a masked size."""
         if type(value) in (tuple, list):
             return any(map(self._holds, value))
         return self.is_masked(value)
@@ -120,7 +120,10 @@ class Bounds:
 def _range(
     size: Any, bounds: Mapping[str, int], least: Mapping[str, int] = MappingProxyType({})
 ) -> _Range:
-    """Return the range of a size whose symbols are from `least`, or 0, to their bounds."""
+    """Return the range of a size by interval arithmetic.
+
+    Each symbol ranges from its size in `least`, or 0, to its bound.
+    """
 
     def factor(base: Any, exponent: int) -> _Range:
         if isinstance(base, str):
@@ -146,13 +149,16 @@ def check_constraints(
     bounds: Mapping[str, int],
     least: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Raise ArgumentsError for a constraint of symbols that not all sizes up to bounds fit.
+    """Check that all sizes up to the bounds satisfy the constraints of symbols.
 
     Args:
-        what: The program, and what is done to it, for the error.
-        symbols: The symbolic dimension that each of its symbols is.
+        what: The pass and the program, for the error.
+        symbols: The symbols of the program, as symbolic dimensions by name.
         bounds: The largest size of some symbols.
-        least: The least size of some of these; that of others is 0.
+        least: The least size of some of these symbols; that of the others is 0.
+
+    Raises:
+        ArgumentsError: If some do not, or a constraint also mentions a symbol without a bound.
     """
     for scope in dict.fromkeys(size.scope for size in symbols.values()):
         for constraint in jaxcompat.symbolic_constraints(scope):
@@ -170,9 +176,9 @@ def check_constraints(
 
 
 def with_own_constraints(program: Program) -> Program:
-    """Return a program without constraints of symbols that it does not have any more.
+    """Return a program without the constraints on symbols that it no longer has.
 
-    JAX takes a program for one that cannot be called if a constraint names such a symbol.
+    JAX refuses to call a program with a constraint on a symbol that it cannot determine.
     """
     known = symbols_of(program.jaxpr)
     for scope in dict.fromkeys(size.scope for size in known.values()):
@@ -208,9 +214,11 @@ _RANGES: dict[str, Callable[[_Range, _Range], _Range]] = {
 
 
 def computed(size: Any, symbols: Mapping[str, Any]) -> Any:
-    """Return the value of a size, an `i32[]`, of those of the symbols that it mentions.
+    """Compute the value of a size at run time, as an `i32[]`.
 
-    Symbols that are not masked keep their values, which JAX computes from shapes.
+    Args:
+        size: The size.
+        symbols: The values of masked symbols. JAX computes the others from shapes.
     """
     if not jaxcompat.is_symbolic_dimension(size):
         return jnp.int32(size)

@@ -1,4 +1,4 @@
-"""Masking of slices, and of what puts arrays behind one another."""
+"""Masking of slices, concatenations and pads."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from jaxprtool.passes.mask.values import Filled, Padded
 
 
 def room_for(bounds: Bounds, whole: Any, size: Any) -> Any:
-    """Return how far a window of a padded size can reach beyond the end of a padded axis.
+    """Return how far a padded window can reach beyond the end of a padded axis, in elements.
 
     Args:
         bounds: The bounds.
         whole: The logical size of the axis.
-        size: That of the window, which begins at most `whole - size` from the start.
+        size: The logical size of the window, which starts at `whole - size` at most.
     """
     if not bounds.is_masked(size):
         return 0
@@ -33,13 +33,13 @@ def room_for(bounds: Bounds, whole: Any, size: Any) -> Any:
 
 
 def with_room(array: Any, room: Sequence[Any], blank: Any = 0) -> Any:
-    """Return an array with a number, or keys of zeros, after its ends."""
+    """Pad an array at the end of each axis by `room` elements: `blank`, or zeros for keys."""
     if not any(room):
         return array
     config = [(0, more, 0) for more in room]
     if isinstance(array.dtype, np.dtype):
         return lax.pad(array, np.asarray(blank, array.dtype), config)
-    # JAX traces a `pad` of random keys, and cannot lower it.
+    # JAX traces a `pad` of random keys, but cannot lower it.
     data = lax.pad(jax.random.key_data(array), np.uint32(0), [*config, (0, 0, 0)])
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
 
@@ -50,7 +50,7 @@ def window_at(array: Any, starts: Sequence[Any], sizes: Sequence[Any]) -> Any:
 
 
 def clamped(start: Any, limit: Any) -> Any:
-    """Return an index clamped to the range from 0 to a limit, an `i32[]` or a number."""
+    """Return an index clamped to the range from 0 to `limit`, an `i32[]` or a number."""
     if start.dtype.itemsize < 4:
         start = lax.convert_element_type(start, np.int32)
     return lax.min(lax.max(start, np.zeros((), start.dtype)), jnp.asarray(limit, start.dtype))
@@ -67,7 +67,16 @@ def cut(
     strides: Sequence[int],
     shape: Sequence[Any],
 ) -> Any:
-    """Return a slice of a value at logical sizes, of this logical shape."""
+    """Return a slice of a value.
+
+    Args:
+        masking: The context of the rule.
+        x: The value.
+        starts: The logical start along each axis.
+        limits: The logical end along each axis.
+        strides: The stride along each axis.
+        shape: The logical shape of the slice.
+    """
     bounds = masking.bounds
     extents = [
         (bounds.padded(size) - 1) * stride + 1 if bounds.padded(size) != 0 else 0
@@ -115,9 +124,16 @@ def _split(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
 
 
 def turned(masking: Masking, array: Any, shape: Sequence[Any], axes: Sequence[int]) -> Any:
-    """Return an array of a logical shape with the order along padded axes reversed.
+    """Reverse an array along padded axes, within its logical size.
 
-    What was in front of the padding is in front again, and zeros are behind it.
+    Args:
+        masking: The context of the rule.
+        array: The padded array.
+        shape: Its logical shape.
+        axes: The axes to reverse.
+
+    Returns:
+        A padded array with zeros in the padding along these axes.
     """
     sizes = masking.bounds.shape(shape)
     array = lax.rev(array, axes)
@@ -147,7 +163,7 @@ def _rev(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
 def _starts(
     masking: Masking, starts: Sequence[Padded], wholes: Sequence[Any], sizes: Sequence[Any]
 ) -> list[Any]:
-    """Return the starts of windows of logical sizes, clamped as JAX does."""
+    """Return the starts of windows, clamped as JAX does, but to logical sizes."""
     found = []
     for start, whole, size in zip(starts, wholes, sizes, strict=True):
         masked = any(map(masking.bounds.is_masked, (whole, size)))
@@ -179,7 +195,7 @@ def _dynamic_update_slice(
     room = [room_for(masking.bounds, *each) for each in zip(x.shape, update.shape, strict=True)]
     array, window = with_room(x.array, room), update.array
     part = [axis for axis in masking.axes(update) if update.shape[axis] != x.shape[axis]]
-    if part:  # what is under the padding of the update stays
+    if part:  # under the padding of the update, the operand must not change
         under = window_at(array, at, window.shape)
         for axis in part:
             valid = masking.valid(update.shape[axis])
@@ -251,7 +267,7 @@ def _unstack(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
 
 @rule(mask_rules, "pad")
 def _pad(masking: Masking, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
-    """Pad what is filled with the value, so that what follows the last element is the value."""
+    """Pad an operand whose own padding is filled with the value that it is padded with."""
     config, bounds = eqn.params["padding_config"], masking.bounds
     shape = eqn.outvars[0].aval.shape
     axes = [i for i in range(x.ndim) if any(map(bounds.is_masked, (x.shape[i], *config[i])))]
@@ -286,5 +302,5 @@ def _is(known: Any, number: Any) -> bool:
 
 
 def _is_number(size: Any, at_least: float = -math.inf, at_most: float = math.inf) -> bool:
-    """Return True for a number in a range; a symbolic size may be any."""
+    """Return True for a number in a range, False for any symbolic size."""
     return isinstance(size, int | np.integer) and bool(at_least <= size <= at_most)

@@ -1,17 +1,17 @@
-"""The open table of masking rules, and what a rule is given to work with.
+"""The open table of masking rules, and the context that a rule is given.
 
     @rule(mask_rules, "my_primitive")
     def _(masking, eqn, x):
         x = masking.filled(x, {0: 0.0})
         return masking.bind(eqn, x)
 
-A rule is given padded operands, and returns padded results, which it computes with JAX's functions:
-for each an array of the padded shape, or a `Filled` if it knows what is in the padding. The padding
-of results may hold anything. The padding of operands must not reach an element that is not padding.
+A rule takes padded operands and returns padded results, computed with JAX's functions. Each result
+is an array of the padded shape, or a `Filled` if the contents of its padding are known. The padding
+of a result may hold anything. The padding of an operand must not influence an element of a result.
 
-Nor must it reach a derivative, where the padding of operands and of cotangents may be NaN. An
-elementwise operation needs nothing for that. A rule that combines elements along a padded axis, or
-repeats them along one (its transpose sums them), computes with `Masking.apply`.
+It must not influence a derivative either, although the padding of operands and cotangents may be
+NaN. An elementwise operation satisfies that as it is. A rule that combines elements along a padded
+axis, or repeats them along one (its transpose sums), must use `Masking.apply`.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ mask_rules: RuleTable[MaskRule] = RuleTable()
 
 
 class Masking:
-    """What a rule is given beside its operands: sizes, masks, and functions that fill padding.
+    """The context of a rule: sizes, masks, and functions that fill padding.
 
     Args:
-        name: The name of the primitive whose rule it is.
+        name: The name of the primitive.
         bounds: The masked symbols and their bounds.
-        symbols: The value of each masked symbol.
-        sizes: The values of sizes, as far as they have been computed.
-        valid: The masks of sizes, as far as they have been computed.
-        round: In the body of a scan of masked length, whether the round is no padding.
-        in_scan: True in the body of a scan.
+        symbols: The value of each masked symbol: `i32[]`.
+        sizes: The values of sizes computed so far.
+        valid: The masks of sizes computed so far.
+        round: In the body of a scan of masked length, a flag that is False if the current round is
+            padding: `bool[]`.
+        in_scan: Whether the equation is in the body of a scan.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Masking:
     # --- sizes ----------------------------------------------------------------------------------
 
     def axes(self, x: Padded) -> tuple[int, ...]:
-        """Return the axes along which a value is padded."""
+        """Return the padded axes of a value."""
         return self.bounds.axes(x.shape)
 
     def size(self, size: Any) -> Any:
@@ -89,7 +90,7 @@ class Masking:
         return self._sizes[size]
 
     def valid(self, size: Any) -> jax.Array:
-        """Return the mask of an axis of this logical size: `bool[padded]`, True in front."""
+        """Return the mask of an axis of a logical size: `bool[padded]`, False in the padding."""
         if size not in self._valid:
             numbers = lax.iota(jnp.int32, self.bounds.padded(size))
             self._valid[size] = numbers < self.size(size)
@@ -98,13 +99,13 @@ class Masking:
     # --- padding --------------------------------------------------------------------------------
 
     def filled(self, x: Padded, fills: Fills) -> Any:
-        """Return the array of a value with numbers in the padding along some axes.
+        """Return the array of a value, with its padding along some axes filled with numbers.
 
-        Nothing is computed for padding that is known to hold them.
+        Padding that is known to hold the number already is not filled again.
 
         Args:
             x: The value.
-            fills: The numbers, by axis. Axes without padding are left out.
+            fills: The numbers, by axis. Axes without padding are ignored.
         """
         array = x.array
         for axis, value in self._needed(x, fills).items():
@@ -128,17 +129,17 @@ class Masking:
         derivative: Sequence[Fills] | None = None,
         mixed: Sequence[int] = (),
     ) -> Any:
-        """Return `compute(*arrays)`, into whose derivative no padding comes.
+        """Return `compute(*arrays)`, with a derivative that no padding influences.
 
         Args:
-            compute: A function of arrays, which closes over none.
+            compute: A function of arrays. It must not close over arrays.
             operands: Its operands.
             shape: The logical shape of its result.
-            needed: For each operand, what its padding is filled with before.
-            derivative: For each operand, what its padding is filled with where the derivative of
-                `compute` is taken: the coefficients of its transpose. Axes in `needed` are too.
-            mixed: The axes of the result over which the transpose sums: a cotangent's padding
-                along these is made 0 before.
+            needed: For each operand, the fills that `compute` needs.
+            derivative: For each operand, more fills, which only the derivative of `compute` needs:
+                those of the coefficients of its transpose.
+            mixed: The axes of the result over which the transpose of `compute` sums. The padding
+                of the cotangent along these axes is set to 0.
         """
         needed = [{}] * len(operands) if needed is None else needed
         derivative = [{}] * len(operands) if derivative is None else derivative
@@ -170,30 +171,32 @@ class Masking:
         return function(*(x.array for x in operands), *masks)
 
     def apart(self, array: Any, shape: Sequence[Any], axes: Sequence[int], *, active: bool) -> Any:
-        """Return the same array, with a derivative that sets the padding of its cotangent to 0.
+        """Return the same array, with a derivative that sets the padding of the cotangent to 0.
 
         Args:
-            array: What a rule has computed.
+            array: The result of a rule.
             shape: Its logical shape.
-            axes: The axes along which the padding of a cotangent would reach other elements.
-            active: True if it may have a derivative.
+            axes: The axes along which the padding of the cotangent would reach other elements.
+            active: Whether the array may have a derivative.
         """
         x = Padded(array, Facts.unknown(shape, active=active))
         return self.apply(lambda value: value, [x], shape, mixed=axes)
 
     def bind(self, eqn: JaxprEqn, *operands: Any, **params: Any) -> Any:
-        """Return what an equation's primitive gives for arrays, with padded sizes in parameters.
+        """Apply an equation's primitive to padded operands.
+
+        In the parameters, a masked size is replaced by its padded size.
 
         Args:
             eqn: The equation.
-            operands: Arrays, or padded values, whose arrays are meant.
-            params: Parameters that take the place of the equation's own.
+            operands: Arrays, or padded values, which stand for their arrays.
+            params: Parameters that replace those of the equation, used as they are.
         """
         arrays = [x.array if isinstance(x, Padded) else x for x in operands]
         return eqn.primitive.bind(*arrays, **{**self.params(eqn), **params})
 
     def params(self, eqn: JaxprEqn) -> dict[str, Any]:
-        """Return the parameters of an equation, each size in them padded."""
+        """Return the parameters of an equation, with padded sizes."""
         return {name: self._padded(value) for name, value in eqn.params.items()}
 
     def _padded(self, value: Any) -> Any:
@@ -203,12 +206,12 @@ class Masking:
 
 
 def refusal(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedError:
-    """Return the error for an equation that cannot be masked, which it names."""
+    """Return the error for an equation that cannot be masked."""
     return UnsupportedError(f"{named(eqn)} cannot be masked: {reason}", hint)
 
 
 def _is(known: np.ndarray | None, wanted: Any, dtype: Any) -> bool:
-    """Return True if padding is known to hold a number. 0.0 and -0.0 are the same to a sum."""
+    """Return True if padding is known to hold a number. 0.0 and -0.0 are taken to be equal."""
     if known is None or isinstance(wanted, jax.core.Tracer):
         return False
     return np.array_equal(known, np.asarray(wanted, dtype), equal_nan=True)

@@ -1,9 +1,9 @@
-"""Padded values, and what is known of them.
+"""Padded values, and the facts known about them.
 
-A value whose type mentions a masked symbol, `f32[n,d]`, is computed padded, `f32[512,d]`: along
-each padded axis its elements are first, and what comes after them is padding, which may hold
-anything, NaN too. What a rule knows of the padding is a *fill*: along an axis whose fill is 0.0,
-all elements beyond the logical size are 0.0, wherever they lie along the other axes.
+A value whose type mentions a masked symbol, `f32[n,d]`, is held padded, `f32[512,d]`. Along each
+padded axis its elements come first; the padding after them may hold anything, NaN included. If the
+contents of the padding are known, they are called a *fill*. Along an axis with fill 0.0, all
+elements beyond the logical size are 0.0, at every position along the other axes.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 
 from jaxprtool.jaxcompat import Atom, Literal
 
-#: What fills the padding along an axis: a number as an array of rank 0, in bytes. None: unknown.
+#: The number that fills the padding along an axis, as the bytes of a scalar; None if unknown.
 Fill = bytes | None
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a value while a program is masked.
+    """The facts known about a value while a program is masked.
 
     Attributes:
-        shape: The logical shape: that of its type in the program that is masked.
-        fills: For each axis, what the padding along it holds; None along one without padding.
-        active: True if it may have a derivative with respect to an argument of the program.
-        literal: The value of a literal of rank 0, in bytes.
-        varies: True in the body of a scan of masked length for what differs from round to round.
+        shape: The logical shape, which the value has in the old program.
+        fills: The fill along each axis; None if it is unknown, or the axis has no padding.
+        active: Whether the value may have a derivative with respect to an argument of the program.
+        literal: The bytes of the value, if it is a scalar literal.
+        varies: Whether the value differs between rounds, in the body of a scan of masked length.
     """
 
     shape: tuple[Any, ...]
@@ -41,7 +41,7 @@ class Facts:
 
     @classmethod
     def of(cls, atom: Atom, *, active: bool) -> Facts:
-        """Return what the type of an atom says, and its value if it is a literal."""
+        """Return the facts that the type of an atom tells, and its value if it is a literal."""
         shape = getattr(atom.aval, "shape", ())
         literal = None
         if type(atom) is Literal and shape == () and is_number(atom.aval):
@@ -50,11 +50,11 @@ class Facts:
 
     @classmethod
     def unknown(cls, shape: Sequence[Any], *, active: bool = False) -> Facts:
-        """Return what is known of a value of a logical shape and no more."""
+        """Return the facts about a value of which only the logical shape is known."""
         return cls(tuple(shape), (None,) * len(shape), active)
 
     def joined(self, other: Facts) -> Facts:
-        """Return what is known of a value that is one of two, of the same shape."""
+        """Return the facts that hold for both of two values of the same shape."""
         pairs = zip(self.fills, other.fills, strict=True)
         return replace(
             self,
@@ -66,34 +66,34 @@ class Facts:
 
 
 def fill(value: Any, dtype: Any) -> bytes:
-    """Return a number of a dtype as a fill. NaN is equal to itself, and 0.0 is not -0.0."""
+    """Return a number as a fill. As bytes, NaN is equal to itself, and 0.0 differs from -0.0."""
     return np.asarray(value, dtype).tobytes()
 
 
 def number(held: bytes, dtype: Any) -> np.ndarray:
-    """Return the number that a fill is."""
+    """Return the number of a fill, as an array of rank 0."""
     return np.frombuffer(held, dtype).reshape(())
 
 
 def is_number(aval: Any) -> bool:
-    """Return True for types that NumPy has arrays of, in which padding can be filled."""
+    """Return True for a type with a NumPy dtype, whose padding can be filled with a number."""
     dtype = getattr(aval, "dtype", None)
     return isinstance(dtype, np.dtype) and dtype != jax.dtypes.float0
 
 
 def is_float(aval: Any) -> bool:
-    """Return True for types that have derivatives."""
+    """Return True for a type that has derivatives."""
     dtype = getattr(aval, "dtype", None)
     return dtype is not None and jax.dtypes.issubdtype(dtype, np.inexact)
 
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """A value as a rule has it: an array, padded along some axes, and what is known of it.
+    """An operand as it is passed to a rule.
 
     Attributes:
         array: The array, of the padded shape.
-        facts: What is known of it; `facts.shape` is its logical shape.
+        facts: The facts about it; `facts.shape` is its logical shape.
     """
 
     array: Any
@@ -116,25 +116,37 @@ class Padded:
 
     @property
     def active(self) -> bool:
-        """True if it may have a derivative."""
+        """Whether the value may have a derivative."""
         return self.facts.active
 
     def fill(self, axis: int) -> np.ndarray | None:
-        """Return the number that is known to fill the padding along an axis, or None."""
+        """Return the number that fills the padding along an axis, or None if it is unknown."""
         held = self.facts.fills[axis]
         return None if held is None else number(held, self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class Filled:
-    """A result of a rule of which it knows fills: numbers by axis."""
+    """A result of a rule with known padding.
+
+    Attributes:
+        array: The array, of the padded shape.
+        fills: The number that fills the padding along some axes. None stands for unknown.
+    """
 
     array: Any
     fills: dict[int, Any]
 
 
 def result_facts(made: Any, shape: Sequence[Any], active: bool, varies: bool) -> tuple[Any, Facts]:
-    """Return the array that a rule returned, and what is known of it."""
+    """Return the array that a rule returned, and the facts about it.
+
+    Args:
+        made: The result of the rule: an array or a `Filled`.
+        shape: Its logical shape.
+        active: Whether an operand that it is computed from is active.
+        varies: Whether an operand varies.
+    """
     array = made.array if isinstance(made, Filled) else made
     fills = dict(made.fills) if isinstance(made, Filled) and is_number(array) else {}
     held = tuple(

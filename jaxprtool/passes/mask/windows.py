@@ -1,8 +1,8 @@
-"""Masking of what goes over an array with a window: convolutions and pooling.
+"""Masking of convolutions and pooling, which move a window over an array.
 
-Padding is made what does not change a result, so that a window may reach into it. How far a window
-goes at the end is set for the padded size; where it begins may depend on the size, as it does for
-"SAME" and a stride, and then the array is moved.
+The padding is filled with a number that does not change a result, so that windows may reach into
+it. The padding of the equation at the end is chosen for the padded size. The padding at the start
+may depend on the size, as for "SAME" with a stride; then the array is shifted.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from jaxprtool.passes.mask.values import Padded, number
 
 @dataclass(frozen=True)
 class _Axis:
-    """How a window goes along an axis; sizes are logical.
+    """The windows along one axis. All sizes are logical.
 
     Attributes:
         axis: The axis of the operand.
-        size: Its size.
+        size: The size of the operand along it.
         window: The size of the window.
-        stride: How far apart windows are.
-        low: Padding in front.
-        high: Padding behind.
-        dilation: How far apart elements of the operand are.
-        spread: How far apart those of the window are.
+        stride: The distance between two windows.
+        low: The padding at the start.
+        high: The padding at the end.
+        dilation: The distance between two elements of the operand.
+        spread: The distance between two elements of the window.
         result: The number of windows.
     """
 
@@ -51,29 +51,35 @@ class _Axis:
     result: Any
 
     def is_masked(self, bounds: Bounds) -> bool:
-        """Return True if something of it is masked."""
+        """Return True if one of its sizes is masked."""
         sizes = (self.size, self.window, self.low, self.high, self.result)
         return any(map(bounds.is_masked, sizes))
 
     def reach(self, bounds: Bounds) -> Any:
-        """Return the length of an array over which all windows of the padded result go."""
+        """Return the number of elements that all windows of the padded result cover."""
         return (bounds.padded(self.result) - 1) * self.stride + _spread(
             bounds.padded(self.window), self.spread
         )
 
     def length(self, bounds: Bounds) -> Any:
-        """Return the length of the padded operand, dilated."""
+        """Return the size of the padded operand after dilation."""
         return _spread(bounds.padded(self.size), self.dilation)
 
 
 def _spread(size: Any, apart: int) -> Any:
-    """Return the extent of so many elements that are so far apart."""
+    """Return the extent of `size` elements at a distance of `apart`."""
     return (size - 1) * apart + 1 if size != 0 else 0
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """An operand moved to where its first window begins, and the parameters for it there."""
+    """An operand whose first window starts at a known place, and its new parameters.
+
+    Attributes:
+        x: The operand.
+        padding: The padding of each axis in `axes` of `_placed`: low and high.
+        dilation: The dilation of each of these axes.
+    """
 
     x: Padded
     padding: list[tuple[Any, Any]]
@@ -81,7 +87,11 @@ class _Placed:
 
 
 def _placed(masking: Masking, x: Padded, axes: Sequence[_Axis], blank: Any) -> _Placed:
-    """Return an operand whose padding along axes is made a number, placed for its windows."""
+    """Return an operand whose padding is filled with `blank`, placed for its windows.
+
+    An axis whose low padding is masked is padded and dilated here, and shifted so that the first
+    window starts at index 0.
+    """
     bounds = masking.bounds
     masked = [each for each in axes if each.is_masked(bounds)]
     moved = [each for each in masked if bounds.is_masked(each.low)]
@@ -108,9 +118,9 @@ def _placed(masking: Masking, x: Padded, axes: Sequence[_Axis], blank: Any) -> _
 
 
 def _cut(placed: _Placed) -> _Placed:
-    """Return an operand without the rows behind the last window.
+    """Crop an operand after the last window, where its padding is negative.
 
-    XLA takes no negative padding where it selects in windows, as the derivative of a maximum does.
+    XLA does not allow negative padding in `select_and_scatter`, the derivative of max pooling.
     """
     apart = [d == 1 for d in placed.dilation]
     behind = [min(0, p[1]) if one else 0 for one, p in zip(apart, placed.padding, strict=True)]
@@ -120,7 +130,7 @@ def _cut(placed: _Placed) -> _Placed:
 
 
 def _longer(array: Any, rows: Sequence[int]) -> Any:
-    """Return an array with so many zeros behind it along each axis, or so many elements fewer."""
+    """Pad an array at the end of each axis with this number of zeros; crop it if negative."""
     config = [(0, n, 0) for n in rows]
     return lax.pad(array, np.zeros((), array.dtype), config) if any(rows) else array
 
@@ -152,7 +162,7 @@ def _convolution(masking: Masking, eqn: JaxprEqn, x: Padded, kernel: Padded) -> 
     ]
     placed = _placed(masking, x, axes, 0)
     more = {"padding": tuple(placed.padding), "lhs_dilation": tuple(placed.dilation)}
-    # The derivative by one operand sums over examples and windows, by the other over features.
+    # The derivative by the kernel sums over examples and windows, by `x` over output features.
     summed = dict.fromkeys(of_kernel[1:], 0)
     return masking.apply(
         lambda a, b: masking.bind(eqn, a, b, **more),
@@ -185,10 +195,10 @@ def _check_groups(
 def _axes_of(
     masking: Masking, eqn: JaxprEqn, shape: Sequence[Any], result: Sequence[Any]
 ) -> list[_Axis]:
-    """Return how the window of a reduction goes along each axis.
+    """Return the windows of a reduction along each axis.
 
     Raises:
-        UnsupportedError: If the size of the window is masked, and it has more than one place.
+        UnsupportedError: If the size of a window is masked, and there is more than one window.
     """
     params, rank = eqn.params, len(shape)
     ones = (1,) * rank
@@ -214,6 +224,7 @@ def _axes_of(
 
 
 def _mixed(masking: Masking, axes: Sequence[_Axis]) -> list[int]:
+    """Return the padded axes along which windows combine, drop or shift elements."""
     alone = 1, 1, 0, 0
     return [
         each.axis
@@ -262,7 +273,7 @@ def _reduce_window(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
 
 
 def _rejected(eqn: JaxprEqn, dtype: Any) -> Any:
-    """Return the number that is never selected before another."""
+    """Return the number that loses every comparison of a selection."""
     return least(dtype) if eqn.params["select_prim"] is lax.ge_p else largest(dtype)
 
 
@@ -289,7 +300,7 @@ def _select_and_scatter_add(masking: Masking, eqn: JaxprEqn, source: Padded, x: 
     moved = [each for each in axes if masking.bounds.is_masked(each.low)]
     if not moved:
         return made
-    # Back to where the operand was.
+    # Undo the shift of the operand.
     config, starts = [(0, 0, 0)] * x.ndim, [np.int32(0)] * x.ndim
     for each in moved:
         before = max(0, -masking.bounds.least(each.low))

@@ -1,4 +1,4 @@
-"""`mask`, which JAX once had: a function of arrays of any length, called with padded ones.
+"""`mask`, formerly in JAX: apply a function of arrays of any length to padded arrays.
 
 summed = jaxprtool.mask(jnp.sum, "f32[n]", "f32[]")
 summed([jnp.array([3.0, 1.0, 4.0, 1.0, 5.0])], dict(n=3))    # 8.0
@@ -23,36 +23,38 @@ from jaxprtool.loading.parameter_types import TypedValue
 from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
 from jaxprtool.passes.mask import check_sizes, masked
 
-#: The keyword argument that holds what a function closes over and JAX traces, after all others.
+#: The keyword argument for the tracers that a function closes over. It sorts after all others.
 _CLOSED_OVER = "\U0010ffff closed over"
 
 
 def mask(fun: Callable, in_types: Any, out_types: Any = None) -> Callable:
-    """Return a function that computes on padded arguments what `fun` computes on logical ones.
+    """Return a function that computes on padded arguments what `fun` computes on unpadded ones.
 
-    It is called with the arguments and with sizes, `masked(args, dict(n=3))`: of an argument of
-    type `f32[n,d]`, of any length, the first 3 rows count. What is behind them never reaches a
-    result or a derivative. Sizes may be traced, so that it works under `jax.jit`, `jax.vmap` and
-    `jax.grad`. The function is traced once, for all sizes.
+    Call it with the arguments and the sizes, `masked(args, dict(n=3))`. Of an argument of type
+    `f32[n,d]`, which may have any length, it uses the first 3 rows. The others never reach a result
+    or a derivative. Sizes may be tracers, so it works under `jax.jit`, `jax.vmap` and `jax.grad`.
+    `fun` is traced once for all sizes.
 
     Args:
         fun: The function.
-        in_types: The types of the arguments, as `shapecheck` takes them: `"f32[n,d], i32[n]"`.
-        out_types: The types that results are claimed to have; see `shapecheck`.
+        in_types: The types of the arguments, as for `shapecheck`: `"f32[n,d], i32[n]"`.
+        out_types: The types of the results, which are checked; see `shapecheck`. If None, the
+            logical types are returned instead.
 
     Returns:
-        A function `masked(args, sizes, **kwargs)`. `args` are the positional arguments, in a list
-        or a tuple; one that is no list or tuple may stand alone. `sizes` has the size of each
-        symbol along which they are padded, by its name; of others the arguments have the size. It
-        returns the result, padded; without `out_types` a pair of the result and of its logical
-        types, each a `jax.ShapeDtypeStruct`. It raises ArgumentsError for arguments that do not
-        fit, and for sizes larger than the arguments, and CheckError if the claim does not hold.
+        A function `masked(args, sizes, **kwargs)`. `args` is a list or a tuple of the positional
+        arguments; a single argument of another type may be passed by itself. `sizes` maps each
+        symbol along which the arguments are padded to its logical size; for other symbols, the
+        arguments have no padding. The function returns the padded result if `out_types` is given,
+        otherwise a pair: the padded result, and a tree of its logical types, each a
+        `jax.ShapeDtypeStruct`. It raises ArgumentsError if arguments do not fit or a size is larger
+        than the arguments, and CheckError if `out_types` are wrong.
     """
     return _Masked(fun, in_types, out_types)
 
 
 class _Masked:
-    """A function to be called with padded arguments, and the programs that have been made of it."""
+    """The function that `mask` returns, with a cache of its masked programs."""
 
     def __init__(self, fun: Callable, in_types: Any, out_types: Any):
         functools.update_wrapper(self, fun, updated=())
@@ -78,7 +80,7 @@ class _Masked:
         return result if self._claim is not None else (result, _types(logical, shapes))
 
     def _traced(self) -> tuple[Program, list[Any]]:
-        """Return the program, and the values that JAX traces now of which it is made, if any."""
+        """Return the program, and the tracers that it closes over, which are its last arguments."""
         if self._program is not None:
             return self._program, []
         args, kwargs = typed_arguments(self._types)
@@ -87,14 +89,14 @@ class _Masked:
         if self._claim is not None:
             check_claim(program, self._claim)
         program, closed_over = _lifted(program)
-        if not closed_over:  # else it is for this call alone
+        if not closed_over:  # otherwise the program is valid for this call alone
             self._program = program
         return program, closed_over
 
     def _made(
         self, program: Program, padded: Mapping[str, int], bounds: dict[str, int]
     ) -> tuple[Program, Program]:
-        """Return the program of which the symbols in `bounds` are left, and the masked one."""
+        """Return the program specialized for all symbols but those in `bounds`, and its mask."""
         key = tuple(padded.items()), tuple(bounds)
         if program is not self._program or key not in self._masked:
             others = {symbol: n for symbol, n in padded.items() if symbol not in bounds}
@@ -110,9 +112,9 @@ class _Masked:
 
 
 def _lifted(program: Program) -> tuple[Program, list[Any]]:
-    """Return a program that takes the traced values among its constants, and these.
+    """Return a program in which constants that are tracers are arguments, and these tracers.
 
-    They may be differentiated by, and a constant has no derivative.
+    The user may differentiate by them, and JAX does not differentiate by constants.
     """
     jaxpr = program.jaxpr
     consts = list(zip(jaxpr.constvars, jaxpr.consts, strict=True))

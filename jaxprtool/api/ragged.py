@@ -1,6 +1,6 @@
-"""`vmap` of arguments that are `Ragged`: the function is traced once, for an example of any length.
+"""`vmap` over `Ragged` arguments: the function is traced once, for an example of any length.
 
-The trace has a symbol for the length. Of its jaxpr the pass `ragged` makes the one of all lanes,
+The trace has a symbol for the length. The pass `ragged` rewrites its jaxpr into one of all lanes,
 which is evaluated on the rows of all examples.
 """
 
@@ -37,16 +37,16 @@ from jaxprtool.passes.batch.axes import (
 from jaxprtool.passes.batch.axis import Axis
 from jaxprtool.passes.ragged import Kind, Lanes, Packed, Ragging, Shared, Sizes, all_lanes
 
-#: Returns the name of each flat argument, for errors.
+#: Return the name of each flat argument, for errors.
 Names = Callable[[], Sequence[str]]
-
 
 #: Whether an example of a Ragged is being traced.
 _inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 
 @contextmanager
-def _no_other() -> Iterator[None]:
+def _no_nesting() -> Iterator[None]:
+    """Refuse a `vmap` over another Ragged."""
     token = _inside.set(True)
     try:
         yield
@@ -55,7 +55,16 @@ def _no_other() -> Iterator[None]:
 
 
 class _Lengths(NamedTuple):
-    """What the arguments say of one ragged symbol, and which argument said it first."""
+    """What the arguments tell about one ragged symbol.
+
+    Attributes:
+        place: The index of the first argument with the symbol.
+        lengths: The lengths: `i32[B]`.
+        rows: The number of rows of all examples, with those left over.
+        longest: The most rows of an example; None if not known.
+        full: Whether no rows are left over.
+        shortest: The fewest rows of an example.
+    """
 
     place: int
     lengths: Any
@@ -79,21 +88,24 @@ def ragged_vmap(
     debug: Any,
     names: Names,
 ) -> object:
-    """Return the results of a function of one example for all examples.
+    """Apply a function of one example to all examples.
 
     Args:
-        lane: Calls the function with the flat arguments of one example, and returns its flat
-            results and their tree.
-        values: The flat arguments, of which some are `Ragged`.
-        axes: Where each is mapped.
-        out_axes: Where results are to be mapped.
-        axis_size: The number of examples, if it is given.
-        debug: What JAX is to know of the function.
-        names: Gives the names of the arguments.
+        lane: Call the function with the flat arguments of one example, and return its flat results
+            and their tree.
+        values: The flat arguments, some of which are `Ragged`.
+        axes: The mapped axis of each, or None.
+        out_axes: The `out_axes` of `vmap`.
+        axis_size: The number of examples, or None.
+        debug: JAX's debug info of the function.
+        names: Return the names of the arguments, for errors.
+
+    Returns:
+        The tree of results. One with a row for each row of an example is a `Ragged`.
 
     Raises:
-        BatchError: For arguments, axes or lengths that do not fit.
-        UnsupportedError: For an equation that cannot be done by lanes.
+        BatchError: If arguments, axes or lengths do not fit.
+        UnsupportedError: If an equation cannot be computed for examples of different lengths.
     """
     if _inside.get():
         place = next(i for i, value in enumerate(values) if isinstance(value, Ragged))
@@ -108,7 +120,7 @@ def ragged_vmap(
     axis = Axis(None, count)
     lanes = jaxcompat.Lanes(axis.data, debug)
     kinds: list[Kind] = []
-    with lanes.inside(), _no_other():
+    with lanes.inside(), _no_nesting():
         elements = list(values)
         for i, (value, dim) in enumerate(zip(values, axes, strict=True)):
             if isinstance(value, Ragged):
@@ -161,7 +173,7 @@ def ragged_vmap(
 
 
 def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> dict[str, _Lengths]:
-    """Return the lengths that arguments have, by the name of their axis; equal ones once."""
+    """Return the lengths of the arguments, by the name of their axis, and check that they agree."""
     known: dict[str, _Lengths] = {}
     for place, (value, axis) in enumerate(zip(values, axes, strict=True)):
         if not isinstance(value, Ragged):
@@ -191,7 +203,7 @@ def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> di
                 f"and both have axis '{value.axis}'",
                 "another axis of another name: Ragged(values, lengths, axis='m')",
             )
-        # What is known of the lengths of one is known of those of the other.
+        # The lengths are equal, so the bounds of either argument hold for both.
         most = [each.longest for each in (first, found) if each.longest is not None]
         known[value.axis] = first._replace(
             longest=min(most) if most else None, shortest=max(first.shortest, found.shortest)
@@ -200,7 +212,7 @@ def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> di
 
 
 def _check_lengths(ragged: Ragged, name: str) -> None:
-    """Check what a Ragged was not made with: its parts may have been set, or mapped by JAX."""
+    """Check the lengths of a Ragged again: its parts may have been set, or mapped by JAX."""
     dtype = jnp.result_type(ragged.lengths)
     fault = None if jnp.issubdtype(dtype, jnp.integer) else f"are of dtype {dtype}"
     if not fault and is_concrete(ragged.lengths):
@@ -218,7 +230,7 @@ def _number_of_lanes(
     known: dict[str, _Lengths],
     names: Names,
 ) -> Any:
-    """Return the number of examples, of which all arguments that are mapped have as many."""
+    """Return the number of examples, and check that all mapped arguments have as many."""
     avals: list[Aval | None] = []
     for value, axis in zip(values, axes, strict=True):
         if isinstance(value, Ragged):
@@ -230,7 +242,10 @@ def _number_of_lanes(
 
 @cache
 def _own_symbols(ranges: tuple[tuple[str, int, int | None], ...]) -> dict[str, Any]:
-    """Return symbols, always the same: types with others would be other types to JAX's caches."""
+    """Return symbols with these ranges of sizes, each a name, a least and a largest size.
+
+    They are cached, since types with new symbols would miss JAX's caches.
+    """
     names = [name for name, _, _ in ranges]
     bounds = [f"{name} >= {least}" for name, least, _ in ranges if least > 1]
     bounds += [f"{name} <= {most}" for name, _, most in ranges if most is not None]
@@ -239,7 +254,7 @@ def _own_symbols(ranges: tuple[tuple[str, int, int | None], ...]) -> dict[str, A
 
 
 def _symbols(values: Sequence[Any], known: Mapping[str, _Lengths]) -> dict[str, Any]:
-    """Return the symbols for the lengths: of the scope of symbols that are there already."""
+    """Return symbols for the lengths, in the scope of the symbols in the arguments, if any."""
     there = symbolic_sizes(map(jax.typeof, jax.tree.leaves(list(values))))
     if not there:
         return _own_symbols(
@@ -250,7 +265,7 @@ def _symbols(values: Sequence[Any], known: Mapping[str, _Lengths]) -> dict[str, 
 
 
 def _sizes(known: dict[str, _Lengths], symbols: dict[str, Any], lanes: Any) -> Sizes:
-    """Return how many rows there are, and how many one example can have."""
+    """Return the sizes of the program: its lanes, their rows, and the longest example."""
     rows, longest, full = {}, {}, set()
     for name, each in known.items():
         symbol = str(symbols[name])
@@ -267,7 +282,7 @@ def _sizes(known: dict[str, _Lengths], symbols: dict[str, Any], lanes: Any) -> S
 
 
 def _with_a_row(values: Any) -> Any:
-    """Return rows, of which there is at least one: rules look at the first."""
+    """Return rows, or one row of zeros if there are none: rules read the first row."""
     if jnp.shape(values)[0] != 0:
         return values
     return jnp.zeros((1, *jnp.shape(values)[1:]), jnp.asarray(values).dtype)
@@ -278,7 +293,15 @@ def _with_a_row(values: Any) -> Any:
 
 @dataclass
 class _Results:
-    """The results put together. `mapped` has where those are mapped for which None is asked."""
+    """Converts arrays of all lanes to the results of `vmap`.
+
+    Attributes:
+        sizes: The sizes of the program.
+        known: The lengths of the arguments, by axis.
+        symbols: The symbol of each axis.
+        axis: The mapped axis.
+        mapped: For each result so far, its mapped axis if `out_axes` is None, to be checked.
+    """
 
     sizes: Sizes
     known: dict[str, _Lengths]
@@ -287,14 +310,14 @@ class _Results:
     mapped: list[int | None] = field(default_factory=list)
 
     def result(self, value: Any, kind: Kind, aval: Aval | None, spec: Any, path: str) -> Any:
-        """Return a result as the caller is to have it.
+        """Return one result of `vmap`.
 
         Args:
-            value: Its array.
-            kind: How that holds it.
-            aval: The type of the result of one example.
-            spec: Where it is to be mapped.
-            path: What it is called.
+            value: The array of all lanes.
+            kind: Its layout.
+            aval: The type of the result for one example; None if it was not traced.
+            spec: The axis of `out_axes`, or None.
+            path: The name of the result, for errors.
         """
         self.mapped.append(None)
         if isinstance(kind, Packed):
@@ -334,7 +357,7 @@ class _Results:
 
 
 def _axis_name(size: Any) -> str:
-    """Return a name for the size of another axis than the argument's, such as `n - 1`."""
+    """Return an axis name for a size, such as `n_minus_1` for `n - 1`."""
     text = str(size)
     for sign, word in (("+", "plus"), ("-", "minus"), ("*", "times"), ("//", "over")):
         text = text.replace(sign, f" {word} ")
@@ -343,7 +366,11 @@ def _axis_name(size: Any) -> str:
 
 
 def _checked(value: Any) -> Any:
-    """Return a result of a function as JAX has it; a size is a number."""
+    """Return a result of the function, with a symbolic size converted to an array.
+
+    Raises:
+        BatchTypeError: If it has no JAX type.
+    """
     if jaxcompat.is_symbolic_dimension(value):
         return jnp.asarray(value)
     try:
@@ -357,5 +384,5 @@ def _checked(value: Any) -> Any:
 
 
 def _paths(tree: PyTreeDef) -> tuple[str, ...]:
-    """Return the paths of results."""
+    """Return the path of each result."""
     return paths("result", jax.tree.unflatten(tree, range(tree.num_leaves)))

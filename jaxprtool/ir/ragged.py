@@ -1,11 +1,11 @@
-"""`Ragged`: examples of different length in one array, all rows one after the other.
+"""`Ragged`: a batch of examples of different lengths, concatenated in one array.
 
     batch = Ragged.of([x0, x1, x2])                 # f32[3,8], f32[0,8], f32[5,8]
     batch.values, batch.lengths                     # f32[8,8], i32[3]: 3, 0, 5
 
-It is a pytree, so that it passes through `jax.jit`, and `jaxprtool.vmap` takes and gives it. There
-may be rows left over after the last example (`Ragged.of(..., rows=64)`), which belong to none: so
-batches of different lengths have one shape, and are compiled once.
+It is a pytree, so `jax.jit` accepts it, and `jaxprtool.vmap` maps over its examples. There may be
+spare rows after the last example (`Ragged.of(..., rows=64)`), which belong to none. With them,
+batches of different lengths have the same shape, and are compiled once.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.bounds import MOST, LengthsBound
 from jaxprtool.jaxcompat import Aval
 
-#: Of more lengths than these, a repr has only the least and the greatest.
+#: A repr lists at most this many lengths. If there are more, it shows their range.
 _SHOWN = 8
 
 
 class Ragged:
-    """Examples of different length, which share all other sizes.
+    """A batch of examples that differ in their number of rows alone.
 
     Attributes:
-        values: `f32[N,d]`: the rows of all examples, one after the other.
-        lengths: `i32[B]`: how many rows each example has.
-        axis: The name of the size that varies. Two of one name have equal lengths.
-        longest: More rows than this no example has; None if nothing is known but `N`. It bounds
-            the memory that a function takes which pads: of an example that has more, since its
-            lengths were traced and so not checked, the others are left out there.
-        shortest: Fewer rows than this no example has. A function such as the loss of the next
-            token, which compares `tokens[:-1]` with `tokens[1:]`, is traced for 2 or more.
-        full: Whether all rows are known to be those of examples, and none are left over. It is
-            False where the lengths are traced.
+        values: The rows of all examples, one after the other: `f32[N,d]`.
+        lengths: The number of rows of each example: `i32[B]`.
+        axis: The name of the size that varies. Two batches with the same name have equal lengths.
+        longest: The most rows of an example; None if unknown. Where a function pads examples, it
+            pads them to this size. Traced lengths are not checked: if an example has more rows, the
+            excess is cut off where it is padded.
+        shortest: The fewest rows of an example. A function such as a next-token loss, which
+            compares `tokens[:-1]` with `tokens[1:]`, can only be traced for 2 or more.
+        full: Whether it is known that there are no spare rows. It is False if the lengths are
+            traced.
 
     Raises:
-        ArgumentsError: For lengths that do not add up to the rows, or that are no vector of
-            integers of at least 0. What is traced is taken as it is.
+        ArgumentsError: If the lengths are not a vector of integers of at least 0 whose sum is the
+            number of rows. Traced lengths are not checked.
     """
 
     __slots__ = ("axis", "full", "lengths", "longest", "shortest", "values")
@@ -98,18 +98,21 @@ class Ragged:
         longest: int | None = None,
         shortest: int = 0,
     ) -> Ragged:
-        """Return examples as one Ragged.
+        """Concatenate examples.
 
         Args:
-            examples: Arrays of one dtype, and of one shape but for the number of rows.
+            examples: Arrays of the same dtype, and of the same shape but for the number of rows.
             axis: The name of the size that varies.
-            rows: How many rows the values are to have. Those left over are zero.
-            longest: More rows than this no example has.
-            shortest: Fewer rows than this no example has.
+            rows: The number of rows of `values`. Spare rows are zero. By default there are none.
+            longest: The most rows of an example.
+            shortest: The fewest rows of an example.
+
+        Returns:
+            The batch. It holds NumPy arrays if all examples are NumPy arrays.
 
         Raises:
-            ArgumentsError: If there is no example, their types do not fit, one is longer than
-                `longest` or shorter than `shortest`, or `rows` are too few.
+            ArgumentsError: If there are no examples, their types differ, one is longer than
+                `longest` or shorter than `shortest`, or `rows` is less than their sum.
         """
         longest, shortest = _checked_options("Ragged.of", axis, longest, shortest)
         if not isinstance(examples, Iterable):
@@ -140,10 +143,10 @@ class Ragged:
         return unchecked(values, lengths, axis, longest, left == 0, shortest)
 
     def padded(self, size: int | None = None) -> Any:
-        """Return the examples as `f32[B,size,d]`, with zeros after their rows.
+        """Return the examples padded with zeros: `f32[B,size,d]`.
 
         Args:
-            size: How many rows each is to have; that of the longest if it is None.
+            size: The number of rows to pad to. By default that of the longest example.
 
         Raises:
             ArgumentsError: If an example is longer, or `size` is None and the lengths are traced.
@@ -170,7 +173,12 @@ class Ragged:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, number: int) -> Any:
-        """Return an example. Raises IndexError, and ArgumentsError if the lengths are traced."""
+        """Return the rows of one example.
+
+        Raises:
+            IndexError: If there is no such example.
+            ArgumentsError: If the lengths are traced.
+        """
         if not is_concrete(self.lengths):
             raise ArgumentsError("Ragged: the lengths are traced, so that no example can be taken")
         lengths = np.asarray(self.lengths)
@@ -194,13 +202,13 @@ class Ragged:
 def unchecked(
     values: Any, lengths: Any, axis: str, longest: int | None, full: bool, shortest: int = 0
 ) -> Ragged:
-    """Return a Ragged of parts that are known to fit, or that are no arrays at all."""
+    """Return a Ragged without checking its parts, which need not be arrays."""
     made = object.__new__(Ragged)
     made._set(values, lengths, axis, longest, full, shortest)
     return made
 
 
-# JAX makes trees of any leaves, which no check would let pass: None, types, its own markers.
+# Unflatten without checks: JAX also makes trees of None, types, and its own markers.
 jax.tree_util.register_pytree_with_keys(
     Ragged,
     lambda ragged: (
@@ -219,10 +227,14 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def ragged_parts(value: Any) -> tuple[Any, Any] | None:
-    """Return the values and lengths of a Ragged, or of a dict that has both, as a file may be.
+    """Return the values and lengths of a Ragged, or of a dict of both, as it is read from a file.
 
-    Raises ArgumentsError for a dict whose values are no array, or whose lengths are neither that
-    nor a list of whole numbers.
+    Returns:
+        The values and the lengths; None for any other value.
+
+    Raises:
+        ArgumentsError: If in a dict the values are not an array, or the lengths are neither an
+            array nor a list of integers.
     """
     if isinstance(value, Ragged):
         return value.values, value.lengths
@@ -238,9 +250,10 @@ def ragged_parts(value: Any) -> tuple[Any, Any] | None:
 
 
 def written_lengths(value: Any) -> Any:
-    """Return lengths that are written as a list, `[3, 5]`, as an array; others as they are.
+    """Convert lengths in a list or tuple, `[3, 5]`, to an array. Return others as they are.
 
-    Raises ArgumentsError if they are no whole numbers.
+    Raises:
+        ArgumentsError: If an item of the list is not an integer.
     """
     if type(value) not in (list, tuple):
         return value
@@ -253,35 +266,41 @@ def written_lengths(value: Any) -> Any:
 def bounds_of_lengths(
     arguments: object, avals: Sequence[Aval]
 ) -> Iterator[tuple[int, LengthsBound]]:
-    """Yield which of the flat arguments are the lengths of a Ragged, and what these may be.
+    """Yield the index of each flat argument that is the lengths of a Ragged, and its bound.
 
     Args:
-        arguments: The arguments.
-        avals: The type of each flat one.
+        arguments: A tree of arguments.
+        avals: The types of the flat arguments.
     """
     place = 0
     for node in jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, Ragged)):
         parts = jax.tree.leaves(node)
         if isinstance(node, Ragged) and len(parts) == 2:
             values, lengths = avals[place : place + 2]
-            # Both may have other axes before, which they are mapped over.
+            # Both may have leading axes, over which `jax.vmap` maps.
             rows = values.shape[len(lengths.shape) - 1]
             yield place + 1, LengthsBound(rows, node.longest, not node.full, node.shortest)
         place += len(parts)
 
 
 class Places(NamedTuple):
-    """Where rows are: of which example each is (the number of examples if of none), and which."""
+    """The example and the position of each row.
+
+    Attributes:
+        examples: The index of the example of each row, and B for a spare row: `i32[N]`.
+        positions: The position of each row in its example: `i32[N]`.
+    """
 
     examples: Any
     positions: Any
 
 
 def row_places(lengths: Any, rows: Any) -> Places:
-    """Return where each of so many rows is, for examples of these lengths."""
+    """Return the places of `rows` packed rows, for examples of these lengths."""
     lengths = jnp.asarray(lengths)
     ends = lax.cumsum(lengths)
-    # Counted where they end: what lies beyond the rows, at their end, is left out.
+    # The example of a row is the number of examples that end at or before it. `segment_sum` drops
+    # the ends beyond the last row.
     ended = jax.ops.segment_sum(jnp.ones_like(ends), ends, rows, indices_are_sorted=True)
     examples = lax.cumsum(ended)
     starts = lax.concatenate([jnp.zeros(1, ends.dtype), ends], 0)
@@ -292,14 +311,14 @@ def row_places(lengths: Any, rows: Any) -> Places:
 
 
 def is_concrete(value: Any) -> bool:
-    """Return True if the numbers in a value are there, and not traced."""
+    """Return True for an array that is not traced."""
     return isinstance(value, np.ndarray) or (
         isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
     )
 
 
 def _array(what: str, value: Any) -> Any:
-    """Return a value as an array; one that is JAX's or NumPy's as it is."""
+    """Convert a value to a NumPy array, unless it is an array already."""
     if isinstance(value, Ragged):
         raise ArgumentsError(f"Ragged: {what} is a Ragged itself, and there is none inside another")
     if isinstance(value, jax.Array | np.ndarray):
@@ -316,7 +335,7 @@ def _array(what: str, value: Any) -> Any:
 def _checked_options(
     what: str, axis: object, longest: object, shortest: object
 ) -> tuple[int | None, int]:
-    """Return `longest` and `shortest` as numbers. Raises ArgumentsError for what has no meaning."""
+    """Check the options of a Ragged, and return `longest` and `shortest` as integers."""
     if not (isinstance(axis, str) and axis.isidentifier()):
         raise ArgumentsError(f"{what}: axis={axis!r} is no name of a size")
     least = _whole(f"{what}: shortest", shortest, 0)
@@ -356,7 +375,7 @@ def _check_lengths(lengths: np.ndarray, rows: Any, longest: int | None, shortest
 
 
 def _type_of(value: Any) -> str:
-    """Return the type of a value, or what else it is: a pytree may hold anything."""
+    """Return the type of a value, or its repr if it has none: a pytree may hold anything."""
     try:
         return str(jax.typeof(value).str_short(short_dtypes=True))
     except TypeError:

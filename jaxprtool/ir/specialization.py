@@ -1,10 +1,10 @@
-"""A jaxpr with symbols replaced by sizes, as tracing at these sizes gives it.
+"""Replace symbols in a jaxpr by sizes. The result is that of tracing at these sizes.
 
-What mentions a symbol is written anew, at every depth: the types of variables, the parameters of
-equations, the bodies in them, and the rules of custom derivatives. All else stays the same object,
-and a body that several equations share stays shared. The value of a size (`dim_as_value`) becomes
-a literal. What JAX computes of a size while it traces, which is what Python's operators do with
-numbers, is a literal too: `x.shape[0] / 2`.
+Everything that mentions a symbol is rewritten, at every depth: the types of variables, parameters
+and bodies of equations, and the rules of custom derivatives. All else stays the same object, and a
+body that several equations share stays shared. The value of a size (`dim_as_value`) becomes a
+literal. So does arithmetic on sizes that Python computes when JAX traces at known sizes, such as
+`x.shape[0] / 2`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from jaxprtool.jaxcompat import (
     VJPRule,
 )
 
-#: What Python's operators on numbers are in a jaxpr, and what JAX does to a number before those.
+#: Primitives that stand for Python's arithmetic on sizes, and for the conversions before it.
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "convert_element_type": operator.pos,
     "copy": operator.pos,
@@ -58,25 +58,28 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "neg": operator.neg,
 }
 
-#: Calls whose rules are functions that JAX has bound to the types of the call.
+#: Calls whose derivative rules are functions that JAX has bound to the types of the call.
 _CUSTOM = (*CustomJVP.primitives, *CustomVJP.primitives)
 
 
 def specialized(jaxpr: AnyJaxpr, sizes: Sizes) -> AnyJaxpr:
-    """Return a jaxpr, closed or open, with symbols replaced by sizes.
+    """Replace symbols in a jaxpr by sizes.
 
     Args:
-        jaxpr: The jaxpr.
-        sizes: What becomes of each symbol: a number, or a symbolic dimension.
+        jaxpr: A closed or open jaxpr.
+        sizes: The size of each symbol to replace, an integer or a symbolic dimension.
+
+    Returns:
+        The new jaxpr; the same object if it mentions none of the symbols.
 
     Raises:
-        UnsupportedError: For an equation that cannot have these sizes.
+        UnsupportedError: If an equation has a negative size, or divides by zero, at these sizes.
     """
     return _Substitution(sizes).jaxpr(jaxpr)
 
 
 class _Substitution:
-    """Symbols replaced by sizes; what has been made of bodies, types and rules."""
+    """A substitution of sizes for symbols, with caches of rewritten bodies, types and rules."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
@@ -90,7 +93,7 @@ class _Substitution:
     # --- types and parameters -------------------------------------------------------------------
 
     def aval(self, aval: Aval) -> Aval:
-        """Return a type with sizes in it; the same object if it has no symbol that is replaced."""
+        """Substitute in a type; return the same object if nothing changes."""
         if isinstance(aval, jaxcompat.AbstractRef):
             inner = self.aval(aval.inner_aval)
             return aval if inner is aval.inner_aval else aval.update(inner_aval=inner)
@@ -103,7 +106,7 @@ class _Substitution:
         return self._avals[aval]
 
     def value(self, value: Any) -> Any:
-        """Return a parameter with sizes in it; the same object if nothing in it is replaced."""
+        """Substitute in a parameter; return the same object if nothing changes."""
         if jaxcompat.is_symbolic_dimension(value):
             return value_of(value, self._sizes)
         if isinstance(value, Jaxpr | jaxcompat.ClosedJaxpr):
@@ -116,7 +119,7 @@ class _Substitution:
         if isinstance(value, dict):
             items = {name: self.value(item) for name, item in value.items()}
             return value if all(items[k] is value[k] for k in items) else type(value)(items)
-        # An artifact has been lowered for its symbols, and finds their sizes when it is called.
+        # An `Exported` is lowered with its symbols, and solves for their sizes when it is called.
         if is_dataclass(value) and not isinstance(value, type | jax.export.Exported):
             held = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
             items = self.value(held)
@@ -129,12 +132,12 @@ class _Substitution:
         return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
 
     def changes(self, eqn: JaxprEqn) -> bool:
-        """Return True if a type, or a body, of an equation has a symbol that is replaced."""
+        """Return True if the substitution changes a type or a body of an equation."""
         types = any(self.aval(v.aval) is not v.aval for v in (*eqn.invars, *eqn.outvars))
         return types or any(self.jaxpr(body) is not body for _, body in sub_jaxprs(eqn))
 
     def params(self, eqn: JaxprEqn) -> Params:
-        """Return the parameters of an equation with sizes in them."""
+        """Substitute in the parameters of an equation."""
         params = {name: self.value(value) for name, value in eqn.params.items()}
         if all(map(operator.is_, params.values(), eqn.params.values())):
             params = eqn.params
@@ -150,7 +153,7 @@ class _Substitution:
     # --- rules of custom derivatives ------------------------------------------------------------
 
     def _custom(self, eqn: JaxprEqn, params: Params) -> Params:
-        """Return the parameters of a custom call that follows its rule with sizes in it."""
+        """Return the parameters of a custom call whose derivative rule is substituted in."""
         key, kept = rule_key(eqn), (params["num_consts"], params["symbolic_zeros"])
         rule = self._rules.setdefault(key, _SizedRule(self, eqn))
         if eqn.primitive.name in CustomVJP.primitives:
@@ -160,7 +163,7 @@ class _Substitution:
         return jvp_params(params["call_jaxpr"], name, rule, *kept)
 
     def retyped(self, eqn: JaxprEqn) -> JaxprEqn:
-        """Return a custom call with sizes in its types, whose live rule is of these types."""
+        """Return a custom call with new types, whose rule JAX will trace at these types."""
 
         def again(value: Any) -> Any:
             return value.then(self) if isinstance(value, _SizedRule) else self.value(value)
@@ -174,21 +177,22 @@ class _Substitution:
 
     @property
     def is_idempotent(self) -> bool:
-        """Return True if no size has a symbol that is replaced in turn, as in `n='2*n'`."""
+        """Whether applying it twice is the same as once, which it is not for `n='2*n'`."""
         return all(self.value(size) == size for size in self._sizes.values())
 
     def then(self, after: _Substitution) -> _Substitution:
-        """Return this substitution and the one after it, as one."""
+        """Return the composition of this substitution and the one after it."""
         sizes = {symbol: after.value(size) for symbol, size in self._sizes.items()}
         return _Substitution({**after._sizes, **sizes})
 
 
 class _SizedRule:
-    """The rule of a custom call with sizes in it, made when it is first asked for.
+    """The derivative rule of a custom call after substitution, made when JAX first asks for it.
 
     The user's rule is traced with symbols, which are then replaced by sizes. If JAX cannot trace it
-    with symbols, it is traced at these sizes, and only the symbols that it closes over are replaced
-    afterwards. That needs sizes that mention no symbol which is replaced in turn.
+    with symbols, it is traced at the new sizes, and the symbols that it closes over are replaced
+    afterwards. The sizes in its types are then substituted in twice, so the substitution must be
+    idempotent.
     """
 
     def __init__(self, owner: _Substitution, eqn: JaxprEqn) -> None:
@@ -202,7 +206,7 @@ class _SizedRule:
         return self._made
 
     def then(self, after: _Substitution) -> _SizedRule:
-        """Return the rule with other sizes put in after these."""
+        """Return the rule after another substitution."""
         return _SizedRule(self._owner.then(after), self._eqn)
 
     def _found(self) -> JVPRule | VJPRule:
@@ -226,17 +230,18 @@ class _SizedRule:
 
 
 class _Body:
-    """One body while it is written: what takes the places of variables, and the known numbers."""
+    """One body while it is rewritten."""
 
     def __init__(self, owner: _Substitution, jaxpr: AnyJaxpr) -> None:
         self._owner = owner
         self._jaxpr = jaxpr
+        #: The atoms that replace variables.
         self._env: dict[Var, Atom] = {}
-        #: What Python would have computed of sizes, by the variable that stood for it.
+        #: The variables whose values Python would have computed from sizes.
         self._numbers: dict[Var, int | float] = {}
 
     def made(self) -> AnyJaxpr:
-        """Return the body with sizes in it; the same object if nothing in it is replaced."""
+        """Return the rewritten body; the same object if nothing changes."""
         old = jaxcompat.open_jaxpr(self._jaxpr)
         invars = self._bound(old.invars)
         constvars = self._bound(old.constvars)
@@ -272,13 +277,13 @@ class _Body:
         return atom if type(atom) is Literal else self._env.get(atom, atom)
 
     def _equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
-        """Return an equation with sizes in it; None if its result is a literal."""
+        """Return the rewritten equation, or None if its result becomes a literal."""
         if self._numbers or eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
             number = self._number(eqn)
             if number is not None:
                 return None
         if eqn.primitive.name == jaxcompat.CALL_HIGH and self._owner.changes(eqn):
-            eqn = classic(eqn)  # the object knows the types that it was made for
+            eqn = classic(eqn)  # the object in the equation is bound to its old types
         operands = [self._atom(atom) for atom in eqn.invars]
         try:
             params = self._owner.params(eqn)
@@ -301,7 +306,7 @@ class _Body:
     # --- numbers --------------------------------------------------------------------------------
 
     def _number(self, eqn: JaxprEqn) -> int | float | None:
-        """Return the number that an equation gives, for which it puts a literal; None if none."""
+        """Return the value of an equation if it is known, and replace its result by a literal."""
         if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
             number = self._owner.value(eqn.params["dim"])
             if jaxcompat.is_symbolic_dimension(number):
@@ -317,7 +322,7 @@ class _Body:
         literal = jaxcompat.as_literal(number, var.aval)
         assert literal is not None
         self._env[var] = literal
-        if var.aval.weak_type:  # else it is an array to JAX, which computes with it when it runs
+        if var.aval.weak_type:  # otherwise it is an array, with which JAX computes at run time
             self._numbers[var] = number
         return number
 
@@ -328,7 +333,7 @@ class _Body:
 
 
 def _computed(eqn: JaxprEqn, operands: Sequence[Any]) -> int | float | None:
-    """Return what Python gives for an equation on numbers; None if it would leave it to JAX."""
+    """Return what Python computes for an equation of numbers; None if JAX computes it."""
     compute = _OPERATORS.get(eqn.primitive.name)
     kind = type(np.zeros((), eqn.outvars[0].aval.dtype).item())
     if compute is None or kind not in (int, float):
@@ -337,7 +342,7 @@ def _computed(eqn: JaxprEqn, operands: Sequence[Any]) -> int | float | None:
         return None
     try:
         return kind(compute(*operands))  # type: ignore[no-any-return]
-    except ZeroDivisionError:  # which is no fault of a program that runs
+    except ZeroDivisionError:  # JAX computes inf or NaN instead
         return None
 
 

@@ -1,10 +1,10 @@
-"""Indices that are known once sizes are: what JAX writes as slices if it knows the size.
+"""Simplify equations whose indices become constants once sizes are known.
 
-Of an array with a symbol in its type JAX reads `x[1:]` with a `gather`, and `x[-1]` with a
-`dynamic_slice`, at indices that it computes of the size. Here those become the `slice` that it
-writes for an array of known sizes, and what computed the indices goes if nothing else reads it. The
-numbers from 0 of `jnp.arange` become the `iota` alone that they are at a known size, and the grid
-of a Pallas kernel, whose sizes are operands until they are known, has them as a parameter.
+For an array with symbolic sizes, JAX traces `x[1:]` to a `gather`, and `x[-1]` to a
+`dynamic_slice`, at indices computed from the size. These become the `slice` that JAX traces for
+known sizes, and the equations of the indices are removed if nothing else reads them. Likewise
+`jnp.arange` becomes a single `iota`, and the grid of a Pallas kernel, whose symbolic sizes are
+operands, becomes a parameter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.lax import GatherScatterMode
 
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
-#: Elements of an array of indices that is looked at.
+#: The most elements of an array of indices to evaluate.
 _MOST = 1 << 16
 
 
@@ -42,11 +42,11 @@ def _select(eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
 
 
 def _convert(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
-    # Backends differ in the integers that they make of floats that are too large.
+    # Backends convert floats that are out of range to different integers.
     return None if x.dtype.kind == "f" else x.astype(eqn.params["new_dtype"])
 
 
-#: What is computed of indices, by primitive; None if it is not.
+#: How to evaluate each primitive on indices. A function may return None if it cannot.
 _COMPUTED: dict[str, Callable[..., np.ndarray | None]] = {
     "iota": _iota,
     "add": lambda eqn, x, y: x + y,
@@ -64,12 +64,15 @@ _COMPUTED: dict[str, Callable[..., np.ndarray | None]] = {
 def with_slices(
     eqns: Sequence[JaxprEqn], results: Sequence[Atom], changed: Callable[[JaxprEqn], bool]
 ) -> tuple[list[JaxprEqn], list[Atom]]:
-    """Return the equations and results of a body with slices where indices are known.
+    """Replace gathers and dynamic slices at known indices by slices.
 
     Args:
-        eqns: The equations.
+        eqns: The equations of a body.
         results: The results of the body.
-        changed: Says of an equation whether sizes have been put in it; others stay.
+        changed: Return True for an equation in which sizes were replaced. Others are kept.
+
+    Returns:
+        The new equations and results.
     """
     known = _Known(eqns)
     written: list[JaxprEqn] = []
@@ -94,7 +97,7 @@ def with_slices(
 def _without(
     indices: set[Var], eqns: Sequence[JaxprEqn], results: Sequence[Atom]
 ) -> list[JaxprEqn]:
-    """Return equations without those that gave indices that nothing reads any more."""
+    """Remove equations that computed indices, if nothing reads their results any more."""
     live = set(_variables(results))
     left: list[JaxprEqn] = []
     for eqn in reversed(eqns):
@@ -107,7 +110,11 @@ def _without(
 
 
 class _Known:
-    """The values of indices; `read` are the variables that have been looked at to some end."""
+    """Evaluates indices.
+
+    Attributes:
+        read: The variables that known indices were computed from.
+    """
 
     def __init__(self, eqns: Sequence[JaxprEqn]) -> None:
         self._made = {var: eqn for eqn in eqns for var in eqn.outvars}
@@ -115,7 +122,7 @@ class _Known:
         self.read: set[Var] = set()
 
     def values(self, atoms: Sequence[Atom]) -> list[np.ndarray] | None:
-        """Return the values of indices; None if one is not known."""
+        """Return the values of indices, or None if one is unknown."""
         found = [self._value(atom) for atom in atoms]
         if any(value is None for value in found):
             return None
@@ -133,6 +140,7 @@ class _Known:
         return eqn is not None and eqn.primitive.name == primitive
 
     def _value(self, atom: Atom) -> np.ndarray | None:
+        """Evaluate an atom, with a stack in place of recursion: chains of equations are long."""
         todo = [atom]
         while todo:
             var = todo[-1]
@@ -172,12 +180,12 @@ def _are_numbers(shape: Any) -> bool:
     return shape is not None and all(isinstance(n, int) for n in shape)
 
 
-# --- what becomes a slice -----------------------------------------------------------------------
+# --- rules ----------------------------------------------------------------------------------------
 
 
 def _dynamic_slice(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | None:
     x, *indices = eqn.invars
-    # Numbers in the user's own `lax.dynamic_slice` are literals.
+    # Literal indices come from the user's own `lax.dynamic_slice`, which JAX keeps.
     if not _are_numbers(x.aval.shape) or all(type(index) is Literal for index in indices):
         return None
     found = known.values(indices)
@@ -229,7 +237,7 @@ def _cut(
     strides: Sequence[int],
     dropped: Sequence[int],
 ) -> list[JaxprEqn]:
-    """Return a slice of an equation's first operand, without the `dropped` axes of size 1."""
+    """Return a slice of an equation's first operand, and a squeeze of the `dropped` axes."""
     (out,) = eqn.outvars
     if not dropped:
         return [_slice(eqn, out, starts, sizes, strides)]
@@ -259,7 +267,7 @@ def _slice(
 
 
 def _of_iota(neutral: int) -> Callable[[JaxprEqn, _Known], Var | None]:
-    """Return the rule for an operation of `jnp.arange` that does nothing to the numbers from 0."""
+    """Return the rule that removes `iota + 0` or `iota * 1`, which `jnp.arange` adds."""
 
     def rule(eqn: JaxprEqn, known: _Known) -> Var | None:
         number, x = eqn.invars
@@ -271,10 +279,7 @@ def _of_iota(neutral: int) -> Callable[[JaxprEqn, _Known], Var | None]:
 
 
 def _grid(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | None:
-    """Return a kernel's call whose grid has sizes that are known; JAX hands in those that are not.
-
-    They are the first operands.
-    """
+    """Move known sizes of a Pallas grid from the first operands, where JAX passes them, to it."""
     mapping = eqn.params["grid_mapping"]
     count = mapping.num_dynamic_grid_bounds
     sizes = known.values(eqn.invars[:count])

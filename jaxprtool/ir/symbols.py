@@ -1,8 +1,8 @@
-"""Symbolic dimensions: the symbols that they name, their values, and the sizes of symbols.
+"""Symbolic dimensions: find their symbols, evaluate them, and solve for sizes of symbols.
 
-A symbol, such as the n in `f32[2*n,128]`, stands for a size of at least 1. Its scope has the
-constraints that the user gave (`jax.export.symbolic_shape`). Which sizes make the types of a
-program's arguments those of actual arguments is found by JAX's own solver.
+A symbol, such as the n in `f32[2*n,128]`, stands for a size of at least 1. Its scope holds the
+constraints that the user gave (`jax.export.symbolic_shape`). The sizes of symbols for given
+arguments are found by JAX's own solver.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from jaxprtool.ir.notation.types import SizeExpression
 from jaxprtool.jaxcompat import AnyJaxpr, Aval
 from jaxprtool.jaxcompat.identity import identity
 
-#: Sizes by symbol: numbers, or symbolic dimensions.
+#: The size of each symbol, an integer or a symbolic dimension.
 Sizes = Mapping[str, Any]
 
 
 def names_of(value: Any) -> set[str]:
-    """Return the symbols in a size, or in the sizes that a parameter holds."""
+    """Return the names of the symbols in a size, or in a nested tuple or list of sizes."""
     if isinstance(value, tuple | list):
         return set().union(*map(names_of, value))
     if not jaxcompat.is_symbolic_dimension(value):
@@ -41,12 +41,12 @@ def names_of(value: Any) -> set[str]:
 
 
 def names_of_factor(factor: Any) -> set[str]:
-    """Return the symbols in a factor of a term, as `jaxcompat.dimension_terms` gives it."""
+    """Return the names of the symbols in a factor of a term of `jaxcompat.dimension_terms`."""
     return {factor} if isinstance(factor, str) else names_of(factor[1:])
 
 
 def symbolic_sizes(avals: Iterable[Aval]) -> list[Any]:
-    """Return the sizes in types that are symbolic dimensions."""
+    """Return all symbolic dimensions in the shapes of types."""
     sizes = (size for aval in avals for size in getattr(aval, "shape", ()))
     return [
         size for size in sizes if type(size) is not int and jaxcompat.is_symbolic_dimension(size)
@@ -54,17 +54,17 @@ def symbolic_sizes(avals: Iterable[Aval]) -> list[Any]:
 
 
 def sizes_by_symbol(avals: Iterable[Aval]) -> dict[str, Any]:
-    """Return the symbolic dimension that each symbol in some types is."""
+    """Return the symbols in types, as symbolic dimensions by name."""
     return _symbols_in(symbolic_sizes(avals))
 
 
 def symbols_of(jaxpr: AnyJaxpr) -> dict[str, Any]:
-    """Return the symbolic dimension that each symbol in a jaxpr is.
+    """Return the symbols in a jaxpr, as symbolic dimensions by name.
 
-    A function may close over some: the types of arguments, whose symbols are the first, lack them.
+    The symbols of its arguments come first. There may be more, which the function closes over.
     """
     body = jaxcompat.open_jaxpr(jaxpr)
-    # JAX makes each type once, so that few are looked into.
+    # JAX shares equal types, so looking at each object once is fast.
     avals = {identity(v.aval): v.aval for v in body.invars}
     found = []
     for eqn in equations(body):
@@ -84,9 +84,11 @@ def _symbols_in(sizes: Iterable[Any]) -> dict[str, Any]:
 
 
 def known_range(symbol: Any) -> tuple[int, int | None]:
-    """Return the least and the largest size that constraints such as `2 <= n` and `n <= 64` allow.
+    """Return the range of a symbol by constraints such as `2 <= n` and `n <= 64`.
 
-    They are 0 and None where there are none: that a symbol is at least 1 is JAX's own assumption.
+    Returns:
+        The least size, or 0 without a constraint, although JAX assumes 1; and the largest size, or
+        None without a constraint.
     """
     least, largest = 0, None
     for constraint in jaxcompat.symbolic_constraints(symbol.scope):
@@ -102,10 +104,10 @@ def known_range(symbol: Any) -> tuple[int, int | None]:
 
 
 def value_of(size: Any, sizes: Sizes) -> Any:
-    """Return a size with symbols replaced; those that `sizes` does not have stay as they are.
+    """Evaluate a size. Symbols that are not in `sizes` stay symbolic.
 
     Raises:
-        ZeroDivisionError: For a division by what is zero at these sizes.
+        ZeroDivisionError: If a divisor is zero at these sizes.
     """
     if not jaxcompat.is_symbolic_dimension(size):
         return size
@@ -128,7 +130,7 @@ def value_of(size: Any, sizes: Sizes) -> Any:
     return total if jaxcompat.is_symbolic_dimension(total) else operator.index(total)
 
 
-#: What symbolic dimensions hold besides products and sums.
+#: The operations in symbolic dimensions besides products and sums.
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,
@@ -137,23 +139,26 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-# --- which sizes fit --------------------------------------------------------------------------
+# --- sizes that fit -----------------------------------------------------------------------------
 
 
 def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | str]) -> Sizes:
-    """Return what the symbols of a program become for given sizes.
+    """Return the new size of each symbol of a program, for sizes that the user chose.
 
     Args:
-        what: The program, and what is done to it, for errors.
-        known: The symbolic dimension that each of its symbols is.
-        sizes: The size of each symbol: a number, or the text of an expression of symbols, `2*n`, in
-            which those have their numbers that are given one. Symbols that it lacks stay symbols,
-            of a scope with what is left of the constraints; one of a symbol that the program lacks
-            says nothing of it.
+        what: The pass and the program, for errors.
+        known: The symbols of the program, as symbolic dimensions by name.
+        sizes: The chosen sizes by symbol: integers, or expressions of symbols as text, `2*n`. In an
+            expression, symbols with a chosen integer are replaced by it.
+
+    Returns:
+        The size of each symbol in `known`. Symbols without a chosen size stay symbolic, in a new
+        scope with the constraints that remain. A constraint is dropped if it mentions a symbol that
+        the program lacks.
 
     Raises:
-        ArgumentsError: For a name that is no symbol, a size that is none, or one that a constraint
-            forbids.
+        ArgumentsError: If a name is no symbol of the program, a size is not valid, or sizes
+            violate a constraint.
     """
     check_symbols(what, sizes, known)
     scopes = dict.fromkeys(size.scope for size in known.values())
@@ -165,7 +170,8 @@ def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | 
     ]
     numbers = {name: n for name, n in sizes.items() if not isinstance(n, str) and n > 0}
     scope = jax.export.SymbolicScope()
-    # JAX replaces sizes by what they are equal to in the scope that it reads them in: twice.
+    # JAX applies the equalities of a scope when it parses a size in it. So the sizes are computed
+    # first to get the constraints of the new scope, and again in this scope.
     for final in (False, True):
         scoped = _Scoped(scope, numbers)
         found = {name: _size(what, name, sizes.get(name, name), scoped) for name in known}
@@ -178,9 +184,15 @@ _NO_SYMBOLS = "it has no symbols: a type such as f32[n,128], which it is traced 
 
 
 def check_symbols(what: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Raise ArgumentsError for a name that is none of the symbols of a program.
+    """Check that names are symbols of a program.
 
-    `what` is the program, and what is done to it, for the error.
+    Args:
+        what: The pass and the program, for the error.
+        names: The names.
+        known: The symbols of the program.
+
+    Raises:
+        ArgumentsError: If a name is not one of them.
     """
     for name in names:
         if name not in known:
@@ -190,22 +202,22 @@ def check_symbols(what: str, names: Iterable[str], known: Collection[str]) -> No
             )
 
 
-#: Sizes to try a program at: first those that are no multiples of one another.
+#: Sizes to try a program at, starting with some that are not multiples of each other.
 _EXAMPLES = (3, 5, 7, 4, 8, 2, 6, 16)
 
-#: How many choices of these are tried, for symbols with constraints.
+#: The most combinations to try, for symbols with constraints.
 _MOST_TRIED = 2000
 
 
 def example_sizes(what: str, avals: Sequence[Aval]) -> Sizes:
-    """Return numbers for the symbols in the types of a program's arguments, each another.
+    """Return small sizes for the symbols in the types of arguments, all different if possible.
 
     Raises:
-        ArgumentsError: If none that are tried fit the constraints, and give no negative size.
+        ArgumentsError: If no sizes tried satisfy the constraints and give no negative dimension.
     """
     known = sizes_by_symbol(avals)
     names = list(known)
-    # Different numbers first: equal ones hide what is wrong, and so do ones.
+    # Try different sizes first: equal sizes, and sizes of 1, hide errors.
     numbers = itertools.chain(
         itertools.permutations(_EXAMPLES, len(names)),
         itertools.product((*_EXAMPLES, 1), repeat=len(names)),
@@ -224,7 +236,7 @@ def example_sizes(what: str, avals: Sequence[Aval]) -> Sizes:
 
 
 class _Scoped(dict[str, Any]):
-    """Sizes by name, in which a name without a size is a symbol of a scope."""
+    """Sizes by name. A missing name is looked up as a symbol of a scope."""
 
     def __init__(self, scope: jax.export.SymbolicScope, sizes: Sizes) -> None:
         super().__init__(sizes)
@@ -236,7 +248,7 @@ class _Scoped(dict[str, Any]):
 
 
 def _size(what: str, name: str, given: int | str, known: Mapping[str, Any]) -> Any:
-    """Return a size, of which the user may have given the text of an expression."""
+    """Return the size that the user gave as an integer, or as the text of an expression."""
     size: Any = given
     if isinstance(given, str):
         source = expressions.read(given, f"the size of {name}", ArgumentsError)
@@ -255,7 +267,7 @@ def _size(what: str, name: str, given: int | str, known: Mapping[str, Any]) -> A
 def _scope(
     what: str, sizes: Sizes, constraints: Iterable[jaxcompat.SymbolicConstraint]
 ) -> jax.export.SymbolicScope:
-    """Return a scope with what constraints say once symbols have these sizes."""
+    """Return a scope with the constraints that remain after symbols are replaced by sizes."""
     left: dict[str, str] = {}
     for constraint in constraints:
         sides = [value_of(side, sizes) for side in (constraint.left, constraint.right)]
@@ -279,7 +291,7 @@ def _forbidden(what: str, sizes: Sizes, constraint: str) -> ArgumentsError:
 def found_sizes(
     what: str, arguments: Sequence[tuple[str, Aval]], shapes: Sequence[Sequence[Any]]
 ) -> Sizes:
-    """Return the sizes of symbols that make the types of arguments those of actual arguments.
+    """Solve for the sizes of symbols at which the types of arguments have given shapes.
 
     Args:
         what: The program, for errors.
@@ -287,7 +299,7 @@ def found_sizes(
         shapes: The shapes of the actual arguments, which may be symbolic too.
 
     Raises:
-        ArgumentsError: If there are no such sizes, with JAX's words for the reason.
+        ArgumentsError: If there are no such sizes, with the reason that JAX gives.
     """
     for (name, aval), shape in zip(arguments, shapes, strict=True):
         wanted = getattr(aval, "shape", ())
@@ -315,7 +327,7 @@ def _type_of(aval: Aval) -> str:
 
 
 def _misfit(what: str, names: Sequence[str], reason: str) -> ArgumentsError:
-    """Return the error for arguments that do not fit, of JAX's text, with the arguments' names."""
+    """Return the error for arguments that do not fit, from JAX's message with arguments renamed."""
     text = re.sub(r"args\[(\d+)\]", lambda found: names[int(found[1])], " ".join(reason.split()))
     text = text.partition(" Please see ")[0]
     solved = re.search(r"Obtained dimension variables: (.*?)[, .]*$", text)

@@ -110,8 +110,7 @@ def ragged_vmap(
     if _inside.get():
         place = next(i for i, value in enumerate(values) if isinstance(value, Ragged))
         raise BatchError(
-            f"{names()[place]} is a Ragged inside an example of another: there is none inside "
-            "another"
+            f"{names()[place]} is a Ragged inside an example of another, which is not supported"
         )
     known = _all_lengths(values, axes, names)
     count = _number_of_lanes(values, axes, axis_size, known, names)
@@ -119,22 +118,8 @@ def ragged_vmap(
     sizes = _sizes(known, symbols, count)
     axis = Axis(None, count)
     lanes = jaxcompat.Lanes(axis.data, debug)
-    kinds: list[Kind] = []
     with lanes.inside(), _no_nesting():
-        elements = list(values)
-        for i, (value, dim) in enumerate(zip(values, axes, strict=True)):
-            if isinstance(value, Ragged):
-                aval = jax.typeof(value.values)
-                symbol = symbols[value.axis]
-                kinds.append(Packed(0, symbol))
-                elements[i] = lanes.element(
-                    _with_a_row(value.values), aval.update(shape=(symbol, *aval.shape[1:]))
-                )
-            elif dim is not None:
-                array = jaxcompat.match_axis(axis.data, dim % jnp.ndim(value), 0, value)
-                aval = jax.typeof(array)
-                kinds.append(Lanes())
-                elements[i] = lanes.element(array, aval.update(shape=aval.shape[1:]))
+        elements, kinds = _elements(lanes, axis, values, axes, symbols)
         try:
             results, out_tree = lane(elements)
         except jax.errors.InconclusiveDimensionOperation as error:
@@ -172,6 +157,32 @@ def ragged_vmap(
 # --- arguments ----------------------------------------------------------------------------------
 
 
+def _elements(
+    lanes: jaxcompat.Lanes,
+    axis: Axis,
+    values: Sequence[Any],
+    axes: Sequence[Any],
+    symbols: Mapping[str, Any],
+) -> tuple[list[Any], list[Kind]]:
+    """Return the arguments of one example, and the layouts of those that are mapped."""
+    elements: list[Any] = list(values)
+    kinds: list[Kind] = []
+    for i, (value, dim) in enumerate(zip(values, axes, strict=True)):
+        if isinstance(value, Ragged):
+            aval = jax.typeof(value.values)
+            symbol = symbols[value.axis]
+            kinds.append(Packed(0, symbol))
+            elements[i] = lanes.element(
+                _with_a_row(value.values), aval.update(shape=(symbol, *aval.shape[1:]))
+            )
+        elif dim is not None:
+            array = jaxcompat.match_axis(axis.data, dim % jnp.ndim(value), 0, value)
+            aval = jax.typeof(array)
+            kinds.append(Lanes())
+            elements[i] = lanes.element(array, aval.update(shape=aval.shape[1:]))
+    return elements, kinds
+
+
 def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> dict[str, _Lengths]:
     """Return the lengths of the arguments, by the name of their axis, and check that they agree."""
     known: dict[str, _Lengths] = {}
@@ -180,13 +191,13 @@ def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> di
             continue
         if type(axis) is not int or axis != 0:
             raise BatchError(
-                f"{names()[place]} is Ragged, which has an example for each lane: its in_axes is "
-                f"0, not {axis}"
+                f"{names()[place]} is a Ragged, whose examples are mapped over: its in_axes must "
+                f"be 0, not {axis}"
             )
         if jnp.ndim(value.lengths) != 1 or jnp.ndim(value.values) == 0:
             raise BatchError(
-                f"{names()[place]} is {value!r}: there are other axes before its rows and its "
-                "lengths, which are to be mapped over first"
+                f"{names()[place]} is {value!r}: its values and lengths have leading axes, which "
+                "must be mapped over first"
             )
         _check_lengths(value, names()[place])
         rows = jnp.shape(value.values)[0]
@@ -199,9 +210,9 @@ def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> di
             same = bool(np.array_equal(first.lengths, found.lengths))
         if not same:
             raise BatchError(
-                f"{names()[place]} and {names()[first.place]} have examples of different length, "
-                f"and both have axis '{value.axis}'",
-                "another axis of another name: Ragged(values, lengths, axis='m')",
+                f"{names()[place]} and {names()[first.place]} have examples of different lengths, "
+                f"but both have axis '{value.axis}'",
+                "give one of them another name: Ragged(values, lengths, axis='m')",
             )
         # The lengths are equal, so the bounds of either argument hold for both.
         most = [each.longest for each in (first, found) if each.longest is not None]
@@ -324,11 +335,12 @@ class _Results:
             assert aval is not None
             if spec != 0:
                 raise BatchError(
-                    f"{path} has a row for each row of an example: its out_axes is 0, not {spec}"
+                    f"{path} has a row for each row of an example: its out_axes must be 0, not "
+                    f"{spec}"
                 )
             if kind.axis != 0:
                 raise BatchError(
-                    f"{path} is {type_of(aval)} of each example: its rows are to be its first axis"
+                    f"{path} is {type_of(aval)} of each example: its rows must be along axis 0"
                 )
             return self._ragged(value, kind.size)
         source = None if isinstance(kind, Shared) else 0

@@ -70,7 +70,7 @@ class Ragged:
             raise ArgumentsError(f"Ragged: values {_type_of(values)} have no rows")
         if lengths.ndim != 1 or not jnp.issubdtype(lengths.dtype, jnp.integer):
             raise ArgumentsError(
-                f"Ragged: lengths are to be i32[B], one for each example, not {_type_of(lengths)}"
+                f"Ragged: lengths must be i32[B], one for each example, not {_type_of(lengths)}"
             )
         known = is_concrete(lengths)
         if known and isinstance(values.shape[0], int):
@@ -116,10 +116,12 @@ class Ragged:
         """
         longest, shortest = _checked_options("Ragged.of", axis, longest, shortest)
         if not isinstance(examples, Iterable):
-            raise ArgumentsError(f"Ragged.of: examples are a sequence of arrays, not {examples!r}")
+            raise ArgumentsError(
+                f"Ragged.of: examples must be a sequence of arrays, not {examples!r}"
+            )
         arrays = [_array(f"example {i}", each) for i, each in enumerate(examples)]
         if not arrays:
-            raise ArgumentsError("Ragged.of: there is no example, which would tell the type")
+            raise ArgumentsError("Ragged.of: examples are empty, and at least one is needed")
         for i, each in enumerate(arrays):
             first = arrays[0]
             same = each.shape[1:] == first.shape[1:] and each.dtype == first.dtype
@@ -128,13 +130,13 @@ class Ragged:
             if not same:
                 raise ArgumentsError(
                     f"Ragged.of: example {i} is {_type_of(each)}, and example 0 {_type_of(first)}: "
-                    "they may differ in the number of rows alone"
+                    "they may only differ in the number of rows"
                 )
         lengths = np.array([each.shape[0] for each in arrays], np.int32)
         total = int(lengths.sum())
         rows = None if rows is None else _whole("Ragged.of: rows", rows, 0)
         if rows is not None and rows < total:
-            raise ArgumentsError(f"Ragged.of: rows={rows}, and the examples have {total}")
+            raise ArgumentsError(f"Ragged.of: rows={rows}, but the examples have {total}")
         _check_lengths(lengths, total, longest, shortest)
         left = 0 if rows is None else rows - total
         numpy = np if all(isinstance(each, np.ndarray) for each in arrays) else jnp
@@ -158,7 +160,7 @@ class Ragged:
         most = int(np.max(self.lengths, initial=0)) if known else 0
         size = most if size is None else size
         if most > size:
-            raise ArgumentsError(f"Ragged.padded: size={size}, and an example has {most} rows")
+            raise ArgumentsError(f"Ragged.padded: size={size}, but an example has {most} rows")
         starts = jnp.cumsum(self.lengths) - self.lengths
         positions = jnp.arange(size)
         rows = starts[:, None] + positions
@@ -320,7 +322,7 @@ def is_concrete(value: Any) -> bool:
 def _array(what: str, value: Any) -> Any:
     """Convert a value to a NumPy array, unless it is an array already."""
     if isinstance(value, Ragged):
-        raise ArgumentsError(f"Ragged: {what} is a Ragged itself, and there is none inside another")
+        raise ArgumentsError(f"Ragged: {what} must be an array, not a Ragged")
     if isinstance(value, jax.Array | np.ndarray):
         return value
     try:
@@ -328,7 +330,7 @@ def _array(what: str, value: Any) -> Any:
     except (TypeError, ValueError):
         array = np.array(None)
     if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != bool:
-        raise ArgumentsError(f"Ragged: {what} is no array: {type(value).__name__}")
+        raise ArgumentsError(f"Ragged: {what} must be an array, not {type(value).__name__}")
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
 
 
@@ -337,7 +339,7 @@ def _checked_options(
 ) -> tuple[int | None, int]:
     """Check the options of a Ragged, and return `longest` and `shortest` as integers."""
     if not (isinstance(axis, str) and axis.isidentifier()):
-        raise ArgumentsError(f"{what}: axis={axis!r} is no name of a size")
+        raise ArgumentsError(f"{what}: axis must be an identifier, not {axis!r}")
     least = _whole(f"{what}: shortest", shortest, 0)
     most = None if longest is None else _whole(f"{what}: longest", longest, 1)
     if most is not None and most < least:
@@ -351,7 +353,7 @@ def _whole(what: str, value: Any, least: int) -> int:
     except TypeError:
         number = least - 1
     if number < least:
-        raise ArgumentsError(f"{what}={value!r} is no number of rows, which is from {least} on")
+        raise ArgumentsError(f"{what} must be an integer of at least {least}, not {value!r}")
     return number
 
 
@@ -361,16 +363,16 @@ def _check_lengths(lengths: np.ndarray, rows: Any, longest: int | None, shortest
         raise ArgumentsError(f"Ragged: lengths[{int(lengths.argmin())}] is {lengths.min()}")
     if total != rows:
         raise ArgumentsError(
-            f"Ragged: lengths add up to {total}, and values have {rows} rows",
-            "Ragged.of(examples, rows=...) leaves rows over" if total < rows else None,
+            f"Ragged: lengths add up to {total}, but values have {rows} rows",
+            "Ragged.of(examples, rows=...) adds spare rows" if total < rows else None,
         )
     if longest is not None and (lengths > longest).any():
         raise ArgumentsError(
-            f"Ragged: lengths[{int(lengths.argmax())}] is {lengths.max()}, and longest={longest}"
+            f"Ragged: lengths[{int(lengths.argmax())}] is {lengths.max()}, but longest={longest}"
         )
     if (lengths < shortest).any():
         raise ArgumentsError(
-            f"Ragged: lengths[{int(lengths.argmin())}] is {lengths.min()}, and shortest={shortest}"
+            f"Ragged: lengths[{int(lengths.argmin())}] is {lengths.min()}, but shortest={shortest}"
         )
 
 

@@ -316,15 +316,16 @@ def test_a_pile_meets_an_array():
             lambda: vmap(lambda x: vmap(lambda y: y)(Ragged(x, jnp.array([1]))).values)(
                 ragged([2])
             ),
-            "argument y is a Ragged inside an example of another: there is none inside another",
+            "argument y is a Ragged inside an example of another, which is not supported",
         ),
         (
             lambda: vmap(lambda x, y: x)(ragged([2, 1]), ragged([1, 2])),
-            "argument y and argument x have examples of different length, and both have axis 'n'",
+            "argument y and argument x have examples of different lengths, but both have axis 'n'",
         ),
         (
             lambda: vmap(lambda x: x, in_axes=None, axis_size=2)(ragged([2, 1])),
-            "argument x is Ragged, which has an example for each lane: its in_axes is 0, not None",
+            "argument x is a Ragged, whose examples are mapped over: its in_axes must be 0, not "
+            "None",
         ),
         (
             lambda: vmap(lambda x, y: x)(ragged([2, 1]), jnp.ones(3)),
@@ -334,35 +335,50 @@ def test_a_pile_meets_an_array():
         ),
         (
             lambda: vmap(lambda x: x, out_axes=1)(ragged([2, 1])),
-            "result has a row for each row of an example: its out_axes is 0, not 1",
+            "result has a row for each row of an example: its out_axes must be 0, not 1",
         ),
         (
             lambda: vmap(lambda x: {"t": x.T})(ragged([2, 1])),
-            "result['t'] is f32[4,n] of each example: its rows are to be its first axis",
+            "result['t'] is f32[4,n] of each example: its rows must be along axis 0",
         ),
         (
             lambda: vmap(lambda x: x @ x.T)(ragged([2, 1])),
             "result is f32[n,n] of each example: a result can have one ragged axis, of a size such "
             "as n, 2*n or n + 1",
         ),
-        (lambda: Ragged(W, [4], longest=0), "Ragged: longest=0 is no number of rows, which is fr"),
-        (lambda: Ragged(W, [4], longest="4"), "Ragged: longest='4' is no number of rows"),
-        (lambda: Ragged(W, [4], shortest=-1), "Ragged: shortest=-1 is no number of rows"),
+        (
+            lambda: Ragged(W, [4], longest=0),
+            "Ragged: longest must be an integer of at least 1, not 0",
+        ),
+        (
+            lambda: Ragged(W, [4], longest="4"),
+            "Ragged: longest must be an integer of at least 1, not '4'",
+        ),
+        (
+            lambda: Ragged(W, [4], shortest=-1),
+            "Ragged: shortest must be an integer of at least 0, not -1",
+        ),
         (
             lambda: Ragged(W, [4], longest=4, shortest=5),
             "Ragged: shortest=5 is more than longest=4",
         ),
-        (lambda: Ragged(W, [3, 1], shortest=2), "Ragged: lengths[1] is 1, and shortest=2"),
-        (lambda: Ragged.of([W, W[:1]], shortest=2), "Ragged: lengths[1] is 1, and shortest=2"),
+        (lambda: Ragged(W, [3, 1], shortest=2), "Ragged: lengths[1] is 1, but shortest=2"),
+        (lambda: Ragged.of([W, W[:1]], shortest=2), "Ragged: lengths[1] is 1, but shortest=2"),
         (
             lambda: vmap(lambda x: x)(changed(Ragged(W, [2, 2], shortest=1), [0, 4])),
             "argument x.lengths is 0 at [0]: it is a length from 1 on",
         ),
-        (lambda: Ragged.of([W], axis="1x"), "Ragged.of: axis='1x' is no name of a size"),
-        (lambda: Ragged.of([W], rows=4.5), "Ragged.of: rows=4.5 is no number of rows"),
+        (lambda: Ragged.of([W], axis="1x"), "Ragged.of: axis must be an identifier, not '1x'"),
+        (
+            lambda: Ragged.of([W], rows=4.5),
+            "Ragged.of: rows must be an integer of at least 0, not 4.5",
+        ),
         (lambda: Ragged.of([W, W[0, 0]]), "Ragged.of: example 1 is f32[], without rows"),
-        (lambda: Ragged.of(3), "Ragged.of: examples are a sequence of arrays, not 3"),
-        (lambda: ragged([2]).padded("x"), "Ragged.padded: size='x' is no number of rows"),
+        (lambda: Ragged.of(3), "Ragged.of: examples must be a sequence of arrays, not 3"),
+        (
+            lambda: ragged([2]).padded("x"),
+            "Ragged.padded: size must be an integer of at least 0, not 'x'",
+        ),
         (
             lambda: vmap(jnp.sum)(jax.tree.map(jnp.zeros_like, ragged([2, 1]))),
             "argument a.lengths adds up to 0, and there are 3 rows",

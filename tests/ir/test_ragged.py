@@ -97,39 +97,39 @@ def test_repr(ragged, shown):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Ragged(ROWS, [3, 4]), "Ragged: lengths add up to 7, and values have 8 rows"),
-        (lambda: Ragged(ROWS, [3, 6]), "Ragged: lengths add up to 9, and values have 8 rows"),
+        (lambda: Ragged(ROWS, [3, 4]), "Ragged: lengths add up to 7, but values have 8 rows"),
+        (lambda: Ragged(ROWS, [3, 6]), "Ragged: lengths add up to 9, but values have 8 rows"),
         (lambda: Ragged(ROWS, [9, -1]), "Ragged: lengths[1] is -1"),
         (
             lambda: Ragged(ROWS, [3.0, 5.0]),
-            "Ragged: lengths are to be i32[B], one for each example, not f32[2]",
+            "Ragged: lengths must be i32[B], one for each example, not f32[2]",
         ),
         (
             lambda: Ragged(ROWS, 8),
-            "Ragged: lengths are to be i32[B], one for each example, not i32[]",
+            "Ragged: lengths must be i32[B], one for each example, not i32[]",
         ),
         (lambda: Ragged(np.float32(1), [1]), "Ragged: values f32[] have no rows"),
-        (lambda: Ragged("rows", [1]), "Ragged: values is no array: str"),
-        (lambda: Ragged(ROWS, LENGTHS, axis="2n"), "Ragged: axis='2n' is no name of a size"),
-        (lambda: Ragged(ROWS, LENGTHS, longest=4), "Ragged: lengths[2] is 5, and longest=4"),
+        (lambda: Ragged("rows", [1]), "Ragged: values must be an array, not str"),
+        (lambda: Ragged(ROWS, LENGTHS, axis="2n"), "Ragged: axis must be an identifier, not '2n'"),
+        (lambda: Ragged(ROWS, LENGTHS, longest=4), "Ragged: lengths[2] is 5, but longest=4"),
         (
             lambda: Ragged(Ragged(ROWS, LENGTHS), [3]),
-            "Ragged: values is a Ragged itself, and there is none inside another",
+            "Ragged: values must be an array, not a Ragged",
         ),
-        (lambda: Ragged.of([]), "Ragged.of: there is no example, which would tell the type"),
+        (lambda: Ragged.of([]), "Ragged.of: examples are empty, and at least one is needed"),
         (
             lambda: Ragged.of([ROWS, ROWS[:, :1]]),
-            "Ragged.of: example 1 is f32[8,1], and example 0 f32[8,2]: they may differ in the "
-            "number of rows alone",
+            "Ragged.of: example 1 is f32[8,1], and example 0 f32[8,2]: they may only differ in "
+            "the number of rows",
         ),
         (
             lambda: Ragged.of([ROWS[:2], ROWS[2:]], longest=5),
-            "Ragged: lengths[1] is 6, and longest=5",
+            "Ragged: lengths[1] is 6, but longest=5",
         ),
-        (lambda: Ragged.of([ROWS], rows=7), "Ragged.of: rows=7, and the examples have 8"),
+        (lambda: Ragged.of([ROWS], rows=7), "Ragged.of: rows=7, but the examples have 8"),
         (
             lambda: Ragged(ROWS, LENGTHS).padded(4),
-            "Ragged.padded: size=4, and an example has 5 rows",
+            "Ragged.padded: size=4, but an example has 5 rows",
         ),
         (
             lambda: jax.jit(lambda r: r.padded())(Ragged(ROWS, LENGTHS)),

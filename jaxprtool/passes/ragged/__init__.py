@@ -130,9 +130,9 @@ class Ragged(Pass):
 
     def __post_init__(self) -> None:
         if not 1 <= self.lanes <= MOST:
-            raise PipelineError(f"ragged: lanes={self.lanes} is no number of examples")
+            raise PipelineError(f"ragged: lanes must be from 1 to {MOST}, not {self.lanes}")
         if self.longest is not None and not 1 <= self.longest <= MOST:
-            raise PipelineError(f"ragged: longest={self.longest} is no length")
+            raise PipelineError(f"ragged: longest must be from 1 to {MOST}, not {self.longest}")
         if not self.axes:
             raise PipelineError("ragged: axis=() names no symbol")
         if len(set(self.axes)) < len(self.axes):
@@ -151,7 +151,7 @@ class Ragged(Pass):
         for name, least in shortest.items():
             if self.longest is not None and self.longest < least:
                 raise ArgumentsError(
-                    f"{what}: longest={self.longest}, and {name} is at least {least}"
+                    f"{what}: longest={self.longest}, but {name} is at least {least}"
                 )
         check_constraints(
             what, program.symbols, {name: most or MOST for name, most in known.items()}, shortest

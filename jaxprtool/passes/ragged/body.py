@@ -269,13 +269,13 @@ class Writing:
             layout = self.run.sizes.layout
             if not (mentions and layout != "padded" and self._packed(eqn)):
                 if layout == "packed" and mentions and self._pads(eqn):
-                    reason = "it would have to be padded, and the layout is to be packed"
+                    reason = "it needs padding, but the layout is 'packed'"
                     raise refusal(eqn, reason, "layout=None pads what cannot be packed")
                 structured_ragged_rules[BY_LANES](self, eqn)
         except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
             if isinstance(error.__cause__ or error, jax.errors.InconclusiveDimensionOperation):
-                reason = "how many rows an example has at most is not known"
-                raise refusal(eqn, reason, "longest=512 says that it has no more") from error
+                reason = "the largest number of rows of an example is not known"
+                raise refusal(eqn, reason, "longest=512 gives it") from error
             if isinstance(error, JaxprToolError):
                 raise
             raise refusal(eqn, " ".join(str(error).split()) or type(error).__name__) from error
@@ -302,11 +302,11 @@ class Writing:
             return structured(self, eqn)
         return self.by_rule(eqn)
 
-    def _is_packed(self, eqn: JaxprEqn) -> bool:
-        """Return True if a packed rule is to be used for an equation, if there is one.
+    def _prefers_packed(self, eqn: JaxprEqn) -> bool:
+        """Return True if a packed rule is preferred for an equation.
 
-        It is not where a value can only be padded, nor for a cheap equation whose ragged operands
-        are all padded already.
+        It is not if a value can only be padded. Nor is it for a cheap equation with a masking rule
+        whose ragged operands are all padded already.
         """
         atoms = [*eqn.invars, *eqn.outvars]
         sizes = self.run.sizes
@@ -318,7 +318,7 @@ class Writing:
 
     def by_rule(self, eqn: JaxprEqn) -> bool:
         """Write an equation by its packed rule; return False if it has none, or it returns None."""
-        if not self._is_packed(eqn):
+        if not self._prefers_packed(eqn):
             return False
         run, sizes = self.run, self.run.sizes
         avals = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]

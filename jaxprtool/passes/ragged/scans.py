@@ -39,7 +39,7 @@ from jaxprtool.passes.ragged.values import Lanes, Shared, Value
 #: The number of blocks of rounds, and the least number of rounds in a block.
 _BLOCKS, _SHORTEST = 16, 4
 
-#: The most elements that may be stored per row for values of a lane, for each element of the rows.
+#: The most elements of carries and per-lane operands to store for each row, relative to its own.
 _MAX_EXTRA = 8
 
 
@@ -53,7 +53,7 @@ def _scan(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
 
 
 def _fits(scan: Scan, operands: Sequence[Value]) -> bool:
-    """Return True for a scan of numbers whose use of memory is acceptable.
+    """Return True for a scan of numbers that does not need too much memory.
 
     Operands by lanes, and the carry, are stored for every row: see `_MAX_EXTRA`.
     """

@@ -61,7 +61,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of rows, such as the scores of attention. Pairs of rows of two lanes are not used.
+    """Pairs of rows, such as the scores of attention. Pairs of two lanes influence no result.
 
     Attributes:
         axes: The two ragged axes. They are the same in the array as in one example, but in the

@@ -73,7 +73,7 @@ class _Masked:
         padded = found_sizes(program.name, program.arguments, list(map(np.shape, leaves)))
         _check_symbols(program, sizes)
         bounds = {symbol: padded[symbol] for symbol in sorted(sizes)}
-        logical, program = self._made(program, padded, bounds)
+        logical, program = self._programs(program, padded, bounds)
         result = program(*args, *(sizes[symbol] for symbol in bounds), **kwargs)
         any_padded = bool(symbolic_sizes(logical.out_avals))
         result, shapes = result if any_padded else (result, None)
@@ -93,7 +93,7 @@ class _Masked:
             self._program = program
         return program, closed_over
 
-    def _made(
+    def _programs(
         self, program: Program, padded: Mapping[str, int], bounds: dict[str, int]
     ) -> tuple[Program, Program]:
         """Return the program specialized for all symbols but those in `bounds`, and its mask."""
@@ -139,7 +139,7 @@ def _check_symbols(program: Program, sizes: Mapping[str, Any]) -> None:
     if not isinstance(sizes, Mapping) or not sizes:
         symbol = next(iter(program.symbols), "n")
         raise ArgumentsError(
-            f"{program.name} is to be given sizes by symbol, {{'{symbol}': 3}}, not {sizes!r}"
+            f"{program.name} takes sizes by symbol, such as {{'{symbol}': 3}}, not {sizes!r}"
         )
     check_symbols(f"mask: {program.name}", sizes, program.symbols)
 

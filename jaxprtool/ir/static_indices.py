@@ -117,7 +117,7 @@ class _Known:
     """
 
     def __init__(self, eqns: Sequence[JaxprEqn]) -> None:
-        self._made = {var: eqn for eqn in eqns for var in eqn.outvars}
+        self._producers = {var: eqn for eqn in eqns for var in eqn.outvars}
         self._values: dict[Var, np.ndarray | None] = {}
         self.read: set[Var] = set()
 
@@ -131,12 +131,12 @@ class _Known:
             var = todo.pop()
             if var not in self.read:
                 self.read.add(var)
-                todo += _variables(self._made[var].invars)
+                todo += _variables(self._producers[var].invars)
         return found  # type: ignore[return-value]
 
     def made_by(self, atom: Atom, primitive: str) -> bool:
         """Return True if an atom is the result of an equation of this primitive."""
-        eqn = None if type(atom) is Literal else self._made.get(atom)
+        eqn = None if type(atom) is Literal else self._producers.get(atom)
         return eqn is not None and eqn.primitive.name == primitive
 
     def _value(self, atom: Atom) -> np.ndarray | None:
@@ -147,7 +147,7 @@ class _Known:
             if type(var) is Literal or var in self._values:
                 todo.pop()
                 continue
-            eqn = self._made.get(var)
+            eqn = self._producers.get(var)
             compute = None if eqn is None else _COMPUTED.get(eqn.primitive.name)
             if eqn is None or compute is None or not _is_small(getattr(var.aval, "shape", None)):
                 self._values[var] = None
@@ -279,7 +279,7 @@ def _of_iota(neutral: int) -> Callable[[JaxprEqn, _Known], Var | None]:
 
 
 def _grid(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | None:
-    """Move known sizes of a Pallas grid from the first operands, where JAX passes them, to it."""
+    """Move the sizes of a Pallas grid, once known, from the first operands to the parameter."""
     mapping = eqn.params["grid_mapping"]
     count = mapping.num_dynamic_grid_bounds
     sizes = known.values(eqn.invars[:count])

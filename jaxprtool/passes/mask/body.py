@@ -157,7 +157,7 @@ class Writing:
     facts: dict[Var, Facts] = field(default_factory=dict)
     symbols: dict[str, Var] = field(default_factory=dict)
     consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
-    _made: dict[Hashable, Atom] = field(default_factory=dict)
+    _size_atoms: dict[Hashable, Atom] = field(default_factory=dict)
     _guards: dict[Atom, Atom] = field(default_factory=dict)
 
     def body(
@@ -231,14 +231,14 @@ class Writing:
 
     def _computed(self, what: str, size: Any, compute: Callable[[Masking], Any]) -> Atom:
         key = what, size
-        if key not in self._made:
+        if key not in self._size_atoms:
             sizes = [size] if what == "valid" else []
             known = self.run.templates.get(key)
             if known is None:
                 known = self._traced(lambda masking: [compute(masking)], (), sizes)
                 self.run.templates[key] = known
-            self._made[key] = self._written(known, (), sizes, jaxcompat.NO_SOURCE)[0]
-        return self._made[key]
+            self._size_atoms[key] = self._written(known, (), sizes, jaxcompat.NO_SOURCE)[0]
+        return self._size_atoms[key]
 
     def _apart(self, atom: Atom, facts: Facts) -> Atom:
         """Return an argument of the program whose derivative is zero in its padding.
@@ -409,8 +409,7 @@ class Writing:
             arrays, flag, rest = values[:count], values[count], iter(values[count + 1 :])
             symbols = {name: next(rest) for name in bounds}
             known = {size: next(rest) for size in sizes}
-            valid = dict(zip(sizes, rest, strict=True))
-            valid = valid if name else {}
+            valid = dict(zip(sizes, rest, strict=True)) if name else {}
             flag = None if self.round is None else flag
             masking = Masking(name or "", bounds, symbols, known, valid, flag, self.run.in_scan)
             return call(masking, *arrays)
@@ -424,15 +423,13 @@ class Writing:
     ) -> list[Atom]:
         """Write the equations of a template, with the sizes and masks that it uses."""
         names = list(self.run.bounds)
-        used = {i for step in template.steps for i in step.inputs if type(i) is int}
-        used.update(i for i in template.outs if type(i) is int)
         makers: list[Callable[[], Any]] = [lambda: self.round]
         makers += [partial(self.symbol, name) for name in names]
         makers += [partial(self.size, size) for size in sizes]
         makers += [partial(self.valid, size) for size in sizes]
         values: list[Any] = list(operands)
         for maker in makers:
-            values.append(maker() if len(values) in used else None)
+            values.append(maker() if len(values) in template.used else None)
         values += map(self._constant, template.consts)
         eqns, results = instantiated(template, values, source)
         self.eqns += eqns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,8 +9,8 @@ import numpy as np
 
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.mask.reductions import largest, least
-from jaxprtool.passes.mask.table import Masking, MaskRule, mask_rules
+from jaxprtool.passes.mask.reductions import largest, least, reduction
+from jaxprtool.passes.mask.table import Masking, mask_rules
 from jaxprtool.passes.mask.values import Filled, Padded
 
 
@@ -52,18 +51,6 @@ def _selected(masking: Masking, eqn: JaxprEqn, x: Padded, axis: int, last: Any) 
     return masking.apart(values, shape, [axis], active=x.active), places
 
 
-def _first(identity: Callable[[Any], Any]) -> MaskRule:
-    """Return the rule of `argmax` or `argmin`, which take the first of equal elements.
-
-    So padding is never taken, as it comes after all of them.
-    """
-
-    def apply(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
-        fills = dict.fromkeys(eqn.params["axes"], identity(x.dtype))
-        return masking.bind(eqn, masking.filled(x, fills))
-
-    return apply
-
-
-rule(mask_rules, "argmax")(_first(least))
-rule(mask_rules, "argmin")(_first(largest))
+# Both take the first of equal elements, so never padding, which comes after the others.
+rule(mask_rules, "argmax")(reduction(least))
+rule(mask_rules, "argmin")(reduction(largest))

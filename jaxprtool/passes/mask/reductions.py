@@ -32,7 +32,7 @@ def largest(dtype: Any) -> Any:
     return np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
 
 
-def _reduction(identity: Callable[[Any], Any]) -> MaskRule:
+def reduction(identity: Callable[[Any], Any]) -> MaskRule:
     """Return the rule of a reduction with this identity, a function of the dtype."""
 
     def apply(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
@@ -46,9 +46,9 @@ def _all_bits(dtype: Any) -> Any:
     return True if dtype == np.bool_ else np.asarray(-1).astype(dtype)
 
 
-rule(mask_rules, "reduce_sum", "reduce_or", "reduce_xor")(_reduction(lambda dtype: 0))
-rule(mask_rules, "reduce_prod")(_reduction(lambda dtype: 1))
-rule(mask_rules, "reduce_and")(_reduction(_all_bits))
+rule(mask_rules, "reduce_sum", "reduce_or", "reduce_xor")(reduction(lambda dtype: 0))
+rule(mask_rules, "reduce_prod")(reduction(lambda dtype: 1))
+rule(mask_rules, "reduce_and")(reduction(_all_bits))
 
 
 def _extreme(identity: Callable[[Any], Any]) -> MaskRule:

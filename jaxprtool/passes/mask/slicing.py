@@ -15,7 +15,7 @@ from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mask.sizes import Bounds
 from jaxprtool.passes.mask.table import Masking, mask_rules
-from jaxprtool.passes.mask.values import Filled, Padded
+from jaxprtool.passes.mask.values import Filled, Padded, number
 
 
 def room_for(bounds: Bounds, whole: Any, size: Any) -> Any:
@@ -230,20 +230,21 @@ def _concatenate(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
         return Filled(masking.bind(eqn, *operands), fills)
     known = {x.facts.fills[axis] for x in padded}
     held = padded[0].fill(axis) if len(known) == 1 else None
-    ends, start = [], 0
+    starts, end = [], 0
     for x in operands:
-        ends.append(bounds.padded(start) + bounds.padded(x.shape[axis]))
-        start = start + x.shape[axis]
-    whole = bounds.padded(start)
+        starts.append(end)
+        end = end + x.shape[axis]
+    whole = bounds.padded(end)
+    pairs = zip(starts, operands, strict=True)
+    ends = [bounds.padded(start) + bounds.padded(x.shape[axis]) for start, x in pairs]
     length = max(whole, *ends)
     blank = 0 if held is None else held
     after = [length - ends[0] if i == axis else 0 for i in range(first.ndim)]
-    array, start = with_room(first.array, after, blank), first.shape[axis]
-    for x in rest:
+    array = with_room(first.array, after, blank)
+    for start, x in zip(starts[1:], rest, strict=True):  # overwrites the padding before it
         at = [jnp.int32(0)] * first.ndim
         at[axis] = jnp.asarray(masking.size(start), np.int32)
         array = lax.dynamic_update_slice(array, x.array, at, allow_negative_indices=False)
-        start = start + x.shape[axis]
     array = lax.slice_in_dim(array, 0, whole, axis=axis) if length != whole else array
     fills = {i: value for i, value in fills.items() if _is(value, blank)}
     return Filled(array, {**fills, axis: held})
@@ -272,7 +273,7 @@ def _pad(masking: Masking, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
     shape = eqn.outvars[0].aval.shape
     axes = [i for i in range(x.ndim) if any(map(bounds.is_masked, (x.shape[i], *config[i])))]
     literal = value.facts.literal
-    blank = value.array if literal is None else np.frombuffer(literal, value.dtype).reshape(())
+    blank = value.array if literal is None else number(literal, value.dtype)
     behind = [i for i in axes if not _is_number(config[i][1], at_most=0)]
     array = masking.filled(x, dict.fromkeys(behind, blank))
     new, starts = list(config), [np.int32(0)] * x.ndim
@@ -297,8 +298,8 @@ def _pad(masking: Masking, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
     return Filled(made, dict.fromkeys(same, blank))
 
 
-def _is(known: Any, number: Any) -> bool:
-    return known is not None and np.array_equal(known, number, equal_nan=True)
+def _is(known: Any, wanted: Any) -> bool:
+    return known is not None and np.array_equal(known, wanted, equal_nan=True)
 
 
 def _is_number(size: Any, at_least: float = -math.inf, at_most: float = math.inf) -> bool:

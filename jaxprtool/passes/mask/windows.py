@@ -107,9 +107,12 @@ def _placed(masking: Masking, x: Padded, axes: Sequence[_Axis], blank: Any) -> _
             starts[each.axis] = most - masking.size(each.low)
             sizes[each.axis] = reach
             facts = replace(facts, shape=_with(facts.shape, each.axis, reach))
-        behind = reach - length - each.low if each in masked else each.high
-        padding.append((0, 0) if each in moved else (each.low, behind))
-        dilation.append(1 if each in moved else each.dilation)
+            padding.append((0, 0))
+            dilation.append(1)
+        else:
+            high = reach - length - each.low if each in masked else each.high
+            padding.append((each.low, high))
+            dilation.append(each.dilation)
     if moved:
         array = lax.pad(array, np.asarray(blank, array.dtype), config)
         array = window_at(array, starts, sizes)
@@ -122,14 +125,14 @@ def _cut(placed: _Placed) -> _Placed:
 
     XLA does not allow negative padding in `select_and_scatter`, the derivative of max pooling.
     """
-    apart = [d == 1 for d in placed.dilation]
-    behind = [min(0, p[1]) if one else 0 for one, p in zip(apart, placed.padding, strict=True)]
-    array = _longer(placed.x.array, behind)
-    padding = [(low, high - n) for (low, high), n in zip(placed.padding, behind, strict=True)]
+    pairs = zip(placed.padding, placed.dilation, strict=True)
+    crops = [min(0, high) if dilation == 1 else 0 for (_, high), dilation in pairs]
+    array = _with_ends(placed.x.array, crops)
+    padding = [(low, high - n) for (low, high), n in zip(placed.padding, crops, strict=True)]
     return _Placed(Padded(array, placed.x.facts), padding, placed.dilation)
 
 
-def _longer(array: Any, rows: Sequence[int]) -> Any:
+def _with_ends(array: Any, rows: Sequence[int]) -> Any:
     """Pad an array at the end of each axis with this number of zeros; crop it if negative."""
     config = [(0, n, 0) for n in rows]
     return lax.pad(array, np.zeros((), array.dtype), config) if any(rows) else array
@@ -296,7 +299,7 @@ def _select_and_scatter_add(masking: Masking, eqn: JaxprEqn, source: Padded, x: 
     source_array = masking.filled(source, dict.fromkeys(_mixed(masking, axes), 0))
     made = masking.bind(eqn, source_array, cut.x.array, padding=tuple(cut.padding))
     behind = zip(placed.x.array.shape, cut.x.array.shape, strict=True)
-    made = _longer(made, [whole - left for whole, left in behind])
+    made = _with_ends(made, [whole - left for whole, left in behind])
     moved = [each for each in axes if masking.bounds.is_masked(each.low)]
     if not moved:
         return made

@@ -127,6 +127,8 @@ class Writing:
         symbols: The arguments of the new body that are the lengths of ragged symbols.
         consts: The constants that rules have used, by id.
         source: The source info of the equation that is being rewritten.
+
+    `_facts` has the facts about sizes that are computed in this body.
     """
 
     run: Run
@@ -135,7 +137,7 @@ class Writing:
     symbols: dict[str, Var] = field(default_factory=dict)
     consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
     source: Any = jaxcompat.NO_SOURCE
-    _made: dict[Hashable, Atom] = field(default_factory=dict)
+    _facts: dict[Hashable, Atom] = field(default_factory=dict)
 
     def body(
         self, body: ClosedJaxpr, kinds: Sequence[Kind], wanted: Sequence[Kind | None]
@@ -195,9 +197,9 @@ class Writing:
         forms = {} if type(atom) is Literal else self.forms.setdefault(atom, {})
         if isinstance(kind, Shared):
             return forms.get(kind, atom)
-        same = [each for each in forms if each == kind or isinstance(each, type(kind))]
-        if kind in same or (same and not isinstance(kind, Packed)):
-            return forms[same[0]]  # what is known of the padding may differ, and is not needed
+        for each, held in forms.items():
+            if isinstance(each, type(kind)):  # there is at most one of each class
+                return held
         made = self._converted(atom, self.kind(atom), kind)
         if type(atom) is not Literal:
             forms[kind] = made
@@ -224,14 +226,14 @@ class Writing:
     def fact(self, what: str, size: Any) -> Atom:
         """Return a fact about a size (see `table.FACTS`), which is computed once in this body."""
         key = what, size
-        if key not in self._made:
+        if key not in self._facts:
             before = FACTS[: FACTS.index(what)]
 
             def compute(ragging: Ragging) -> list[Any]:
                 return [ragging.fact(what, size)]
 
-            self._made[key] = self.template(key, compute, [], [size], None, before)[0]
-        return self._made[key]
+            self._facts[key] = self.template(key, compute, [], [size], None, before)[0]
+        return self._facts[key]
 
     # --- equations ------------------------------------------------------------------------------
 

@@ -80,7 +80,6 @@ class _Outermost(Writing):
     def body(self, body: ClosedJaxpr, kinds: Sequence[Kind], wanted: Sequence[Kind | None]) -> Any:
         self._arguments = set(body.invars)
         self._spared: dict[Var, Atom] = {}
-        self._results = False
         return super().body(body, kinds, wanted)
 
     def held(self, atom: Atom, kind: Kind) -> Atom:
@@ -88,11 +87,11 @@ class _Outermost(Writing):
         found = super().held(atom, kind)
         if not isinstance(kind, Packed) or self.run.sizes.is_exact(kind.size):
             return found
-        if type(atom) is Var and atom in self._arguments:
-            if atom not in self._spared:
-                self._spared[atom] = self._rows(_spared, found, kind)
-            return self._spared[atom]
-        return found
+        if type(atom) is not Var or atom not in self._arguments:
+            return found
+        if atom not in self._spared:
+            self._spared[atom] = self._rows(_spared, found, kind)
+        return self._spared[atom]
 
     def _rows(self, convert: Callable[..., Any], atom: Atom, kind: Packed) -> Atom:
         """Apply `_spared` or `_cleared`."""

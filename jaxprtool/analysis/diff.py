@@ -1,10 +1,10 @@
-"""In what two programs differ: hunks of equations that were removed, added or changed.
+"""Compare two programs: find the equations that were removed, added or changed.
 
     diff(p, q).verdict
     diff(p, q).hunks[0].lines[0].source
 
-Programs are matched as graphs (`ir.counterparts`), so that names, source lines, and the order of
-equations that do not depend on each other make no difference.
+Programs are matched as graphs (`ir.counterparts`), so names, source lines, and the order of
+independent equations make no difference.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 @dataclass(frozen=True)
 class Size:
-    """How large a program is.
+    """The size of a program.
 
     Attributes:
-        name: Its name.
-        equations: Its equations, at every depth.
-        work: The FLOPs, bytes and the like that it costs.
+        name: The name of the program.
+        equations: The number of equations, at every depth.
+        work: The cost of running it: FLOPs, bytes and so on.
     """
 
     name: str
@@ -58,16 +58,17 @@ class Size:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """An equation that only one program has, or that has a counterpart which differs.
+    """An equation that was removed, added or changed.
+
+    If `before` and `after` are both None, the results or constants of the body have changed.
 
     Attributes:
         kind: "removed", "added" or "changed".
         before: The equation in the first program; None if it was added.
-        after: The equation in the second; None if it was removed. If both are None, it is the
-            results or the constants of the body that differ.
-        differences: In what they differ.
-        source: The user's line of the equation, with the library's behind; "" if not known.
-        source_before: Of a changed equation, its line in the first program.
+        after: The equation in the second program; None if it was removed.
+        differences: The differences between the two.
+        source: The user's line of the equation, followed by the library's; "" if unknown.
+        source_before: The line of a changed equation in the first program.
     """
 
     kind: Literal["removed", "added", "changed"]
@@ -85,11 +86,11 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Hunk:
-    """Lines of one body with no equation between them that is in both programs.
+    """Lines of one body without an unchanged equation between them.
 
     Attributes:
         body: The body, in both programs.
-        path: The equations around it, the outermost first: `scan at model.py:14`.
+        path: The equations around the body, the outermost first: `scan at model.py:14`.
         lines: The lines.
     """
 
@@ -99,15 +100,16 @@ class Hunk:
 
 
 class BorderChange(NamedTuple):
-    """An argument, a result or a named axis that only one program has, or of another type.
+    """An argument, result or named axis that was removed, added, or has changed its type.
 
     Attributes:
         what: "argument", "result" or "axis".
-        name: What it is called.
-        before: Its type in the first program; "" if it was added.
-        after: Its type in the second; "" if it was removed.
-        is_dtype: Whether only the dtype is another.
-        within: The outermost pytree around it of which the other program has nothing, or its name.
+        name: The name.
+        before: The type in the first program, or the size of an axis; "" if it was added.
+        after: The same in the second program; "" if it was removed.
+        is_dtype: Whether only the dtype has changed.
+        within: The outermost pytree around a removed or added value that the other program lacks
+            entirely, or the value's own name.
     """
 
     what: Literal["argument", "result", "axis"]
@@ -120,15 +122,15 @@ class BorderChange(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Diff:
-    """In what two programs differ.
+    """The differences between two programs.
 
     Attributes:
         before: The size of the first program.
-        after: The size of the second.
-        borders: The programs, as what reads them needs them.
+        after: The size of the second program.
+        borders: The names and types of the arguments and results of both programs.
         border: The arguments, results and axes that differ.
-        hunks: What differs in equations.
-        retyped: Equations that differ only in types, since what they read does.
+        hunks: The equations that differ.
+        retyped: Equations that differ only in types, because their operands do.
         bodies: The bodies that correspond.
     """
 
@@ -147,17 +149,17 @@ class Diff:
 
     @property
     def removed(self) -> list[Line]:
-        """The equations that only the first program has."""
+        """The lines of equations that only the first program has."""
         return [line for line in self.lines if line.kind == "removed"]
 
     @property
     def added(self) -> list[Line]:
-        """The equations that only the second program has."""
+        """The lines of equations that only the second program has."""
         return [line for line in self.lines if line.kind == "added"]
 
     @property
     def changed(self) -> list[Line]:
-        """The equations that differ from their counterparts."""
+        """The lines of equations that differ from their counterparts."""
         return [line for line in self.lines if line.kind == "changed"]
 
     @cached_property
@@ -178,28 +180,29 @@ class Diff:
 
     @property
     def is_equivalent(self) -> bool:
-        """Whether the programs are the same up to names, source lines and order."""
+        """True if the programs are the same up to names, source lines and order."""
         return self.verdict == "equivalent"
 
 
 def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
-    """Match two programs and return in what they differ.
+    """Match two programs and return their differences.
 
-    Names, source lines, and the order of equations that do not depend on each other make no
-    difference, nor do the names of functions that are called. Arguments and results correspond
-    by position if the structures of both programs are the same, and else by name.
+    Names, source lines, and the order of independent equations make no difference. Arguments
+    correspond by position if both programs have the same input pytree, and otherwise by name; so
+    do results.
 
     Args:
         p: A program, or a closed jaxpr.
-        q: Another one.
+        q: The program to compare it with.
 
     Returns:
         The verdict, and what was removed, added or changed from `p` to `q`.
 
     Raises:
-        UnsupportedError: If a custom rule of theirs cannot be traced.
+        UnsupportedError: If a custom rule cannot be traced, or the programs are nested too deeply.
     """
-    if has_stubs(_held(p)) != has_stubs(_held(q)):  # one was read from a file
+    # A program that was read from a file may have stubs where the other has its callbacks.
+    if has_stubs(_held(p)) != has_stubs(_held(q)):
         p, q = map(_with_stubs, (p, q))
     about = border(p), border(q)
     arguments, results = _corresponding(p, q, about)
@@ -242,16 +245,17 @@ _Pairs: TypeAlias = list[tuple[int, int]]
 
 
 def _corresponding(p: object, q: object, about: tuple[Border, Border]) -> tuple[_Pairs, _Pairs]:
-    """Return the arguments and the results that correspond, by position."""
-    trees = isinstance(p, Program) and isinstance(q, Program)
-    same = (p.in_tree == q.in_tree, p.out_tree == q.out_tree) if trees else (False, False)  # type: ignore[attr-defined]
+    """Return the positions of the arguments, and of the results, that correspond."""
+    same_ins = same_outs = False
+    if isinstance(p, Program) and isinstance(q, Program):
+        same_ins, same_outs = p.in_tree == q.in_tree, p.out_tree == q.out_tree
     ins = [[value.name for value in each.arguments] for each in about]
     outs = [[value.name for value in each.outputs] for each in about]
-    return _by_name(ins[0], ins[1], same[0]), _by_name(outs[0], outs[1], same[1])
+    return _by_name(ins[0], ins[1], same_ins), _by_name(outs[0], outs[1], same_outs)
 
 
 def _by_name(old: Sequence[str], new: Sequence[str], in_place: bool) -> _Pairs:
-    """Return pairs of positions: of one name, and of what is left those that have one index."""
+    """Pair positions with equal names and then, if as many are left on both sides, in order."""
     if in_place:
         return [(i, i) for i in range(len(old))]
     places = {name: j for j, name in enumerate(new)}
@@ -299,7 +303,7 @@ def _border_changes(
 
 
 class _Found:
-    """The hunks of bodies, as they are looked at."""
+    """Collects the hunks of bodies."""
 
     def __init__(self) -> None:
         self.hunks: list[Hunk] = []
@@ -307,14 +311,14 @@ class _Found:
         self._frames = frames_now()
 
     def add(self, body: MatchedBody) -> None:
-        """Add what differs in a body."""
+        """Add the differences in a body."""
         path: tuple[str, ...] | None = None
         for lines in _runs(self._rows(body)):
             path = tuple(self._path(body)) if path is None else path
             self.hunks.append(Hunk(body, path, tuple(_removed_first(lines))))
 
     def _path(self, body: MatchedBody) -> Iterator[str]:
-        """Yield what the equations around a body are called, with their lines."""
+        """Yield the names and source lines of the equations around a body."""
         around = [new for _, new in body.path]
         for depth, eqn in enumerate(around):
             name, place = eqn.params.get("name"), self._frames.line_of(around[: depth + 1])
@@ -322,23 +326,27 @@ class _Found:
             yield eqn.primitive.name + called + (f" at {place}" if place else "")
 
     def _source(self, body: MatchedBody, which: int, eqn: JaxprEqn) -> str:
-        """Return the line of an equation of one of two bodies, or of what is around it."""
+        """Return the source line of an equation of one of two bodies, or of one around it."""
         return self._frames.line_of([*(pair[which] for pair in body.path), eqn])
 
     def _rows(self, body: MatchedBody) -> Iterator[Line | None]:
-        """Yield the lines of a body in order, and None for what is in both programs."""
+        """Yield the lines of a body in the order of the second program.
+
+        Yields None for one or more equations that are not shown. Removed equations come before the
+        counterpart of the equation that they stood before.
+        """
         before, after = (each.eqns for each in body.bodies)
         moved = _out_of_order(body)
-        gone: list[Line] = []
-        gone_before: dict[int, list[Line]] = {}
+        removed: list[Line] = []
+        removed_before: dict[int, list[Line]] = {}
         for i in range(len(before)) if self._is_listed(body, 0) else body.pairs:
             eqn = before[i]
             if self._is_listed(body, 0) and body.is_alone(0, i):
-                gone.append(Line("removed", eqn, None, source=self._source(body, 0, eqn)))
+                removed.append(Line("removed", eqn, None, source=self._source(body, 0, eqn)))
             elif i in body.opened[0]:
-                gone.append(self._opened(body, eqn, None))
-            elif gone and i in body.pairs:
-                gone_before[body.pairs[i]], gone = gone, []
+                removed.append(self._opened(body, eqn, None))
+            elif removed and i in body.pairs:
+                removed_before[body.pairs[i]], removed = removed, []
         partners = {j: i for i, j in body.pairs.items()}
         found = tuple(_constants(body)) if body.call is None else ()
         if found:
@@ -350,7 +358,7 @@ class _Found:
             if j != last + 1:
                 yield None
             last = j
-            yield from gone_before.get(j, ())
+            yield from removed_before.get(j, ())
             if j in body.opened[1]:
                 yield self._opened(body, None, eqn)
             elif j in partners:
@@ -359,18 +367,22 @@ class _Found:
                 yield Line("added", None, eqn, source=self._source(body, 1, eqn))
             else:
                 yield None
-        yield from gone
+        yield from removed
         found = tuple(_results(body)) if body.call is None else ()
         if found:
             yield Line("changed", None, None, found)
 
     @staticmethod
     def _is_listed(body: MatchedBody, which: int) -> bool:
-        """Return True if what only one body has is listed here, and not where the body is."""
+        """Return True if the unpaired equations of one of the bodies are listed with this pair.
+
+        The body of an opened call is paired with a body that is also in a pair of its own: the
+        unpaired equations of that are listed there.
+        """
         return body.call is None or body.call[0] == which
 
     def _opened(self, body: MatchedBody, old: JaxprEqn | None, new: JaxprEqn | None) -> Line:
-        """Return the line of a call whose equations are in the other program without it."""
+        """Return the line of a call whose equations the other program has inline."""
         call = old or new
         assert call is not None
         how, which = ("inlined", 0) if new is None else ("outlined", 1)
@@ -393,7 +405,7 @@ class _Found:
 
 
 def _follows(body: MatchedBody, line: Line) -> bool:
-    """Return True if two counterparts differ only in types, since what they read does."""
+    """Return True if two counterparts differ only in types, and because their operands do."""
     assert line.before is not None and line.after is not None
     types = [
         getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
@@ -407,7 +419,7 @@ def _follows(body: MatchedBody, line: Line) -> bool:
 
 
 def _constants(body: MatchedBody) -> Iterator[Difference]:
-    """Yield the constants of a body that have another value, or that only one program has."""
+    """Yield the constants of a body that have changed, or that only one program has."""
     keys = [body.keys.constants(each) for each in (body.before, body.after)]
     variables = [each.constvars for each in body.bodies]
     places = {id(var): j for j, var in enumerate(variables[1])}
@@ -429,7 +441,7 @@ def _constants(body: MatchedBody) -> Iterator[Difference]:
 
 
 def _results(body: MatchedBody) -> Iterator[Difference]:
-    """Yield the results of a body that are other values."""
+    """Yield the results of a body that have changed."""
     for place, (old, new) in enumerate(body.results):
         if isinstance(old, LiteralAtom) and isinstance(new, LiteralAtom):
             if not body.agree(old, new):
@@ -439,7 +451,7 @@ def _results(body: MatchedBody) -> Iterator[Difference]:
 
 
 def _out_of_order(body: MatchedBody) -> frozenset[int]:
-    """Return the equations of the second body whose effects come in another order than before."""
+    """Return the positions in the second body of equations whose effects have changed places."""
     before = body.bodies[0].eqns
     places = [
         j
@@ -450,7 +462,7 @@ def _out_of_order(body: MatchedBody) -> frozenset[int]:
 
 
 def _longest_rise(numbers: Sequence[int]) -> Iterator[int]:
-    """Yield a longest part of different numbers that rises, the largest first."""
+    """Yield a longest increasing subsequence of distinct numbers, the largest first."""
     ends: list[int] = []
     ranks: list[int] = []
     for number in numbers:
@@ -465,7 +477,7 @@ def _longest_rise(numbers: Sequence[int]) -> Iterator[int]:
 
 
 def _runs(rows: Iterable[Line | None]) -> Iterator[list[Line]]:
-    """Yield the lines that have nothing between them."""
+    """Split rows at each None, and yield the runs of lines between."""
     run: list[Line] = []
     for row in rows:
         if row is not None:
@@ -478,7 +490,7 @@ def _runs(rows: Iterable[Line | None]) -> Iterator[list[Line]]:
 
 
 def _removed_first(lines: Sequence[Line]) -> list[Line]:
-    """Return lines with what was removed before what was added, between what was changed."""
+    """Sort removed lines before added ones, between lines that have changed."""
     ordered: list[Line] = []
     added: list[Line] = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""`jaxprtool diff`: in what two programs differ."""
+"""`jaxprtool diff`: show the differences between two programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OTHER = Panel("Other releases of JAX")
 
 @dataclass(frozen=True)
 class Two(Function):
-    """A group of options: two TARGETs, how they are found, and what they are called with."""
+    """The group of options that name two programs: the TARGETs and their arguments."""
 
     target: Annotated[
         str,
@@ -53,7 +53,7 @@ class Two(Function):
     ] = None  # type: ignore[assignment]
 
     def each(self) -> tuple[Function, Function]:
-        """Return the options of either."""
+        """Return the options of A and of B."""
         given = {field.name: getattr(self, field.name) for field in fields(Function)}
         targets = self.target, self.other or self.target
         pairs = zip(targets, both("--args", self.args), strict=True)
@@ -62,7 +62,11 @@ class Two(Function):
 
 
 def both(option: str, values: Sequence[str] | None) -> tuple[str | None, str | None]:
-    """Return the values of an option for A and for B, which one value is for both."""
+    """Return the values of an option for A and for B. A single value is for both.
+
+    Raises:
+        typer.BadParameter: If there are more than two values.
+    """
     if len(values or ()) > 2:
         count = len(values or ())
         raise typer.BadParameter(f"{option} is given {count} times, and there are two programs")
@@ -141,7 +145,7 @@ def _programs(
     plugin: list[str] | None,
     told: Told,
 ) -> list[Program]:
-    """Return the two programs, after their passes."""
+    """Find the two programs, trace them, and run the passes on them."""
     from jaxprtool.api.targets import find_elsewhere
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.loading.elsewhere import elsewhere

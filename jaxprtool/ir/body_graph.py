@@ -1,4 +1,4 @@
-"""One of two bodies that are matched: who makes and reads each value, and keys of its equations."""
+"""The graph of one of two bodies that are matched: makers and readers of values, and keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxprtool.ir.regions import regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var
 
-#: How many values without counterpart are followed up to those that have one.
+#: The most variables that `Side.nearest_known` visits.
 _MOST_FOLLOWED = 256
 
 
@@ -21,11 +21,13 @@ class Side:
     """One of two bodies that are matched.
 
     Args:
-        keys: What numbers its equations.
-        held: The body, as its equation holds it.
-        arguments: The numbers of the arguments that have a counterpart, by position.
-        results: Likewise of the results.
-        literals: Of the arguments and constants of a call, those that are literals, by `id`.
+        keys: The numbering of equations, shared by both bodies.
+        held: The body as its equation holds it, open or closed.
+        arguments: A number for each argument that has a counterpart, by position. Counterparts have
+            the same number.
+        results: The same for the results.
+        literals: Literals to read instead of arguments and constants of a call, by the `id` of the
+            variable.
     """
 
     def __init__(
@@ -53,14 +55,14 @@ class Side:
 
     @cached_property
     def makers(self) -> dict[int, tuple[int, int]]:
-        """The equation that binds each variable, and which of its results that is."""
+        """By the `id` of a variable, the position of the equation that binds it, and the result."""
         return {
             id(var): (i, k) for i, eqn in enumerate(self.eqns) for k, var in enumerate(eqn.outvars)
         }
 
     @cached_property
     def readers(self) -> dict[int, list[tuple[int, int]]]:
-        """The equations that read each variable, with the position of the operand."""
+        """By the `id` of a variable, the positions of the equations and operands that read it."""
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for i, eqn in enumerate(self.eqns):
             for place, atom in enumerate(eqn.invars):
@@ -70,23 +72,26 @@ class Side:
 
     @cached_property
     def calls(self) -> list[tuple[int, AnyJaxpr]]:
-        """The calls among the equations, with their bodies."""
+        """The positions of the calls, each with its body."""
         return [(i, body) for i, eqn in enumerate(self.eqns) if (body := _called(eqn)) is not None]
 
     def own(self, likeness: Likeness) -> list[int]:
-        """Return the keys of the equations, operands left out."""
+        """Return a key for each equation by itself, whatever its operands are computed from."""
         if likeness not in self._own:
             self._own[likeness] = [self._keys.equation(eqn, likeness) for eqn in self.eqns]
         return self._own[likeness]
 
     def origins(self, likeness: Likeness) -> Origins:
-        """Return numbers of all values by what they are computed from."""
+        """Return the value numbering of the body."""
         if likeness not in self._origins:
             self._origins[likeness] = Origins(self._keys, self.held, self._arguments, likeness)
         return self._origins[likeness]
 
     def uses(self, likeness: Likeness) -> list[int]:
-        """Return a number for each equation by all that is computed from it."""
+        """Return a number for each equation by what is computed from its results.
+
+        This is value numbering backwards, from the results of the body that have a counterpart.
+        """
         number = self._keys.number
         uses: dict[int, list[int]] = defaultdict(list)
         for i, atom in enumerate(self.jaxpr.outvars):
@@ -102,8 +107,11 @@ class Side:
             found.append(key)
         return found[::-1]
 
-    def front(self, var: Var, known: dict[int, Var]) -> list[Var] | None:
-        """Return the nearest `known` variables that one is computed from; None if that is far."""
+    def nearest_known(self, var: Var, known: dict[int, Var]) -> list[Var] | None:
+        """Return the nearest `known` variables that `var` is computed from.
+
+        Returns None if too many variables lie between them.
+        """
         found: list[Var] = []
         todo, seen = [var], {id(var)}
         while todo:
@@ -121,14 +129,14 @@ class Side:
 
 
 def _called(eqn: JaxprEqn) -> AnyJaxpr | None:
-    """Return the body of a call; None for what is none."""
+    """Return the body of a call, or None if the equation is not a call."""
     if not traits(eqn).call or (inside := regions(eqn)) is None or len(inside.bodies) != 1:
         return None
     return inside.bodies[0]
 
 
 def _with_literals(eqn: JaxprEqn, literals: Mapping[int, Literal]) -> JaxprEqn:
-    """Return an equation that reads literals in the place of variables."""
+    """Substitute literals for the variables that an equation reads."""
     if not any(id(atom) in literals for atom in eqn.invars):
         return eqn
     return eqn.replace(invars=[literals.get(id(atom), atom) for atom in eqn.invars])

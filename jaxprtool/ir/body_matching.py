@@ -1,8 +1,8 @@
-"""Pairs of equations that correspond in two bodies, their own bodies left aside.
+"""Match the equations of two bodies, without looking into the bodies that these hold.
 
-The bodies are graphs, and equations are paired from what is most alike to what is least, see
-`ir.counterparts`. Each step looks at each equation, and at each operand, a few times, so that the
-time grows with the size of the bodies.
+The bodies are matched as graphs, from the most similar equations to the least similar; see
+`ir.counterparts`. Each step visits each equation and operand a bounded number of times, so the time
+is linear in the size of the bodies.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var
 
 T = TypeVar("T")
 
-#: So many equations of calls are looked at, and in large bodies more.
+#: The number of equations in opened calls that may be visited; larger bodies are allowed more.
 _OPENED_AT_LEAST = 2000
 
-#: How many steps around equations is looked for what tells them apart, in turn.
+#: The sizes of the neighbourhoods by which equations are told apart, in steps, in this order.
 _RADII = (4, 1, 0)
 
 
@@ -35,7 +35,14 @@ def match_bodies(
     arguments: Sequence[tuple[int, int]],
     results: Sequence[tuple[int, int]],
 ) -> BodyPairs:
-    """Match two bodies, of which these arguments and results correspond, by position."""
+    """Match two bodies.
+
+    Args:
+        keys: The numbering of equations, shared by all bodies of two programs.
+        bodies: The two bodies, open or closed.
+        arguments: The positions of the arguments that correspond.
+        results: The positions of the results that correspond.
+    """
     first, second = (
         Side(
             keys,
@@ -56,7 +63,7 @@ def match_bodies(
 
 
 def _pair_constants(keys: EquationKeys, found: BodyPairs, by_type: bool) -> None:
-    """Pair constants of one value, and then perhaps those of one type."""
+    """Pair constants with equal values and then, with `by_type`, those of the same type."""
     values = [keys.constants(side.held) for side in found.sides]
     types = [[str(var.aval) for var in side.jaxpr.constvars] for side in found.sides]
     taken: tuple[set[int], set[int]] = set(), set()
@@ -70,15 +77,16 @@ class _Search:
     """The search for the pairs of two bodies.
 
     Args:
-        keys: What numbers the equations.
-        found: The two bodies, and what is known of them at first.
-        budget: How many equations of calls may still be looked at.
+        keys: The numbering of equations.
+        found: The two bodies and the pairs known at first; the search adds to these.
+        budget: The number of equations in opened calls that may still be visited, in a list of one
+            that nested searches share.
     """
 
     def __init__(self, keys: EquationKeys, found: BodyPairs, budget: list[int] | None = None):
         self._keys = keys
         self._found = found
-        # Calls that hold each other may be opened along more ways than can be gone.
+        # The number of ways to open nested calls may be exponential.
         size = sum(len(side.eqns) for side in found.sides)
         self._budget = [_OPENED_AT_LEAST + 4 * size] if budget is None else budget
 
@@ -107,7 +115,7 @@ class _Search:
         self._pair_replaced()
 
     def _is_done(self, likeness: Likeness) -> bool:
-        """Return True if no two equations are left that are alike."""
+        """Return True if no unpaired equations of the two bodies have the same key."""
         left = self._found.unpaired()
         if not (left[0] and left[1]):
             return True
@@ -118,7 +126,7 @@ class _Search:
     # --- calls ------------------------------------------------------------------------------------
 
     def _open_calls(self, spread: _Spread, sides: Sequence[int]) -> None:
-        """Match the bodies of calls that have no counterpart with the other body itself."""
+        """Match the bodies of unpaired calls with the body on the other side, where both fit."""
         while calls := [
             (which, i, body)
             for which in sides
@@ -133,17 +141,21 @@ class _Search:
             spread.run()
 
     def _is_in_other(self, which: int, position: int) -> bool:
-        """Return True if a call of one body has an unpaired one like it in the other."""
-        own, other = (side.own(Likeness.SIMILAR) for side in self._found.sides[:: 1 - 2 * which])
-        calls, taken = self._found.sides[1 - which].calls, self._found.taken[1 - which]
-        return any(own[position] == other[j] for j, _ in calls if j not in taken)
+        """Return True if the other body has an unpaired call similar to this one."""
+        this, other = self._found.sides[which], self._found.sides[1 - which]
+        key, keys = this.own(Likeness.SIMILAR)[position], other.own(Likeness.SIMILAR)
+        taken = self._found.taken[1 - which]
+        return any(key == keys[j] for j, _ in other.calls if j not in taken)
 
     def _open(self, which: int, position: int, body: AnyJaxpr) -> bool:
-        """Match the body of a call with the other body, and return whether half of it is there."""
+        """Match the body of a call with the other body, and return True if half of it is there.
+
+        If it is not, the pairs found are rolled back.
+        """
         if position in self._found.taken[which]:
             return False
         eqn, opened = self._found.sides[which].eqns[position], jaxcompat.open_jaxpr(body)
-        given = [*zip(opened.invars, _given(eqn), strict=True)]
+        given = [*zip(opened.invars, _call_operands(eqn), strict=True)]
         constants = zip(opened.constvars, getattr(body, "consts", ()), strict=False)
         scalars = [(var, jaxcompat.as_literal(value, var.aval)) for var, value in constants]
         literals = {id(var): atom for var, atom in given + scalars if type(atom) is Literal}
@@ -161,8 +173,8 @@ class _Search:
         for atom, var in zip(opened.outvars, eqn.outvars, strict=True):
             if (read := self._read_for(which, var)) is not None:
                 inside.results.append((atom, read) if which == 0 else (read, atom))
-        if not _Search(self._keys, inside, self._budget)._is_half_there(which):
-            inside.give_back(1 - which)
+        if not _Search(self._keys, inside, self._budget)._match_call(which):
+            inside.rollback(1 - which)
             return False
         self._found.taken[which].add(position)
         self._found.opened.append(Opened(which, position, inside))
@@ -176,8 +188,11 @@ class _Search:
                 self._found.correspond(*((var, other) if which == 0 else (other, var)))
         return True
 
-    def _is_half_there(self, which: int) -> bool:
-        """Match the body of a call, and return whether half of it, or of what is left, is there."""
+    def _match_call(self, which: int) -> bool:
+        """Match the body of a call with the other body, and return True if enough of it was found.
+
+        Enough is half of its equations, or half of the unpaired equations of the other body.
+        """
         inner = self._found.sides[which]
         left = len(self._found.sides[1 - which].eqns) - len(self._found.taken[1 - which])
         if inner.jaxpr.constvars:
@@ -187,7 +202,7 @@ class _Search:
         spread.run()
         self._open_calls(spread, (which,))
         _Spread(self._found, Likeness.KIND).run()  # beyond loops that differ
-        # That calls are alike but for their bodies is no sign that one is the other.
+        # Nested calls that are SIMILAR may have different bodies: only those that are SAME count.
         flat = [not holds_jaxpr(each.params.values()) for each in inner.eqns]
         similar, same = (
             [side.own(likeness) for side in self._found.sides]
@@ -203,7 +218,7 @@ class _Search:
         return 2 * len(found) >= min(known, left) and bool(found or not inner.eqns)
 
     def _note_operands(self, which: int, given: dict[Var, Atom], inside: BodyPairs) -> None:
-        """Note what the other body reads in the place of what an opened call is given."""
+        """Record what the other body reads in place of the operands of an opened call."""
         eqns = [side.eqns for side in inside.sides]
         pairs = [(eqns[0][i].invars, eqns[1][j].invars) for i, j in inside.order]
         for atoms in chain(inside.read, *(zip(*pair, strict=False) for pair in pairs)):
@@ -212,7 +227,7 @@ class _Search:
                 self._found.read.append((given[own], other) if which == 0 else (other, given[own]))
 
     def _read_for(self, which: int, var: Var) -> Atom | None:
-        """Return what the counterpart of a reader of a variable reads in its place."""
+        """Return the atom that the counterpart of a variable's reader reads in its place."""
         pairs = (self._found.pairs, self._found.paired)[which]
         own, other = self._found.sides[which], self._found.sides[1 - which]
         for i, place in own.readers.get(id(var), ()):
@@ -226,12 +241,15 @@ class _Search:
     # --- pairing ----------------------------------------------------------------------------------
 
     def _by_variables(self, side: Side) -> list[Hashable]:
-        """A key for each equation by the variables that it binds, which many passes keep."""
+        """Return a key for each equation with the variables that it binds.
+
+        Many passes keep the variables of the equations that they leave alone.
+        """
         own = side.own(Likeness.SAME)
         return [(key, *map(id, eqn.outvars)) for key, eqn in zip(own, side.eqns, strict=True)]
 
     def _pair_in_order(self, old: Sequence[Hashable], new: Sequence[Hashable]) -> None:
-        """Pair equations by their keys; of several with one key, in order."""
+        """Pair unpaired equations with equal keys, in order."""
         left = self._found.unpaired()
         olds, news = (
             [(i, keys[i]) for i in each] for keys, each in zip((old, new), left, strict=True)
@@ -240,7 +258,7 @@ class _Search:
             self._found.pair(i, j)
 
     def _pair_unique(self, likeness: Likeness, radius: int, spread: _Spread) -> None:
-        """Pair equations that are the only ones of their kind in what is around them."""
+        """Pair equations that are told apart by their neighbourhood."""
         own = [side.own(likeness) for side in self._found.sides]
         for olds, news in self._alike_around(own, radius):
             if len(olds) == 1 or radius == _RADII[0]:
@@ -250,7 +268,7 @@ class _Search:
         spread.run()
 
     def _pair_replaced(self) -> None:
-        """Pair equations of different primitives that stand between the same equations."""
+        """Pair equations of different primitives that have the same neighbours."""
         if not all(self._found.unpaired()):
             return
         own = [[len(eqn.outvars) for eqn in side.eqns] for side in self._found.sides]
@@ -262,7 +280,7 @@ class _Search:
     def _alike_around(
         self, own: Sequence[Sequence[int]], radius: int
     ) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield the equations without counterpart that have one key, if both sides have as many."""
+        """Yield unpaired equations with equal neighbourhoods, if both bodies have as many."""
         by_key: tuple[dict[Hashable, list[int]], ...] = defaultdict(list), defaultdict(list)
         for k, left in enumerate(self._found.unpaired()):
             for i, key in _around(self._found, k, left, own[k], radius).items():
@@ -273,7 +291,7 @@ class _Search:
                 yield olds, news
 
     def _pair_rest(self, likeness: Likeness, spread: _Spread) -> None:
-        """Pair what is left with the best of those alike that has something in common with it."""
+        """Pair each equation left with the candidate of the same key that fits it best."""
         left = self._found.unpaired()
         own = [side.own(likeness) for side in self._found.sides]
         free: dict[int, deque[int]] = defaultdict(deque)
@@ -289,9 +307,9 @@ class _Search:
 
 
 class _Spread:
-    """Pairs what gives operands to pairs, or reads their results, if that is alike.
+    """Spread the matching from pairs to the makers of their operands and readers of their results.
 
-    `run` goes on from the pairs that were made since it last ran.
+    `run` resumes at the pairs that were found since it last ran.
     """
 
     def __init__(self, matching: BodyPairs, likeness: Likeness):
@@ -305,7 +323,7 @@ class _Spread:
             self._upwards(v, w)
 
     def run(self) -> None:
-        """Pair all that can be reached."""
+        """Pair all equations that can be reached from the pairs known."""
         matching = self._matching
         while True:
             if self._next_pair < len(matching.order):
@@ -326,7 +344,7 @@ class _Spread:
                 break
 
     def bridge(self) -> None:
-        """Pair readers of values that correspond, where equations were put before one of them."""
+        """Pair readers of corresponding values if equations were inserted before one of them."""
         matching = self._matching
         at = 0
         while at < len(matching.values):
@@ -340,17 +358,17 @@ class _Spread:
             self.run()
 
     def _over(self, which: int, var: Var, i: int, place: int) -> None:
-        """Pair an equation with one that reads at a place what is computed of a variable."""
+        """Pair equation `i` with one two steps below `var`, which reads at the same place."""
         matching = self._matching
         side, taken = matching.sides[which], matching.taken[which]
-        for put, _ in side.readers.get(id(var), ())[:MOST_ALIKE]:
-            for result in side.eqns[put].outvars if put not in taken else ():
+        for inserted, _ in side.readers.get(id(var), ())[:MOST_ALIKE]:
+            for result in side.eqns[inserted].outvars if inserted not in taken else ():
                 for j, at in side.readers.get(id(result), ())[:MOST_ALIKE]:
                     if at == place:
                         self._try(*((i, j) if which == 1 else (j, i)))
 
     def _upwards(self, x: Atom, y: Atom) -> None:
-        """Pair the equations that bind two operands of counterparts."""
+        """Pair the equations that bind two corresponding operands."""
         a, b = self._matching.sides
         made, other = a.makers.get(id(x)), b.makers.get(id(y))
         if not (made and other):
@@ -360,7 +378,7 @@ class _Spread:
             self._try(made[0], other[0])
 
     def _downwards(self, v: Var, w: Var) -> None:
-        """Pair the equations that read two values that correspond."""
+        """Pair the equations that read two corresponding variables at the same place."""
         groups: tuple[dict[Hashable, list[int]], ...] = defaultdict(list), defaultdict(list)
         for k, (side, var) in enumerate(zip(self._matching.sides, (v, w), strict=True)):
             taken = self._matching.taken[k]
@@ -375,12 +393,12 @@ class _Spread:
                 self._unclear.append((deque(olds), deque(news)))
 
     def _role(self, eqn: JaxprEqn, place: int) -> int:
-        """Return the place of an operand, one for all of a loop that may have other operands."""
+        """Return the place of an operand; -1 for a loop that may have another number of them."""
         is_loop = self._likeness is Likeness.KIND and holds_jaxpr(eqn.params.values())
         return -1 if is_loop else place
 
     def _clear(self, olds: deque[int], news: deque[int]) -> None:
-        """Pair equations that are alike and read the same value, by what else they read."""
+        """Pair equations with equal keys that read the same value, by their other operands."""
         for i in olds:
             if i not in self._matching.taken[0]:
                 j = self._matching.best(i, news, self._likeness)
@@ -388,6 +406,7 @@ class _Spread:
                     self._matching.pair(i, j)
 
     def _try(self, i: int, j: int) -> None:
+        """Pair two equations if their keys are equal and nothing speaks against it."""
         matching = self._matching
         alike = self._own[0][i] == self._own[1][j]
         if alike and matching.is_free(i, j) and not matching.conflict(i, j):
@@ -395,12 +414,12 @@ class _Spread:
 
 
 def _in_place(pair: tuple[T, T], which: int, other: T) -> tuple[T, T]:
-    """Return a pair with another value in one place."""
+    """Return a copy of `pair` with its element `which` replaced."""
     return (other, pair[1]) if which == 0 else (pair[0], other)
 
 
-def _given(eqn: JaxprEqn) -> list[Atom]:
-    """Return what the arguments of the body of a call are."""
+def _call_operands(eqn: JaxprEqn) -> list[Atom]:
+    """Return the operands of a call, in the order of its body's arguments."""
     inside = regions(eqn)
     assert inside is not None
     return [eqn.invars[i] for i in inside.regions[0].ins]
@@ -409,11 +428,18 @@ def _given(eqn: JaxprEqn) -> list[Atom]:
 def _around(
     matching: BodyPairs, which: int, left: Sequence[int], own: Sequence[int], radius: int
 ) -> dict[int, Hashable]:
-    """Return a key for each equation of a side that is left: what it reads, and what reads it.
+    """Return a key of the neighbourhood of each unpaired equation, above and below it.
 
-    What has a counterpart is known by that, other variables by the equations that bind them, and
-    so on for so many steps. Opened calls, and what is in those of the other side, are all alike.
-    `own` has a key for each equation by itself.
+    This is Weisfeiler-Leman refinement: the keys begin with `own`, and each step hashes in those of
+    the neighbours. Paired neighbours are labelled by their pair. Opened calls, and equations paired
+    with one in an opened call, all have the same label.
+
+    Args:
+        matching: The pairs known.
+        which: The body, 0 or 1.
+        left: The positions of its unpaired equations.
+        own: A key for each equation by itself.
+        radius: The number of steps.
     """
     side = matching.sides[which]
     makers, readers = side.makers, side.readers

@@ -1,4 +1,4 @@
-"""What is known so far of two bodies that are matched: which equations and values correspond."""
+"""The state of the matching of two bodies: which equations and variables correspond so far."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jaxprtool.ir.equation_keys import EquationKeys, Likeness
 from jaxprtool.ir.regions import regions
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
-#: Of equations that are alike, so many are looked at for the one that fits best.
+#: The number of candidates among which the best fit is searched; it keeps the matching linear.
 MOST_ALIKE = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A call in one of two bodies, the equations of which are in the other itself.
+    """A call of one body whose equations the other body has inline.
 
     Attributes:
-        which: Which of the bodies has the call.
-        position: Its position there.
-        inside: The pairs of the call's body and the other one.
+        which: The body that has the call, 0 or 1.
+        position: The position of the call in that body.
+        inside: The pairs of the call's body and the other body.
     """
 
     which: int
@@ -33,22 +33,23 @@ class Opened:
 
 
 class BodyPairs:
-    """The pairs of two bodies, while they are found.
+    """The pairs of corresponding equations and variables of two bodies, while they are found.
 
     Attributes:
         sides: The two bodies.
-        pairs: The positions of the equations that correspond.
-        paired: The same, from the second body to the first.
-        order: The same in the order in which that was found.
-        partner: The variable of the second body that corresponds to one of the first, by `id`.
-        back: The same, the other way round.
-        taken: The equations of each body that have a counterpart, here or in an opened call.
-        literals: Of the arguments and constants of a call, and of the results of calls in it, those
-            that are literals, by `id`.
-        opened: The calls of one body whose equations are in the other itself.
-        values: The variables that correspond, in the order in which that was found.
-        results: The results of the bodies that correspond.
-        read: Operands of opened calls, and what the other body reads in their place.
+        pairs: The position in the second body of each paired equation of the first.
+        paired: The inverse of `pairs`.
+        order: The pairs of positions, in the order in which they were found.
+        partner: The variable of the second body for each paired variable of the first, by `id`.
+        back: The inverse of `partner`.
+        taken: For each body, the positions of the equations that have a counterpart, here or in an
+            opened call.
+        literals: The literals that variables of an opened call stand for, by the `id` of the
+            variable: its arguments, its constants, and the results of calls in it.
+        opened: The calls of one body whose equations the other body has inline.
+        values: The pairs of variables, in the order in which they were found.
+        results: The pairs of results of the two bodies.
+        read: The operands of opened calls, each with what the other body reads in its place.
     """
 
     def __init__(self, keys: EquationKeys, sides: tuple[Side, Side]):
@@ -69,7 +70,7 @@ class BodyPairs:
     # --- pairing ----------------------------------------------------------------------------------
 
     def pair(self, i: int, j: int) -> None:
-        """Pair two equations, and their results."""
+        """Pair two equations and their results."""
         self.pairs[i], self.paired[j] = j, i
         self.order.append((i, j))
         self.taken[0].add(i)
@@ -79,21 +80,21 @@ class BodyPairs:
             self.correspond(old.outvars[k], new.outvars[m])
 
     def correspond(self, v: Var, w: Var) -> None:
-        """Note that two variables correspond, unless one of them has a counterpart."""
+        """Pair two variables, unless one of them already has a counterpart."""
         if id(v) not in self.partner and id(w) not in self.back:
             self.partner[id(v)], self.back[id(w)] = w, v
             self.values.append((v, w))
 
-    def give_back(self, which: int) -> None:
-        """Take back what a call's body has taken of the other one."""
+    def rollback(self, which: int) -> None:
+        """Free the equations of a body that were paired here, inside an opened call."""
         self.taken[which].difference_update(pair[which] for pair in self.order)
         for each in self.opened:
-            each.inside.give_back(which)
+            each.inside.rollback(which)
 
     # --- what is known ----------------------------------------------------------------------------
 
     def unpaired(self) -> tuple[list[int], list[int]]:
-        """Return the equations that have no counterpart, by their positions."""
+        """Return, for each body, the positions of the equations without a counterpart."""
         a, b = (range(len(side.eqns)) for side in self.sides)
         return [i for i in a if i not in self.taken[0]], [j for j in b if j not in self.taken[1]]
 
@@ -102,28 +103,28 @@ class BodyPairs:
         return i not in self.taken[0] and j not in self.taken[1]
 
     def agree(self, old: Atom, new: Atom) -> bool:
-        """Return True if two variables correspond, or one has the value of the other's partner."""
+        """Return True if `new` is the partner of `old`, or computes the same value as it."""
         partner = self.partner.get(id(old))
         return partner is not None and (partner is new or self.is_equal(partner, new))
 
-    def knows(self, which: int, var: Var) -> bool:
-        """Return True if a variable of one of the bodies has a counterpart, in a call perhaps."""
+    def has_counterpart(self, which: int, var: Var) -> bool:
+        """Return True if a variable of one of the bodies is paired, here or in an opened call."""
         return id(var) in (self.partner, self.back)[which] or any(
-            each.which != which and each.inside.knows(which, var) for each in self.opened
+            each.which != which and each.inside.has_counterpart(which, var) for each in self.opened
         )
 
     def is_equal(self, a: Atom, b: Atom) -> bool:
-        """Return True if two variables of the second body have one value."""
+        """Return True if two variables of the second body have the same value number."""
         return a is b or self._value(a) == self._value(b)
 
     def _value(self, atom: Atom) -> int:
-        """Return a number of a variable of the second body, the same for those of one value."""
+        """Return the value number of a variable of the second body."""
         return self.sides[1].origins(Likeness.SAME).values.get(id(atom), id(atom))
 
     def conflict(self, i: int, j: int) -> bool:
-        """Return True if two equations read values that have counterparts, but other ones."""
+        """Return True if two operands at the same place are paired, but not with each other."""
         old, new = self.sides[0].eqns[i], self.sides[1].eqns[j]
-        if len(old.invars) != len(new.invars):  # which of them correspond is not known yet
+        if len(old.invars) != len(new.invars):  # the operands are not aligned yet
             return False
         return any(
             id(x) in self.partner and id(y) in self.back and not self.agree(x, y)
@@ -133,11 +134,11 @@ class BodyPairs:
     # --- operands and results of counterparts -----------------------------------------------------
 
     def result_pairs(self, old: JaxprEqn, new: JaxprEqn) -> list[tuple[int, int]]:
-        """Return which results of two counterparts correspond, by their positions.
+        """Return the positions of the corresponding results of two counterparts.
 
-        If their numbers differ, those do that are known to; those of a loop that are carried from
-        operands that do; those that equations which correspond read; and the others by their types,
-        in order.
+        If the equations have different numbers of results, the results are paired in turn by: known
+        partners; the initial values and the readers both; the readers; the initial values; the
+        types, in order. The initial value is the operand that a loop carries to the result.
         """
         if len(old.outvars) == len(new.outvars):
             return [(k, k) for k in range(len(old.outvars))]
@@ -153,10 +154,11 @@ class BodyPairs:
         return _paired_by(known, both, uses, begun, types)
 
     def operand_pairs(self, old: JaxprEqn, new: JaxprEqn) -> list[tuple[int, int]]:
-        """Return which operands of two counterparts correspond, by their positions.
+        """Return the positions of the corresponding operands of two counterparts.
 
-        If their numbers differ, those do that are carried to results which do; those in one role
-        that have one value; and the others by their roles and types, in order.
+        If the equations have different numbers of operands, the initial values of corresponding
+        carries are paired first, then operands with the same role and value, and then operands with
+        the same role and type, in order. The role is a field of the loop's view, such as `consts`.
         """
         if len(old.invars) == len(new.invars):
             return [(i, i) for i in range(len(old.invars))]
@@ -167,7 +169,7 @@ class BodyPairs:
             for k, m in self.result_pairs(old, new)
             if k in carried[0] and m in carried[1]
         ]
-        gone = [set(each.values()) for each in carried]  # carried to results that only one has
+        unpaired = [set(each.values()) for each in carried]  # their results have no counterpart
         roles = [_roles(eqn) for eqn in eqns]
         values = [
             [
@@ -180,11 +182,11 @@ class BodyPairs:
             [(role, str(atom.aval)) for role, atom in zip(each, eqn.invars, strict=True)]
             for each, eqn in zip(roles, eqns, strict=True)
         ]
-        taken = {i for i, _ in pairs} | gone[0], {j for _, j in pairs} | gone[1]
+        taken = {i for i, _ in pairs} | unpaired[0], {j for _, j in pairs} | unpaired[1]
         return sorted(pairs + _paired_by(values, types, taken=taken))
 
     def _identity(self, which: int, atom: Atom) -> Hashable:
-        """Return a key for an operand, one for what corresponds; for the unknown one of its own."""
+        """Return a key for an operand, equal for counterparts and unique if it has none."""
         if type(atom) is Literal:
             return "literal", self._keys.literal(atom)
         if which == 1:
@@ -193,7 +195,10 @@ class BodyPairs:
         return ("old", id(atom)) if partner is None else self._value(partner)
 
     def _begun(self, which: int, eqn: JaxprEqn) -> list[Hashable]:
-        """Return for each result of an equation what it is in a loop that runs no round."""
+        """Return a key for the initial value of each result that a loop carries.
+
+        Other results have unique keys.
+        """
         begun = {result: eqn.invars[i] for i, result in _carried(eqn)}
         return [
             self._identity(which, begun[k]) if k in begun else (which, k)
@@ -201,7 +206,7 @@ class BodyPairs:
         ]
 
     def _uses(self, which: int, eqn: JaxprEqn) -> list[Hashable]:
-        """Return for each result of an equation where it is read by what has a counterpart."""
+        """Return, for each result, a key of the paired equations and body results that read it."""
         returned = {id(pair[which]): n for n, pair in enumerate(self.results)}
         found: list[Hashable] = []
         for k, var in enumerate(eqn.outvars):
@@ -212,9 +217,9 @@ class BodyPairs:
         return found
 
     def _readings(self, which: int, var: Var) -> Iterator[tuple[int, int]]:
-        """Yield where a variable is read by equations that have a counterpart.
+        """Yield the paired equations that read a variable, and the place of the operand.
 
-        These are known by their position in the second body.
+        The equations are given by their positions in the second body, for both bodies.
         """
         for i, place in islice(self.sides[which].readers.get(id(var), ()), MOST_ALIKE):
             if which == 1 and i in self.paired:
@@ -222,11 +227,14 @@ class BodyPairs:
             elif which == 0 and i in self.pairs:
                 yield self.pairs[i], place
 
-    # --- what fits best ---------------------------------------------------------------------------
+    # --- the best fit -----------------------------------------------------------------------------
 
-    def best(self, i: int, free: deque[int], likeness: Likeness, least: int = 1) -> int | None:
-        """Take from those alike the one that fits best; None if none fits at all."""
-        best, most = None, 2 * least - 1
+    def best(self, i: int, free: deque[int], likeness: Likeness) -> int | None:
+        """Remove the candidate that fits equation `i` best from `free`, and return it.
+
+        Returns None if none of the candidates has anything in common with the equation.
+        """
+        best, most = None, 1
         while free and free[0] in self.taken[1]:
             free.popleft()
         for place, j in enumerate(islice(free, MOST_ALIKE)):
@@ -239,7 +247,10 @@ class BodyPairs:
         return found
 
     def fit(self, i: int, j: int, likeness: Likeness) -> int:
-        """Return how well two equations fit; at most 1 if they have nothing in common."""
+        """Score a pair of equations: 2 for each common operand or reader, and 1 for the scope.
+
+        At most 1 means that the equations have nothing in common.
+        """
         old, new = self.sides[0].eqns[i], self.sides[1].eqns[j]
         same_scope = jaxcompat.name_stack(old) == jaxcompat.name_stack(new)
         if likeness is Likeness.KIND:
@@ -261,7 +272,7 @@ def in_order(
     new: Iterable[tuple[int, Hashable]],
     taken: tuple[set[int], set[int]],
 ) -> Iterator[tuple[int, int]]:
-    """Yield pairs of one key that are not taken yet, and take them."""
+    """Yield the pairs of positions with the same key that are not taken yet, and take them."""
     waiting: dict[Hashable, deque[int]] = defaultdict(deque)
     for j, key in new:
         if j not in taken[1]:
@@ -277,19 +288,22 @@ def in_order(
 def _paired_by(
     *keys: Sequence[Sequence[Hashable]], taken: tuple[set[int], set[int]] | None = None
 ) -> list[tuple[int, int]]:
-    """Return pairs of one key, those of the first kind of keys before those of the next."""
+    """Pair positions with equal keys, by the first two sequences of keys, then by the next two.
+
+    `keys` are pairs of sequences, one for each side.
+    """
     taken = (set(), set()) if taken is None else taken
     return [pair for old, new in keys for pair in in_order(enumerate(old), enumerate(new), taken)]
 
 
 def _carried(eqn: JaxprEqn) -> Sequence[tuple[int, int]]:
-    """Return the operands that a loop carries, each with the result that is its last value."""
+    """Return the carries of a loop, as pairs of an operand's position and a result's."""
     inside = regions(eqn)
     return () if inside is None else inside.carried
 
 
 def _roles(eqn: JaxprEqn) -> list[str]:
-    """Return the field of the view that each operand belongs to; "" for what has none."""
+    """Return, for each operand, the field of the equation's view that it belongs to, or ""."""
     inside = regions(eqn)
     if inside is None:
         return [""] * len(eqn.invars)

@@ -1,7 +1,6 @@
-"""What a reader of a program needs besides its equations: its name, and its values by name.
+"""The border of a program: its name, and the names and types of its arguments and results.
 
-The same for a `Program`, which knows its names, and for a bare jaxpr, whose names are those that
-JAX kept for debugging.
+A `Program` knows these names; for a bare jaxpr they are those in JAX's debug info.
 """
 
 from __future__ import annotations
@@ -22,7 +21,13 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr
 
 @dataclass(frozen=True)
 class NamedValue:
-    """A value at a program's border: its name, its type in JAX's short form, its size if known."""
+    """An argument, result or constant of a program.
+
+    Attributes:
+        name: Its name, which is a path: `params['w']`.
+        type: Its type in JAX's short form: `f32[3,4]`.
+        bytes: Its size in bytes; None if unknown.
+    """
 
     name: str
     type: str
@@ -30,13 +35,13 @@ class NamedValue:
 
     @property
     def described(self) -> str:
-        """The type, and what else is known of the value."""
+        """The type, with the bounds of the value if it has any."""
         return self.type
 
 
 @dataclass(frozen=True)
 class NamedSize(NamedValue):
-    """An argument that is a size, with its bounds: `i32[] at most 512`, `i32[] from 2 to 512`."""
+    """An argument that is a size, with bounds: `i32[] at most 512`, `i32[] from 2 to 512`."""
 
     at_most: int
     at_least: int
@@ -50,7 +55,7 @@ class NamedSize(NamedValue):
 
 @dataclass(frozen=True)
 class NamedLengths(NamedValue):
-    """An argument that is the lengths of examples: `i32[4] of N rows, each at most 512`."""
+    """An argument with the lengths of examples: `i32[4] of N rows, each at most 512`."""
 
     rows: str
     at_most: int | None
@@ -63,26 +68,26 @@ class NamedLengths(NamedValue):
 
 
 def size_of_values(noun: str, values: Sequence[NamedValue]) -> str:
-    """Return how many values there are, and their bytes if known: `215 arguments, 2.7 MiB`."""
+    """Describe the number of values, and their bytes if known: `215 arguments, 2.7 MiB`."""
     size = bytes_of_values(values)
     return plural(len(values), noun) + ("" if size is None else f", {in_bytes(size)}")
 
 
 def bytes_of_values(values: Sequence[NamedValue]) -> int | None:
-    """Return the bytes of values together; None if those of one are not known."""
+    """Return the total bytes of values, or None if the size of one is unknown."""
     known = [value.bytes for value in values if value.bytes is not None]
     return sum(known) if len(known) == len(values) else None
 
 
 @dataclass(frozen=True)
 class ValueGroup:
-    """Arguments or results that are parts of one pytree.
+    """Arguments or results that are leaves of one pytree.
 
     Attributes:
-        name: What the user calls the pytree.
-        values: How many flat values it has.
-        bytes: Their bytes, if known.
-        type: The type, if it is one value, and the largest value of a size.
+        name: The path of the pytree: `params`.
+        values: The number of leaves.
+        bytes: Their total bytes; None if unknown.
+        type: The type and bounds of the value, if there is only one; otherwise None.
     """
 
     name: str
@@ -156,15 +161,19 @@ _STEPS = re.compile(r"\[[^\]]*\]|\.?[^.\[]+")
 
 
 def path_parts(name: str) -> tuple[str, ...]:
-    """Return a path in parts that make it up again: `params`, `['w']`."""
+    """Split a path into its steps, which joined give the path: `params`, `['w']`."""
     return tuple(_STEPS.findall(name))
 
 
 def grouped(values: Sequence[NamedValue], most: int = 6) -> tuple[ValueGroup, ...]:
-    """Return the pytrees that values belong to, in order.
+    """Group values by the pytrees that they belong to, in order.
 
-    They are told by the first step of their paths; if that is the same in all, by as many as tell
-    several apart, unless these would be more than `most`.
+    Values are grouped by the first step of their paths. If that makes only one group, by as many
+    steps as make several, unless these would be more than `most`.
+
+    Args:
+        values: The arguments or results of a program.
+        most: The most groups to split a single one into.
     """
     paths = [path_parts(value.name) for value in values]
     steps, longest = 1, max(map(len, paths), default=0)
@@ -187,9 +196,16 @@ def grouped(values: Sequence[NamedValue], most: int = 6) -> tuple[ValueGroup, ..
 
 
 def covering(names: Sequence[str], chosen: Sequence[bool]) -> dict[str, list[int]]:
-    """Return the chosen paths; all that begin alike are one, the beginning, if all are chosen.
+    """Return the shortest paths that cover the chosen names and no others.
 
-    Each has the positions of those that it stands for.
+    A pytree whose leaves are all chosen is one path.
+
+    Args:
+        names: The paths of all leaves.
+        chosen: For each name, whether it is chosen.
+
+    Returns:
+        The positions of the names that each path covers, by path.
     """
     total, wanted = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
     paths = list(map(path_parts, names))

@@ -1,4 +1,4 @@
-"""Python functions that a program calls while it runs, and stubs that stand for them in files."""
+"""Callbacks: the Python functions that a program calls as it runs, and their stubs in files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, JaxprEqn, Params
 
-#: What to do about a program that cannot be written for its callbacks.
+#: The hint for a program that cannot be written because of its callbacks.
 HINT = "-p drop_checks removes checks and prints; --callbacks stub writes callbacks that raise"
 
-#: What to do about a batching rule of `custom_vmap`. It cannot be written as what it traces to: it
-#: is told the size of the axis and may do anything with it. Traced with a symbolic size, a rule
-#: that asks for `size == 4` is told False without a word.
+#: The hint for a batching rule of `custom_vmap`. A rule cannot be written as a jaxpr, since it may
+#: depend on the size of the axis: traced with a symbolic size, `size == 4` is silently False.
 BATCHING_HINT = (
     "--callbacks stub writes a rule that raises; inline(calls=('custom_vmap',)) leaves it out, and "
     "the function's body is then what is batched"
@@ -30,11 +29,11 @@ BATCHING_HINT = (
 
 @dataclass(frozen=True)
 class Stub:
-    """A function that is not there, and raises when it is called.
+    """A placeholder for a Python function, which raises when it is called.
 
     Attributes:
         name: The name of the function.
-        source: A digest of its source, comments left out; "" if that is not known.
+        source: A digest of its source without comments; "" if unknown.
     """
 
     name: str
@@ -45,19 +44,19 @@ class Stub:
 
     @property
     def message(self) -> str:
-        """What calling the stub raises."""
+        """The message of the exception that a call raises."""
         return f"the function {self.name} was left out when the program was written"
 
 
 def are_stubs(callbacks: str) -> bool:
-    """Whether callbacks are written as stubs, of the choice "refuse" or "stub"."""
+    """Return True for the option "stub" and False for "refuse"."""
     if callbacks not in ("refuse", "stub"):
         raise ValueError(f"callbacks is 'refuse' or 'stub', not {callbacks!r}")
     return callbacks == "stub"
 
 
 def callback_name(callback: object) -> str:
-    """The module and the qualified name of the function in a parameter `callback`."""
+    """Return the module and qualified name of the function in a parameter `callback`."""
     if isinstance(callback, Stub):
         return callback.name
     function = _function(callback)
@@ -93,17 +92,17 @@ def _source_digest(function: Any) -> str:
 
 
 def batching_rule(eqn: JaxprEqn) -> str:
-    """The rule of a custom_vmap call, for a message."""
+    """Describe the batching rule of a `custom_vmap` call, for a message."""
     return f"the batching rule {callback_name(eqn.params['rule'])}, a Python function"
 
 
 def custom_vmap_params(body: ClosedJaxpr, rule: Stub, operands: int, results: int) -> Params:
-    """The parameters of a custom_vmap call whose rule is not there, and asks for no structures."""
+    """Return the parameters of a `custom_vmap` call with a stub for its rule and flat pytrees."""
     return {"call": body, "rule": rule, **jaxcompat.flat_custom_vmap_trees(operands, results)}
 
 
 def stubbed(eqn: JaxprEqn) -> JaxprEqn:
-    """The equation with a stub in place of its callback or batching rule, if it has one."""
+    """Replace the callback or batching rule of an equation, if it has one, by a stub."""
     if eqn.primitive.name == "custom_vmap_call":
         rule, counts = stub(eqn.params["rule"]), (len(eqn.invars), len(eqn.outvars))
         return eqn.replace(params=custom_vmap_params(eqn.params["call"], rule, *counts))
@@ -123,7 +122,7 @@ def has_stubs(jaxpr: AnyJaxpr) -> bool:
 
 
 def with_stubs(jaxpr: AnyJaxpr) -> AnyJaxpr:
-    """Return a jaxpr with a stub in place of each callback and batching rule."""
+    """Replace each callback and batching rule of a jaxpr, at any depth, by a stub."""
 
     def rule(eqn: JaxprEqn) -> list[JaxprEqn] | None:
         new = stubbed(eqn)
@@ -133,7 +132,7 @@ def with_stubs(jaxpr: AnyJaxpr) -> AnyJaxpr:
 
 
 def is_check(eqn: JaxprEqn) -> bool:
-    """Whether an equation gives nothing, and has no effect but those of checks or debugging."""
+    """Return True if an equation has no results, and only the effects of checks or debugging."""
     if eqn.outvars or not eqn.effects:
         return False
     return all(map(jaxcompat.is_check_effect, eqn.effects))

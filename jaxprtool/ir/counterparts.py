@@ -1,15 +1,18 @@
-"""Which equations of two programs correspond, whatever their order and the names in them.
+"""Match the equations of two programs, regardless of order and names.
 
-Two programs are matched as graphs, body by body, from what is most alike to what is least. First
-come equations that do the same and are computed from the same values, or from which the same is
-computed. From pairs the matching spreads to those that give their operands and read their results.
-What is left is matched by what is around it, and last by its operands alone. Equations that do the
-same are matched before those that differ in a dtype or a constant, these before those that have no
-more than the primitive in common, and last those of different primitives that stand between the
-same equations.
+Two programs are matched as graphs, body by body:
 
-Each body is matched with the body that the counterpart of its equation holds; a body that several
-equations share once with each.
+1. Equations are paired that compute the same from the same values, or from whose results the same
+   is computed (value numbering, forwards and backwards).
+2. The matching spreads from pairs to the makers of their operands and the readers of their results.
+3. The equations left are paired by their neighbourhood, and then by their operands alone.
+
+These steps are taken for equations that are the same, then for those that differ in a dtype or a
+constant, and then for those that share only the primitive (`equation_keys.Likeness`). At the end,
+equations of different primitives with the same neighbours are paired.
+
+A body is matched with the body that the counterpart of its equation holds. A body shared by
+several equations is matched once with each different counterpart.
 """
 
 from __future__ import annotations
@@ -32,16 +35,16 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 
 @dataclass(eq=False)
 class MatchedBody:
-    """Two bodies that correspond, and what in them does.
+    """Two bodies that correspond, and the pairs found in them.
 
     Attributes:
-        before: The body in the one program, as held.
-        after: The body in the other.
-        path: The equations around them, the outermost first, as pairs.
-        pairs: The positions of the equations that correspond, in the order of `before`.
-        keys: What tells whether equations are the same.
-        call: If one of the bodies is that of a call and the other has its equations without a
-            call, which of them it is, 0 or 1, and the call.
+        before: The body in the first program, as its equation holds it.
+        after: The body in the second program.
+        path: The pairs of equations around the bodies, the outermost first.
+        pairs: The position in `after` of each paired equation of `before`, in order of `before`.
+        keys: The numbering of equations and types, for comparisons.
+        call: If one of the bodies is that of a call that the other program has inline: the program
+            with the call, 0 or 1, and the call. Otherwise None.
     """
 
     before: AnyJaxpr
@@ -59,38 +62,38 @@ class MatchedBody:
 
     @cached_property
     def equations(self) -> list[tuple[JaxprEqn, JaxprEqn]]:
-        """The equations that correspond."""
+        """The pairs of equations."""
         before, after = (body.eqns for body in self.bodies)
         return [(before[i], after[j]) for i, j in self.pairs.items()]
 
     @cached_property
     def opened(self) -> tuple[set[int], set[int]]:
-        """The positions of calls whose equations the other body has itself."""
+        """For each body, the positions of the calls whose equations the other body has inline."""
         found: tuple[set[int], set[int]] = set(), set()
         for each in self._found.opened:
             found[each.which].add(each.position)
         return found
 
     def is_alone(self, which: int, position: int) -> bool:
-        """Return True if an equation of one of the bodies has no counterpart anywhere."""
+        """Return True if an equation has no counterpart, here or in an opened call."""
         return position not in self._found.taken[which]
 
     @property
     def values(self) -> Sequence[tuple[Var, Var]]:
-        """The variables that correspond: arguments, constants, and results of equations."""
+        """The pairs of variables: arguments, constants, and results of equations."""
         return self._found.values
 
     @property
     def results(self) -> Sequence[tuple[Atom, Atom]]:
-        """The results of the bodies that correspond."""
+        """The pairs of results of the bodies."""
         return self._found.results
 
     def result_pairs(self, old: JaxprEqn, new: JaxprEqn) -> list[tuple[int, int]]:
-        """Return which results of two counterparts correspond, by their positions."""
+        """Return the positions of the corresponding results of two counterparts."""
         return self._found.result_pairs(old, new)
 
     def operand_pairs(self, old: JaxprEqn, new: JaxprEqn) -> list[tuple[int, int]]:
-        """Return which operands of two counterparts correspond, by their positions."""
+        """Return the positions of the corresponding operands of two counterparts."""
         return self._found.operand_pairs(old, new)
 
     def counterpart(self, var: Atom) -> Var | None:
@@ -98,8 +101,8 @@ class MatchedBody:
         return self._found.partner.get(id(var))
 
     def is_matched(self, which: int, var: Var) -> bool:
-        """Return True if a variable of one of the bodies has a counterpart, in a call perhaps."""
-        return self._found.knows(which, var)
+        """Return True if a variable of one of the bodies is paired, here or in an opened call."""
+        return self._found.has_counterpart(which, var)
 
     def agree(self, old: Atom, new: Atom) -> bool:
         """Return True if two operands correspond, or are the same literal."""
@@ -110,10 +113,10 @@ class MatchedBody:
         return self._found.agree(old, new)
 
     def is_rewired(self, old: Atom, new: Atom) -> bool:
-        """Return True if operands of counterparts differ, and nothing removed or added explains it.
+        """Return True if two operands differ for no reason but that another value is read.
 
-        What reads the result of an added equation that reads what was read before is not rewired,
-        nor what reads what a removed equation did.
+        An operand is not rewired if an inserted equation now computes it from the value that was
+        read before, or if the removed equation that computed it read the value that is read now.
         """
         if self.agree(old, new):
             return False
@@ -123,11 +126,11 @@ class MatchedBody:
         if id(old) in pairs.partner and id(new) in pairs.back:
             return True
         a, b = pairs.sides
-        lost, found = a.front(old, pairs.partner), b.front(new, pairs.back)
-        if not lost or not found:
+        olds, news = a.nearest_known(old, pairs.partner), b.nearest_known(new, pairs.back)
+        if not olds or not news:
             return False
-        moved = [pairs.partner[id(var)] for var in lost]
-        return not any(pairs.is_equal(x, y) for x in moved for y in found)
+        partners = [pairs.partner[id(var)] for var in olds]
+        return not any(pairs.is_equal(x, y) for x in partners for y in news)
 
 
 def counterparts(
@@ -139,14 +142,14 @@ def counterparts(
     """Match the equations of two programs.
 
     Args:
-        before: A program's jaxpr.
-        after: Another one's.
-        arguments: The positions of the arguments that correspond. If left out, those at the same
+        before: The jaxpr of the first program.
+        after: The jaxpr of the second program.
+        arguments: The positions of the arguments that correspond. If None, those at the same
             positions do.
-        results: Likewise for results.
+        results: The same for results.
 
     Returns:
-        The bodies that correspond, the programs' own first, a body before those in it.
+        The bodies that correspond: the programs' own first, and each body before those in it.
     """
     keys = EquationKeys()
     a, b = jaxcompat.open_jaxpr(before), jaxcompat.open_jaxpr(after)
@@ -175,7 +178,7 @@ def _with_opened(
     path: tuple[tuple[JaxprEqn, JaxprEqn], ...],
     call: tuple[int, JaxprEqn] | None = None,
 ) -> Iterator[MatchedBody]:
-    """Yield two bodies that are matched, and those of calls that only one of them has."""
+    """Yield two matched bodies, and then the bodies of calls that only one of them has."""
     a, b = pairs.sides
     in_order = dict(sorted(pairs.pairs.items()))
     yield MatchedBody(a.held, b.held, path, in_order, keys, pairs, call)
@@ -186,7 +189,7 @@ def _with_opened(
 
 @dataclass(frozen=True, eq=False)
 class _Bodies:
-    """Two bodies to match, as held; which arguments and results correspond; what is around them."""
+    """Two bodies to match, their corresponding arguments and results, and the path to them."""
 
     before: AnyJaxpr
     after: AnyJaxpr
@@ -200,7 +203,7 @@ def _in_place(a: Sequence[object], b: Sequence[object]) -> list[tuple[int, int]]
 
 
 def _bodies_of_pairs(matched: MatchedBody) -> Iterator[_Bodies]:
-    """Yield the bodies of counterparts, in order."""
+    """Yield the bodies that the counterparts in two matched bodies hold, in order."""
     for old, new in matched.equations:
         if not (holds_jaxpr(old.params.values()) and holds_jaxpr(new.params.values())):
             continue
@@ -214,12 +217,12 @@ def _bodies_of_pairs(matched: MatchedBody) -> Iterator[_Bodies]:
             yield _Bodies(a, b, arguments, _results(matched, (old, new), (a, b), edges), path)
 
 
-#: The edges of the bodies of two counterparts; None of a body whose edges are not known.
+#: The regions of the bodies of two counterparts; None for a body that has no region.
 _TwoEdges: TypeAlias = tuple[Region | None, Region | None]
 
 
 def _edges(eqn: JaxprEqn, body: AnyJaxpr) -> Region | None:
-    """Return the edges of one of an equation's bodies."""
+    """Return the region of one of an equation's bodies, or None if it has none."""
     inside, opened = regions(eqn), jaxcompat.open_jaxpr(body)
     for each, region in zip(inside.bodies, inside.regions, strict=True) if inside else ():
         if jaxcompat.open_jaxpr(each) is opened and len(region.ins) == len(opened.invars):
@@ -233,7 +236,10 @@ def _arguments(
     bodies: tuple[AnyJaxpr, AnyJaxpr],
     edges: _TwoEdges,
 ) -> list[tuple[int, int]]:
-    """Return the arguments of two bodies that correspond: of the same operands, then in order."""
+    """Return the corresponding arguments of two bodies.
+
+    Arguments correspond if their operands do; the others are paired in order.
+    """
     counts = [len(jaxcompat.open_jaxpr(body).invars) for body in bodies]
     pairs: dict[int, int] = {}
     if edges[0] is not None and edges[1] is not None:
@@ -243,7 +249,7 @@ def _arguments(
             places = {k: j for j, k in enumerate(ins[1])}
             return [(i, places[others[k]]) for i, k in enumerate(ins[0]) if others.get(k) in places]
         given = [[eqn.invars[k] for k in each] for each, eqn in zip(ins, pair, strict=True)]
-        # First what is in the same place: loops are often given one value twice.
+        # The same place first: loops are often given the same value twice.
         pairs = {i: i for i, (x, y) in enumerate(zip(*given, strict=False)) if matched.agree(x, y)}
         free: dict[int, deque[int]] = defaultdict(deque)
         taken = set(pairs.values())
@@ -268,7 +274,7 @@ def _results(
     bodies: tuple[AnyJaxpr, AnyJaxpr],
     edges: _TwoEdges,
 ) -> list[tuple[int, int]]:
-    """Return the results of two bodies that correspond, as those of their equations do."""
+    """Return the corresponding results of two bodies, which are those of their equations."""
     outs = [jaxcompat.open_jaxpr(body).outvars for body in bodies]
     if len(outs[0]) == len(outs[1]) or edges[0] is None or edges[1] is None:
         return _in_place(*outs)

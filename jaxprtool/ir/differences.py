@@ -1,4 +1,4 @@
-"""In what two equations that correspond differ."""
+"""Find the differences between two equations that correspond."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
 
-#: What differs: the value of a constant, a dtype, a shape, a parameter, which value is read, the
-#: primitive, or whether equations are in a call.
+#: What differs. "operand" means that another value is read, and "call" that the equations of a call
+#: are inline in the other program.
 Kind: TypeAlias = Literal["constant", "dtype", "shape", "parameter", "operand", "primitive", "call"]
 
-#: Where it is: in an equation, in the order of effects, or at the end or beginning of a body.
+#: Where the difference is. "order" is that of effects, and "constant" is a constant of the body.
 Part: TypeAlias = Literal[
     "operand",
     "result",
@@ -36,15 +36,16 @@ Part: TypeAlias = Literal[
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing in which two equations differ.
+    """One difference between two equations or bodies.
 
     Attributes:
-        kind: What it is.
-        part: Where it is.
-        name: The name of the parameter.
+        kind: What differs.
+        part: Where the difference is.
+        name: The name of the parameter, or "".
         place: The position of the operand or result, in the second equation if that has it.
-        before: The value of the one: an atom, a type, or what the parameter is.
-        after: The value of the other. Either is None where there is no such thing.
+        before: The atom, the type or the value of the parameter in the first program; None if it
+            has none.
+        after: The same in the second program.
     """
 
     kind: Kind
@@ -56,7 +57,7 @@ class Difference:
 
 
 def differences(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> list[Difference]:
-    """Return in what two counterparts differ, what is in their bodies left out."""
+    """Return the differences between two counterparts, without those inside their bodies."""
     keys = matched.keys
     if keys.equation(old, Likeness.SAME) == keys.equation(new, Likeness.SAME):
         return list(_operands(matched, old, new))
@@ -77,6 +78,7 @@ def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Di
         a, b = olds.get(name), news.get(name)
         if is_label(old, name) or keys.value_or_bodies(a) == keys.value_or_bodies(b):
             continue
+        # A call with one more operand has a longer tuple: no difference if all elements are equal.
         if is_call and (each := _one_for_each(a, old)) and each == _one_for_each(b, new):
             continue
         kind: Kind = "dtype" if is_dtype(a) and is_dtype(b) else "parameter"
@@ -91,7 +93,7 @@ def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Di
 
 
 def _one_for_each(value: Any, eqn: JaxprEqn) -> tuple[Any, ...]:
-    """Return what a parameter has for every operand or result, if it has one value for all."""
+    """Return the one value that a parameter has for all operands or results; () otherwise."""
     if not isinstance(value, tuple) or len(value) not in (len(eqn.invars), len(eqn.outvars)):
         return ()
     return value[:1] if all(each is value[0] for each in value) else ()
@@ -127,7 +129,7 @@ def _literals(
 
 
 def _same_number(a: LiteralAtom, b: LiteralAtom) -> bool:
-    """Whether two literals of different dtypes are one number, as far as these can tell."""
+    """Return True if two literals of different dtypes are the same number in one of the dtypes."""
     if _extreme(a) and _extreme(a) == _extreme(b):
         return True
     values = [np.asarray(x.val) for x in (a, b)]
@@ -138,7 +140,7 @@ def _same_number(a: LiteralAtom, b: LiteralAtom) -> bool:
 
 
 def _extreme(literal: LiteralAtom) -> str:
-    """Return whether a literal is the least or the largest number of its dtype."""
+    """Return "least" or "largest" if a literal is that number of its dtype, otherwise ""."""
     dtype = literal.aval.dtype
     try:
         limits = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
@@ -164,7 +166,7 @@ def _results(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> Iterator[Dif
 
 
 def type_difference(keys: EquationKeys, a: Aval, b: Aval) -> Kind | None:
-    """Return in what two types differ, "dtype" or "shape"; None if they are the same."""
+    """Return "dtype" or "shape", in which two types differ, or None if they are the same."""
     if keys.type_number(a) == keys.type_number(b):
         return None
     shapes = [tuple(map(str, getattr(x, "shape", ()))) for x in (a, b)]
@@ -172,7 +174,7 @@ def type_difference(keys: EquationKeys, a: Aval, b: Aval) -> Kind | None:
 
 
 def has_other_operand_types(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> bool:
-    """Return True if a variable that an equation reads has another type than its counterpart."""
+    """Return True if operands at the same place of two counterparts have different types."""
 
     def is_other(a: Atom, b: Atom) -> bool:
         literal = type(a) is LiteralAtom or type(b) is LiteralAtom

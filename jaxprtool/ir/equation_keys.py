@@ -1,9 +1,9 @@
-"""Keys of equations by how much they have in common, for programs of any origin.
+"""Number equations, values and jaxprs so that equal ones of two programs have equal numbers.
 
-`ir.structural_key` tells the bodies of one program apart, fast, and by identity where it must.
-Here two programs may come from different processes, files or releases of JAX, and their
-equations are the same if `ir.equivalence` takes them for the same, whatever their calls are
-named. A key is a number, so that keys of keys stay small.
+The two programs may come from different processes, files or releases of JAX. Equations are the same
+if `ir.equivalence` says so, whatever their calls are named. (`ir.structural_key` is for the bodies
+of one program; it is faster, and compares by identity where it must.) The keys are numbers, so that
+keys made of keys stay small.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Li
 class Likeness(IntEnum):
     """How much two equations have in common.
 
-    SAME: They do the same on values of the same types, in their bodies too.
-    SIMILAR: They do so but for dtypes, constants and what is in their bodies.
-    KIND: They have one primitive.
+    Attributes:
+        SAME: They compute the same on operands of the same types, and so do their bodies.
+        SIMILAR: They are the same except for dtypes, constants and what is in their bodies.
+        KIND: They have the same primitive.
     """
 
     SAME = 0
@@ -41,17 +42,17 @@ class Likeness(IntEnum):
     KIND = 2
 
 
-#: Parameters that only name what an equation calls.
+#: Parameters that name what an equation calls, and do not change what it computes.
 _LABELS = frozenset({"name", "name_and_src_info", "debug_info"})
 
 
 def is_label(eqn: JaxprEqn, parameter: str) -> bool:
-    """Return True if a parameter only names what an equation calls."""
+    """Return True if a parameter of an equation with a body only names the body."""
     return parameter in _LABELS and holds_jaxpr(eqn.params.values())
 
 
 def is_dtype(value: object) -> bool:
-    """Return True if a parameter is a dtype, or None, which may stand for one."""
+    """Return True if the value of a parameter is a dtype or None, which stands for the default."""
     return (
         value is None
         or isinstance(value, np.dtype)
@@ -60,7 +61,7 @@ def is_dtype(value: object) -> bool:
 
 
 def is_cast(eqn: JaxprEqn) -> bool:
-    """Return True if an equation gives its operand in another dtype."""
+    """Return True if an equation casts its operand to another dtype or weak type."""
     if traits(eqn).gives != "cast" or len(eqn.invars) != 1:
         return False
     kinds = [(v.aval.dtype, v.aval.weak_type) for v in (eqn.invars[0], eqn.outvars[0])]
@@ -74,9 +75,9 @@ def parameters(eqn: JaxprEqn) -> Params:
 
 
 class EquationKeys:
-    """Numbers of types, values, equations and jaxprs: one for all that are the same.
+    """A numbering of types, values, equations and jaxprs: equal ones have the same number.
 
-    What is numbered must outlive this, or be given to `keep`.
+    Objects are cached by `id`, so they must outlive this, or be given to `keep`.
     """
 
     def __init__(self) -> None:
@@ -91,7 +92,7 @@ class EquationKeys:
         self._kept: list[object] = []
 
     def keep(self, numbered: object) -> None:
-        """Have this live as long as its numbers, which are known by `id`."""
+        """Keep an object alive as long as its number, which is cached by `id`."""
         self._kept.append(numbered)
 
     def number(self, key: Hashable) -> int:
@@ -101,7 +102,7 @@ class EquationKeys:
     # --- types and values -------------------------------------------------------------------------
 
     def type_number(self, aval: Aval, shape_only: bool = False) -> int:
-        """Return the number of a type, or of its shape; symbols count by their names."""
+        """Return the number of an aval, or of its shape. Symbolic dimensions compare by name."""
         found = self._types.get(id(aval))
         if found is None:
             shape = tuple(map(str, getattr(aval, "shape", ())))
@@ -114,14 +115,17 @@ class EquationKeys:
         return found[shape_only]
 
     def literal(self, literal: Literal) -> int:
-        """Return the number of a literal's type and value."""
+        """Return the number of a literal, by its type and value."""
         found = self._literals.get(id(literal))
         if found is None:
             found = self._literals[id(literal)] = self.number(("literal", literal_key(literal)))
         return found
 
     def value(self, value: Any) -> Hashable:
-        """Return a key for a parameter or a constant, the same in every process."""
+        """Return a key for the value of a parameter or constant, the same in every process.
+
+        The few values that have no such key are compared by identity.
+        """
         if isinstance(value, str | bytes | bool | type(None)):
             return value
         if isinstance(value, numbers.Integral) and not isinstance(value, np.generic):
@@ -139,7 +143,7 @@ class EquationKeys:
         return self._object(value)
 
     def value_or_bodies(self, value: Any) -> Hashable:
-        """Return a key for a parameter, of jaxprs among it how many there are."""
+        """Return a key for the value of a parameter that counts jaxprs in it as equal."""
         if isinstance(value, Jaxpr | ClosedJaxpr):
             return "jaxpr"
         if isinstance(value, tuple | list):
@@ -175,9 +179,9 @@ class EquationKeys:
     # --- equations --------------------------------------------------------------------------------
 
     def equation(self, eqn: JaxprEqn, likeness: Likeness) -> int:
-        """Return the number of all equations that have so much in common, operands left out.
+        """Return the number of an equation, equal for equations that have this much in common.
 
-        Literals are no operands here, of equations that are the SAME.
+        Operands do not count, except that literals must be equal for equations to be the SAME.
         """
         known = self._own[likeness]
         found = known.get(id(eqn))
@@ -203,7 +207,7 @@ class EquationKeys:
     def _same(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         if eqn.primitive.name == jaxcompat.CALL_HIGH:
             eqn = as_classic(eqn)
-        # JAX's rules take a parameter that is None for one that is not there.
+        # To JAX, a parameter that is None is the same as one left out.
         own = [
             (name, value if type(value) is str else self.value(value))
             for name, value in sorted(parameters(eqn).items())
@@ -225,7 +229,7 @@ class EquationKeys:
         )
 
     def _rule(self, eqn: JaxprEqn) -> int:
-        """Return the number of the rules of a custom call, which are the same as jaxprs."""
+        """Return the number of the rules of a custom call. They are compared as jaxprs."""
         key = rule_key(eqn)
         if key not in self._rules:
             types = [self.type_number(v.aval) for v in (*eqn.invars, *eqn.outvars)]
@@ -241,7 +245,7 @@ class EquationKeys:
     # --- jaxprs -----------------------------------------------------------------------------------
 
     def jaxpr(self, jaxpr: AnyJaxpr) -> int:
-        """Return the number of all jaxprs that are the same up to names and order."""
+        """Return the number of a jaxpr, equal for jaxprs that differ only in names and order."""
         found = self._jaxprs.get(id(jaxpr))
         if found is None:
             body = jaxcompat.open_jaxpr(jaxpr)
@@ -254,7 +258,7 @@ class EquationKeys:
         return found
 
     def constants(self, jaxpr: AnyJaxpr) -> list[Hashable]:
-        """Return a key for each constant of a jaxpr: its value, or its place if that is unknown."""
+        """Return a key for each constant of a jaxpr: its value, or its position if unknown."""
         body = jaxcompat.open_jaxpr(jaxpr)
         held = tuple(getattr(jaxpr, "consts", ()))
         if len(held) != len(body.constvars):
@@ -266,14 +270,20 @@ class EquationKeys:
 
 
 class Origins:
-    """Numbers of all values of a jaxpr by what they are computed from, down to its arguments.
+    """Value numbering of a jaxpr: each value is numbered by how it is computed.
 
-    Values of one number, of equations that are the SAME, are equal.
+    With `Likeness.SAME`, values with the same number are equal.
+
+    Args:
+        keys: The numbering of equations.
+        jaxpr: The jaxpr, open or closed.
+        arguments: A key for each argument.
+        likeness: Which equations have the same number if their operands do.
 
     Attributes:
-        equations: A number for each equation.
+        equations: The number of each equation.
         values: The numbers of variables, by `id`.
-        effects: The number of all effects, in order.
+        effects: The number of the whole sequence of effects.
     """
 
     def __init__(
@@ -306,13 +316,13 @@ class Origins:
             key = number(parts)
             self.equations.append(key)
             if not same and operands and operands[0] is not None and is_cast(eqn):
-                values[id(eqn.outvars[0])] = operands[0]
+                values[id(eqn.outvars[0])] = operands[0]  # a cast keeps the value
                 continue
             for i, var in enumerate(eqn.outvars):
                 values[id(var)] = number((key, "result", i)) if i else key
 
     def atom(self, atom: Var | Literal) -> int:
-        """Return the number of a variable, or of a literal."""
+        """Return the number of a variable or literal."""
         if type(atom) is Literal:
             return self._keys.literal(atom)
         return self.values.get(id(atom), id(atom))

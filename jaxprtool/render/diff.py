@@ -1,4 +1,4 @@
-"""In what two programs differ, as text and as JSON."""
+"""Render a diff of two programs as text and as JSON."""
 
 from __future__ import annotations
 
@@ -39,15 +39,20 @@ _MARKS = {
     "changed": ChangedToken("~ "),
 }
 
-#: Of a pytree that only one program has, so many arrays are listed each by itself.
+#: The most arrays of a removed or added pytree that are listed one by one.
 _LISTED = 3
 
-#: What is broken goes on so much further to the right.
+#: The indent of the continuation of a long line.
 _INDENT = "      "
 
 
 def diff_text(found: Diff, width: int) -> Listing:
-    """Return the verdict, the sizes of both programs, and the hunks with the user's lines."""
+    """Render the verdict, the sizes of both programs, and the hunks.
+
+    Args:
+        found: The diff.
+        width: The width of the terminal, in characters.
+    """
     lines = [*_summary(found), *_sizes(found, width)]
     lines += _border(found, width)
     lines += _hunks(found, width)
@@ -58,7 +63,12 @@ def diff_text(found: Diff, width: int) -> Listing:
 
 
 def diff_stat(found: Diff, width: int) -> Listing:
-    """Return the verdict, the sizes, and how many equations of each line differ."""
+    """Render the verdict, the sizes, and the number of equations that differ by source line.
+
+    Args:
+        found: The diff.
+        width: The width of the terminal, in characters.
+    """
     lines = [*_summary(found), *_sizes(found, width), *_border(found, width)]
     counts: dict[str, Counter[str]] = {}
     for line in found.lines:
@@ -94,7 +104,7 @@ def _summary(found: Diff) -> Iterator[list[str]]:
 
 
 def _sizes(found: Diff, width: int) -> Iterator[list[str]]:
-    """Yield a table of what both programs cost, unless that is the same."""
+    """Yield a table of the sizes of both programs; equal ones are shown once."""
     rows: list[Sequence[Cell]] = []
     for what, text in _QUANTITIES:
         old, new = text(found.before), text(found.after)
@@ -145,22 +155,21 @@ def _border_line(change: BorderChange) -> list[str]:
 
 
 def _named(what: str, name: str) -> list[str]:
-    """Return what is called so, unless its name says that."""
+    """Return the tokens `argument x: `, or `argument[0]: ` if the name already says what it is."""
     return ["" if name.startswith(what.removesuffix("s")) else f"{what} ", BinderToken(name), ": "]
 
 
 def _retyped(found: Diff) -> str:
-    have = "has" if len(found.retyped) == 1 else "have"
-    return (
-        f"{plural(len(found.retyped), 'more equation')} {have} other types, as what they read has"
-    )
+    has, their = ("has", "its") if len(found.retyped) == 1 else ("have", "their")
+    count = plural(len(found.retyped), "more equation")
+    return f"{count} {has} other types because {their} operands do"
 
 
 # --- hunks ------------------------------------------------------------------------------------
 
 
 def _hunks(found: Diff, width: int) -> Iterator[list[str]]:
-    """Yield the lines of hunks; those that are alike once, with their number."""
+    """Yield the lines of all hunks. Hunks that differ only in names are shown once, and counted."""
     if not found.hunks:
         return
     texts = _Texts(found)
@@ -194,14 +203,14 @@ def _source(line: Line) -> list[str]:
 
 
 def _broken(line: Line, tokens: list[str], width: int) -> Iterator[list[str]]:
-    """Yield the lines that an equation takes, the first behind its mark."""
+    """Wrap the tokens of an equation, and yield its lines. The first begins with the mark."""
     room = width - len(_INDENT)
     for number, rest in enumerate(wrapped(tokens, room)):
         yield ["  ", _MARKS[line.kind], *rest] if number == 0 else [_INDENT, *rest]
 
 
 class _Texts:
-    """The texts of equations; variables that correspond have the name of the second program."""
+    """The texts of equations. A variable of the first program is named as its counterpart."""
 
     def __init__(self, found: Diff):
         options = ShowOptions(names=True, terse=True)
@@ -214,7 +223,8 @@ class _Texts:
         taken = new.names()
         known = set()
         for v, w in (pair for body in found.bodies for pair in body.values):
-            if id(v) not in known and (name := new.name(w)) != "_":  # it may be read in the first
+            # A result that is dropped in the second program may be read in the first.
+            if id(v) not in known and (name := new.name(w)) != "_":
                 old.rename(v, name)
                 known.add(id(v))
         befores = dict.fromkeys(body.bodies[0] for body in found.bodies)
@@ -223,7 +233,7 @@ class _Texts:
                 old.rename(var, f"{name}'" if name != "_" else name)
 
     def key(self, hunk: Hunk) -> Hashable:
-        """Return what hunks have in common that differ only in names."""
+        """Return a key, equal for hunks that differ only in names."""
         numbers = hunk.body.keys.equation
         lines = [
             (
@@ -238,16 +248,16 @@ class _Texts:
         return hunk.path, tuple(lines), alone
 
     def call(self, line: Line) -> Hashable:
-        """Return what lines of calls have in common that are shown as one; other lines are alone.
+        """Return a key, equal for inlined or outlined calls that are shown as one line.
 
-        These calls were inlined or outlined, one after another.
+        Other lines have unique keys.
         """
         if not _is_opened(line):
             return id(line)
         return line.source, *self._opened(line, 1)
 
     def line(self, hunk: Hunk, line: Line, times: int = 1) -> list[str]:
-        """Return the tokens of a line; of one that stands for several, with their number."""
+        """Return the tokens of a line. `times` is the number of calls that it stands for."""
         if _is_opened(line):
             return self._opened(line, times)
         if line.before is not None and line.after is not None:
@@ -259,7 +269,7 @@ class _Texts:
         return [*(tokens if line.equation.invars else tokens[:-1]), *self._inside(line.equation)]
 
     def _opened(self, line: Line, times: int) -> list[str]:
-        """Return the tokens of a call whose equations the other program has without it."""
+        """Return the tokens of a call that was inlined or outlined."""
         eqn = line.equation
         assert eqn is not None
         count = times * sum(self._count(body) for _, body in bodies(eqn))
@@ -268,7 +278,7 @@ class _Texts:
         return [*self._readers[line.before is None].head(eqn), Comment(said)]
 
     def _inside(self, eqn: JaxprEqn) -> list[str]:
-        """Return how many equations are in the bodies of an equation."""
+        """Return the number of equations in the bodies of an equation, as a comment."""
         held = bodies(eqn)
         if not held:
             return []
@@ -299,7 +309,7 @@ class _Texts:
     def _changed(
         self, old: JaxprEqn, new: JaxprEqn, differences: Sequence[Difference]
     ) -> list[str]:
-        """Return the tokens of an equation that differs, with what it was before what it is."""
+        """Return the tokens of a changed equation, with each change as `old → new`."""
         after = self._readers[1]
         at = {(each.part, each.name or each.place): each for each in differences if _is_new(each)}
         tokens: list[str] = []
@@ -345,7 +355,7 @@ class _Texts:
         return [*tokens[1 if new.outvars else 0 :], *self._inside(new), *more]
 
     def _operands(self, new: JaxprEqn, differences: Sequence[Difference]) -> Iterator[str]:
-        """Yield the operands of a changed equation; those that are gone are where they were."""
+        """Yield the operands of a changed equation, with removed ones at their old places."""
         before, after = self._readers
         differing = [each for each in differences if each.part == "operand"]
         gone = {each.place: each.before for each in differing if each.after is None}
@@ -366,12 +376,12 @@ class _Texts:
 
 
 def _is_opened(line: Line) -> bool:
-    """Return True if the equations of a call are in the other program without it."""
+    """Return True for the line of a call that was inlined or outlined."""
     return bool(line.differences) and line.differences[0].part == "call"
 
 
 def _is_new(difference: Difference) -> bool:
-    """Return True if what differs has a place in the second equation."""
+    """Return True unless the difference is an operand or result that was removed."""
     return difference.part not in ("operand", "result") or difference.after is not None
 
 

@@ -1,4 +1,4 @@
-"""`jaxprtool reduce`: the smallest program of which something is still true."""
+"""`jaxprtool reduce`: reduce a program to the smallest one for which a check still holds."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def reduce(
       jaxprtool reduce samples/rnn.py:loss --check "grep -q tanh {}" -o small.jaxpr
     """
     if out is not None:
-        _check_output(out)
+        _check_output(out)  # before the search, which may take minutes
     if os.path.isdir(function.target):
         failure = reproducer.read(function.target)
         function = replace(function, target=failure.program, x64=function.x64 or failure.x64)
@@ -95,7 +95,6 @@ def reduce(
     from jaxprtool.api.targets import given_to
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.execute.fill import fill
-    from jaxprtool.render.as_json import program_document
 
     pipeline = options.pipeline(passes, plugin)
     wanted = checks.parse(check, seed)
@@ -122,18 +121,7 @@ def reduce(
         told("writing")
         _write(found, wanted, out)
     if json:
-        document: ReduceDocument = {
-            "equations_before": found.equations_before,
-            "equations_after": found.equations_after,
-            "tries": found.tries,
-            "seconds": found.seconds,
-            "seen": found.seen,
-            "smaller": found.is_smaller,
-            "holds": found.holds,
-            "interrupted": found.interrupted,
-            "program": program_document(found.program),
-        }
-        output.write_json(document)
+        output.write_json(_document(found))
     elif out is None:
         output.write_pages([(found.program.name, found.program)])
     _tell(found)
@@ -141,22 +129,38 @@ def reduce(
         raise typer.Exit(130)
 
 
+def _document(found: Reduction) -> ReduceDocument:
+    from jaxprtool.render.as_json import program_document
+
+    return {
+        "equations_before": found.equations_before,
+        "equations_after": found.equations_after,
+        "tries": found.tries,
+        "seconds": found.seconds,
+        "seen": found.seen,
+        "smaller": found.is_smaller,
+        "holds": found.holds,
+        "interrupted": found.interrupted,
+        "program": program_document(found.program),
+    }
+
+
 def _arrays(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values that are given, without those given by type alone."""
+    """Return the values of the arguments that are not given by type alone."""
     import jax
 
     return {n: v for n, v in values.items() if not isinstance(v, jax.ShapeDtypeStruct)}
 
 
 def _check_output(out: str) -> None:
-    """Refuse what is no .jaxpr file, or cannot be written, or would replace a module of the user's.
+    """Raise OutputError if the program or the script beside it cannot be written.
 
-    The script that is written beside it may replace one that was written so.
+    The script may replace an earlier script of ours, but no other file.
     """
     if out == STDOUT or not out.endswith(".jaxpr"):
         raise OutputError("-o takes FILE.jaxpr: a script is written beside it")
     folder = os.path.dirname(os.path.abspath(out))
-    if not os.path.isdir(folder):  # before the search, which may take minutes
+    if not os.path.isdir(folder):
         raise OutputError(f"cannot write '{out}': there is no folder '{folder}'")
     if not os.access(folder, os.W_OK):
         raise OutputError(f"cannot write '{out}': the folder '{folder}' may not be written to")
@@ -165,7 +169,7 @@ def _check_output(out: str) -> None:
     if not os.path.exists(beside):
         return
     with open(beside, errors="replace") as file:
-        if "from its jaxpr by jaxprtool" not in file.readline():  # how `to_python` begins
+        if "from its jaxpr by jaxprtool" not in file.readline():  # as in the output of `to_python`
             message = f"-o {out} would write a script to {beside}, where something else is"
             raise OutputError(message, "take another name")
 
@@ -175,7 +179,7 @@ def _script_of(out: str) -> str:
 
 
 def _write(found: Reduction, check: Check, out: str) -> None:
-    """Write the program, and the script that fails by itself if it can be written as one."""
+    """Write the program, and beside it the script that shows the fault, if there can be one."""
     from jaxprtool.api.reduction.script import script
 
     emission = Emission(Format.jaxpr, callbacks="stub")
@@ -191,7 +195,7 @@ def _write(found: Reduction, check: Check, out: str) -> None:
 
 
 def _tell(found: Reduction) -> None:
-    """Say on stderr what it has come to."""
+    """Describe the result on stderr."""
     counts = f"{found.equations_before} equations to {found.equations_after}"
     output.note(f"reduced {counts} in {found.tries} tries and {found.seconds:.0f} s")
     if found.seen:

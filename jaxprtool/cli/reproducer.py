@@ -1,4 +1,4 @@
-"""`--reproducer DIR`: the program that a pass, or the compiler, fails on, for `reduce`."""
+"""`--reproducer DIR`: save the program that a pass or the compiler fails on, for `reduce`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,15 @@ _PROGRAM, _ABOUT = "program.jaxpr", "reproducer.json"
 
 
 class Reproducer:
-    """Writes what is needed to see a failure again, in a folder."""
+    """Writes what is needed to reproduce a failure to a folder.
+
+    Args:
+        folder: A folder that does not exist yet, or is empty.
+        plugins: Files or modules with passes.
+
+    Raises:
+        OutputError: If the folder exists and is not empty.
+    """
 
     def __init__(self, folder: str, plugins: Sequence[str]):
         if os.path.exists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
@@ -43,14 +51,23 @@ class Reproducer:
         self._plugins = [os.path.abspath(p) if os.path.exists(p) else p for p in plugins]
 
     def failed(self, program: Program, step: Step, error: Exception) -> None:
-        """Write the program that a pass has failed on."""
+        """Write the program that a pass has failed on.
+
+        Args:
+            program: The program before the pass.
+            step: The pass.
+            error: The exception that it raised.
+        """
         words = f"error -p {shlex.quote(str(step))}"
         if self._write(program, words, str(step), described(error)):
             output.note(f"the program before {step} is in {self._folder}")
 
     @contextlib.contextmanager
     def compiler(self, program: Program) -> Iterator[None]:
-        """Write a program before it is compiled, which may end the process, and drop it after."""
+        """Keep a program in the folder while it is compiled, and remove it if that succeeds.
+
+        It is written first because a crash of the compiler may end the process.
+        """
         self._write(program, "crash", "", "the process has died")
         try:
             yield
@@ -61,7 +78,7 @@ class Reproducer:
         shutil.rmtree(self._folder)
 
     def _write(self, program: Program, check: str, pipeline: str, error: str) -> bool:
-        """Write a program and what is known of its failure, and return whether that can be."""
+        """Write a program and the facts about its failure. Return False if that is impossible."""
         import jax
         import jaxlib
 
@@ -78,7 +95,7 @@ class Reproducer:
         }
         os.makedirs(self._folder, exist_ok=True)
         try:
-            # Callbacks need not be there for a pass, or the compiler, to fail.
+            # A pass or the compiler fails without the callbacks, too.
             jaxprtool.write(program, os.path.join(self._folder, _PROGRAM), callbacks="stub")
         except JaxprToolError as fault:
             output.warning(f"no reproducer: {fault.message}")
@@ -90,13 +107,13 @@ class Reproducer:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What `reduce` takes from the folder of a reproducer.
+    """The contents of a reproducer's folder, for `reduce`.
 
     Attributes:
-        program: The program's file.
-        check: The check that holds for it.
-        plugins: The files or modules with its passes.
-        x64: Whether 64-bit types are kept.
+        program: The path of the program's file.
+        check: The check that holds for the program, in the syntax of `--check`.
+        plugins: Files or modules with passes.
+        x64: Whether 64-bit types are enabled.
     """
 
     program: str
@@ -106,10 +123,10 @@ class Reproduction:
 
 
 def read(folder: str) -> Reproduction:
-    """Return what is in the folder of a reproducer.
+    """Read the folder of a reproducer.
 
     Raises:
-        JaxprToolError: If there is no reproducer in it.
+        JaxprToolError: If the folder has no reproducer, or it cannot be read.
     """
     path = os.path.join(folder, _ABOUT)
     try:

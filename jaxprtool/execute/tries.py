@@ -1,13 +1,13 @@
-"""Tries of a predicate, each in a forked process of its own with limits.
+"""Call functions in forked processes, with limits of time and memory.
 
-Forking takes milliseconds where a new Python would import JAX for seconds. A fork has none of the
-threads of a backend of JAX, and would wait for them for ever; so whoever makes tries computes
-nothing itself, and where a backend is started all the same, as to name the devices of a mesh, the
-fork becomes a new Python.
+A fork takes milliseconds, where a new Python would import JAX for a second. But a fork lacks the
+threads of a JAX backend, and would wait for them forever. So a process that makes tries should not
+compute anything with JAX. If it has started a backend anyway, say to name the devices of a mesh,
+the fork executes a new Python:
 
     python -m jaxprtool.execute.tries DESCRIPTOR < FUNCTION
 
-calls a pickled function, and writes what it returns, pickled, to a descriptor.
+This calls a pickled function, and writes the pickled result to a file descriptor.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from jaxprtool.processes import last_words
 
 T = TypeVar("T")
 
-#: Bytes of what a try writes that are read.
+#: The bytes of a try's output that are kept: the last ones.
 _READ = 1 << 16
 
 
 @dataclass(frozen=True)
 class Tried:
-    """How a try has ended.
+    """The outcome of a try.
 
     Attributes:
-        value: What the function returned; None if it did not.
-        signal: The signal that killed the process, or "".
+        value: The value that the function returned; None if it did not return.
+        signal: The name of the signal that killed the process, or "".
         error: The exception that the function raised, on one line, or "".
-        output: The last of what was written to stdout and stderr.
-        timed_out: Whether it ran longer than it was given.
-        seconds: How long it ran.
+        output: The end of what the process wrote to stdout and stderr.
+        timed_out: Whether the process was killed because its time was up.
+        seconds: The time that it ran.
     """
 
     value: Any
@@ -57,7 +57,7 @@ class Tried:
     seconds: float
 
     def __str__(self) -> str:
-        """Say on one line how it ended, if not well."""
+        """Describe on one line what went wrong."""
         if self.timed_out:
             return f"out of time after {self.seconds:.2g} s"
         if self.signal:
@@ -67,7 +67,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a try may take: seconds, and bytes of memory."""
+    """The limits of a try.
+
+    Attributes:
+        seconds: The time that it may run.
+        memory: The bytes of memory that it may have; None for no limit.
+    """
 
     seconds: float
     memory: int | None = None
@@ -92,13 +97,13 @@ class _Try:
         self._data = b""
 
     def read(self) -> bool:
-        """Read what there is of the answer; return whether that is all."""
+        """Read what is available of the answer, and return True at its end."""
         some = os.read(self.answer.fileno(), 1 << 20)
         self._data += some
         return not some
 
     def ended(self, timed_out: bool = False) -> Tried:
-        """Wait for the process, which is killed if it is out of time, and return how it ended."""
+        """Wait for the process and return its outcome. It is killed first if it has timed out."""
         if timed_out:
             self.kill()
         _, status = os.waitpid(self.pid, 0)
@@ -125,7 +130,7 @@ class _Try:
 
 
 def _call(function: Callable[[], Any], answer: int, output: IO[bytes], memory: int | None) -> None:
-    """Call a function in a forked process, which ends with it."""
+    """Set the limits of this forked process, call a function, and end the process."""
     try:
         os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -141,7 +146,7 @@ def _call(function: Callable[[], Any], answer: int, output: IO[bytes], memory: i
 
 
 def _answer(function: Callable[[], Any], answer: int) -> None:
-    """Call a function, write what it returns or raises, and end the process."""
+    """Call a function, write the value or exception to a descriptor, and end the process."""
     try:
         value = function(), ""
     except Exception as error:
@@ -155,7 +160,7 @@ def _answer(function: Callable[[], Any], answer: int) -> None:
 
 
 def _call_in_new_python(function: Callable[[], Any], answer: int) -> None:
-    """Make this process a new Python that calls the function."""
+    """Replace this process by a new Python that calls the function."""
     with tempfile.TemporaryFile() as file:
         pickle.dump(function, file)
         file.seek(0)
@@ -165,7 +170,7 @@ def _call_in_new_python(function: Callable[[], Any], answer: int) -> None:
 
 
 def tried(function: Callable[[], Any], limits: Limits) -> Tried:
-    """Call a function in a process of its own, and return how that ended."""
+    """Call a function in a process of its own, and return the outcome."""
     ((_, outcome),) = in_order([function], 1, limits)
     return outcome
 
@@ -173,10 +178,17 @@ def tried(function: Callable[[], Any], limits: Limits) -> Tried:
 def in_order(
     functions: Iterable[Callable[[], Any]], jobs: int, limits: Limits
 ) -> Iterator[tuple[int, Tried]]:
-    """Call functions, each in a process of its own, and yield how each has ended, in their order.
+    """Call functions, each in a process of its own, and yield the outcomes in their order.
 
-    `jobs` of them run side by side, drawn from `functions` as there is room. Where the iterator is
-    closed, what still runs is killed.
+    Closing the iterator kills the processes that still run.
+
+    Args:
+        functions: The functions. They are drawn when a process is free.
+        jobs: The number of processes that run in parallel.
+        limits: The limits of each.
+
+    Yields:
+        The number of a function, from 0, and its outcome.
     """
     left, running = enumerate(functions), dict[int, _Try]()
     done: dict[int, Tried] = {}
@@ -204,7 +216,7 @@ def in_order(
 def _next_ended(
     running: dict[int, _Try], selector: selectors.BaseSelector
 ) -> Iterator[tuple[int, Tried]]:
-    """Wait until something happens, and yield the tries that have ended."""
+    """Wait for output or a deadline, and yield the tries that have ended."""
     first = min(each.deadline for each in running.values())
     for key, _ in selector.select(max(0.0, first - time.monotonic())):
         if running[key.data].read():

@@ -1,8 +1,7 @@
-"""Commands run as children with limits, that never outlive this process.
+"""Run commands with limits, as child processes that never outlive this one.
 
-Each command runs under a supervisor (see `supervisor`), which kills it and all that it has started
-when it ends, when it is out of time, and when this process ends: on Ctrl-C, SIGTERM, SIGKILL or a
-crash.
+Each command runs under a supervisor (see `supervisor`). It kills all processes that the command has
+started when the command ends or times out, and when this process ends, even by SIGKILL or a crash.
 """
 
 from __future__ import annotations
@@ -24,19 +23,20 @@ from typing import IO, Any, NoReturn
 
 _SUPERVISOR = os.path.join(os.path.dirname(__file__), "supervisor.py")
 
-#: Bytes of each stream that are kept: the last ones.
+#: The bytes of each stream that are kept: the last ones.
 _KEPT = 1 << 24
 
 
 class _Terminated(BaseException):
-    """The process was sent a signal that ends it."""
+    """Raised in the main thread when the process gets a signal that should end it."""
 
 
 @contextmanager
 def temporary_folder(prefix: str = "jaxprtool-") -> Iterator[str]:
-    """Make a folder for files that commands read and write.
+    """Make a temporary folder for the files of commands.
 
-    It is gone at the end, on SIGTERM, and on SIGHUP, which a terminal that is closed sends.
+    It is removed at the end of the `with` block, and also on SIGTERM and SIGHUP, which a terminal
+    sends when it is closed.
     """
     is_main = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
@@ -64,15 +64,15 @@ def temporary_folder(prefix: str = "jaxprtool-") -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command has ended.
+    """The outcome of a command.
 
     Attributes:
-        status: Its exit status, or None if it was killed.
-        signal: The signal that killed it, as `SIGSEGV`, or None.
-        stdout: What it wrote, at most the last 16 MiB.
-        stderr: The same of its other stream.
-        seconds: How long it ran.
-        timed_out: Whether it was killed because it ran longer than it was given.
+        status: The exit status, or None if it was killed.
+        signal: The name of the signal that killed it, such as `SIGSEGV`, or None.
+        stdout: What it wrote to stdout, at most the last 16 MiB.
+        stderr: What it wrote to stderr, at most the last 16 MiB.
+        seconds: The time that it ran.
+        timed_out: Whether it was killed because its time was up.
     """
 
     status: int | None
@@ -84,11 +84,11 @@ class Outcome:
 
     @property
     def crashed(self) -> bool:
-        """Whether it died of a signal of its own, as a compiler that crashes does."""
+        """True if it was killed by a signal that did not come from a timeout, as in a crash."""
         return self.signal is not None and not self.timed_out
 
     def __str__(self) -> str:
-        """Say on one line how it ended: `SIGABRT: F0000 ... Check failed: ...`."""
+        """Describe the outcome on one line: `SIGABRT: F0000 ... Check failed: ...`."""
         if self.timed_out:
             return f"out of time after {self.seconds:.0f} s"
         how = f"exit status {self.status}" if self.signal is None else self.signal
@@ -97,9 +97,10 @@ class Outcome:
 
 
 def last_words(stderr: str) -> str:
-    """Return the line of what a command wrote that says why it died, or else the last one.
+    """Return the line of a command's output that says why it died.
 
-    A fatal check of XLA's comes before the stack, an exception after it.
+    This is the line of a fatal check, which XLA writes before the stack, or else the last line,
+    which is that of a Python exception.
     """
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     fatal = [line for line in lines if "Check fail" in line or "Fatal Python error" in line]
@@ -108,14 +109,14 @@ def last_words(stderr: str) -> str:
 
 
 class Child:
-    """A command that is running; killed at the end of a `with` block, if it has not ended.
+    """A running command. The end of a `with` block kills it, if it has not ended.
 
     Args:
         command: The program and its arguments.
-        memory: Bytes that each of its processes may have of its own, where the system counts them.
+        memory: The limit of each process's private memory (RLIMIT_DATA), in bytes.
         cwd: The folder to run in.
         env: The environment to run in.
-        options: What else `subprocess.Popen` takes.
+        options: Other arguments of `subprocess.Popen`.
     """
 
     def __init__(
@@ -152,14 +153,18 @@ class Child:
         self._lock = threading.Lock()
 
     def kill(self) -> None:
-        """Kill the command with all that it has started. Returns at once."""
+        """Kill the command and all processes that it has started. Does not wait for them."""
         with self._lock:
             if not self._killed:
                 self._killed = True
                 os.close(self._lifeline)
 
     def wait(self, seconds: float | None = None) -> Outcome:
-        """Wait until the command has ended, or is out of time, counted from its start."""
+        """Wait until the command ends, and return its outcome.
+
+        Args:
+            seconds: The time that it may run, from its start. Then it is killed.
+        """
         deadline = None if seconds is None else self._started + seconds
         read, in_time = self._read(deadline)
         if in_time:
@@ -184,7 +189,7 @@ class Child:
         )
 
     def _read(self, deadline: float | None) -> tuple[list[bytes], bool]:
-        """Return what is written to both streams until they close, and whether they did in time."""
+        """Read both streams until they close, and return the bytes and whether they did in time."""
         streams: list[IO[bytes] | None] = [self.popen.stdout, self.popen.stderr]
         read = [bytearray(), bytearray()]
         with selectors.DefaultSelector() as selector:
@@ -239,7 +244,10 @@ def run(
     cwd: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Run a command to its end, or until it is out of time. See `Child` for the arguments."""
+    """Run a command until it ends, or for at most `seconds`, and return its outcome.
+
+    The other arguments are those of `Child`.
+    """
     with Child(command, memory=memory, cwd=cwd, env=env) as child:
         return child.wait(seconds)
 
@@ -253,10 +261,20 @@ def run_each(
     cwd: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Run commands, `jobs` side by side, and yield the number of each and its outcome as they end.
+    """Run commands in parallel, and yield their outcomes as they end.
 
-    A command is drawn from `commands` when there is room for it. Where the iterator is closed, what
-    still runs is killed.
+    Closing the iterator kills the commands that still run.
+
+    Args:
+        commands: The commands. They are drawn when one can start.
+        jobs: The number of commands that run in parallel.
+        seconds: The time that each may run.
+        memory: The limit of each process's private memory, in bytes.
+        cwd: The folder to run in.
+        env: The environment to run in.
+
+    Yields:
+        The number of a command, from 0, and its outcome.
     """
     left = enumerate(commands)
     running: dict[Future[Outcome], tuple[int, Child]] = {}

@@ -1,11 +1,11 @@
-"""The process between this one and a command: it ends the command when its parent is gone.
+"""The supervisor of a command: it kills the command when the parent process is gone.
 
-Run as a script, `supervisor.py LIFELINE MEMORY COMMAND...`, by `jaxprtool.processes`. It imports
-little, as each command pays for its start.
+`jaxprtool.processes` runs it as a script: `supervisor.py LIFELINE MEMORY COMMAND...`. It imports
+little, so that it starts fast.
 
-LIFELINE is the reading end of a pipe whose writing end the parent alone holds: it closes when the
-parent closes it, and when the parent dies, however it dies. PR_SET_PDEATHSIG would not do: it is
-sent when the thread that started the child ends, and grandchildren do not have it.
+LIFELINE is the reading end of a pipe whose writing end only the parent holds. It closes when the
+parent closes it, and when the parent dies, however that happens. PR_SET_PDEATHSIG is not enough: it
+is sent when the thread that started the child ends, and grandchildren do not inherit it.
 """
 
 import ctypes
@@ -20,14 +20,20 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(lifeline: int, memory: int, command: list[str]) -> None:
-    """Run a command, kill what it has left behind, and end as it has ended."""
-    # What loses its parent becomes a child of this process, also if it has left the group.
+    """Run a command, kill the processes that it has left behind, and end with its status.
+
+    Args:
+        lifeline: The descriptor of the pipe that closes when the command should be killed.
+        memory: The limit of private memory, in bytes; 0 for none.
+        command: The program and its arguments.
+    """
+    # As a subreaper, this process inherits orphaned descendants, even those in other groups.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
     if child == 0:
         os.close(lifeline)
         _execute(memory, command)
-    with suppress(OSError):  # it has done so itself, and runs the command
+    with suppress(OSError):  # the child has called it already, and has executed the command
         os.setpgid(child, child)
     threading.Thread(target=_kill_at_end, args=(lifeline, child), daemon=True).start()
     while True:
@@ -54,7 +60,7 @@ def _execute(memory: int, command: list[str]) -> None:
             _, most = resource.getrlimit(resource.RLIMIT_DATA)
             memory = memory if most == resource.RLIM_INFINITY else min(memory, most)
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; a command would too
             signal.signal(number, signal.SIG_DFL)
         os.execvp(command[0], command)
     except OSError as error:
@@ -70,14 +76,14 @@ def _kill_at_end(lifeline: int, child: int) -> None:
 
 
 def _kill_all(child: int) -> None:
-    """Kill the group of a child, and every process that comes from it, until none is left."""
+    """Kill the process group of a child and, on Linux, all of its descendants."""
     _kill(-child)
     if sys.platform != "linux":
         return
     while children := _children():
         for pid in children:
             _kill(pid)
-            with suppress(ChildProcessError):  # the other thread has waited for it
+            with suppress(ChildProcessError):  # the other thread has already waited for it
                 os.waitpid(pid, 0)
 
 
@@ -87,7 +93,7 @@ def _kill(pid: int) -> None:
 
 
 def _children() -> list[int]:
-    """Return the children of this process, as /proc has them."""
+    """Return the process ids of this process's children, from /proc."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():

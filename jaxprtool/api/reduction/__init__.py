@@ -1,4 +1,4 @@
-"""Delta debugging: the smallest program of which something is still true."""
+"""Delta debugging: reduce a program to the smallest one for which a check still holds."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from jaxprtool.ir.program import Program
 from jaxprtool.passes.reduction.candidates import count_of
 from jaxprtool.processes import Child, last_words, temporary_folder
 
-#: Is told what is being done.
+#: A callback for the line of progress.
 _Told = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What a reduction has come to.
+    """The result of a reduction.
 
     Attributes:
         program: The smallest program found.
         values: The values of its arguments that the check depends on, by name.
-        equations_before: The number of equations at first, at every depth.
-        equations_after: The number now.
-        tries: How many programs were tried.
-        seconds: How long it took.
-        seen: What the check saw of the program as it was given: a signal, a message.
-        is_smaller: Whether anything smaller was found.
-        holds: Whether the check held for the result when it was tried once more.
-        interrupted: Whether the search was cut short.
+        equations_before: The number of equations of the original program, at every depth.
+        equations_after: The number of equations of the smallest program.
+        tries: The number of programs tried.
+        seconds: The time of the search.
+        seen: What the check saw of the original program: a signal, a message.
+        is_smaller: Whether a smaller program was found.
+        holds: Whether the check held again when the result was retried.
+        interrupted: Whether the search was interrupted.
     """
 
     program: Program
@@ -68,28 +68,29 @@ def reduce(
     plugins: Sequence[str] = (),
     told: _Told = lambda doing: None,
 ) -> Reduction:
-    """Make a program smaller as long as something stays true of it.
+    """Reduce a program to a smaller one for which a predicate still holds.
 
-    No step of the reduction can be taken further at any single place of the result.
+    The result is a local minimum: no step of the reduction applies at any single site of it.
 
     Args:
         program: The program.
-        predicate: A check, as `jaxprtool reduce --check` takes it: "crash", "nan", "mismatch -p
-            fold", …, or a command; each try runs in a process of its own. Or a function of a
-            program, which is called in this one, and whose exceptions are not caught.
-        values: Values of arguments by name; those not given are random.
-        seed: Of random values.
-        jobs: How many tries run side by side.
-        seconds: How long a try may run; three times what the first took, and 10 at least, if None.
-        memory: Bytes of memory that a try may have; without a limit if None.
+        predicate: A check in the syntax of `jaxprtool reduce --check`: "crash", "nan", "mismatch -p
+            fold", …, or a shell command. Each try runs in a process of its own. Or a function of a
+            program, which is called in this process, and whose exceptions are not caught.
+        values: Values of arguments by name. Arguments left out get random values.
+        seed: The seed of random values.
+        jobs: The number of tries that run in parallel.
+        seconds: The time limit of a try. If None, three times that of the first try, and at least
+            10.
+        memory: The memory limit of a try, in bytes. If None, there is none.
         plugins: Files or modules with passes, for the pipelines of the check.
-        told: Is told what is being done.
+        told: Called with each line of progress.
 
     Returns:
         The smallest program found; on Ctrl-C, the smallest so far.
 
     Raises:
-        ArgumentsError: If the predicate is not true of the program, or differs from try to try.
+        ArgumentsError: If the predicate does not hold for the program, or not when tried again.
         UnsupportedError: If the program cannot be written to a file.
     """
     start = time.monotonic()
@@ -110,7 +111,7 @@ def reduce(
 def _here(
     program: Program, values: dict[str, Any], predicate: Callable[[Program], object], told: _Told
 ) -> Reduction:
-    """Reduce with a function as the predicate, which is called in this process."""
+    """Reduce with a Python function as the predicate, called in this process."""
     judge, state = CallingJudge(predicate), State(program, values)
     if not judge.holds(state):
         raise ArgumentsError("the predicate is not true of the program as it was given")
@@ -140,7 +141,7 @@ def _reduction(
 
 
 def _in_worker(program: Program, request: worker.Request, told: _Told) -> Reduction:
-    """Reduce in a process that forks for each try."""
+    """Reduce in a child process, which forks for each try."""
     with temporary_folder("jaxprtool-reduce-") as folder:
         write(program, os.path.join(folder, worker.ORIGINAL), callbacks="stub")
         with open(os.path.join(folder, worker.REQUEST), "wb") as file:
@@ -179,7 +180,7 @@ def _in_worker(program: Program, request: worker.Request, told: _Told) -> Reduct
 
 
 def _follow(popen: subprocess.Popen[bytes], last: dict[str, Any], told: _Told) -> None:
-    """Follow what a worker says, and keep the last of each thing."""
+    """Read the messages of a worker, report progress, and keep the last value of each key."""
     assert popen.stdout is not None
     for line in popen.stdout:
         said = json.loads(line)

@@ -1,4 +1,4 @@
-"""Calls of checks, which can be sent to another Python: programs go there as text."""
+"""Calls of checks that can be pickled and sent to another Python; programs go as text."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from jaxprtool.formats.jaxpr.write import text
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.registry import load_plugin
 
-#: A function of a module, or of a class, which pickles by its name.
+#: A function that can be pickled by its name.
 _Function: TypeAlias = Callable[[Check, Program, Values], Any]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function with a check, a program and values.
+    """A call `function(check, program, values)`.
 
     Attributes:
-        function: The function.
+        function: A function that can be pickled by its name.
         check: The check.
         program: The program.
-        values: The values of its arguments that are known.
-        plugins: Files or modules with passes, for the pipelines of the check.
+        values: The known values of its arguments, by name.
+        plugins: Files or modules with passes, to load before the call in another Python.
     """
 
     function: _Function

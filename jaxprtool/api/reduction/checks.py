@@ -1,14 +1,14 @@
-"""What is to be kept of a program while it is reduced: the checks that can be asked for by name.
+"""The checks of a reduction: what must hold for a smaller program too.
 
-    crash                   XLA, or what runs, dies of a signal
-    timeout SECONDS         it takes longer than this to compile
-    nan                     it gives a NaN of finite arguments, by the same equation
-    mismatch -p PIPELINE    its results are others after these passes, or between two of them
-    mismatch --backends A,B they are others on another backend
-    error TEXT              it cannot be compiled, or run, and the message has this text
-    anything else           a command of the shell, with {} for the program's file, exits with 0
+    crash                   compiling or running the program dies of a signal
+    timeout SECONDS         compiling takes longer than this
+    nan                     an equation makes a NaN from finite numbers, and it reaches a result
+    mismatch -p PIPELINE    the passes change the results; with two -p, the two results differ
+    mismatch --backends A,B the results differ between two backends
+    error TEXT              compiling or running fails, and the message contains the text
+    anything else           a shell command, with {} for the program's file, exits with 0
 
-`crash`, `timeout` and `error` take `-p PIPELINE` too: passes to run on the program first.
+`crash`, `timeout` and `error` also take `-p PIPELINE`: passes to run on the program first.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from jaxprtool.passes.reduction.candidates import with_body
 #: The text of a program, and the values of its arguments.
 Guess: TypeAlias = tuple[str, dict[str, Any]]
 
-#: The values of arguments by name; those that are not known are random.
+#: The known values of arguments, by name. Other arguments get random values.
 Values = Mapping[str, Any]
 
 
@@ -57,11 +57,14 @@ Values = Mapping[str, Any]
 class Check:
     """A check of programs, each in a process of its own.
 
+    `evidence` runs in that process, and `seen` and `same` judge its outcome in the process that
+    searches.
+
     Attributes:
-        given: The words after its name.
+        given: The words after the name of the check.
         pipelines: The pipelines of its options `-p`.
         backends: The backends of its option `--backends`.
-        seed: Of random values for arguments that have none.
+        seed: The seed of random values for arguments without a known value.
     """
 
     given: tuple[str, ...] = ()
@@ -69,17 +72,17 @@ class Check:
     backends: tuple[str, ...] = ()
     seed: int = 0
 
-    #: Whether it depends on the values of arguments; else those that are cut off are random.
+    #: Whether the check depends on values. Then variables that become arguments keep their values.
     reads_values: ClassVar[bool] = False
-    #: Whether it runs the program, whatever the values of its arguments are.
+    #: Whether the check runs the program on random values for arguments without a known one.
     makes_values: ClassVar[bool] = False
-    #: How it is written, for an error.
+    #: The syntax, for errors.
     usage: ClassVar[str] = ""
-    #: What is said of a program for which it does not hold, if the program says nothing.
+    #: The explanation when the check does not hold and the process has printed nothing.
     otherwise: ClassVar[str] = ""
 
     def validate(self) -> None:
-        """Raise ArgumentsError for words and options that it does not take."""
+        """Raise ArgumentsError if the words or options are not those of the check."""
         self._require(not self.given and len(self.pipelines) < 2)
         self._require(not self.backends)
 
@@ -88,7 +91,7 @@ class Check:
             raise ArgumentsError(f"the check is to be written: {self.usage}")
 
     def evidence(self, program: Program, values: Values) -> Any:
-        """Run in a process of its own: return what there is to be seen; None for nothing."""
+        """Run the program, and return the fault found, or None. Called in a process of its own."""
         raise NotImplementedError
 
     def guess(self, program: Program, values: Values) -> Guess | None:
@@ -96,17 +99,17 @@ class Check:
         return None
 
     def seen(self, tried: Tried) -> Any:
-        """Return what is seen of a try; None if the check does not hold."""
+        """Return the fault that a try has shown, or None if the check does not hold."""
         return tried.value
 
     def same(self, seen: Any, first: Any) -> bool:
-        """Return whether what is seen is what was seen of the program as it was given."""
+        """Return True if the fault of a candidate is that of the original program."""
         return seen is not None
 
     # --- what checks share --------------------------------------------------------------------
 
     def arguments(self, program: Program, values: Values) -> list[Any]:
-        """Return flat arguments of a program."""
+        """Return flat arguments for a program: the known values, and random ones for the rest."""
         found = []
         for i, name in enumerate(program.arg_names):
             value = values.get(name)
@@ -119,14 +122,14 @@ class Check:
 
 
 def keep_kernels() -> None:
-    """Have all tries share what they compile: most equations of a try are those of the last."""
+    """Share compiled kernels between tries, most of whose equations are the same."""
     jax.config.update("jax_compilation_cache_dir", os.environ[FOLDER])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def piped(program: Program, pipeline: str) -> Program:
-    """Return what a pipeline makes of a program. Raises JaxprToolError if that is several."""
+    """Run a pipeline on a program. Raises UnsupportedError if it makes several programs."""
     result = Pipeline.parse(pipeline)(program) if pipeline else program
     if isinstance(result, Programs):
         raise UnsupportedError(f"{pipeline} makes several programs")
@@ -140,7 +143,7 @@ def compiled(program: Program, arguments: Sequence[Any]) -> Callable[..., Any]:
 
 
 class Crash(Check):
-    """XLA, or what runs, dies of a signal: the same as of the program as it was given."""
+    """Compiling or running the program dies of the same signal as the original."""
 
     usage = "crash, or crash -p PIPELINE"
     otherwise = "it runs to its end"
@@ -159,7 +162,7 @@ class Crash(Check):
 
 
 class Timeout(Check):
-    """It takes longer than so many seconds to compile."""
+    """Compiling takes longer than the given number of seconds."""
 
     usage = "timeout SECONDS, or timeout SECONDS -p PIPELINE"
     otherwise = "it compiles in time"
@@ -176,7 +179,7 @@ class Timeout(Check):
         fun = jax.jit(jaxcompat.jaxpr_as_fun(program.jaxpr), **program.jit_keywords)
         types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals]
         lowered = fun.trace(*types).lower()
-        # The signal kills the process wherever it is then.
+        # The default action of the signal kills the process even while it is inside XLA.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, float(self.given[0]))
         lowered.compile()
@@ -187,7 +190,7 @@ class Timeout(Check):
 
 
 class Nan(Check):
-    """It gives a NaN that the same equation makes, of arguments that are finite."""
+    """The same equation makes a NaN from finite numbers, and it reaches a result."""
 
     usage = "nan"
     otherwise = "it gives no NaN that an equation makes of finite numbers: see jaxprtool nans"
@@ -202,7 +205,7 @@ class Nan(Check):
         for name, value in zip(program.arg_names, arguments, strict=True):
             if not _is_finite(value):
                 raise ArgumentsError(f"argument '{name}' is not finite: see jaxprtool nans")
-        # To follow loops round by round takes several times as long as to run them.
+        # Interpreting loops round by round is slow, so first see whether there is a NaN at all.
         if not is_flat(jaxcompat.open_jaxpr(program.jaxpr)) and not _gives_nan(program, arguments):
             return None
         made = find_nan(program, tuple(arguments)).found
@@ -224,7 +227,7 @@ class Nan(Check):
 
 
 class _ByEquation(Interpreter):
-    """Runs each equation as a kernel, which tries have in common, and loops and branches whole."""
+    """Runs equations one by one, as kernels that tries share, but loops and branches whole."""
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         if isinstance(view(eqn), Scan | While | Cond):
@@ -233,7 +236,7 @@ class _ByEquation(Interpreter):
 
 
 class Mismatch(Check):
-    """Its results are others after passes, or on another backend, beyond tolerance."""
+    """The results differ after passes, or on another backend, by more than the tolerance."""
 
     usage = "mismatch -p PIPELINE [-p PIPELINE], or mismatch --backends A,B"
     otherwise = "its results are the same, up to tolerances"
@@ -248,7 +251,7 @@ class Mismatch(Check):
             Pipeline.parse(pipeline)
 
     def pair(self, program: Program) -> tuple[Program, Program]:
-        """Return the two programs that are to give the same."""
+        """Return the two programs whose results should be equal."""
         pipelines = self.pipelines if len(self.pipelines) == 2 else ("", *self.pipelines)
         first, second = (piped(program, pipeline) for pipeline in pipelines)
         return first, second
@@ -270,7 +273,7 @@ class Mismatch(Check):
         one, other = (_ByEquation().run(each.jaxpr, arguments) for each in (before, after))
         fault = difference(one, other, values_agree, before.out_names)
         if fault is not None and not is_flat(jaxcompat.open_jaxpr(before.jaxpr)):
-            # XLA may round what is in a loop otherwise: round by round it does not.
+            # XLA may round differently inside a loop: compare again, round by round.
             one, other = (Interpreter().run(each.jaxpr, arguments) for each in (before, after))
             fault = difference(one, other, values_agree, before.out_names)
         return None if fault is None else str(fault)
@@ -283,7 +286,7 @@ class Mismatch(Check):
 
 
 class Error(Check):
-    """It cannot be rewritten, compiled or run, for a reason whose message has a text."""
+    """Rewriting, compiling or running fails with a message that contains the given text."""
 
     usage = "error TEXT, or error TEXT -p PIPELINE"
     otherwise = "it runs to its end, or fails with another message"
@@ -308,7 +311,7 @@ class Error(Check):
 
 
 class Command(Check):
-    """A command of the shell exits with 0, given the program's file."""
+    """A shell command that is given the program's file exits with 0."""
 
     usage = "a command with {} for the program's file"
 
@@ -343,7 +346,7 @@ CHECKS: dict[str, type[Check]] = {
 
 
 def parse(text: str, seed: int = 0) -> Check:
-    """Return the check that a text asks for. Raises ArgumentsError for one that is not right."""
+    """Parse a check, as `--check` takes it. Raises ArgumentsError if it is not valid."""
     try:
         name, *words = shlex.split(text) or [""]
     except ValueError as error:
@@ -372,14 +375,19 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class PackedKey:
-    """A random key as plain numbers, which can be sent to another process."""
+    """A random key as plain numbers, which can be pickled.
+
+    Attributes:
+        implementation: The name of the key's implementation.
+        data: The key data.
+    """
 
     implementation: Any
     data: np.ndarray
 
 
 def packed(value: Any) -> Any:
-    """Return an array as one of NumPy's, and a key as its numbers."""
+    """Convert the value of an argument to one that can be pickled: a NumPy array or PackedKey."""
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return PackedKey(str(jax.random.key_impl(value)), np.asarray(jax.random.key_data(value)))
     return np.asarray(value)

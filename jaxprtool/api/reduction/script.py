@@ -1,4 +1,4 @@
-"""The Python module that a reduction ends with: it fails by itself, with JAX alone."""
+"""Write a reduced program as a standalone Python script that shows the fault with JAX alone."""
 
 from __future__ import annotations
 
@@ -44,10 +44,15 @@ _BACKENDS = [
 
 
 def script(program: Program, check: Check, values: dict[str, Any]) -> str:
-    """Return a module that runs a program as a check does, when it is run itself.
+    """Return the source of a script that runs a program as a check does.
+
+    Args:
+        program: The program.
+        check: The check that holds for it.
+        values: The known values of its arguments, by name.
 
     Raises:
-        UnsupportedError: For a program that cannot be written as Python.
+        UnsupportedError: If the program cannot be written as Python.
     """
     after = None
     if isinstance(check, Mismatch) and not check.backends:
@@ -62,7 +67,7 @@ def script(program: Program, check: Check, values: dict[str, Any]) -> str:
         inside = textwrap.indent(f"{inner}\nreturn {name}\n", "    ")
         parts.append(f"\n\ndef rewritten():\n{inside}")
     body = [
-        "import time\n" if check.__class__ is Timeout else "",
+        "import time\n" if isinstance(check, Timeout) else "",
         "import jax",
         "import jax.numpy as jnp",
         "import numpy as np",
@@ -89,7 +94,7 @@ def _lines(check: Check) -> Sequence[str]:
 
 
 def _module(program: Program) -> tuple[str, str]:
-    """Return a program as a module, and the name of its function."""
+    """Return the source of a program as a module, and the name of its function."""
     text = to_python(program, callbacks="stub", source=False)
     found = re.match(r'"""`(\w+)`', text)
     assert found is not None
@@ -97,7 +102,10 @@ def _module(program: Program) -> tuple[str, str]:
 
 
 def _with_environment(text: str) -> str:
-    """Set in a module what JAX reads of the environment: XLA's flags, and how many CPUs it has."""
+    """Add to a module the environment variables that change what JAX does, with their values now.
+
+    These are XLA's flags and the number of CPU devices.
+    """
     settings = {"XLA_FLAGS": os.environ.get("XLA_FLAGS")}
     if jax.config.jax_num_cpu_devices > 0:
         settings["JAX_NUM_CPU_DEVICES"] = str(jax.config.jax_num_cpu_devices)
@@ -109,7 +117,7 @@ def _with_environment(text: str) -> str:
 
 
 def _literal(value: Any) -> str:
-    """Write the value of an argument; of a large one without much in it, how it is filled."""
+    """Return a Python expression for the value of an argument; a constant array as `jnp.full`."""
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = np.asarray(jax.random.key_data(value)).tolist()
         words = f"jnp.array({data}, 'uint32')"

@@ -1,8 +1,8 @@
-"""The search for the smallest program for which a check holds: delta debugging.
+"""The search of delta debugging: the smallest program for which a check still holds.
 
 Every step of `passes.reduction` is tried on many of its sites at once, then on half as many, and so
-on. While a program is large, only large parts of it are tried, so that thousands of equations take
-tens of tries. The search ends when no step can be taken at any single site.
+on. In the first rounds, only large parts of the sites are tried, so that thousands of equations
+take tens of tries. The search ends when no step applies at any single site.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from jaxprtool.jaxcompat import Var, open_jaxpr, replace_jaxpr
 from jaxprtool.passes.reduction import STEPS, Candidate, Step, checked, flattened
 from jaxprtool.passes.reduction.candidates import count_of, is_array
 
-#: Into how many parts sites are divided at most, round by round; None for single ones.
+#: The most parts that sites are divided into, round by round; None for single sites.
 _FINEST = (4, 16, 64, None)
 
 
 @dataclass(frozen=True)
 class State:
-    """A program, and the values of its arguments as far as they are known."""
+    """A program, and the known values of its arguments, by name."""
 
     program: Program
     values: Values = field(default_factory=dict)
 
 
 class Judge(Protocol):
-    """Says for which programs a check holds."""
+    """The oracle of the search: it decides whether a check holds for a program."""
 
-    #: How many programs were tried.
+    #: The number of programs tried.
     tries: int
-    #: Whether it runs programs, on random values for arguments that have none.
+    #: Whether the check runs programs on random values for arguments without a known one.
     makes_values: bool
 
     def first(self, states: Iterator[State]) -> State | None:
-        """Return the first for which the check holds."""
+        """Return the first state for which the check holds, or None."""
 
     def guess(self, state: State) -> State | None:
         """Return a small program for which the check may hold, if it knows one."""
 
     def values_of(self, state: State) -> dict[Var, Any]:
-        """Return the values of variables of the top level, if the check depends on them."""
+        """Return the values of top-level variables; empty if the check does not depend on them."""
 
 
 class Search:
     """The reduction of one program.
 
     Args:
-        judge: Says whether the check holds.
-        found: Is told each smaller program, and what is being done.
+        judge: The oracle.
+        found: Called with the smallest state so far and the name of the step, for progress.
     """
 
     def __init__(self, judge: Judge, found: Callable[[State, str], object]):
@@ -70,10 +70,10 @@ class Search:
         self.state: State
 
     def run(self, state: State) -> State:
-        """Return the smallest program that steps lead to.
+        """Return the smallest state found.
 
-        Steps make programs of flat arguments and results. If the check does not hold for one, as a
-        pass need not that takes an argument by its path, it is the program as it was given.
+        Steps need a program with flat pytrees. If the check does not hold for the flattened
+        program, as with a pass that takes an argument by its path, the state itself is returned.
         """
         self.state = state
         flat = State(flattened(state.program), state.values)
@@ -85,7 +85,7 @@ class Search:
         finest: int | None = next(rounds)
         while True:
             while finest is not None and finest >= count_of(self.state.program):
-                finest = next(rounds)  # as if single ones
+                finest = next(rounds)  # so many parts would be single sites
             before = self.state
             for step in STEPS:
                 self._step(step, finest)
@@ -103,6 +103,7 @@ class Search:
         return list(step.sites(program))
 
     def _step(self, step: Step, finest: int | None) -> None:
+        """Take a step at as many sites as possible, in chunks that become half as large."""
         if step.keeps:
             self._keep_windows(step)
         sites = self._sites(step)
@@ -120,7 +121,7 @@ class Search:
             size = min(size, len(sites)) // 2
 
     def _keep_windows(self, step: Step) -> None:
-        """Keep a half of the sites, or a quarter, as long as that does."""
+        """Keep only half of the sites, the first, last or middle, as long as the check holds."""
         while True:
             sites = self._sites(step)
             n = len(sites)
@@ -132,9 +133,12 @@ class Search:
     def _take(
         self, step: Step, choices: Sequence[Sequence[Any]], sites: Sequence[Any] | None
     ) -> int | None:
-        """Take the first choice of sites that does, and return its number.
+        """Move to the first candidate for which the check holds, and return its choice's number.
 
-        With `sites`, the choices of a step that keeps are what goes.
+        Args:
+            step: The step.
+            choices: The sites of each candidate.
+            sites: All sites. If given, and the step keeps sites, the choices are the sites to drop.
         """
         numbers: dict[int, int] = {}
 
@@ -159,17 +163,18 @@ class Search:
         return numbers[id(found)]
 
     def _candidate(self, step: Step, chosen: Sequence[Any]) -> State | None:
-        """Return what a step makes of the sites chosen, if it is well typed and new."""
+        """Apply a step to the sites chosen, and return the result if it is well typed."""
         program = self.state.program
         try:
             candidate = step.apply(program, chosen)
-        except Exception:  # a step that cannot be taken there makes nothing
+        except Exception:  # the step does not apply to these sites
             return None
         if candidate is None or not checked(candidate, program):
             return None
         return self._with_values(candidate)
 
-    def _with_values(self, candidate: Candidate) -> State | None:
+    def _with_values(self, candidate: Candidate) -> State:
+        """Return a candidate with the known values of its arguments, old and new."""
         known = self.state.values
         values = {n: known[n] for n in candidate.program.arg_names if n in known}
         if candidate.resize is not None:
@@ -183,7 +188,7 @@ class Search:
         return State(candidate.program, values)
 
     def _plainer_values(self) -> None:
-        """Put zeros, ones or round numbers in the places of arguments' values."""
+        """Replace the known values of arguments by zeros, ones or rounded numbers."""
         for name in self.state.program.arg_names:
             value = self.state.values.get(name)
             if value is None or isinstance(value, PackedKey):
@@ -196,7 +201,7 @@ class Search:
                 self._found(found, "plainer values")
 
     def _fill(self) -> None:
-        """Put zeros, or ones, in the places of values that the check makes up: they are written."""
+        """Set values that the check would make up to zeros or ones, for the script."""
         values = self.state.values
         avals = dict(zip(self.state.program.arg_names, self.state.program.in_avals, strict=True))
         unknown = {n: a for n, a in avals.items() if n not in values and not is_extended(a.dtype)}
@@ -210,7 +215,7 @@ class Search:
 
 
 def _plainer(value: np.ndarray) -> Iterator[np.ndarray]:
-    """Plainer arrays of the same type, the plainest first; of a plain one none."""
+    """Yield simpler arrays of the same type, the simplest first."""
     for plain in (np.zeros_like(value), np.ones_like(value)):
         if plain.tobytes() == value.tobytes():
             return
@@ -223,7 +228,14 @@ def _plainer(value: np.ndarray) -> Iterator[np.ndarray]:
 
 
 class ForkingJudge:
-    """Tries each program in a forked process."""
+    """Runs a check on each program in a forked process.
+
+    Args:
+        check: The check.
+        jobs: The number of tries that run in parallel.
+        limits: The limits of a try.
+        plugins: Files or modules with passes.
+    """
 
     def __init__(self, check: Check, jobs: int, limits: Limits, plugins: Sequence[str]):
         self._check, self._jobs, self._limits, self._plugins = check, jobs, limits, plugins
@@ -231,9 +243,14 @@ class ForkingJudge:
         self._failed: set[Hashable] = set()
 
     def first_look(self, state: State, seconds: float | None) -> Any:
-        """Look at the program as it was given, twice, and set the limit of time by it.
+        """Try the original program twice, and return what the check saw.
 
-        Raises ArgumentsError if the check does not hold for it.
+        Args:
+            state: The original program.
+            seconds: The time limit of a try. If None, it is set by the time of the first.
+
+        Raises:
+            ArgumentsError: If the check does not hold for it both times.
         """
         one = self._tried(state)
         self._first = self._check.seen(one)
@@ -272,7 +289,7 @@ class ForkingJudge:
         return seen is not None and self._check.same(seen, self._first)
 
     def holds(self, state: State) -> bool:
-        """Return whether the check holds for a program."""
+        """Return True if the check holds for a program."""
         return self._holds(self._tried(state))
 
     def first(self, states: Iterator[State]) -> State | None:
@@ -323,7 +340,7 @@ def _values_of_variables(check: Check, program: Program, values: Values) -> list
 
 
 def _key(state: State) -> Hashable:
-    """Return what is the same of states that are alike: structures, and bytes of values."""
+    """Return a key, equal for states with the same jaxpr and values; unique if there is none."""
     values = [state.values.get(name) for name in state.program.arg_names]
     data = tuple(v.tobytes() if isinstance(v, np.ndarray) else v is None for v in values)
     try:
@@ -333,7 +350,7 @@ def _key(state: State) -> Hashable:
 
 
 class CallingJudge:
-    """Asks a function in this process, one program after another."""
+    """Calls a predicate in this process, for one program after another."""
 
     makes_values = False
 
@@ -342,7 +359,7 @@ class CallingJudge:
         self.tries = 0
 
     def holds(self, state: State) -> bool:
-        """Return whether the predicate is true of a program."""
+        """Return True if the predicate holds for a program."""
         self.tries += 1
         return bool(self._predicate(state.program))
 

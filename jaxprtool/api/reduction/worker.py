@@ -1,9 +1,10 @@
-"""The process that searches: it forks for every try, and starts no backend of JAX itself.
+"""The search of a reduction as a process: it forks for every try.
 
     python -m jaxprtool.api.reduction.worker FOLDER
 
-FOLDER holds the request; the smallest program so far is written there whenever it gets smaller.
-Each line on stdout is a JSON document: what is being done, and in the end how it went.
+The process never starts a backend of JAX, whose threads a fork would lack. FOLDER holds the
+request, and the smallest program so far is written there. Each line on stdout is a JSON document:
+the progress and, in the end, the result.
 """
 
 from __future__ import annotations
@@ -21,7 +22,18 @@ REQUEST, ORIGINAL, BEST, VALUES = "request.pickle", "original.jaxpr", "best.jaxp
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: see `reduce`."""
+    """The arguments of `reduce`, as they are sent to the worker.
+
+    Attributes:
+        check: The check, as text.
+        values: The packed values of arguments, by name.
+        seed: The seed of random values.
+        jobs: The number of tries that run in parallel.
+        seconds: The time limit of a try; None to set it by the first.
+        memory: The memory limit of a try, in bytes; None for no limit.
+        plugins: Files or modules with passes.
+        x64: Whether 64-bit types are enabled.
+    """
 
     check: str
     values: dict[str, Any]
@@ -34,7 +46,7 @@ class Request:
 
 
 def main(folder: str) -> None:
-    """Reduce the program in a folder."""
+    """Reduce the program in a folder, and write the result there."""
     with open(os.path.join(folder, REQUEST), "rb") as file:
         request: Request = pickle.load(file)
     import jax

@@ -1,9 +1,9 @@
-"""Steps by which a program is made smaller while something of it is kept: delta debugging.
+"""The steps of delta debugging: ways to make a program smaller.
 
-Each `Step` finds in a program the sites where it can make it simpler, and makes a candidate from a
-choice of them. The caller keeps a candidate if it is still interesting (`api.reduction`): first
-with many sites at once, in the end with each alone. Candidates are well typed, and need not compute
-what the program does.
+A `Step` lists the sites of a program where it applies, and makes a candidate by simplifying some of
+them. The search (`api.reduction`) keeps a candidate if the check still holds; it tries many sites
+at once first, and single ones in the end. Candidates are well typed, but need not compute what the
+program does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ from jaxprtool.passes.reduction.types import TYPES
 
 __all__ = ["STEPS", "Candidate", "Step", "checked", "flattened", "simpler"]
 
-#: All steps. Calls come first, since equations are cut where none is around them, and then the
-#: steps that remove most.
+#: All steps, in the order in which they are tried. Calls are inlined first, because only equations
+#: of the top level can be cut; then come the steps that remove most.
 STEPS: tuple[Step, ...] = (*CALLS, *PARTS, *INSIDE, *TYPES)

@@ -1,4 +1,4 @@
-"""A candidate: a program, and where the values of its new arguments come from."""
+"""The candidates and steps of a reduction, and what all steps use."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _DCE = Dce(drop_inputs=True)
 
 @dataclass(frozen=True)
 class Candidate:
-    """A program that may take the place of another.
+    """A program that may replace the current one.
 
     Attributes:
-        program: The program. An argument that the other has too has the same name.
-        origin: The program whose variables have become arguments, which computes what the other
-            does; None if no argument is new.
-        cut: For each new argument by name, the variable of the origin that it was.
-        resize: Makes of the value of an argument one of the type that it has now.
+        program: The program. Arguments that the current program has too keep their names.
+        origin: A program equivalent to the current one, some of whose variables have become
+            arguments of the candidate; None if the candidate has no new arguments.
+        cut: The variable of `origin` that each new argument was, by the argument's name.
+        resize: A function that converts the value of an argument to its new type; None if the types
+            are the same.
     """
 
     program: Program
@@ -41,13 +42,13 @@ class Step:
     """One way to make a program simpler.
 
     Attributes:
-        name: What it does, for the line of progress: "dropping results".
-        sites: Where it can be applied in a program.
-        apply: Makes a candidate of a program and some of its sites; None if there is none.
-        keeps: Whether the sites chosen are those that stay. Then a few are tried to be kept first,
-            and each to be dropped in the end.
-        most: The most equations that a program may have for it.
-        alone: Whether sites are tried one by one only.
+        name: What the step does, for the line of progress: "dropping results".
+        sites: A function that returns the sites of a program where the step applies.
+        apply: A function that makes a candidate from a program and some of its sites; it returns
+            None if it cannot.
+        keeps: Whether the sites given to `apply` are those to keep, not those to simplify.
+        most: The most equations of a program that the step is tried on; None for any number.
+        alone: Whether the step is tried at single sites only.
     """
 
     name: str
@@ -59,12 +60,12 @@ class Step:
 
 
 def flattened(program: Program) -> Program:
-    """Return the program with its arguments flat, and its results as a tuple or a single one."""
+    """Flatten the pytrees of a program. The result becomes an array or a tuple of arrays."""
     return program.replace(**_flat(program.jaxpr))
 
 
 def _flat(jaxpr: Any) -> dict[str, Any]:
-    """Return the structures of a flat program. That of one result is no tuple, as `grad` needs."""
+    """Return the pytrees of a flat program. A single result is not in a tuple, as `grad` needs."""
     count = len(jaxpr.outvars)
     results = ("result",) if count == 1 else tuple(f"result[{i}]" for i in range(count))
     return {
@@ -75,13 +76,13 @@ def _flat(jaxpr: Any) -> dict[str, Any]:
 
 
 def with_body(program: Program, jaxpr: Any, arg_names: Sequence[str] | None = None) -> Program:
-    """Return the program with another jaxpr, flat, and without code and arguments that are dead."""
+    """Replace the jaxpr of a program, flatten the pytrees, and drop dead code and arguments."""
     names = program.arg_names if arg_names is None else tuple(arg_names)
     return flattened(_DCE(program.replace(jaxpr=jaxpr, arg_names=names, **_flat(jaxpr))))
 
 
 def checked(candidate: Candidate, before: Program) -> bool:
-    """Return whether a candidate is well typed."""
+    """Return True if a candidate is well typed."""
     try:
         type_check(candidate.program, before)
     except JaxprToolError:
@@ -95,7 +96,7 @@ def count_of(program: Program) -> int:
 
 
 def simpler(new: Program, old: Program) -> bool:
-    """Return whether a program is smaller: in equations, then arguments and results, then bytes."""
+    """Return True if `new` has fewer equations, or else arguments and results, or else bytes."""
     return _measure(new) < _measure(old)
 
 
@@ -110,11 +111,11 @@ def _measure(program: Program) -> tuple[int, int, int]:
 
 
 def is_variable(atom: Atom) -> bool:
-    """Return whether an atom is a variable."""
+    """Return True if an atom is a variable, not a literal."""
     return type(atom) is not Literal
 
 
 def is_array(var: Any) -> bool:
-    """Return whether a variable can be an argument of a program, and a result."""
+    """Return True if a variable can be an argument or result of a program; a ref cannot."""
     aval = var.aval
     return hasattr(aval, "shape") and not isinstance(aval, jaxcompat.AbstractRef)

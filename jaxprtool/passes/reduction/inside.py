@@ -1,4 +1,4 @@
-"""Steps on single equations at every depth: an equation is replaced by something simpler."""
+"""Reduction steps on single equations, at every depth: replace them by something simpler."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from jaxprtool.passes.reduction.candidates import (
     with_body,
 )
 
-#: Writes something simpler for an equation and returns its results; None if there is nothing.
+#: A function that writes something simpler and returns the new results, or None if it cannot.
 _Replacement = Callable[[Writer, JaxprEqn], Sequence[Atom] | None]
 
-#: Equations are told apart by their first result, which stays when their operands are renamed.
+#: An equation, identified by its first result, which stays the same when operands are renamed.
 _Site: TypeAlias = Var
 
 
 def _every(program: Program) -> list[JaxprEqn]:
+    """Return all equations with results, at every depth."""
     found = equations(jaxcompat.open_jaxpr(program.jaxpr))
     return [eqn for eqn in found if eqn.outvars]
 
 
 def _replaced(replacement: _Replacement) -> Callable[[Program, Sequence[_Site]], Candidate | None]:
-    """Return a step's `apply` that replaces the equations at all chosen sites."""
+    """Return an `apply` for a step that replaces the equations at the chosen sites."""
 
     def apply(program: Program, chosen: Sequence[_Site]) -> Candidate | None:
         sites = set(map(id, chosen))
@@ -62,6 +63,7 @@ def _replaced(replacement: _Replacement) -> Callable[[Program, Sequence[_Site]],
 
 
 def _held(eqn: JaxprEqn) -> Regions | None:
+    """Return the regions of an equation; None for `shard_map`, whose body cannot be spliced."""
     held = regions(eqn)
     return None if held is None or isinstance(held.view, ShardMap) else held
 
@@ -84,7 +86,7 @@ def _loops(program: Program) -> Sequence[_Site]:
 
 
 def _one_round(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
-    """Write the first round of a loop in its place."""
+    """Replace a loop by its first iteration."""
     loop = view(eqn)
     if not writer.can_hold(loop.body):
         return None
@@ -120,7 +122,7 @@ def _branch(number: int) -> _Replacement:
 
 
 def _tidied(program: Program, chosen: Sequence[int]) -> Candidate | None:
-    """Drop what bodies are given or give in vain."""
+    """Drop operands and results of bodies that are not used."""
     new = with_body(program, Forward()(program).jaxpr)
     return Candidate(new) if simpler(new, program) else None
 
@@ -129,22 +131,22 @@ def _tidied(program: Program, chosen: Sequence[int]) -> Candidate | None:
 
 
 def _with_operands(program: Program) -> Sequence[_Site]:
-    """The equations that compute something of variables; the last first."""
+    """Return the equations that read variables, the last first."""
     return [eqn.outvars[0] for eqn in _every(program) if any(map(is_variable, eqn.invars))][::-1]
 
 
 def _computed(program: Program) -> Sequence[_Site]:
-    """Those of which none of the results is of a kind that cannot be made up."""
-    made_up = {
+    """Return those of `_with_operands` whose results are all arrays of numbers."""
+    numeric = {
         eqn.outvars[0]
         for eqn in _every(program)
         if all(is_array(v) and not is_extended(v.aval.dtype) for v in eqn.outvars)
     }
-    return [v for v in _with_operands(program) if v in made_up]
+    return [v for v in _with_operands(program) if v in numeric]
 
 
 def _operand(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
-    """Return operands of the same types for an equation's results."""
+    """Return an operand of the same type for each result, preferring different operands."""
     atoms: list[Atom] = []
     for var in eqn.outvars:
         like = [
@@ -182,7 +184,7 @@ def _literals(program: Program) -> Sequence[tuple[Var, int]]:
 
 
 def _plain_literals(program: Program, chosen: Sequence[tuple[Var, int]]) -> Candidate | None:
-    """Put ones in the places of numbers."""
+    """Replace literals by ones."""
     places = {(id(var), i) for var, i in chosen}
 
     def replacement(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
@@ -200,7 +202,7 @@ def _constants(program: Program) -> Sequence[int]:
 
 
 def _constants_as_arguments(program: Program, chosen: Sequence[int]) -> Candidate | None:
-    """Make arguments of constants."""
+    """Turn constants into arguments."""
     jaxpr = program.jaxpr
     new = [jaxpr.constvars[i] for i in chosen]
     left = [i for i in range(len(jaxpr.constvars)) if i not in set(chosen)]
@@ -221,20 +223,19 @@ def _constants_as_arguments(program: Program, chosen: Sequence[int]) -> Candidat
 
 
 def _options(program: Program) -> Sequence[tuple[Var, str, object]]:
-    """The parameters that may be left at None, False or 1, each with that value."""
+    """Return the parameters that may be replaced by None, False or 1, with the replacement."""
     found: list[tuple[Var, str, object]] = []
     for eqn in _every(program):
         for name, value in eqn.params.items():
-            if value is True or value is None or value is False:
+            # A callable is a rule or a callback, which the equation needs.
+            if value is None or value is False or callable(value):
+                continue
+            if value is True:
                 plain: object = False
-                if value is not True:
-                    continue
             elif isinstance(value, int):
-                plain = 1
                 if value in (0, 1):
                     continue
-            elif callable(value):  # a rule or a callback, without which it is no equation
-                continue
+                plain = 1
             else:
                 plain = None
             found.append((eqn.outvars[0], name, plain))
@@ -263,7 +264,7 @@ def _without_jit(program: Program, chosen: Sequence[int]) -> Candidate:
     return Candidate(program.replace(jit=None))
 
 
-#: The most equations of a program in which single parameters and numbers are looked at.
+#: The most equations of a program in which single parameters and literals are simplified.
 _SMALL = 60
 
 CALLS = (

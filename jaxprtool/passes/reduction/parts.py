@@ -1,7 +1,7 @@
-"""Steps on the equations of a program's top level: a part of them is cut out.
+"""Reduction steps that keep a part of the top level: of its results, equations, or loop iterations.
 
-Values that the part reads and no longer computes become arguments; the caller knows their values
-from a run of the program that they are cut from.
+Variables that the part reads and no longer computes become arguments. The search gets their values
+by running the program that they are cut from.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from jaxprtool.passes.reduction.candidates import (
 
 
 def part(program: Program, kept: Sequence[JaxprEqn]) -> Candidate | None:
-    """Return the candidate of some equations: what they read are arguments, what they give results.
+    """Return the candidate with only some of the equations, or None if there is none.
 
-    Results are those of the program that are left, and what no equation reads any more.
+    Its arguments are the free variables of the equations. Its results are those of the program that
+    are still computed, and the variables that no equation reads any more.
     """
     jaxpr = program.jaxpr
     defined = {v for eqn in kept for v in eqn.outvars}
@@ -50,7 +51,7 @@ def part(program: Program, kept: Sequence[JaxprEqn]) -> Candidate | None:
 
 
 def _fresh(program: Program, count: int) -> list[str]:
-    """Names of arguments that a program does not have."""
+    """Return names that no argument of the program has."""
     taken, names, i = set(program.arg_names), list[str](), 0
     while len(names) < count:
         if f"v{i}" not in taken:
@@ -81,14 +82,14 @@ def _keep_results(program: Program, kept: Sequence[int]) -> Candidate:
 
 
 def _long_scans(program: Program) -> Sequence[tuple[JaxprEqn, int]]:
-    """The scans that can be cut in two, each with which half is to be kept."""
+    """Return the scans that can be cut in two, each with the half to keep, 0 or 1."""
     scans = [eqn for eqn in program.jaxpr.eqns if eqn.outvars and isinstance(view(eqn), Scan)]
     lengths = [(eqn, view(eqn).length) for eqn in scans]
     return [(eqn, i) for eqn, n in lengths if isinstance(n, int) and n > 1 for i in (0, 1)]
 
 
 def _half(program: Program, chosen: Sequence[tuple[JaxprEqn, int]]) -> Candidate | None:
-    """Cut a scan in two and keep one; what the other gives becomes arguments."""
+    """Cut a scan in two and keep one half; the results of the other become arguments."""
     ((eqn, kept),) = chosen
     halves: list[JaxprEqn] = []
 
@@ -102,12 +103,12 @@ def _half(program: Program, chosen: Sequence[tuple[JaxprEqn, int]]) -> Candidate
     whole = program.replace(jaxpr=rewrite(program.jaxpr, visitor, nested=False))
     if len(halves) != 2:
         return None
-    gone = halves[1 - kept]
-    return part(whole, [each for each in whole.jaxpr.eqns if each is not gone])
+    dropped = halves[1 - kept]
+    return part(whole, [each for each in whole.jaxpr.eqns if each is not dropped])
 
 
 def _in_two(writer: Writer, scan: Scan, halves: list[JaxprEqn]) -> list[Atom]:
-    """Write the rounds of a scan as two scans, which run one after the other."""
+    """Write a scan as two scans, one after the other, and append these to `halves`."""
     middle, n = scan.length // 2, scan.length
     bounds = [(0, middle), (middle, n)]
     carry: tuple[Atom, ...] = scan.carry

@@ -1,7 +1,7 @@
-"""Steps on types: smaller sizes and plainer dtypes, everywhere in a program at once.
+"""Reduction steps on types: smaller sizes and plainer dtypes, everywhere in a program at once.
 
-A size, or a dtype, is replaced wherever it stands, in types and in parameters. That is a guess: 3
-may be a size here and an axis there. What it makes is checked as every candidate is.
+A size or dtype is replaced in all types and parameters. This is a guess, since 3 may be a size in
+one place and an axis in another; ill-typed candidates are dropped.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jaxprtool.ir.structured import map_sub_jaxprs
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, DropVar, Literal, Var
 from jaxprtool.passes.reduction.candidates import Candidate, Step, is_array, with_body
 
-#: What a type, a parameter, and the value of a constant become.
+#: A function of an aval, a parameter, or the value of a constant.
 _Mapped = Callable[[Any], Any]
 
 
 class _Retyping:
-    """A program in which types, parameters and constants are mapped."""
+    """Maps the avals, parameters and constants of a jaxpr and all jaxprs in it."""
 
     def __init__(self, aval: _Mapped, param: _Mapped, value: _Mapped):
         self._aval, self._param, self._value = aval, param, value
@@ -75,7 +75,7 @@ def _avals(program: Program) -> list[Aval]:
 
 
 def _sizes(program: Program) -> Sequence[tuple[int, int, bool]]:
-    """Each size, the largest first, with what it may become, and whether multiples follow it."""
+    """Return triples: a size, the largest first, a smaller one, and whether to scale multiples."""
     sizes = {n for aval in _avals(program) for n in aval.shape if isinstance(n, int) and n > 1}
     return [
         (n, small, multiples)
@@ -115,7 +115,7 @@ def _smaller(program: Program, chosen: Sequence[tuple[int, int, bool]]) -> Candi
 
 
 def _dtypes(program: Program) -> Sequence[tuple[Any, Any]]:
-    """Each dtype that is not a plain one, with the one that may take its place."""
+    """Return each dtype that is not a plain one, with its 32-bit replacement."""
     plain = {"f": "float32", "V": "float32", "i": "int32", "u": "uint32"}
     dtypes = dict.fromkeys(aval.dtype for aval in _avals(program) if not is_extended(aval.dtype))
     return [
@@ -149,7 +149,7 @@ def _plainer(program: Program, chosen: Sequence[tuple[Any, Any]]) -> Candidate |
 def _mapped(program: Program, retyping: _Retyping, resize: _Mapped) -> Candidate | None:
     try:
         jaxpr = retyping.jaxpr(program.jaxpr)
-    except Exception:  # a type that cannot be had: no candidate
+    except Exception:  # JAX has no such type
         return None
     return Candidate(with_body(program, jaxpr), resize=resize)
 
